@@ -1,0 +1,74 @@
+// What every kernel header shares: element types, the host/device marker, and the handful of scalar functions
+// that the formulas are written in.
+//
+// Nothing in this folder knows PyTorch. The formulas (gelu.h, layer_norm.h) are templates over a "number" V:
+// float or double for one element (CUDA threads, the SIMT interpreter, float64 on the CPU), or a vector of floats
+// (cpu/vec.h specialises Math for it). All builds switch floating-point contraction off (-ffp-contract=off,
+// nvcc -fmad=false) and the formulas say fma() where they mean it: so forward, and the backward kernel that
+// re-emits forward's output, round alike wherever the compiler inlines them.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define MEMOPT_HD __host__ __device__ __forceinline__
+#else
+#define MEMOPT_HD inline
+#endif
+
+namespace memopt::kernels {
+
+// The element types of tensors. Parameters (gamma, beta) have the tensor's type or kFloat.
+enum class ScalarType : int32_t { kFloat, kHalf, kBFloat16, kDouble };
+
+// Statistics and sums are float, or double for double tensors.
+template <class T>
+struct AccumulateType {
+  using type = float;
+};
+template <>
+struct AccumulateType<double> {
+  using type = double;
+};
+template <class T>
+using Accumulate = typename AccumulateType<T>::type;
+
+MEMOPT_HD int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
+
+// An activation's value and derivative at one point.
+template <class V>
+struct ValueGrad {
+  V value;
+  V grad;
+};
+
+// The functions that the formulas need of a number type V.
+template <class V>
+struct Math;
+
+template <>
+struct Math<float> {
+  static MEMOPT_HD float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
+  static MEMOPT_HD float abs(float x) { return ::fabsf(x); }
+  static MEMOPT_HD float exp(float x) { return ::expf(x); }
+  static MEMOPT_HD float sqrt(float x) { return ::sqrtf(x); }
+  static MEMOPT_HD float reciprocal(float x) { return 1.0f / x; }
+  // x < limit ? x : limit, and NaN stays NaN.
+  static MEMOPT_HD float clamp_max(float x, float limit) { return x > limit ? limit : x; }
+  // sign < 0 ? a : b
+  static MEMOPT_HD float if_negative(float sign, float a, float b) { return sign < 0 ? a : b; }
+};
+
+template <>
+struct Math<double> {
+  static MEMOPT_HD double fma(double a, double b, double c) { return ::fma(a, b, c); }
+  static MEMOPT_HD double abs(double x) { return ::fabs(x); }
+  static MEMOPT_HD double exp(double x) { return ::exp(x); }
+  static MEMOPT_HD double sqrt(double x) { return ::sqrt(x); }
+  static MEMOPT_HD double reciprocal(double x) { return 1.0 / x; }
+  static MEMOPT_HD double clamp_max(double x, double limit) { return x > limit ? limit : x; }
+  static MEMOPT_HD double if_negative(double sign, double a, double b) { return sign < 0 ? a : b; }
+};
+
+}  // namespace memopt::kernels

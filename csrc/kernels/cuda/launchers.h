@@ -1,0 +1,26 @@
+// The CUDA entry points: what ops/ calls. Each queues its kernels on `stream` of the current device and returns the
+// launch's error code; none allocates, none synchronises.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "../gelu.h"
+#include "../layer_norm.h"
+#include "../layer_norm_gelu.h"
+
+namespace memopt::kernels::cuda {
+
+cudaError_t gelu_forward(const GeluForwardParams& p, cudaStream_t stream);
+cudaError_t gelu_backward(const GeluBackwardParams& p, cudaStream_t stream);
+
+cudaError_t layer_norm_forward(const LayerNormForwardParams& p, cudaStream_t stream);
+cudaError_t layer_norm_backward(const LayerNormBackwardParams& p, cudaStream_t stream);
+
+cudaError_t layer_norm_gelu_forward(const LayerNormGeluForwardParams& p, cudaStream_t stream);
+cudaError_t layer_norm_gelu_backward(const LayerNormGeluBackwardParams& p, cudaStream_t stream);
+
+// How many parts the backward of this shape uses on the current device: the size of LayerNormBackwardParams::partials.
+// Depends on the device, rows and cols alone; at least 1.
+cudaError_t layer_norm_backward_parts(int64_t rows, int64_t cols, ScalarType dtype, int64_t* parts);
+
+}  // namespace memopt::kernels::cuda

@@ -1,0 +1,118 @@
+// GELU, both forms, and its derivative (Hendrycks & Gimpel, arXiv:1606.08415).
+//
+//   erf form  (approximate="none")   gelu(x) = x Phi(x)          Phi: the standard normal distribution function
+//                                    gelu'(x) = Phi(x) + x phi(x)
+//   tanh form (approximate="tanh")   gelu(x) = x s(2u)           s: the logistic function
+//                                    gelu'(x) = s + 2 x s (1 - s) u'
+//                                    u = sqrt(2/pi) (x + 0.044715 x^3);  0.5 (1 + tanh u) = s(2u)
+//
+// Saved for backward: x, which the producer of x has alive anyway in eager mode only if it saved its own output;
+// 2 bytes an element in bfloat16. Recomputed: gelu(x), which the following Linear needs for its weight gradient;
+// value_and_grad() gives it beside the derivative for two more multiplications, so the backward kernel can write
+// it out again instead of anyone storing it (2 bytes an element).
+#pragma once
+
+#include "common.h"
+
+namespace memopt::kernels {
+
+struct GeluErf {
+  static constexpr bool kNeedsPreactivation = true;
+
+  template <class V>
+  struct CdfPdf {
+    V cdf;  // Phi(x)
+    V pdf;  // phi(x)
+  };
+
+  // Phi(-t) = exp(-t^2/2) w(t) for t >= 0, where w(t) = erfcx(t / sqrt 2) / 2 is smooth and is fitted by a polynomial
+  // in k = 1 / (1 + 0.34 t) (the form of Abramowitz & Stegun 26.2.17, with coefficients fitted for this file by
+  // linear programming: |x| times the error of Phi stays below 7e-9, about a tenth of float's rounding).
+  // One exponential serves Phi and phi.
+  template <class V>
+  static MEMOPT_HD CdfPdf<V> cdf_pdf(V x) {
+    using M = Math<V>;
+    const V t = M::abs(x);
+    const V k = M::reciprocal(M::fma(V(0.34f), t, V(1.0f)));
+    V w = M::fma(V(0.0414275653f), k, V(-0.1844428384f));
+    w = M::fma(w, k, V(0.2327221946f));
+    w = M::fma(w, k, V(0.0014848248f));
+    w = M::fma(w, k, V(0.1382014229f));
+    w = M::fma(w, k, V(0.1352639796f));
+    w = M::fma(w, k, V(0.1353428579f));
+    const V e = M::exp(x * x * V(-0.5f));
+    const V tail = e * (w * k);
+    return {M::if_negative(x, tail, V(1.0f) - tail), e * V(0.3989422804f)};
+  }
+
+  // float64 exists for gradcheck and as an oracle: the library functions, to full precision.
+  static MEMOPT_HD CdfPdf<double> cdf_pdf(double x) {
+    return {0.5 * ::erfc(x * -0.70710678118654752440), ::exp(-0.5 * x * x) * 0.39894228040143267794};
+  }
+
+  template <class V>
+  static MEMOPT_HD V value(V x) {
+    return x * cdf_pdf(x).cdf;
+  }
+
+  template <class V>
+  static MEMOPT_HD ValueGrad<V> value_and_grad(V x) {
+    const CdfPdf<V> f = cdf_pdf(x);
+    return {x * f.cdf, Math<V>::fma(x, f.pdf, f.cdf)};
+  }
+};
+
+struct GeluTanh {
+  static constexpr bool kNeedsPreactivation = true;
+
+  // s(2u) from exp(-2|u|), which cannot overflow. Beyond |x| = 16 s is 0 or 1 in every type, so x^3 is kept finite.
+  template <class V>
+  static MEMOPT_HD V logistic_2u(V x) {
+    using M = Math<V>;
+    const V t = M::clamp_max(M::abs(x), V(16));
+    const V minus_2u = t * M::fma(t * t, V(-0.07135481627159686), V(-1.5957691216057308));
+    const V e = M::exp(minus_2u);
+    const V r = M::reciprocal(V(1) + e);
+    return M::if_negative(x, e * r, r);
+  }
+
+  template <class V>
+  static MEMOPT_HD V value(V x) {
+    return x * logistic_2u(x);
+  }
+
+  template <class V>
+  static MEMOPT_HD ValueGrad<V> value_and_grad(V x) {
+    using M = Math<V>;
+    const V s = logistic_2u(x);
+    const V t = M::clamp_max(M::abs(x), V(16));
+    const V two_du = M::fma(t * t, V(0.21406444881479058), V(1.5957691216057308));  // 2 u'
+    return {x * s, M::fma(x * (s * (V(1) - s)), two_du, s)};
+  }
+};
+
+enum class GeluKind : int32_t { kErf, kTanh };
+
+// Elements 0 .. size-1 of dense arrays. `stream_stores` asks the CPU kernels for non-temporal stores: the output
+// is larger than the last-level cache, so reading it in before overwriting it would be a third of the traffic.
+struct GeluForwardParams {
+  const void* x;
+  void* y;
+  int64_t size;
+  ScalarType dtype;
+  GeluKind kind;
+  bool stream_stores;
+};
+
+struct GeluBackwardParams {
+  const void* dy;
+  const void* x;
+  void* dx;  // may be dy itself: in place
+  void* y;   // null, or gelu(x) is re-emitted here, in the same bits as forward wrote
+  int64_t size;
+  ScalarType dtype;
+  GeluKind kind;
+  bool stream_stores;
+};
+
+}  // namespace memopt::kernels
