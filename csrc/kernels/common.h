@@ -53,7 +53,17 @@ struct Math<float> {
   static MEMOPT_HD float abs(float x) { return ::fabsf(x); }
   static MEMOPT_HD float exp(float x) { return ::expf(x); }
   static MEMOPT_HD float sqrt(float x) { return ::sqrtf(x); }
-  static MEMOPT_HD float reciprocal(float x) { return 1.0f / x; }
+  // For x >= 1. On a GPU the hardware's reciprocal, right to one ulp and 0 from 2^126 on: a correctly rounded quotient
+  // takes a branch and ten instructions, a third of what memory traffic leaves time for. (No intrinsic gives it alone.)
+  static MEMOPT_HD float reciprocal(float x) {
+#if defined(__CUDA_ARCH__)
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+#else
+    return 1.0f / x;
+#endif
+  }
   // x < limit ? x : limit, and NaN stays NaN.
   static MEMOPT_HD float clamp_max(float x, float limit) { return x > limit ? limit : x; }
   // sign < 0 ? a : b

@@ -3,7 +3,7 @@
 //   erf form  (approximate="none")   gelu(x) = x Phi(x)          Phi: the standard normal distribution function
 //                                    gelu'(x) = Phi(x) + x phi(x)
 //   tanh form (approximate="tanh")   gelu(x) = x s(2u)           s: the logistic function
-//                                    gelu'(x) = s + 2 x s (1 - s) u'
+//                                    gelu'(x) = s + x s (1 - s) 2 u'
 //                                    u = sqrt(2/pi) (x + 0.044715 x^3);  0.5 (1 + tanh u) = s(2u)
 //
 // Saved for backward: x, which the producer of x has alive anyway in eager mode only if it saved its own output;
@@ -65,29 +65,37 @@ struct GeluErf {
 struct GeluTanh {
   static constexpr bool kNeedsPreactivation = true;
 
-  // s(2u) from exp(-2|u|), which cannot overflow. Beyond |x| = 16 s is 0 or 1 in every type, so x^3 is kept finite.
   template <class V>
-  static MEMOPT_HD V logistic_2u(V x) {
+  struct Logistic {
+    V t2;  // x^2, limited
+    V s;   // s(2u)
+    V ds;  // s'(2u) = s (1 - s)
+  };
+
+  // From e = exp(-2|u|), which cannot overflow: s(2|u|) = 1 / (1 + e), and s (1 - s) = e / (1 + e)^2 keeps its digits
+  // where 1 - s would lose them. Beyond |x| = 16 s is 0 or 1 in every type, so x^3 is kept finite.
+  template <class V>
+  static MEMOPT_HD Logistic<V> logistic_2u(V x) {
     using M = Math<V>;
     const V t = M::clamp_max(M::abs(x), V(16));
-    const V minus_2u = t * M::fma(t * t, V(-0.07135481627159686), V(-1.5957691216057308));
-    const V e = M::exp(minus_2u);
+    const V t2 = t * t;
+    const V e = M::exp(t * M::fma(t2, V(-0.07135481627260025), V(-1.5957691216057308)));
     const V r = M::reciprocal(V(1) + e);
-    return M::if_negative(x, e * r, r);
+    const V er = e * r;
+    return {t2, M::if_negative(x, er, r), er * r};
   }
 
   template <class V>
   static MEMOPT_HD V value(V x) {
-    return x * logistic_2u(x);
+    return x * logistic_2u(x).s;
   }
 
   template <class V>
   static MEMOPT_HD ValueGrad<V> value_and_grad(V x) {
     using M = Math<V>;
-    const V s = logistic_2u(x);
-    const V t = M::clamp_max(M::abs(x), V(16));
-    const V two_du = M::fma(t * t, V(0.21406444881479058), V(1.5957691216057308));  // 2 u'
-    return {x * s, M::fma(x * (s * (V(1) - s)), two_du, s)};
+    const Logistic<V> f = logistic_2u(x);
+    const V two_du = M::fma(f.t2, V(0.21406444881780076), V(1.5957691216057308));  // 2 u'
+    return {x * f.s, M::fma(x * f.ds, two_du, f.s)};
   }
 };
 

@@ -1,0 +1,57 @@
+// GELU forward and backward over a range of a dense array. Formulas: kernels/gelu.h.
+#include "../gelu.h"
+
+#include "kernels.h"
+#include "table.h"
+#include "vec.h"
+
+namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE {
+namespace {
+
+template <class Gelu, class T>
+void forward(const GeluForwardParams& p, int64_t begin, int64_t end) {
+  const T* x = static_cast<const T*>(p.x) + begin;
+  T* y = static_cast<T*>(p.y) + begin;
+  const bool streamed = p.stream_stores && is_aligned(y);
+  for_steps<T>(end - begin, [&](int64_t i, auto extent) {
+    const auto v = load(x + i, extent);
+    store(y + i, Step{Gelu::value(v.lo), Gelu::value(v.hi)}, extent, streamed);
+  });
+  if (streamed) stream_fence();
+}
+
+template <class Gelu, class T>
+void backward(const GeluBackwardParams& p, int64_t begin, int64_t end) {
+  const T* dy = static_cast<const T*>(p.dy) + begin;
+  const T* x = static_cast<const T*>(p.x) + begin;
+  T* dx = static_cast<T*>(p.dx) + begin;
+  T* y = p.y ? static_cast<T*>(p.y) + begin : nullptr;
+  const bool streamed = p.stream_stores && is_aligned(dx) && (!y || is_aligned(y));
+  for_steps<T>(end - begin, [&](int64_t i, auto extent) {
+    const auto v = load(x + i, extent);
+    const auto d = load(dy + i, extent);
+    const auto lo = Gelu::value_and_grad(v.lo);
+    const auto hi = Gelu::value_and_grad(v.hi);
+    store(dx + i, Step{d.lo * lo.grad, d.hi * hi.grad}, extent, streamed);
+    if (y) store(y + i, Step{lo.value, hi.value}, extent, streamed);
+  });
+  if (streamed) stream_fence();
+}
+
+}  // namespace
+
+void gelu_forward(const GeluForwardParams& p, int64_t begin, int64_t end) {
+  with_types(p.dtype, p.dtype, [&](auto t, auto) {
+    using T = decltype(t);
+    p.kind == GeluKind::kErf ? forward<GeluErf, T>(p, begin, end) : forward<GeluTanh, T>(p, begin, end);
+  });
+}
+
+void gelu_backward(const GeluBackwardParams& p, int64_t begin, int64_t end) {
+  with_types(p.dtype, p.dtype, [&](auto t, auto) {
+    using T = decltype(t);
+    p.kind == GeluKind::kErf ? backward<GeluErf, T>(p, begin, end) : backward<GeluTanh, T>(p, begin, end);
+  });
+}
+
+}  // namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE

@@ -1,0 +1,20 @@
+// One instruction set's table of kernels: constants alone, so that loading the library runs none of its instructions.
+#include "table.h"
+
+#define MEMOPT_STRING_(x) #x
+#define MEMOPT_STRING(x) MEMOPT_STRING_(x)
+
+namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE {
+
+constexpr Kernels kernels{
+    MEMOPT_STRING(MEMOPT_CPU_NAMESPACE),
+    gelu_forward,
+    gelu_backward,
+    layer_norm_forward,
+    layer_norm_gelu_forward,
+    layer_norm_backward,
+    layer_norm_gelu_backward,
+    layer_norm_reduce_parts,
+};
+
+}  // namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE

@@ -1,0 +1,231 @@
+// Element types and vectors of the instruction set that this file is being compiled for.
+//
+// The build compiles every kernel source three times and defines, each time, the macros that select at::vec's
+// implementation and MEMOPT_CPU_NAMESPACE (baseline, avx2, avx512), the namespace that keeps the copies apart.
+//
+// A step is kStep elements, held as two vectors of accumulators: one vector register of half or bfloat16 elements
+// widens to two of floats, and two independent chains hide latency. Kernels are written over steps and a tail; the
+// tail runs the same vector arithmetic on fewer lanes, so no element's value depends on where its array starts or ends.
+#pragma once
+
+#include <ATen/cpu/vec/functional.h>
+#include <ATen/cpu/vec/vec.h>
+
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "../common.h"
+
+namespace memopt::kernels {
+
+// The formulas' functions on a vector of floats.
+template <>
+struct Math<at::vec::Vectorized<float>> {
+  using V = at::vec::Vectorized<float>;
+  using Bits = at::vec::Vectorized<int32_t>;
+
+  static V fma(V a, V b, V c) { return at::vec::fmadd(a, b, c); }
+  static V abs(V x) { return x.abs(); }
+  static V reciprocal(V x) { return V(1.0f) / x; }
+  static V clamp_max(V x, V limit) { return at::vec::clamp_max(x, limit); }
+  static V if_negative(V sign, V a, V b) { return V::blendv(b, a, sign < V(0.0f)); }
+
+  // e^x for x <= 0, below 1.5 units in the last place; 0 where the result would be subnormal.
+  // x = n ln 2 + r, |r| <= ln(2)/2; e^r by a degree-6 polynomial (minimax, fitted for
+  // this file; 3e-9); 2^n by adding n to the exponent's bits.
+  // Adding 1.5 * 2^23 rounds x / ln 2 to the integer n and leaves n in the low bits of the sum.
+  static V exp(V x) {
+    const V shifter(12582912.0f);
+    const V shifted = fma(x, V(1.44269504f), shifter);
+    const V n = shifted - shifter;
+    V r = fma(n, V(-0.693145752f), x);
+    r = fma(n, V(-1.42860677e-6f), r);
+    V p = fma(V(1.381443336e-3f), r, V(8.368796681e-3f));
+    p = fma(p, r, V(4.166839579e-2f));
+    p = fma(p, r, V(1.666651997e-1f));
+    p = fma(p, r, V(4.999999340e-1f));
+    p = fma(p, r, V(1.0f));
+    p = fma(p, r, V(1.0f));
+    const Bits exponent = at::vec::cast<int32_t>(shifted) << Bits(23);
+    const V y = at::vec::cast<float>(at::vec::cast<int32_t>(p) + exponent);
+    return V::blendv(y, V(0.0f), x < V(-87.0f));
+  }
+};
+
+namespace cpu::MEMOPT_CPU_NAMESPACE {
+
+using FloatVec = at::vec::Vectorized<float>;
+
+template <class V>
+struct Step {
+  V lo;
+  V hi;
+};
+
+// How elements of type T are read into accumulators and written back, kStep at a time or, for a tail, `count` of them
+// (reading zeros beyond). stream() bypasses the caches and needs 64-byte aligned addresses.
+template <class T>
+struct Elements;
+
+inline void stream_vector(void* to, const void* aligned_from) {
+#if defined(CPU_CAPABILITY_AVX512)
+  _mm512_stream_si512(static_cast<__m512i*>(to), *static_cast<const __m512i*>(aligned_from));
+#elif defined(CPU_CAPABILITY_AVX2)
+  _mm256_stream_si256(static_cast<__m256i*>(to), *static_cast<const __m256i*>(aligned_from));
+#else
+  std::memcpy(to, aligned_from, sizeof(FloatVec));
+#endif
+}
+
+// Orders streamed stores before the thread's later ones (the end of a parallel loop).
+inline void stream_fence() {
+#if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2)
+  _mm_sfence();
+#endif
+}
+
+template <>
+struct Elements<float> {
+  using V = FloatVec;
+  static constexpr int64_t kStep = 2 * V::size();
+
+  static Step<V> load(const float* p) { return {V::loadu(p), V::loadu(p + V::size())}; }
+  static Step<V> load(const float* p, int64_t count) {
+    const int64_t n = V::size();
+    if (count <= n) return {V::loadu(p, count), V(0.0f)};
+    return {V::loadu(p), V::loadu(p + n, count - n)};
+  }
+  static void store(float* p, Step<V> s) {
+    s.lo.store(p);
+    s.hi.store(p + V::size());
+  }
+  static void store(float* p, Step<V> s, int64_t count) {
+    const int64_t n = V::size();
+    s.lo.store(p, static_cast<int>(count < n ? count : n));
+    if (count > n) s.hi.store(p + n, static_cast<int>(count - n));
+  }
+  static void stream(float* p, Step<V> s) {
+    stream_vector(p, &s.lo);
+    stream_vector(p + V::size(), &s.hi);
+  }
+};
+
+// half and bfloat16: at::vec widens and narrows a whole register.
+template <class T>
+struct NarrowElements {
+  using V = FloatVec;
+  using Narrow = at::vec::Vectorized<T>;
+  static constexpr int64_t kStep = Narrow::size();
+
+  static Step<V> load(const T* p) { return widen(Narrow::loadu(p)); }
+  static Step<V> load(const T* p, int64_t count) { return widen(Narrow::loadu(p, count)); }
+  static void store(T* p, Step<V> s) { narrow(s).store(p); }
+  static void store(T* p, Step<V> s, int64_t count) { narrow(s).store(p, static_cast<int>(count)); }
+  static void stream(T* p, Step<V> s) {
+    const Narrow v = narrow(s);
+    stream_vector(p, &v);
+  }
+
+ private:
+  static Step<V> widen(Narrow v) {
+    auto [lo, hi] = at::vec::convert_to_float<T>(v);
+    return {lo, hi};
+  }
+  static Narrow narrow(Step<V> s) { return at::vec::convert_from_float<T>(s.lo, s.hi); }
+};
+
+template <>
+struct Elements<c10::BFloat16> : NarrowElements<c10::BFloat16> {};
+template <>
+struct Elements<c10::Half> : NarrowElements<c10::Half> {};
+
+// float64 serves gradcheck: a step is two plain doubles, and the library's erfc and exp do the rest.
+template <>
+struct Elements<double> {
+  using V = double;
+  static constexpr int64_t kStep = 2;
+
+  static Step<V> load(const double* p) { return {p[0], p[1]}; }
+  static Step<V> load(const double* p, int64_t) { return {p[0], 0.0}; }
+  static void store(double* p, Step<V> s) {
+    p[0] = s.lo;
+    p[1] = s.hi;
+  }
+  static void store(double* p, Step<V> s, int64_t) { p[0] = s.lo; }
+  static void stream(double* p, Step<V> s) { store(p, s); }
+};
+
+// How many elements a step really holds: all kStep of them (known to the compiler), or the count of a tail.
+struct Whole {};
+struct Tail {
+  int64_t count;
+};
+
+template <class T>
+Step<typename Elements<T>::V> load(const T* p, Whole) {
+  return Elements<T>::load(p);
+}
+template <class T>
+Step<typename Elements<T>::V> load(const T* p, Tail tail) {
+  return Elements<T>::load(p, tail.count);
+}
+template <class T, class V>
+void store(T* p, Step<V> s, Whole, bool streamed = false) {
+  if (streamed) {
+    Elements<T>::stream(p, s);
+  } else {
+    Elements<T>::store(p, s);
+  }
+}
+template <class T, class V>
+void store(T* p, Step<V> s, Tail tail, bool = false) {
+  Elements<T>::store(p, s, tail.count);
+}
+
+// Zero in the lanes past a tail's end.
+template <class V>
+Step<V> keep_valid(Step<V> s, Whole) {
+  return s;
+}
+inline Step<double> keep_valid(Step<double> s, Tail) { return {s.lo, 0.0}; }
+inline Step<FloatVec> keep_valid(Step<FloatVec> s, Tail tail) {
+  const int64_t n = FloatVec::size();
+  const FloatVec zero(0.0f);
+  return {FloatVec::set(zero, s.lo, tail.count), FloatVec::set(zero, s.hi, tail.count < n ? 0 : tail.count - n)};
+}
+
+// body(offset, Whole) for every whole step of n elements of T, then body(offset, Tail) for what is left.
+template <class T, class Body>
+__attribute__((always_inline)) inline void for_steps(int64_t n, Body&& body) {
+  constexpr int64_t kStep = Elements<T>::kStep;
+  int64_t i = 0;
+  for (; i + kStep <= n; i += kStep) body(i, Whole{});
+  if (i < n) body(i, Tail{n - i});
+}
+
+inline double sum_lanes(double v) { return v; }
+inline float sum_lanes(FloatVec v) {
+  return at::vec::vec_reduce_all<float>([](FloatVec a, FloatVec b) { return a + b; }, v);
+}
+
+inline bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 64 == 0; }
+
+// f(T(), G()) with the C++ types of a tensor's elements and of its parameters.
+template <class F>
+void with_types(ScalarType dtype, ScalarType param_dtype, F f) {
+  const bool same = param_dtype == dtype;
+  switch (dtype) {
+    case ScalarType::kFloat:
+      return f(float(), float());
+    case ScalarType::kDouble:
+      return f(double(), double());
+    case ScalarType::kHalf:
+      return same ? f(c10::Half(), c10::Half()) : f(c10::Half(), float());
+    case ScalarType::kBFloat16:
+      return same ? f(c10::BFloat16(), c10::BFloat16()) : f(c10::BFloat16(), float());
+  }
+}
+
+}  // namespace cpu::MEMOPT_CPU_NAMESPACE
+}  // namespace memopt::kernels

@@ -1,0 +1,37 @@
+// The rules that arguments must keep, one function each. A message names the op, the rule and what was got:
+//   layer_norm: weight must have shape [768] (normalized_shape), got [512]
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string_view>
+
+#include "../kernels/gelu.h"
+
+namespace memopt::ops {
+
+// A dense floating-point tensor (float32, float16, bfloat16, float64) on the CPU, a CUDA device or meta.
+void check_input(const char* op, const char* name, const at::Tensor& tensor);
+
+// Same shape, dtype and device as input.
+void check_like_input(const char* op, const char* name, const at::Tensor& tensor, const at::Tensor& input);
+
+// At least one dimension, none of them zero, equal to input's last ones.
+void check_normalized_shape(const char* op, const at::Tensor& input, c10::SymIntArrayRef normalized_shape);
+
+// weight and bias: shape normalized_shape, input's dtype or float32 and the same for both, input's device.
+void check_parameters(
+    const char* op,
+    const at::Tensor& input,
+    c10::SymIntArrayRef normalized_shape,
+    const std::optional<at::Tensor>& weight,
+    const std::optional<at::Tensor>& bias);
+
+// Finite and not negative.
+void check_eps(const char* op, double eps);
+
+// "none" or "tanh".
+kernels::GeluKind parse_approximate(const char* op, std::string_view approximate);
+
+}  // namespace memopt::ops

@@ -1,0 +1,55 @@
+// The only pybind11 file: what Python needs beside the dispatcher ops, which register themselves when this library is
+// loaded.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "../kernels/cpu/kernels.h"
+
+namespace {
+
+namespace py = pybind11;
+
+std::vector<std::string> compiled_capabilities() {
+  std::vector<std::string> names;
+  for (const char* const* name = memopt::kernels::cpu::compiled_capabilities(); *name != nullptr; ++name) {
+    names.emplace_back(*name);
+  }
+  return names;
+}
+
+std::string cpu_capability() {
+  const char* error = nullptr;
+  const auto* kernels = memopt::kernels::cpu::cpu_kernels(&error);
+  if (kernels == nullptr) throw std::runtime_error(error);
+  return kernels->name;
+}
+
+std::optional<std::string> text_or_none(const char* text) {
+  return *text == '\0' ? std::nullopt : std::optional<std::string>(text);
+}
+
+// What the build baked in; setup.py defines the macros. None for CUDA's where no CUDA kernels were built.
+py::dict build_info() {
+  py::dict info;
+  info["version"] = MEMOPT_VERSION;
+  info["torch"] = MEMOPT_TORCH_VERSION;
+  info["torch_cuda"] = text_or_none(MEMOPT_TORCH_CUDA);
+  info["cuda"] = text_or_none(MEMOPT_CUDA_VERSION);
+  info["cuda_architectures"] = text_or_none(MEMOPT_CUDA_ARCHITECTURES);
+  info["compiler"] = __VERSION__;
+  info["cpu_capabilities"] = compiled_capabilities();
+  return info;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "memopt's native library: operators register with the PyTorch dispatcher when it is imported.";
+  m.def("build_info", &build_info, "What this library was built for.");
+  m.def("cpu_capability", &cpu_capability, "The instruction set in use: 'baseline', 'avx2' or 'avx512'.");
+}

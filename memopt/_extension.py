@@ -1,0 +1,65 @@
+"""Loads the native library memopt._C, and explains a failure to load it."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memopt._version import __version__
+
+_REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
+
+
+def _built_files() -> list[str]:
+    return sorted(path.name for path in Path(__file__).parent.glob("_C.*.so"))
+
+
+def _explain(error: ImportError) -> str:
+    """What was built, what is here, and the command that mends it."""
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    built = _built_files()
+    here = f"PyTorch {torch.__version__} and Python extensions {suffix}"
+    if not built:
+        found = "it has not been built"
+    elif f"_C{suffix}" not in built:
+        found = f"it was built for another Python ({', '.join(built)})"
+    else:
+        found = f"it does not load, most often because it was built for another PyTorch: {error}"
+    return (
+        f"memopt {__version__}: the native library memopt._C is missing or does not fit: {found}. "
+        f"This environment has {here}. To mend it, run in memopt's source folder: {_REBUILD}"
+    )
+
+
+try:
+    # Importing it registers the operators torch.ops.memopt.*
+    from memopt import _C
+except ImportError as error:
+    raise ImportError(_explain(error)) from error
+
+
+def build_info() -> dict[str, Any]:
+    """What memopt was built for and what it uses here.
+
+    Keys:
+        version: memopt's version.
+        torch: the PyTorch that it was built beside; torch_running: the one that is running.
+        torch_cuda: the CUDA version of the PyTorch it was built beside, None for a CPU build.
+        cuda: the CUDA toolkit that compiled the CUDA kernels, None if there are none.
+        cuda_architectures: what they were compiled for, as in TORCH_CUDA_ARCH_LIST; None if there are none.
+        compiler: the C++ compiler's version.
+        cpu_capabilities: instruction sets that CPU kernels were compiled for.
+        cpu_capability: the one in use: the best that this processor runs, or what the environment variable
+            MEMOPT_CPU_CAPABILITY names.
+
+    Raises:
+        RuntimeError: MEMOPT_CPU_CAPABILITY names an instruction set that is not compiled in or cannot run here.
+    """
+    info: dict[str, Any] = dict(_C.build_info())
+    info["torch_running"] = torch.__version__
+    info["cpu_capability"] = _C.cpu_capability()
+    return info

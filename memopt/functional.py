@@ -1,0 +1,101 @@
+"""memopt's ops with torch.nn.functional's signatures.
+
+Each is one fused kernel forward and one backward, on the CPU and on CUDA, and saves for backward only what its
+docstring says: backward recomputes the rest. Results match torch.nn.functional's within rounding; statistics and sums
+are float32 (float64 for float64 tensors) whatever the dtype. All are dispatcher ops (torch.ops.memopt.*): they work
+under torch.compile, autocast, checkpointing and double backward; forward-mode differentiation and torch.func.grad are
+refused.
+
+Common rules. `input` is float32, float16, bfloat16 or float64, on the CPU or a CUDA device, of any strides. Parameters
+have input's dtype or float32. Under autocast the ops compute in the autocast dtype and return it (PyTorch's own
+layer_norm returns float32 there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+import memopt._extension  # noqa: F401  (registers the operators)
+
+__all__ = ["gelu", "layer_norm", "layer_norm_gelu"]
+
+
+def gelu(input: Tensor, approximate: str = "none") -> Tensor:
+    """Gaussian error linear unit, x Phi(x), element by element.
+
+    Saves for backward: input. Source: Hendrycks and Gimpel, arXiv:1606.08415.
+
+    Args:
+        input: any shape.
+        approximate: "none" (default) for the exact form, "tanh" for
+            0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+
+    Returns:
+        A tensor of input's shape, dtype and memory layout.
+
+    Raises:
+        RuntimeError: an unsupported dtype, device or layout, or another `approximate`.
+    """
+    output: Tensor = torch.ops.memopt.gelu(input, approximate=approximate)
+    return output
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Layer normalisation over the last dimensions.
+
+    y = (x - mean) / sqrt(var + eps) * weight + bias, with the biased variance, centred before it is squared.
+    Saves for backward: input, and mean and 1 / sqrt(var + eps) in float32 (8 bytes a row).
+    Source: Ba, Kiros and Hinton, arXiv:1607.06450.
+
+    Args:
+        input: (*, *normalized_shape).
+        normalized_shape: the last dimensions of input, at least one, none of them zero.
+        weight: normalized_shape, or None for 1.
+        bias: normalized_shape, or None for 0; weight's dtype if both are given.
+        eps: added to the variance; finite and not negative. Default 1e-5.
+
+    Returns:
+        A contiguous tensor of input's shape and dtype.
+
+    Raises:
+        RuntimeError: an argument breaks a rule above; the message names it and what was got.
+    """
+    output: Tensor = torch.ops.memopt.layer_norm(input, normalized_shape, weight, bias, eps)
+    return output
+
+
+def layer_norm_gelu(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    approximate: str = "none",
+) -> Tensor:
+    """gelu(layer_norm(input)) in one kernel each way: the normalised tensor never exists in memory.
+
+    Saves for backward what layer_norm saves: input, and 8 bytes a row. The two ops apart save the normalised tensor too.
+
+    Args:
+        input, normalized_shape, weight, bias, eps: as for layer_norm.
+        approximate: as for gelu.
+
+    Returns:
+        A contiguous tensor of input's shape and dtype.
+
+    Raises:
+        RuntimeError: an argument breaks a rule of layer_norm or gelu; the message names it and what was got.
+    """
+    output: Tensor = torch.ops.memopt.layer_norm_gelu(
+        input, normalized_shape, weight, bias, eps, approximate=approximate
+    )
+    return output
