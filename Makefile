@@ -1,0 +1,72 @@
+# memopt's commands. Each sets up what it needs first, and works without a network once that is there.
+#
+#   make demo       train a small GPT in six modes, print what each costs and draw it (ARGS="--steps 50")
+#   make test       the test suite (ARGS="-k name" goes to pytest)
+#   make lint       ruff, clang-format and mypy; `make format` mends what the first two can
+#   make bench      the op benchmarks on the CPU
+#   make bench-gpu  on a machine with a GPU: builds for it, runs all tests and benchmarks, writes to $OUT
+#   make clean      remove what was built
+#
+# The Python: of the active virtual or conda environment, else a python3 that has torch, else .venv, made here.
+# TORCH=2.12.1 chooses the PyTorch that is installed where there is none. MEMOPT_CUDA, TORCH_CUDA_ARCH_LIST: see setup.py.
+
+TORCH ?= 2.13.0
+ARGS ?=
+PYTHON ?= $(shell \
+  for environment in "$${VIRTUAL_ENV:-none}" "$${CONDA_PREFIX:-none}"; do \
+    if [ -x "$$environment/bin/python" ]; then echo "$$environment/bin/python"; exit; fi; \
+  done; \
+  if python3 -c 'import torch' 2>/dev/null; then command -v python3; else echo .venv/bin/python; fi)
+
+# $(call need,MODULES): installs the development requirements unless all of these modules are there.
+need = $(PYTHON) -c "import $(1)" 2>/dev/null || $(PYTHON) -m pip install -r requirements-dev.txt
+CLANG_FORMAT = $(PYTHON) -c "import clang_format; clang_format.clang_format()"
+CXX_FILES = $(shell git ls-files -co --exclude-standard '*.h' '*.cpp' '*.cu' '*.cuh')
+
+.PHONY: demo test lint format bench bench-gpu build torch clean
+
+demo: build
+	@$(call need,rich$(comma) matplotlib)
+	$(PYTHON) -m memopt demo $(ARGS)
+
+test: build
+	@$(call need,pytest$(comma) hypothesis$(comma) numpy$(comma) rich$(comma) matplotlib)
+	$(PYTHON) -m pytest $(ARGS)
+
+lint: torch
+	@$(call need,ruff$(comma) clang_format$(comma) mypy)
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(CLANG_FORMAT) --dry-run --Werror $(CXX_FILES)
+	$(PYTHON) -m mypy
+
+format: torch
+	@$(call need,ruff$(comma) clang_format)
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+	$(CLANG_FORMAT) -i $(CXX_FILES)
+
+bench: build
+	@$(call need,matplotlib)
+	$(PYTHON) -m benchmarks.cpu $(ARGS)
+
+bench-gpu: build
+	@$(call need,pytest$(comma) hypothesis)
+	$(PYTHON) -m benchmarks.gpu $(ARGS)
+
+# In place, and incremental where ninja is.
+build: torch
+	@$(PYTHON) -c "import setuptools; assert int(setuptools.__version__.split('.')[0]) >= 77" 2>/dev/null \
+	  || $(PYTHON) -m pip install -r requirements-dev.txt
+	$(PYTHON) setup.py --quiet build_ext --inplace
+
+torch: $(PYTHON)
+	@$(PYTHON) -c "import torch" 2>/dev/null || $(PYTHON) -m pip install torch==$(TORCH)
+
+.venv/bin/python:
+	python3 -m venv .venv
+
+clean:
+	rm -rf build dist memopt.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis memopt/_C.*.so
+
+comma := ,

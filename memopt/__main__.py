@@ -1,0 +1,44 @@
+"""The command line: python -m memopt {demo,env}."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+
+import memopt
+from memopt import demo
+
+
+def print_environment() -> int:
+    """What was built and what is here, one fact a line, for a bug report."""
+    for name, value in memopt.build_info().items():
+        shown = ", ".join(value) if isinstance(value, list) else value
+        print(f"{name:20}{shown}")
+    print(f"{'python':20}{platform.python_version()}")
+    print(f"{'platform':20}{platform.platform()}")
+    print(f"{'gpu':20}{_gpu()}")
+    return 0
+
+
+def _gpu() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "None"
+    return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m memopt", description=memopt.__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("env", help="versions, architectures and instruction sets, for a bug report")
+    demo.add_arguments(
+        commands.add_parser("demo", help="train a small GPT in six modes and compare memory and speed")
+    )
+    args = parser.parse_args(arguments)
+    return print_environment() if args.command == "env" else demo.run(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
