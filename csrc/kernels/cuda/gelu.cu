@@ -1,0 +1,117 @@
+// GELU and its derivative, element by element.
+//
+// Memory: forward reads x and writes y; backward reads dy and x, writes dx (in place over dy if asked) and, if
+// asked, gelu(x) again: 4, 6 and 8 bytes an element in 2-byte types, each moved once, by 16-byte vectors, all vectors of a
+// tile in flight before the first is used.
+#include "../gelu.h"
+
+#include "launch.cuh"
+#include "launchers.h"
+#include "vec.cuh"
+
+namespace memopt::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+template <class T>
+constexpr int kElements = sizeof(T) == 8 ? 4 : 16;
+
+template <class T>
+constexpr int64_t kTile = kThreads * kElements<T>;
+
+// Only the last tile can be cut off inside a vector; forward and backward let f(share) do a tile, by 16-byte accesses
+// where that is possible.
+template <class T, class F>
+__device__ __forceinline__ void for_each_tile(int64_t size, bool aligned, F&& f) {
+  constexpr int kWidth = kVectorWidth<T>;
+  for (int64_t tile = blockIdx.x * kTile<T>; tile < size; tile += gridDim.x * kTile<T>) {
+    const int64_t left = size - tile;
+    if (aligned && (left >= kTile<T> || left % kWidth == 0)) {
+      f(tile, Share<kElements<T>, kWidth, Access::kVector>(threadIdx.x, kThreads, left));
+    } else {
+      f(tile, Share<kElements<T>, kWidth, Access::kElement>(threadIdx.x, kThreads, left));
+    }
+  }
+}
+
+template <class T, class Gelu>
+__global__ void __launch_bounds__(kThreads) gelu_forward_kernel(GeluForwardParams p, bool aligned) {
+  constexpr int kWidth = kVectorWidth<T>;
+  constexpr int kVectors = kElements<T> / kWidth;
+  for_each_tile<T>(p.size, aligned, [&](int64_t tile, const auto& share) {
+    Vector<T, kWidth> x[kVectors];
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) load<Reuse::kNever>(static_cast<const T*>(p.x) + tile, share, k, &x[k]);
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      Accumulate<T> v[kWidth];
+      widen(x[k], v);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) v[j] = Gelu::value(v[j]);
+      store(v, static_cast<T*>(p.y) + tile, share, k);
+    }
+  });
+}
+
+template <class T, class Gelu>
+__global__ void __launch_bounds__(kThreads) gelu_backward_kernel(GeluBackwardParams p, bool aligned) {
+  constexpr int kWidth = kVectorWidth<T>;
+  constexpr int kVectors = kElements<T> / kWidth;
+  for_each_tile<T>(p.size, aligned, [&](int64_t tile, const auto& share) {
+    Vector<T, kWidth> x[kVectors], dy[kVectors];
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      load<Reuse::kNever>(static_cast<const T*>(p.x) + tile, share, k, &x[k]);
+      load<Reuse::kNever>(static_cast<const T*>(p.dy) + tile, share, k, &dy[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      Accumulate<T> v[kWidth], grad[kWidth];
+      widen(x[k], v);
+      widen(dy[k], grad);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        const auto gelu = Gelu::value_and_grad(v[j]);
+        grad[j] = grad[j] * gelu.grad;
+        v[j] = gelu.value;
+      }
+      store(grad, static_cast<T*>(p.dx) + tile, share, k);
+      if (p.y != nullptr) store(v, static_cast<T*>(p.y) + tile, share, k);
+    }
+  });
+}
+
+// Launches one of the kernels above, which kernel(Type<T>{}, GeluErf{} or GeluTanh{}) picks.
+template <class Params, class Pick>
+cudaError_t launch_elementwise(const Params& p, bool aligned, cudaStream_t stream, Pick&& pick) {
+  if (p.size == 0) return cudaSuccess;
+  DeviceLimits limits;
+  const cudaError_t error = current_device_limits(&limits);
+  if (error != cudaSuccess) return error;
+  return dispatch(p.dtype, [&](auto t) {
+    using T = typename decltype(t)::type;
+    const dim3 grid(strided_grid(ceil_div(p.size, kTile<T>), limits));
+    const auto kernel = p.kind == GeluKind::kErf ? pick(t, GeluErf{}) : pick(t, GeluTanh{});
+    return launch(kernel, grid, dim3(kThreads), 0, stream, p, aligned);
+  });
+}
+
+}  // namespace
+
+cudaError_t gelu_forward(const GeluForwardParams& p, cudaStream_t stream) {
+  const bool aligned = is_aligned(p.x) && is_aligned(p.y);
+  return launch_elementwise(p, aligned, stream, [](auto t, auto gelu) {
+    return gelu_forward_kernel<typename decltype(t)::type, decltype(gelu)>;
+  });
+}
+
+cudaError_t gelu_backward(const GeluBackwardParams& p, cudaStream_t stream) {
+  const bool aligned =
+      is_aligned(p.dy) && is_aligned(p.x) && is_aligned(p.dx) && is_aligned(p.y);
+  return launch_elementwise(p, aligned, stream, [](auto t, auto gelu) {
+    return gelu_backward_kernel<typename decltype(t)::type, decltype(gelu)>;
+  });
+}
+
+}  // namespace memopt::kernels::cuda
