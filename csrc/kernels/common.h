@@ -11,10 +11,11 @@
 #include <cmath>
 #include <cstdint>
 
+#define MEMOPT_INLINE inline __attribute__((always_inline))
 #if defined(__CUDACC__)
 #define MEMOPT_HD __host__ __device__ __forceinline__
 #else
-#define MEMOPT_HD inline
+#define MEMOPT_HD MEMOPT_INLINE
 #endif
 
 namespace memopt::kernels {

@@ -24,7 +24,7 @@ constexpr int kRowGroup = 2;
 
 // gamma or beta of a step; `otherwise` where there is none.
 template <class V, class G, class Extent>
-Step<V> load_parameter(const G* p, int64_t i, Extent extent, float otherwise) {
+MEMOPT_INLINE Step<V> load_parameter(const G* p, int64_t i, Extent extent, float otherwise) {
   if (p == nullptr) return {V(otherwise), V(otherwise)};
   return load(p + i, extent);
 }

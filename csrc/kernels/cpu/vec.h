@@ -24,13 +24,13 @@ template <>
 struct Math<at::vec::Vectorized<float>> {
   using V = at::vec::Vectorized<float>;
 
-  static V fma(V a, V b, V c) { return at::vec::fmadd(a, b, c); }
-  static V abs(V x) { return x.abs(); }
-  static V clamp_max(V x, V limit) { return at::vec::clamp_max(x, limit); }
+  static MEMOPT_INLINE V fma(V a, V b, V c) { return at::vec::fmadd(a, b, c); }
+  static MEMOPT_INLINE V abs(V x) { return x.abs(); }
+  static MEMOPT_INLINE V clamp_max(V x, V limit) { return at::vec::clamp_max(x, limit); }
 
   // 2^y for y <= 0, within one unit in the last place: y = n + f with n an integer and |f| <= 1/2; 2^f by a polynomial
   // (minimax in relative error, 2e-9, fitted for this file).
-  static V exp2(V y) {
+  static MEMOPT_INLINE V exp2(V y) {
     const V n = y.round();
     const V f = y - n;
     V p = fma(V(1.5353361789e-4f), f, V(1.3398874378e-3f));
@@ -44,28 +44,28 @@ struct Math<at::vec::Vectorized<float>> {
 
 #if defined(CPU_CAPABILITY_AVX512)
   // For finite x >= 1: the hardware's 14 bits and one Newton step, a third of a division's time.
-  static V reciprocal(V x) {
+  static MEMOPT_INLINE V reciprocal(V x) {
     const V r = _mm512_rcp14_ps(x);
     return fma(r, fma(V(0.0f) - x, r, V(1.0f)), r);
   }
-  static V if_negative(V sign, V a, V b) {
+  static MEMOPT_INLINE V if_negative(V sign, V a, V b) {
     return _mm512_mask_blend_ps(_mm512_movepi32_mask(_mm512_castps_si512(sign)), b, a);
   }
 
  private:
-  static V scale_by_power(V p, V n) { return _mm512_scalef_ps(p, n); }
+  static MEMOPT_INLINE V scale_by_power(V p, V n) { return _mm512_scalef_ps(p, n); }
 #else
-  static V reciprocal(V x) { return V(1.0f) / x; }
+  static MEMOPT_INLINE V reciprocal(V x) { return V(1.0f) / x; }
 #if defined(CPU_CAPABILITY_AVX2)
-  static V if_negative(V sign, V a, V b) { return _mm256_blendv_ps(b, a, sign); }
+  static MEMOPT_INLINE V if_negative(V sign, V a, V b) { return _mm256_blendv_ps(b, a, sign); }
 #else
-  static V if_negative(V sign, V a, V b) { return V::blendv(b, a, sign < V(0.0f)); }
+  static MEMOPT_INLINE V if_negative(V sign, V a, V b) { return V::blendv(b, a, sign < V(0.0f)); }
 #endif
 
  private:
   // Adds n to the exponent's bits; 0 where the result would be subnormal. (Adding 1.5 * 2^23 leaves n in the sum's low
   // bits.)
-  static V scale_by_power(V p, V n) {
+  static MEMOPT_INLINE V scale_by_power(V p, V n) {
     using Bits = at::vec::Vectorized<int32_t>;
     const Bits exponent = at::vec::cast<int32_t>(n + V(12582912.0f)) << Bits(23);
     const V y = at::vec::cast<float>(at::vec::cast<int32_t>(p) + exponent);
@@ -89,7 +89,7 @@ struct Step {
 template <class T>
 struct Elements;
 
-inline void stream_vector(void* to, const void* aligned_from) {
+MEMOPT_INLINE void stream_vector(void* to, const void* aligned_from) {
 #if defined(CPU_CAPABILITY_AVX512)
   _mm512_stream_si512(static_cast<__m512i*>(to), *static_cast<const __m512i*>(aligned_from));
 #elif defined(CPU_CAPABILITY_AVX2)
@@ -100,7 +100,7 @@ inline void stream_vector(void* to, const void* aligned_from) {
 }
 
 // Orders streamed stores before the thread's later ones (the end of a parallel loop).
-inline void stream_fence() {
+MEMOPT_INLINE void stream_fence() {
 #if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2)
   _mm_sfence();
 #endif
@@ -111,22 +111,22 @@ struct Elements<float> {
   using V = FloatVec;
   static constexpr int64_t kStep = 2 * V::size();
 
-  static Step<V> load(const float* p) { return {V::loadu(p), V::loadu(p + V::size())}; }
-  static Step<V> load(const float* p, int64_t count) {
+  static MEMOPT_INLINE Step<V> load(const float* p) { return {V::loadu(p), V::loadu(p + V::size())}; }
+  static MEMOPT_INLINE Step<V> load(const float* p, int64_t count) {
     const int64_t n = V::size();
     if (count <= n) return {V::loadu(p, count), V(0.0f)};
     return {V::loadu(p), V::loadu(p + n, count - n)};
   }
-  static void store(float* p, Step<V> s) {
+  static MEMOPT_INLINE void store(float* p, Step<V> s) {
     s.lo.store(p);
     s.hi.store(p + V::size());
   }
-  static void store(float* p, Step<V> s, int64_t count) {
+  static MEMOPT_INLINE void store(float* p, Step<V> s, int64_t count) {
     const int64_t n = V::size();
     s.lo.store(p, static_cast<int>(count < n ? count : n));
     if (count > n) s.hi.store(p + n, static_cast<int>(count - n));
   }
-  static void stream(float* p, Step<V> s) {
+  static MEMOPT_INLINE void stream(float* p, Step<V> s) {
     stream_vector(p, &s.lo);
     stream_vector(p + V::size(), &s.hi);
   }
@@ -139,21 +139,21 @@ struct NarrowElements {
   using Narrow = at::vec::Vectorized<T>;
   static constexpr int64_t kStep = Narrow::size();
 
-  static Step<V> load(const T* p) { return widen(Narrow::loadu(p)); }
-  static Step<V> load(const T* p, int64_t count) { return widen(Narrow::loadu(p, count)); }
-  static void store(T* p, Step<V> s) { narrow(s).store(p); }
-  static void store(T* p, Step<V> s, int64_t count) { narrow(s).store(p, static_cast<int>(count)); }
-  static void stream(T* p, Step<V> s) {
+  static MEMOPT_INLINE Step<V> load(const T* p) { return widen(Narrow::loadu(p)); }
+  static MEMOPT_INLINE Step<V> load(const T* p, int64_t count) { return widen(Narrow::loadu(p, count)); }
+  static MEMOPT_INLINE void store(T* p, Step<V> s) { narrow(s).store(p); }
+  static MEMOPT_INLINE void store(T* p, Step<V> s, int64_t count) { narrow(s).store(p, static_cast<int>(count)); }
+  static MEMOPT_INLINE void stream(T* p, Step<V> s) {
     const Narrow v = narrow(s);
     stream_vector(p, &v);
   }
 
  private:
-  static Step<V> widen(Narrow v) {
+  static MEMOPT_INLINE Step<V> widen(Narrow v) {
     auto [lo, hi] = at::vec::convert_to_float<T>(v);
     return {lo, hi};
   }
-  static Narrow narrow(Step<V> s) { return at::vec::convert_from_float<T>(s.lo, s.hi); }
+  static MEMOPT_INLINE Narrow narrow(Step<V> s) { return at::vec::convert_from_float<T>(s.lo, s.hi); }
 };
 
 template <>
@@ -167,14 +167,14 @@ struct Elements<double> {
   using V = double;
   static constexpr int64_t kStep = 2;
 
-  static Step<V> load(const double* p) { return {p[0], p[1]}; }
-  static Step<V> load(const double* p, int64_t) { return {p[0], 0.0}; }
-  static void store(double* p, Step<V> s) {
+  static MEMOPT_INLINE Step<V> load(const double* p) { return {p[0], p[1]}; }
+  static MEMOPT_INLINE Step<V> load(const double* p, int64_t) { return {p[0], 0.0}; }
+  static MEMOPT_INLINE void store(double* p, Step<V> s) {
     p[0] = s.lo;
     p[1] = s.hi;
   }
-  static void store(double* p, Step<V> s, int64_t) { p[0] = s.lo; }
-  static void stream(double* p, Step<V> s) { store(p, s); }
+  static MEMOPT_INLINE void store(double* p, Step<V> s, int64_t) { p[0] = s.lo; }
+  static MEMOPT_INLINE void stream(double* p, Step<V> s) { store(p, s); }
 };
 
 // How many elements a step really holds: all kStep of them (known to the compiler), or the count of a tail.
@@ -184,15 +184,15 @@ struct Tail {
 };
 
 template <class T>
-Step<typename Elements<T>::V> load(const T* p, Whole) {
+MEMOPT_INLINE Step<typename Elements<T>::V> load(const T* p, Whole) {
   return Elements<T>::load(p);
 }
 template <class T>
-Step<typename Elements<T>::V> load(const T* p, Tail tail) {
+MEMOPT_INLINE Step<typename Elements<T>::V> load(const T* p, Tail tail) {
   return Elements<T>::load(p, tail.count);
 }
 template <class T, class V>
-void store(T* p, Step<V> s, Whole, bool streamed = false) {
+MEMOPT_INLINE void store(T* p, Step<V> s, Whole, bool streamed = false) {
   if (streamed) {
     Elements<T>::stream(p, s);
   } else {
@@ -200,17 +200,17 @@ void store(T* p, Step<V> s, Whole, bool streamed = false) {
   }
 }
 template <class T, class V>
-void store(T* p, Step<V> s, Tail tail, bool = false) {
+MEMOPT_INLINE void store(T* p, Step<V> s, Tail tail, bool = false) {
   Elements<T>::store(p, s, tail.count);
 }
 
 // Zero in the lanes past a tail's end.
 template <class V>
-Step<V> keep_valid(Step<V> s, Whole) {
+MEMOPT_INLINE Step<V> keep_valid(Step<V> s, Whole) {
   return s;
 }
-inline Step<double> keep_valid(Step<double> s, Tail) { return {s.lo, 0.0}; }
-inline Step<FloatVec> keep_valid(Step<FloatVec> s, Tail tail) {
+MEMOPT_INLINE Step<double> keep_valid(Step<double> s, Tail) { return {s.lo, 0.0}; }
+MEMOPT_INLINE Step<FloatVec> keep_valid(Step<FloatVec> s, Tail tail) {
   const int64_t n = FloatVec::size();
   const FloatVec zero(0.0f);
   return {FloatVec::set(zero, s.lo, tail.count), FloatVec::set(zero, s.hi, tail.count < n ? 0 : tail.count - n)};
@@ -218,19 +218,19 @@ inline Step<FloatVec> keep_valid(Step<FloatVec> s, Tail tail) {
 
 // body(offset, Whole) for every whole step of n elements of T, then body(offset, Tail) for what is left.
 template <class T, class Body>
-__attribute__((always_inline)) inline void for_steps(int64_t n, Body&& body) {
+MEMOPT_INLINE void for_steps(int64_t n, Body&& body) {
   constexpr int64_t kStep = Elements<T>::kStep;
   int64_t i = 0;
   for (; i + kStep <= n; i += kStep) body(i, Whole{});
   if (i < n) body(i, Tail{n - i});
 }
 
-inline double sum_lanes(double v) { return v; }
-inline float sum_lanes(FloatVec v) {
+MEMOPT_INLINE double sum_lanes(double v) { return v; }
+MEMOPT_INLINE float sum_lanes(FloatVec v) {
   return at::vec::vec_reduce_all<float>([](FloatVec a, FloatVec b) { return a + b; }, v);
 }
 
-inline bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 64 == 0; }
+MEMOPT_INLINE bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 64 == 0; }
 
 // f(T(), G()) with the C++ types of a tensor's elements and of its parameters.
 template <class F>

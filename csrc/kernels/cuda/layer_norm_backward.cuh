@@ -62,16 +62,6 @@ __device__ __forceinline__ void add_row_sums(const A (&g)[kWidth], const A (&xha
   }
 }
 
-template <class A, int kWidth>
-__device__ __forceinline__ void add_weight_grads(const A (&dz)[kWidth], const A (&xhat)[kWidth],
-                                                 A (&dgamma)[kWidth], A (&dbeta)[kWidth]) {
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) {
-    dgamma[j] = Math<A>::fma(dz[j], xhat[j], dgamma[j]);
-    dbeta[j] += dz[j];
-  }
-}
-
 // The second step, with the row's sums at hand.
 template <class T, int kElements, int kWidth, Access kAccess, class A>
 __device__ __forceinline__ void write_input_grad(const LayerNormBackwardParams& p, const A (&g)[kWidth],
@@ -89,7 +79,7 @@ template <class T, class G, class Activation, Access kAccess>
 __global__ void __launch_bounds__(kMaxRowThreads, 1) layer_norm_backward_rows(LayerNormBackwardParams p) {
   using A = Accumulate<T>;
   constexpr int kElements = kBackwardElements<T>;
-  constexpr int kWidth = kVectorWidth<T>;
+  constexpr int kWidth = kGroup<T, kAccess>;
   constexpr int kVectors = kElements / kWidth;
   const Share<kElements, kWidth, kAccess> columns(threadIdx.x, blockDim.x, p.cols);
   constexpr bool kPrefetch = kAccess == Access::kVector;
@@ -106,8 +96,9 @@ __global__ void __launch_bounds__(kMaxRowThreads, 1) layer_norm_backward_rows(La
   };
   const auto start_row = [&](int64_t row) {
     share.owned = row < p.rows ? columns.owned : 0;
-    share.thread = row < p.rows ? columns.thread : 0;
     stats = {0, 0};
+    // Otherwise the compiler keeps the address of every single element in registers from row to row, and spills.
+    if (!kPrefetch) share.thread = row < p.rows ? columns.thread : 0;
     if (row < p.rows) stats = {static_cast<const A*>(p.mean)[row], static_cast<const A*>(p.rstd)[row]};
 #pragma unroll
     for (int k = 0; kPrefetch && k < kVectors; ++k) fetch(row, k);
@@ -128,7 +119,11 @@ __global__ void __launch_bounds__(kMaxRowThreads, 1) layer_norm_backward_rows(La
       A dz[kWidth];
       differentiate<T, G, Activation>(p, x[k], dy[k], stats, y, 0, share, k, xhat[k], g[k], dz);
       add_row_sums(g[k], xhat[k], &sums);
-      add_weight_grads(dz, xhat[k], dgamma[k], dbeta[k]);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        dgamma[k][j] = Math<A>::fma(dz[j], xhat[k][j], dgamma[k][j]);
+        dbeta[k][j] += dz[j];
+      }
     }
     const A rstd = stats.rstd;
     const auto current = share;
@@ -168,7 +163,7 @@ template <class T, class G, class Activation, Access kAccess>
 __global__ void __launch_bounds__(kLongBackwardThreads, 1)
     layer_norm_backward_long(LayerNormBackwardParams p, LongBackwardPlan plan) {
   using A = Accumulate<T>;
-  constexpr int kWidth = kVectorWidth<T>;
+  constexpr int kWidth = kGroup<T, kAccess>;
   constexpr int64_t kTile = int64_t{kLongBackwardThreads} * kWidth;
   const auto share_of = [&](int64_t tile) {
     return Share<kWidth, kWidth, kAccess>(threadIdx.x, kLongBackwardThreads, p.cols - tile);
@@ -206,12 +201,15 @@ __global__ void __launch_bounds__(kLongBackwardThreads, 1)
       differentiate<T, G, Activation>(p, x, dy, stats, y_row, tile, share, 0, xhat, g, dz);
       add_row_sums(g, xhat, &sums);
       if (part != nullptr) {
-        A dgamma[kWidth], dbeta[kWidth];
-        load<Reuse::kLater>(weight_sums + tile, share, 0, dgamma);
-        load<Reuse::kLater>(weight_sums + p.cols + tile, share, 0, dbeta);
-        add_weight_grads(dz, xhat, dgamma, dbeta);
-        store(dgamma, weight_sums + tile, share, 0);
-        store(dbeta, weight_sums + p.cols + tile, share, 0);
+        A sum[kWidth];  // of dgamma, then of dbeta
+        load<Reuse::kLater>(weight_sums + tile, share, 0, sum);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) sum[j] = Math<A>::fma(dz[j], xhat[j], sum[j]);
+        store(sum, weight_sums + tile, share, 0);
+        load<Reuse::kLater>(weight_sums + p.cols + tile, share, 0, sum);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) sum[j] += dz[j];
+        store(sum, weight_sums + p.cols + tile, share, 0);
       }
     }
     if (p.dx == nullptr) continue;

@@ -67,7 +67,7 @@ template <class T, class G, class Activation, Access kAccess>
 __global__ void __launch_bounds__(kMaxRowThreads, 1) layer_norm_forward_rows(LayerNormForwardParams p) {
   using A = Accumulate<T>;
   constexpr int kElements = kForwardElements<T>;
-  constexpr int kWidth = kVectorWidth<T>;
+  constexpr int kWidth = kGroup<T, kAccess>;
   constexpr int kVectors = kElements / kWidth;
   const Share<kElements, kWidth, kAccess> columns(threadIdx.x, blockDim.x, p.cols);
 
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kLongForwardThreads, 1)
     layer_norm_forward_long(LayerNormForwardParams p, bool staged) {
   using A = Accumulate<T>;
   constexpr int kElements = kForwardElements<T>;
-  constexpr int kWidth = kVectorWidth<T>;
+  constexpr int kWidth = kGroup<T, kAccess>;
   constexpr int kVectors = kElements / kWidth;
   constexpr int64_t kTile = int64_t{kLongForwardThreads} * kElements;
   const auto share_of = [&](int64_t tile) {

@@ -41,6 +41,10 @@ cudaError_t dispatch_access(int64_t cols, bool aligned, F&& f) {
   return aligned ? f(AccessConstant<Access::kVector>{}) : f(AccessConstant<Access::kSplitVector>{});
 }
 
+// The elements that a thread takes at a time: a vector, or the two that the 2-byte types convert at once.
+template <class T, Access kAccess>
+constexpr int kGroup = kAccess == Access::kElement ? 2 : kVectorWidth<T>;
+
 // A thread's elements (k, j) of a tile: vector k = 0, 1, ..., place j = 0 .. kWidth-1 in it.
 template <int kElements, int kWidth, Access kAccess>
 struct Share {
