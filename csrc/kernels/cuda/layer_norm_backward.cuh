@@ -85,8 +85,8 @@ __global__ void __launch_bounds__(kMaxRowThreads, 1) layer_norm_backward_rows(La
   constexpr bool kPrefetch = kAccess == Access::kVector;
   const A inverse_cols = A(1) / static_cast<A>(p.cols);
 
-  // Aligned rows are fetched one row ahead. Element by element that would take more registers than there are, and
-  // vectors are fetched as they are used. Rows beyond the last are rows of zeros, which add nothing.
+  // Vectors are fetched one row ahead. Single elements would take more registers than there are: they are fetched as
+  // they are used. Rows beyond the last are rows of zeros, which add nothing.
   auto share = columns;
   Vector<T, kWidth> x[kVectors], dy[kVectors];
   Moments<A> stats;
@@ -97,19 +97,21 @@ __global__ void __launch_bounds__(kMaxRowThreads, 1) layer_norm_backward_rows(La
   const auto start_row = [&](int64_t row) {
     share.owned = row < p.rows ? columns.owned : 0;
     stats = {0, 0};
-    // Otherwise the compiler keeps the address of every single element in registers from row to row, and spills.
-    if (!kPrefetch) share.thread = row < p.rows ? columns.thread : 0;
     if (row < p.rows) stats = {static_cast<const A*>(p.mean)[row], static_cast<const A*>(p.rstd)[row]};
 #pragma unroll
     for (int k = 0; kPrefetch && k < kVectors; ++k) fetch(row, k);
+    // The same thread again, but seen anew for each row: else the compiler keeps the address of every single element
+    // in registers from row to row, and spills.
+    if (!kPrefetch) share.thread = row < p.rows ? columns.thread : 0;
   };
 
   A dgamma[kVectors][kWidth] = {}, dbeta[kVectors][kWidth] = {};
   const int64_t step = int64_t{gridDim.x} * blockDim.y;
   int64_t first = int64_t{blockIdx.x} * blockDim.y;
-  start_row(first + threadIdx.y);
+  if (kPrefetch) start_row(first + threadIdx.y);
   for (int set = 0; first < p.rows; first += step, set ^= 1) {
     const int64_t row = first + threadIdx.y;
+    if (!kPrefetch) start_row(row);
     T* y = p.y == nullptr ? nullptr : static_cast<T*>(p.y) + row * p.cols;
     A g[kVectors][kWidth], xhat[kVectors][kWidth];
     Pair<A> sums = {0, 0};
@@ -127,7 +129,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, 1) layer_norm_backward_rows(La
     }
     const A rstd = stats.rstd;
     const auto current = share;
-    start_row(row + step);
+    if (kPrefetch) start_row(row + step);
     if (p.dx != nullptr) {
       sums = row_sum(sums, set);
       const Pair<A> means = {sums.first * inverse_cols, sums.second * inverse_cols};

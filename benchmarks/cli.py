@@ -1,0 +1,101 @@
+"""The command line that every benchmark shares."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.peers import PACKAGES
+
+RESULTS = Path(__file__).parent / "results"
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+DIRECTIONS = ("forward", "backward", "forward+backward")
+FORMS = ("none", "tanh")
+
+# 0.25, 0.75, 16 and 128 MiB in float32: a core's own caches, the shared cache, and memory.
+CPU_SHAPES = ((64, 1024), (256, 768), (4096, 1024), (8192, 4096))
+# Hidden sizes and token counts for which other libraries have published figures.
+CUDA_SHAPES = tuple(
+    (rows, cols) for rows in (16384, 4096, 65536) for cols in (4096, 1024, 8192, 16384, 2048)
+)
+
+
+def parse(op: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options: lists as tuples, and the defaults that depend on the device filled in."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{op}")
+
+    def add_list(option: str, convert: Callable[[str], Any], help: str) -> None:
+        parser.add_argument(option, type=_list(convert), metavar="A,B", help=help)
+
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="default: cpu")
+    add_list("--dtype", _one_of(DTYPES), f"of {', '.join(DTYPES)}; default: bfloat16,float32")
+    add_list("--threads", int, "numbers of threads; default: 1,2, on CUDA 1")
+    add_list("--shapes", _shape, "ROWSxCOLS; default: the device's list in cli.py")
+    add_list("--direction", _one_of(_same(DIRECTIONS)), f"of {', '.join(DIRECTIONS)}; default: all")
+    add_list("--approximate", _one_of(_same(FORMS)), "GELU's forms; default: none,tanh")
+    add_list(
+        "--peers",
+        _one_of(_same(tuple(PACKAGES))),
+        f"further variants where installed, of {', '.join(PACKAGES)}; default: none, on CUDA all",
+    )
+    add = parser.add_argument
+    add("--filter", metavar="TEXT", default="", help="only cases whose key contains TEXT")
+    add("--quick", action="store_true", help="short samples, few rounds: a check, not a result")
+    add("--fresh-pages", action="store_true", help="time page faults too: see NOTES.md, allocation")
+    add("--seed", type=int, default=0, help="of the order of the variants; default: 0")
+    add("--minutes", type=float, default=float("inf"), help="start no case after this time")
+    add("--out", type=Path, help="JSON file; default: benchmarks/results/DEVICE_OP.json")
+    add("--resume", action="store_true", help="keep the cases that the file has already")
+    args = parser.parse_args(argv)
+
+    on_cuda = args.device == "cuda"
+    defaults = {
+        "dtype": (torch.bfloat16, torch.float32),
+        "threads": (1,) if on_cuda else (1, 2),
+        "shapes": CUDA_SHAPES if on_cuda else CPU_SHAPES,
+        "direction": DIRECTIONS,
+        "approximate": FORMS,
+        "peers": tuple(PACKAGES) if on_cuda else (),
+        "out": RESULTS / f"{args.device}_{op}.json",
+    }
+    for name, value in defaults.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    return args
+
+
+def _list(convert: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    def parse_list(text: str) -> tuple[Any, ...]:
+        try:
+            return tuple(convert(item) for item in text.split(",") if item)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"cannot read {text!r}: {error}") from error
+
+    return parse_list
+
+
+def _one_of(values: Mapping[str, Any]) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        if text not in values:
+            raise ValueError(f"{text!r} is none of {', '.join(values)}")
+        return values[text]
+
+    return convert
+
+
+def _same(names: Sequence[str]) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+def _shape(text: str) -> tuple[int, int]:
+    rows, cols = text.split("x")
+    return int(rows), int(cols)

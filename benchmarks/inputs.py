@@ -1,0 +1,47 @@
+"""What the benchmarks share: the tensors they work on, and the way through autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from benchmarks.harness import Variant
+
+EPS = 1e-5
+
+
+def random_matrix(rows: int, cols: int, dtype: torch.dtype, device: str, seed: int) -> Tensor:
+    """Standard normal values; the same for the same seed."""
+    generator = torch.Generator(device).manual_seed(seed)
+    return torch.randn(rows, cols, generator=generator, device=device).to(dtype)
+
+
+def affine_parameters(cols: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
+    """A weight around 1 and a bias around 0, as in a trained LayerNorm; both require grad."""
+    noise = random_matrix(2, cols, torch.float32, device, seed=2) * 0.1
+    weight, bias = (noise[0] + 1).to(dtype), noise[1].to(dtype)
+    return weight.requires_grad_(), bias.requires_grad_()
+
+
+def through_autograd(
+    functions: Mapping[str, Callable[..., Tensor]],
+    peers: Mapping[str, Callable[..., Tensor]],
+    x: Tensor,
+    parameters: Sequence[Tensor],
+    grad: Tensor,
+) -> list[Variant]:
+    """Forward and backward of each `function(x, *parameters)`, as a training step runs them."""
+    x = x.detach().requires_grad_()
+
+    def variant(name: str, function: Callable[..., Tensor]) -> Variant:
+        def forward() -> Tensor:
+            return function(x, *parameters)
+
+        def run() -> object:
+            return torch.autograd.grad(forward(), (x, *parameters), grad)
+
+        return Variant(name, run, forward, parameters, is_peer=name in peers)
+
+    return [variant(name, function) for name, function in {**functions, **peers}.items()]

@@ -1,0 +1,143 @@
+"""GELU(LayerNorm(x)) as one op against ATen's pair: forward (with the statistics), backward, and
+both.
+
+Forward and backward alone call the dispatcher ops below autograd, so no graph is timed;
+forward+backward goes through the public functions and autograd. `memopt+y` is the backward that
+also writes the op's output again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+import memopt
+from benchmarks import layer_norm, peers, runner
+from benchmarks.harness import Case, Variant
+from benchmarks.inputs import EPS, affine_parameters, random_matrix, through_autograd
+
+GOALS = {"forward+backward": 1.6}
+
+
+def forward_variants(x: Tensor, weight: Tensor, bias: Tensor, approximate: str) -> list[Variant]:
+    shape = list(weight.shape)
+    weight, bias = weight.detach(), bias.detach()
+    ours = torch.ops.memopt._layer_norm_gelu_forward
+
+    def aten() -> object:
+        z, mean, rstd = torch.ops.aten.native_layer_norm(x, shape, weight, bias, EPS)
+        return torch.ops.aten.gelu(z, approximate=approximate), z, mean, rstd  # backward needs z
+
+    return [
+        Variant("aten", aten),
+        Variant("memopt", lambda: ours(x, shape, weight, bias, EPS, approximate=approximate)),
+    ]
+
+
+def backward_variants(
+    x: Tensor, grad: Tensor, weight: Tensor, bias: Tensor, approximate: str
+) -> list[Variant]:
+    shape = list(weight.shape)
+    weight, bias = weight.detach(), bias.detach()
+    z, aten_mean, aten_rstd = torch.ops.aten.native_layer_norm(x, shape, weight, bias, EPS)
+    _, mean, rstd = torch.ops.memopt._layer_norm_gelu_forward(
+        x, shape, weight, bias, EPS, approximate=approximate
+    )
+    everything = [True, True, True]
+
+    def aten() -> object:
+        dz = torch.ops.aten.gelu_backward(grad, z, approximate=approximate)
+        return torch.ops.aten.native_layer_norm_backward(
+            dz, x, shape, aten_mean, aten_rstd, weight, bias, everything
+        )
+
+    ours = functools.partial(
+        torch.ops.memopt._layer_norm_gelu_backward,
+        grad, x, shape, mean, rstd, weight, bias, everything,
+        approximate=approximate,
+    )  # fmt: skip
+    return [
+        Variant("aten", aten),
+        Variant("memopt", ours),
+        Variant("memopt+y", functools.partial(ours, recompute_output=True), extra_bytes=x.nbytes),
+    ]
+
+
+def training_variants(
+    x: Tensor,
+    grad: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    approximate: str,
+    peer_names: tuple[str, ...],
+) -> list[Variant]:
+    def aten(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        z = torch.nn.functional.layer_norm(x, weight.shape, weight, bias, EPS)
+        return torch.nn.functional.gelu(z, approximate=approximate)
+
+    def ours(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return memopt.functional.layer_norm_gelu(
+            x, weight.shape, weight, bias, EPS, approximate=approximate
+        )
+
+    compiled = peers.compiled(peer_names, aten)
+    return through_autograd({"aten": aten, "memopt": ours}, compiled, x, (weight, bias), grad)
+
+
+def build(
+    direction: str,
+    rows: int,
+    cols: int,
+    dtype: torch.dtype,
+    approximate: str,
+    device: str,
+    peer_names: tuple[str, ...],
+) -> list[Variant]:
+    x = random_matrix(rows, cols, dtype, device, seed=0)
+    weight, bias = affine_parameters(cols, dtype, device)
+    if direction == "forward":
+        return forward_variants(x, weight, bias, approximate)
+    grad = random_matrix(rows, cols, dtype, device, seed=1)
+    if direction == "backward":
+        return backward_variants(x, grad, weight, bias, approximate)
+    return training_variants(x, grad, weight, bias, approximate, peer_names)
+
+
+def make_cases(args: argparse.Namespace) -> Iterator[Case]:
+    for direction in args.direction:
+        for dtype in args.dtype:
+            for rows, cols in args.shapes:
+                for approximate in args.approximate:
+                    for threads in args.threads:
+                        yield Case(
+                            "layer_norm_gelu",
+                            direction,
+                            rows,
+                            cols,
+                            dtype,
+                            approximate,
+                            args.device,
+                            threads,
+                            layer_norm.ideal_bytes(
+                                direction, rows, cols, dtype
+                            ),  # the same tensors come and go
+                            functools.partial(
+                                build,
+                                direction,
+                                rows,
+                                cols,
+                                dtype,
+                                approximate,
+                                args.device,
+                                args.peers,
+                            ),
+                        )
+
+
+if __name__ == "__main__":
+    sys.exit(runner.main("layer_norm_gelu", make_cases, GOALS))

@@ -1,0 +1,146 @@
+"""Prints what the JSON files hold as Markdown tables: the ones in the README.
+
+`python -m benchmarks.summary [FILE ...]` (default: benchmarks/results/cpu_*.json). Cases are
+grouped by op, direction, element type and threads; a group's figure is the geometric mean over its
+sizes, with its worst and best case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cli import RESULTS
+
+Group = tuple[str, ...]
+
+
+def load(paths: Iterable[Path]) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def measured(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """The cases of a run that have figures: neither skipped nor failed."""
+    return [case for case in run["cases"].values() if "variants" in case]
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def operation(case: dict[str, Any]) -> str:
+    """The op, with GELU's form where there is one: `gelu, tanh`."""
+    return ", ".join(filter(None, (case["op"], case["approximate"])))
+
+
+def speed_rows(run: dict[str, Any], variant: str = "memopt") -> list[list[str]]:
+    """One row for each group of the run, of the ratio baseline time / variant time."""
+    groups: dict[Group, list[dict[str, Any]]] = defaultdict(list)
+    for case in measured(run):
+        if variant in case["variants"]:
+            group = (operation(case), case["direction"], case["dtype"], str(case["threads"]))
+            groups[group].append(case)
+    rows = []
+    for group, cases in groups.items():
+        figures = [case["variants"][variant] for case in cases]
+        sizes = [f"{case['rows']}x{case['cols']}" for case in cases]
+        ratios = sorted(zip([f["ratio"]["median"] for f in figures], sizes, strict=True))
+        mean = geometric_mean([ratio for ratio, _ in ratios])
+        goal = run["goals"].get(cases[0]["direction"])
+        verdict = "" if goal is None else f"{goal:.1f}x {'reached' if mean >= goal else 'missed'}"
+        ends = [f"{ratio:.2f}x ({where})" for ratio, where in (ratios[0], ratios[-1])]
+        share = f"{100 * geometric_mean([f['fraction_of_copy'] for f in figures]):.0f} %"
+        rows.append([*group, f"**{mean:.2f}x**", verdict, *ends, share])
+    return rows
+
+
+def memory_rows(run: dict[str, Any]) -> list[list[str]]:
+    """Saved and peak bytes per element of forward+backward at the largest size, for each element
+    type.
+    """
+    largest: dict[Group, dict[str, Any]] = {}
+    for case in measured(run):
+        if case["direction"] == "forward+backward":
+            group = (case["op"], case["dtype"])
+            if group not in largest or case["ideal_bytes"] > largest[group]["ideal_bytes"]:
+                largest[group] = case
+    rows = []
+    for (op, dtype), case in largest.items():
+        elements = case["rows"] * case["cols"]
+        row = [op, dtype, f"{case['rows']}x{case['cols']}"]
+        for quantity in ("saved_bytes", "peak_bytes"):
+            for name in (case["baseline"], "memopt"):
+                row.append(f"{case['variants'][name][quantity] / elements:.2f}")
+        rows.append(row)
+    return rows
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table with aligned columns."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    lines = [head, ["-" * width for width in widths], *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |"
+        for row in lines
+    )
+
+
+def describe(run: dict[str, Any]) -> str:
+    """The line above the tables: machine, versions, date."""
+    machine, versions = run["machine"], run["versions"]
+    gpu = machine.get("gpu")
+    where = (
+        f"{gpu['name']} (driver {gpu['driver']})"
+        if gpu
+        else f"{machine['processor']}, {machine['cores']} cores"
+    )
+    copies = ", ".join(
+        f"{speed:g} GB/s on {n} thread(s)" for n, speed in run["copy_gb_per_s"].items()
+    )
+    if gpu:
+        copies = f"{run['copy_gb_per_s']['1']:g} GB/s"
+    return f"{where}; torch {versions['torch']}; {run['date'][:10]}; a plain copy moves {copies}."
+
+
+def report(runs: Sequence[dict[str, Any]]) -> str:
+    """The whole text; `runs` are of one machine, and at least one."""
+    speed = [row for run in runs for row in speed_rows(run)]
+    reemit = [row[:5] + row[6:] for run in runs for row in speed_rows(run, "memopt+y")]
+    memory = [row for run in runs for row in memory_rows(run)]
+    ends = ["worst case", "best case", "of copy bandwidth"]
+    parts = [
+        describe(runs[0]),
+        "Speed-up over ATen in the same run (geometric mean):",
+        table(["op", "direction", "dtype", "threads", "speed-up", "goal", *ends], speed),
+        "The same for a backward that also writes the op's output again (ATen: backward alone):",
+        table(["op", "direction", "dtype", "threads", "speed-up", *ends], reemit),
+        "Bytes per element of forward+backward, saved for backward and at the peak:",
+        table(["op", "dtype", "size", "saved, ATen", "saved", "peak, ATen", "peak"], memory),
+    ]
+    unmeasured = [
+        f"- {key}: {case.get('error') or case.get('skipped')}"
+        for run in runs for key, case in run["cases"].items() if "variants" not in case
+    ]  # fmt: skip
+    if unmeasured:
+        parts += ["Not measured:", "\n".join(unmeasured)]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.summary", description=__doc__)
+    parser.add_argument(
+        "files", nargs="*", type=Path, help="default: benchmarks/results/cpu_*.json"
+    )
+    files = parser.parse_args().files or sorted(RESULTS.glob("cpu_*.json"))
+    if not files:
+        parser.error(f"no results in {RESULTS}: run `make bench` first")
+    print(report(load(files)), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""checkpoint_wrapper: a module whose every forward is a checkpointed region.
+
+The module stays the object it is; only its class changes, to a subclass made for the purpose whose
+`forward` runs the original one as a region. Unlike a forward function that is put on the instance
+and refers back to it, a method finds its module through `self`: a deepcopy, an unpickled module or
+a DataParallel replica runs on its own parameters, and no reference cycle keeps the module alive.
+The subclass bears the original's name, adds no state that state_dict or named_parameters would see,
+and leaves `__call__` alone, so that hooks on the module run once, outside the region.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import nn
+
+from memopt.checkpoint.region import run_region
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+# Where a wrapped module keeps its settings, and its instance-level forward if it has one.
+_SETTINGS = "_memopt_checkpoint_settings"
+_INSTANCE_FORWARD = "_memopt_checkpoint_instance_forward"
+# FairScale's name for it, since code outside reads it.
+_COUNTER = "_checkpoint_fwd_counter"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a wrapped module runs its region."""
+
+    offload_to_cpu: bool
+    """Keep the region's input tensors in (pinned) host memory between forward and recompute."""
+
+    maintain_forward_counter: bool
+    """Count forwards that wait for their recompute on every submodule."""
+
+
+def checkpoint_wrapper(
+    module: ModuleT, offload_to_cpu: bool = False, maintain_forward_counter: bool = False
+) -> ModuleT:
+    """Make every forward of `module` a checkpointed region (see `memopt.checkpoint`).
+
+    Wrapping a module again replaces its settings; `unwrap` undoes the wrapping. The module may be
+    copied, pickled and saved like any other; a pickle of it needs memopt to load.
+
+    Args:
+        module: changed in place. A `forward` set on the instance is kept: the region runs it.
+        offload_to_cpu: keep the tensors among the arguments in host memory until backward, pinned,
+            with copies that do not block the host. Parameters, tensors that are on the CPU already,
+            and expanded tensors stay where they are. Any object is taken by its truth value.
+        maintain_forward_counter: keep an integer `_checkpoint_fwd_counter` on every submodule, +1
+            with each forward of `module` and -1 with each recompute, for code that must know
+            whether a forward is the last. Not kept under `torch.compile`.
+
+    Returns:
+        `module`, the same object.
+
+    Raises:
+        TypeError: `module` is no `nn.Module`, is a ScriptModule, or its class allows no subclass.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"checkpoint_wrapper: module must be an nn.Module, got {type(module).__name__}"
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TypeError(
+            "checkpoint_wrapper: module must not be a ScriptModule (TorchScript runs without "
+            f"Python), got {type(module).__name__}; wrap the module that was scripted"
+        )
+    if not isinstance(module, _Checkpointed):
+        _change_class(module)
+    if _SETTINGS not in module.__dict__ and "forward" in module.__dict__:
+        module.__dict__[_INSTANCE_FORWARD] = module.__dict__.pop("forward")
+    settings = Settings(bool(offload_to_cpu), bool(maintain_forward_counter))
+    module.__dict__[_SETTINGS] = settings
+    if settings.maintain_forward_counter:
+        _count(module, 0)
+    return module
+
+
+def unwrap(module: ModuleT) -> ModuleT:
+    """Undo `checkpoint_wrapper` on `module` itself; `model.apply(unwrap)` undoes it everywhere.
+
+    A module that is not wrapped is left as it is.
+
+    Returns:
+        `module`, the same object.
+
+    Raises:
+        TypeError: `module` is not an `nn.Module`.
+        RuntimeError: something else has changed the module's class since it was wrapped.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"unwrap: module must be an nn.Module, got {type(module).__name__}")
+    if not isinstance(module, _Checkpointed):
+        return module
+    if not _is_generated(type(module)):
+        raise RuntimeError(
+            "unwrap: module must have the class that checkpoint_wrapper gave it, got "
+            f"{type(module).__name__}, a class derived from that one"
+        )
+    object.__setattr__(module, "__class__", _original(type(module)))
+    settings = module.__dict__.pop(_SETTINGS, None)
+    forward = module.__dict__.pop(_INSTANCE_FORWARD, None)
+    if forward is not None:
+        module.__dict__.setdefault("forward", forward)
+    if settings is not None and settings.maintain_forward_counter:
+        for submodule in module.modules():
+            submodule.__dict__.pop(_COUNTER, None)
+    return module
+
+
+class _Checkpointed:
+    """Mixin of the classes that wrapped modules get, ahead of the original class."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # Stops here: an original class that registers its subclasses is not told of this one.
+        pass
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Reduce as the original class does, since the subclass cannot be imported by name."""
+        generated = type(self)
+        reduced = super().__reduce_ex__(protocol)
+        if isinstance(reduced, str) or not _is_generated(generated):
+            return reduced
+        make, arguments, *state = reduced
+        make, *arguments = (
+            _original(generated) if part is generated else part for part in (make, *arguments)
+        )
+        return (_rebuild, (self.__dict__.get(_SETTINGS), make, *arguments), *state)
+
+
+def _rebuild(settings: Settings | None, make: Callable[..., nn.Module], *arguments: Any) -> Any:
+    """Make the object that a wrapped module was reduced to. Pickles contain this name."""
+    module = make(*arguments)
+    if settings is not None and not isinstance(module, _Checkpointed):
+        _change_class(module)
+        module.__dict__[_SETTINGS] = settings
+    return module
+
+
+def _change_class(module: nn.Module) -> None:
+    try:
+        # object's: a module may forward the setting of attributes to another (OptimizedModule).
+        object.__setattr__(module, "__class__", _checkpointed_class(type(module)))
+    except TypeError as error:
+        raise TypeError(
+            "checkpoint_wrapper: module must have a class that can be subclassed, got "
+            f"{type(module).__name__}"
+        ) from error
+
+
+# One subclass per class, kept for as long as a module has it.
+_generated_classes: weakref.WeakKeyDictionary[type[nn.Module], weakref.ref[type[nn.Module]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _checkpointed_class(original: type[nn.Module]) -> type[nn.Module]:
+    ref = _generated_classes.get(original)
+    if ref is not None and (known := ref()) is not None:
+        return known
+
+    @functools.wraps(original.forward)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # super(): a class derived from this one later, as FSDP2 does, is left in place.
+        plain: Any = super(generated, self)
+        return _forward(self, plain.forward, args, kwargs)
+
+    namespace = {
+        "forward": forward,
+        "__doc__": original.__doc__,
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+    }
+    generated = cast(
+        "type[nn.Module]",
+        types.new_class(
+            original.__name__, (_Checkpointed, original), exec_body=lambda ns: ns.update(namespace)
+        ),
+    )
+    _generated_classes[original] = weakref.ref(generated)
+    return generated
+
+
+def _forward(
+    module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    settings = module.__dict__.get(_SETTINGS)
+    if settings is None:  # made by calling the class of a wrapped module
+        return forward(*args, **kwargs)
+    return run_region(
+        module.__dict__.get(_INSTANCE_FORWARD, forward),
+        args,
+        kwargs,
+        owner=module,
+        offload_to_cpu=settings.offload_to_cpu,
+        on_pass=functools.partial(_count, module) if settings.maintain_forward_counter else None,
+    )
+
+
+def _count(module: nn.Module, step: int) -> None:
+    for submodule in module.modules():
+        submodule.__dict__[_COUNTER] = submodule.__dict__.get(_COUNTER, 0) + step
+
+
+def _is_generated(cls: type) -> bool:
+    return _Checkpointed in cls.__bases__
+
+
+def _original(generated: type) -> type[nn.Module]:
+    original: type[nn.Module] = generated.__bases__[1]
+    return original

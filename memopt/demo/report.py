@@ -1,0 +1,151 @@
+"""The demo's table and its JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import memopt
+from memopt.demo.results import Agreement, Result, agreement
+from memopt.demo.settings import Settings
+
+MB = 1e6
+
+
+def print_table(console: Console, results: list[Result]) -> None:
+    """A row per mode: final loss, four figures with their ratios to eager's below, equality.
+
+    Two lines to a row, so that it fits into 80 columns.
+    """
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True)
+    table.add_column("mode", no_wrap=True)
+    for heading in ("final\nloss", "tokens\nper s", "step\nms", "saved\nMB", "peak\nMB"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("losses of\nall steps")
+    figures = {result.mode.name: _figures(result) for result in results if result.losses}
+    eager = figures.get("eager", {})
+    for result in results:
+        name = result.mode.name
+        if name not in figures:
+            table.add_row(name, *[""] * 5, result.failure or "not begun")
+            continue
+        cells = [
+            f"{value:,.{0 if key == 'tokens_per_s' else 1}f}\n{_ratio(value, eager.get(key))}"
+            for key, value in figures[name].items()
+        ]
+        remark = result.failure or _remark(result, agreement(result, results))
+        table.add_row(name, f"{result.losses[-1]:.3f}", *cells, remark)
+    console.print(table)
+    console.print(
+        "Below each figure: relative to eager. Step: the median. Saved: held for backward when "
+        "forward ends. Peak: of forward and backward. Both without weights and optimizer state; "
+        "1 MB is 10^6 bytes.",
+        style="dim",
+    )
+
+
+def write_json(path: Path, settings: Settings, results: list[Result], interrupted: bool) -> None:
+    record = _record(settings, results, interrupted)
+    path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
+
+
+def _figures(result: Result) -> dict[str, float]:
+    assert result.memory is not None  # measured before the first step
+    return {
+        "tokens_per_s": result.tokens_per_s,
+        "step_ms": result.median_ms,
+        "saved_mb": result.memory.saved / MB,
+        "peak_mb": result.memory.peak / MB,
+    }
+
+
+def _ratio(value: float, eager: float | None) -> str:
+    return "" if not eager else f"[dim]{value / eager:.2f}x[/dim]"
+
+
+def _remark(result: Result, agreed: Agreement | None) -> str:
+    if agreed is None:
+        reference = result.mode.reference
+        return f"({reference} not run)" if reference else ""
+    if agreed.equal:
+        return f"[green]= {agreed.reference}'s,\nevery bit[/green]"
+    text = f"{agreed.reference}'s\n± {agreed.largest_difference:.1e}"
+    return f"[bold red]{text}: should be equal[/bold red]" if agreed.promised else text
+
+
+def _record(settings: Settings, results: list[Result], interrupted: bool) -> dict[str, Any]:
+    return {
+        "settings": {
+            "text": None if settings.text is None else str(settings.text),
+            "device": str(settings.device),
+            "dtype": settings.dtype_name,
+            "steps": settings.steps,
+            "seed": settings.seed,
+            "batch": settings.preset.batch,
+            "learning_rate": settings.preset.learning_rate,
+            "model": asdict(settings.preset.size),
+        },
+        "interrupted": interrupted,
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "memopt": memopt.__version__,
+        },
+        "build": memopt.build_info(),
+        "machine": _machine(settings.device),
+        "modes": [_mode_record(result, results) for result in results],
+    }
+
+
+def _mode_record(result: Result, results: list[Result]) -> dict[str, Any]:
+    agreed = agreement(result, results)
+    return {
+        "mode": result.mode.name,
+        "failure": result.failure,
+        "figures": _figures(result) if result.losses else None,
+        "agreement": None
+        if agreed is None
+        else {
+            "reference": agreed.reference,
+            "promised": agreed.promised,
+            "bit_equal": agreed.equal,
+            "steps": agreed.steps,
+            "largest_difference": _finite(agreed.largest_difference),
+        },
+        "losses": [_finite(loss) for loss in result.losses],
+        "step_ms": result.step_ms,
+        "memory": None if result.memory is None else asdict(result.memory),
+    }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has neither NaN nor infinity."""
+    return value if math.isfinite(value) else None
+
+
+def _machine(device: torch.device) -> dict[str, Any]:
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())

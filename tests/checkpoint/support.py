@@ -1,0 +1,94 @@
+"""What the checkpoint tests share: ways to call a region, a training step's results, counters."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils import checkpoint as torch_checkpoint
+
+from memopt.checkpoint import checkpoint
+
+
+def plain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """No region: what every other way must equal."""
+    return fn(*args, **kwargs)
+
+
+def torch_non_reentrant(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return torch_checkpoint.checkpoint(fn, *args, use_reentrant=False, **kwargs)
+
+
+def torch_reentrant(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return torch_checkpoint.checkpoint(fn, *args, use_reentrant=True, **kwargs)
+
+
+REGIONS = (checkpoint, torch_non_reentrant, torch_reentrant)
+
+
+def step_results(
+    call: Callable[[], Any], tensors: Iterable[Tensor], seed: int = 0
+) -> list[Tensor | None]:
+    """The loss of one training step on `call`'s outputs, then the gradient of each of `tensors`.
+
+    Leaves `tensors` without gradients, so that steps can be compared.
+    """
+    tensors = list(tensors)
+    torch.manual_seed(seed)
+    outputs = [leaf for leaf in pytree.tree_leaves(call()) if isinstance(leaf, Tensor)]
+    loss = sum((out.double() * (i + 1)).square().mean() for i, out in enumerate(outputs))
+    assert isinstance(loss, Tensor)
+    if loss.requires_grad:
+        loss.backward()
+    results = [loss.detach(), *(t.grad for t in tensors)]
+    for tensor in tensors:
+        tensor.grad = None
+    return results
+
+
+def assert_same_bits(actual: Iterable[Tensor | None], expected: Iterable[Tensor | None]) -> None:
+    for a, e in zip(actual, expected, strict=True):
+        assert (a is None) == (e is None)
+        if a is not None:
+            assert a.dtype == e.dtype
+            assert torch.equal(a, e), f"differ by up to {(a - e).abs().max()}"
+
+
+class CountCalls(nn.Module):
+    """Passes its input on and counts how often it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        return x
+
+
+def mlp(size: int = 8, dropout: float = 0.0) -> nn.Sequential:
+    """Saves several tensors for backward, the output of its Tanh among them."""
+    return nn.Sequential(
+        nn.Linear(size, 2 * size), nn.Tanh(), nn.Dropout(dropout), nn.Linear(2 * size, size)
+    )
+
+
+@contextmanager
+def collector_disabled() -> Iterator[None]:
+    """What dies in this scope died by reference counting."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def live_objects(*kinds: type) -> int:
+    """How many instances of `kinds` there are, garbage included."""
+    return sum(issubclass(type(item), kinds) for item in gc.get_objects())

@@ -1,0 +1,72 @@
+"""Fixtures of the whole suite.
+
+Tests that take `device` run on the CPU and, where memopt has CUDA kernels and PyTorch sees a GPU,
+on that as well: the same suite, with no GPU files of its own. Tests that take more than about two
+seconds bear the mark `slow` (`pytest -m "not slow"` leaves them out).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+import torch
+
+# The same examples in every run, and no time limit per example on a busy machine.
+hypothesis.settings.register_profile(
+    "memopt",
+    derandomize=True,
+    deadline=None,
+    max_examples=40,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+hypothesis.settings.load_profile("memopt")
+
+
+def _devices() -> list[str]:
+    if not torch.cuda.is_available():
+        return ["cpu"]
+    import memopt  # only here: files that do not need the extension are collected without it
+
+    return ["cpu", "cuda"] if memopt.build_info()["cuda"] else ["cpu"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: takes more than about two seconds")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"memopt: torch {torch.__version__}, op tests on {' and '.join(_devices())}"
+
+
+@pytest.fixture(params=_devices())
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Each device that memopt has kernels for here."""
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def restore_num_threads() -> Iterator[None]:
+    """Lets a test call torch.set_num_threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def child_environment() -> dict[str, str]:
+    """For a child Python: finds this memopt and these tests; none of the variables that memopt
+    reads.
+    """
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("MEMOPT_")}
+    return {**kept, "PYTHONPATH": path}

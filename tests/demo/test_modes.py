@@ -1,0 +1,61 @@
+"""Proves: each mode is the same eager model changed from outside: the same parameters under the
+same names, memopt's modules in every place that they should take, and gradients equal to the
+reference mode's bit for bit.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import memopt
+from memopt.demo.model import GPT, LayerNormThenGELU, ModelSize
+from memopt.demo.modes import MODES, Mode, apply_mode
+
+SIZE = ModelSize(layers=2, width=24, heads=3, context=12)
+
+
+@pytest.fixture(scope="module")
+def eager() -> GPT:
+    return GPT(SIZE, torch.Generator().manual_seed(0))
+
+
+def test_the_seed_decides_the_weights(eager: GPT) -> None:
+    torch.manual_seed(123)  # the global generator does not
+    same = GPT(SIZE, torch.Generator().manual_seed(0)).state_dict()
+    other = GPT(SIZE, torch.Generator().manual_seed(1)).state_dict()
+    assert all(torch.equal(value, same[name]) for name, value in eager.state_dict().items())
+    assert not torch.equal(other["token.weight"], same["token.weight"])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_parameters_stay_the_same_objects_with_the_same_names(eager: GPT, mode: str) -> None:
+    model = copy.deepcopy(eager)
+    before = dict(model.named_parameters())
+    after = dict(apply_mode(model, MODES[mode]).named_parameters())
+    assert list(after) == list(before)
+    assert all(after[name] is before[name] for name in before)
+    assert list(model.state_dict()) == list(eager.state_dict())
+
+
+def test_fused_modes_swap_every_norm_and_activation(eager: GPT) -> None:
+    model = apply_mode(copy.deepcopy(eager), MODES["fused"])
+    kinds = [type(module) for module in model.modules()]
+    assert kinds.count(memopt.nn.LayerNorm) == 2 * SIZE.layers
+    assert kinds.count(memopt.nn.GELU) == SIZE.layers
+    assert kinds.count(memopt.nn.LayerNormGELU) == 1
+    assert not {torch.nn.LayerNorm, torch.nn.GELU, LayerNormThenGELU} & set(kinds)
+    assert all(m.approximate == "tanh" for m in model.modules() if hasattr(m, "approximate"))
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES.values() if mode.reference])
+def test_gradients_equal_the_reference_modes(eager: GPT, mode: Mode) -> None:
+    tokens = torch.randint(256, (2, 4, SIZE.context))
+    gradients = []
+    for one in (mode, MODES[mode.reference or ""]):
+        model = apply_mode(copy.deepcopy(eager), one)
+        model(tokens[0], tokens[1]).backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))

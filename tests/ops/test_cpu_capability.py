@@ -1,0 +1,118 @@
+"""Proves: the CPU kernels of every instruction set (baseline, AVX2, AVX-512) are accurate and agree
+with one another within rounding, MEMOPT_CPU_CAPABILITY chooses among them, and a name that cannot
+be had is a clear error.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import memopt
+from tests.support.capability_probe import calls
+from tests.support.cases import OP_CASES, OpCase, Results
+from tests.support.oracle import allowances, assert_results_accurate, exact_results
+from tests.support.tolerances import BETWEEN_IMPLEMENTATIONS, worst_error
+
+COMPILED = tuple(memopt.build_info()["cpu_capabilities"])
+# What PyTorch says of this processor, and which of our tables it can then run.
+RUNNABLE = {
+    "DEFAULT": ("baseline",),
+    "AVX2": ("baseline", "avx2"),
+    "AVX512": ("baseline", "avx2", "avx512"),
+}.get(torch.backends.cpu.get_cpu_capability(), ("baseline",))
+
+
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory: pytest.TempPathFactory, child_environment: dict[str, str]):
+    """Results of all ops under a capability, from one child process each."""
+    done: dict[str, dict] = {}
+
+    def run(capability: str) -> dict:
+        if capability not in RUNNABLE:
+            pytest.skip(f"this processor does not have {capability}")
+        if capability not in done:
+            path = tmp_path_factory.mktemp("capability") / f"{capability}.pt"
+            subprocess.run(
+                [sys.executable, "-m", "tests.support.capability_probe", str(path)],
+                env={**child_environment, "MEMOPT_CPU_CAPABILITY": capability},
+                check=True,
+            )
+            done[capability] = torch.load(path)
+        return done[capability]
+
+    return run
+
+
+def test_compiled_instruction_sets() -> None:
+    if torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2", "AVX512"):
+        assert COMPILED == ("baseline", "avx2", "avx512")
+    assert COMPILED[0] == "baseline"
+
+
+@pytest.mark.parametrize("capability", COMPILED)
+def test_build_info_says_which_is_in_use(capability: str, probe) -> None:
+    assert probe(capability)["capability"] == capability
+
+
+@pytest.mark.parametrize("capability", COMPILED)
+@pytest.mark.parametrize("case", OP_CASES, ids=str)
+def test_accuracy(case: OpCase, capability: str, probe) -> None:
+    results = probe(capability)["results"]
+    for name, call in calls(case).items():
+        assert_results_accurate(case, call, Results(*results[f"{case} {name}"]))
+
+
+@pytest.mark.parametrize("capability", COMPILED[1:])
+@pytest.mark.parametrize("case", OP_CASES, ids=str)
+def test_agreement_with_the_baseline(case: OpCase, capability: str, probe) -> None:
+    ours, baseline = probe(capability)["results"], probe("baseline")["results"]
+    for name, call in calls(case).items():
+        allowed = allowances(case, call, exact_results(case, call))
+        a, b = ours[f"{case} {name}"], baseline[f"{case} {name}"]
+        for field, value, other, each in zip(Results._fields, a, b, allowed, strict=True):
+            if value is not None:
+                difference = worst_error(value, other.double(), each)
+                assert difference <= BETWEEN_IMPLEMENTATIONS, f"{field} of {case} on {name}"
+
+
+def run_gelu(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    program = "import torch, memopt; memopt.functional.gelu(torch.zeros(1))"
+    return subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+
+
+def test_unknown_capability_is_a_clear_error(child_environment: dict[str, str]) -> None:
+    child = run_gelu({**child_environment, "MEMOPT_CPU_CAPABILITY": "sse9"})
+    assert child.returncode != 0
+    assert (
+        "gelu: MEMOPT_CPU_CAPABILITY must be one of the compiled instruction sets "
+        f"({', '.join(COMPILED)}), got 'sse9'"
+    ) in child.stderr
+
+
+def test_capability_that_the_processor_lacks_is_a_clear_error(
+    child_environment: dict[str, str],
+) -> None:
+    lacking = [name for name in COMPILED if name not in RUNNABLE]
+    if not lacking:
+        pytest.skip("this processor has every compiled instruction set")
+    child = run_gelu({**child_environment, "MEMOPT_CPU_CAPABILITY": lacking[0]})
+    assert child.returncode != 0
+    assert "that this processor does not have" in child.stderr
+
+
+def test_empty_variable_means_the_best(child_environment: dict[str, str]) -> None:
+    program = "import memopt; print(memopt.build_info()['cpu_capability'])"
+    child = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**child_environment, "MEMOPT_CPU_CAPABILITY": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert child.stdout.strip() == [name for name in COMPILED if name in RUNNABLE][-1]

@@ -1,0 +1,63 @@
+"""Proves: on calls that nobody thought of (random shapes, normalised dimensions, strides, offsets,
+dtypes, values) every op is accurate, re-emits its output and leaves its arguments alone. hypothesis
+shrinks what fails.
+"""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+
+from tests.support.cases import OP_CASES, Call, OpCase
+from tests.support.oracle import assert_accurate
+from tests.support.shapes import DTYPES, make_call, misaligned, random_normal
+
+
+@st.composite
+def relaid(draw: st.DrawFn, tensor: torch.Tensor) -> torch.Tensor:
+    """An equal tensor with other strides: dimensions permuted in memory, gaps, an offset."""
+    order = draw(st.permutations(range(tensor.dim())))
+    inverse = [order.index(d) for d in range(tensor.dim())]
+    steps = [draw(st.integers(1, 2)) for _ in order]
+    permuted = tensor.permute(order)
+    sizes = [n * step for n, step in zip(permuted.shape, steps, strict=True)]
+    buffer = misaligned(tensor.new_full(sizes, float("nan")), draw(st.integers(0, 3)))
+    view = buffer[tuple(slice(None, None, step) for step in steps)]
+    return view.copy_(permuted).permute(inverse)
+
+
+@st.composite
+def calls(draw: st.DrawFn, case: OpCase, device: torch.device) -> Call:
+    size = tuple(draw(st.lists(st.integers(1, 40), min_size=1, max_size=3)))
+    normalized_dims = draw(st.integers(1, len(size)))
+    if draw(st.booleans()) and normalized_dims < len(size):
+        size = (0, *size[1:])
+    mean = draw(st.sampled_from([0.0, -3.0, 1e2, 1e4]))
+    std = draw(st.sampled_from([1.0, 1e-3, 1e2, 0.0]))
+    call = make_call(
+        case,
+        size,
+        draw(st.sampled_from(DTYPES)),
+        device,
+        normalized_dims=normalized_dims,
+        values=random_normal(*size, seed=draw(st.integers(0, 1000))) * std + mean,
+        weight=draw(st.booleans()),
+        bias=draw(st.booleans()),
+    )
+    return call.map(lambda t: draw(relaid(t)))
+
+
+@pytest.mark.parametrize("case", OP_CASES, ids=str)
+@given(data=st.data())
+def test_random_calls(case: OpCase, device: torch.device, data: st.DataObject) -> None:
+    call = data.draw(calls(case, device))
+    copy = call.map(torch.Tensor.clone)
+    assert_accurate(case, call)
+    output, statistics = case.forward(call)
+    again = case.backward(call, statistics, recompute_output=True)
+    assert torch.equal(again.output, output)
+    for name in ("input", "weight", "bias", "grad_output"):
+        if getattr(call, name) is not None:
+            assert torch.equal(getattr(call, name), getattr(copy, name)), name

@@ -1,0 +1,147 @@
+"""A compiled library as a device: set its limits and its order of threads, call functions in it, see what it launched."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from collections.abc import Callable
+from enum import IntEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class KernelFault(RuntimeError):
+    """What the interpreter found wrong with a launch. Names the kernel, the block and the thread."""
+
+
+class Attribute(IntEnum):
+    """The device's limits that launchers ask for; values of cudaDeviceAttr."""
+
+    MULTIPROCESSORS = 16
+    SHARED_BYTES_PER_BLOCK = 97
+
+
+class Order(NamedTuple):
+    """In which order threads (and blocks) run that could all run."""
+
+    kind: int
+    seed: int = 0
+
+
+# Two opposite ones and one where warps interleave at random.
+ORDERS = (Order(0), Order(1), Order(2, seed=7))
+
+
+class Launch(NamedTuple):
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    stream: int
+
+
+class _Launch(ctypes.Structure):
+    """struct simt::Launch of runtime/control.h."""
+
+    _fields_ = (
+        ("kernel", ctypes.c_void_p),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("dynamic_shared", ctypes.c_int64),
+        ("stream", ctypes.c_void_p),
+    )
+
+
+class Device:
+    """One shared library of build.library(), which holds a runtime of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._library = ctypes.CDLL(str(path))
+        self._library.simt_launch_count.restype = ctypes.c_int64
+        self._library.simt_launch.argtypes = (ctypes.c_int64,)
+        self._library.simt_launch.restype = ctypes.POINTER(_Launch)
+        self._library.simt_fault_text.restype = ctypes.c_char_p
+        self._library.simt_fault_kernel.restype = ctypes.c_void_p
+        for function in (self._library.simt_guard, self._library.simt_unguard):
+            function.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+            function.restype = None
+
+    def reset(self) -> None:
+        """Default limits, ascending order, no launches."""
+        self._library.simt_reset()
+
+    def set_attribute(self, attribute: Attribute, value: int) -> None:
+        self._library.simt_set_attribute(int(attribute), value)
+
+    def set_order(self, order: Order) -> None:
+        self._library.simt_set_order(order.kind, order.seed)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Calls the C function `name`, which returns a cudaError_t.
+
+        The arguments are ctypes values. Raises KernelFault if the interpreter reported a fault or the function failed.
+        """
+        error = getattr(self._library, name)(*arguments)
+        text = self._library.simt_fault_text().decode()
+        if text:
+            kernel = self._library.simt_fault_kernel()
+            raise KernelFault(f"{self._kernel_name(kernel)}: {text}" if kernel else text)
+        if error != 0:
+            raise KernelFault(f"{name} returned the CUDA error {error}")
+
+    def launches(self) -> list[Launch]:
+        """All launches since the last reset."""
+        made = []
+        for i in range(self._library.simt_launch_count()):
+            launch = self._library.simt_launch(i).contents
+            made.append(
+                Launch(
+                    self._kernel_name(launch.kernel),
+                    tuple(launch.grid),
+                    tuple(launch.block),
+                    launch.dynamic_shared,
+                    launch.stream or 0,
+                )
+            )
+        return made
+
+    def guard(self, address: int, size: int) -> None:
+        """Makes AddressSanitizer, where the library has it, stop at any access to this memory."""
+        self._library.simt_guard(address, size)
+
+    def unguard(self, address: int, size: int) -> None:
+        self._library.simt_unguard(address, size)
+
+    def function_names(self) -> set[str]:
+        """The short names of all functions that the library defines."""
+        return set(self._functions.values())
+
+    def _kernel_name(self, address: int) -> str:
+        return self._functions[address]
+
+    @cached_property
+    def _functions(self) -> dict[int, str]:
+        """Names by address. Kernels have internal linkage, so that only the symbol table knows them."""
+        command = ["nm", "--demangle", "--defined-only", str(self._path)]
+        table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        symbols = [line.split(" ", 2) for line in table.splitlines()]
+        offsets = {int(address, 16): name for address, kind, name in symbols if kind in "tTwW"}
+        here = ctypes.cast(self._library.simt_reset, ctypes.c_void_p).value or 0
+        base = here - next(offset for offset, name in offsets.items() if name == "simt_reset")
+        return {base + offset: _short(name) for offset, name in offsets.items()}
+
+
+def _short(symbol: str) -> str:
+    """`void a::(anonymous namespace)::kernel<a::T, (a::E)1>(a::Params)` as `kernel<T, (E)1>`."""
+    name = re.sub(r"\(anonymous namespace\)::|\b\w+::", "", symbol).removeprefix("void ")
+    if not name.endswith(")"):
+        return name
+    depth = 0
+    for position in range(len(name) - 1, 0, -1):  # back over the parameters
+        depth += {")": 1, "(": -1}.get(name[position], 0)
+        if depth == 0:
+            break
+    return name[:position]

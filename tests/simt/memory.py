@@ -1,0 +1,108 @@
+"""Device memory for tests: tensors between guard zones, so that a kernel which leaves its buffers is found.
+
+Guard zones, memory that nobody has written, and the gaps between the rows of a strided matrix hold the bytes 0xff,
+which are NaN in every floating-point type: what is read out of bounds shows in the results. What is written out of bounds
+changes the zone. In a library that was built with AddressSanitizer the access itself is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from .device import Device, KernelFault
+
+GUARD_BYTES = 1024  # on either side; keeps the alignment
+ALIGNMENT = 256  # of cudaMalloc
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits(t: Tensor) -> Tensor:
+    """The elements as integers, for comparisons that tell 0 from -0 and find NaN equal to itself."""
+    return t.contiguous().view(_BITS[t.element_size()])
+
+
+class Memory:
+    """The buffers of one call."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._buffers: list[_Buffer] = []
+
+    def empty(
+        self, *shape: int, dtype: torch.dtype, offset: int = 0, row_gap: int = 0
+    ) -> Tensor:
+        """A tensor whose elements are all unwritten (NaN).
+
+        offset: its first element lies this many elements behind an aligned address. row_gap: unused elements behind
+        each row of a matrix.
+        """
+        buffer = _Buffer(shape, dtype, offset, row_gap)
+        self._buffers.append(buffer)
+        return buffer.tensor
+
+    def put(self, values: Tensor, offset: int = 0, row_gap: int = 0) -> Tensor:
+        """A copy of `values`, laid out likewise."""
+        return self.empty(*values.shape, dtype=values.dtype, offset=offset, row_gap=row_gap).copy_(values)
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Within it a kernel may run. Raises KernelFault at the end if a guard zone has changed."""
+        zones = [zone for buffer in self._buffers for zone in buffer.zones()]
+        for zone in zones:
+            self._device.guard(*zone)
+        try:
+            yield
+        finally:
+            for zone in zones:
+                self._device.unguard(*zone)
+        for number, buffer in enumerate(self._buffers):
+            where = buffer.first_write_outside()
+            if where is not None:
+                raise KernelFault(
+                    f"out of bounds: buffer {number} of shape {tuple(buffer.tensor.shape)} and type "
+                    f"{buffer.tensor.dtype} was written {where} bytes from its beginning"
+                )
+
+
+class _Buffer:
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, offset: int, row_gap: int) -> None:
+        cols = shape[-1] if shape else 1
+        stride = cols + row_gap if len(shape) == 2 else cols
+        strides = (stride, 1) if len(shape) == 2 else (1,) * len(shape)
+        self._geometry = (shape, strides)
+        self._dtype = dtype
+        elements = stride * shape[0] if len(shape) == 2 else cols
+        arena = torch.full((2 * GUARD_BYTES + ALIGNMENT + (offset + elements) * dtype.itemsize,), 255, dtype=torch.uint8)
+        self._arena = arena[-arena.data_ptr() % ALIGNMENT :]
+        self._begin = GUARD_BYTES + offset * dtype.itemsize
+        self.tensor = self._view(self._arena)
+
+    def _view(self, arena: Tensor) -> Tensor:
+        whole = arena[self._begin :]
+        return whole[: whole.numel() // 8 * 8].view(self._dtype).as_strided(*self._geometry)
+
+    def zones(self) -> list[tuple[int, int]]:
+        """Address and size of everything around the elements."""
+        begin = self._arena.data_ptr()
+        end = begin + self._arena.numel()
+        size = self._dtype.itemsize
+        if self.tensor.numel() == 0:
+            return [(begin, end - begin)]
+        rows = self.tensor if self.tensor.dim() == 2 else self.tensor.reshape(1, -1)
+        zones = []
+        for row in rows:
+            zones.append((begin, row.data_ptr() - begin))
+            begin = row.data_ptr() + row.numel() * size
+        return [*zones, (begin, end - begin)]
+
+    def first_write_outside(self) -> int | None:
+        arena = self._arena.clone()
+        inside = self._view(arena)
+        inside.view(_BITS[self._dtype.itemsize]).fill_(-1)
+        changed = (arena != 255).nonzero()
+        return int(changed[0]) - self._begin if changed.numel() else None

@@ -1,0 +1,98 @@
+#include "fiber.h"
+
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "sanitizer.h"
+
+namespace simt {
+namespace {
+
+constexpr size_t kStackSize = 256 * 1024;
+constexpr size_t kGuardSize = 4096;
+
+// Stacks begin at different distances from a page: were they alike, the few lines that each thread touches would all
+// fall into the same sets of the processor's caches.
+size_t usable_size(int number) { return kStackSize - kGuardSize - number * 11 * 64 % (32 * 1024); }
+
+// All stacks in one reservation (memory that is not touched costs nothing), a guard page below each.
+char* reserve_stacks() {
+  const size_t size = Fiber::kMaxFibers * kStackSize;
+  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
+    std::perror("simt: stacks for the threads of a block");
+    std::abort();
+  }
+  char* stacks = static_cast<char*>(memory);
+  for (int i = 0; i < Fiber::kMaxFibers; ++i) mprotect(stacks + i * kStackSize, kGuardSize, PROT_NONE);
+  return stacks;
+}
+
+Fiber* running = nullptr;
+jmp_buf scheduler;
+
+// The scheduler's own stack, as AddressSanitizer told it when a fiber was entered.
+const void* scheduler_stack = nullptr;
+size_t scheduler_stack_size = 0;
+
+}  // namespace
+
+Fiber::Fiber(int number) : stack_size_(usable_size(number)) {
+  static char* const stacks = reserve_stacks();
+  stack_ = stacks + number * kStackSize + kGuardSize;
+}
+
+Fiber* Fiber::current() { return running; }
+
+bool Fiber::resume(void (*body)()) {
+  if (!entered_ || finished_) body_ = body;
+  finished_ = false;
+  running = this;
+  void* fake_stack = nullptr;
+  sanitizer::start_switch(&fake_stack, stack_, stack_size_);
+  if (_setjmp(scheduler) == 0) {
+    if (entered_) _longjmp(context_, 1);
+    enter();
+  }
+  sanitizer::finish_switch(fake_stack, nullptr, nullptr);
+  running = nullptr;
+  return finished_;
+}
+
+void Fiber::enter() {
+  entered_ = true;
+  ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = stack_;
+  context.uc_stack.ss_size = stack_size_;
+  context.uc_link = nullptr;
+  makecontext(&context, &Fiber::entry, 0);
+  setcontext(&context);
+}
+
+// Never returns: when a body has returned, the fiber waits for its next one.
+void Fiber::entry() {
+  sanitizer::finish_switch(nullptr, &scheduler_stack, &scheduler_stack_size);
+  for (;;) {
+    running->body_();
+    running->finished_ = true;
+    pause();
+  }
+}
+
+void Fiber::pause() {
+  void* fake_stack = nullptr;
+  sanitizer::start_switch(&fake_stack, scheduler_stack, scheduler_stack_size);
+  if (_setjmp(running->context_) == 0) _longjmp(scheduler, 1);
+  sanitizer::finish_switch(fake_stack, &scheduler_stack, &scheduler_stack_size);
+}
+
+void Fiber::abandon() {
+  entered_ = false;
+  sanitizer::unpoison(stack_, stack_size_);
+}
+
+}  // namespace simt

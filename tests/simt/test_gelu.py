@@ -1,0 +1,127 @@
+"""GELU's CUDA kernels, run by the interpreter: accurate for every type and length, wherever the tensors lie, in every
+order of threads; backward re-emits forward's bits, and writes over grad_output if asked."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.support.cases import GELU_CASES, OpCase
+from tests.support.shapes import FLOAT32, FLOAT64, Dtypes, make_call, random_normal
+
+from . import kernels
+from .agreement import assert_accurate, path, run, run_in_every_order
+from .device import Attribute, Device
+from .kernels import Layout, assert_same_bits
+
+CPU = torch.device("cpu")
+
+DTYPES = tuple(
+    Dtypes(dtype, dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+)
+
+# The elements that a block takes at a time: 256 threads with 16 each, 4 in float64.
+TILE = {torch.float32: 4096, torch.float16: 4096, torch.bfloat16: 4096, torch.float64: 1024}
+
+every_case = pytest.mark.parametrize("case", GELU_CASES, ids=str)
+every_dtype = pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+
+
+@every_case
+@every_dtype
+@pytest.mark.parametrize("size", [1, 3, 127, 128, 129, 769, 1000, 4099])
+def test_accurate_for_every_length(simt: Device, case: OpCase, dtypes: Dtypes, size: int) -> None:
+    call = make_call(case, (1, size), dtypes, CPU)
+    assert_accurate(case, call, run_in_every_order(simt, case, call))
+
+
+@every_case
+@every_dtype
+@pytest.mark.parametrize("beyond", [-1, 0, 1])
+def test_one_block_for_each_tile(simt: Device, case: OpCase, dtypes: Dtypes, beyond: int) -> None:
+    call = make_call(case, (1, 2 * TILE[dtypes.tensor] + beyond), dtypes, CPU)
+    assert_accurate(case, call, run(simt, case, call))
+    assert path(simt) == ["gelu_forward_kernel", "gelu_backward_kernel"]
+    blocks = 3 if beyond > 0 else 2
+    for launch in simt.launches():
+        assert launch.grid == (blocks, 1, 1)
+        assert launch.block == (256, 1, 1)
+        assert launch.shared_bytes == 0
+        assert launch.stream == kernels.STREAM
+
+
+@every_case
+def test_grid_strides_over_tiles_beyond_64_waves(simt: Device, case: OpCase) -> None:
+    simt.set_attribute(Attribute.MULTIPROCESSORS, 1)
+    call = make_call(case, (1, 65 * TILE[torch.float64] + 5), FLOAT64, CPU)
+    assert_accurate(case, call, run(simt, case, call))
+    assert {launch.grid for launch in simt.launches()} == {(64, 1, 1)}
+
+
+@every_case
+@every_dtype
+@pytest.mark.parametrize("offset", [1, 2, 3])
+def test_same_bits_wherever_the_tensors_lie(
+    simt: Device, case: OpCase, dtypes: Dtypes, offset: int
+) -> None:
+    call = make_call(case, (1, TILE[dtypes.tensor] + 133), dtypes, CPU)
+    assert_same_bits(
+        run_in_every_order(simt, case, call, layout=Layout(offset=offset)),
+        run(simt, case, call),
+        f"offset {offset}",
+    )
+
+
+@every_case
+@every_dtype
+@pytest.mark.parametrize("recompute_output", [False, True])
+def test_in_place_backward_has_the_same_bits(
+    simt: Device, case: OpCase, dtypes: Dtypes, recompute_output: bool
+) -> None:
+    call = make_call(case, (1, 1003), dtypes, CPU)
+    apart = run(simt, case, call)
+    _, statistics = kernels.forward(simt, case, call)
+    in_place = kernels.in_every_order(
+        simt,
+        lambda: kernels.backward(
+            simt, case, call, statistics, recompute_output=recompute_output, in_place=True
+        ),
+    )
+    output = apart.output if recompute_output else None
+    assert_same_bits(in_place, (output, apart.grad_input, None, None), "in place")
+
+
+@every_case
+def test_nothing_is_launched_for_an_empty_tensor(simt: Device, case: OpCase) -> None:
+    outcome = run(simt, case, make_call(case, (0, 5), FLOAT32, CPU))
+    assert outcome.output.shape == (0, 5)
+    assert simt.launches() == []
+
+
+@every_case
+@every_dtype
+def test_extreme_values(simt: Device, case: OpCase, dtypes: Dtypes) -> None:
+    """The limits at both ends; NaN and the infinities as PyTorch has them."""
+    largest = torch.finfo(dtypes.tensor).max
+    values = [0.0, -0.0, 1e-30, -1e-30, 6.0, -6.0, 40.0, -40.0, largest, -largest]
+    special = [math.inf, -math.inf, math.nan]
+    call = make_call(case, (1, len(values)), dtypes, CPU, values=torch.tensor(values, dtype=torch.float64))
+    assert_accurate(case, call, run_in_every_order(simt, case, call))
+
+    x = torch.tensor([special]).double()
+    call = make_call(case, (1, len(special)), dtypes, CPU, values=x)
+    output = run_in_every_order(simt, case, call).output
+    expected = case.forward(call)[0]
+    torch.testing.assert_close(output, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@every_case
+@every_dtype
+def test_neighbours_do_not_matter(simt: Device, case: OpCase, dtypes: Dtypes) -> None:
+    """An element's bits depend on nothing but its value, also in the scalar tail and in another vector."""
+    values = random_normal(1, 300)
+    whole = run(simt, case, make_call(case, (1, 300), dtypes, CPU, values=values))
+    part = run(simt, case, make_call(case, (1, 111), dtypes, CPU, values=values[:, 100:211]))
+    assert_same_bits([part.output], [whole.output[:, 100:211]], "elements 100 to 210")

@@ -1,0 +1,251 @@
+"""Which kernel the launchers choose, in which grid and with how much shared memory, for every range of shapes; that the
+choice is right for shapes on both sides of every threshold; and that no kernel was compiled which no test runs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from tests.support.cases import NORM_CASES, OP_CASES, OpCase
+from tests.support.shapes import BFLOAT16, DTYPES, FLOAT32, FLOAT64, Dtypes, make_call
+
+from . import build, kernels
+from .agreement import (
+    assert_accurate,
+    assert_results_accurate,
+    path,
+    run,
+    run_in_every_order,
+    statistics_of,
+)
+from .device import Attribute, Device, Launch
+from .kernels import DENSE, Layout, assert_same_bits
+
+CPU = torch.device("cpu")
+
+ROWS_PATH = ["layer_norm_forward_rows", "layer_norm_backward_rows", "layer_norm_reduce_parts_kernel"]
+
+# The longest row that stays in registers: 512 threads with 16 elements each, in float64 8 forward and 4 backward.
+IN_REGISTERS = {FLOAT32: (8192, 8192), BFLOAT16: (8192, 8192), FLOAT64: (4096, 2048)}
+
+# Shared memory for the sums over a row, with which every layout of a block's shared memory begins.
+ROW_SUMS = {FLOAT32: 512, BFLOAT16: 512, FLOAT64: 1024}
+
+every_case = pytest.mark.parametrize("case", NORM_CASES, ids=str)
+a_dtype_of_each_size = pytest.mark.parametrize("dtypes", IN_REGISTERS, ids=str)
+LAYER_NORM_GELU = NORM_CASES[-1]
+
+
+def forward_launch(device: Device, dtypes: Dtypes, size: tuple[int, int]) -> Launch:
+    kernels.forward(device, LAYER_NORM_GELU, make_call(LAYER_NORM_GELU, size, dtypes, CPU))
+    return device.launches()[-1]
+
+
+def input_grad_launch(device: Device, dtypes: Dtypes, size: tuple[int, int]) -> Launch:
+    """The only launch when no weight gradients are wanted."""
+    call = make_call(LAYER_NORM_GELU, size, dtypes, CPU)
+    _, statistics = kernels.forward(device, LAYER_NORM_GELU, call)
+    kernels.backward(device, LAYER_NORM_GELU, call, statistics, (True, False, False))
+    return device.launches()[-1]
+
+
+@a_dtype_of_each_size
+def test_rows_beyond_the_registers_take_the_long_kernels(simt: Device, dtypes: Dtypes) -> None:
+    forward_cols, backward_cols = IN_REGISTERS[dtypes]
+    for beyond, suffix in ((0, "_rows"), (1, "_long")):
+        forward = forward_launch(simt, dtypes, (1, forward_cols + beyond))
+        backward = input_grad_launch(simt, dtypes, (1, backward_cols + beyond))
+        assert forward.kernel.startswith("layer_norm_forward" + suffix)
+        assert backward.kernel.startswith("layer_norm_backward" + suffix)
+
+
+@a_dtype_of_each_size
+@pytest.mark.parametrize("beyond", [0, 1])
+@pytest.mark.parametrize("direction", [0, 1], ids=["forward", "backward"])
+def test_accurate_on_both_sides_of_the_threshold(
+    simt: Device, dtypes: Dtypes, direction: int, beyond: int
+) -> None:
+    call = make_call(LAYER_NORM_GELU, (3, IN_REGISTERS[dtypes][direction] + beyond), dtypes, CPU)
+    assert_accurate(LAYER_NORM_GELU, call, run(simt, LAYER_NORM_GELU, call))
+
+
+@pytest.mark.parametrize(
+    ("cols", "block"),
+    [
+        (1, (1, 128)),
+        (16, (1, 128)),
+        (17, (2, 64)),
+        (129, (16, 8)),
+        (512, (32, 4)),
+        (513, (64, 2)),
+        (1025, (96, 1)),
+        (2049, (160, 1)),
+        (8192, (512, 1)),
+    ],
+)
+def test_forward_block_has_as_many_threads_as_the_row_needs(
+    simt: Device, cols: int, block: tuple[int, int]
+) -> None:
+    assert forward_launch(simt, FLOAT32, (1, cols)).block == (*block, 1)
+
+
+@pytest.mark.parametrize(
+    ("cols", "block"),
+    [(1, (1, 256)), (17, (2, 128)), (512, (32, 8)), (2048, (128, 2)), (2049, (160, 1)), (8192, (512, 1))],
+)
+def test_backward_block_has_as_many_threads_as_the_row_needs(
+    simt: Device, cols: int, block: tuple[int, int]
+) -> None:
+    assert input_grad_launch(simt, FLOAT32, (1, cols)).block == (*block, 1)
+
+
+@every_case
+def test_grid_strides_over_the_rows(simt: Device, case: OpCase) -> None:
+    """At most 64 blocks of 128 rows for each multiprocessor forward, and two of 256 backward."""
+    simt.set_attribute(Attribute.MULTIPROCESSORS, 1)
+    call = make_call(case, (64 * 128 + 5, 2), FLOAT32, CPU)
+    assert_accurate(case, call, run(simt, case, call))
+    assert path(simt) == ROWS_PATH
+    assert [launch.grid for launch in simt.launches()] == [(64, 1, 1), (2, 1, 1), (1, 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("multiprocessors", "rows", "cols", "parts"),
+    [
+        (2, 0, 100, 1),
+        (2, 1, 100, 1),
+        (2, 33, 100, 2),  # 8 threads to a row, 32 rows to a block
+        (2, 1000, 100, 4),  # two blocks to a multiprocessor
+        (132, 100_000, 100, 264),
+        (132, 100_000, 4096, 264),
+        (132, 100_000, 8192, 132),
+        (132, 100_000, 8193, 132),
+        (132, 7, 8193, 7),
+    ],
+)
+def test_parts_of_the_weight_gradients(
+    simt: Device, multiprocessors: int, rows: int, cols: int, parts: int
+) -> None:
+    simt.set_attribute(Attribute.MULTIPROCESSORS, multiprocessors)
+    assert kernels.backward_parts(simt, rows, cols, torch.float32) == parts
+
+
+@every_case
+def test_weight_gradients_take_a_second_kernel(simt: Device, case: OpCase) -> None:
+    """32 columns of dgamma or dbeta to a block; not launched where neither is wanted."""
+    call = make_call(case, (5, 100), FLOAT32, CPU)
+    outcome = run(simt, case, call)
+    assert path(simt) == ROWS_PATH
+    assert simt.launches()[-1][1:] == ((4, 2, 1), (32, 32, 1), 32 * 33 * 4, kernels.STREAM)
+    simt.reset()
+    kernels.backward(simt, case, call, statistics_of(outcome), (True, False, False))
+    assert path(simt) == ["layer_norm_backward_rows"]
+    assert simt.launches()[0].stream == kernels.STREAM
+
+
+@every_case
+def test_nothing_is_launched_for_nothing(simt: Device, case: OpCase) -> None:
+    empty = make_call(case, (0, 100), FLOAT32, CPU)
+    _, statistics = kernels.forward(simt, case, empty)
+    kernels.backward(simt, case, empty, statistics, (True, False, False), recompute_output=True)
+    call = make_call(case, (5, 100), FLOAT32, CPU)
+    assert simt.launches() == []
+    _, statistics = kernels.forward(simt, case, call)
+    simt.reset()
+    kernels.backward(simt, case, call, statistics, (False, False, False))
+    assert simt.launches() == []
+
+
+@pytest.mark.parametrize(
+    ("shared_bytes_per_block", "used"),
+    [
+        (1024 + 4097 * 8, 1024 + 4097 * 8),  # the row is staged in shared memory
+        (1024 + 4097 * 8 - 1, 1024),  # it is read again
+    ],
+)
+def test_long_forward_row_waits_in_shared_memory_if_it_fits(
+    simt: Device, shared_bytes_per_block: int, used: int
+) -> None:
+    simt.set_attribute(Attribute.SHARED_BYTES_PER_BLOCK, shared_bytes_per_block)
+    assert forward_launch(simt, FLOAT64, (1, 4097)).shared_bytes == used
+
+
+# bfloat16 rows of 8193: the weight gradients' sums take 65552 bytes, x and dy together 32800.
+@pytest.mark.parametrize(
+    ("shared_bytes_per_block", "used"),
+    [
+        (512 + 65552 + 32800, 512 + 65552 + 32800),
+        (512 + 65552 + 32799, 512 + 65552),
+        (512 + 65551, 512 + 32800),
+        (512 + 32799, 512),
+    ],
+    ids=["sums and row", "sums", "row", "neither"],
+)
+def test_long_backward_row_waits_in_shared_memory_if_it_fits(
+    simt: Device, shared_bytes_per_block: int, used: int
+) -> None:
+    """Sums first, then x and dy; results are right and have the same bits in each of the four cases."""
+    case = LAYER_NORM_GELU
+    call = make_call(case, (5, 8193), BFLOAT16, CPU)
+    reference = run(simt, case, call)
+    assert_results_accurate(case, call, reference.results)
+    simt.reset()
+    simt.set_attribute(Attribute.SHARED_BYTES_PER_BLOCK, shared_bytes_per_block)
+    assert_same_bits(run(simt, case, call), reference, "with less shared memory")
+    forward, backward, _ = simt.launches()
+    assert forward.kernel.startswith("layer_norm_forward_long<")
+    assert backward.kernel.startswith("layer_norm_backward_long<")
+    assert backward.shared_bytes == used
+
+
+@every_case
+@pytest.mark.parametrize("shared_bytes_per_block", [96 * 1024, 4 * 1024])
+@pytest.mark.parametrize("layout", [DENSE, Layout(offset=1, row_gap=3)], ids=str)
+def test_long_rows_are_right_in_every_order(
+    simt: Device, case: OpCase, shared_bytes_per_block: int, layout: Layout
+) -> None:
+    simt.set_attribute(Attribute.SHARED_BYTES_PER_BLOCK, shared_bytes_per_block)
+    call = make_call(case, (3, 4100), FLOAT64, CPU)
+    assert_accurate(case, call, run_in_every_order(simt, case, call, layout=layout))
+    assert path(simt)[:2] == ["layer_norm_forward_long", "layer_norm_backward_long"]
+
+
+@pytest.mark.parametrize("case", OP_CASES, ids=str)
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+def test_a_tensor_off_its_alignment_is_not_moved_by_vectors(
+    simt: Device, case: OpCase, dtypes: Dtypes
+) -> None:
+    """Each pointer by itself is enough for another kernel or argument; the interpreter would report the access."""
+    call = make_call(case, (3, 256), dtypes, CPU)
+    aligned = run(simt, case, call)
+    assert_same_bits(run(simt, case, call, layout=Layout(offset=1)), aligned, "off alignment")
+
+
+def compiled_kernels(device: Device) -> set[str]:
+    """Every instance of every __global__ function."""
+    sources = [*build.KERNEL_SOURCES, *(build.KERNELS / "cuda").glob("*.cuh")]
+    names = {
+        name
+        for source in sources
+        for name in re.findall(r"__global__[^;{]*?\b(\w+)\(\w*Params", source.read_text())
+    }
+    assert len(names) >= 7
+    functions = device.function_names()
+    return {f for f in functions if f.partition("<")[0] in names and "{lambda" not in f}
+
+
+def test_every_compiled_kernel_runs(simt: Device) -> None:
+    """Short and long rows of every type, by vectors and off alignment, through every op."""
+    dtypes_of_parameters = (*DTYPES, Dtypes(torch.float64, torch.float32))
+    for case in OP_CASES:
+        for dtypes in dtypes_of_parameters:
+            for cols in (128, 129, 8200, 8201) if case.normalizes else (128,):
+                for layout in (DENSE, Layout(offset=1)):
+                    mask = (True, cols < 1000, cols < 1000)
+                    call = make_call(case, (1, cols), dtypes, CPU)
+                    _, statistics = kernels.forward(simt, case, call, layout=layout)
+                    kernels.backward(simt, case, call, statistics, mask, layout=layout)
+    launched = {launch.kernel for launch in simt.launches()}
+    assert compiled_kernels(simt) - launched == set()

@@ -1,0 +1,1 @@
+"""Helpers that the test files share. Nothing here is a test."""
