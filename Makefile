@@ -12,6 +12,7 @@
 
 TORCH ?= 2.13.0
 ARGS ?=
+STARTED := $(shell date +%s)
 PYTHON ?= $(shell \
   for environment in "$${VIRTUAL_ENV:-none}" "$${CONDA_PREFIX:-none}"; do \
     if [ -x "$$environment/bin/python" ]; then echo "$$environment/bin/python"; exit; fi; \
@@ -52,7 +53,7 @@ bench: build
 
 bench-gpu: build
 	@$(call need,pytest$(comma) hypothesis)
-	$(PYTHON) -m benchmarks.gpu $(ARGS)
+	$(PYTHON) -m benchmarks.gpu --started $(STARTED) $(ARGS)
 
 # In place, and incremental where ninja is.
 build: torch

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -67,7 +68,8 @@ class CudaClock:
         properties = torch.cuda.get_device_properties(device)
         self._flush = torch.empty(4 * properties.L2_cache_size, dtype=torch.uint8, device=device)
         self._cycles_per_second = 1e3 * getattr(properties, "clock_rate", 2_000_000)  # in kHz
-        self._host_seconds: dict[Thunk, float] = {}
+        # Weak: a variant's tensors go with its case.
+        self._host_seconds: WeakKeyDictionary[Thunk, float] = WeakKeyDictionary()
 
     def calibrate(self, fn: Thunk, min_seconds: float) -> int:
         torch.cuda.synchronize()
@@ -80,18 +82,20 @@ class CudaClock:
 
     def sample(self, fn: Thunk, calls: int) -> float:
         wait_cycles = int(1.5 * self._host_seconds.get(fn, 1e-4) * self._cycles_per_second)
-        events = [
-            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-            for _ in range(calls)
-        ]
+        events = [(self._event(), self._event()) for _ in range(calls)]
         for start, end in events:
             self._flush.zero_()
-            torch.cuda._sleep(wait_cycles)
+            torch.cuda._sleep(wait_cycles)  # type: ignore[no-untyped-call]
             start.record()
             fn()
             end.record()
         torch.cuda.synchronize()
-        return statistics.median(start.elapsed_time(end) for start, end in events) / 1e3
+        milliseconds: list[float] = [start.elapsed_time(end) for start, end in events]
+        return statistics.median(milliseconds) / 1e3
+
+    @staticmethod
+    def _event() -> torch.cuda.Event:
+        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def copy_bandwidth(self) -> float:
         source = torch.ones(1 << 28, device=self._flush.device)  # 1 GiB

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -121,7 +122,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": _digits(median), "q1": _digits(q1), "q3": _digits(q3)}
 
 
-def measure(case: Case, clock: Clock, effort: Effort, copy_bandwidth: float) -> dict[str, object]:
+def measure(case: Case, clock: Clock, effort: Effort, copy_bandwidth: float) -> dict[str, Any]:
     """The record of a case, as it stands in the JSON file (NOTES.md lists its fields).
 
     Saved and peak bytes are counted in calls of their own, so counting does not disturb the timing.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterable
+from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ PACKAGES = {"compile": "torch", "liger": "liger_kernel", "apex": "apex", "flash_
 
 def missing(names: Iterable[str]) -> list[str]:
     """Those of `names` whose package is not installed."""
-    return [name for name in names if importlib.util.find_spec(PACKAGES[name]) is None]
+    return [name for name in names if find_spec(PACKAGES[name]) is None]
 
 
 def compiled(names: Iterable[str], fn: Callable[..., Tensor]) -> dict[str, Callable[..., Tensor]]:
@@ -41,18 +42,15 @@ def layer_norms(names: Iterable[str]) -> dict[str, LayerNorm]:
 
 
 def _liger() -> LayerNorm:
-    from liger_kernel.ops.layer_norm import LigerLayerNormFunction
-
-    return lambda x, weight, bias: LigerLayerNormFunction.apply(x, weight, bias, EPS)
+    function = import_module("liger_kernel.ops.layer_norm").LigerLayerNormFunction
+    return lambda x, weight, bias: function.apply(x, weight, bias, EPS)
 
 
 def _apex() -> LayerNorm:
-    from apex.normalization.fused_layer_norm import fused_layer_norm_affine
-
-    return lambda x, weight, bias: fused_layer_norm_affine(x, weight, bias, weight.shape, EPS)
+    function = import_module("apex.normalization.fused_layer_norm").fused_layer_norm_affine
+    return lambda x, weight, bias: function(x, weight, bias, weight.shape, EPS)
 
 
 def _flash_attn() -> LayerNorm:
-    from flash_attn.ops.triton.layer_norm import layer_norm_fn
-
-    return lambda x, weight, bias: layer_norm_fn(x, weight, bias, eps=EPS)
+    function = import_module("flash_attn.ops.triton.layer_norm").layer_norm_fn
+    return lambda x, weight, bias: function(x, weight, bias, eps=EPS)

@@ -73,7 +73,8 @@ def _dots(axes: Any, height: float, cases: Sequence[dict[str, Any]], colour: str
 
 
 def _name(case: dict[str, Any]) -> str:
-    return OPS.get(case["op"], case["op"]) + FORMS[case["approximate"]]
+    op = str(case["op"])
+    return OPS.get(op, op) + FORMS[case["approximate"]]
 
 
 def _beyond_cache(case: dict[str, Any]) -> bool:

@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,11 @@ class Record:
 
 def header(
     op: str,
-    goals: dict[str, float],
+    goals: Mapping[str, float],
     settings: dict[str, Any],
     command: Sequence[str],
     device: torch.device,
-    copy_bandwidths: dict[int, float],
+    copy_bandwidths: Mapping[int, float],
 ) -> dict[str, Any]:
     """Everything in the file but the cases. `goals`: direction to the least wanted ratio to the
     baseline; `copy_bandwidths`: threads to bytes per second.
@@ -77,7 +77,7 @@ def header(
         "op": op,
         "date": now.isoformat(timespec="seconds"),
         "commands": [" ".join(command)],
-        "goals": goals,
+        "goals": dict(goals),
         "settings": settings,
         "machine": machine(device),
         "load_average": round(os.getloadavg()[0], 2),

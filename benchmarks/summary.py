@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.cli import RESULTS
 
-Group = tuple[str, ...]
+Group = tuple[str, str, str, str]
 
 
 def load(paths: Iterable[Path]) -> list[dict[str, Any]]:
@@ -59,11 +59,18 @@ def speed_rows(run: dict[str, Any], variant: str = "memopt") -> list[list[str]]:
     return rows
 
 
+def other_variants(run: dict[str, Any]) -> list[str]:
+    """The names of what was measured beside the baseline and memopt, in order of appearance."""
+    names = {name: None for case in measured(run) for name in case["variants"]}
+    baselines = {case["baseline"] for case in measured(run)}
+    return [name for name in names if name not in baselines | {"memopt"}]
+
+
 def memory_rows(run: dict[str, Any]) -> list[list[str]]:
     """Saved and peak bytes per element of forward+backward at the largest size, for each element
     type.
     """
-    largest: dict[Group, dict[str, Any]] = {}
+    largest: dict[tuple[str, str], dict[str, Any]] = {}
     for case in measured(run):
         if case["direction"] == "forward+backward":
             group = (case["op"], case["dtype"])
@@ -110,15 +117,20 @@ def describe(run: dict[str, Any]) -> str:
 def report(runs: Sequence[dict[str, Any]]) -> str:
     """The whole text; `runs` are of one machine, and at least one."""
     speed = [row for run in runs for row in speed_rows(run)]
-    reemit = [row[:5] + row[6:] for run in runs for row in speed_rows(run, "memopt+y")]
+    others = [
+        [name, *row[:5], *row[6:]]
+        for run in runs
+        for name in other_variants(run)
+        for row in speed_rows(run, name)
+    ]
     memory = [row for run in runs for row in memory_rows(run)]
     ends = ["worst case", "best case", "of copy bandwidth"]
     parts = [
         describe(runs[0]),
         "Speed-up over ATen in the same run (geometric mean):",
         table(["op", "direction", "dtype", "threads", "speed-up", "goal", *ends], speed),
-        "The same for a backward that also writes the op's output again (ATen: backward alone):",
-        table(["op", "direction", "dtype", "threads", "speed-up", *ends], reemit),
+        "The same for other variants (memopt+y: a backward that writes the op's output again):",
+        table(["variant", "op", "direction", "dtype", "threads", "speed-up", *ends], others),
         "Bytes per element of forward+backward, saved for backward and at the peak:",
         table(["op", "dtype", "size", "saved, ATen", "saved", "peak, ATen", "peak"], memory),
     ]

@@ -48,6 +48,15 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    """Small tensors are quickest on one thread, and threads that wait for a busy core cost tenfold.
+
+    test_determinism.py proves that every number of threads gives the same bits.
+    """
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def _same_random_numbers() -> None:
     torch.manual_seed(0)

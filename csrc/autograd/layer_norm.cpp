@@ -9,6 +9,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/native_layer_norm_backward.h>
+#include <ATen/ops/ones_like.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
@@ -56,9 +57,12 @@ std::array<Tensor, 3> differentiable_backward(
     const LayerNormSaved& saved,
     const Widened& wide,
     const Tensor& grad_output) {
+  // PyTorch's second derivative takes the bias's part of the gradient for zero where there is no weight: a weight of ones
+  // is the same function. Its gradient is not asked for.
+  OptionalTensor weight = wide.weight;
+  if (!weight.has_value() && wide.bias.has_value()) weight = at::ones_like(*wide.bias);
   const auto grads = at::native_layer_norm_backward_symint(
-      widen(grad_output), wide.input, saved.normalized_shape, saved.mean, saved.rstd, wide.weight, wide.bias,
-      saved.wanted);
+      widen(grad_output), wide.input, saved.normalized_shape, saved.mean, saved.rstd, weight, wide.bias, saved.wanted);
   const auto like = [](const Tensor& grad, const Tensor& owner) {
     return grad.defined() ? grad.to(owner.scalar_type()) : Tensor();
   };

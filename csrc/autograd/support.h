@@ -26,16 +26,17 @@ inline OptionalTensor as_optional(const Tensor& tensor) {
   return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
 }
 
-// Whether a graph node is needed at all. A forward-mode tangent counts: Function::apply refuses it by name, where
-// skipping the node would drop it silently.
+// Whether a graph node is needed at all. A forward-mode tangent counts, whatever the grad mode: Function::apply refuses
+// it by name, where skipping the node would drop it silently.
 inline bool records(const Tensor& tensor) {
-  return tensor.defined() && (tensor.requires_grad() || tensor._fw_grad(/*level=*/0).defined());
+  if (!tensor.defined()) return false;
+  return (at::GradMode::is_enabled() && tensor.requires_grad()) || tensor._fw_grad(/*level=*/0).defined();
 }
 inline bool records(const OptionalTensor& tensor) { return tensor.has_value() && records(*tensor); }
 
 template <class... Tensors>
 bool needs_node(const Tensors&... tensors) {
-  return at::GradMode::is_enabled() && (records(tensors) || ...);
+  return (records(tensors) || ...);
 }
 
 }  // namespace memopt::autograd

@@ -73,11 +73,11 @@ struct GeluTanh {
   };
 
   // From e = exp(-2|u|) = 2^(-2|u| log2(e)), which cannot overflow: s(2|u|) = 1 / (1 + e), and s (1 - s) = e / (1 + e)^2 keeps its digits
-  // where 1 - s would lose them. Beyond |x| = 16 s is 0 or 1 in every type, so x^3 is kept finite.
+  // where 1 - s would lose them. Beyond |x| = 32 s is 0 or 1 in every type (also float64), so x^3 is kept finite.
   template <class V>
   static MEMOPT_HD Logistic<V> logistic_2u(V x) {
     using M = Math<V>;
-    const V t = M::clamp_max(M::abs(x), V(16));
+    const V t = M::clamp_max(M::abs(x), V(32));
     const V t2 = t * t;
     const V e = M::exp2(t * M::fma(t2, V(-0.1029432395800235), V(-2.302208198144325)));
     const V r = M::reciprocal(V(1) + e);

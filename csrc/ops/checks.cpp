@@ -12,6 +12,7 @@ bool is_supported(at::ScalarType type) {
 }
 
 void check_dense(const char* op, const char* name, const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.defined(), op, ": ", name, " must be a tensor, got None");
   TORCH_CHECK(tensor.layout() == at::kStrided, op, ": ", name, " must be a dense (strided) tensor, got layout ",
               tensor.layout());
 }

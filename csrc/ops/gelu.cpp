@@ -45,7 +45,7 @@ Tensor gelu_forward(const char* op, const Tensor& input, std::string_view approx
   const Tensor x = dense(input);
   const Tensor y = at::empty_like(x);
   const kernels::GeluForwardParams p{x.const_data_ptr(), y.mutable_data_ptr(), x.numel(), scalar_type(x), kind,
-                                     exceeds_cache(y.nbytes())};
+                                     exceeds_cache(y, 2)};
   launch(
       op, x,
       [&](const Kernels& cpu) {
@@ -77,7 +77,7 @@ std::tuple<Tensor, Tensor> _gelu_backward(
   const Tensor dy = in_order_of(grad_output, x);
   const kernels::GeluBackwardParams p{dy.const_data_ptr(), x.const_data_ptr(), dx.mutable_data_ptr(),
                                       mutable_data(y),     x.numel(),          scalar_type(x),
-                                      kind,                exceeds_cache(dx.nbytes())};
+                                      kind,                exceeds_cache(dx, 3)};
   launch(
       op, x,
       [&](const Kernels& cpu) {

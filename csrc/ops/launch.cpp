@@ -1,18 +1,20 @@
 #include "launch.h"
 
 #include <c10/util/Exception.h>
-#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
 
 namespace memopt::ops {
 namespace {
 
-// Linux reports 0 in some virtual machines and containers; 32 MiB is a common server's share.
+// MEMOPT_CPU_CACHE_BYTES, for tests; else what Linux says of the first core's share (sysconf adds up all cores of some
+// machines); else 32 MiB, a common server's.
 int64_t last_level_cache_bytes() {
-#if defined(_SC_LEVEL3_CACHE_SIZE)
-  const long bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
-  if (bytes > 0) return bytes;
-#endif
-  return int64_t{32} << 20;
+  if (const char* given = std::getenv("MEMOPT_CPU_CACHE_BYTES")) return std::atoll(given);
+  std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");  // "32768K"
+  int64_t kibibytes = 0;
+  return file >> kibibytes ? kibibytes << 10 : int64_t{32} << 20;
 }
 
 }  // namespace
@@ -31,9 +33,9 @@ void no_cuda_kernels(const char* op) {
               "(python -m memopt env shows what was built)");
 }
 
-bool exceeds_cache(int64_t bytes) {
+bool exceeds_cache(const at::Tensor& tensor, int64_t tensors) {
   static const int64_t cache = last_level_cache_bytes();
-  return bytes > cache;
+  return tensors * static_cast<int64_t>(tensor.nbytes()) > cache;
 }
 
 }  // namespace memopt::ops

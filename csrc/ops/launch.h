@@ -55,8 +55,9 @@ void launch(const char* op, const at::Tensor& tensor, Cpu cpu, Cuda cuda, const 
   }
 }
 
-// Whether results of this many bytes are better stored past the caches: more than the last-level cache holds, so
-// they will be read back from memory anyway, and reading them in before overwriting would be wasted.
-bool exceeds_cache(int64_t bytes);
+// Whether a kernel that reads and writes this many tensors like `tensor` should store past the caches: they are more
+// than the last-level cache holds, so results will be read back from memory anyway, and reading their lines in before
+// overwriting them would be wasted.
+bool exceeds_cache(const at::Tensor& tensor, int64_t tensors);
 
 }  // namespace memopt::ops

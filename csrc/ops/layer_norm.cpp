@@ -103,7 +103,7 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_forward(
   p.eps = eps;
   p.dtype = scalar_type(a.input);
   p.param_dtype = parameter_type(gamma, beta, a.input);
-  p.stream_stores = exceeds_cache(static_cast<int64_t>(y.nbytes()));
+  p.stream_stores = exceeds_cache(y, 2);
   run(p);
   return {y, mean, rstd};
 }
@@ -154,7 +154,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> layer_norm_backward(
   p.x_row_stride = x.row_stride;
   p.dtype = scalar_type(a.input);
   p.param_dtype = parameter_type(gamma, beta, a.input);
-  p.stream_stores = exceeds_cache(static_cast<int64_t>(a.input.nbytes()));
+  p.stream_stores = exceeds_cache(a.input, 3);
   p.parts = part_count(a.op, a.input, rows, cols);
   Tensor partials;
   if (dgamma.defined() || dbeta.defined()) {

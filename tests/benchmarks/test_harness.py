@@ -9,12 +9,13 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import gelu, gpu, layer_norm, layer_norm_gelu, runner, summary
+from benchmarks import cpu, gelu, gpu, layer_norm, layer_norm_gelu, runner, summary
 from benchmarks.clocks import CpuClock, Thunk
 from benchmarks.harness import Case, Effort, Variant, alternate, measure, round_orders, spread
 from benchmarks.memory import peak_bytes, saved_bytes
@@ -130,7 +131,7 @@ def test_peak_bytes_are_what_was_alive_at_once_beyond_what_was_there() -> None:
 
 @pytest.mark.parametrize("module", [gelu, layer_norm, layer_norm_gelu], ids=lambda m: m.__name__)
 def test_every_benchmark_runs_and_its_file_says_what_how_and_where(
-    module, tmp_path: Path, restore_num_threads: None
+    module: ModuleType, tmp_path: Path, restore_num_threads: None
 ) -> None:
     op = module.__name__.removeprefix("benchmarks.")
     out = tmp_path / "results.json"
@@ -169,6 +170,22 @@ def test_every_benchmark_runs_and_its_file_says_what_how_and_where(
     report = summary.report([found])
     assert report.count(f"| {op}") >= 5  # three directions, the re-emission, the memory
     assert "Not measured" not in report
+
+
+@pytest.mark.slow
+def test_the_cpu_run_measures_every_op_and_sums_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cpu, "RESULTS", tmp_path)
+    assert cpu.main([*QUICK_AND_SMALL, "--direction", "forward"]) == 0
+    files = {f"cpu_{op}.json" for op in ("gelu", "layer_norm", "layer_norm_gelu")}
+    assert {path.name for path in tmp_path.iterdir()} == files | {"cpu_summary.md", "cpu.png"}
+    text = (tmp_path / "cpu_summary.md").read_text()
+    assert text in capsys.readouterr().out
+    for name in ("gelu, none", "gelu, tanh", "layer_norm", "layer_norm_gelu, tanh"):
+        assert f"| {name} " in text
+    with pytest.raises(SystemExit):
+        cpu.main(["--dtype", "int8"])
 
 
 @pytest.fixture

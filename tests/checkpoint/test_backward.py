@@ -7,12 +7,13 @@ how often the function runs in each.
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from memopt.checkpoint import checkpoint
+from memopt.checkpoint import checkpoint, is_recomputing
 from tests.checkpoint.support import (
     CountCalls,
     assert_same_bits,
@@ -132,6 +133,15 @@ def test_recompute_stops_when_everything_is_rebuilt(x: Tensor) -> None:
     assert (before.calls, after.calls) == (2, 1)
 
 
+def test_recompute_stops_where_nobody_needs_the_rest(x: Tensor) -> None:
+    count = CountCalls()
+    used, dropped = checkpoint(lambda x: (x.exp(), count(x.sin()).exp()), x)
+    del dropped
+    used.sum().backward()
+    assert count.calls == 1
+    assert torch.equal(x.grad, x.detach().exp())
+
+
 def test_early_stop_passes_exception_handlers_of_the_function(x: Tensor) -> None:
     """The function may catch Exception without noticing, and clean up in finally."""
     log: list[str] = []
@@ -154,7 +164,7 @@ def test_function_that_catches_everything_still_gets_its_gradient(x: Tensor) -> 
         try:
             y = x.exp()
         except BaseException:
-            y = x * 1
+            y = x.sin()
         return y
 
     checkpoint(function, x).sum().backward()
@@ -182,6 +192,28 @@ def test_saved_tensors_can_be_read_outside_of_backward(x: Tensor) -> None:
     assert torch.equal(x.grad, x.detach().exp())
 
 
+def test_saved_tensors_can_be_read_by_several_threads(x: Tensor) -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x.exp()
+        if is_recomputing():
+            time.sleep(0.01)  # lets the other threads in
+        return y.sin()
+
+    node = checkpoint(function, x).grad_fn
+    read: list[bool] = []
+    expected = x.detach().exp()
+
+    def read_saved() -> None:
+        read.append(torch.equal(node._saved_self, expected))
+
+    threads = [threading.Thread(target=read_saved) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert read == [True] * 4
+
+
 def test_node_may_read_its_saved_tensors_twice(x: Tensor) -> None:
     class Square(torch.autograd.Function):
         @staticmethod
@@ -194,8 +226,12 @@ def test_node_may_read_its_saved_tensors_twice(x: Tensor) -> None:
             (first,), (second,) = ctx.saved_tensors, ctx.saved_tensors
             return grad * (first + second)
 
-    checkpoint(lambda x: Square.apply(x.sin()), x).sum().backward()
-    assert torch.allclose(x.grad, (2 * x).sin().detach(), atol=1e-6)
+    count = CountCalls()
+    y = checkpoint(lambda x: Square.apply(x.sin()) + count(x).exp(), x).sum()
+    y.backward(retain_graph=True)
+    assert torch.allclose(x.grad, ((2 * x).sin() + x.exp()).detach(), atol=1e-6)
+    # Once in forward, once in the first recompute; the second stops where it has what was asked.
+    assert count.calls == 2
 
 
 def test_derivative_taken_inside_the_region(x: Tensor) -> None:

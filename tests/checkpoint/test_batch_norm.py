@@ -63,7 +63,7 @@ by_function = {
     "default": lambda self, x: checkpoint(lambda y, f=self.layer: f(y), x),
     "partial": lambda self, x: checkpoint(functools.partial(_apply, self.layer), x),
     "argument": lambda self, x: checkpoint(_apply, self.layer, x),
-    "container": lambda self, x: checkpoint(lambda y, layers: layers[0](y), x, [self.layer]),
+    "container": lambda self, x: checkpoint(lambda y, f: f["f"][0](y), x, {"f": [self.layer]}),
 }
 
 

@@ -358,6 +358,13 @@ def test_forward_set_on_the_wrapped_instance(wrap_again: bool) -> None:
     assert module.forward is forward
 
 
+def test_unwrap_keeps_a_forward_that_was_set_since() -> None:
+    module = checkpoint_wrapper(Prepared().replace_forward())
+    newest = functools.partial(replaced_forward, module)
+    module.forward = newest
+    assert unwrap(module).forward is newest
+
+
 def test_wrapping_twice_is_wrapping_once_with_the_newest_settings() -> None:
     module = Net()
     checkpoint_wrapper(module, maintain_forward_counter=True)

@@ -38,7 +38,7 @@ def test_gradcheck(case: OpCase, size: tuple[int, ...], device: torch.device) ->
 
 
 @every_op
-@pytest.mark.parametrize("size", [(3, 5), (2, 1), (2, 2, 3)], ids=str)
+@pytest.mark.parametrize("size", [(2, 4), (2, 1), (2, 1, 3)], ids=str)
 def test_gradgradcheck(case: OpCase, size: tuple[int, ...], device: torch.device) -> None:
     function, tensors = as_function(case, make_call(case, size, FLOAT64, device))
     torch.autograd.gradgradcheck(function, tensors)
@@ -49,7 +49,7 @@ def test_gradgradcheck(case: OpCase, size: tuple[int, ...], device: torch.device
 def test_gradcheck_and_gradgradcheck_without_weight_or_bias(
     case: OpCase, weight: bool, bias: bool, device: torch.device
 ) -> None:
-    call = make_call(case, (3, 4), FLOAT64, device, weight=weight, bias=bias)
+    call = make_call(case, (2, 3), FLOAT64, device, weight=weight, bias=bias)
     function, tensors = as_function(case, call)
     torch.autograd.gradcheck(function, tensors)
     torch.autograd.gradgradcheck(function, tensors)
@@ -57,7 +57,7 @@ def test_gradcheck_and_gradgradcheck_without_weight_or_bias(
 
 @every_norm
 def test_gradcheck_of_two_normalized_dimensions(case: OpCase, device: torch.device) -> None:
-    call = make_call(case, (2, 2, 3), FLOAT64, device, normalized_dims=2)
+    call = make_call(case, (2, 2, 2), FLOAT64, device, normalized_dims=2)
     function, tensors = as_function(case, call)
     torch.autograd.gradcheck(function, tensors)
     torch.autograd.gradgradcheck(function, tensors)
@@ -133,15 +133,20 @@ def test_gradient_that_has_another_consumer_survives(case: OpCase, device: torch
     assert torch.equal(other.grad, leaves.grad_output)
 
 
-@every_op
-@pytest.mark.parametrize("name", ["input", "weight", "bias"])
-def test_in_place_change_of_a_saved_tensor_is_an_error(
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        *((case, "input") for case in OP_CASES),
+        *((case, "weight") for case in NORM_CASES),
+        *((case, "bias") for case in NORM_CASES[1:]),
+    ],
+    ids=str,
+)
+def test_in_place_change_of_what_backward_reads_is_an_error(
     case: OpCase, name: str, device: torch.device
 ) -> None:
     leaves = make_call(case, (9, 130), FLOAT32, device).leaves()
     saved = getattr(leaves, name)
-    if saved is None or (name == "bias" and case.approximate is None):
-        pytest.skip(f"{case} does not save {name}")
     output = case.memopt(leaves)
     with torch.no_grad():
         saved.add_(1)

@@ -30,9 +30,6 @@ ROWS_PATH = ["layer_norm_forward_rows", "layer_norm_backward_rows", "layer_norm_
 # The longest row that stays in registers: 512 threads with 16 elements each, in float64 8 forward and 4 backward.
 IN_REGISTERS = {FLOAT32: (8192, 8192), BFLOAT16: (8192, 8192), FLOAT64: (4096, 2048)}
 
-# Shared memory for the sums over a row, with which every layout of a block's shared memory begins.
-ROW_SUMS = {FLOAT32: 512, BFLOAT16: 512, FLOAT64: 1024}
-
 every_case = pytest.mark.parametrize("case", NORM_CASES, ids=str)
 a_dtype_of_each_size = pytest.mark.parametrize("dtypes", IN_REGISTERS, ids=str)
 LAYER_NORM_GELU = NORM_CASES[-1]
@@ -172,40 +169,37 @@ def test_long_forward_row_waits_in_shared_memory_if_it_fits(
     assert forward_launch(simt, FLOAT64, (1, 4097)).shared_bytes == used
 
 
-# bfloat16 rows of 8193: the weight gradients' sums take 65552 bytes, x and dy together 32800.
-@pytest.mark.parametrize(
-    ("shared_bytes_per_block", "used"),
-    [
-        (512 + 65552 + 32800, 512 + 65552 + 32800),
-        (512 + 65552 + 32799, 512 + 65552),
-        (512 + 65551, 512 + 32800),
-        (512 + 32799, 512),
-    ],
-    ids=["sums and row", "sums", "row", "neither"],
-)
-def test_long_backward_row_waits_in_shared_memory_if_it_fits(
-    simt: Device, shared_bytes_per_block: int, used: int
-) -> None:
-    """Sums first, then x and dy; results are right and have the same bits in each of the four cases."""
+def test_long_backward_row_waits_in_shared_memory_if_it_fits(simt: Device) -> None:
+    """First the sums of the weight gradients, then x and dy. Results have the same bits wherever they wait."""
     case = LAYER_NORM_GELU
     call = make_call(case, (5, 8193), BFLOAT16, CPU)
     reference = run(simt, case, call)
     assert_results_accurate(case, call, reference.results)
-    simt.reset()
-    simt.set_attribute(Attribute.SHARED_BYTES_PER_BLOCK, shared_bytes_per_block)
-    assert_same_bits(run(simt, case, call), reference, "with less shared memory")
-    forward, backward, _ = simt.launches()
-    assert forward.kernel.startswith("layer_norm_forward_long<")
-    assert backward.kernel.startswith("layer_norm_backward_long<")
-    assert backward.shared_bytes == used
+    row_sums, weight_sums, x_and_dy = 512, 65552, 32800  # bytes, each a multiple of 16
+    for limit, used in (
+        (row_sums + weight_sums + x_and_dy, row_sums + weight_sums + x_and_dy),
+        (row_sums + weight_sums + x_and_dy - 1, row_sums + weight_sums),
+        (row_sums + weight_sums - 1, row_sums + x_and_dy),
+        (row_sums + x_and_dy - 1, row_sums),
+    ):
+        simt.reset()
+        simt.set_attribute(Attribute.SHARED_BYTES_PER_BLOCK, limit)
+        assert_same_bits(run(simt, case, call), reference, f"{limit} bytes of shared memory")
+        _, backward, _ = simt.launches()
+        assert backward.kernel.startswith("layer_norm_backward_long<")
+        assert backward.shared_bytes == used
 
 
 @every_case
-@pytest.mark.parametrize("shared_bytes_per_block", [96 * 1024, 4 * 1024])
-@pytest.mark.parametrize("layout", [DENSE, Layout(offset=1, row_gap=3)], ids=str)
+@pytest.mark.parametrize(
+    ("shared_bytes_per_block", "layout"),
+    [(96 * 1024, DENSE), (4 * 1024, Layout(offset=1, row_gap=3))],
+    ids=str,
+)
 def test_long_rows_are_right_in_every_order(
     simt: Device, case: OpCase, shared_bytes_per_block: int, layout: Layout
 ) -> None:
+    """Staged in shared memory, and read again from tensors off their alignment."""
     simt.set_attribute(Attribute.SHARED_BYTES_PER_BLOCK, shared_bytes_per_block)
     call = make_call(case, (3, 4100), FLOAT64, CPU)
     assert_accurate(case, call, run_in_every_order(simt, case, call, layout=layout))

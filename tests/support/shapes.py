@@ -19,7 +19,7 @@ from .cases import Call, OpCase
 COLS = (1, 3, 127, 129, 769, 1000, 4099)
 
 # None, one, and enough to need several parts in the sum of the weight gradients.
-ROWS = (0, 1, 67)
+ROWS = (0, 1, 35)
 
 
 class Dtypes(NamedTuple):

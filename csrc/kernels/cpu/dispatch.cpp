@@ -1,6 +1,7 @@
 // Picks the instruction set's table at run time. Compiled once, for the baseline.
 #include <cstdlib>
 #include <cstring>
+#include <string>
 
 #include "kernels.h"
 
@@ -27,7 +28,7 @@ struct Candidate {
 
 struct Choice {
   const Kernels* kernels;
-  const char* error;
+  std::string error;  // empty where there are kernels
 };
 
 Choice choose() {
@@ -47,21 +48,23 @@ Choice choose() {
     for (const Candidate& c : candidates) {
       if (c.runs_here) best = c.kernels;
     }
-    return {best, nullptr};
+    return {best, ""};
   }
   for (const Candidate& c : candidates) {
     if (std::strcmp(wanted, c.kernels->name) != 0) continue;
-    if (c.runs_here) return {c.kernels, nullptr};
-    return {nullptr, "MEMOPT_CPU_CAPABILITY names an instruction set that this processor does not have"};
+    if (c.runs_here) return {c.kernels, ""};
+    return {nullptr, std::string("MEMOPT_CPU_CAPABILITY must name an instruction set of this processor, got '") + wanted + "'"};
   }
-  return {nullptr, "MEMOPT_CPU_CAPABILITY must be one of the compiled instruction sets (baseline, avx2, avx512)"};
+  std::string names;
+  for (const Candidate& c : candidates) names += (names.empty() ? "" : ", ") + std::string(c.kernels->name);
+  return {nullptr, "MEMOPT_CPU_CAPABILITY must be one of " + names + ", got '" + wanted + "'"};
 }
 
 }  // namespace
 
 const Kernels* cpu_kernels(const char** error) {
   static const Choice choice = choose();
-  *error = choice.error;
+  *error = choice.error.c_str();
   return choice.kernels;
 }
 

@@ -13,7 +13,7 @@ void forward(const GeluForwardParams& p, int64_t begin, int64_t end) {
   const T* x = static_cast<const T*>(p.x) + begin;
   T* y = static_cast<T*>(p.y) + begin;
   const bool streamed = p.stream_stores && is_aligned(y);
-  for_steps<T>(end - begin, [&](int64_t i, auto extent) {
+  for_steps<T>(0, end - begin, [&](int64_t i, auto extent) __attribute__((always_inline)) {
     const auto v = load(x + i, extent);
     store(y + i, Step{Gelu::value(v.lo), Gelu::value(v.hi)}, extent, streamed);
   });
@@ -27,7 +27,7 @@ void backward(const GeluBackwardParams& p, int64_t begin, int64_t end) {
   T* dx = static_cast<T*>(p.dx) + begin;
   T* y = p.y ? static_cast<T*>(p.y) + begin : nullptr;
   const bool streamed = p.stream_stores && is_aligned(dx) && (!y || is_aligned(y));
-  for_steps<T>(end - begin, [&](int64_t i, auto extent) {
+  for_steps<T>(0, end - begin, [&](int64_t i, auto extent) __attribute__((always_inline)) {
     const auto v = load(x + i, extent);
     const auto d = load(dy + i, extent);
     const auto lo = Gelu::value_and_grad(v.lo);

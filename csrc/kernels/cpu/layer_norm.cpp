@@ -2,7 +2,8 @@
 // layer_norm_gelu shares).
 #include "../layer_norm.h"
 
-#include "layer_norm_rows.h"
+#include "layer_norm_backward.h"
+#include "layer_norm_forward.h"
 #include "table.h"
 
 namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE {
@@ -27,7 +28,7 @@ void reduce_parts(const LayerNormBackwardParams& p, int64_t offset, void* out, i
   if (out == nullptr) return;
   using V = typename Elements<G>::V;
   const A* partials = static_cast<const A*>(p.partials) + offset + begin;
-  for_steps<G>(end - begin, [&](int64_t i, auto extent) {
+  for_steps<G>(0, end - begin, [&](int64_t i, auto extent) __attribute__((always_inline)) {
     Step<V> sum{V(0), V(0)};
     for (int64_t part = 0; part < p.parts; ++part) {
       const Step<V> v = load(partials + part * 2 * p.cols + i, extent);

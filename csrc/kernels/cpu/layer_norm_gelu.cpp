@@ -1,7 +1,8 @@
 // LayerNorm with GELU behind it: the row kernels of layer_norm_rows.h with the activation put in.
 #include "../layer_norm_gelu.h"
 
-#include "layer_norm_rows.h"
+#include "layer_norm_backward.h"
+#include "layer_norm_forward.h"
 #include "table.h"
 
 namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE {

@@ -216,13 +216,13 @@ MEMOPT_INLINE Step<FloatVec> keep_valid(Step<FloatVec> s, Tail tail) {
   return {FloatVec::set(zero, s.lo, tail.count), FloatVec::set(zero, s.hi, tail.count < n ? 0 : tail.count - n)};
 }
 
-// body(offset, Whole) for every whole step of n elements of T, then body(offset, Tail) for what is left.
+// body(offset, Whole) for every whole step of the elements [begin, end) of T, then body(offset, Tail) for what is left.
 template <class T, class Body>
-MEMOPT_INLINE void for_steps(int64_t n, Body&& body) {
+MEMOPT_INLINE void for_steps(int64_t begin, int64_t end, Body&& body) {
   constexpr int64_t kStep = Elements<T>::kStep;
-  int64_t i = 0;
-  for (; i + kStep <= n; i += kStep) body(i, Whole{});
-  if (i < n) body(i, Tail{n - i});
+  int64_t i = begin;
+  for (; i + kStep <= end; i += kStep) body(i, Whole{});
+  if (i < end) body(i, Tail{end - i});
 }
 
 MEMOPT_INLINE double sum_lanes(double v) { return v; }

@@ -1,8 +1,8 @@
 // GELU and its derivative, element by element.
 //
-// Memory: forward reads x and writes y; backward reads dy and x, writes dx (in place over dy if asked) and, if
-// asked, gelu(x) again: 4, 6 and 8 bytes an element in 2-byte types, each moved once, by 16-byte vectors, all vectors of a
-// tile in flight before the first is used.
+// Memory: forward reads x and writes y; backward reads dy and x, writes dx (in place over dy if
+// asked) and, if asked, gelu(x) again: 4, 6 and 8 bytes an element in 2-byte types, each moved
+// once, by 16-byte vectors, all vectors of a tile in flight before the first is used.
 #include "../gelu.h"
 
 #include "launch.cuh"
@@ -20,8 +20,8 @@ constexpr int kElements = sizeof(T) == 8 ? 4 : 16;
 template <class T>
 constexpr int64_t kTile = kThreads * kElements<T>;
 
-// Only the last tile can be cut off inside a vector; forward and backward let f(share) do a tile, by 16-byte accesses
-// where that is possible.
+// Calls f(tile's first element, the thread's share of the tile) for every tile of the block. Tiles
+// move by vectors if the arrays are aligned, but for a last one that ends inside a vector.
 template <class T, class F>
 __device__ __forceinline__ void for_each_tile(int64_t size, bool aligned, F&& f) {
   constexpr int kWidth = kVectorWidth<T>;
@@ -42,7 +42,8 @@ __global__ void __launch_bounds__(kThreads) gelu_forward_kernel(GeluForwardParam
   for_each_tile<T>(p.size, aligned, [&](int64_t tile, const auto& share) {
     Vector<T, kWidth> x[kVectors];
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) load<Reuse::kNever>(static_cast<const T*>(p.x) + tile, share, k, &x[k]);
+    for (int k = 0; k < kVectors; ++k)
+      load<Reuse::kNever>(static_cast<const T*>(p.x) + tile, share, k, &x[k]);
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       Accumulate<T> v[kWidth];
@@ -55,7 +56,8 @@ __global__ void __launch_bounds__(kThreads) gelu_forward_kernel(GeluForwardParam
 }
 
 template <class T, class Gelu>
-__global__ void __launch_bounds__(kThreads) gelu_backward_kernel(GeluBackwardParams p, bool aligned) {
+__global__ void __launch_bounds__(kThreads)
+    gelu_backward_kernel(GeluBackwardParams p, bool aligned) {
   constexpr int kWidth = kVectorWidth<T>;
   constexpr int kVectors = kElements<T> / kWidth;
   for_each_tile<T>(p.size, aligned, [&](int64_t tile, const auto& share) {
@@ -107,8 +109,7 @@ cudaError_t gelu_forward(const GeluForwardParams& p, cudaStream_t stream) {
 }
 
 cudaError_t gelu_backward(const GeluBackwardParams& p, cudaStream_t stream) {
-  const bool aligned =
-      is_aligned(p.dy) && is_aligned(p.x) && is_aligned(p.dx) && is_aligned(p.y);
+  const bool aligned = is_aligned(p.dy) && is_aligned(p.x) && is_aligned(p.dx) && is_aligned(p.y);
   return launch_elementwise(p, aligned, stream, [](auto t, auto gelu) {
     return gelu_backward_kernel<typename decltype(t)::type, decltype(gelu)>;
   });

@@ -1,7 +1,9 @@
-// What every launcher shares: from run-time element types to template arguments, the device's limits, the launch.
+// What every launcher shares: from run-time element types to template arguments, the device's
+// limits, the launch.
 //
-// Kernels are launched with cudaLaunchKernelEx, never <<<>>>, and all shared memory is dynamic and comes from the one
-// declaration below: so a plain C++ compiler can compile these files as well, for the test interpreter (tests/simt).
+// Kernels are launched with cudaLaunchKernelEx, never <<<>>>, and all shared memory is dynamic and
+// comes from the one declaration below: so a plain C++ compiler can compile these files as well,
+// for the test interpreter (tests/simt).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -60,7 +62,8 @@ inline cudaError_t current_device_limits(DeviceLimits* limits) {
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&limits->multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    error =
+        cudaDeviceGetAttribute(&limits->multiprocessors, cudaDevAttrMultiProcessorCount, device);
   }
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&limits->shared_bytes_per_block,
@@ -69,14 +72,16 @@ inline cudaError_t current_device_limits(DeviceLimits* limits) {
   return error;
 }
 
-// Blocks for `work` block-sized pieces that the kernel strides over. Up to 64 waves of one block a multiprocessor
-// the hardware's scheduler balances the load; beyond that a longer grid would only repeat each block's set-up.
+// Blocks for `work` block-sized pieces that the kernel strides over. Up to 64 waves of one block a
+// multiprocessor the hardware's scheduler balances the load; beyond that a longer grid would only
+// repeat each block's set-up.
 inline unsigned strided_grid(int64_t work, const DeviceLimits& limits) {
   const int64_t most = int64_t{64} * limits.multiprocessors;
   return static_cast<unsigned>(work < most ? work : most);
 }
 
-// Queues one kernel. A failed launch leaves no error behind for the next caller of cudaGetLastError() to trip over.
+// Queues one kernel. A failed launch leaves no error behind for the next caller of
+// cudaGetLastError() to trip over.
 template <class... Params>
 cudaError_t launch(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t shared_bytes,
                    cudaStream_t stream, Params... params) {

@@ -1,4 +1,5 @@
-// What the forward and backward row kernels share: how a row is dealt out to threads, and parameter loads.
+// What the forward and backward row kernels share: how a row is dealt out to threads, and parameter
+// loads.
 #pragma once
 
 #include "../layer_norm.h"
@@ -8,9 +9,10 @@
 
 namespace memopt::kernels::cuda {
 
-// Rows of up to kMaxRowThreads x kElements elements stay in registers: as few threads as hold the row share it, a power
-// of two inside a warp and whole warps beyond, and short rows share a block of about `block_threads`. Depends on
-// cols and the element type alone, and so does the order of every sum over a row.
+// Rows of up to kMaxRowThreads x kElements elements stay in registers: as few threads as hold the
+// row share it, a power of two inside a warp and whole warps beyond, and short rows share a block
+// of about `block_threads`. Depends on cols and the element type alone, and so does the order of
+// every sum over a row.
 constexpr int kMaxRowThreads = 512;
 
 template <int kElements>
@@ -30,11 +32,12 @@ dim3 row_block(int64_t cols, int block_threads) {
   return dim3(threads, rows > 1 ? rows : 1);
 }
 
-// Vector k of a share of the tile that begins at column `tile` of gamma or beta; a null pointer stands for `otherwise`
-// everywhere.
+// Vector k of a share of the tile that begins at column `tile` of gamma or beta; a null pointer
+// stands for `otherwise` everywhere.
 template <class G, int kElements, int kWidth, Access kAccess, class A>
 __device__ __forceinline__ void load_param(const void* param, A otherwise, int64_t tile,
-                                           const Share<kElements, kWidth, kAccess>& share, int k, A (&out)[kWidth]) {
+                                           const Share<kElements, kWidth, kAccess>& share, int k,
+                                           A (&out)[kWidth]) {
   if (param != nullptr) {
     load<Reuse::kLater>(static_cast<const G*>(param) + tile, share, k, out);
   } else {

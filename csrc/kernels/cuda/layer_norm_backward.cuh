@@ -1,26 +1,29 @@
 // LayerNorm backward, through an activation behind it.
 //
-// Memory: x and dy are read once, dx is written once (over dy if asked), and y once if it is re-emitted: 6 or 8 bytes
-// an element in 2-byte types. The weight gradients come from the same pass: the grid is persistent, a thread owns the
-// same columns of every row that it meets and sums their gradients; at its end each block (a "part") writes one row
-// of partial sums, and layer_norm_reduce_parts() adds the parts in order. Sums and the row between its two uses
-// live
-//   up to 8192 columns (2048 in float64)   in registers                                layer_norm_backward_rows
-//   as long as they fit                    in shared memory, sums first                layer_norm_backward_long
-//   beyond that                            sums in `partials`; the row is read again
+// Memory: x and dy are read once, dx is written once (over dy if asked), and y once if it is
+// re-emitted: 6 or 8 bytes an element in 2-byte types. The weight gradients come from the same
+// pass: the grid is persistent, a thread owns the same columns of every row that it meets and sums
+// their gradients; at its end each block (a "part") writes one row of partial sums, and
+// layer_norm_reduce_parts() adds the parts in order. The sums, and a row between its two uses, are
+//   - in registers, up to 8192 columns in 2-byte types, 4096 in float32, 2048 in float64, and half
+//     of that where rows cannot be cut into vectors: backward_rows;
+//   - in shared memory, as long as they fit, the sums first: backward_long;
+//   - beyond that, the sums are in `partials` and the row is read again: backward_long as well.
 //
-// In registers a thread holds 16 elements (4 in float64): two sums, two values that wait for the row's sums, and the
-// next row's x and dy, already on their way, which is what 128 registers hold. 512 such threads a multiprocessor keep
-// 32 KB of loads in flight in 2-byte types: 4.3 TB/s x 0.8 us of latency asks for 26 KB of each multiprocessor of an H200.
+// A thread of backward_rows holds 16 elements in 2-byte types: two sums for each, two values that
+// wait for the row's sums, and the next row's x and dy, already on their way. That is what 128
+// registers hold; so 512 threads run on a multiprocessor, with 32 KB of loads in flight, where
+// 4.3 TB/s x 0.8 us of latency asks for 26 KB on an H200. The arithmetic, some 30 instructions an
+// element, takes three quarters of the time of its 6 bytes there.
 #pragma once
 
-#include "layer_norm.cuh"
 #include "launchers.h"
+#include "layer_norm.cuh"
 
 namespace memopt::kernels::cuda {
 
-template <class T>
-constexpr int kBackwardElements = sizeof(T) == 8 ? 4 : 16;
+template <class T, Access kAccess>
+constexpr int kBackwardElements = (kAccess == Access::kElement ? 16 : 32) / sizeof(T);
 
 constexpr int kBackwardBlockThreads = 256;  // for rows shorter than that
 constexpr int kBackwardThreadsPerMultiprocessor = 512;
@@ -29,11 +32,13 @@ constexpr int kLongBackwardThreads = 1024;
 // Adds the rows of p.partials, in order, into p.dgamma and p.dbeta.
 cudaError_t layer_norm_reduce_parts(const LayerNormBackwardParams& p, cudaStream_t stream);
 
-// The first step for vector k of a share of the tile that begins at column `tile`: xhat, g = dz gamma and dz. With `y`
-// (the row's), re-emits y.
+// The first step for vector k of a share of the tile that begins at column `tile`: xhat, g = dz
+// gamma and dz. With `y` (the row's), re-emits y.
 template <class T, class G, class Activation, int kElements, int kWidth, Access kAccess, class A>
-__device__ __forceinline__ void differentiate(const LayerNormBackwardParams& p, const Vector<T, kWidth>& x,
-                                              const Vector<T, kWidth>& dy, Moments<A> stats, T* y, int64_t tile,
+__device__ __forceinline__ void differentiate(const LayerNormBackwardParams& p,
+                                              const Vector<T, kWidth>& x,
+                                              const Vector<T, kWidth>& dy, Moments<A> stats, T* y,
+                                              int64_t tile,
                                               const Share<kElements, kWidth, kAccess>& share, int k,
                                               A (&xhat)[kWidth], A (&g)[kWidth], A (&dz)[kWidth]) {
   A gamma[kWidth], beta[kWidth], value[kWidth];
@@ -54,7 +59,8 @@ __device__ __forceinline__ void differentiate(const LayerNormBackwardParams& p, 
 }
 
 template <class A, int kWidth>
-__device__ __forceinline__ void add_row_sums(const A (&g)[kWidth], const A (&xhat)[kWidth], Pair<A>* sums) {
+__device__ __forceinline__ void add_row_sums(const A (&g)[kWidth], const A (&xhat)[kWidth],
+                                             Pair<A>* sums) {
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
     sums->first += g[j];
@@ -64,29 +70,33 @@ __device__ __forceinline__ void add_row_sums(const A (&g)[kWidth], const A (&xha
 
 // The second step, with the row's sums at hand.
 template <class T, int kElements, int kWidth, Access kAccess, class A>
-__device__ __forceinline__ void write_input_grad(const LayerNormBackwardParams& p, const A (&g)[kWidth],
-                                                 const A (&xhat)[kWidth], Pair<A> means, A rstd, int64_t row,
-                                                 int64_t tile, const Share<kElements, kWidth, kAccess>& share,
+__device__ __forceinline__ void write_input_grad(const LayerNormBackwardParams& p,
+                                                 const A (&g)[kWidth], const A (&xhat)[kWidth],
+                                                 Pair<A> means, A rstd, int64_t row, int64_t tile,
+                                                 const Share<kElements, kWidth, kAccess>& share,
                                                  int k) {
   A dx[kWidth];
 #pragma unroll
-  for (int j = 0; j < kWidth; ++j) dx[j] = input_grad(g[j], xhat[j], means.first, means.second, rstd);
+  for (int j = 0; j < kWidth; ++j)
+    dx[j] = input_grad(g[j], xhat[j], means.first, means.second, rstd);
   store(dx, static_cast<T*>(p.dx) + row * p.cols + tile, share, k);
 }
 
-// Block: blockDim.x threads to a row, blockDim.y rows. The grid strides over the rows; block i is part i.
+// Block: blockDim.x threads to a row, blockDim.y rows. The grid strides over the rows; block i is
+// part i.
 template <class T, class G, class Activation, Access kAccess>
-__global__ void __launch_bounds__(kMaxRowThreads, 1) layer_norm_backward_rows(LayerNormBackwardParams p) {
+__global__ void __launch_bounds__(kMaxRowThreads, 1)
+    layer_norm_backward_rows(LayerNormBackwardParams p) {
   using A = Accumulate<T>;
-  constexpr int kElements = kBackwardElements<T>;
+  constexpr int kElements = kBackwardElements<T, kAccess>;
   constexpr int kWidth = kGroup<T, kAccess>;
   constexpr int kVectors = kElements / kWidth;
   const Share<kElements, kWidth, kAccess> columns(threadIdx.x, blockDim.x, p.cols);
   constexpr bool kPrefetch = kAccess == Access::kVector;
   const A inverse_cols = A(1) / static_cast<A>(p.cols);
 
-  // Vectors are fetched one row ahead. Single elements would take more registers than there are: they are fetched as
-  // they are used. Rows beyond the last are rows of zeros, which add nothing.
+  // Vectors are fetched one row ahead. Single elements would take more registers than there are:
+  // they are fetched as they are used. Rows beyond the last are rows of zeros, which add nothing.
   auto share = columns;
   Vector<T, kWidth> x[kVectors], dy[kVectors];
   Moments<A> stats;
@@ -95,14 +105,12 @@ __global__ void __launch_bounds__(kMaxRowThreads, 1) layer_norm_backward_rows(La
     load<Reuse::kNever>(static_cast<const T*>(p.dy) + row * p.dy_row_stride, share, k, &dy[k]);
   };
   const auto start_row = [&](int64_t row) {
-    share.owned = row < p.rows ? columns.owned : 0;
+    share = columns.of_row(row < p.rows);
     stats = {0, 0};
-    if (row < p.rows) stats = {static_cast<const A*>(p.mean)[row], static_cast<const A*>(p.rstd)[row]};
+    if (row < p.rows)
+      stats = {static_cast<const A*>(p.mean)[row], static_cast<const A*>(p.rstd)[row]};
 #pragma unroll
     for (int k = 0; kPrefetch && k < kVectors; ++k) fetch(row, k);
-    // The same thread again, but seen anew for each row: else the compiler keeps the address of every single element
-    // in registers from row to row, and spills.
-    if (!kPrefetch) share.thread = row < p.rows ? columns.thread : 0;
   };
 
   A dgamma[kVectors][kWidth] = {}, dbeta[kVectors][kWidth] = {};
@@ -134,7 +142,8 @@ __global__ void __launch_bounds__(kMaxRowThreads, 1) layer_norm_backward_rows(La
       sums = row_sum(sums, set);
       const Pair<A> means = {sums.first * inverse_cols, sums.second * inverse_cols};
 #pragma unroll
-      for (int k = 0; k < kVectors; ++k) write_input_grad<T>(p, g[k], xhat[k], means, rstd, row, 0, current, k);
+      for (int k = 0; k < kVectors; ++k)
+        write_input_grad<T>(p, g[k], xhat[k], means, rstd, row, 0, current, k);
     }
   }
 
@@ -159,8 +168,8 @@ struct LongBackwardPlan {
   int64_t row_bytes;  // of x, and again of dy
 };
 
-// One row to a block, in tiles of one vector a thread; block i is part i. A thread reads back only what it wrote
-// itself, so the sums of a row are the only barrier.
+// One row to a block, in tiles of one vector a thread; block i is part i. A thread reads back only
+// what it wrote itself, so the sums of a row are the only barrier.
 template <class T, class G, class Activation, Access kAccess>
 __global__ void __launch_bounds__(kLongBackwardThreads, 1)
     layer_norm_backward_long(LayerNormBackwardParams p, LongBackwardPlan plan) {
@@ -172,7 +181,8 @@ __global__ void __launch_bounds__(kLongBackwardThreads, 1)
   };
   const A inverse_cols = A(1) / static_cast<A>(p.cols);
 
-  A* part = p.partials == nullptr ? nullptr : static_cast<A*>(p.partials) + int64_t{blockIdx.x} * 2 * p.cols;
+  A* part = p.partials == nullptr ? nullptr
+                                  : static_cast<A*>(p.partials) + int64_t{blockIdx.x} * 2 * p.cols;
   A* weight_sums = plan.sums_shared ? shared_memory<A>(kRowSumBytes<A>) : part;
   T* stage_x = shared_memory<T>(kRowSumBytes<A> + plan.sum_bytes);
   T* stage_dy = shared_memory<T>(kRowSumBytes<A> + plan.sum_bytes + plan.row_bytes);
@@ -187,7 +197,8 @@ __global__ void __launch_bounds__(kLongBackwardThreads, 1)
     const T* x_row = static_cast<const T*>(p.x) + row * p.x_row_stride;
     const T* dy_row = static_cast<const T*>(p.dy) + row * p.dy_row_stride;
     T* y_row = p.y == nullptr ? nullptr : static_cast<T*>(p.y) + row * p.cols;
-    const Moments<A> stats = {static_cast<const A*>(p.mean)[row], static_cast<const A*>(p.rstd)[row]};
+    const Moments<A> stats = {static_cast<const A*>(p.mean)[row],
+                              static_cast<const A*>(p.rstd)[row]};
 
     Pair<A> sums = {0, 0};
     for (int64_t tile = 0; tile < p.cols; tile += kTile) {
@@ -224,7 +235,8 @@ __global__ void __launch_bounds__(kLongBackwardThreads, 1)
       load<Reuse::kLater>((plan.staged ? stage_x : x_row) + tile, share, 0, &x);
       load<Reuse::kLater>((plan.staged ? stage_dy : dy_row) + tile, share, 0, &dy);
       A xhat[kWidth], g[kWidth], dz[kWidth];
-      differentiate<T, G, Activation, kWidth>(p, x, dy, stats, nullptr, tile, share, 0, xhat, g, dz);
+      differentiate<T, G, Activation, kWidth>(p, x, dy, stats, nullptr, tile, share, 0, xhat, g,
+                                              dz);
       write_input_grad<T>(p, g, xhat, means, stats.rstd, row, tile, share, 0);
     }
   }
@@ -255,14 +267,15 @@ cudaError_t launch_layer_norm_backward(const LayerNormBackwardParams& p, cudaStr
     using T = typename decltype(t)::type;
     using G = typename decltype(g)::type;
     using A = Accumulate<T>;
-    const bool aligned = rows_are_aligned<T>(p.x, p.x_row_stride) && rows_are_aligned<T>(p.dy, p.dy_row_stride) &&
-                         rows_are_aligned<T>(p.dx, p.cols) && is_aligned(p.y) && is_aligned(p.gamma) &&
-                         is_aligned(p.beta) && is_aligned(p.partials);
+    const bool aligned = rows_are_aligned<T>(p.x, p.x_row_stride) &&
+                         rows_are_aligned<T>(p.dy, p.dy_row_stride) &&
+                         rows_are_aligned<T>(p.dx, p.cols) && is_aligned(p.y) &&
+                         is_aligned(p.gamma) && is_aligned(p.beta) && is_aligned(p.partials);
     const int64_t sum_bytes = ceil_div(2 * p.cols * int64_t{sizeof(A)}, 16) * 16;
     return dispatch_access<T>(p.cols, aligned, [&](auto a) {
       constexpr Access kAccess = decltype(a)::value;
-      if (row_fits_registers<kBackwardElements<T>>(p.cols)) {
-        const dim3 block = row_block<kBackwardElements<T>>(p.cols, kBackwardBlockThreads);
+      if (row_fits_registers<kBackwardElements<T, kAccess>>(p.cols)) {
+        const dim3 block = row_block<kBackwardElements<T, kAccess>>(p.cols, kBackwardBlockThreads);
         return launch(layer_norm_backward_rows<T, G, Activation, kAccess>, grid, block,
                       kRowSumBytes<A> + (block.y > 1 ? block.y * sum_bytes : 0), stream, p);
       }
@@ -274,7 +287,8 @@ cudaError_t launch_layer_norm_backward(const LayerNormBackwardParams& p, cudaStr
       const int64_t row_bytes = ceil_div(p.cols * int64_t{sizeof(T)}, 16) * 16;
       plan.staged = p.dx != nullptr && 2 * row_bytes <= left;
       plan.row_bytes = plan.staged ? row_bytes : 0;
-      return launch(layer_norm_backward_long<T, G, Activation, kAccess>, grid, dim3(kLongBackwardThreads),
+      return launch(layer_norm_backward_long<T, G, Activation, kAccess>, grid,
+                    dim3(kLongBackwardThreads),
                     kRowSumBytes<A> + plan.sum_bytes + 2 * plan.row_bytes, stream, p, plan);
     });
   });

@@ -1,7 +1,8 @@
 // Sums over the threads of a warp, a row and a block: the only file with shuffles and barriers.
 //
-// Every sum is a fixed tree over the participating threads, so results are the same from run to run; the exchange is
-// a butterfly, so every thread ends with the same bits and no broadcast is needed.
+// Every sum is a fixed tree over the participating threads, so results are the same from run to
+// run; the exchange is a butterfly, so every thread ends with the same bits and no broadcast is
+// needed.
 #pragma once
 
 #include "launch.cuh"
@@ -39,10 +40,11 @@ __device__ __forceinline__ V lane_sum(V v, int lanes) {
   return v;
 }
 
-// Row sums: blockDim.x threads share a row (a power of two up to a warp, or whole warps), blockDim.y rows share
-// the block. The warps of a row meet in shared memory, of which a block needs row_sum_bytes. Consecutive sums must
-// use different sets (0 and 1), and then one barrier a sum is enough: whoever writes a set again has passed the barrier
-// of the sum in between, and so have all who read the set before.
+// Row sums: blockDim.x threads share a row (a power of two up to a warp, or whole warps),
+// blockDim.y rows share the block. The warps of a row meet in shared memory, of which a block needs
+// row_sum_bytes. Consecutive sums must use different sets (0 and 1), and then one barrier a sum is
+// enough: whoever writes a set again has passed the barrier of the sum in between, and so have all
+// who read the set before.
 template <class A>
 constexpr int64_t kRowSumBytes = 2 * kMaxWarps * sizeof(Pair<A>);
 
@@ -59,8 +61,8 @@ __device__ __forceinline__ V row_sum(V v, int set) {
   return lane_sum(lane < warps ? slots[lane] : V{}, kWarp);
 }
 
-// Adds up `count` values of each of the block's blockDim.y rows, which the rows' threads have written to shared memory
-// one row after the other, and writes the sums to `out`.
+// Adds up `count` values of each of the block's blockDim.y rows, which the rows' threads have
+// written to shared memory one row after the other, and writes the sums to `out`.
 template <class A>
 __device__ __forceinline__ void sum_block_rows(const A* values, int count, A* out) {
   __syncthreads();
@@ -72,8 +74,8 @@ __device__ __forceinline__ void sum_block_rows(const A* values, int count, A* ou
   }
 }
 
-// In a block of kWarp x kWarp threads: the sum over the threads with threadIdx.x = c, in the threads with
-// threadIdx.y = c. The padding keeps both accesses free of bank conflicts.
+// In a block of kWarp x kWarp threads: the sum over the threads with threadIdx.x = c, in the
+// threads with threadIdx.y = c. The padding keeps both accesses free of bank conflicts.
 template <class A>
 constexpr int64_t kTransposedSumBytes = kWarp * (kWarp + 1) * sizeof(A);
 

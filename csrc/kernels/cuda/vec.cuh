@@ -1,9 +1,10 @@
 // Which elements of an array a thread owns, and how they travel between memory and registers.
 //
-// A tile of neighbouring elements is dealt out to `threads` threads, at most kElements to each. Where the array can be
-// cut into 16-byte vectors, thread t owns the vectors t, t + threads, t + 2 threads, ...; elsewhere it owns the elements
-// t, t + threads, ... . The rule looks at lengths and the element type alone; alignment decides only how vectors move.
-// So a sum over what a thread owns has the same bits wherever the tensors lie in memory.
+// A tile of neighbouring elements is dealt out to `threads` threads, at most kElements to each.
+// Where the array can be cut into 16-byte vectors, thread t owns the vectors t, t + threads, t + 2
+// threads, ...; elsewhere it owns the elements t, t + threads, ... . The rule looks at lengths and
+// the element type alone; alignment decides only how vectors move. So a sum over what a thread owns
+// has the same bits wherever the tensors lie in memory.
 #pragma once
 
 #include <cstring>
@@ -17,8 +18,11 @@ namespace memopt::kernels::cuda {
 template <class T>
 constexpr int kVectorWidth = 16 / sizeof(T);
 
-// Whether 16-byte accesses are allowed: to an array, and to rows that lie `stride` elements apart. True for null.
-inline bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+// Whether 16-byte accesses are allowed: to an array, and to rows that lie `stride` elements apart.
+// True for null.
+inline bool is_aligned(const void* p) {
+  return reinterpret_cast<uintptr_t>(p) % 16 == 0;
+}
 
 template <class T>
 bool rows_are_aligned(const void* p, int64_t stride) {
@@ -41,14 +45,16 @@ cudaError_t dispatch_access(int64_t cols, bool aligned, F&& f) {
   return aligned ? f(AccessConstant<Access::kVector>{}) : f(AccessConstant<Access::kSplitVector>{});
 }
 
-// The elements that a thread takes at a time: a vector, or the two that the 2-byte types convert at once.
+// The elements that a thread takes at a time: a vector, or the two that the 2-byte types convert at
+// once.
 template <class T, Access kAccess>
 constexpr int kGroup = kAccess == Access::kElement ? 2 : kVectorWidth<T>;
 
 // A thread's elements (k, j) of a tile: vector k = 0, 1, ..., place j = 0 .. kWidth-1 in it.
 template <int kElements, int kWidth, Access kAccess>
 struct Share {
-  static constexpr int kUnit = kAccess == Access::kElement ? 1 : kWidth;  // elements owned or not owned together
+  // So many neighbours in the order below are owned together or not at all.
+  static constexpr int kUnit = kAccess == Access::kElement ? 1 : kWidth;
   int thread;
   int threads;
   int owned;  // this many elements, in the order (0, 0), (0, 1), ..., lie within the tile
@@ -62,6 +68,16 @@ struct Share {
     for (int e = 0; e < kElements; e += kUnit) {
       if (position(e / kWidth, e % kWidth) < size) owned = e + kUnit;
     }
+  }
+
+  // The share of a row: nothing, if the row does not exist, but the thread still comes to the
+  // barriers. Where elements move one by one the thread's number is chosen anew as well: otherwise
+  // the compiler keeps the address of every element in registers from row to row, and spills.
+  __device__ __forceinline__ Share of_row(bool exists) const {
+    Share share = *this;
+    share.owned = exists ? owned : 0;
+    if (kAccess != Access::kVector) share.thread = exists ? thread : 0;
+    return share;
   }
 
   __device__ __forceinline__ int position(int k, int j = 0) const {
@@ -84,10 +100,22 @@ struct Vector {
 };
 
 // The 2-byte types convert by pairs, one instruction for both.
-__device__ __forceinline__ void convert(__half2 v, float2* out) { *out = __half22float2(v); }
-__device__ __forceinline__ void convert(__nv_bfloat162 v, float2* out) { *out = __bfloat1622float2(v); }
-__device__ __forceinline__ void convert(float2 v, __half2* out) { *out = __floats2half2_rn(v.x, v.y); }
-__device__ __forceinline__ void convert(float2 v, __nv_bfloat162* out) { *out = __floats2bfloat162_rn(v.x, v.y); }
+__device__ __forceinline__ void convert(__half2 v, float2* out) {
+  *out = __half22float2(v);
+}
+__device__ __forceinline__ void convert(__nv_bfloat162 v, float2* out) {
+  // A bfloat16 is the upper half of a float. __bfloat1622float2() takes an instruction more.
+  uint32_t bits;
+  memcpy(&bits, &v, sizeof(bits));
+  const uint32_t floats[2] = {bits << 16, bits & 0xffff0000u};
+  memcpy(out, floats, sizeof(floats));
+}
+__device__ __forceinline__ void convert(float2 v, __half2* out) {
+  *out = __floats2half2_rn(v.x, v.y);
+}
+__device__ __forceinline__ void convert(float2 v, __nv_bfloat162* out) {
+  *out = __floats2bfloat162_rn(v.x, v.y);
+}
 
 template <class T>
 struct PairOf;
@@ -152,8 +180,8 @@ enum class Reuse { kNever, kLater };
 
 // Vector k of a share of the tile at p; zeros in the place of what is beyond the tile.
 template <Reuse kReuse, class T, int kElements, int kWidth, Access kAccess>
-__device__ __forceinline__ void load(const T* p, const Share<kElements, kWidth, kAccess>& share, int k,
-                                     Vector<T, kWidth>* v) {
+__device__ __forceinline__ void load(const T* p, const Share<kElements, kWidth, kAccess>& share,
+                                     int k, Vector<T, kWidth>* v) {
   *v = {};
   if constexpr (kAccess == Access::kVector) {
     using Chunk = std::conditional_t<sizeof(*v) % 16 == 0, uint4, uint2>;
@@ -199,16 +227,16 @@ __device__ __forceinline__ void store(const Vector<T, kWidth>& v, T* p,
 
 // The same with conversion from and to the type that is computed in.
 template <Reuse kReuse, class T, int kElements, int kWidth, Access kAccess, class A>
-__device__ __forceinline__ void load(const T* p, const Share<kElements, kWidth, kAccess>& share, int k,
-                                     A (&out)[kWidth]) {
+__device__ __forceinline__ void load(const T* p, const Share<kElements, kWidth, kAccess>& share,
+                                     int k, A (&out)[kWidth]) {
   Vector<T, kWidth> v;
   load<kReuse>(p, share, k, &v);
   widen(v, out);
 }
 
 template <class T, int kElements, int kWidth, Access kAccess, class A>
-__device__ __forceinline__ void store(const A (&in)[kWidth], T* p, const Share<kElements, kWidth, kAccess>& share,
-                                      int k) {
+__device__ __forceinline__ void store(const A (&in)[kWidth], T* p,
+                                      const Share<kElements, kWidth, kAccess>& share, int k) {
   Vector<T, kWidth> v;
   narrow(in, &v);
   store(v, p, share, k);

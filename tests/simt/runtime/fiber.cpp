@@ -32,11 +32,14 @@ char* reserve_stacks() {
 }
 
 Fiber* running = nullptr;
-jmp_buf scheduler;
+Fiber::Context scheduler;
 
 // The scheduler's own stack, as AddressSanitizer told it when a fiber was entered.
 const void* scheduler_stack = nullptr;
 size_t scheduler_stack_size = 0;
+
+// A function of its own: __builtin_longjmp may not share one with __builtin_setjmp.
+[[noreturn, gnu::noinline]] void jump(Fiber::Context& context) { __builtin_longjmp(context, 1); }
 
 }  // namespace
 
@@ -53,8 +56,8 @@ bool Fiber::resume(void (*body)()) {
   running = this;
   void* fake_stack = nullptr;
   sanitizer::start_switch(&fake_stack, stack_, stack_size_);
-  if (_setjmp(scheduler) == 0) {
-    if (entered_) _longjmp(context_, 1);
+  if (__builtin_setjmp(scheduler) == 0) {
+    if (entered_) jump(context_);
     enter();
   }
   sanitizer::finish_switch(fake_stack, nullptr, nullptr);
@@ -86,7 +89,7 @@ void Fiber::entry() {
 void Fiber::pause() {
   void* fake_stack = nullptr;
   sanitizer::start_switch(&fake_stack, scheduler_stack, scheduler_stack_size);
-  if (_setjmp(running->context_) == 0) _longjmp(scheduler, 1);
+  if (__builtin_setjmp(running->context_) == 0) jump(scheduler);
   sanitizer::finish_switch(fake_stack, &scheduler_stack, &scheduler_stack_size);
 }
 

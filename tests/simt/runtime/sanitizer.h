@@ -3,14 +3,14 @@
 
 #include <cstddef>
 
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(SIMT_ADDRESS_SANITIZER)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
 namespace simt::sanitizer {
 
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(SIMT_ADDRESS_SANITIZER)
 
 inline void poison(const void* begin, size_t size) { __asan_poison_memory_region(begin, size); }
 inline void unpoison(const void* begin, size_t size) { __asan_unpoison_memory_region(begin, size); }

@@ -1,0 +1,46 @@
+// Sums along a row, in blocks of kSumBlock elements whose sums are added pairwise: rounding grows with the logarithm of
+// the row's length, where one running sum a lane would let it grow with the length.
+#pragma once
+
+#include "vec.h"
+
+namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE {
+
+// 32 steps: additions in a row within a block.
+template <class T>
+constexpr int64_t kSumBlock = 32 * Elements<T>::kStep;
+
+// body(begin, end) for each block of a row of elements of T.
+template <class T, class Body>
+MEMOPT_INLINE void for_blocks(int64_t cols, Body&& body) {
+  for (int64_t begin = 0; begin < cols; begin += kSumBlock<T>) {
+    body(begin, cols - begin < kSumBlock<T> ? cols : begin + kSumBlock<T>);
+  }
+}
+
+// Pairwise addition of numbers that come one by one, as a binary counter carries: level i holds the sum of 2^i of them.
+template <class A>
+class Cascade {
+ public:
+  MEMOPT_INLINE void add(A value) {
+    int level = 0;
+    for (uint64_t carry = count_; carry & 1; carry >>= 1) value += levels_[level++];
+    levels_[level] = value;
+    ++count_;
+  }
+
+  MEMOPT_INLINE A total() const {
+    A sum = 0;
+    int level = 0;
+    for (uint64_t left = count_; left != 0; left >>= 1, ++level) {
+      if (left & 1) sum += levels_[level];
+    }
+    return sum;
+  }
+
+ private:
+  uint64_t count_ = 0;
+  A levels_[56];  // kSumBlock 2^56 elements and more do not exist
+};
+
+}  // namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE

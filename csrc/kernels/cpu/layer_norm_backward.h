@@ -1,0 +1,213 @@
+// LayerNorm backward through an activation: layer_norm.cpp instantiates it with Identity, layer_norm_gelu.cpp with GeluErf
+// and GeluTanh. Formulas: kernels/layer_norm.h.
+//
+// A row is read twice: the first sweep makes the two sums that dx needs, adds to the part's dgamma and dbeta, and
+// re-emits y; the second writes dx and asks for the next rows, since the hardware's prefetchers lose the thread between
+// sweeps. While a row and the sums stay in the first-level cache, rows are taken one at a time; longer ones kRowGroup at
+// a time, which so load and store dgamma and dbeta once. dz = dy act'(z) is costly behind an activation and is kept
+// between the sweeps (a row of floats each, in cache).
+#pragma once
+
+#include <cstring>
+#include <memory>
+
+#include "layer_norm_forward.h"
+
+namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE {
+
+// Row sums of a group stay in registers: 32 of them with AVX-512, 16 otherwise.
+#if defined(CPU_CAPABILITY_AVX512)
+constexpr int kRowGroup = 4;
+#else
+constexpr int kRowGroup = 2;
+#endif
+
+// The typed view of LayerNormBackwardParams for one part.
+template <class T, class G>
+struct BackwardPart {
+  using A = Accumulate<T>;
+  const LayerNormBackwardParams& p;
+  const G* gamma;
+  const G* beta;
+  A* dgamma;  // the part's sums; null: not wanted
+  A* dbeta;
+  A* dz;  // [kRowGroup, cols]; null without an activation
+  bool streamed;
+};
+
+// What the sweeps need of one row. A copy of its own, so that no store through an element pointer makes the compiler
+// read it again.
+template <class T>
+struct BackwardRow {
+  using A = Accumulate<T>;
+  const T* x;
+  const T* dy;
+  T* dx;
+  T* y;  // null: not wanted
+  A* dz;
+  A mean;
+  A rstd;
+  Cascade<A> g_sum;
+  Cascade<A> gx_sum;
+};
+
+template <class T, class G>
+BackwardRow<T> backward_row(const BackwardPart<T, G>& part, int64_t row, int64_t place_in_group) {
+  using A = Accumulate<T>;
+  const LayerNormBackwardParams& p = part.p;
+  T* y = static_cast<T*>(p.y);
+  return {static_cast<const T*>(p.x) + row * p.x_row_stride,
+          static_cast<const T*>(p.dy) + row * p.dy_row_stride,
+          static_cast<T*>(p.dx) + row * p.cols,
+          y == nullptr ? nullptr : y + row * p.cols,
+          part.dz + place_in_group * p.cols,
+          static_cast<const A*>(p.mean)[row],
+          static_cast<const A*>(p.rstd)[row],
+          {},
+          {}};
+}
+
+// The first sweep over the elements [begin, end) of a group of rows.
+template <class Activation, int kRows, class T, class G>
+void first_sweep(const BackwardPart<T, G>& part, BackwardRow<T> (&rows)[kRows], int64_t begin, int64_t end) {
+  using V = typename Elements<T>::V;
+  using M = Math<V>;
+  constexpr bool kActivation = Activation::kNeedsPreactivation;
+  const G* const gammas = part.gamma;
+  const G* const betas = part.beta;
+  auto* const dgammas = part.dgamma;
+  auto* const dbetas = part.dbeta;
+  const bool streamed = part.streamed;
+  const bool emits = rows[0].y != nullptr;
+  Step<V> g_sum[kRows];
+  Step<V> gx_sum[kRows];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) g_sum[r] = gx_sum[r] = {V(0), V(0)};
+
+  for_steps<T>(begin, end, [&](int64_t i, auto extent) __attribute__((always_inline)) {
+    const Step<V> gamma = load_parameter<V>(gammas, i, extent, 1.0f);
+    Step<V> beta{V(0), V(0)};
+    if (kActivation || emits) beta = load_parameter<V>(betas, i, extent, 0.0f);
+    Step<V> dgamma{V(0), V(0)};
+    Step<V> dbeta{V(0), V(0)};
+    if (dgammas != nullptr) {
+      dgamma = load(dgammas + i, extent);
+      dbeta = load(dbetas + i, extent);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const V mean(rows[r].mean);
+      const V rstd(rows[r].rstd);
+      const Step<V> v = load(rows[r].x + i, extent);
+      Step<V> dz = load(rows[r].dy + i, extent);
+      const Step<V> xhat{normalize(v.lo, mean, rstd), normalize(v.hi, mean, rstd)};
+      if (kActivation || emits) {
+        const auto lo = Activation::value_and_grad(scale_shift(xhat.lo, gamma.lo, beta.lo));
+        const auto hi = Activation::value_and_grad(scale_shift(xhat.hi, gamma.hi, beta.hi));
+        if (emits) store(rows[r].y + i, Step<V>{lo.value, hi.value}, extent, streamed);
+        if constexpr (kActivation) {
+          dz = {dz.lo * lo.grad, dz.hi * hi.grad};
+          store(rows[r].dz + i, dz, extent);
+        }
+      }
+      dgamma = {M::fma(dz.lo, xhat.lo, dgamma.lo), M::fma(dz.hi, xhat.hi, dgamma.hi)};
+      dbeta = {dbeta.lo + dz.lo, dbeta.hi + dz.hi};
+      const Step<V> g{dz.lo * gamma.lo, dz.hi * gamma.hi};
+      g_sum[r] = {g_sum[r].lo + g.lo, g_sum[r].hi + g.hi};
+      gx_sum[r] = {M::fma(g.lo, xhat.lo, gx_sum[r].lo), M::fma(g.hi, xhat.hi, gx_sum[r].hi)};
+    }
+    if (dgammas != nullptr) {
+      store(dgammas + i, dgamma, extent);
+      store(dbetas + i, dbeta, extent);
+    }
+  });
+  for (int r = 0; r < kRows; ++r) {
+    rows[r].g_sum.add(sum_lanes(g_sum[r].lo + g_sum[r].hi));
+    rows[r].gx_sum.add(sum_lanes(gx_sum[r].lo + gx_sum[r].hi));
+  }
+}
+
+// Asks for the lines of the step that begins `ahead` elements on. That may lie beyond the array: a prefetch never faults.
+template <class T>
+MEMOPT_INLINE void prefetch_step(const T* p, int64_t ahead) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(p) + ahead * sizeof(T);
+  constexpr uintptr_t kBytes = Elements<T>::kStep * sizeof(T);
+  for (uintptr_t line = 0; line < kBytes; line += 64) {
+    __builtin_prefetch(reinterpret_cast<const void*>(address + line), 0, 2);
+  }
+}
+
+// The second sweep over one row; the next rows to come lie `group` rows on.
+template <class Activation, class T, class G>
+void second_sweep(const BackwardPart<T, G>& part, const BackwardRow<T>& row, int64_t group) {
+  using V = typename Elements<T>::V;
+  const LayerNormBackwardParams& p = part.p;
+  const auto n = static_cast<Accumulate<T>>(p.cols);
+  const V mean_g(row.g_sum.total() / n);
+  const V mean_gx(row.gx_sum.total() / n);
+  const V mean(row.mean);
+  const V rstd(row.rstd);
+  const G* const gammas = part.gamma;
+  const bool streamed = part.streamed;
+  const int64_t x_ahead = group * p.x_row_stride;
+  const int64_t dy_ahead = group * p.dy_row_stride;
+  for_steps<T>(0, p.cols, [&](int64_t i, auto extent) __attribute__((always_inline)) {
+    const Step<V> gamma = load_parameter<V>(gammas, i, extent, 1.0f);
+    const Step<V> v = load(row.x + i, extent);
+    Step<V> dz;
+    if constexpr (Activation::kNeedsPreactivation) {
+      dz = load(row.dz + i, extent);
+    } else {
+      dz = load(row.dy + i, extent);
+    }
+    const V lo = input_grad(dz.lo * gamma.lo, normalize(v.lo, mean, rstd), mean_g, mean_gx, rstd);
+    const V hi = input_grad(dz.hi * gamma.hi, normalize(v.hi, mean, rstd), mean_g, mean_gx, rstd);
+    prefetch_step(row.x + i, x_ahead);
+    prefetch_step(row.dy + i, dy_ahead);
+    store(row.dx + i, Step<V>{lo, hi}, extent, streamed);
+  });
+}
+
+// Rows [first, first + kRows). Each row's arithmetic and its order are the same for every kRows.
+template <class Activation, int kRows, class T, class G>
+void backward_group(const BackwardPart<T, G>& part, int64_t first) {
+  BackwardRow<T> rows[kRows];
+  for (int r = 0; r < kRows; ++r) rows[r] = backward_row(part, first + r, r);
+  for_blocks<T>(part.p.cols, [&](int64_t begin, int64_t end) {
+    first_sweep<Activation, kRows>(part, rows, begin, end);
+  });
+  if (part.p.dx == nullptr) return;
+  for (const BackwardRow<T>& row : rows) second_sweep<Activation>(part, row, kRows);
+}
+
+// Whether one row's x, dy, gamma, dgamma and dbeta stay in the first-level cache (32 KiB nearly everywhere) between the
+// sweeps. Then a row at a time is best; else a group of rows shares the loads and stores of dgamma and dbeta.
+template <class T, class G>
+bool fits_first_cache(int64_t cols) {
+  return cols * static_cast<int64_t>(2 * sizeof(T) + sizeof(G) + 2 * sizeof(Accumulate<T>)) <= 32 << 10;
+}
+
+template <class Activation, class T, class G>
+void backward_parts(const LayerNormBackwardParams& p, int64_t begin, int64_t end) {
+  using A = Accumulate<T>;
+  const int64_t rows_per_part = layer_norm_rows_per_part(p.rows);
+  std::unique_ptr<A[]> dz;
+  if (Activation::kNeedsPreactivation) dz.reset(new A[kRowGroup * p.cols]);
+  const bool streamed = p.stream_stores && p.cols * static_cast<int64_t>(sizeof(T)) % 64 == 0 &&
+                        is_aligned(p.dx) && is_aligned(p.y);
+  const bool one_row = fits_first_cache<T, G>(p.cols);
+  for (int64_t i = begin; i < end; ++i) {
+    A* sums = p.partials ? static_cast<A*>(p.partials) + i * 2 * p.cols : nullptr;
+    if (sums != nullptr) std::memset(sums, 0, 2 * p.cols * sizeof(A));
+    const BackwardPart<T, G> part{
+        p,        static_cast<const G*>(p.gamma),  static_cast<const G*>(p.beta), sums, sums ? sums + p.cols : nullptr,
+        dz.get(), streamed};
+    const int64_t last = (i + 1) * rows_per_part < p.rows ? (i + 1) * rows_per_part : p.rows;
+    int64_t row = i * rows_per_part;
+    for (; !one_row && row + kRowGroup <= last; row += kRowGroup) backward_group<Activation, kRowGroup>(part, row);
+    for (; row < last; ++row) backward_group<Activation, 1>(part, row);
+  }
+  if (streamed) stream_fence();
+}
+
+}  // namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE

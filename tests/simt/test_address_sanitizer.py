@@ -1,0 +1,20 @@
+"""The kernels read and write nothing but their buffers: test_memory_accesses.py again, under AddressSanitizer.
+
+A process of its own, because AddressSanitizer must be loaded before Python starts and ends the process that it finds
+an error in. That it does find errors here is shown by test_faults.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from . import build
+
+pytestmark = pytest.mark.skipif(
+    build.address_sanitizer() is None, reason="the compiler has no AddressSanitizer"
+)
+
+
+def test_no_access_out_of_bounds() -> None:
+    result = build.run_sanitized(["-m", "pytest", "-q", "-x", "tests/simt/test_memory_accesses.py"])
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -1,0 +1,65 @@
+"""No kernel touches memory that is not its own: every path that ends in a tail, between guard zones.
+
+Writes beyond a buffer change its guard zones and are found here; reads are found when this file runs under
+AddressSanitizer, in test_address_sanitizer.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.cases import OP_CASES, OpCase
+from tests.support.shapes import BFLOAT16, FLOAT32, FLOAT64, Dtypes, make_call
+
+from . import kernels
+from .agreement import run
+from .device import Attribute, Device
+from .kernels import DENSE, Layout
+
+CPU = torch.device("cpu")
+
+every_case = pytest.mark.parametrize("case", OP_CASES, ids=str)
+
+
+def assert_finite(results: tuple[torch.Tensor | None, ...]) -> None:
+    """Nothing in them comes from a guard zone, which is NaN."""
+    assert all(result is None or result.isfinite().all() for result in results)
+
+
+@every_case
+@pytest.mark.parametrize(
+    "dtypes", [FLOAT32, BFLOAT16, Dtypes(torch.float16, torch.float32), FLOAT64], ids=str
+)
+@pytest.mark.parametrize("cols", [1, 8, 31, 129, 520])
+def test_row_in_registers(simt: Device, case: OpCase, dtypes: Dtypes, cols: int) -> None:
+    call = make_call(case, (3, cols), dtypes, CPU)
+    gap = 3 if case.normalizes else 0
+    for layout in (DENSE, Layout(offset=1, row_gap=gap)):
+        outcome = run(simt, case, call, layout=layout)
+        assert_finite(outcome)
+        statistics = kernels.Statistics(outcome.mean, outcome.rstd)
+        assert_finite(
+            kernels.backward(simt, case, call, statistics, in_place=True, layout=layout)
+        )
+
+
+@every_case
+@pytest.mark.parametrize("shared_bytes_per_block", [160 * 1024, 4 * 1024])
+def test_long_row(simt: Device, case: OpCase, shared_bytes_per_block: int) -> None:
+    """In shared memory, which it fills to the last byte but for padding, and without."""
+    simt.set_attribute(Attribute.SHARED_BYTES_PER_BLOCK, shared_bytes_per_block)
+    for cols in (4104, 4099):
+        call = make_call(case, (2, cols), FLOAT64, CPU)
+        assert_finite(run(simt, case, call))
+
+
+@pytest.mark.parametrize("case", OP_CASES[2:], ids=str)
+def test_parameters_that_are_missing_are_not_read(simt: Device, case: OpCase) -> None:
+    call = make_call(case, (3, 129), FLOAT32, CPU, weight=False, bias=False)
+    assert_finite(run(simt, case, call))
+
+
+def test_no_rows(simt: Device) -> None:
+    for case in OP_CASES:
+        assert_finite(run(simt, case, make_call(case, (0, 37), FLOAT32, CPU)))
