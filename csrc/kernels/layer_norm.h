@@ -58,10 +58,14 @@ MEMOPT_HD V scale_shift(V xhat, V gamma, V beta) {
   return Math<V>::fma(xhat, gamma, beta);
 }
 
-// dx of one element; mean_g = sum(g)/N and mean_gx = sum(g xhat)/N of its row.
+// dx of one element; mean_g = sum(g)/N and mean_gx = sum(g xhat)/N of its row. What does not depend on the element is
+// the same for the whole row, and compilers take it out of the loop.
 template <class V>
 MEMOPT_HD V input_grad(V g, V xhat, V mean_g, V mean_gx, V rstd) {
-  return rstd * Math<V>::fma(V(0) - xhat, mean_gx, g - mean_g);
+  using M = Math<V>;
+  const V shift = V(0) - rstd * mean_g;
+  const V slope = V(0) - rstd * mean_gx;
+  return M::fma(g, rstd, M::fma(xhat, slope, shift));
 }
 
 // x: [rows, cols] with unit column stride and x_row_stride elements from row to row. y: contiguous.

@@ -54,7 +54,8 @@ def checkpoint_wrapper(
         module: changed in place. A `forward` set on the instance is kept: the region runs it.
         offload_to_cpu: keep the tensors among the arguments in host memory until backward, pinned,
             with copies that do not block the host. Parameters, tensors that are on the CPU already,
-            and expanded tensors stay where they are. Any object is taken by its truth value.
+            and expanded tensors stay where they are. Any object is taken by its truth value. No
+            effect under `torch.compile`.
         maintain_forward_counter: keep an integer `_checkpoint_fwd_counter` on every submodule, +1
             with each forward of `module` and -1 with each recompute, for code that must know
             whether a forward is the last. Not kept under `torch.compile`.
@@ -74,14 +75,11 @@ def checkpoint_wrapper(
             "checkpoint_wrapper: module must not be a ScriptModule (TorchScript runs without "
             f"Python), got {type(module).__name__}; wrap the module that was scripted"
         )
-    if not isinstance(module, _Checkpointed):
+    if not _is_generated(type(module)):
         _change_class(module)
     if _SETTINGS not in module.__dict__ and "forward" in module.__dict__:
         module.__dict__[_INSTANCE_FORWARD] = module.__dict__.pop("forward")
-    settings = Settings(bool(offload_to_cpu), bool(maintain_forward_counter))
-    module.__dict__[_SETTINGS] = settings
-    if settings.maintain_forward_counter:
-        _count(module, 0)
+    _set_settings(module, Settings(bool(offload_to_cpu), bool(maintain_forward_counter)))
     return module
 
 
@@ -99,21 +97,18 @@ def unwrap(module: ModuleT) -> ModuleT:
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"unwrap: module must be an nn.Module, got {type(module).__name__}")
-    if not isinstance(module, _Checkpointed):
-        return module
     if not _is_generated(type(module)):
+        return module
+    if _Checkpointed not in type(module).__bases__:
         raise RuntimeError(
             "unwrap: module must have the class that checkpoint_wrapper gave it, got "
             f"{type(module).__name__}, a class derived from that one"
         )
     object.__setattr__(module, "__class__", _original(type(module)))
-    settings = module.__dict__.pop(_SETTINGS, None)
+    _set_settings(module, None)
     forward = module.__dict__.pop(_INSTANCE_FORWARD, None)
     if forward is not None:
         module.__dict__.setdefault("forward", forward)
-    if settings is not None and settings.maintain_forward_counter:
-        for submodule in module.modules():
-            submodule.__dict__.pop(_COUNTER, None)
     return module
 
 
@@ -128,7 +123,7 @@ class _Checkpointed:
         """Reduce as the original class does, since the subclass cannot be imported by name."""
         generated = type(self)
         reduced = super().__reduce_ex__(protocol)
-        if isinstance(reduced, str) or not _is_generated(generated):
+        if isinstance(reduced, str) or _Checkpointed not in generated.__bases__:
             return reduced
         make, arguments, *state = reduced
         make, *arguments = (
@@ -140,7 +135,7 @@ class _Checkpointed:
 def _rebuild(settings: Settings | None, make: Callable[..., nn.Module], *arguments: Any) -> Any:
     """Make the object that a wrapped module was reduced to. Pickles contain this name."""
     module = make(*arguments)
-    if settings is not None and not isinstance(module, _Checkpointed):
+    if settings is not None and not _is_generated(type(module)):
         _change_class(module)
         module.__dict__[_SETTINGS] = settings
     return module
@@ -206,13 +201,25 @@ def _forward(
     )
 
 
+def _set_settings(module: nn.Module, settings: Settings | None) -> None:
+    before: Settings | None = module.__dict__.pop(_SETTINGS, None)
+    if settings is not None:
+        module.__dict__[_SETTINGS] = settings
+    if settings is not None and settings.maintain_forward_counter:
+        _count(module, 0)
+    elif before is not None and before.maintain_forward_counter:
+        for submodule in module.modules():
+            submodule.__dict__.pop(_COUNTER, None)
+
+
 def _count(module: nn.Module, step: int) -> None:
     for submodule in module.modules():
         submodule.__dict__[_COUNTER] = submodule.__dict__.get(_COUNTER, 0) + step
 
 
 def _is_generated(cls: type) -> bool:
-    return _Checkpointed in cls.__bases__
+    """Whether `cls` is a class that wrapped modules get, or derived from one."""
+    return issubclass(cls, _Checkpointed)
 
 
 def _original(generated: type) -> type[nn.Module]:

@@ -4,6 +4,8 @@ break, and compiled functions work inside regions that run eagerly, batch norm s
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -60,32 +62,54 @@ class Net(nn.Module):
         return self.norm(self.body(x)).sin()
 
 
-@pytest.fixture(params=["torch.compile(module)", "module.compile()"])
-def compiled(request: pytest.FixtureRequest, device: torch.device):
-    """A module, compiled in either way, and the graphs that were captured so far."""
-    backend, module = EagerAndRecordGraphs(), Net().to(device)
-    if request.param == "module.compile()":
-        module.compile(backend=backend)
-        return module, backend.graphs
-    return torch.compile(module, backend=backend), backend.graphs
+def compile_by_function(module: nn.Module, backend) -> nn.Module:
+    return torch.compile(module, backend=backend)
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_compiled_modules_inside_regions(compiled, wrapped: bool, device: torch.device) -> None:
-    module, graphs = compiled
-    tensors = [torch.randn(4, 8, device=device, requires_grad=True), *module.parameters()]
-    plain = Net().to(device)
-    plain.load_state_dict(getattr(module, "_orig_mod", module).state_dict())
-    expected = gradients(plain, [tensors[0], *plain.parameters()])
+def compile_by_method(module: nn.Module, backend) -> nn.Module:
+    module.compile(backend=backend)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("compiled", "wrapped"),
+    [(compile_by_function, False), (compile_by_function, True), (compile_by_method, False)],
+)
+def test_compiled_modules_inside_eager_regions(
+    compiled, wrapped: bool, device: torch.device
+) -> None:
+    backend, plain = EagerAndRecordGraphs(), Net().to(device)
+    module = compiled(copy.deepcopy(plain), backend)
+    x = torch.randn(4, 8, device=device, requires_grad=True)
     if wrapped:
         checkpoint_wrapper(module)
-    actual = gradients(module if wrapped else lambda x: checkpoint(module, x), tensors)
-    assert_same_bits(actual, expected)
+    actual = gradients(
+        module if wrapped else lambda x: checkpoint(module, x), [x, *module.parameters()]
+    )
+    assert_same_bits(actual, gradients(plain, [x, *plain.parameters()]))
     assert_same_bits(module.buffers(), plain.buffers())
     # The module's own, and neither the region's hooks nor the module once more for the recompute.
-    assert len(graphs) == 1
+    assert len(backend.graphs) == 1
 
 
+def test_the_hooks_of_a_region_are_not_compiled(device: torch.device) -> None:
+    """PyTorch's own modules are passed over when compiled, and frames below them captured."""
+    backend = EagerAndRecordGraphs()
+    module = compile_by_method(nn.Sequential(mlp(), nn.Tanh()).to(device), backend)
+    x = torch.randn(4, 8, device=device)
+    module(x).sum().backward()
+    graphs = len(backend.graphs)
+    checkpoint(module, x).sum().backward()
+    assert len(backend.graphs) == graphs
+
+
+def test_wrapped_module_that_is_compiled_moves_its_statistics_once(device: torch.device) -> None:
+    module = compile_by_method(checkpoint_wrapper(Net().to(device)), "aot_eager")
+    module(torch.randn(4, 8, device=device)).sum().backward()
+    assert module.norm.num_batches_tracked.item() == 1
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_traced_by_jit_as_the_plain_module() -> None:
     module = checkpoint_wrapper(mlp())
     x = torch.randn(4, 8)

@@ -20,9 +20,10 @@ def x(device: torch.device) -> Tensor:
     return torch.randn(4, 4, device=device, requires_grad=True)
 
 
+# Where the tensor that is going to be written stands among the arguments that follow the first.
 PLACES = {
-    "positional argument 1": lambda t: ((1, t), {}),
-    "positional argument 2": lambda t: (([], None, {"a": (3, t)}), {}),
+    "positional argument 1": lambda t: ((t,), {}),
+    "positional argument 2": lambda t: (([None], {"a": (3, t)}), {}),
     "argument 'mask'": lambda t: ((), {"scale": [torch.ones(1)], "mask": [t]}),
 }
 
@@ -48,8 +49,7 @@ def test_argument_written_in_place_after_forward(
     module = checkpoint_wrapper(Product(), offload_to_cpu=offloading)
     written = torch.ones(4, 4, device=x.device)
     args, kwargs = PLACES[place](written)
-    # The first of `args` is x; the numbers in PLACES count from there.
-    y = module(x, *args[1:] if args else (), **kwargs)
+    y = module(x, *args, **kwargs)
     written.add_(1)
     with pytest.raises(RuntimeError) as error:
         y.sum().backward()
@@ -208,6 +208,7 @@ def test_wrapper_refuses_what_is_no_module(function, no_module: object) -> None:
         function(no_module)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_wrapper_refuses_script_modules() -> None:
     scripted = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
     with pytest.raises(TypeError, match=r"^checkpoint_wrapper: module must not be a ScriptModule"):

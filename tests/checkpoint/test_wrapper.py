@@ -372,8 +372,7 @@ def test_wrapping_twice_is_wrapping_once_with_the_newest_settings() -> None:
     checkpoint_wrapper(module)
     assert type(module) is cls
     assert runs_twice(module, module.count)
-    module(torch.randn(2, 4))
-    assert module._checkpoint_fwd_counter == 0
+    assert not any(hasattr(m, "_checkpoint_fwd_counter") for m in module.modules())
     unwrap(module)
     assert type(module) is Net
 

@@ -1,1 +1,1 @@
-"""The kernel interpreter: CUDA kernels compiled as host C++ and run without a GPU. See README.md."""
+"""The kernel interpreter: CUDA kernels compiled as host C++, run without a GPU. See README.md."""

@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from tests.support.cases import Call, OpCase, Results, Statistics
-from tests.support.oracle import allowances, assert_results_accurate, exact_moments, worst_errors
+from tests.support.oracle import (
+    allowances,
+    assert_results_accurate,
+    exact_moments,
+    exact_results,
+    worst_errors,
+)
 from tests.support.tolerances import (
     BETWEEN_IMPLEMENTATIONS,
     STATISTICS_ROUNDINGS,
@@ -53,13 +59,22 @@ def run_in_every_order(
 
 
 def assert_accurate(case: OpCase, call: Call, outcome: Outcome) -> None:
-    """All results are right by the oracle's standards and agree with the CPU kernels', and the re-emitted output has
-    forward's bits."""
+    """All results are right by the oracle's standards and agree with the CPU kernels'; the
+    re-emitted output has forward's bits."""
     assert_results_accurate(case, call, outcome.results)
     assert_agrees_with_cpu(case, call, outcome.results)
-    kernels.assert_same_bits([outcome.reemitted], [outcome.output], f"{case} on {call}: re-emission")
+    kernels.assert_same_bits([outcome.reemitted], [outcome.output], f"{case} on {call}: re-emitted")
     if case.normalizes:
         assert_statistics_accurate(call, outcome)
+
+
+def assert_output_accurate(case: OpCase, call: Call, output: Tensor) -> None:
+    """The same of forward alone."""
+    exact = exact_results(case, call)
+    allowed = allowances(case, call, exact).output
+    assert exact.output is not None
+    assert allowed is not None
+    assert worst_error(output, exact.output, allowed) <= largest_error(output.dtype)
 
 
 def assert_agrees_with_cpu(case: OpCase, call: Call, results: Results) -> None:

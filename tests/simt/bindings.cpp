@@ -12,34 +12,34 @@ constexpr int kNoActivation = -1;
 
 extern "C" {
 
-int simt_gelu_forward(const void* x, void* y, int64_t size, int dtype, int kind, cudaStream_t stream) {
-  return k::cuda::gelu_forward(
-      {.x = x,
-       .y = y,
-       .size = size,
-       .dtype = static_cast<k::ScalarType>(dtype),
-       .kind = static_cast<k::GeluKind>(kind),
-       .stream_stores = false},
-      stream);
+int simt_gelu_forward(const void* x, void* y, int64_t size, int dtype, int kind,
+                      cudaStream_t stream) {
+  return k::cuda::gelu_forward({.x = x,
+                                .y = y,
+                                .size = size,
+                                .dtype = static_cast<k::ScalarType>(dtype),
+                                .kind = static_cast<k::GeluKind>(kind),
+                                .stream_stores = false},
+                               stream);
 }
 
-int simt_gelu_backward(const void* dy, const void* x, void* dx, void* y, int64_t size, int dtype, int kind,
-                       cudaStream_t stream) {
-  return k::cuda::gelu_backward(
-      {.dy = dy,
-       .x = x,
-       .dx = dx,
-       .y = y,
-       .size = size,
-       .dtype = static_cast<k::ScalarType>(dtype),
-       .kind = static_cast<k::GeluKind>(kind),
-       .stream_stores = false},
-      stream);
+int simt_gelu_backward(const void* dy, const void* x, void* dx, void* y, int64_t size, int dtype,
+                       int kind, cudaStream_t stream) {
+  return k::cuda::gelu_backward({.dy = dy,
+                                 .x = x,
+                                 .dx = dx,
+                                 .y = y,
+                                 .size = size,
+                                 .dtype = static_cast<k::ScalarType>(dtype),
+                                 .kind = static_cast<k::GeluKind>(kind),
+                                 .stream_stores = false},
+                                stream);
 }
 
-int simt_layer_norm_forward(const void* x, const void* gamma, const void* beta, void* y, void* mean, void* rstd,
-                            int64_t rows, int64_t cols, int64_t x_row_stride, double eps, int dtype,
-                            int param_dtype, int activation, cudaStream_t stream) {
+int simt_layer_norm_forward(const void* x, const void* gamma, const void* beta, void* y, void* mean,
+                            void* rstd, int64_t rows, int64_t cols, int64_t x_row_stride,
+                            double eps, int dtype, int param_dtype, int activation,
+                            cudaStream_t stream) {
   const k::LayerNormForwardParams p = {.x = x,
                                        .gamma = gamma,
                                        .beta = beta,
@@ -57,11 +57,11 @@ int simt_layer_norm_forward(const void* x, const void* gamma, const void* beta, 
   return k::cuda::layer_norm_gelu_forward({p, static_cast<k::GeluKind>(activation)}, stream);
 }
 
-int simt_layer_norm_backward(const void* dy, const void* x, const void* gamma, const void* beta, const void* mean,
-                             const void* rstd, void* dx, void* y, void* dgamma, void* dbeta, void* partials,
-                             int64_t parts, int64_t rows, int64_t cols, int64_t dy_row_stride,
-                             int64_t x_row_stride, int dtype, int param_dtype, int activation,
-                             cudaStream_t stream) {
+int simt_layer_norm_backward(const void* dy, const void* x, const void* gamma, const void* beta,
+                             const void* mean, const void* rstd, void* dx, void* y, void* dgamma,
+                             void* dbeta, void* partials, int64_t parts, int64_t rows, int64_t cols,
+                             int64_t dy_row_stride, int64_t x_row_stride, int dtype,
+                             int param_dtype, int activation, cudaStream_t stream) {
   const k::LayerNormBackwardParams p = {.dy = dy,
                                         .x = x,
                                         .gamma = gamma,

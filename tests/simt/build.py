@@ -1,7 +1,7 @@
 """Compiles .cu files as host C++ into shared libraries under build/simt, one object each.
 
-An object is made again when its text, a header of this repository that it includes, the compiler or the flags have
-changed, and at no other time.
+An object is made again when its text, a header of this repository that it includes, the compiler or
+the flags have changed, and at no other time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ BUILD = ROOT / "build" / "simt"
 RUNTIME_SOURCES = sorted((HERE / "runtime").glob("*.cpp"))
 KERNEL_SOURCES = sorted((KERNELS / "cuda").glob("*.cu"))
 
-# -O1 halves the time of compiling and running together, against -O0 and -O2 alike. Kernels reinterpret memory as
-# vectors, which CUDA allows and strict aliasing does not. A local variable that is read before it is written holds a
-# pattern, the same in every run. The instrumented checks report to runtime/checks.cpp.
+# Kernels reinterpret memory as vectors, which CUDA allows and strict aliasing does not. A local
+# variable that is read before it is written holds a pattern, the same in every run. The checks of
+# alignment and bounds report to runtime/checks.cpp.
 COMMON_FLAGS = ("-std=c++20", "-O1", "-g1", "-fPIC", "-fmax-errors=5")
 KERNEL_FLAGS = (
     "-w",  # warnings are for the builds that ship
@@ -38,8 +38,8 @@ KERNEL_FLAGS = (
     "-fsanitize=alignment,bounds",
 )
 RUNTIME_FLAGS = ("-Wall", "-Wextra")
-# With AddressSanitizer -O1 takes three times as long to compile as -O0. The runtime tells it of fibers and guard zones,
-# and is not instrumented itself: every switch would be a detour.
+# With AddressSanitizer -O1 takes three times as long to compile as -O0. The runtime tells it of
+# fibers and guard zones, and is not instrumented itself: every switch would be a detour.
 SANITIZED_KERNEL_FLAGS = ("-fsanitize=address", "-O0", "-fno-sanitize=alignment,bounds")
 SANITIZED_RUNTIME_FLAGS = ("-DSIMT_ADDRESS_SANITIZER",)
 
@@ -57,19 +57,22 @@ def compiler() -> str:
 
 @cache
 def cuda_include() -> Path:
-    """The folder of the CUDA headers: of the toolkit if there is one, else of the package index's wheels."""
+    """The folder of the CUDA headers: of the toolkit, else of the wheels that stand in for it."""
     nvcc = shutil.which("nvcc")
-    candidates = [Path(home) / "include" for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if home]
-    if nvcc:
-        candidates.append(Path(nvcc).resolve().parents[1] / "include")
-    candidates.append(Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "include")
+    toolkits = [
+        os.environ.get("CUDA_HOME"),
+        "/usr/local/cuda",
+        nvcc and Path(nvcc).resolve().parents[1],
+        Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13",
+    ]
+    candidates = [Path(toolkit) / "include" for toolkit in toolkits if toolkit]
     needed = ("cuda_runtime_api.h", "cuda_fp16.h", "crt/host_defines.h", "nv/target")
     for folder in candidates:
         if all((folder / header).is_file() for header in needed):
             return folder
     raise RuntimeError(
-        "simt: no CUDA headers found; install the CUDA toolkit, or: pip install 'nvidia-cuda-runtime>=13,<14'"
-        " 'nvidia-cuda-crt>=13,<14' 'nvidia-cuda-cccl>=13,<14'"
+        "simt: no CUDA headers found; install the CUDA toolkit, or: pip install "
+        "'nvidia-cuda-runtime>=13,<14' 'nvidia-cuda-crt>=13,<14' 'nvidia-cuda-cccl>=13,<14'"
     )
 
 
@@ -84,7 +87,10 @@ def address_sanitizer() -> Path | None:
 
 
 def library(name: str, sources: Sequence[Path], *, sanitize: bool = False) -> Path:
-    """The shared library of the runtime and `sources`, built if need be. sanitize: with AddressSanitizer."""
+    """The shared library of the runtime and `sources`, built if need be.
+
+    sanitize: with AddressSanitizer.
+    """
     folder = BUILD / ("address" if sanitize else "plain")
     folder.mkdir(parents=True, exist_ok=True)
     everything = [*RUNTIME_SOURCES, *sources]
@@ -111,9 +117,9 @@ def _object(source: Path, folder: Path, sanitize: bool) -> Path:
     target = folder / f"{source.parent.name}-{source.stem}.o"
     listing = target.with_suffix(".d")  # the headers that it was made from, as make would read them
     stamp = target.with_suffix(".key")
-    if target.exists() and listing.exists() and stamp.exists():
-        if stamp.read_text() == _digest(command, _dependencies(listing)):
-            return target
+    made = target.exists() and listing.exists() and stamp.exists()
+    if made and stamp.read_text() == _digest(command, _dependencies(listing)):
+        return target
     _run_compiler([*command, "-MMD", "-MF", str(listing)], target)
     stamp.write_text(_digest(command, _dependencies(listing)))
     return target
@@ -138,7 +144,7 @@ def _compiler_version() -> str:
 
 
 def _run_compiler(command: Sequence[str], target: Path) -> None:
-    """Compiles or links to `target`, which appears at once and whole (test processes may build at the same time)."""
+    """Compiles or links to `target`, which appears whole: test processes may build side by side."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
         result = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True)
@@ -148,7 +154,7 @@ def _run_compiler(command: Sequence[str], target: Path) -> None:
 
 
 def run_sanitized(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Runs Python with AddressSanitizer loaded, as libraries built with it need; the environment says so, too."""
+    """Runs Python with AddressSanitizer loaded, which libraries built with it need."""
     environment = {
         **os.environ,
         "LD_PRELOAD": str(address_sanitizer()),

@@ -17,7 +17,8 @@ SANITIZE = os.environ.get("MEMOPT_SIMT_SANITIZE") == "1"
 
 @pytest.fixture(scope="session")
 def sample_library() -> Device:
-    return Device(build.library("samples", [build.HERE / "faults" / "kernels.cu"], sanitize=SANITIZE))
+    sources = [build.HERE / "faults" / "kernels.cu"]
+    return Device(build.library("samples", sources, sanitize=SANITIZE))
 
 
 @pytest.fixture(scope="session")

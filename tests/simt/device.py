@@ -1,11 +1,13 @@
-"""A compiled library as a device: set its limits and its order of threads, call functions in it, see what it launched."""
+"""A compiled library as a device.
+
+Set its limits and its order of threads, call functions in it, see what it launched.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import re
 import subprocess
-from collections.abc import Callable
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any, NamedTuple
 
 
 class KernelFault(RuntimeError):
-    """What the interpreter found wrong with a launch. Names the kernel, the block and the thread."""
+    """What the interpreter found wrong with a launch; names kernel, block and thread."""
 
 
 class Attribute(IntEnum):
@@ -82,7 +84,8 @@ class Device:
     def call(self, name: str, *arguments: Any) -> None:
         """Calls the C function `name`, which returns a cudaError_t.
 
-        The arguments are ctypes values. Raises KernelFault if the interpreter reported a fault or the function failed.
+        The arguments are ctypes values. Raises KernelFault if the interpreter reported a fault or
+        the function failed.
         """
         error = getattr(self._library, name)(*arguments)
         text = self._library.simt_fault_text().decode()
@@ -124,7 +127,7 @@ class Device:
 
     @cached_property
     def _functions(self) -> dict[int, str]:
-        """Names by address. Kernels have internal linkage, so that only the symbol table knows them."""
+        """Names by address. Kernels have internal linkage: only the symbol table knows them."""
         command = ["nm", "--demangle", "--defined-only", str(self._path)]
         table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         symbols = [line.split(" ", 2) for line in table.splitlines()]

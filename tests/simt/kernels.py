@@ -1,7 +1,7 @@
 """memopt's kernels on CPU tensors, by way of the interpreter.
 
-`forward` and `backward` take and give what the dispatcher ops behind tests/support/cases.py do, so that one oracle
-serves both; `Layout` says how the tensors lie in device memory.
+`forward` and `backward` take and give what the dispatcher ops behind tests/support/cases.py do, so
+that one oracle serves both; `Layout` says how the tensors lie in device memory.
 """
 
 from __future__ import annotations
@@ -32,10 +32,16 @@ class Layout:
     """How tensors lie in memory."""
 
     offset: int = 0
-    """Elements by which each of them is off its alignment."""
+    """Elements by which they are off their alignment."""
+
+    only: str | None = None
+    """The one tensor that the offset is for, by its name in the Params structs; None: all."""
 
     row_gap: int = 0
     """Unused elements between the rows of input and grad_output; outputs are contiguous."""
+
+    def offset_of(self, name: str) -> int:
+        return self.offset if self.only in (None, name) else 0
 
 
 DENSE = Layout()
@@ -51,8 +57,8 @@ def forward(
 ) -> tuple[Tensor, Statistics]:
     """Output, mean and rstd. Without `statistics` the kernel is not given a place for them."""
     memory = Memory(device)
-    x = memory.put(call.input, layout.offset, layout.row_gap)
-    y = memory.empty(*x.shape, dtype=x.dtype, offset=layout.offset)
+    x = memory.put(call.input, layout.offset_of("x"), layout.row_gap)
+    y = memory.empty(*x.shape, dtype=x.dtype, offset=layout.offset_of("y"))
     if not case.normalizes:
         arguments = (*_pointers(x, y), *_int64(x.numel()), *_gelu(case, x), _STREAM)
         _run(device, memory, "simt_gelu_forward", arguments)
@@ -89,14 +95,14 @@ def backward(
     if output_mask is None:
         output_mask = (True, call.weight is not None, call.bias is not None)
     memory = Memory(device)
-    x = memory.put(call.input, layout.offset, layout.row_gap)
-    dy = memory.put(call.grad_output, layout.offset, 0 if in_place else layout.row_gap)
+    x = memory.put(call.input, layout.offset_of("x"), layout.row_gap)
+    dy = memory.put(call.grad_output, layout.offset_of("dy"), 0 if in_place else layout.row_gap)
 
-    def result(wanted: bool) -> Tensor | None:
-        return memory.empty(*x.shape, dtype=x.dtype, offset=layout.offset) if wanted else None
+    def result(name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return memory.empty(*shape, dtype=dtype, offset=layout.offset_of(name))
 
-    dx = dy if in_place else result(output_mask[0])
-    y = result(recompute_output)
+    dx = dy if in_place else result("dx", x.shape, x.dtype) if output_mask[0] else None
+    y = result("y", x.shape, x.dtype) if recompute_output else None
     if not case.normalizes:
         arguments = (*_pointers(dy, x, dx, y), *_int64(x.numel()), *_gelu(case, x), _STREAM)
         _run(device, memory, "simt_gelu_backward", arguments)
@@ -106,13 +112,13 @@ def backward(
     mean, rstd = (None if s is None else memory.put(s.flatten()) for s in statistics)
     rows, cols = x.shape
     parts = backward_parts(device, rows, cols, x.dtype)
-    partials = None
     dgamma, dbeta = (
-        memory.empty(cols, dtype=_parameter_dtype(call), offset=layout.offset) if wanted else None
-        for wanted in output_mask[1:]
+        result(name, (cols,), _parameter_dtype(call)) if wanted else None
+        for name, wanted in zip(("dgamma", "dbeta"), output_mask[1:], strict=True)
     )
+    partials = None
     if dgamma is not None or dbeta is not None:
-        partials = memory.empty(parts * 2 * cols, dtype=sums_dtype(x.dtype), offset=layout.offset)
+        partials = result("partials", (parts * 2 * cols,), sums_dtype(x.dtype))
     arguments = (
         *_pointers(dy, x, gamma, beta, mean, rstd, dx, y, dgamma, dbeta, partials),
         *_int64(parts, rows, cols, dy.stride(0) if rows else cols, cols + layout.row_gap),
@@ -135,8 +141,10 @@ def backward_parts(device: Device, rows: int, cols: int, dtype: torch.dtype) -> 
     return parts.value
 
 
-def in_every_order(device: Device, run: Callable[[], Sequence[Tensor | None]]) -> Sequence[Tensor | None]:
-    """The results of `run`, which must have the same bits in whatever order threads and blocks run."""
+def in_every_order(
+    device: Device, run: Callable[[], Sequence[Tensor | None]]
+) -> Sequence[Tensor | None]:
+    """The results of `run`, which must have the same bits in every order of threads and blocks."""
     device.set_order(ORDERS[0])
     first = run()
     for order in ORDERS[1:]:
@@ -165,8 +173,8 @@ def _run(device: Device, memory: Memory, function: str, arguments: Sequence[obje
 
 def _parameters(memory: Memory, call: Call, layout: Layout) -> list[Tensor | None]:
     return [
-        None if parameter is None else memory.put(parameter, layout.offset)
-        for parameter in (call.weight, call.bias)
+        None if parameter is None else memory.put(parameter, layout.offset_of(name))
+        for name, parameter in (("gamma", call.weight), ("beta", call.bias))
     ]
 
 

@@ -1,8 +1,9 @@
-"""Device memory for tests: tensors between guard zones, so that a kernel which leaves its buffers is found.
+"""Device memory for tests: tensors between guard zones, which show what leaves them.
 
-Guard zones, memory that nobody has written, and the gaps between the rows of a strided matrix hold the bytes 0xff,
-which are NaN in every floating-point type: what is read out of bounds shows in the results. What is written out of bounds
-changes the zone. In a library that was built with AddressSanitizer the access itself is reported.
+Guard zones, memory that nobody has written, and the gaps between the rows of a strided matrix hold
+the bytes 0xff, which are NaN in every floating-point type: what is read out of bounds shows in the
+results. What is written out of bounds changes the zone. In a library that was built with
+AddressSanitizer the access itself is reported.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits(t: Tensor) -> Tensor:
-    """The elements as integers, for comparisons that tell 0 from -0 and find NaN equal to itself."""
+    """The elements as integers: comparisons tell 0 from -0 and find NaN equal to itself."""
     return t.contiguous().view(_BITS[t.element_size()])
 
 
@@ -33,13 +34,11 @@ class Memory:
         self._device = device
         self._buffers: list[_Buffer] = []
 
-    def empty(
-        self, *shape: int, dtype: torch.dtype, offset: int = 0, row_gap: int = 0
-    ) -> Tensor:
+    def empty(self, *shape: int, dtype: torch.dtype, offset: int = 0, row_gap: int = 0) -> Tensor:
         """A tensor whose elements are all unwritten (NaN).
 
-        offset: its first element lies this many elements behind an aligned address. row_gap: unused elements behind
-        each row of a matrix.
+        offset: its first element lies this many elements behind an aligned address. row_gap: unused
+        elements behind each row of a matrix.
         """
         buffer = _Buffer(shape, dtype, offset, row_gap)
         self._buffers.append(buffer)
@@ -47,7 +46,8 @@ class Memory:
 
     def put(self, values: Tensor, offset: int = 0, row_gap: int = 0) -> Tensor:
         """A copy of `values`, laid out likewise."""
-        return self.empty(*values.shape, dtype=values.dtype, offset=offset, row_gap=row_gap).copy_(values)
+        copy = self.empty(*values.shape, dtype=values.dtype, offset=offset, row_gap=row_gap)
+        return copy.copy_(values)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
@@ -64,20 +64,23 @@ class Memory:
             where = buffer.first_write_outside()
             if where is not None:
                 raise KernelFault(
-                    f"out of bounds: buffer {number} of shape {tuple(buffer.tensor.shape)} and type "
-                    f"{buffer.tensor.dtype} was written {where} bytes from its beginning"
+                    f"out of bounds: buffer {number} of shape {tuple(buffer.tensor.shape)} and "
+                    f"type {buffer.tensor.dtype} was written {where} bytes from its beginning"
                 )
 
 
 class _Buffer:
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, offset: int, row_gap: int) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, offset: int, row_gap: int
+    ) -> None:
         cols = shape[-1] if shape else 1
         stride = cols + row_gap if len(shape) == 2 else cols
         strides = (stride, 1) if len(shape) == 2 else (1,) * len(shape)
         self._geometry = (shape, strides)
         self._dtype = dtype
         elements = stride * shape[0] if len(shape) == 2 else cols
-        arena = torch.full((2 * GUARD_BYTES + ALIGNMENT + (offset + elements) * dtype.itemsize,), 255, dtype=torch.uint8)
+        size = 2 * GUARD_BYTES + ALIGNMENT + (offset + elements) * dtype.itemsize
+        arena = torch.full((size,), 255, dtype=torch.uint8)
         self._arena = arena[-arena.data_ptr() % ALIGNMENT :]
         self._begin = GUARD_BYTES + offset * dtype.itemsize
         self.tensor = self._view(self._arena)

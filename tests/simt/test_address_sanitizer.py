@@ -1,7 +1,7 @@
-"""The kernels read and write nothing but their buffers: test_memory_accesses.py again, under AddressSanitizer.
+"""The kernels read nothing but their buffers: test_memory_accesses.py under AddressSanitizer.
 
-A process of its own, because AddressSanitizer must be loaded before Python starts and ends the process that it finds
-an error in. That it does find errors here is shown by test_faults.py.
+In a process of its own: AddressSanitizer must be loaded before Python starts, and ends the process
+that it finds an error in. That it does find errors here is shown by test_faults.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The interpreter finds what it claims to find.
 
-Each sample kernel of faults/kernels.cu has a right form, which passes in every order of threads, and a form with one
-planted fault, which is found: as a report that names kernel, block and thread, as NaN from memory that nobody wrote,
-or as results that depend on the order of threads.
+Each sample kernel of faults/kernels.cu has a right form, which passes in every order of threads, and
+a form with one planted fault, which is found: as a report that names kernel, block and thread, as
+NaN from memory that nobody wrote, or as results that depend on the order of threads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import build
-from .device import ORDERS, Attribute, Device, KernelFault, Order
+from .device import ORDERS, Device, KernelFault, Order
 from .memory import Memory, bits
 
 THREADS = 96  # kThreads of the samples: three warps
@@ -40,24 +40,26 @@ RIGHT_RESULTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 # Part of the report for each fault that is reported where it happens.
+PLACE = r"\(kernels\.cu:\d+\)"
+THREAD = r"block \(0, 0\), thread \(\d+, 0\)"
 REPORTS = {
     "wrong_tail_write": r"out of bounds: buffer 1 .* was written 276 bytes from its beginning",
     "shared_overrun": r"shared memory: written beyond the 384 bytes .*; block \(0, 0\)",
-    "exit_before_barrier": r"divergent barrier: thread \d+ waits at __syncthreads \(kernels.cu:\d+\), "
+    "exit_before_barrier": rf"divergent barrier: thread \d+ waits at __syncthreads {PLACE}, "
     r"but thread 69 has exited; block \(0, 0\)",
-    "two_barriers": r"divergent barrier: thread 95 waits at __syncthreads \(kernels.cu:\d+\), "
-    r"but thread 0 waits at __syncthreads \(kernels.cu:\d+\)",
-    "shuffle_after_exit": r"absent lane: lane \d of warp 2 waits at __shfl_xor_sync \(kernels.cu:\d+\) "
+    "two_barriers": rf"divergent barrier: thread 95 waits at __syncthreads {PLACE}, "
+    rf"but thread 0 waits at __syncthreads {PLACE}",
+    "shuffle_after_exit": rf"absent lane: lane \d of warp 2 waits at __shfl_xor_sync {PLACE} "
     r"with mask 0xffffffff, but lane 5 has exited; block \(0, 0\)",
     "shuffle_in_branch": r"absent lane: lane \d of warp 2 waits at __shfl_xor_sync .*, "
     r"but lane 5 waits at __syncthreads",
-    "mask_without_caller": r"mask without its caller: lane \d+ at __shfl_sync .* with mask 0x55555555; "
-    r"block \(0, 0\), thread \(\d+, 0\)",
-    "reads_lane_outside_mask": r"shuffle with an absent lane: lane 0 reads lane 1 in __shfl_xor_sync",
-    "misaligned_vector": r"misaligned access: 16 bytes at address \w+ in kernels.cu:\d+; "
-    r"block \(0, 0\), thread \(\d+, 0\)",
-    "register_array_overrun": r"index out of bounds: 4 in an array of type 'float \[4\]' in kernels.cu:\d+; "
-    r"block \(0, 0\), thread \(\d+, 0\)",
+    "mask_without_caller": rf"mask without its caller: lane \d+ at __shfl_sync {PLACE} "
+    rf"with mask 0x55555555; {THREAD}",
+    "reads_lane_outside_mask": r"absent lane: lane 0 reads lane 1 in __shfl_xor_sync",
+    "misaligned_vector": r"misaligned access: 16 bytes at address \w+ in kernels\.cu:\d+; "
+    + THREAD,
+    "register_array_overrun": r"index out of bounds: 4 in an array of type 'float \[4\]' in "
+    rf"kernels\.cu:\d+; {THREAD}",
 }
 
 N = 69  # leaves part of the last warp without work
@@ -131,7 +133,9 @@ def test_missing_barrier_gives_nan(samples: Device) -> None:
     assert run_sample(samples, "missing_barrier", faulty=True).isnan().any()
 
 
-@pytest.mark.parametrize("name", ["missing_barrier", "reused_too_early", "trusts_lockstep", "blocks_collide"])
+@pytest.mark.parametrize(
+    "name", ["missing_barrier", "reused_too_early", "trusts_lockstep", "blocks_collide"]
+)
 def test_race_depends_on_the_order_of_threads(samples: Device, name: str) -> None:
     results = []
     for order in ORDERS:
@@ -185,7 +189,9 @@ print("no fault")
 """
 
 
-@pytest.mark.skipif(build.address_sanitizer() is None, reason="the compiler has no AddressSanitizer")
+@pytest.mark.skipif(
+    build.address_sanitizer() is None, reason="the compiler has no AddressSanitizer"
+)
 def test_read_out_of_bounds_is_found_by_address_sanitizer() -> None:
     right = build.run_sanitized(["-c", READ_OUT_OF_BOUNDS.format(faulty=False)])
     assert (right.returncode, right.stdout) == (0, "no fault\n"), right.stderr

@@ -1,5 +1,8 @@
-"""GELU's CUDA kernels, run by the interpreter: accurate for every type and length, wherever the tensors lie, in every
-order of threads; backward re-emits forward's bits, and writes over grad_output if asked."""
+"""GELU's CUDA kernels, run by the interpreter.
+
+They are accurate for every type and length, wherever the tensors lie, in every order of threads;
+backward re-emits forward's bits, and writes over grad_output if asked.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +110,8 @@ def test_extreme_values(simt: Device, case: OpCase, dtypes: Dtypes) -> None:
     largest = torch.finfo(dtypes.tensor).max
     values = [0.0, -0.0, 1e-30, -1e-30, 6.0, -6.0, 40.0, -40.0, largest, -largest]
     special = [math.inf, -math.inf, math.nan]
-    call = make_call(case, (1, len(values)), dtypes, CPU, values=torch.tensor(values, dtype=torch.float64))
+    x = torch.tensor([values], dtype=torch.float64)
+    call = make_call(case, (1, len(values)), dtypes, CPU, values=x)
     assert_accurate(case, call, run_in_every_order(simt, case, call))
 
     x = torch.tensor([special]).double()
@@ -120,7 +124,7 @@ def test_extreme_values(simt: Device, case: OpCase, dtypes: Dtypes) -> None:
 @every_case
 @every_dtype
 def test_neighbours_do_not_matter(simt: Device, case: OpCase, dtypes: Dtypes) -> None:
-    """An element's bits depend on nothing but its value, also in the scalar tail and in another vector."""
+    """An element's bits depend on nothing but its value, in a tail as in a vector."""
     values = random_normal(1, 300)
     whole = run(simt, case, make_call(case, (1, 300), dtypes, CPU, values=values))
     part = run(simt, case, make_call(case, (1, 111), dtypes, CPU, values=values[:, 100:211]))

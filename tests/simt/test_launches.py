@@ -1,5 +1,8 @@
-"""Which kernel the launchers choose, in which grid and with how much shared memory, for every range of shapes; that the
-choice is right for shapes on both sides of every threshold; and that no kernel was compiled which no test runs."""
+"""The launchers' choices.
+
+Which kernel they choose for a shape, in which grid and with how much shared memory; that results
+are right on both sides of every threshold; and that no kernel is compiled which no test runs.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from tests.support.shapes import BFLOAT16, DTYPES, FLOAT32, FLOAT64, Dtypes, mak
 from . import build, kernels
 from .agreement import (
     assert_accurate,
+    assert_output_accurate,
     assert_results_accurate,
     path,
     run,
@@ -25,13 +29,20 @@ from .kernels import DENSE, Layout, assert_same_bits
 
 CPU = torch.device("cpu")
 
-ROWS_PATH = ["layer_norm_forward_rows", "layer_norm_backward_rows", "layer_norm_reduce_parts_kernel"]
+ROWS_PATH = [
+    "layer_norm_forward_rows",
+    "layer_norm_backward_rows",
+    "layer_norm_reduce_parts_kernel",
+]
 
-# The longest row that stays in registers: 512 threads with 16 elements each, in float64 8 forward and 4 backward.
-IN_REGISTERS = {FLOAT32: (8192, 8192), BFLOAT16: (8192, 8192), FLOAT64: (4096, 2048)}
+# The longest row that stays in registers, for rows that can be cut into 16-byte vectors; others may
+# be half as long.
+FORWARD_IN_REGISTERS = {FLOAT32: 8192, BFLOAT16: 16384, FLOAT64: 4096}
+BACKWARD_IN_REGISTERS = {FLOAT32: 4096, BFLOAT16: 8192, FLOAT64: 2048}
 
 every_case = pytest.mark.parametrize("case", NORM_CASES, ids=str)
-a_dtype_of_each_size = pytest.mark.parametrize("dtypes", IN_REGISTERS, ids=str)
+a_dtype_of_each_size = pytest.mark.parametrize("dtypes", FORWARD_IN_REGISTERS, ids=str)
+in_vectors_and_not = pytest.mark.parametrize("in_vectors", [True, False])
 LAYER_NORM_GELU = NORM_CASES[-1]
 
 
@@ -48,37 +59,46 @@ def input_grad_launch(device: Device, dtypes: Dtypes, size: tuple[int, int]) -> 
     return device.launches()[-1]
 
 
-@a_dtype_of_each_size
-def test_rows_beyond_the_registers_take_the_long_kernels(simt: Device, dtypes: Dtypes) -> None:
-    forward_cols, backward_cols = IN_REGISTERS[dtypes]
-    for beyond, suffix in ((0, "_rows"), (1, "_long")):
-        forward = forward_launch(simt, dtypes, (1, forward_cols + beyond))
-        backward = input_grad_launch(simt, dtypes, (1, backward_cols + beyond))
-        assert forward.kernel.startswith("layer_norm_forward" + suffix)
-        assert backward.kernel.startswith("layer_norm_backward" + suffix)
+def around(longest: int, in_vectors: bool) -> tuple[int, int]:
+    """The longest row that stays in registers and the next one: vectors, or odd numbers."""
+    return (longest, longest + 8) if in_vectors else (longest // 2 - 1, longest // 2 + 1)
 
 
 @a_dtype_of_each_size
-@pytest.mark.parametrize("beyond", [0, 1])
-@pytest.mark.parametrize("direction", [0, 1], ids=["forward", "backward"])
-def test_accurate_on_both_sides_of_the_threshold(
-    simt: Device, dtypes: Dtypes, direction: int, beyond: int
+@in_vectors_and_not
+def test_forward_takes_the_long_kernel_beyond_the_registers(
+    simt: Device, dtypes: Dtypes, in_vectors: bool
 ) -> None:
-    call = make_call(LAYER_NORM_GELU, (3, IN_REGISTERS[dtypes][direction] + beyond), dtypes, CPU)
-    assert_accurate(LAYER_NORM_GELU, call, run(simt, LAYER_NORM_GELU, call))
+    case = LAYER_NORM_GELU
+    for cols in around(FORWARD_IN_REGISTERS[dtypes], in_vectors):
+        call = make_call(case, (2, cols), dtypes, CPU)
+        assert_output_accurate(case, call, kernels.forward(simt, case, call)[0])
+    assert path(simt) == ["layer_norm_forward_rows", "layer_norm_forward_long"]
+
+
+@a_dtype_of_each_size
+@in_vectors_and_not
+def test_backward_takes_the_long_kernel_beyond_the_registers(
+    simt: Device, dtypes: Dtypes, in_vectors: bool
+) -> None:
+    case = LAYER_NORM_GELU
+    for cols in around(BACKWARD_IN_REGISTERS[dtypes], in_vectors):
+        call = make_call(case, (2, cols), dtypes, CPU)
+        assert_accurate(case, call, run(simt, case, call))
+    assert path(simt)[1::3] == ["layer_norm_backward_rows", "layer_norm_backward_long"]
 
 
 @pytest.mark.parametrize(
     ("cols", "block"),
     [
         (1, (1, 128)),
-        (16, (1, 128)),
-        (17, (2, 64)),
-        (129, (16, 8)),
+        (9, (2, 64)),  # 8 elements a thread
+        (20, (2, 64)),  # 16 elements a thread, where the row can be cut into vectors
+        (129, (32, 4)),
         (512, (32, 4)),
-        (513, (64, 2)),
-        (1025, (96, 1)),
-        (2049, (160, 1)),
+        (516, (64, 2)),
+        (1028, (96, 1)),
+        (4095, (512, 1)),
         (8192, (512, 1)),
     ],
 )
@@ -90,7 +110,16 @@ def test_forward_block_has_as_many_threads_as_the_row_needs(
 
 @pytest.mark.parametrize(
     ("cols", "block"),
-    [(1, (1, 256)), (17, (2, 128)), (512, (32, 8)), (2048, (128, 2)), (2049, (160, 1)), (8192, (512, 1))],
+    [
+        (1, (1, 256)),
+        (5, (2, 128)),  # 4 elements a thread
+        (12, (2, 128)),  # 8 elements a thread
+        (256, (32, 8)),
+        (1024, (128, 2)),
+        (1028, (160, 1)),
+        (2047, (512, 1)),
+        (4096, (512, 1)),
+    ],
 )
 def test_backward_block_has_as_many_threads_as_the_row_needs(
     simt: Device, cols: int, block: tuple[int, int]
@@ -113,13 +142,13 @@ def test_grid_strides_over_the_rows(simt: Device, case: OpCase) -> None:
     [
         (2, 0, 100, 1),
         (2, 1, 100, 1),
-        (2, 33, 100, 2),  # 8 threads to a row, 32 rows to a block
-        (2, 1000, 100, 4),  # two blocks to a multiprocessor
+        (2, 33, 100, 3),  # 16 rows to a block
+        (2, 1000, 100, 4),  # 512 threads to a multiprocessor: two blocks
         (132, 100_000, 100, 264),
-        (132, 100_000, 4096, 264),
-        (132, 100_000, 8192, 132),
-        (132, 100_000, 8193, 132),
-        (132, 7, 8193, 7),
+        (132, 100_000, 2048, 264),
+        (132, 100_000, 4096, 132),
+        (132, 100_000, 4100, 132),
+        (132, 7, 4100, 7),
     ],
 )
 def test_parts_of_the_weight_gradients(
@@ -170,7 +199,7 @@ def test_long_forward_row_waits_in_shared_memory_if_it_fits(
 
 
 def test_long_backward_row_waits_in_shared_memory_if_it_fits(simt: Device) -> None:
-    """First the sums of the weight gradients, then x and dy. Results have the same bits wherever they wait."""
+    """First the sums of the weight gradients, then x and dy; the bits are the same wherever."""
     case = LAYER_NORM_GELU
     call = make_call(case, (5, 8193), BFLOAT16, CPU)
     reference = run(simt, case, call)
@@ -208,13 +237,16 @@ def test_long_rows_are_right_in_every_order(
 
 @pytest.mark.parametrize("case", OP_CASES, ids=str)
 @pytest.mark.parametrize("dtypes", DTYPES, ids=str)
-def test_a_tensor_off_its_alignment_is_not_moved_by_vectors(
-    simt: Device, case: OpCase, dtypes: Dtypes
-) -> None:
-    """Each pointer by itself is enough for another kernel or argument; the interpreter would report the access."""
+def test_one_tensor_off_its_alignment_is_enough(simt: Device, case: OpCase, dtypes: Dtypes) -> None:
+    """To move elements instead of vectors: the interpreter would report a misaligned vector."""
     call = make_call(case, (3, 256), dtypes, CPU)
     aligned = run(simt, case, call)
-    assert_same_bits(run(simt, case, call, layout=Layout(offset=1)), aligned, "off alignment")
+    names = ["x", "y", "dy", "dx"]
+    if case.normalizes:
+        names += ["gamma", "beta", "dgamma", "dbeta", "partials"]
+    for name in names:
+        layout = Layout(offset=1, only=name)
+        assert_same_bits(run(simt, case, call, layout=layout), aligned, f"{name} off alignment")
 
 
 def compiled_kernels(device: Device) -> set[str]:
@@ -235,7 +267,9 @@ def test_every_compiled_kernel_runs(simt: Device) -> None:
     dtypes_of_parameters = (*DTYPES, Dtypes(torch.float64, torch.float32))
     for case in OP_CASES:
         for dtypes in dtypes_of_parameters:
-            for cols in (128, 129, 8200, 8201) if case.normalizes else (128,):
+            beyond_registers = 32768 // dtypes.tensor.itemsize + 8
+            lengths = (128, 129, beyond_registers, beyond_registers + 1)
+            for cols in lengths if case.normalizes else (128,):
                 for layout in (DENSE, Layout(offset=1)):
                     mask = (True, cols < 1000, cols < 1000)
                     call = make_call(case, (1, cols), dtypes, CPU)

@@ -1,6 +1,9 @@
-"""LayerNorm's CUDA kernels, alone and with GELU behind it, run by the interpreter: accurate for every type and length of
-row, in every order of threads; one set of bits whatever the layout, the batch, the mask, and in place; backward
-re-emits forward's bits. Which kernel runs for which shape is test_launches.py's."""
+"""LayerNorm's CUDA kernels, alone and with GELU behind it, run by the interpreter.
+
+They are accurate for every type and length of row, in every order of threads, with one set of bits
+whatever the layout, the batch and the mask, and in place; backward re-emits forward's bits. Which
+kernel runs for which shape is in test_launches.py.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ CPU = torch.device("cpu")
 
 every_case = pytest.mark.parametrize("case", NORM_CASES, ids=str)
 every_dtype = pytest.mark.parametrize("dtypes", DTYPES, ids=str)
-a_wide_and_a_narrow_dtype = pytest.mark.parametrize("dtypes", (FLOAT32, BFLOAT16), ids=str)
+a_wide_and_a_narrow_dtype = pytest.mark.parametrize("dtypes", [FLOAT32, BFLOAT16], ids=str)
 
 
 @every_case

@@ -1,7 +1,7 @@
-"""No kernel touches memory that is not its own: every path that ends in a tail, between guard zones.
+"""No kernel touches memory that is not its own, on any path that ends in a tail.
 
-Writes beyond a buffer change its guard zones and are found here; reads are found when this file runs under
-AddressSanitizer, in test_address_sanitizer.py.
+Writes beyond a buffer change its guard zones and are found here; reads are found when this file
+runs under AddressSanitizer, in test_address_sanitizer.py.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ def test_row_in_registers(simt: Device, case: OpCase, dtypes: Dtypes, cols: int)
         outcome = run(simt, case, call, layout=layout)
         assert_finite(outcome)
         statistics = kernels.Statistics(outcome.mean, outcome.rstd)
-        assert_finite(
-            kernels.backward(simt, case, call, statistics, in_place=True, layout=layout)
-        )
+        assert_finite(kernels.backward(simt, case, call, statistics, in_place=True, layout=layout))
 
 
 @every_case

@@ -10,30 +10,32 @@ namespace {
 
 template <class Gelu, class T>
 void forward(const GeluForwardParams& p, int64_t begin, int64_t end) {
+  using E = UnorderedElements<T>;
   const T* x = static_cast<const T*>(p.x) + begin;
   T* y = static_cast<T*>(p.y) + begin;
   const bool streamed = p.stream_stores && is_aligned(y);
   for_steps<T>(0, end - begin, [&](int64_t i, auto extent) __attribute__((always_inline)) {
-    const auto v = load(x + i, extent);
-    store(y + i, Step{Gelu::value(v.lo), Gelu::value(v.hi)}, extent, streamed);
+    const auto v = load<E>(x + i, extent);
+    store<E>(y + i, Step{Gelu::value(v.lo), Gelu::value(v.hi)}, extent, streamed);
   });
   if (streamed) stream_fence();
 }
 
 template <class Gelu, class T>
 void backward(const GeluBackwardParams& p, int64_t begin, int64_t end) {
+  using E = UnorderedElements<T>;
   const T* dy = static_cast<const T*>(p.dy) + begin;
   const T* x = static_cast<const T*>(p.x) + begin;
   T* dx = static_cast<T*>(p.dx) + begin;
   T* y = p.y ? static_cast<T*>(p.y) + begin : nullptr;
   const bool streamed = p.stream_stores && is_aligned(dx) && (!y || is_aligned(y));
   for_steps<T>(0, end - begin, [&](int64_t i, auto extent) __attribute__((always_inline)) {
-    const auto v = load(x + i, extent);
-    const auto d = load(dy + i, extent);
+    const auto v = load<E>(x + i, extent);
+    const auto d = load<E>(dy + i, extent);
     const auto lo = Gelu::value_and_grad(v.lo);
     const auto hi = Gelu::value_and_grad(v.hi);
-    store(dx + i, Step{d.lo * lo.grad, d.hi * hi.grad}, extent, streamed);
-    if (y) store(y + i, Step{lo.value, hi.value}, extent, streamed);
+    store<E>(dx + i, Step{d.lo * lo.grad, d.hi * hi.grad}, extent, streamed);
+    if (y) store<E>(y + i, Step{lo.value, hi.value}, extent, streamed);
   });
   if (streamed) stream_fence();
 }

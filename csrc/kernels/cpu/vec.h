@@ -132,34 +132,40 @@ struct Elements<float> {
   }
 };
 
-// half and bfloat16: at::vec widens and narrows a whole register.
-template <class T>
+// half and bfloat16: Convert widens a whole register to two of floats and narrows them back.
+template <class T, class Convert>
 struct NarrowElements {
   using V = FloatVec;
   using Narrow = at::vec::Vectorized<T>;
   static constexpr int64_t kStep = Narrow::size();
 
-  static MEMOPT_INLINE Step<V> load(const T* p) { return widen(Narrow::loadu(p)); }
-  static MEMOPT_INLINE Step<V> load(const T* p, int64_t count) { return widen(Narrow::loadu(p, count)); }
-  static MEMOPT_INLINE void store(T* p, Step<V> s) { narrow(s).store(p); }
-  static MEMOPT_INLINE void store(T* p, Step<V> s, int64_t count) { narrow(s).store(p, static_cast<int>(count)); }
+  static MEMOPT_INLINE Step<V> load(const T* p) { return Convert::widen(Narrow::loadu(p)); }
+  static MEMOPT_INLINE Step<V> load(const T* p, int64_t count) { return Convert::widen(Narrow::loadu(p, count)); }
+  static MEMOPT_INLINE void store(T* p, Step<V> s) { Convert::narrow(s).store(p); }
+  static MEMOPT_INLINE void store(T* p, Step<V> s, int64_t count) {
+    Convert::narrow(s).store(p, static_cast<int>(count));
+  }
   static MEMOPT_INLINE void stream(T* p, Step<V> s) {
-    const Narrow v = narrow(s);
+    const Narrow v = Convert::narrow(s);
     stream_vector(p, &v);
   }
+};
 
- private:
-  static MEMOPT_INLINE Step<V> widen(Narrow v) {
+template <class T>
+struct InOrder {
+  static MEMOPT_INLINE Step<FloatVec> widen(at::vec::Vectorized<T> v) {
     auto [lo, hi] = at::vec::convert_to_float<T>(v);
     return {lo, hi};
   }
-  static MEMOPT_INLINE Narrow narrow(Step<V> s) { return at::vec::convert_from_float<T>(s.lo, s.hi); }
+  static MEMOPT_INLINE at::vec::Vectorized<T> narrow(Step<FloatVec> s) {
+    return at::vec::convert_from_float<T>(s.lo, s.hi);
+  }
 };
 
 template <>
-struct Elements<c10::BFloat16> : NarrowElements<c10::BFloat16> {};
+struct Elements<c10::BFloat16> : NarrowElements<c10::BFloat16, InOrder<c10::BFloat16>> {};
 template <>
-struct Elements<c10::Half> : NarrowElements<c10::Half> {};
+struct Elements<c10::Half> : NarrowElements<c10::Half, InOrder<c10::Half>> {};
 
 // float64 serves gradcheck: a step is two plain doubles, and the library's erfc and exp do the rest.
 template <>
@@ -177,31 +183,94 @@ struct Elements<double> {
   static MEMOPT_INLINE void stream(double* p, Step<V> s) { store(p, s); }
 };
 
+// Elements whose lanes may stand in any order within a step, as an elementwise kernel's may.
+template <class T>
+struct UnorderedElements : Elements<T> {};
+
+// bfloat16 is then taken apart and put together in half the instructions: a 32-bit lane holds two neighbours, and each
+// is the upper half of a float already. lo gets the even elements and hi the odd ones.
+struct EvenOdd {
+  using V = FloatVec;
+  using Narrow = at::vec::Vectorized<c10::BFloat16>;
+
+#if defined(CPU_CAPABILITY_AVX512)
+  static MEMOPT_INLINE Step<V> widen(Narrow v) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(v, 16)), _mm512_castsi512_ps(_mm512_and_si512(v, upper()))};
+  }
+  static MEMOPT_INLINE Narrow narrow(Step<V> s) {
+    const __m512i even = _mm512_srli_epi32(round(s.lo), 16);
+    return Narrow(_mm512_ternarylogic_epi32(even, round(s.hi), upper(), 0xF8));  // even | (odd & upper)
+  }
+
+ private:
+  static MEMOPT_INLINE __m512i upper() { return _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)); }
+  // To nearest, ties to even, in the upper half of each lane; NaN (always quiet, from arithmetic) stays as it is.
+  static MEMOPT_INLINE __m512i round(__m512 x) {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF));
+    return _mm512_mask_add_epi32(bits, _mm512_cmp_ps_mask(x, x, _CMP_ORD_Q), bits, half);
+  }
+#elif defined(CPU_CAPABILITY_AVX2)
+  static MEMOPT_INLINE Step<V> widen(Narrow v) {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(v, 16)),
+            _mm256_castsi256_ps(_mm256_blend_epi16(_mm256_setzero_si256(), v, 0xAA))};
+  }
+  static MEMOPT_INLINE Narrow narrow(Step<V> s) {
+    return Narrow(_mm256_blend_epi16(_mm256_srli_epi32(round(s.lo), 16), round(s.hi), 0xAA));
+  }
+
+ private:
+  static MEMOPT_INLINE __m256i round(__m256 x) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF));
+    const __m256i rounded = _mm256_add_epi32(bits, half);
+    return _mm256_blendv_epi8(rounded, bits, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+  }
+#else
+  static MEMOPT_INLINE Step<V> widen(Narrow v) { return InOrder<c10::BFloat16>::widen(v); }
+  static MEMOPT_INLINE Narrow narrow(Step<V> s) { return InOrder<c10::BFloat16>::narrow(s); }
+#endif
+};
+template <>
+struct UnorderedElements<c10::BFloat16> : NarrowElements<c10::BFloat16, EvenOdd> {};
+
 // How many elements a step really holds: all kStep of them (known to the compiler), or the count of a tail.
 struct Whole {};
 struct Tail {
   int64_t count;
 };
 
-template <class T>
-MEMOPT_INLINE Step<typename Elements<T>::V> load(const T* p, Whole) {
-  return Elements<T>::load(p);
+// A step at p, read and written as E does: Elements<T> unless said otherwise.
+template <class E, class T>
+MEMOPT_INLINE Step<typename E::V> load(const T* p, Whole) {
+  return E::load(p);
 }
-template <class T>
-MEMOPT_INLINE Step<typename Elements<T>::V> load(const T* p, Tail tail) {
-  return Elements<T>::load(p, tail.count);
+template <class E, class T>
+MEMOPT_INLINE Step<typename E::V> load(const T* p, Tail tail) {
+  return E::load(p, tail.count);
 }
-template <class T, class V>
+template <class T, class Extent>
+MEMOPT_INLINE Step<typename Elements<T>::V> load(const T* p, Extent extent) {
+  return load<Elements<T>, T>(p, extent);
+}
+
+template <class E, class T, class V>
 MEMOPT_INLINE void store(T* p, Step<V> s, Whole, bool streamed = false) {
   if (streamed) {
-    Elements<T>::stream(p, s);
+    E::stream(p, s);
   } else {
-    Elements<T>::store(p, s);
+    E::store(p, s);
   }
 }
-template <class T, class V>
+template <class E, class T, class V>
 MEMOPT_INLINE void store(T* p, Step<V> s, Tail tail, bool = false) {
-  Elements<T>::store(p, s, tail.count);
+  E::store(p, s, tail.count);
+}
+template <class T, class V, class Extent>
+MEMOPT_INLINE void store(T* p, Step<V> s, Extent extent, bool streamed = false) {
+  store<Elements<T>, T, V>(p, s, extent, streamed);
 }
 
 // Zero in the lanes past a tail's end.

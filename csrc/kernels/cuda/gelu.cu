@@ -2,7 +2,9 @@
 //
 // Memory: forward reads x and writes y; backward reads dy and x, writes dx (in place over dy if
 // asked) and, if asked, gelu(x) again: 4, 6 and 8 bytes an element in 2-byte types, each moved
-// once, by 16-byte vectors, all vectors of a tile in flight before the first is used.
+// once, by 16-byte vectors, all vectors of a tile in flight before the first is used. For 4
+// bytes an H200 has the time of 27 instructions, for 6 bytes of 41: forward takes 20 an element (12
+// in the tanh form), backward 24 (20).
 #include "../gelu.h"
 
 #include "launch.cuh"

@@ -13,8 +13,8 @@
 // A thread of backward_rows holds 16 elements in 2-byte types: two sums for each, two values that
 // wait for the row's sums, and the next row's x and dy, already on their way. That is what 128
 // registers hold; so 512 threads run on a multiprocessor, with 32 KB of loads in flight, where
-// 4.3 TB/s x 0.8 us of latency asks for 26 KB on an H200. The arithmetic, some 30 instructions an
-// element, takes three quarters of the time of its 6 bytes there.
+// 4.3 TB/s x 0.8 us of latency asks for 26 KB on an H200. Some 30 instructions an element take
+// three quarters of the time of its 6 bytes there; behind GELU some 50 take a little longer.
 #pragma once
 
 #include "launchers.h"
@@ -27,7 +27,8 @@ constexpr int kBackwardElements = (kAccess == Access::kElement ? 16 : 32) / size
 
 constexpr int kBackwardBlockThreads = 256;  // for rows shorter than that
 constexpr int kBackwardThreadsPerMultiprocessor = 512;
-constexpr int kLongBackwardThreads = 1024;
+template <class T>  // erfc() in float64 takes more than the 64 registers of 1024 threads
+constexpr int kLongBackwardThreads = sizeof(T) == 8 ? 512 : 1024;
 
 // Adds the rows of p.partials, in order, into p.dgamma and p.dbeta.
 cudaError_t layer_norm_reduce_parts(const LayerNormBackwardParams& p, cudaStream_t stream);
@@ -171,13 +172,13 @@ struct LongBackwardPlan {
 // One row to a block, in tiles of one vector a thread; block i is part i. A thread reads back only
 // what it wrote itself, so the sums of a row are the only barrier.
 template <class T, class G, class Activation, Access kAccess>
-__global__ void __launch_bounds__(kLongBackwardThreads, 1)
+__global__ void __launch_bounds__(kLongBackwardThreads<T>, 1)
     layer_norm_backward_long(LayerNormBackwardParams p, LongBackwardPlan plan) {
   using A = Accumulate<T>;
   constexpr int kWidth = kGroup<T, kAccess>;
-  constexpr int64_t kTile = int64_t{kLongBackwardThreads} * kWidth;
+  constexpr int64_t kTile = int64_t{kLongBackwardThreads<T>} * kWidth;
   const auto share_of = [&](int64_t tile) {
-    return Share<kWidth, kWidth, kAccess>(threadIdx.x, kLongBackwardThreads, p.cols - tile);
+    return Share<kWidth, kWidth, kAccess>(threadIdx.x, kLongBackwardThreads<T>, p.cols - tile);
   };
   const A inverse_cols = A(1) / static_cast<A>(p.cols);
 
@@ -288,7 +289,7 @@ cudaError_t launch_layer_norm_backward(const LayerNormBackwardParams& p, cudaStr
       plan.staged = p.dx != nullptr && 2 * row_bytes <= left;
       plan.row_bytes = plan.staged ? row_bytes : 0;
       return launch(layer_norm_backward_long<T, G, Activation, kAccess>, grid,
-                    dim3(kLongBackwardThreads),
+                    dim3(kLongBackwardThreads<T>),
                     kRowSumBytes<A> + plan.sum_bytes + 2 * plan.row_bytes, stream, p, plan);
     });
   });

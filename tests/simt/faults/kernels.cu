@@ -1,5 +1,5 @@
-// Small kernels, each right and with one planted fault, that prove what the interpreter finds. `kFault` switches the
-// fault on. All work on one row of n floats.
+// Small kernels, each right and with one planted fault, that prove what the interpreter finds.
+// `kFault` switches the fault on. All work on one row of n floats.
 #include <cuda_runtime.h>
 
 extern __shared__ __align__(16) unsigned char memopt_shared[];
@@ -15,7 +15,9 @@ struct Params {
   int n;
 };
 
-__device__ float* shared_floats() { return reinterpret_cast<float*>(memopt_shared); }
+__device__ float* shared_floats() {
+  return reinterpret_cast<float*>(memopt_shared);
+}
 
 __device__ float warp_sum(float v) {
   for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(kAllLanes, v, offset);
@@ -36,8 +38,8 @@ __global__ void missing_barrier(Params p) {
   if (t < p.n) p.y[t] = mine + total;
 }
 
-// Two sums through the same shared memory. Fault: no barrier before it is written again, which poison cannot show,
-// only another order of the threads.
+// Two sums through the same shared memory. Fault: no barrier before it is written again, which
+// poison cannot show, only another order of the threads.
 template <bool kFault>
 __global__ void reused_too_early(Params p) {
   const int t = threadIdx.x;
@@ -52,7 +54,8 @@ __global__ void reused_too_early(Params p) {
   if (t < p.n) p.y[t] = total;
 }
 
-// y[0] = sum of the first 32, by a tree in shared memory. Fault: it trusts the lanes of a warp to run in lockstep.
+// y[0] = sum of the first 32, by a tree in shared memory. Fault: it trusts the lanes of a warp to
+// run in lockstep.
 template <bool kFault>
 __global__ void trusts_lockstep(Params p) {
   const int t = threadIdx.x;
@@ -78,7 +81,8 @@ __global__ void wrong_tail_write(Params p) {
   }
 }
 
-// y[i] = x[i] + x[i + 1], the last y = its x. Fault: the last one reads on, and the value is even thrown away.
+// y[i] = x[i] + x[i + 1], the last y = its x. Fault: the last one reads on, and the value is even
+// thrown away.
 template <bool kFault>
 __global__ void wrong_tail_read(Params p) {
   const int i = threadIdx.x;
@@ -88,7 +92,8 @@ __global__ void wrong_tail_read(Params p) {
   p.y[i] = i + 1 < p.n ? here + next : here;
 }
 
-// y[i] = sum of n values in shared memory. Fault: it sums one for each thread, of which the last were never written.
+// y[i] = sum of n values in shared memory. Fault: it sums one for each thread, of which the last
+// were never written.
 template <bool kFault>
 __global__ void uninitialised_shared(Params p) {
   const int t = threadIdx.x;
@@ -99,7 +104,8 @@ __global__ void uninitialised_shared(Params p) {
   if (t < p.n) p.y[t] = total;
 }
 
-// y[i] = x[n - 1 - i] through shared memory. Fault: one float more than the launch asked for is written.
+// y[i] = x[n - 1 - i] through shared memory. Fault: one float more than the launch asked for is
+// written.
 template <bool kFault>
 __global__ void shared_overrun(Params p) {
   const int t = threadIdx.x;
@@ -151,7 +157,8 @@ __global__ void shuffle_in_branch(Params p) {
   if (t < p.n) p.y[t] = sum;
 }
 
-// y[i] = x of the even lane beside it. Fault: the mask names the even lanes, the odd ones call as well.
+// y[i] = x of the even lane beside it. Fault: the mask names the even lanes, the odd ones call as
+// well.
 template <bool kFault>
 __global__ void mask_without_caller(Params p) {
   const int t = threadIdx.x;
@@ -159,7 +166,8 @@ __global__ void mask_without_caller(Params p) {
   if (t < p.n) p.y[t] = v;
 }
 
-// y[i] = x of the lane beside it, by the even lanes alone. Fault: they read the odd ones, which take no part.
+// y[i] = x of the lane beside it, by the even lanes alone. Fault: they read the odd ones, which
+// take no part.
 template <bool kFault>
 __global__ void reads_lane_outside_mask(Params p) {
   const int t = threadIdx.x;
@@ -194,7 +202,9 @@ __global__ void register_array_overrun(Params p) {
 template <bool kFault>
 __global__ void blocks_collide(Params p) {
   const int t = threadIdx.x;
-  if (t < p.n) p.y[kFault ? t : t + static_cast<int>(blockIdx.x) * p.n] = p.x[t] + static_cast<float>(blockIdx.x);
+  if (t < p.n)
+    p.y[kFault ? t : t + static_cast<int>(blockIdx.x) * p.n] =
+        p.x[t] + static_cast<float>(blockIdx.x);
 }
 
 using Kernel = void (*)(Params);
@@ -208,11 +218,11 @@ struct Case {
 #define CASE(name) {#name, name<false>, name<true>}
 
 constexpr Case kCases[] = {
-    CASE(missing_barrier),      CASE(reused_too_early),    CASE(trusts_lockstep),
-    CASE(wrong_tail_write),     CASE(wrong_tail_read),     CASE(uninitialised_shared),
-    CASE(shared_overrun),       CASE(exit_before_barrier), CASE(two_barriers),
-    CASE(shuffle_after_exit),   CASE(shuffle_in_branch),   CASE(mask_without_caller),
-    CASE(reads_lane_outside_mask), CASE(misaligned_vector), CASE(register_array_overrun),
+    CASE(missing_barrier),         CASE(reused_too_early),    CASE(trusts_lockstep),
+    CASE(wrong_tail_write),        CASE(wrong_tail_read),     CASE(uninitialised_shared),
+    CASE(shared_overrun),          CASE(exit_before_barrier), CASE(two_barriers),
+    CASE(shuffle_after_exit),      CASE(shuffle_in_branch),   CASE(mask_without_caller),
+    CASE(reads_lane_outside_mask), CASE(misaligned_vector),   CASE(register_array_overrun),
     CASE(blocks_collide),
 };
 
@@ -221,8 +231,8 @@ constexpr Case kCases[] = {
 }  // namespace
 
 // Launches the named kernel.
-extern "C" int run_sample(const char* name, bool faulty, const float* x, float* y, int n, const dim3* grid,
-                          const dim3* block, int64_t shared) {
+extern "C" int run_sample(const char* name, bool faulty, const float* x, float* y, int n,
+                          const dim3* grid, const dim3* block, int64_t shared) {
   for (const Case& c : kCases) {
     if (std::strcmp(c.name, name) != 0) continue;
     cudaLaunchConfig_t config = {};

@@ -42,7 +42,8 @@ void run_thread(Thread& thread, void (*body)()) {
   running_thread = nullptr;
 }
 
-// Puts 0 .. n-1 in the schedule's order; called anew for every sweep, so that kShuffled interleaves differently each time.
+// Puts 0 .. n-1 in the schedule's order; called anew for every sweep, so that kShuffled interleaves
+// differently each time.
 void arrange(std::vector<int>& turns, int n, Schedule& schedule) {
   turns.resize(n);
   std::iota(turns.begin(), turns.end(), 0);
@@ -66,8 +67,8 @@ bool sweep(Warp warp, void (*body)(), Schedule& schedule) {
   return ran && fault.text.empty();
 }
 
-// In ascending and descending order a warp runs as far as it can alone, so that one warp is a whole barrier ahead of
-// the next; in shuffled order warps interleave at every meeting.
+// In ascending and descending order a warp runs as far as it can alone, so that one warp is a whole
+// barrier ahead of the next; in shuffled order warps interleave at every meeting.
 bool sweep_all(std::vector<Warp>& warps, void (*body)(), Schedule& schedule) {
   static std::vector<int> turns;
   arrange(turns, static_cast<int>(warps.size()), schedule);
@@ -110,7 +111,8 @@ uint64_t meet(const Arrival& arrival) {
 void require_aligned(const void* address, size_t alignment, const char* file, int line) {
   if (reinterpret_cast<uintptr_t>(address) % alignment == 0) return;
   std::ostringstream text;
-  text << "misaligned access: " << alignment << " bytes at address " << address << " in " << place(file, line);
+  text << "misaligned access: " << alignment << " bytes at address " << address << " in "
+       << place(file, line);
   report(text.str());
 }
 
@@ -120,7 +122,8 @@ bool run_block(const void* kernel, void (*body)(), size_t dynamic_shared, Schedu
   const std::span<Thread> threads(all_threads().data(), size);
   for (Thread& thread : threads) thread.begin(blockDim);
   std::vector<Warp> warps;
-  for (int i = 0; i < size; i += warpSize) warps.push_back(threads.subspan(i, std::min(warpSize, size - i)));
+  for (int i = 0; i < size; i += warpSize)
+    warps.push_back(threads.subspan(i, std::min(warpSize, size - i)));
 
   prepare_shared_memory(dynamic_shared);
   do {
@@ -128,7 +131,8 @@ bool run_block(const void* kernel, void (*body)(), size_t dynamic_shared, Schedu
     }
   } while (fault.text.empty() && complete_barrier(threads));
   if (!shared_memory_guard_is_intact(dynamic_shared)) {
-    report("shared memory: written beyond the " + std::to_string(dynamic_shared) + " bytes that the launch asked for");
+    report("shared memory: written beyond the " + std::to_string(dynamic_shared) +
+           " bytes that the launch asked for");
   }
 
   for (Thread& thread : threads) {

@@ -1,5 +1,6 @@
-// Checks that the compiler puts into the kernels (-fsanitize=alignment,bounds), reported as faults of the running
-// thread: the interpreter takes the place of the sanitizer's own run-time library, which would only print.
+// Checks that the compiler puts into the kernels (-fsanitize=alignment,bounds), reported as faults
+// of the running thread: the interpreter takes the place of the sanitizer's own run-time library,
+// which would only print.
 #include <cstdint>
 #include <string>
 
@@ -33,7 +34,9 @@ struct OutOfBounds {
   const TypeDescriptor* index_type;
 };
 
-std::string where(const SourceLocation& l) { return " in " + simt::place(l.file, static_cast<int>(l.line)); }
+std::string where(const SourceLocation& l) {
+  return " in " + simt::place(l.file, static_cast<int>(l.line));
+}
 
 }  // namespace
 
@@ -45,12 +48,16 @@ void __ubsan_handle_type_mismatch_v1(const TypeMismatch* check, uintptr_t addres
 }
 
 void __ubsan_handle_out_of_bounds(const OutOfBounds* check, uintptr_t index) {
-  simt::report("index out of bounds: " + std::to_string(static_cast<intptr_t>(index)) + " in an array of type " +
-               check->array_type->name + where(check->location));
+  simt::report("index out of bounds: " + std::to_string(static_cast<intptr_t>(index)) +
+               " in an array of type " + check->array_type->name + where(check->location));
 }
 
-void simt_guard(const void* begin, size_t size) { simt::sanitizer::poison(begin, size); }
+void simt_guard(const void* begin, size_t size) {
+  simt::sanitizer::poison(begin, size);
+}
 
-void simt_unguard(const void* begin, size_t size) { simt::sanitizer::unpoison(begin, size); }
+void simt_unguard(const void* begin, size_t size) {
+  simt::sanitizer::unpoison(begin, size);
+}
 
 }  // extern "C"

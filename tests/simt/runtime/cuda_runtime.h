@@ -1,8 +1,9 @@
-// The CUDA that the interpreter offers: this header comes before the toolkit's cuda_runtime.h on the include path and
-// makes a .cu file compile as host C++. Types and host functions keep the toolkit's declarations; fiber.h, block.h and
-// device.cpp give them a body.
+// The CUDA that the interpreter offers: this header comes before the toolkit's cuda_runtime.h on
+// the include path and makes a .cu file compile as host C++. Types and host functions keep the
+// toolkit's declarations; fiber.h, block.h and device.cpp give them a body.
 //
-// It holds the subset that csrc/kernels/cuda uses, and no more: what a kernel uses beyond it does not compile.
+// It holds the subset that csrc/kernels/cuda uses, and no more: what a kernel uses beyond it does
+// not compile.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,8 +16,8 @@
 #include <tuple>
 #include <type_traits>
 
-// Shared memory is dynamic: one extern array, which the runtime defines. On a local variable, which would silently be
-// private to each thread here, this attribute is a compile error.
+// Shared memory is dynamic: one extern array, which the runtime defines. On a local variable, which
+// would silently be private to each thread here, this attribute is a compile error.
 #undef __shared__
 #define __shared__ __attribute__((weak))
 
@@ -30,11 +31,12 @@ constexpr int warpSize = 32;
 
 namespace simt {
 
-// Where threads meet. A block goes on when all its threads wait at one barrier, a group of lanes when all the lanes
-// that its mask names wait at one of the others.
+// Where threads meet. A block goes on when all its threads wait at one barrier, a group of lanes
+// when all the lanes that its mask names wait at one of the others.
 enum class Meeting { kBarrier, kSyncWarp, kShuffle, kShuffleXor, kShuffleDown, kShuffleUp };
 
-// What a waiting thread brings to a meeting. `operand` is the lane, lane mask or distance of a shuffle.
+// What a waiting thread brings to a meeting. `operand` is the lane, lane mask or distance of a
+// shuffle.
 struct Arrival {
   Meeting meeting;
   unsigned mask;
@@ -45,17 +47,21 @@ struct Arrival {
   int line;
 };
 
-// Waits until the meeting is complete; returns the value that a shuffle brings to the calling thread.
+// Waits until the meeting is complete; returns the value that a shuffle brings to the calling
+// thread.
 uint64_t meet(const Arrival& arrival);
 
 // Reports an access that a device would refuse, and ends the calling thread.
 void require_aligned(const void* address, size_t alignment, const char* file, int line);
 
-cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, const std::function<void()>& thread);
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel,
+                   const std::function<void()>& thread);
 
 template <class T>
-T shuffle(Meeting meeting, unsigned mask, T value, int operand, int width, const char* file, int line) {
-  static_assert(std::is_arithmetic_v<T> && sizeof(T) >= 4 && sizeof(T) <= 8, "a type that CUDA can shuffle");
+T shuffle(Meeting meeting, unsigned mask, T value, int operand, int width, const char* file,
+          int line) {
+  static_assert(std::is_arithmetic_v<T> && sizeof(T) >= 4 && sizeof(T) <= 8,
+                "a type that CUDA can shuffle");
   uint64_t bits = 0;
   std::memcpy(&bits, &value, sizeof(T));
   bits = meet({meeting, mask, operand, width, bits, file, line});
@@ -68,7 +74,9 @@ T shuffle(Meeting meeting, unsigned mask, T value, int operand, int width, const
 // The call's own file and line come along as default arguments, so that a report can name them.
 #define SIMT_CALL_SITE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
-inline void __syncthreads(SIMT_CALL_SITE) { simt::meet({simt::Meeting::kBarrier, 0, 0, 0, 0, file, line}); }
+inline void __syncthreads(SIMT_CALL_SITE) {
+  simt::meet({simt::Meeting::kBarrier, 0, 0, 0, 0, file, line});
+}
 
 inline void __syncwarp(unsigned mask = 0xffffffffu, SIMT_CALL_SITE) {
   simt::meet({simt::Meeting::kSyncWarp, mask, 0, warpSize, 0, file, line});
@@ -85,13 +93,16 @@ T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = warpSize, S
 }
 
 template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width = warpSize, SIMT_CALL_SITE) {
-  return simt::shuffle(simt::Meeting::kShuffleDown, mask, value, static_cast<int>(distance), width, file, line);
+T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width = warpSize,
+                   SIMT_CALL_SITE) {
+  return simt::shuffle(simt::Meeting::kShuffleDown, mask, value, static_cast<int>(distance), width,
+                       file, line);
 }
 
 template <class T>
 T __shfl_up_sync(unsigned mask, T value, unsigned distance, int width = warpSize, SIMT_CALL_SITE) {
-  return simt::shuffle(simt::Meeting::kShuffleUp, mask, value, static_cast<int>(distance), width, file, line);
+  return simt::shuffle(simt::Meeting::kShuffleUp, mask, value, static_cast<int>(distance), width,
+                       file, line);
 }
 
 // Loads and stores with a cache hint: the access itself.
@@ -120,14 +131,18 @@ void __stcg(T* address, T value, SIMT_CALL_SITE) {
 
 #undef SIMT_CALL_SITE
 
-inline float __fdividef(float a, float b) { return a / b; }
+inline float __fdividef(float a, float b) {
+  return a / b;
+}
 
 // Host side: the templates of the toolkit's cuda_runtime.h over its C functions.
 template <class... Formal, class... Actual>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Formal...), Actual&&... arguments) {
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Formal...),
+                               Actual&&... arguments) {
   static_assert((sizeof(Formal) + ... + 0) <= 4096, "kernel parameters are limited to 4 KB");
   const std::tuple<std::decay_t<Formal>...> formal(std::forward<Actual>(arguments)...);
-  return simt::launch(*config, reinterpret_cast<const void*>(kernel), [&] { std::apply(kernel, formal); });
+  return simt::launch(*config, reinterpret_cast<const void*>(kernel),
+                      [&] { std::apply(kernel, formal); });
 }
 
 template <class F>
@@ -138,6 +153,6 @@ cudaError_t cudaFuncSetAttribute(F* kernel, cudaFuncAttribute attribute, int val
 template <class F>
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, F* kernel, int block_size,
                                                           size_t dynamic_shared) {
-  return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, reinterpret_cast<const void*>(kernel), block_size,
-                                                       dynamic_shared);
+  return cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+      blocks, reinterpret_cast<const void*>(kernel), block_size, dynamic_shared);
 }

@@ -1,5 +1,5 @@
-// The host side: a device whose limits a test can set, and launches that are checked as a driver would, run at once and
-// recorded.
+// The host side: a device whose limits a test can set, and launches that are checked as a driver
+// would, run at once and recorded.
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -16,8 +16,8 @@ namespace {
 constexpr int kSharedWithoutOptIn = 48 * 1024;
 constexpr int kSharedPerBlock = 227 * 1024;
 
-// Two multiprocessors, so that a grid of one block for each is small; the other limits are those of compute
-// capability 9.0.
+// Two multiprocessors, so that a grid of one block for each is small; the other limits are those of
+// compute capability 9.0.
 const std::map<cudaDeviceAttr, int> kDefaults = {
     {cudaDevAttrMultiProcessorCount, 2},
     {cudaDevAttrWarpSize, warpSize},
@@ -34,7 +34,8 @@ const std::map<cudaDeviceAttr, int> kDefaults = {
 };
 
 std::map<cudaDeviceAttr, int> attributes = kDefaults;
-std::map<const void*, int> shared_opt_in;  // cudaFuncAttributeMaxDynamicSharedMemorySize of each kernel
+std::map<const void*, int>
+    shared_opt_in;  // cudaFuncAttributeMaxDynamicSharedMemorySize of each kernel
 std::vector<Launch> launches;
 Schedule schedule;
 cudaError_t last_error = cudaSuccess;
@@ -53,7 +54,9 @@ std::string text(const dim3& d) {
   return "(" + std::to_string(d.x) + ", " + std::to_string(d.y) + ", " + std::to_string(d.z) + ")";
 }
 
-uint64_t volume(const dim3& d) { return uint64_t{d.x} * d.y * d.z; }
+uint64_t volume(const dim3& d) {
+  return uint64_t{d.x} * d.y * d.z;
+}
 
 // What the driver refuses before any thread runs.
 cudaError_t check_launch(const cudaLaunchConfig_t& config, const void* kernel) {
@@ -64,12 +67,14 @@ cudaError_t check_launch(const cudaLaunchConfig_t& config, const void* kernel) {
                   "launch: the grid must be 1..2^31-1 by 1..65535 by 1..65535, got " + text(grid));
   }
   if (volume(block) == 0 || volume(block) > 1024 || block.z > 64) {
-    return refuse(cudaErrorInvalidConfiguration, "launch: a block must have 1..1024 threads, got " + text(block));
+    return refuse(cudaErrorInvalidConfiguration,
+                  "launch: a block must have 1..1024 threads, got " + text(block));
   }
   const auto opted_in = shared_opt_in.find(kernel);
   const int most = opted_in == shared_opt_in.end() ? kSharedWithoutOptIn : opted_in->second;
   if (config.dynamicSmemBytes > static_cast<size_t>(most)) {
-    return refuse(cudaErrorInvalidValue, "launch: shared memory is limited to " + std::to_string(most) +
+    return refuse(cudaErrorInvalidValue, "launch: shared memory is limited to " +
+                                             std::to_string(most) +
                                              " bytes without a larger cudaFuncSetAttribute, got " +
                                              std::to_string(config.dynamicSmemBytes));
   }
@@ -83,7 +88,8 @@ const std::function<void()>* running_body = nullptr;
 
 }  // namespace
 
-cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, const std::function<void()>& thread) {
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel,
+                   const std::function<void()>& thread) {
   const cudaError_t error = check_launch(config, kernel);
   if (error != cudaSuccess) {
     fault.kernel = kernel;
@@ -126,8 +132,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   const auto found = simt::attributes.find(attribute);
   if (device != 0) return simt::fail(cudaErrorInvalidDevice);
   if (found == simt::attributes.end()) {
-    return simt::refuse(cudaErrorInvalidValue,
-                        "cudaDeviceGetAttribute: attribute " + std::to_string(attribute) + " is not modelled");
+    return simt::refuse(cudaErrorInvalidValue, "cudaDeviceGetAttribute: attribute " +
+                                                   std::to_string(attribute) + " is not modelled");
   }
   *value = found->second;
   return cudaSuccess;
@@ -136,14 +142,14 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
   if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;  // a hint
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) {
-    return simt::refuse(cudaErrorInvalidValue,
-                        "cudaFuncSetAttribute: attribute " + std::to_string(attribute) + " is not modelled");
+    return simt::refuse(cudaErrorInvalidValue, "cudaFuncSetAttribute: attribute " +
+                                                   std::to_string(attribute) + " is not modelled");
   }
   const int most = simt::attributes.at(cudaDevAttrMaxSharedMemoryPerBlockOptin);
   if (value < 0 || value > most) {
-    return simt::refuse(cudaErrorInvalidValue, "cudaFuncSetAttribute: shared memory is limited to " +
-                                                   std::to_string(most) + " bytes a block, got " +
-                                                   std::to_string(value));
+    return simt::refuse(cudaErrorInvalidValue,
+                        "cudaFuncSetAttribute: shared memory is limited to " +
+                            std::to_string(most) + " bytes a block, got " + std::to_string(value));
   }
   simt::shared_opt_in[kernel] = value;
   return cudaSuccess;
@@ -154,26 +160,38 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const voi
                                                           size_t dynamic_shared) {
   if (block_size < 1) return simt::fail(cudaErrorInvalidValue);
   const auto limit = [](cudaDeviceAttr attribute) { return simt::attributes.at(attribute); };
-  const int shared = static_cast<int>(dynamic_shared) + limit(cudaDevAttrReservedSharedMemoryPerBlock);
+  const int shared =
+      static_cast<int>(dynamic_shared) + limit(cudaDevAttrReservedSharedMemoryPerBlock);
   *blocks = std::min({limit(cudaDevAttrMaxBlocksPerMultiprocessor),
                       limit(cudaDevAttrMaxThreadsPerMultiProcessor) / block_size,
                       limit(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / shared});
   return cudaSuccess;
 }
 
-cudaError_t cudaPeekAtLastError() { return simt::last_error; }
+cudaError_t cudaPeekAtLastError() {
+  return simt::last_error;
+}
 
-cudaError_t cudaGetLastError() { return std::exchange(simt::last_error, cudaSuccess); }
+cudaError_t cudaGetLastError() {
+  return std::exchange(simt::last_error, cudaSuccess);
+}
 
 const char* cudaGetErrorString(cudaError_t error) {
   switch (error) {
-    case cudaSuccess: return "no error";
-    case cudaErrorInvalidValue: return "invalid argument";
-    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
-    case cudaErrorInvalidDevice: return "invalid device ordinal";
-    case cudaErrorNotSupported: return "operation not supported";
-    case cudaErrorLaunchFailure: return "unspecified launch failure";
-    default: return "an error that the interpreter does not give";
+    case cudaSuccess:
+      return "no error";
+    case cudaErrorInvalidValue:
+      return "invalid argument";
+    case cudaErrorInvalidConfiguration:
+      return "invalid configuration argument";
+    case cudaErrorInvalidDevice:
+      return "invalid device ordinal";
+    case cudaErrorNotSupported:
+      return "operation not supported";
+    case cudaErrorLaunchFailure:
+      return "unspecified launch failure";
+    default:
+      return "an error that the interpreter does not give";
   }
 }
 
@@ -196,12 +214,20 @@ void simt_set_order(int order, unsigned seed) {
   simt::schedule.random.seed(seed);
 }
 
-int64_t simt_launch_count() { return static_cast<int64_t>(simt::launches.size()); }
+int64_t simt_launch_count() {
+  return static_cast<int64_t>(simt::launches.size());
+}
 
-const simt::Launch* simt_launch(int64_t i) { return &simt::launches.at(i); }
+const simt::Launch* simt_launch(int64_t i) {
+  return &simt::launches.at(i);
+}
 
-const char* simt_fault_text() { return simt::fault.text.c_str(); }
+const char* simt_fault_text() {
+  return simt::fault.text.c_str();
+}
 
-const void* simt_fault_kernel() { return simt::fault.kernel; }
+const void* simt_fault_kernel() {
+  return simt::fault.kernel;
+}
 
 }  // extern "C"

@@ -14,20 +14,25 @@ namespace {
 constexpr size_t kStackSize = 256 * 1024;
 constexpr size_t kGuardSize = 4096;
 
-// Stacks begin at different distances from a page: were they alike, the few lines that each thread touches would all
-// fall into the same sets of the processor's caches.
-size_t usable_size(int number) { return kStackSize - kGuardSize - number * 11 * 64 % (32 * 1024); }
+// Stacks begin at different distances from a page: were they alike, the few lines that each thread
+// touches would all fall into the same sets of the processor's caches.
+size_t usable_size(int number) {
+  return kStackSize - kGuardSize - number * 11 * 64 % (32 * 1024);
+}
 
-// All stacks in one reservation (memory that is not touched costs nothing), a guard page below each.
+// All stacks in one reservation (memory that is not touched costs nothing), a guard page below
+// each.
 char* reserve_stacks() {
   const size_t size = Fiber::kMaxFibers * kStackSize;
-  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {
     std::perror("simt: stacks for the threads of a block");
     std::abort();
   }
   char* stacks = static_cast<char*>(memory);
-  for (int i = 0; i < Fiber::kMaxFibers; ++i) mprotect(stacks + i * kStackSize, kGuardSize, PROT_NONE);
+  for (int i = 0; i < Fiber::kMaxFibers; ++i)
+    mprotect(stacks + i * kStackSize, kGuardSize, PROT_NONE);
   return stacks;
 }
 
@@ -39,7 +44,9 @@ const void* scheduler_stack = nullptr;
 size_t scheduler_stack_size = 0;
 
 // A function of its own: __builtin_longjmp may not share one with __builtin_setjmp.
-[[noreturn, gnu::noinline]] void jump(Fiber::Context& context) { __builtin_longjmp(context, 1); }
+[[noreturn, gnu::noinline]] void jump(Fiber::Context& context) {
+  __builtin_longjmp(context, 1);
+}
 
 }  // namespace
 
@@ -48,7 +55,9 @@ Fiber::Fiber(int number) : stack_size_(usable_size(number)) {
   stack_ = stacks + number * kStackSize + kGuardSize;
 }
 
-Fiber* Fiber::current() { return running; }
+Fiber* Fiber::current() {
+  return running;
+}
 
 bool Fiber::resume(void (*body)()) {
   if (!entered_ || finished_) body_ = body;

@@ -1,8 +1,8 @@
 // Fibers: the threads of a block take turns on one operating-system thread.
 //
-// A fiber is entered once by ucontext and from then on by __builtin_setjmp and __builtin_longjmp. Unlike swapcontext, and
-// unlike longjmp under AddressSanitizer, they make no system call: a block of 256 threads switches thousands of times.
-// AddressSanitizer is told of every switch.
+// A fiber is entered once by ucontext and from then on by __builtin_setjmp and __builtin_longjmp.
+// Unlike swapcontext, and unlike longjmp under AddressSanitizer, they make no system call: a block
+// of 256 threads switches thousands of times. AddressSanitizer is told of every switch.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@ class Fiber {
   // `number` < kMaxFibers picks the stack: one fiber for each number.
   explicit Fiber(int number);
 
-  // Runs the fiber from where it paused, or `body` from its beginning, until it pauses or `body` returns.
-  // True: `body` returned. The next call starts anew.
+  // Runs the fiber from where it paused, or `body` from its beginning, until it pauses or `body`
+  // returns. True: `body` returned. The next call starts anew.
   bool resume(void (*body)());
 
   // Called inside a fiber: goes back to its resume().

@@ -11,12 +11,18 @@ namespace {
 
 const char* name(Meeting meeting) {
   switch (meeting) {
-    case Meeting::kBarrier: return "__syncthreads";
-    case Meeting::kSyncWarp: return "__syncwarp";
-    case Meeting::kShuffle: return "__shfl_sync";
-    case Meeting::kShuffleXor: return "__shfl_xor_sync";
-    case Meeting::kShuffleDown: return "__shfl_down_sync";
-    case Meeting::kShuffleUp: return "__shfl_up_sync";
+    case Meeting::kBarrier:
+      return "__syncthreads";
+    case Meeting::kSyncWarp:
+      return "__syncwarp";
+    case Meeting::kShuffle:
+      return "__shfl_sync";
+    case Meeting::kShuffleXor:
+      return "__shfl_xor_sync";
+    case Meeting::kShuffleDown:
+      return "__shfl_down_sync";
+    case Meeting::kShuffleUp:
+      return "__shfl_up_sync";
   }
   return "?";
 }
@@ -34,17 +40,20 @@ std::string describe(const Arrival& a) {
 }
 
 std::string whereabouts(const Thread& thread) {
-  return thread.state == Thread::State::kExited ? "has exited" : "waits at " + describe(thread.arrival);
+  return thread.state == Thread::State::kExited ? "has exited"
+                                                : "waits at " + describe(thread.arrival);
 }
 
-// The same call in the source. Threads that meet from two places have diverged, even where the hardware would let
-// them pass.
+// The same call in the source. Threads that meet from two places have diverged, even where the
+// hardware would let them pass.
 bool same_place(const Arrival& a, const Arrival& b) {
   return a.meeting == b.meeting && a.mask == b.mask && a.width == b.width && a.line == b.line &&
          (a.file == b.file || std::strcmp(a.file, b.file) == 0);
 }
 
-bool names(unsigned mask, int lane) { return mask >> lane & 1; }
+bool names(unsigned mask, int lane) {
+  return mask >> lane & 1;
+}
 
 // The lane that keeps the meeting of `self` from being complete, or -1.
 int missing_lane(Warp warp, const Thread& self) {
@@ -52,22 +61,32 @@ int missing_lane(Warp warp, const Thread& self) {
     if (!names(self.arrival.mask, lane)) continue;
     if (lane >= static_cast<int>(warp.size())) return lane;
     const Thread& other = warp[lane];
-    if (other.state != Thread::State::kWaiting || !same_place(other.arrival, self.arrival)) return lane;
+    if (other.state != Thread::State::kWaiting || !same_place(other.arrival, self.arrival))
+      return lane;
   }
   return -1;
 }
 
-// The lane whose value `lane` receives, as PTX defines shfl.sync: within its group of `width` lanes, or its own.
+// The lane whose value `lane` receives, as PTX defines shfl.sync: within its group of `width`
+// lanes, or its own.
 int source_lane(const Arrival& a, int lane) {
   const int first = lane & ~(a.width - 1);
   const int last = first + a.width - 1;
   int source = lane;
   switch (a.meeting) {
-    case Meeting::kShuffle: source = first + (a.operand & (a.width - 1)); break;
-    case Meeting::kShuffleXor: source = lane ^ a.operand; break;
-    case Meeting::kShuffleDown: source = lane + a.operand; break;
-    case Meeting::kShuffleUp: return lane - a.operand >= first ? lane - a.operand : lane;
-    default: break;
+    case Meeting::kShuffle:
+      source = first + (a.operand & (a.width - 1));
+      break;
+    case Meeting::kShuffleXor:
+      source = lane ^ a.operand;
+      break;
+    case Meeting::kShuffleDown:
+      source = lane + a.operand;
+      break;
+    case Meeting::kShuffleUp:
+      return lane - a.operand >= first ? lane - a.operand : lane;
+    default:
+      break;
   }
   return source <= last ? source : lane;
 }
@@ -79,7 +98,7 @@ void complete(Warp warp, const Arrival& meeting) {
     if (!names(meeting.mask, lane)) continue;
     const int source = source_lane(warp[lane].arrival, lane);
     if (!names(meeting.mask, source)) {
-      report("shuffle with an absent lane: lane " + std::to_string(lane) + " reads lane " + std::to_string(source) +
+      report("absent lane: lane " + std::to_string(lane) + " reads lane " + std::to_string(source) +
              " in " + describe(meeting));
       return;
     }
@@ -106,7 +125,8 @@ void check_arrival(const Thread& self) {
     report("mask without its caller: lane " + std::to_string(self.lane()) + " at " + describe(a));
   }
   if (a.width < 1 || a.width > warpSize || !std::has_single_bit(static_cast<unsigned>(a.width))) {
-    report("shuffle width must be a power of two up to 32, got " + std::to_string(a.width) + " at " + describe(a));
+    report("shuffle width must be a power of two up to 32, got " + std::to_string(a.width) +
+           " at " + describe(a));
   }
 }
 
@@ -114,7 +134,8 @@ void complete_meetings(Warp warp) {
   bool any = false;
   const Thread* stuck = nullptr;
   for (const Thread& thread : warp) {
-    if (thread.state != Thread::State::kWaiting || thread.arrival.meeting == Meeting::kBarrier) continue;
+    if (thread.state != Thread::State::kWaiting || thread.arrival.meeting == Meeting::kBarrier)
+      continue;
     if (missing_lane(warp, thread) < 0) {
       complete(warp, Arrival(thread.arrival));
       any = true;
@@ -126,8 +147,9 @@ void complete_meetings(Warp warp) {
   const int lane = missing_lane(warp, *stuck);
   const bool exists = lane < static_cast<int>(warp.size());
   report("absent lane: lane " + std::to_string(stuck->lane()) + " of warp " +
-         std::to_string(stuck->number / warpSize) + " waits at " + describe(stuck->arrival) + ", but lane " +
-         std::to_string(lane) + " " + (exists ? whereabouts(warp[lane]) : "is not in the block"));
+         std::to_string(stuck->number / warpSize) + " waits at " + describe(stuck->arrival) +
+         ", but lane " + std::to_string(lane) + " " +
+         (exists ? whereabouts(warp[lane]) : "is not in the block"));
 }
 
 bool complete_barrier(std::span<Thread> block) {
@@ -137,9 +159,11 @@ bool complete_barrier(std::span<Thread> block) {
   }
   if (!waiting) return false;
   for (const Thread& thread : block) {
-    if (thread.state == Thread::State::kWaiting && same_place(thread.arrival, waiting->arrival)) continue;
+    if (thread.state == Thread::State::kWaiting && same_place(thread.arrival, waiting->arrival))
+      continue;
     report("divergent barrier: thread " + std::to_string(waiting->number) + " waits at " +
-           describe(waiting->arrival) + ", but thread " + std::to_string(thread.number) + " " + whereabouts(thread));
+           describe(waiting->arrival) + ", but thread " + std::to_string(thread.number) + " " +
+           whereabouts(thread));
     return false;
   }
   for (Thread& thread : block) thread.state = Thread::State::kReady;

@@ -1,4 +1,5 @@
-// The rules of barriers, warp barriers and shuffles: who has to come, what each gets, and what is a fault.
+// The rules of barriers, warp barriers and shuffles: who has to come, what each gets, and what is a
+// fault.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -28,7 +29,8 @@ struct Thread {
   Fiber fiber;
   State state = State::kReady;
   uint3 index{};
-  Arrival arrival{};  // while kWaiting: where and with what; a shuffle's result comes back in its value
+  Arrival
+      arrival{};  // while kWaiting: where and with what; a shuffle's result comes back in its value
 };
 
 using Warp = std::span<Thread>;
@@ -36,12 +38,12 @@ using Warp = std::span<Thread>;
 // Called in the arriving thread: what is wrong whoever else comes.
 void check_arrival(const Thread& self);
 
-// Called when no lane of the warp can run: lets the lanes go whose meeting is complete. Reports a fault when lanes wait
-// for others of their warp and none of them can go on.
+// Called when no lane of the warp can run: lets the lanes go whose meeting is complete. Reports a
+// fault when lanes wait for others of their warp and none of them can go on.
 void complete_meetings(Warp warp);
 
-// Called when no thread of the block can run: true if all wait at one barrier and go on, false if all have exited.
-// Anything else is a divergent barrier, which it reports (and returns false).
+// Called when no thread of the block can run: true if all wait at one barrier and go on, false if
+// all have exited. Anything else is a divergent barrier, which it reports (and returns false).
 bool complete_barrier(std::span<Thread> block);
 
 // "file.cuh:12", the file without its folder.

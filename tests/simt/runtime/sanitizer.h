@@ -12,8 +12,12 @@ namespace simt::sanitizer {
 
 #if defined(SIMT_ADDRESS_SANITIZER)
 
-inline void poison(const void* begin, size_t size) { __asan_poison_memory_region(begin, size); }
-inline void unpoison(const void* begin, size_t size) { __asan_unpoison_memory_region(begin, size); }
+inline void poison(const void* begin, size_t size) {
+  __asan_poison_memory_region(begin, size);
+}
+inline void unpoison(const void* begin, size_t size) {
+  __asan_unpoison_memory_region(begin, size);
+}
 inline void start_switch(void** fake_stack, const void* bottom, size_t size) {
   __sanitizer_start_switch_fiber(fake_stack, bottom, size);
 }
