@@ -6,7 +6,6 @@ input was stored or re-emitted.
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 
 import pytest
 import torch
@@ -104,41 +103,3 @@ def test_any_subset_of_gradients(
         else:
             assert getattr(some, name) is None, name
     assert_reemits(case, call, output_mask)
-
-
-def reported_cache_bytes() -> int:
-    """What the operating system says of the last-level cache; as csrc/ops/launch.cpp reads it."""
-    answer = subprocess.run(
-        ["getconf", "LEVEL3_CACHE_SIZE"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return int(answer) if answer.isdigit() and int(answer) > 0 else 32 << 20
-
-
-@every_op
-@pytest.mark.slow
-def test_same_bits_beyond_the_cache(case: OpCase) -> None:
-    """Outputs larger than the cache are written past it, by code of its own: to the same bits."""
-    block = make_call(case, (64, 2048), BFLOAT16, torch.device("cpu"))
-    repeats = reported_cache_bytes() // block.input.nbytes + 1
-    if repeats > 4096:
-        pytest.skip(f"a cache of {reported_cache_bytes()} bytes leaves no memory for this test")
-    large = dataclasses.replace(
-        block,
-        input=block.input.repeat(repeats, 1),
-        grad_output=block.grad_output.repeat(repeats, 1),
-    )
-    output, statistics = case.forward(block)
-    gradients = case.backward(block, statistics)
-    large_output, large_statistics = case.forward(large)
-    assert_repeats(large_output, output)
-    del large_output
-    results = case.backward(large, large_statistics, recompute_output=True)
-    assert_repeats(results.output, output)
-    assert_repeats(results.grad_input, gradients.grad_input)
-
-
-def assert_repeats(large: torch.Tensor | None, block: torch.Tensor | None) -> None:
-    """`large` is `block` over and over."""
-    assert large is not None
-    assert block is not None
-    assert all(torch.equal(part, block) for part in large.split(len(block)))

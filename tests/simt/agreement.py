@@ -55,7 +55,7 @@ def run_in_every_order(
     device: Device, case: OpCase, call: Call, *, layout: Layout = DENSE
 ) -> Outcome:
     """The same in all orders, which must agree in every bit."""
-    return Outcome(*kernels.in_every_order(device, lambda: run(device, case, call, layout=layout)))
+    return kernels.in_every_order(device, lambda: run(device, case, call, layout=layout))
 
 
 def assert_accurate(case: OpCase, call: Call, outcome: Outcome) -> None:

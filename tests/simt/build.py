@@ -43,8 +43,8 @@ RUNTIME_FLAGS = ("-Wall", "-Wextra")
 SANITIZED_KERNEL_FLAGS = ("-fsanitize=address", "-O0", "-fno-sanitize=alignment,bounds")
 SANITIZED_RUNTIME_FLAGS = ("-DSIMT_ADDRESS_SANITIZER",)
 
-# For debugging: added last, so that SIMT_CXXFLAGS="-O0 -g3" replaces what is above.
-EXTRA_FLAGS = tuple(os.environ.get("SIMT_CXXFLAGS", "").split())
+# For debugging: added last, so that MEMOPT_SIMT_CXXFLAGS="-O0 -g3" replaces what is above.
+EXTRA_FLAGS = tuple(os.environ.get("MEMOPT_SIMT_CXXFLAGS", "").split())
 
 
 def compiler() -> str:
@@ -97,7 +97,8 @@ def library(name: str, sources: Sequence[Path], *, sanitize: bool = False) -> Pa
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         objects = list(pool.map(lambda source: _object(source, folder, sanitize), everything))
     sanitizer = ["-fsanitize=address"] if sanitize else []
-    command = [compiler(), "-shared", *sanitizer, *map(str, objects)]
+    # -Bsymbolic: the library's own cudaGetDevice, even where PyTorch has loaded the real one.
+    command = [compiler(), "-shared", "-Wl,-Bsymbolic", *sanitizer, *map(str, objects)]
     target = folder / f"lib{name}-{_digest(command, objects)}.so"
     if not target.exists():
         _run_compiler(command, target)

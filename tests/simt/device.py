@@ -85,7 +85,7 @@ class Device:
         """Calls the C function `name`, which returns a cudaError_t.
 
         The arguments are ctypes values. Raises KernelFault if the interpreter reported a fault or
-        the function failed.
+        the function failed; a reported fault stays until reset().
         """
         error = getattr(self._library, name)(*arguments)
         text = self._library.simt_fault_text().decode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from tests.support.tolerances import sums_dtype
 
 from .device import ORDERS, Device
 from .memory import Memory, bits
+
+T = TypeVar("T", bound=Sequence[Tensor | None])
 
 # Any number that a launcher cannot know: each launch has to carry it.
 STREAM = 0x5157
@@ -96,7 +99,8 @@ def backward(
         output_mask = (True, call.weight is not None, call.bias is not None)
     memory = Memory(device)
     x = memory.put(call.input, layout.offset_of("x"), layout.row_gap)
-    dy = memory.put(call.grad_output, layout.offset_of("dy"), 0 if in_place else layout.row_gap)
+    dy_row_gap = 0 if in_place else layout.row_gap
+    dy = memory.put(call.grad_output, layout.offset_of("dy"), dy_row_gap, writable=in_place)
 
     def result(name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return memory.empty(*shape, dtype=dtype, offset=layout.offset_of(name))
@@ -141,9 +145,7 @@ def backward_parts(device: Device, rows: int, cols: int, dtype: torch.dtype) -> 
     return parts.value
 
 
-def in_every_order(
-    device: Device, run: Callable[[], Sequence[Tensor | None]]
-) -> Sequence[Tensor | None]:
+def in_every_order(device: Device, run: Callable[[], T]) -> T:
     """The results of `run`, which must have the same bits in every order of threads and blocks."""
     device.set_order(ORDERS[0])
     first = run()

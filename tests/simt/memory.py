@@ -44,14 +44,22 @@ class Memory:
         self._buffers.append(buffer)
         return buffer.tensor
 
-    def put(self, values: Tensor, offset: int = 0, row_gap: int = 0) -> Tensor:
-        """A copy of `values`, laid out likewise."""
-        copy = self.empty(*values.shape, dtype=values.dtype, offset=offset, row_gap=row_gap)
-        return copy.copy_(values)
+    def put(
+        self, values: Tensor, offset: int = 0, row_gap: int = 0, *, writable: bool = False
+    ) -> Tensor:
+        """A copy of `values`, laid out likewise. writable: the kernel may change it."""
+        buffer = _Buffer(tuple(values.shape), values.dtype, offset, row_gap)
+        buffer.tensor.copy_(values)
+        buffer.constant = None if writable else values
+        self._buffers.append(buffer)
+        return buffer.tensor
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Within it a kernel may run. Raises KernelFault at the end if a guard zone has changed."""
+        """Within it a kernel may run.
+
+        Raises KernelFault at the end if a guard zone has changed, or a buffer that is only read.
+        """
         zones = [zone for buffer in self._buffers for zone in buffer.zones()]
         for zone in zones:
             self._device.guard(*zone)
@@ -61,12 +69,14 @@ class Memory:
             for zone in zones:
                 self._device.unguard(*zone)
         for number, buffer in enumerate(self._buffers):
+            what = f"buffer {number} of shape {tuple(buffer.tensor.shape)}, {buffer.tensor.dtype},"
             where = buffer.first_write_outside()
             if where is not None:
                 raise KernelFault(
-                    f"out of bounds: buffer {number} of shape {tuple(buffer.tensor.shape)} and "
-                    f"type {buffer.tensor.dtype} was written {where} bytes from its beginning"
+                    f"out of bounds: {what} was written {where} bytes from its beginning"
                 )
+            if buffer.has_changed():
+                raise KernelFault(f"write to an input: {what} has changed")
 
 
 class _Buffer:
@@ -84,6 +94,7 @@ class _Buffer:
         self._arena = arena[-arena.data_ptr() % ALIGNMENT :]
         self._begin = GUARD_BYTES + offset * dtype.itemsize
         self.tensor = self._view(self._arena)
+        self.constant: Tensor | None = None  # what the kernel must leave in it
 
     def _view(self, arena: Tensor) -> Tensor:
         whole = arena[self._begin :]
@@ -102,6 +113,9 @@ class _Buffer:
             zones.append((begin, row.data_ptr() - begin))
             begin = row.data_ptr() + row.numel() * size
         return [*zones, (begin, end - begin)]
+
+    def has_changed(self) -> bool:
+        return self.constant is not None and not torch.equal(bits(self.tensor), bits(self.constant))
 
     def first_write_outside(self) -> int | None:
         arena = self._arena.clone()

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from tests.support.cases import NORM_CASES, OP_CASES, OpCase
+from tests.support.oracle import assert_results_accurate
 from tests.support.shapes import BFLOAT16, DTYPES, FLOAT32, FLOAT64, Dtypes, make_call
 
 from . import build, kernels
 from .agreement import (
     assert_accurate,
     assert_output_accurate,
-    assert_results_accurate,
     path,
     run,
     run_in_every_order,

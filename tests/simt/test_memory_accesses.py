@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.cases import OP_CASES, OpCase
+from tests.support.cases import OP_CASES, OpCase, Statistics
 from tests.support.shapes import BFLOAT16, FLOAT32, FLOAT64, Dtypes, make_call
 
 from . import kernels
@@ -38,7 +38,7 @@ def test_row_in_registers(simt: Device, case: OpCase, dtypes: Dtypes, cols: int)
     for layout in (DENSE, Layout(offset=1, row_gap=gap)):
         outcome = run(simt, case, call, layout=layout)
         assert_finite(outcome)
-        statistics = kernels.Statistics(outcome.mean, outcome.rstd)
+        statistics = Statistics(outcome.mean, outcome.rstd)
         assert_finite(kernels.backward(simt, case, call, statistics, in_place=True, layout=layout))
 
 

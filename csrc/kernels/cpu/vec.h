@@ -46,7 +46,7 @@ struct Math<at::vec::Vectorized<float>> {
   // For finite x >= 1: the hardware's 14 bits and one Newton step, a third of a division's time.
   static MEMOPT_INLINE V reciprocal(V x) {
     const V r = _mm512_rcp14_ps(x);
-    return fma(r, fma(V(0.0f) - x, r, V(1.0f)), r);
+    return fma(r, V(_mm512_fnmadd_ps(x, r, _mm512_set1_ps(1.0f))), r);
   }
   static MEMOPT_INLINE V if_negative(V sign, V a, V b) {
     return _mm512_mask_blend_ps(_mm512_movepi32_mask(_mm512_castps_si512(sign)), b, a);

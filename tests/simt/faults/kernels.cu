@@ -92,6 +92,15 @@ __global__ void wrong_tail_read(Params p) {
   p.y[i] = i + 1 < p.n ? here + next : here;
 }
 
+// y = x. Fault: x, too, is written.
+template <bool kFault>
+__global__ void writes_its_input(Params p) {
+  const int i = threadIdx.x;
+  if (i >= p.n) return;
+  p.y[i] = p.x[i];
+  if (kFault && i == 3) const_cast<float*>(p.x)[i] += 1.0f;
+}
+
 // y[i] = sum of n values in shared memory. Fault: it sums one for each thread, of which the last
 // were never written.
 template <bool kFault>
@@ -176,6 +185,18 @@ __global__ void reads_lane_outside_mask(Params p) {
   if (t < p.n) p.y[t] = v;
 }
 
+// y[i] = 1000 x[4 places on] + x[1 place beside], in groups of 8 lanes; a place outside of the
+// group is one's own. Fault: groups of 12.
+template <bool kFault>
+__global__ void shuffle_in_groups(Params p) {
+  const int t = threadIdx.x;
+  const int width = kFault ? 12 : 8;
+  const float v = t < p.n ? p.x[t] : 0.0f;
+  const float sum =
+      1000.0f * __shfl_down_sync(kAllLanes, v, 4, width) + __shfl_xor_sync(kAllLanes, v, 1, width);
+  if (t < p.n) p.y[t] = sum;
+}
+
 // y = x by vectors. Fault: from an address that is no multiple of 16.
 template <bool kFault>
 __global__ void misaligned_vector(Params p) {
@@ -218,12 +239,12 @@ struct Case {
 #define CASE(name) {#name, name<false>, name<true>}
 
 constexpr Case kCases[] = {
-    CASE(missing_barrier),         CASE(reused_too_early),    CASE(trusts_lockstep),
-    CASE(wrong_tail_write),        CASE(wrong_tail_read),     CASE(uninitialised_shared),
-    CASE(shared_overrun),          CASE(exit_before_barrier), CASE(two_barriers),
-    CASE(shuffle_after_exit),      CASE(shuffle_in_branch),   CASE(mask_without_caller),
-    CASE(reads_lane_outside_mask), CASE(misaligned_vector),   CASE(register_array_overrun),
-    CASE(blocks_collide),
+    CASE(missing_barrier),      CASE(reused_too_early),        CASE(trusts_lockstep),
+    CASE(wrong_tail_write),     CASE(wrong_tail_read),         CASE(writes_its_input),
+    CASE(uninitialised_shared), CASE(shared_overrun),          CASE(exit_before_barrier),
+    CASE(two_barriers),         CASE(shuffle_after_exit),      CASE(shuffle_in_branch),
+    CASE(mask_without_caller),  CASE(reads_lane_outside_mask), CASE(shuffle_in_groups),
+    CASE(misaligned_vector),    CASE(register_array_overrun),  CASE(blocks_collide),
 };
 
 #undef CASE

@@ -1,8 +1,6 @@
 #include "block.h"
 
 #include <algorithm>
-#include <array>
-#include <memory>
 #include <numeric>
 #include <sstream>
 #include <vector>

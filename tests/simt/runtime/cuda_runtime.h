@@ -33,7 +33,7 @@ namespace simt {
 
 // Where threads meet. A block goes on when all its threads wait at one barrier, a group of lanes
 // when all the lanes that its mask names wait at one of the others.
-enum class Meeting { kBarrier, kSyncWarp, kShuffle, kShuffleXor, kShuffleDown, kShuffleUp };
+enum class Meeting { kBarrier, kSyncWarp, kShuffle, kShuffleXor, kShuffleDown };
 
 // What a waiting thread brings to a meeting. `operand` is the lane, lane mask or distance of a
 // shuffle.
@@ -47,8 +47,7 @@ struct Arrival {
   int line;
 };
 
-// Waits until the meeting is complete; returns the value that a shuffle brings to the calling
-// thread.
+// Waits until the meeting is complete; returns the value that a shuffle brings the caller.
 uint64_t meet(const Arrival& arrival);
 
 // Reports an access that a device would refuse, and ends the calling thread.
@@ -96,12 +95,6 @@ template <class T>
 T __shfl_down_sync(unsigned mask, T value, unsigned distance, int width = warpSize,
                    SIMT_CALL_SITE) {
   return simt::shuffle(simt::Meeting::kShuffleDown, mask, value, static_cast<int>(distance), width,
-                       file, line);
-}
-
-template <class T>
-T __shfl_up_sync(unsigned mask, T value, unsigned distance, int width = warpSize, SIMT_CALL_SITE) {
-  return simt::shuffle(simt::Meeting::kShuffleUp, mask, value, static_cast<int>(distance), width,
                        file, line);
 }
 

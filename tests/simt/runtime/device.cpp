@@ -34,8 +34,10 @@ const std::map<cudaDeviceAttr, int> kDefaults = {
 };
 
 std::map<cudaDeviceAttr, int> attributes = kDefaults;
-std::map<const void*, int>
-    shared_opt_in;  // cudaFuncAttributeMaxDynamicSharedMemorySize of each kernel
+
+// cudaFuncAttributeMaxDynamicSharedMemorySize of each kernel that has one.
+std::map<const void*, int> shared_opt_in;
+
 std::vector<Launch> launches;
 Schedule schedule;
 cudaError_t last_error = cudaSuccess;

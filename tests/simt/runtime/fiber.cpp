@@ -55,10 +55,6 @@ Fiber::Fiber(int number) : stack_size_(usable_size(number)) {
   stack_ = stacks + number * kStackSize + kGuardSize;
 }
 
-Fiber* Fiber::current() {
-  return running;
-}
-
 bool Fiber::resume(void (*body)()) {
   if (!entered_ || finished_) body_ = body;
   finished_ = false;

@@ -24,9 +24,6 @@ class Fiber {
   // The paused fiber will not go on: its next resume() begins anew.
   void abandon();
 
-  // The fiber that runs now, null outside of any.
-  static Fiber* current();
-
   static constexpr int kMaxFibers = 1024;
 
   using Context = void* [5];  // as the builtins ask for

@@ -21,8 +21,6 @@ const char* name(Meeting meeting) {
       return "__shfl_xor_sync";
     case Meeting::kShuffleDown:
       return "__shfl_down_sync";
-    case Meeting::kShuffleUp:
-      return "__shfl_up_sync";
   }
   return "?";
 }
@@ -83,8 +81,6 @@ int source_lane(const Arrival& a, int lane) {
     case Meeting::kShuffleDown:
       source = lane + a.operand;
       break;
-    case Meeting::kShuffleUp:
-      return lane - a.operand >= first ? lane - a.operand : lane;
     default:
       break;
   }

@@ -29,8 +29,9 @@ struct Thread {
   Fiber fiber;
   State state = State::kReady;
   uint3 index{};
-  Arrival
-      arrival{};  // while kWaiting: where and with what; a shuffle's result comes back in its value
+
+  // While kWaiting: where and with what. A shuffle's result comes back in its value.
+  Arrival arrival{};
 };
 
 using Warp = std::span<Thread>;
