@@ -1,11 +1,11 @@
 """Builds memopt's native library, memopt._C. Metadata is in pyproject.toml.
 
 Environment:
-    MEMOPT_CUDA            auto (default): CUDA kernels if PyTorch is a CUDA build and a CUDA compiler is found.
-                           1: always, an error without a compiler. 0: never.
-    TORCH_CUDA_ARCH_LIST   architectures, as PyTorch reads them ("9.0", "8.0;9.0+PTX"). Default: what the compiler
-                           supports of 8.0 8.6 8.9 9.0 10.0 12.0, and PTX; an editable install on a machine with a
-                           GPU builds for that GPU alone.
+    MEMOPT_CUDA            auto (default): CUDA kernels if PyTorch is a CUDA build and a CUDA
+                           compiler is found. 1: always, an error without a compiler. 0: never.
+    TORCH_CUDA_ARCH_LIST   architectures, as PyTorch reads them ("9.0", "8.0;9.0+PTX"). Default:
+                           what the compiler supports of 8.0 8.6 8.9 9.0 10.0 12.0, and PTX; an
+                           editable install on a machine with a GPU builds for that GPU alone.
     MAX_JOBS               parallel compilations (ninja).
 """
 
@@ -36,21 +36,31 @@ CPU_KERNELS = ["gelu", "layer_norm", "layer_norm_gelu", "table"]
 CUDA_KERNELS = ["gelu", "layer_norm", "layer_norm_gelu"]
 CUDA_ARCHITECTURES = ["8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
 
-# One source, one copy per instruction set. baseline is what the compiler targets by default. Contraction is off so that
-# a formula rounds alike wherever it is inlined (csrc/kernels/common.h).
+# One source, one copy per instruction set. baseline is what the compiler targets by default.
+# Contraction is off so that a formula rounds alike wherever it is inlined (csrc/kernels/common.h).
 INSTRUCTION_SETS = {
-    "avx2": ["-mavx2", "-mfma", "-mf16c", "-DCPU_CAPABILITY=AVX2", "-DCPU_CAPABILITY_AVX2"],
-    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"]
-    + ["-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512"],
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"],
 }
-BASELINE_FLAGS = ["-DCPU_CAPABILITY=DEFAULT", "-DCPU_CAPABILITY_DEFAULT"]
 CXX_FLAGS = ["-O3", "-g0", "-fopenmp", "-ffp-contract=off", "-fvisibility=hidden"]
 CXX_FLAGS += ["-Wno-unknown-pragmas", "-Wno-psabi"]  # PyTorch's headers
-CXX_FLAGS += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # gcc 12's AVX-512 header, bug 105593
+CXX_FLAGS += [
+    "-Wno-uninitialized",
+    "-Wno-maybe-uninitialized",
+]  # gcc 12's AVX-512 header, bug 105593
 NVCC_FLAGS = ["-O3", "-fmad=false", "-lineinfo", "-Xfatbin=-compress-all"]
 
 IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 IS_EDITABLE = any(command in sys.argv for command in ("editable_wheel", "develop", "--inplace"))
+
+
+def capability_macros(name: str, vectors: str) -> list[str]:
+    """Selects at::vec's implementation and the namespace of one copy of the CPU kernels."""
+    return [
+        f"-DMEMOPT_CPU_NAMESPACE={name}",
+        f"-DCPU_CAPABILITY={vectors}",
+        f"-DCPU_CAPABILITY_{vectors}",
+    ]
 
 
 def fail(message: str) -> None:
@@ -99,7 +109,8 @@ def architectures(home: Path) -> str:
         return given
     if IS_EDITABLE and torch.cuda.is_available():
         devices = range(torch.cuda.device_count())
-        return ";".join(sorted({"%d.%d" % torch.cuda.get_device_capability(i) for i in devices}))
+        capabilities = {torch.cuda.get_device_capability(i) for i in devices}
+        return ";".join(f"{major}.{minor}" for major, minor in sorted(capabilities))
     supported = set(re.findall(r"compute_(\d+)", nvcc_output(home, "--list-gpu-arch")))
     chosen = [arch for arch in CUDA_ARCHITECTURES if arch.replace(".", "") in supported]
     if not chosen:
@@ -108,7 +119,10 @@ def architectures(home: Path) -> str:
 
 
 def use_ccache() -> None:
-    """Compilers through ccache where it is installed: its masquerading links for C++, PyTorch's variable for nvcc."""
+    """Compilers through ccache where it is installed.
+
+    Its masquerading links serve C++, PyTorch's variable serves nvcc.
+    """
     if not shutil.which("ccache"):
         return
     for links in ("/usr/lib/ccache", "/usr/lib64/ccache"):
@@ -123,13 +137,13 @@ def use_ccache() -> None:
 class BuildExtension(cpp_extension.BuildExtension):
     """Adds the CPU kernels' copies for each instruction set, which need flags of their own.
 
-    Their objects come last on the link line: where an inline function of a shared header exists in several copies the
-    linker keeps the first, so the baseline's, which every processor runs.
+    Their objects come last on the link line: where an inline function of a shared header exists in
+    several copies the linker keeps the first, so the baseline's, which every processor runs.
     """
 
     def build_extension(self, ext: object) -> None:
         for name, flags in INSTRUCTION_SETS.items() if IS_X86 else ():
-            flags = [*CXX_FLAGS, *flags, f"-DMEMOPT_CPU_NAMESPACE={name}"]
+            flags = [*CXX_FLAGS, *flags, *capability_macros(name, name.upper())]
             ext.extra_objects += self.compiler.compile(
                 [source("kernels/cpu", kernel) for kernel in CPU_KERNELS],
                 output_dir=os.path.join(self.build_temp, name),
@@ -150,9 +164,11 @@ def extension() -> object:
     sources = sorted(glob.glob("csrc/ops/*.cpp") + glob.glob("csrc/autograd/*.cpp"))
     sources += ["csrc/python/module.cpp", source("kernels/cpu", "dispatch")]
     sources += [source("kernels/cpu", kernel) for kernel in CPU_KERNELS]
-    cxx = [*CXX_FLAGS, *BASELINE_FLAGS, "-DMEMOPT_CPU_NAMESPACE=baseline"]
+    cxx = [*CXX_FLAGS, *capability_macros("baseline", "DEFAULT")]
     macros = {
-        "MEMOPT_VERSION": re.search(r'__version__ = "(.+)"', Path("memopt/_version.py").read_text()).group(1),
+        "MEMOPT_VERSION": re.search(
+            r'__version__ = "(.+)"', Path("memopt/_version.py").read_text()
+        ).group(1),
         "MEMOPT_TORCH_VERSION": torch.__version__,
         "MEMOPT_TORCH_CUDA": torch.version.cuda or "",
         "MEMOPT_CUDA_VERSION": "",
@@ -181,7 +197,8 @@ def extension() -> object:
     return cpp_extension.CppExtension(
         "memopt._C",
         sources,
-        depends=glob.glob("csrc/**/*.h", recursive=True) + glob.glob("csrc/**/*.cuh", recursive=True),
+        depends=glob.glob("csrc/**/*.h", recursive=True)
+        + glob.glob("csrc/**/*.cuh", recursive=True),
         define_macros=[(name, f'"{value}"') for name, value in macros.items()],
         extra_compile_args={"cxx": cxx, "nvcc": NVCC_FLAGS},
         extra_link_args=["-fopenmp"],

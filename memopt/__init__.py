@@ -8,7 +8,8 @@ from memopt import functional, nn
 from memopt._extension import build_info
 from memopt._version import __version__
 
-# The function takes the name of its package; the package's modules stay importable (memopt.checkpoint.wrapper).
+# The function takes the name of its package; the package's modules stay importable
+# (memopt.checkpoint.wrapper).
 from memopt.checkpoint import (
     checkpoint,
     checkpoint_wrapper,

@@ -32,9 +32,13 @@ def _gpu() -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m memopt", description=memopt.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("env", help="versions, architectures and instruction sets, for a bug report")
+    commands.add_parser(
+        "env", help="versions, architectures and instruction sets, for a bug report"
+    )
     demo.add_arguments(
-        commands.add_parser("demo", help="train a small GPT in six modes and compare memory and speed")
+        commands.add_parser(
+            "demo", help="train a small GPT in six modes and compare memory and speed"
+        )
     )
     args = parser.parse_args(arguments)
     return print_environment() if args.command == "env" else demo.run(args)

@@ -50,14 +50,15 @@ def build_info() -> dict[str, Any]:
         torch: the PyTorch that it was built beside; torch_running: the one that is running.
         torch_cuda: the CUDA version of the PyTorch it was built beside, None for a CPU build.
         cuda: the CUDA toolkit that compiled the CUDA kernels, None if there are none.
-        cuda_architectures: what they were compiled for, as in TORCH_CUDA_ARCH_LIST; None if there are none.
-        compiler: the C++ compiler's version.
-        cpu_capabilities: instruction sets that CPU kernels were compiled for.
-        cpu_capability: the one in use: the best that this processor runs, or what the environment variable
+        cuda_architectures: what they were compiled for, as in TORCH_CUDA_ARCH_LIST; None if there
+        are none. compiler: the C++ compiler's version. cpu_capabilities: instruction sets that CPU
+        kernels were compiled for. cpu_capability: the one in use: the best that this processor
+        runs, or what the environment variable
             MEMOPT_CPU_CAPABILITY names.
 
     Raises:
-        RuntimeError: MEMOPT_CPU_CAPABILITY names an instruction set that is not compiled in or cannot run here.
+        RuntimeError: MEMOPT_CPU_CAPABILITY names an instruction set that is not compiled in or
+        cannot run here.
     """
     info: dict[str, Any] = dict(_C.build_info())
     info["torch_running"] = torch.__version__

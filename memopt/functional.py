@@ -1,14 +1,14 @@
 """memopt's ops with torch.nn.functional's signatures.
 
-Each is one fused kernel forward and one backward, on the CPU and on CUDA, and saves for backward only what its
-docstring says: backward recomputes the rest. Results match torch.nn.functional's within rounding; statistics and sums
-are float32 (float64 for float64 tensors) whatever the dtype. All are dispatcher ops (torch.ops.memopt.*): they work
-under torch.compile, autocast, checkpointing and double backward; forward-mode differentiation and torch.func.grad are
-refused.
+Each is one fused kernel forward and one backward, on the CPU and on CUDA, and saves for backward
+only what its docstring says: backward recomputes the rest. Results match torch.nn.functional's
+within rounding; statistics and sums are float32 (float64 for float64 tensors) whatever the dtype.
+All are dispatcher ops (torch.ops.memopt.*): they work under torch.compile, autocast, checkpointing
+and double backward; forward-mode differentiation and torch.func.grad are refused.
 
-Common rules. `input` is float32, float16, bfloat16 or float64, on the CPU or a CUDA device, of any strides. Parameters
-have input's dtype or float32. Under autocast the ops compute in the autocast dtype and return it (PyTorch's own
-layer_norm returns float32 there).
+Common rules. `input` is float32, float16, bfloat16 or float64, on the CPU or a CUDA device, of any
+strides. Parameters have input's dtype or float32. Under autocast the ops compute in the autocast
+dtype and return it (PyTorch's own layer_norm returns float32 there).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def layer_norm(
 ) -> Tensor:
     """Layer normalisation over the last dimensions.
 
-    y = (x - mean) / sqrt(var + eps) * weight + bias, with the biased variance, centred before it is squared.
-    Saves for backward: input, and mean and 1 / sqrt(var + eps) in float32 (8 bytes a row).
+    y = (x - mean) / sqrt(var + eps) * weight + bias, with the biased variance, centred before it is
+    squared. Saves for backward: input, and mean and 1 / sqrt(var + eps) in float32 (8 bytes a row).
     Source: Ba, Kiros and Hinton, arXiv:1607.06450.
 
     Args:
@@ -83,7 +83,8 @@ def layer_norm_gelu(
 ) -> Tensor:
     """gelu(layer_norm(input)) in one kernel each way: the normalised tensor never exists in memory.
 
-    Saves for backward what layer_norm saves: input, and 8 bytes a row. The two ops apart save the normalised tensor too.
+    Saves for backward what layer_norm saves: input, and 8 bytes a row. The two ops apart save the
+    normalised tensor too.
 
     Args:
         input, normalized_shape, weight, bias, eps: as for layer_norm.
@@ -93,7 +94,8 @@ def layer_norm_gelu(
         A contiguous tensor of input's shape and dtype.
 
     Raises:
-        RuntimeError: an argument breaks a rule of layer_norm or gelu; the message names it and what was got.
+        RuntimeError: an argument breaks a rule of layer_norm or gelu; the message names it and what
+        was got.
     """
     output: Tensor = torch.ops.memopt.layer_norm_gelu(
         input, normalized_shape, weight, bias, eps, approximate=approximate

@@ -1,8 +1,9 @@
-// Under autocast memopt's ops compute in the autocast dtype and return it, with float32 statistics inside. PyTorch's
-// own layer_norm returns float32 there, which doubles the bytes that these ops exist to save.
+// Under autocast memopt's ops compute in the autocast dtype and return it, with float32 statistics
+// inside. PyTorch's own layer_norm returns float32 there, which doubles the bytes that these ops
+// exist to save.
 //
-// Only input is cast: a float32 parameter stays as it is (the kernels take it beside a 16-bit input). float64 is left
-// alone, as autocast leaves it.
+// Only input is cast: a float32 parameter stays as it is (the kernels take it beside a 16-bit
+// input). float64 is left alone, as autocast leaves it.
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
@@ -18,7 +19,8 @@ Tensor cast_input(const Tensor& input, c10::DeviceType device) {
 }
 
 OptionalTensor cast_parameter(const OptionalTensor& parameter, c10::DeviceType device) {
-  if (!parameter.has_value() || !parameter->defined() || parameter->scalar_type() == at::kFloat) return parameter;
+  if (!parameter.has_value() || !parameter->defined() || parameter->scalar_type() == at::kFloat)
+    return parameter;
   return cast_input(*parameter, device);
 }
 
@@ -30,30 +32,22 @@ Tensor gelu(const Tensor& input, std::string_view approximate) {
 }
 
 template <c10::DeviceType kDevice, c10::DispatchKey kKey>
-Tensor layer_norm(
-    const Tensor& input,
-    c10::SymIntArrayRef normalized_shape,
-    const OptionalTensor& weight,
-    const OptionalTensor& bias,
-    double eps) {
-  static const auto op = find_op<Tensor(
-      const Tensor&, c10::SymIntArrayRef, const OptionalTensor&, const OptionalTensor&, double)>("memopt::layer_norm");
+Tensor layer_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
+                  const OptionalTensor& weight, const OptionalTensor& bias, double eps) {
+  static const auto op = find_op<Tensor(const Tensor&, c10::SymIntArrayRef, const OptionalTensor&,
+                                        const OptionalTensor&, double)>("memopt::layer_norm");
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(kKey);
   return op.call(cast_input(input, kDevice), normalized_shape, cast_parameter(weight, kDevice),
                  cast_parameter(bias, kDevice), eps);
 }
 
 template <c10::DeviceType kDevice, c10::DispatchKey kKey>
-Tensor layer_norm_gelu(
-    const Tensor& input,
-    c10::SymIntArrayRef normalized_shape,
-    const OptionalTensor& weight,
-    const OptionalTensor& bias,
-    double eps,
-    std::string_view approximate) {
-  static const auto op = find_op<Tensor(
-      const Tensor&, c10::SymIntArrayRef, const OptionalTensor&, const OptionalTensor&, double, std::string_view)>(
-      "memopt::layer_norm_gelu");
+Tensor layer_norm_gelu(const Tensor& input, c10::SymIntArrayRef normalized_shape,
+                       const OptionalTensor& weight, const OptionalTensor& bias, double eps,
+                       std::string_view approximate) {
+  static const auto op =
+      find_op<Tensor(const Tensor&, c10::SymIntArrayRef, const OptionalTensor&,
+                     const OptionalTensor&, double, std::string_view)>("memopt::layer_norm_gelu");
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(kKey);
   return op.call(cast_input(input, kDevice), normalized_shape, cast_parameter(weight, kDevice),
                  cast_parameter(bias, kDevice), eps, approximate);

@@ -2,7 +2,8 @@
 //
 //   grad_input = grad_output gelu'(input)
 //
-// Saved: input, 2 bytes an element in bfloat16. The consumer of the output (a Linear, say) saves that output itself.
+// Saved: input, 2 bytes an element in bfloat16. The consumer of the output (a Linear, say) saves
+// that output itself.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/gelu_backward.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
@@ -40,8 +41,10 @@ struct Gelu : torch::autograd::Function<Gelu> {
     const Tensor input = ctx->get_saved_variables()[0];
     const std::string approximate = ctx->saved_data["approximate"].toStringRef();
     // create_graph=True: PyTorch's own formula, which is differentiable.
-    if (at::GradMode::is_enabled()) return {at::gelu_backward(grads[0], input, approximate), Tensor()};
-    return {std::get<0>(op.call(grads[0], input, approximate, /*recompute_output=*/false)), Tensor()};
+    if (at::GradMode::is_enabled())
+      return {at::gelu_backward(grads[0], input, approximate), Tensor()};
+    return {std::get<0>(op.call(grads[0], input, approximate, /*recompute_output=*/false)),
+            Tensor()};
   }
 };
 

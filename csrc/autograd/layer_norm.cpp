@@ -20,14 +20,9 @@ namespace memopt::autograd {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-void save(
-    AutogradContext* ctx,
-    const Tensor& input,
-    c10::SymIntArrayRef normalized_shape,
-    const OptionalTensor& weight,
-    const OptionalTensor& bias,
-    const Tensor& mean,
-    const Tensor& rstd) {
+void save(AutogradContext* ctx, const Tensor& input, c10::SymIntArrayRef normalized_shape,
+          const OptionalTensor& weight, const OptionalTensor& bias, const Tensor& mean,
+          const Tensor& rstd) {
   ctx->save_for_backward({input, value_or_undefined(weight), value_or_undefined(bias), mean, rstd});
   ctx->saved_data["normalized_shape"] = normalized_shape;
 }
@@ -40,7 +35,8 @@ LayerNormSaved restore(AutogradContext* ctx) {
   for (size_t i = 0; i < wanted.size(); ++i) {
     if (saved[i].defined()) wanted[i] = ctx->needs_input_grad(edge++);
   }
-  return {saved[0], saved[1], saved[2], saved[3], saved[4], ctx->saved_data["normalized_shape"].toSymIntVector(),
+  return {saved[0], saved[1], saved[2],
+          saved[3], saved[4], ctx->saved_data["normalized_shape"].toSymIntVector(),
           wanted};
 }
 
@@ -49,20 +45,21 @@ Tensor widen(const Tensor& tensor) {
 }
 
 Widened widen(const LayerNormSaved& saved) {
-  const auto optional = [](const Tensor& t) { return t.defined() ? OptionalTensor(widen(t)) : std::nullopt; };
+  const auto optional = [](const Tensor& t) {
+    return t.defined() ? OptionalTensor(widen(t)) : std::nullopt;
+  };
   return {widen(saved.input), optional(saved.weight), optional(saved.bias)};
 }
 
-std::array<Tensor, 3> differentiable_backward(
-    const LayerNormSaved& saved,
-    const Widened& wide,
-    const Tensor& grad_output) {
-  // PyTorch's second derivative takes the bias's part of the gradient for zero where there is no weight: a weight of ones
-  // is the same function. Its gradient is not asked for.
+std::array<Tensor, 3> differentiable_backward(const LayerNormSaved& saved, const Widened& wide,
+                                              const Tensor& grad_output) {
+  // PyTorch's second derivative takes the bias's part of the gradient for zero where there is no
+  // weight: a weight of ones is the same function. Its gradient is not asked for.
   OptionalTensor weight = wide.weight;
   if (!weight.has_value() && wide.bias.has_value()) weight = at::ones_like(*wide.bias);
   const auto grads = at::native_layer_norm_backward_symint(
-      widen(grad_output), wide.input, saved.normalized_shape, saved.mean, saved.rstd, weight, wide.bias, saved.wanted);
+      widen(grad_output), wide.input, saved.normalized_shape, saved.mean, saved.rstd, weight,
+      wide.bias, saved.wanted);
   const auto like = [](const Tensor& grad, const Tensor& owner) {
     return grad.defined() ? grad.to(owner.scalar_type()) : Tensor();
   };
@@ -72,23 +69,23 @@ std::array<Tensor, 3> differentiable_backward(
 
 namespace {
 
-using Public = Tensor(const Tensor&, c10::SymIntArrayRef, const OptionalTensor&, const OptionalTensor&, double);
-using Forward = std::tuple<Tensor, Tensor, Tensor>(
-    const Tensor&, c10::SymIntArrayRef, const OptionalTensor&, const OptionalTensor&, double);
-using Backward = std::tuple<Tensor, Tensor, Tensor, Tensor>(
-    const Tensor&, const Tensor&, c10::SymIntArrayRef, const Tensor&, const Tensor&, const OptionalTensor&,
-    const OptionalTensor&, std::array<bool, 3>, bool);
+using Public = Tensor(const Tensor&, c10::SymIntArrayRef, const OptionalTensor&,
+                      const OptionalTensor&, double);
+using Forward = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, c10::SymIntArrayRef,
+                                                   const OptionalTensor&, const OptionalTensor&,
+                                                   double);
+using Backward = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&,
+                                                            c10::SymIntArrayRef, const Tensor&,
+                                                            const Tensor&, const OptionalTensor&,
+                                                            const OptionalTensor&,
+                                                            std::array<bool, 3>, bool);
 
 struct LayerNorm : torch::autograd::Function<LayerNorm> {
   static constexpr bool is_traceable = true;
 
-  static Tensor forward(
-      AutogradContext* ctx,
-      const Tensor& input,
-      c10::SymIntArrayRef normalized_shape,
-      const OptionalTensor& weight,
-      const OptionalTensor& bias,
-      double eps) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& input,
+                        c10::SymIntArrayRef normalized_shape, const OptionalTensor& weight,
+                        const OptionalTensor& bias, double eps) {
     static const auto op = find_op<Forward>("memopt::_layer_norm_forward");
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const auto [output, mean, rstd] = op.call(input, normalized_shape, weight, bias, eps);
@@ -104,19 +101,16 @@ struct LayerNorm : torch::autograd::Function<LayerNorm> {
       return {dx, Tensor(), dweight, dbias, Tensor()};
     }
     const auto [dx, dweight, dbias, output] =
-        op.call(grads[0], s.input, s.normalized_shape, s.mean, s.rstd, as_optional(s.weight), as_optional(s.bias),
-                s.wanted, /*recompute_output=*/false);
+        op.call(grads[0], s.input, s.normalized_shape, s.mean, s.rstd, as_optional(s.weight),
+                as_optional(s.bias), s.wanted, /*recompute_output=*/false);
     return {dx, Tensor(), dweight, dbias, Tensor()};
   }
 };
 
-Tensor layer_norm(
-    const Tensor& input,
-    c10::SymIntArrayRef normalized_shape,
-    const OptionalTensor& weight,
-    const OptionalTensor& bias,
-    double eps) {
-  if (needs_node(input, weight, bias)) return LayerNorm::apply(input, normalized_shape, weight, bias, eps);
+Tensor layer_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
+                  const OptionalTensor& weight, const OptionalTensor& bias, double eps) {
+  if (needs_node(input, weight, bias))
+    return LayerNorm::apply(input, normalized_shape, weight, bias, eps);
   static const auto op = find_op<Public>("memopt::layer_norm");
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return op.call(input, normalized_shape, weight, bias, eps);

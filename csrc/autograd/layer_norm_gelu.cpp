@@ -1,8 +1,11 @@
-// layer_norm_gelu: saves what layer_norm saves; recomputes the normalised tensor z and the activation's derivative.
+// layer_norm_gelu: saves what layer_norm saves; recomputes the normalised tensor z and the
+// activation's derivative.
 //
-//   z = xhat weight + bias           dz = grad_output gelu'(z)           then layer_norm's formulas with dz
+//   z = xhat weight + bias           dz = grad_output gelu'(z)           then layer_norm's formulas
+//   with dz
 //
-// Saved: input, 2 bytes an element in bfloat16, and 8 bytes a row; eager PyTorch saves z as well, 2 bytes an element.
+// Saved: input, 2 bytes an element in bfloat16, and 8 bytes a row; eager PyTorch saves z as well, 2
+// bytes an element.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/layer_norm.h>
@@ -21,39 +24,36 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-using Public = Tensor(
-    const Tensor&, c10::SymIntArrayRef, const OptionalTensor&, const OptionalTensor&, double, std::string_view);
-using Forward = std::tuple<Tensor, Tensor, Tensor>(
-    const Tensor&, c10::SymIntArrayRef, const OptionalTensor&, const OptionalTensor&, double, std::string_view);
+using Public = Tensor(const Tensor&, c10::SymIntArrayRef, const OptionalTensor&,
+                      const OptionalTensor&, double, std::string_view);
+using Forward = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, c10::SymIntArrayRef,
+                                                   const OptionalTensor&, const OptionalTensor&,
+                                                   double, std::string_view);
 using Backward = std::tuple<Tensor, Tensor, Tensor, Tensor>(
-    const Tensor&, const Tensor&, c10::SymIntArrayRef, const Tensor&, const Tensor&, const OptionalTensor&,
-    const OptionalTensor&, std::array<bool, 3>, bool, std::string_view);
+    const Tensor&, const Tensor&, c10::SymIntArrayRef, const Tensor&, const Tensor&,
+    const OptionalTensor&, const OptionalTensor&, std::array<bool, 3>, bool, std::string_view);
 
-// create_graph=True: the same two steps by PyTorch's differentiable formulas, z computed again from what was saved.
-std::array<Tensor, 3> composed_backward(
-    const LayerNormSaved& saved,
-    double eps,
-    const std::string& approximate,
-    const Tensor& grad_output) {
+// create_graph=True: the same two steps by PyTorch's differentiable formulas, z computed again from
+// what was saved.
+std::array<Tensor, 3> composed_backward(const LayerNormSaved& saved, double eps,
+                                        const std::string& approximate, const Tensor& grad_output) {
   const Widened wide = widen(saved);
-  const Tensor z = at::layer_norm_symint(wide.input, saved.normalized_shape, wide.weight, wide.bias, eps);
-  return differentiable_backward(saved, wide, at::gelu_backward(widen(grad_output), z, approximate));
+  const Tensor z =
+      at::layer_norm_symint(wide.input, saved.normalized_shape, wide.weight, wide.bias, eps);
+  return differentiable_backward(saved, wide,
+                                 at::gelu_backward(widen(grad_output), z, approximate));
 }
 
 struct LayerNormGelu : torch::autograd::Function<LayerNormGelu> {
   static constexpr bool is_traceable = true;
 
-  static Tensor forward(
-      AutogradContext* ctx,
-      const Tensor& input,
-      c10::SymIntArrayRef normalized_shape,
-      const OptionalTensor& weight,
-      const OptionalTensor& bias,
-      double eps,
-      std::string_view approximate) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& input,
+                        c10::SymIntArrayRef normalized_shape, const OptionalTensor& weight,
+                        const OptionalTensor& bias, double eps, std::string_view approximate) {
     static const auto op = find_op<Forward>("memopt::_layer_norm_gelu_forward");
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const auto [output, mean, rstd] = op.call(input, normalized_shape, weight, bias, eps, approximate);
+    const auto [output, mean, rstd] =
+        op.call(input, normalized_shape, weight, bias, eps, approximate);
     save(ctx, input, normalized_shape, weight, bias, mean, rstd);
     ctx->saved_data["eps"] = eps;
     ctx->saved_data["approximate"] = std::string(approximate);
@@ -70,19 +70,15 @@ struct LayerNormGelu : torch::autograd::Function<LayerNormGelu> {
       return {dx, Tensor(), dweight, dbias, Tensor(), Tensor()};
     }
     const auto [dx, dweight, dbias, output] =
-        op.call(grads[0], s.input, s.normalized_shape, s.mean, s.rstd, as_optional(s.weight), as_optional(s.bias),
-                s.wanted, /*recompute_output=*/false, approximate);
+        op.call(grads[0], s.input, s.normalized_shape, s.mean, s.rstd, as_optional(s.weight),
+                as_optional(s.bias), s.wanted, /*recompute_output=*/false, approximate);
     return {dx, Tensor(), dweight, dbias, Tensor(), Tensor()};
   }
 };
 
-Tensor layer_norm_gelu(
-    const Tensor& input,
-    c10::SymIntArrayRef normalized_shape,
-    const OptionalTensor& weight,
-    const OptionalTensor& bias,
-    double eps,
-    std::string_view approximate) {
+Tensor layer_norm_gelu(const Tensor& input, c10::SymIntArrayRef normalized_shape,
+                       const OptionalTensor& weight, const OptionalTensor& bias, double eps,
+                       std::string_view approximate) {
   if (needs_node(input, weight, bias)) {
     return LayerNormGelu::apply(input, normalized_shape, weight, bias, eps, approximate);
   }

@@ -13,26 +13,31 @@ namespace memopt::autograd {
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-// A dispatcher handle with a C++ signature. Ops are always called through it, so that modes, AOTAutograd and
-// selective checkpointing see them.
+// A dispatcher handle with a C++ signature. Ops are always called through it, so that modes,
+// AOTAutograd and selective checkpointing see them.
 template <class Signature>
 c10::TypedOperatorHandle<Signature> find_op(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-inline Tensor value_or_undefined(const OptionalTensor& tensor) { return tensor.value_or(Tensor()); }
+inline Tensor value_or_undefined(const OptionalTensor& tensor) {
+  return tensor.value_or(Tensor());
+}
 
 inline OptionalTensor as_optional(const Tensor& tensor) {
   return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
 }
 
-// Whether a graph node is needed at all. A forward-mode tangent counts, whatever the grad mode: Function::apply refuses
-// it by name, where skipping the node would drop it silently.
+// Whether a graph node is needed at all. A forward-mode tangent counts, whatever the grad mode:
+// Function::apply refuses it by name, where skipping the node would drop it silently.
 inline bool records(const Tensor& tensor) {
   if (!tensor.defined()) return false;
-  return (at::GradMode::is_enabled() && tensor.requires_grad()) || tensor._fw_grad(/*level=*/0).defined();
+  return (at::GradMode::is_enabled() && tensor.requires_grad()) ||
+         tensor._fw_grad(/*level=*/0).defined();
 }
-inline bool records(const OptionalTensor& tensor) { return tensor.has_value() && records(*tensor); }
+inline bool records(const OptionalTensor& tensor) {
+  return tensor.has_value() && records(*tensor);
+}
 
 template <class... Tensors>
 bool needs_node(const Tensors&... tensors) {

@@ -1,11 +1,12 @@
-// What every kernel header shares: element types, the host/device marker, and the handful of scalar functions
-// that the formulas are written in.
+// What every kernel header shares: element types, the host/device marker, and the handful of scalar
+// functions that the formulas are written in.
 //
-// Nothing in this folder knows PyTorch. The formulas (gelu.h, layer_norm.h) are templates over a "number" V:
-// float or double for one element (CUDA threads, the SIMT interpreter, float64 on the CPU), or a vector of floats
-// (cpu/vec.h specialises Math for it). All builds switch floating-point contraction off (-ffp-contract=off,
-// nvcc -fmad=false) and the formulas say fma() where they mean it: so forward, and the backward kernel that
-// re-emits forward's output, round alike wherever the compiler inlines them.
+// Nothing in this folder knows PyTorch. The formulas (gelu.h, layer_norm.h) are templates over a
+// "number" V: float or double for one element (CUDA threads, the SIMT interpreter, float64 on the
+// CPU), or a vector of floats (cpu/vec.h specialises Math for it). All builds switch floating-point
+// contraction off (-ffp-contract=off, nvcc -fmad=false) and the formulas say fma() where they mean
+// it: so forward, and the backward kernel that re-emits forward's output, round alike wherever the
+// compiler inlines them.
 #pragma once
 
 #include <cmath>
@@ -35,7 +36,9 @@ struct AccumulateType<double> {
 template <class T>
 using Accumulate = typename AccumulateType<T>::type;
 
-MEMOPT_HD int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
+MEMOPT_HD int64_t ceil_div(int64_t n, int64_t d) {
+  return (n + d - 1) / d;
+}
 
 // An activation's value and derivative at one point.
 template <class V>

@@ -1,15 +1,17 @@
 // GELU, both forms, and its derivative (Hendrycks & Gimpel, arXiv:1606.08415).
 //
-//   erf form  (approximate="none")   gelu(x) = x Phi(x)          Phi: the standard normal distribution function
+//   erf form   (approximate="none")  gelu(x)  = x Phi(x)
 //                                    gelu'(x) = Phi(x) + x phi(x)
-//   tanh form (approximate="tanh")   gelu(x) = x s(2u)           s: the logistic function
+//   tanh form  (approximate="tanh")  gelu(x)  = x s(2u)
 //                                    gelu'(x) = s + x s (1 - s) 2 u'
-//                                    u = sqrt(2/pi) (x + 0.044715 x^3);  0.5 (1 + tanh u) = s(2u)
 //
-// Saved for backward: x, which the producer of x has alive anyway in eager mode only if it saved its own output;
-// 2 bytes an element in bfloat16. Recomputed: gelu(x), which the following Linear needs for its weight gradient;
-// value_and_grad() gives it beside the derivative for two more multiplications, so the backward kernel can write
-// it out again instead of anyone storing it (2 bytes an element).
+// Phi and phi: the standard normal distribution function and density. s: the logistic function.
+// u = sqrt(2/pi) (x + 0.044715 x^3), and 0.5 (1 + tanh u) = s(2u).
+//
+// Saved for backward: x, 2 bytes an element in bfloat16. Recomputed: gelu(x), which the following
+// Linear wants for its weight gradient. value_and_grad() gives it beside the derivative for one
+// more multiplication, so the backward kernel can write it out again and nobody needs to store it
+// (2 bytes an element).
 #pragma once
 
 #include "common.h"
@@ -25,10 +27,11 @@ struct GeluErf {
     V pdf;  // phi(x)
   };
 
-  // Phi(-t) = exp(-t^2/2) w(t) for t >= 0, where w(t) = erfcx(t / sqrt 2) / 2 is smooth and is fitted by a polynomial
-  // in k = 1 / (1 + 0.38 t) (the form of Abramowitz & Stegun 26.2.17, with coefficients fitted for this file by
-  // linear programming: |x| times the error of Phi stays below 1.4e-8, a quarter of float's rounding).
-  // One exponential serves Phi and phi. Beyond |x| = 16 both are 0 or 1 in float, so t stops there and stays finite.
+  // Phi(-t) = exp(-t^2/2) w(t) for t >= 0, where w(t) = erfcx(t / sqrt 2) / 2 is smooth and is
+  // fitted by a polynomial in k = 1 / (1 + 0.38 t) (the form of Abramowitz & Stegun 26.2.17, with
+  // coefficients fitted for this file by linear programming: |x| times the error of Phi stays below
+  // 1.4e-8, a quarter of float's rounding). One exponential serves Phi and phi. Beyond |x| = 16
+  // both are 0 or 1 in float, so t stops there and stays finite.
   template <class V>
   static MEMOPT_HD CdfPdf<V> cdf_pdf(V x) {
     using M = Math<V>;
@@ -47,7 +50,8 @@ struct GeluErf {
 
   // float64 exists for gradcheck and as an oracle: the library functions, to full precision.
   static MEMOPT_HD CdfPdf<double> cdf_pdf(double x) {
-    return {0.5 * ::erfc(x * -0.70710678118654752440), ::exp(-0.5 * x * x) * 0.39894228040143267794};
+    return {0.5 * ::erfc(x * -0.70710678118654752440),
+            ::exp(-0.5 * x * x) * 0.39894228040143267794};
   }
 
   template <class V>
@@ -72,8 +76,9 @@ struct GeluTanh {
     V ds;  // s'(2u) = s (1 - s)
   };
 
-  // From e = exp(-2|u|) = 2^(-2|u| log2(e)), which cannot overflow: s(2|u|) = 1 / (1 + e), and s (1 - s) = e / (1 + e)^2 keeps its digits
-  // where 1 - s would lose them. Beyond |x| = 32 s is 0 or 1 in every type (also float64), so x^3 is kept finite.
+  // From e = exp(-2|u|) = 2^(-2|u| log2(e)), which cannot overflow: s(2|u|) = 1 / (1 + e), and s (1
+  // - s) = e / (1 + e)^2 keeps its digits where 1 - s would lose them. Beyond |x| = 32 s is 0 or 1
+  // in every type (also float64), so x^3 is kept finite.
   template <class V>
   static MEMOPT_HD Logistic<V> logistic_2u(V x) {
     using M = Math<V>;
@@ -101,8 +106,9 @@ struct GeluTanh {
 
 enum class GeluKind : int32_t { kErf, kTanh };
 
-// Elements 0 .. size-1 of dense arrays. `stream_stores` asks the CPU kernels for non-temporal stores: the output
-// is larger than the last-level cache, so reading it in before overwriting it would be a third of the traffic.
+// Elements 0 .. size-1 of dense arrays. `stream_stores` asks the CPU kernels for non-temporal
+// stores: the output is larger than the last-level cache, so reading it in before overwriting it
+// would be a third of the traffic.
 struct GeluForwardParams {
   const void* x;
   void* y;

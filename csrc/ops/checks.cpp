@@ -13,29 +13,28 @@ bool is_supported(at::ScalarType type) {
 
 void check_dense(const char* op, const char* name, const at::Tensor& tensor) {
   TORCH_CHECK(tensor.defined(), op, ": ", name, " must be a tensor, got None");
-  TORCH_CHECK(tensor.layout() == at::kStrided, op, ": ", name, " must be a dense (strided) tensor, got layout ",
-              tensor.layout());
+  TORCH_CHECK(tensor.layout() == at::kStrided, op, ": ", name,
+              " must be a dense (strided) tensor, got layout ", tensor.layout());
 }
 
-void check_parameter(
-    const char* op,
-    const char* name,
-    const at::Tensor& parameter,
-    const at::Tensor& input,
-    c10::SymIntArrayRef normalized_shape) {
+void check_parameter(const char* op, const char* name, const at::Tensor& parameter,
+                     const at::Tensor& input, c10::SymIntArrayRef normalized_shape) {
   check_dense(op, name, parameter);
-  TORCH_CHECK(parameter.scalar_type() == input.scalar_type() || parameter.scalar_type() == at::kFloat, op, ": ", name,
-              " must have input's dtype ", input.scalar_type(), " or Float, got ", parameter.scalar_type());
-  TORCH_CHECK(input.scalar_type() != at::kDouble || parameter.scalar_type() == at::kDouble, op, ": ", name,
-              " must be Double for a Double input, got ", parameter.scalar_type());
-  TORCH_CHECK(parameter.device() == input.device(), op, ": ", name, " must be on input's device ", input.device(),
-              ", got ", parameter.device());
+  TORCH_CHECK(
+      parameter.scalar_type() == input.scalar_type() || parameter.scalar_type() == at::kFloat, op,
+      ": ", name, " must have input's dtype ", input.scalar_type(), " or Float, got ",
+      parameter.scalar_type());
+  TORCH_CHECK(input.scalar_type() != at::kDouble || parameter.scalar_type() == at::kDouble, op,
+              ": ", name, " must be Double for a Double input, got ", parameter.scalar_type());
+  TORCH_CHECK(parameter.device() == input.device(), op, ": ", name, " must be on input's device ",
+              input.device(), ", got ", parameter.device());
   const c10::SymIntArrayRef sizes = parameter.sym_sizes();
   bool same = sizes.size() == normalized_shape.size();
   for (size_t i = 0; same && i < sizes.size(); ++i) {
     same = TORCH_GUARD_OR_FALSE(sizes[i].sym_eq(normalized_shape[i]));
   }
-  TORCH_CHECK(same, op, ": ", name, " must have shape ", normalized_shape, " (normalized_shape), got ", sizes);
+  TORCH_CHECK(same, op, ": ", name, " must have shape ", normalized_shape,
+              " (normalized_shape), got ", sizes);
 }
 
 }  // namespace
@@ -48,18 +47,21 @@ void check_input(const char* op, const char* name, const at::Tensor& tensor) {
               " must be on the CPU or a CUDA device, got ", tensor.device());
 }
 
-void check_like_input(const char* op, const char* name, const at::Tensor& tensor, const at::Tensor& input) {
+void check_like_input(const char* op, const char* name, const at::Tensor& tensor,
+                      const at::Tensor& input) {
   check_dense(op, name, tensor);
-  TORCH_CHECK(tensor.scalar_type() == input.scalar_type(), op, ": ", name, " must have input's dtype ",
-              input.scalar_type(), ", got ", tensor.scalar_type());
-  TORCH_CHECK(tensor.device() == input.device(), op, ": ", name, " must be on input's device ", input.device(),
-              ", got ", tensor.device());
-  TORCH_CHECK(tensor.sym_sizes().equals(input.sym_sizes()), op, ": ", name, " must have input's shape ",
-              input.sym_sizes(), ", got ", tensor.sym_sizes());
+  TORCH_CHECK(tensor.scalar_type() == input.scalar_type(), op, ": ", name,
+              " must have input's dtype ", input.scalar_type(), ", got ", tensor.scalar_type());
+  TORCH_CHECK(tensor.device() == input.device(), op, ": ", name, " must be on input's device ",
+              input.device(), ", got ", tensor.device());
+  TORCH_CHECK(tensor.sym_sizes().equals(input.sym_sizes()), op, ": ", name,
+              " must have input's shape ", input.sym_sizes(), ", got ", tensor.sym_sizes());
 }
 
-void check_normalized_shape(const char* op, const at::Tensor& input, c10::SymIntArrayRef normalized_shape) {
-  TORCH_CHECK(!normalized_shape.empty(), op, ": normalized_shape must have at least one dimension, got []");
+void check_normalized_shape(const char* op, const at::Tensor& input,
+                            c10::SymIntArrayRef normalized_shape) {
+  TORCH_CHECK(!normalized_shape.empty(), op,
+              ": normalized_shape must have at least one dimension, got []");
   const c10::SymIntArrayRef sizes = input.sym_sizes();
   const size_t n = normalized_shape.size();
   bool same = sizes.size() >= n;
@@ -68,31 +70,31 @@ void check_normalized_shape(const char* op, const at::Tensor& input, c10::SymInt
                 ": normalized_shape must be positive in every dimension, got ", normalized_shape);
     same = same && TORCH_GUARD_OR_FALSE(normalized_shape[i].sym_eq(sizes[sizes.size() - n + i]));
   }
-  TORCH_CHECK(same, op, ": normalized_shape must be the last dimensions of input's shape ", sizes, ", got ",
-              normalized_shape);
+  TORCH_CHECK(same, op, ": normalized_shape must be the last dimensions of input's shape ", sizes,
+              ", got ", normalized_shape);
 }
 
-void check_parameters(
-    const char* op,
-    const at::Tensor& input,
-    c10::SymIntArrayRef normalized_shape,
-    const std::optional<at::Tensor>& weight,
-    const std::optional<at::Tensor>& bias) {
+void check_parameters(const char* op, const at::Tensor& input, c10::SymIntArrayRef normalized_shape,
+                      const std::optional<at::Tensor>& weight,
+                      const std::optional<at::Tensor>& bias) {
   const bool has_weight = weight.has_value() && weight->defined();
   const bool has_bias = bias.has_value() && bias->defined();
   if (has_weight) check_parameter(op, "weight", *weight, input, normalized_shape);
   if (has_bias) check_parameter(op, "bias", *bias, input, normalized_shape);
   TORCH_CHECK(!has_weight || !has_bias || weight->scalar_type() == bias->scalar_type(), op,
-              ": bias must have weight's dtype ", weight->scalar_type(), ", got ", bias->scalar_type());
+              ": bias must have weight's dtype ", weight->scalar_type(), ", got ",
+              bias->scalar_type());
 }
 
 void check_eps(const char* op, double eps) {
-  TORCH_CHECK(std::isfinite(eps) && eps >= 0.0, op, ": eps must be finite and not negative, got ", eps);
+  TORCH_CHECK(std::isfinite(eps) && eps >= 0.0, op, ": eps must be finite and not negative, got ",
+              eps);
 }
 
 kernels::GeluKind parse_approximate(const char* op, std::string_view approximate) {
   if (approximate == "none") return kernels::GeluKind::kErf;
-  TORCH_CHECK(approximate == "tanh", op, ": approximate must be 'none' or 'tanh', got '", approximate, "'");
+  TORCH_CHECK(approximate == "tanh", op, ": approximate must be 'none' or 'tanh', got '",
+              approximate, "'");
   return kernels::GeluKind::kTanh;
 }
 

@@ -1,4 +1,5 @@
-// The rules that arguments must keep, one function each. A message names the op, the rule and what was got:
+// The rules that arguments must keep, one function each. A message names the op, the rule and what
+// was got:
 //   layer_norm: weight must have shape [768] (normalized_shape), got [512]
 #pragma once
 
@@ -11,22 +12,23 @@
 
 namespace memopt::ops {
 
-// A dense floating-point tensor (float32, float16, bfloat16, float64) on the CPU, a CUDA device or meta.
+// A dense floating-point tensor (float32, float16, bfloat16, float64) on the CPU, a CUDA device or
+// meta.
 void check_input(const char* op, const char* name, const at::Tensor& tensor);
 
 // Same shape, dtype and device as input.
-void check_like_input(const char* op, const char* name, const at::Tensor& tensor, const at::Tensor& input);
+void check_like_input(const char* op, const char* name, const at::Tensor& tensor,
+                      const at::Tensor& input);
 
 // At least one dimension, none of them zero, equal to input's last ones.
-void check_normalized_shape(const char* op, const at::Tensor& input, c10::SymIntArrayRef normalized_shape);
+void check_normalized_shape(const char* op, const at::Tensor& input,
+                            c10::SymIntArrayRef normalized_shape);
 
-// weight and bias: shape normalized_shape, input's dtype or float32 and the same for both, input's device.
-void check_parameters(
-    const char* op,
-    const at::Tensor& input,
-    c10::SymIntArrayRef normalized_shape,
-    const std::optional<at::Tensor>& weight,
-    const std::optional<at::Tensor>& bias);
+// weight and bias: shape normalized_shape, input's dtype or float32 and the same for both, input's
+// device.
+void check_parameters(const char* op, const at::Tensor& input, c10::SymIntArrayRef normalized_shape,
+                      const std::optional<at::Tensor>& weight,
+                      const std::optional<at::Tensor>& bias);
 
 // Finite and not negative.
 void check_eps(const char* op, double eps);

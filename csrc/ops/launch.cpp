@@ -8,8 +8,8 @@
 namespace memopt::ops {
 namespace {
 
-// MEMOPT_CPU_CACHE_BYTES, for tests; else what Linux says of the first core's share (sysconf adds up all cores of some
-// machines); else 32 MiB, a common server's.
+// MEMOPT_CPU_CACHE_BYTES, for tests; else what Linux says of the first core's share (sysconf adds
+// up all cores of some machines); else 32 MiB, a common server's.
 int64_t last_level_cache_bytes() {
   if (const char* given = std::getenv("MEMOPT_CPU_CACHE_BYTES")) return std::atoll(given);
   std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");  // "32768K"
@@ -27,10 +27,11 @@ const kernels::cpu::Kernels& cpu_kernels(const char* op) {
 }
 
 void no_cuda_kernels(const char* op) {
-  TORCH_CHECK(false, op,
-              ": input is on a CUDA device, but this build of memopt has no CUDA kernels; rebuild with "
-              "MEMOPT_CUDA=1 pip install --no-build-isolation --force-reinstall --no-deps . "
-              "(python -m memopt env shows what was built)");
+  TORCH_CHECK(
+      false, op,
+      ": input is on a CUDA device, but this build of memopt has no CUDA kernels; rebuild with "
+      "MEMOPT_CUDA=1 pip install --no-build-isolation --force-reinstall --no-deps . "
+      "(python -m memopt env shows what was built)");
 }
 
 bool exceeds_cache(const at::Tensor& tensor, int64_t tensors) {

@@ -1,7 +1,8 @@
-// From an op to the kernels of a tensor's device: threads on the CPU, the current stream on CUDA, nothing on meta.
+// From an op to the kernels of a tensor's device: threads on the CPU, the current stream on CUDA,
+// nothing on meta.
 //
-// Streams and devices come through PyTorch's device-generic interfaces, so that a memopt built beside any PyTorch
-// links the same way.
+// Streams and devices come through PyTorch's device-generic interfaces, so that a memopt built
+// beside any PyTorch links the same way.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -36,28 +37,31 @@ void parallel(int64_t count, int64_t elements_each, const Body& body) {
 
 [[noreturn]] void no_cuda_kernels(const char* op);
 
-// Calls cpu(kernels) on the CPU, or cuda(arguments..., stream) on CUDA, checking what it returns; nothing on meta.
-// `tensor` names the device.
+// Calls cpu(kernels) on the CPU, or cuda(arguments..., stream) on CUDA, checking what it returns;
+// nothing on meta. `tensor` names the device.
 template <class Cpu, class Cuda, class... Arguments>
-void launch(const char* op, const at::Tensor& tensor, Cpu cpu, Cuda cuda, const Arguments&... arguments) {
+void launch(const char* op, const at::Tensor& tensor, Cpu cpu, Cuda cuda,
+            const Arguments&... arguments) {
   if (tensor.is_cpu()) {
     cpu(cpu_kernels(op));
   } else if (tensor.is_cuda()) {
 #if defined(MEMOPT_WITH_CUDA)
     const c10::DeviceGuard guard(tensor.device());
     const c10::impl::VirtualGuardImpl device(tensor.device().type());
-    const auto stream = static_cast<cudaStream_t>(device.getStream(tensor.device()).native_handle());
+    const auto stream =
+        static_cast<cudaStream_t>(device.getStream(tensor.device()).native_handle());
     const cudaError_t status = cuda(arguments..., stream);
-    TORCH_CHECK(status == cudaSuccess, op, ": CUDA kernel launch failed: ", cudaGetErrorString(status));
+    TORCH_CHECK(status == cudaSuccess, op,
+                ": CUDA kernel launch failed: ", cudaGetErrorString(status));
 #else
     no_cuda_kernels(op);
 #endif
   }
 }
 
-// Whether a kernel that reads and writes this many tensors like `tensor` should store past the caches: they are more
-// than the last-level cache holds, so results will be read back from memory anyway, and reading their lines in before
-// overwriting them would be wasted.
+// Whether a kernel that reads and writes this many tensors like `tensor` should store past the
+// caches: they are more than the last-level cache holds, so results will be read back from memory
+// anyway, and reading their lines in before overwriting them would be wasted.
 bool exceeds_cache(const at::Tensor& tensor, int64_t tensors);
 
 }  // namespace memopt::ops

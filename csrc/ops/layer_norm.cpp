@@ -24,10 +24,12 @@ void check(const LayerNormArguments& a) {
   check_parameters(a.op, a.input, a.normalized_shape, a.weight, a.bias);
 }
 
-// Input's leading dimensions, then a one for each normalised one: as torch.native_layer_norm shapes them.
+// Input's leading dimensions, then a one for each normalised one: as torch.native_layer_norm shapes
+// them.
 c10::SymDimVector statistics_shape(const LayerNormArguments& a) {
   c10::SymDimVector shape(a.input.sym_sizes().begin(), a.input.sym_sizes().end());
-  std::fill(shape.end() - static_cast<std::ptrdiff_t>(a.normalized_shape.size()), shape.end(), c10::SymInt(1));
+  std::fill(shape.end() - static_cast<std::ptrdiff_t>(a.normalized_shape.size()), shape.end(),
+            c10::SymInt(1));
   return shape;
 }
 
@@ -48,7 +50,8 @@ int64_t part_count([[maybe_unused]] const char* op, [[maybe_unused]] const Tenso
   if (x.is_cuda()) {
     const c10::DeviceGuard guard(x.device());
     int64_t parts = 0;
-    const cudaError_t status = kernels::cuda::layer_norm_backward_parts(rows, cols, scalar_type(x), &parts);
+    const cudaError_t status =
+        kernels::cuda::layer_norm_backward_parts(rows, cols, scalar_type(x), &parts);
     TORCH_CHECK(status == cudaSuccess, op, ": ", cudaGetErrorString(status));
     return parts;
   }
@@ -57,21 +60,19 @@ int64_t part_count([[maybe_unused]] const char* op, [[maybe_unused]] const Tenso
 }
 
 void check_statistics(const LayerNormArguments& a, const char* name, const Tensor& statistics) {
-  TORCH_CHECK(statistics.scalar_type() == accumulate_type(a.input) && statistics.device() == a.input.device() &&
-                  statistics.is_contiguous(),
-              a.op, ": ", name, " must be a contiguous ", accumulate_type(a.input), " tensor on ", a.input.device(),
-              ", got ", statistics.scalar_type(), " on ", statistics.device());
+  TORCH_CHECK(statistics.scalar_type() == accumulate_type(a.input) &&
+                  statistics.device() == a.input.device() && statistics.is_contiguous(),
+              a.op, ": ", name, " must be a contiguous ", accumulate_type(a.input), " tensor on ",
+              a.input.device(), ", got ", statistics.scalar_type(), " on ", statistics.device());
   const c10::SymDimVector shape = statistics_shape(a);
-  TORCH_CHECK(statistics.sym_sizes().equals(shape), a.op, ": ", name, " must have shape ", shape, ", got ",
-              statistics.sym_sizes());
+  TORCH_CHECK(statistics.sym_sizes().equals(shape), a.op, ": ", name, " must have shape ", shape,
+              ", got ", statistics.sym_sizes());
 }
 
 }  // namespace
 
 std::tuple<Tensor, Tensor, Tensor> layer_norm_forward(
-    const LayerNormArguments& a,
-    double eps,
-    bool statistics,
+    const LayerNormArguments& a, double eps, bool statistics,
     c10::function_ref<void(const LayerNormForwardParams&)> run) {
   check(a);
   check_eps(a.op, eps);
@@ -109,11 +110,8 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_forward(
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> layer_norm_backward(
-    const LayerNormArguments& a,
-    const LayerNormSaved& saved,
-    std::array<bool, 3> output_mask,
-    bool recompute_output,
-    c10::function_ref<void(const LayerNormBackwardParams&)> run) {
+    const LayerNormArguments& a, const LayerNormSaved& saved, std::array<bool, 3> output_mask,
+    bool recompute_output, c10::function_ref<void(const LayerNormBackwardParams&)> run) {
   check(a);
   check_like_input(a.op, "grad_output", saved.grad_output, a.input);
   check_statistics(a, "mean", saved.mean);
@@ -171,55 +169,48 @@ int64_t elements_per_part(const LayerNormBackwardParams& p) {
 
 namespace {
 
-std::tuple<Tensor, Tensor, Tensor> forward(const LayerNormArguments& a, double eps, bool statistics) {
+std::tuple<Tensor, Tensor, Tensor> forward(const LayerNormArguments& a, double eps,
+                                           bool statistics) {
   return layer_norm_forward(a, eps, statistics, [&](const LayerNormForwardParams& p) {
     launch(
         a.op, a.input,
         [&](const Kernels& cpu) {
-          parallel(p.rows, p.cols, [&](int64_t begin, int64_t end) { cpu.layer_norm_forward(p, begin, end); });
+          parallel(p.rows, p.cols,
+                   [&](int64_t begin, int64_t end) { cpu.layer_norm_forward(p, begin, end); });
         },
         MEMOPT_CUDA_KERNEL(layer_norm_forward), p);
   });
 }
 
-Tensor layer_norm(
-    const Tensor& input,
-    c10::SymIntArrayRef normalized_shape,
-    const OptionalTensor& weight,
-    const OptionalTensor& bias,
-    double eps) {
-  return std::get<0>(forward({"layer_norm", input, normalized_shape, weight, bias}, eps, /*statistics=*/false));
+Tensor layer_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
+                  const OptionalTensor& weight, const OptionalTensor& bias, double eps) {
+  return std::get<0>(
+      forward({"layer_norm", input, normalized_shape, weight, bias}, eps, /*statistics=*/false));
 }
 
-std::tuple<Tensor, Tensor, Tensor> _layer_norm_forward(
-    const Tensor& input,
-    c10::SymIntArrayRef normalized_shape,
-    const OptionalTensor& weight,
-    const OptionalTensor& bias,
-    double eps) {
+std::tuple<Tensor, Tensor, Tensor> _layer_norm_forward(const Tensor& input,
+                                                       c10::SymIntArrayRef normalized_shape,
+                                                       const OptionalTensor& weight,
+                                                       const OptionalTensor& bias, double eps) {
   return forward({"layer_norm", input, normalized_shape, weight, bias}, eps, /*statistics=*/true);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> _layer_norm_backward(
-    const Tensor& grad_output,
-    const Tensor& input,
-    c10::SymIntArrayRef normalized_shape,
-    const Tensor& mean,
-    const Tensor& rstd,
-    const OptionalTensor& weight,
-    const OptionalTensor& bias,
-    std::array<bool, 3> output_mask,
-    bool recompute_output) {
+    const Tensor& grad_output, const Tensor& input, c10::SymIntArrayRef normalized_shape,
+    const Tensor& mean, const Tensor& rstd, const OptionalTensor& weight,
+    const OptionalTensor& bias, std::array<bool, 3> output_mask, bool recompute_output) {
   const LayerNormArguments a{"layer_norm backward", input, normalized_shape, weight, bias};
   return layer_norm_backward(
-      a, {grad_output, mean, rstd}, output_mask, recompute_output, [&](const LayerNormBackwardParams& p) {
+      a, {grad_output, mean, rstd}, output_mask, recompute_output,
+      [&](const LayerNormBackwardParams& p) {
         launch(
             a.op, a.input,
             [&](const Kernels& cpu) {
               parallel(p.parts, elements_per_part(p),
                        [&](int64_t begin, int64_t end) { cpu.layer_norm_backward(p, begin, end); });
-              parallel(p.cols, 2 * p.parts,
-                       [&](int64_t begin, int64_t end) { cpu.layer_norm_reduce_parts(p, begin, end); });
+              parallel(p.cols, 2 * p.parts, [&](int64_t begin, int64_t end) {
+                cpu.layer_norm_reduce_parts(p, begin, end);
+              });
             },
             MEMOPT_CUDA_KERNEL(layer_norm_backward), p);
       });

@@ -1,4 +1,5 @@
-// What layer_norm and the ops with an activation behind it share below autograd: checks, allocation, Params.
+// What layer_norm and the ops with an activation behind it share below autograd: checks,
+// allocation, Params.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,12 +23,10 @@ struct LayerNormArguments {
   const OptionalTensor& bias;
 };
 
-// (output, mean, rstd); the last two undefined without `statistics`. run(params) queues the kernel; it is not called
-// for meta tensors.
+// (output, mean, rstd); the last two undefined without `statistics`. run(params) queues the kernel;
+// it is not called for meta tensors.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_forward(
-    const LayerNormArguments& arguments,
-    double eps,
-    bool statistics,
+    const LayerNormArguments& arguments, double eps, bool statistics,
     c10::function_ref<void(const kernels::LayerNormForwardParams&)> run);
 
 struct LayerNormSaved {
@@ -36,12 +35,11 @@ struct LayerNormSaved {
   const at::Tensor& rstd;
 };
 
-// (grad_input, grad_weight, grad_bias, output), undefined where output_mask or recompute_output is false.
+// (grad_input, grad_weight, grad_bias, output), undefined where output_mask or recompute_output is
+// false.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(
-    const LayerNormArguments& arguments,
-    const LayerNormSaved& saved,
-    std::array<bool, 3> output_mask,
-    bool recompute_output,
+    const LayerNormArguments& arguments, const LayerNormSaved& saved,
+    std::array<bool, 3> output_mask, bool recompute_output,
     c10::function_ref<void(const kernels::LayerNormBackwardParams&)> run);
 
 // Elements of the rows of one part: what a CPU thread is worth waking for.

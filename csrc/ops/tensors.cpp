@@ -23,7 +23,8 @@ at::ScalarType accumulate_type(const at::Tensor& tensor) {
 
 Rows as_rows(const at::Tensor& tensor, int64_t rows, int64_t cols) {
   if (tensor.numel() == 0 || tensor.is_contiguous()) return {tensor, cols};
-  const auto strides = at::detail::computeStride(tensor.sizes(), tensor.strides(), at::DimVector{rows, cols});
+  const auto strides =
+      at::detail::computeStride(tensor.sizes(), tensor.strides(), at::DimVector{rows, cols});
   if (strides.has_value() && ((*strides)[1] == 1 || cols == 1)) return {tensor, (*strides)[0]};
   return {tensor.contiguous(), cols};
 }
@@ -33,8 +34,12 @@ at::Tensor contiguous_parameter(const std::optional<at::Tensor>& parameter) {
   return parameter->contiguous();
 }
 
-const void* const_data(const at::Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; }
+const void* const_data(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr() : nullptr;
+}
 
-void* mutable_data(const at::Tensor& tensor) { return tensor.defined() ? tensor.mutable_data_ptr() : nullptr; }
+void* mutable_data(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.mutable_data_ptr() : nullptr;
+}
 
 }  // namespace memopt::ops

@@ -14,8 +14,9 @@ kernels::ScalarType scalar_type(const at::Tensor& tensor);
 // float32, or float64 for float64: the dtype of statistics and sums.
 at::ScalarType accumulate_type(const at::Tensor& tensor);
 
-// A tensor seen as [rows, cols] with unit column stride. `tensor` keeps the memory alive: it is the argument itself, or
-// a contiguous copy where its strides allow no such view (transposed, expanded).
+// A tensor seen as [rows, cols] with unit column stride. `tensor` keeps the memory alive: it is the
+// argument itself, or a contiguous copy where its strides allow no such view (transposed,
+// expanded).
 struct Rows {
   at::Tensor tensor;
   int64_t row_stride;

@@ -1,5 +1,5 @@
-// The only pybind11 file: what Python needs beside the dispatcher ops, which register themselves when this library is
-// loaded.
+// The only pybind11 file: what Python needs beside the dispatcher ops, which register themselves
+// when this library is loaded.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -16,7 +16,8 @@ namespace py = pybind11;
 
 std::vector<std::string> compiled_capabilities() {
   std::vector<std::string> names;
-  for (const char* const* name = memopt::kernels::cpu::compiled_capabilities(); *name != nullptr; ++name) {
+  for (const char* const* name = memopt::kernels::cpu::compiled_capabilities(); *name != nullptr;
+       ++name) {
     names.emplace_back(*name);
   }
   return names;
@@ -33,7 +34,8 @@ std::optional<std::string> text_or_none(const char* text) {
   return *text == '\0' ? std::nullopt : std::optional<std::string>(text);
 }
 
-// What the build baked in; setup.py defines the macros. None for CUDA's where no CUDA kernels were built.
+// What the build baked in; setup.py defines the macros. None for CUDA's where no CUDA kernels were
+// built.
 py::dict build_info() {
   py::dict info;
   info["version"] = MEMOPT_VERSION;
@@ -49,7 +51,10 @@ py::dict build_info() {
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
-  m.doc() = "memopt's native library: operators register with the PyTorch dispatcher when it is imported.";
+  m.doc() =
+      "memopt's native library: operators register with the PyTorch dispatcher when it is "
+      "imported.";
   m.def("build_info", &build_info, "What this library was built for.");
-  m.def("cpu_capability", &cpu_capability, "The instruction set in use: 'baseline', 'avx2' or 'avx512'.");
+  m.def("cpu_capability", &cpu_capability,
+        "The instruction set in use: 'baseline', 'avx2' or 'avx512'.");
 }

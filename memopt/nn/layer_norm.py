@@ -9,9 +9,11 @@ from memopt import functional
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """torch.nn.LayerNorm on memopt.functional.layer_norm: saves its input and 8 bytes a row for backward.
+    """torch.nn.LayerNorm on memopt.functional.layer_norm: saves its input and 8 bytes a row for
+    backward.
 
-    Parameters may be float32 beside a float16 or bfloat16 input, on every device. state_dict keys: weight, bias.
+    Parameters may be float32 beside a float16 or bfloat16 input, on every device. state_dict keys:
+    weight, bias.
 
     Args:
         normalized_shape: an int for the last dimension, or the last dimensions.
@@ -24,6 +26,4 @@ class LayerNorm(torch.nn.LayerNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        return functional.layer_norm(
-            input, self.normalized_shape, self.weight, self.bias, self.eps
-        )
+        return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)

@@ -11,7 +11,8 @@ from memopt import functional
 
 
 class LayerNormGELU(torch.nn.LayerNorm):
-    """GELU(LayerNorm(x)) by memopt.functional.layer_norm_gelu: saves its input and 8 bytes a row for backward.
+    """GELU(LayerNorm(x)) by memopt.functional.layer_norm_gelu: saves its input and 8 bytes a row
+    for backward.
 
     state_dict keys: weight, bias, as torch.nn.LayerNorm's, so the state of the LayerNorm in
     Sequential(LayerNorm(...), GELU(...)) loads into it.

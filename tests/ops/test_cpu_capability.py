@@ -102,8 +102,7 @@ def test_capability_that_the_processor_lacks_is_a_clear_error(
     child = run_gelu({**child_environment, "MEMOPT_CPU_CAPABILITY": lacking[0]})
     assert child.returncode != 0
     assert (
-        "MEMOPT_CPU_CAPABILITY must name an instruction set of this processor, "
-        f"got '{lacking[0]}'"
+        f"MEMOPT_CPU_CAPABILITY must name an instruction set of this processor, got '{lacking[0]}'"
     ) in child.stderr
 
 
@@ -141,7 +140,8 @@ print(digest.hexdigest())
 def test_stores_past_the_cache_write_the_same_bits(
     capability: str, child_environment: dict[str, str]
 ) -> None:
-    """Results larger than the cache are stored by code of their own; the variable makes any size do so."""
+    """Results larger than the cache are stored by code of their own; the variable makes any size do
+    so."""
     digests = [
         subprocess.run(
             [sys.executable, "-c", STREAMING_PROGRAM],

@@ -12,7 +12,6 @@ import torch
 
 from tests.support.cases import NORM_CASES, OP_CASES, OpCase
 from tests.support.shapes import (
-    BFLOAT16,
     COLS,
     DTYPES,
     FLOAT32,

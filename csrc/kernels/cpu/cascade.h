@@ -1,5 +1,6 @@
-// Sums along a row, in blocks of kSumBlock elements whose sums are added pairwise: rounding grows with the logarithm of
-// the row's length, where one running sum a lane would let it grow with the length.
+// Sums along a row, in blocks of kSumBlock elements whose sums are added pairwise: rounding grows
+// with the logarithm of the row's length, where one running sum a lane would let it grow with the
+// length.
 #pragma once
 
 #include "vec.h"
@@ -18,7 +19,8 @@ MEMOPT_INLINE void for_blocks(int64_t cols, Body&& body) {
   }
 }
 
-// Pairwise addition of numbers that come one by one, as a binary counter carries: level i holds the sum of 2^i of them.
+// Pairwise addition of numbers that come one by one, as a binary counter carries: level i holds the
+// sum of 2^i of them.
 template <class A>
 class Cascade {
  public:

@@ -38,8 +38,9 @@ Choice choose() {
       {&avx2::kernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                            __builtin_cpu_supports("f16c")},
       {&avx512::kernels, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                             __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")},
+                             __builtin_cpu_supports("avx512vl") &&
+                             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma") &&
+                             __builtin_cpu_supports("f16c")},
 #endif
   };
   const char* wanted = std::getenv("MEMOPT_CPU_CAPABILITY");
@@ -53,10 +54,14 @@ Choice choose() {
   for (const Candidate& c : candidates) {
     if (std::strcmp(wanted, c.kernels->name) != 0) continue;
     if (c.runs_here) return {c.kernels, ""};
-    return {nullptr, std::string("MEMOPT_CPU_CAPABILITY must name an instruction set of this processor, got '") + wanted + "'"};
+    return {
+        nullptr,
+        std::string("MEMOPT_CPU_CAPABILITY must name an instruction set of this processor, got '") +
+            wanted + "'"};
   }
   std::string names;
-  for (const Candidate& c : candidates) names += (names.empty() ? "" : ", ") + std::string(c.kernels->name);
+  for (const Candidate& c : candidates)
+    names += (names.empty() ? "" : ", ") + std::string(c.kernels->name);
   return {nullptr, "MEMOPT_CPU_CAPABILITY must be one of " + names + ", got '" + wanted + "'"};
 }
 

@@ -45,14 +45,16 @@ void backward(const GeluBackwardParams& p, int64_t begin, int64_t end) {
 void gelu_forward(const GeluForwardParams& p, int64_t begin, int64_t end) {
   with_types(p.dtype, p.dtype, [&](auto t, auto) {
     using T = decltype(t);
-    p.kind == GeluKind::kErf ? forward<GeluErf, T>(p, begin, end) : forward<GeluTanh, T>(p, begin, end);
+    p.kind == GeluKind::kErf ? forward<GeluErf, T>(p, begin, end)
+                             : forward<GeluTanh, T>(p, begin, end);
   });
 }
 
 void gelu_backward(const GeluBackwardParams& p, int64_t begin, int64_t end) {
   with_types(p.dtype, p.dtype, [&](auto t, auto) {
     using T = decltype(t);
-    p.kind == GeluKind::kErf ? backward<GeluErf, T>(p, begin, end) : backward<GeluTanh, T>(p, begin, end);
+    p.kind == GeluKind::kErf ? backward<GeluErf, T>(p, begin, end)
+                             : backward<GeluTanh, T>(p, begin, end);
   });
 }
 

@@ -1,5 +1,5 @@
-// The CPU entry points. Each instruction set has its own copy of every kernel, compiled from the same sources into a
-// namespace of its own; cpu_kernels() picks the table once.
+// The CPU entry points. Each instruction set has its own copy of every kernel, compiled from the
+// same sources into a namespace of its own; cpu_kernels() picks the table once.
 #pragma once
 
 #include "../gelu.h"
@@ -8,8 +8,9 @@
 
 namespace memopt::kernels::cpu {
 
-// Every function works on the half-open range [begin, end) of what its comment names and may be called from several
-// threads on disjoint ranges. Results do not depend on how the whole is cut into ranges.
+// Every function works on the half-open range [begin, end) of what its comment names and may be
+// called from several threads on disjoint ranges. Results do not depend on how the whole is cut
+// into ranges.
 struct Kernels {
   const char* name;  // "baseline", "avx2", "avx512"
 
@@ -23,7 +24,8 @@ struct Kernels {
 
   // parts: part i holds the rows [i B, min((i + 1) B, rows)), B = layer_norm_rows_per_part(rows)
   void (*layer_norm_backward)(const LayerNormBackwardParams& p, int64_t begin, int64_t end);
-  void (*layer_norm_gelu_backward)(const LayerNormGeluBackwardParams& p, int64_t begin, int64_t end);
+  void (*layer_norm_gelu_backward)(const LayerNormGeluBackwardParams& p, int64_t begin,
+                                   int64_t end);
 
   // columns: the second step of the weight gradients, after all parts are done
   void (*layer_norm_reduce_parts)(const LayerNormBackwardParams& p, int64_t begin, int64_t end);
@@ -35,8 +37,9 @@ inline int64_t layer_norm_rows_per_part(int64_t rows) {
   return rows_per_part < 32 ? 32 : rows_per_part;
 }
 
-// The best table that this processor runs, or the one that the environment variable MEMOPT_CPU_CAPABILITY names
-// (read once). Null, with *error set to a static text, when that names none of them or one that cannot run here.
+// The best table that this processor runs, or the one that the environment variable
+// MEMOPT_CPU_CAPABILITY names (read once). Null, with *error set to a static text, when that names
+// none of them or one that cannot run here.
 const Kernels* cpu_kernels(const char** error);
 
 // Names of the tables compiled in, in ascending order, ended by null.

@@ -1,5 +1,5 @@
-// LayerNorm: the row kernels with nothing behind them, and the second step of the weight gradients (which
-// layer_norm_gelu shares).
+// LayerNorm: the row kernels with nothing behind them, and the second step of the weight gradients
+// (which layer_norm_gelu shares).
 #include "../layer_norm.h"
 
 #include "layer_norm_backward.h"
@@ -24,7 +24,8 @@ namespace {
 
 // One of the two gradients; `offset` is 0 for dgamma and cols for dbeta.
 template <class A, class G>
-void reduce_parts(const LayerNormBackwardParams& p, int64_t offset, void* out, int64_t begin, int64_t end) {
+void reduce_parts(const LayerNormBackwardParams& p, int64_t offset, void* out, int64_t begin,
+                  int64_t end) {
   if (out == nullptr) return;
   using V = typename Elements<G>::V;
   const A* partials = static_cast<const A*>(p.partials) + offset + begin;

@@ -1,11 +1,12 @@
-// LayerNorm backward through an activation: layer_norm.cpp instantiates it with Identity, layer_norm_gelu.cpp with GeluErf
-// and GeluTanh. Formulas: kernels/layer_norm.h.
+// LayerNorm backward through an activation: layer_norm.cpp instantiates it with Identity,
+// layer_norm_gelu.cpp with GeluErf and GeluTanh. Formulas: kernels/layer_norm.h.
 //
-// A row is read twice: the first sweep makes the two sums that dx needs, adds to the part's dgamma and dbeta, and
-// re-emits y; the second writes dx and asks for the next rows, since the hardware's prefetchers lose the thread between
-// sweeps. While a row and the sums stay in the first-level cache, rows are taken one at a time; longer ones kRowGroup at
-// a time, which so load and store dgamma and dbeta once. dz = dy act'(z) is costly behind an activation and is kept
-// between the sweeps (a row of floats each, in cache).
+// A row is read twice: the first sweep makes the two sums that dx needs, adds to the part's dgamma
+// and dbeta, and re-emits y; the second writes dx and asks for the next rows, since the hardware's
+// prefetchers lose the thread between sweeps. While a row and the sums stay in the first-level
+// cache, rows are taken one at a time; longer ones kRowGroup at a time, which so load and store
+// dgamma and dbeta once. dz = dy act'(z) is costly behind an activation and is kept between the
+// sweeps (a row of floats each, in cache).
 #pragma once
 
 #include <cstring>
@@ -35,8 +36,8 @@ struct BackwardPart {
   bool streamed;
 };
 
-// What the sweeps need of one row. A copy of its own, so that no store through an element pointer makes the compiler
-// read it again.
+// What the sweeps need of one row. A copy of its own, so that no store through an element pointer
+// makes the compiler read it again.
 template <class T>
 struct BackwardRow {
   using A = Accumulate<T>;
@@ -69,7 +70,8 @@ BackwardRow<T> backward_row(const BackwardPart<T, G>& part, int64_t row, int64_t
 
 // The first sweep over the elements [begin, end) of a group of rows.
 template <class Activation, int kRows, class T, class G>
-void first_sweep(const BackwardPart<T, G>& part, BackwardRow<T> (&rows)[kRows], int64_t begin, int64_t end) {
+void first_sweep(const BackwardPart<T, G>& part, BackwardRow<T> (&rows)[kRows], int64_t begin,
+                 int64_t end) {
   using V = typename Elements<T>::V;
   using M = Math<V>;
   constexpr bool kActivation = Activation::kNeedsPreactivation;
@@ -127,7 +129,8 @@ void first_sweep(const BackwardPart<T, G>& part, BackwardRow<T> (&rows)[kRows], 
   }
 }
 
-// Asks for the lines of the step that begins `ahead` elements on. That may lie beyond the array: a prefetch never faults.
+// Asks for the lines of the step that begins `ahead` elements on. That may lie beyond the array: a
+// prefetch never faults.
 template <class T>
 MEMOPT_INLINE void prefetch_step(const T* p, int64_t ahead) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(p) + ahead * sizeof(T);
@@ -180,11 +183,13 @@ void backward_group(const BackwardPart<T, G>& part, int64_t first) {
   for (const BackwardRow<T>& row : rows) second_sweep<Activation>(part, row, kRows);
 }
 
-// Whether one row's x, dy, gamma, dgamma and dbeta stay in the first-level cache (32 KiB nearly everywhere) between the
-// sweeps. Then a row at a time is best; else a group of rows shares the loads and stores of dgamma and dbeta.
+// Whether one row's x, dy, gamma, dgamma and dbeta stay in the first-level cache (32 KiB nearly
+// everywhere) between the sweeps. Then a row at a time is best; else a group of rows shares the
+// loads and stores of dgamma and dbeta.
 template <class T, class G>
 bool fits_first_cache(int64_t cols) {
-  return cols * static_cast<int64_t>(2 * sizeof(T) + sizeof(G) + 2 * sizeof(Accumulate<T>)) <= 32 << 10;
+  return cols * static_cast<int64_t>(2 * sizeof(T) + sizeof(G) + 2 * sizeof(Accumulate<T>)) <=
+         32 << 10;
 }
 
 template <class Activation, class T, class G>
@@ -200,11 +205,13 @@ void backward_parts(const LayerNormBackwardParams& p, int64_t begin, int64_t end
     A* sums = p.partials ? static_cast<A*>(p.partials) + i * 2 * p.cols : nullptr;
     if (sums != nullptr) std::memset(sums, 0, 2 * p.cols * sizeof(A));
     const BackwardPart<T, G> part{
-        p,        static_cast<const G*>(p.gamma),  static_cast<const G*>(p.beta), sums, sums ? sums + p.cols : nullptr,
-        dz.get(), streamed};
+        p,       static_cast<const G*>(p.gamma), static_cast<const G*>(p.beta),
+        sums,    sums ? sums + p.cols : nullptr, dz.get(),
+        streamed};
     const int64_t last = (i + 1) * rows_per_part < p.rows ? (i + 1) * rows_per_part : p.rows;
     int64_t row = i * rows_per_part;
-    for (; !one_row && row + kRowGroup <= last; row += kRowGroup) backward_group<Activation, kRowGroup>(part, row);
+    for (; !one_row && row + kRowGroup <= last; row += kRowGroup)
+      backward_group<Activation, kRowGroup>(part, row);
     for (; row < last; ++row) backward_group<Activation, 1>(part, row);
   }
   if (streamed) stream_fence();

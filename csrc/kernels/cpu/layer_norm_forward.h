@@ -1,5 +1,5 @@
-// LayerNorm forward with an activation behind it: layer_norm.cpp instantiates it with Identity, layer_norm_gelu.cpp with
-// GeluErf and GeluTanh. Formulas: kernels/layer_norm.h.
+// LayerNorm forward with an activation behind it: layer_norm.cpp instantiates it with Identity,
+// layer_norm_gelu.cpp with GeluErf and GeluTanh. Formulas: kernels/layer_norm.h.
 //
 // A row is read from memory once and twice more from the cache: mean, centred moments, output.
 #pragma once

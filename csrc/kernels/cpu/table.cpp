@@ -1,4 +1,5 @@
-// One instruction set's table of kernels: constants alone, so that loading the library runs none of its instructions.
+// One instruction set's table of kernels: constants alone, so that loading the library runs none of
+// its instructions.
 #include "table.h"
 
 #define MEMOPT_STRING_(x) #x

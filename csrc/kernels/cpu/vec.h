@@ -1,11 +1,13 @@
 // Element types and vectors of the instruction set that this file is being compiled for.
 //
-// The build compiles every kernel source three times and defines, each time, the macros that select at::vec's
-// implementation and MEMOPT_CPU_NAMESPACE (baseline, avx2, avx512), the namespace that keeps the copies apart.
+// The build compiles every kernel source three times and defines, each time, the macros that select
+// at::vec's implementation and MEMOPT_CPU_NAMESPACE (baseline, avx2, avx512), the namespace that
+// keeps the copies apart.
 //
-// A step is kStep elements, held as two vectors of accumulators: one vector register of half or bfloat16 elements
-// widens to two of floats, and two independent chains hide latency. Kernels are written over steps and a tail; the
-// tail runs the same vector arithmetic on fewer lanes, so no element's value depends on where its array starts or ends.
+// A step is kStep elements, held as two vectors of accumulators: one vector register of half or
+// bfloat16 elements widens to two of floats, and two independent chains hide latency. Kernels are
+// written over steps and a tail; the tail runs the same vector arithmetic on fewer lanes, so no
+// element's value depends on where its array starts or ends.
 #pragma once
 
 #include <ATen/cpu/vec/functional.h>
@@ -28,8 +30,8 @@ struct Math<at::vec::Vectorized<float>> {
   static MEMOPT_INLINE V abs(V x) { return x.abs(); }
   static MEMOPT_INLINE V clamp_max(V x, V limit) { return at::vec::clamp_max(x, limit); }
 
-  // 2^y for y <= 0, within one unit in the last place: y = n + f with n an integer and |f| <= 1/2; 2^f by a polynomial
-  // (minimax in relative error, 2e-9, fitted for this file).
+  // 2^y for y <= 0, within one unit in the last place: y = n + f with n an integer and |f| <= 1/2;
+  // 2^f by a polynomial (minimax in relative error, 2e-9, fitted for this file).
   static MEMOPT_INLINE V exp2(V y) {
     const V n = y.round();
     const V f = y - n;
@@ -63,8 +65,8 @@ struct Math<at::vec::Vectorized<float>> {
 #endif
 
  private:
-  // Adds n to the exponent's bits; 0 where the result would be subnormal. (Adding 1.5 * 2^23 leaves n in the sum's low
-  // bits.)
+  // Adds n to the exponent's bits; 0 where the result would be subnormal. (Adding 1.5 * 2^23 leaves
+  // n in the sum's low bits.)
   static MEMOPT_INLINE V scale_by_power(V p, V n) {
     using Bits = at::vec::Vectorized<int32_t>;
     const Bits exponent = at::vec::cast<int32_t>(n + V(12582912.0f)) << Bits(23);
@@ -84,8 +86,9 @@ struct Step {
   V hi;
 };
 
-// How elements of type T are read into accumulators and written back, kStep at a time or, for a tail, `count` of them
-// (reading zeros beyond). stream() bypasses the caches and needs 64-byte aligned addresses.
+// How elements of type T are read into accumulators and written back, kStep at a time or, for a
+// tail, `count` of them (reading zeros beyond). stream() bypasses the caches and needs 64-byte
+// aligned addresses.
 template <class T>
 struct Elements;
 
@@ -111,7 +114,9 @@ struct Elements<float> {
   using V = FloatVec;
   static constexpr int64_t kStep = 2 * V::size();
 
-  static MEMOPT_INLINE Step<V> load(const float* p) { return {V::loadu(p), V::loadu(p + V::size())}; }
+  static MEMOPT_INLINE Step<V> load(const float* p) {
+    return {V::loadu(p), V::loadu(p + V::size())};
+  }
   static MEMOPT_INLINE Step<V> load(const float* p, int64_t count) {
     const int64_t n = V::size();
     if (count <= n) return {V::loadu(p, count), V(0.0f)};
@@ -140,7 +145,9 @@ struct NarrowElements {
   static constexpr int64_t kStep = Narrow::size();
 
   static MEMOPT_INLINE Step<V> load(const T* p) { return Convert::widen(Narrow::loadu(p)); }
-  static MEMOPT_INLINE Step<V> load(const T* p, int64_t count) { return Convert::widen(Narrow::loadu(p, count)); }
+  static MEMOPT_INLINE Step<V> load(const T* p, int64_t count) {
+    return Convert::widen(Narrow::loadu(p, count));
+  }
   static MEMOPT_INLINE void store(T* p, Step<V> s) { Convert::narrow(s).store(p); }
   static MEMOPT_INLINE void store(T* p, Step<V> s, int64_t count) {
     Convert::narrow(s).store(p, static_cast<int>(count));
@@ -167,7 +174,8 @@ struct Elements<c10::BFloat16> : NarrowElements<c10::BFloat16, InOrder<c10::BFlo
 template <>
 struct Elements<c10::Half> : NarrowElements<c10::Half, InOrder<c10::Half>> {};
 
-// float64 serves gradcheck: a step is two plain doubles, and the library's erfc and exp do the rest.
+// float64 serves gradcheck: a step is two plain doubles, and the library's erfc and exp do the
+// rest.
 template <>
 struct Elements<double> {
   using V = double;
@@ -187,24 +195,28 @@ struct Elements<double> {
 template <class T>
 struct UnorderedElements : Elements<T> {};
 
-// bfloat16 is then taken apart and put together in half the instructions: a 32-bit lane holds two neighbours, and each
-// is the upper half of a float already. lo gets the even elements and hi the odd ones.
+// bfloat16 is then taken apart and put together in half the instructions: a 32-bit lane holds two
+// neighbours, and each is the upper half of a float already. lo gets the even elements and hi the
+// odd ones.
 struct EvenOdd {
   using V = FloatVec;
   using Narrow = at::vec::Vectorized<c10::BFloat16>;
 
 #if defined(CPU_CAPABILITY_AVX512)
   static MEMOPT_INLINE Step<V> widen(Narrow v) {
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(v, 16)), _mm512_castsi512_ps(_mm512_and_si512(v, upper()))};
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(v, 16)),
+            _mm512_castsi512_ps(_mm512_and_si512(v, upper()))};
   }
   static MEMOPT_INLINE Narrow narrow(Step<V> s) {
     const __m512i even = _mm512_srli_epi32(round(s.lo), 16);
-    return Narrow(_mm512_ternarylogic_epi32(even, round(s.hi), upper(), 0xF8));  // even | (odd & upper)
+    return Narrow(
+        _mm512_ternarylogic_epi32(even, round(s.hi), upper(), 0xF8));  // even | (odd & upper)
   }
 
  private:
   static MEMOPT_INLINE __m512i upper() { return _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)); }
-  // To nearest, ties to even, in the upper half of each lane; NaN (always quiet, from arithmetic) stays as it is.
+  // To nearest, ties to even, in the upper half of each lane; NaN (always quiet, from arithmetic)
+  // stays as it is.
   static MEMOPT_INLINE __m512i round(__m512 x) {
     const __m512i bits = _mm512_castps_si512(x);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -226,7 +238,8 @@ struct EvenOdd {
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     const __m256i half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF));
     const __m256i rounded = _mm256_add_epi32(bits, half);
-    return _mm256_blendv_epi8(rounded, bits, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+    return _mm256_blendv_epi8(rounded, bits,
+                              _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
   }
 #else
   static MEMOPT_INLINE Step<V> widen(Narrow v) { return InOrder<c10::BFloat16>::widen(v); }
@@ -236,7 +249,8 @@ struct EvenOdd {
 template <>
 struct UnorderedElements<c10::BFloat16> : NarrowElements<c10::BFloat16, EvenOdd> {};
 
-// How many elements a step really holds: all kStep of them (known to the compiler), or the count of a tail.
+// How many elements a step really holds: all kStep of them (known to the compiler), or the count of
+// a tail.
 struct Whole {};
 struct Tail {
   int64_t count;
@@ -278,14 +292,18 @@ template <class V>
 MEMOPT_INLINE Step<V> keep_valid(Step<V> s, Whole) {
   return s;
 }
-MEMOPT_INLINE Step<double> keep_valid(Step<double> s, Tail) { return {s.lo, 0.0}; }
+MEMOPT_INLINE Step<double> keep_valid(Step<double> s, Tail) {
+  return {s.lo, 0.0};
+}
 MEMOPT_INLINE Step<FloatVec> keep_valid(Step<FloatVec> s, Tail tail) {
   const int64_t n = FloatVec::size();
   const FloatVec zero(0.0f);
-  return {FloatVec::set(zero, s.lo, tail.count), FloatVec::set(zero, s.hi, tail.count < n ? 0 : tail.count - n)};
+  return {FloatVec::set(zero, s.lo, tail.count),
+          FloatVec::set(zero, s.hi, tail.count < n ? 0 : tail.count - n)};
 }
 
-// body(offset, Whole) for every whole step of the elements [begin, end) of T, then body(offset, Tail) for what is left.
+// body(offset, Whole) for every whole step of the elements [begin, end) of T, then body(offset,
+// Tail) for what is left.
 template <class T, class Body>
 MEMOPT_INLINE void for_steps(int64_t begin, int64_t end, Body&& body) {
   constexpr int64_t kStep = Elements<T>::kStep;
@@ -294,12 +312,16 @@ MEMOPT_INLINE void for_steps(int64_t begin, int64_t end, Body&& body) {
   if (i < end) body(i, Tail{end - i});
 }
 
-MEMOPT_INLINE double sum_lanes(double v) { return v; }
+MEMOPT_INLINE double sum_lanes(double v) {
+  return v;
+}
 MEMOPT_INLINE float sum_lanes(FloatVec v) {
   return at::vec::vec_reduce_all<float>([](FloatVec a, FloatVec b) { return a + b; }, v);
 }
 
-MEMOPT_INLINE bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 64 == 0; }
+MEMOPT_INLINE bool is_aligned(const void* p) {
+  return reinterpret_cast<uintptr_t>(p) % 64 == 0;
+}
 
 // f(T(), G()) with the C++ types of a tensor's elements and of its parameters.
 template <class F>

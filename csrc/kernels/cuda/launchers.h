@@ -1,5 +1,5 @@
-// The CUDA entry points: what ops/ calls. Each queues its kernels on `stream` of the current device and returns the
-// launch's error code; none allocates, none synchronises.
+// The CUDA entry points: what ops/ calls. Each queues its kernels on `stream` of the current device
+// and returns the launch's error code; none allocates, none synchronises.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,8 +19,8 @@ cudaError_t layer_norm_backward(const LayerNormBackwardParams& p, cudaStream_t s
 cudaError_t layer_norm_gelu_forward(const LayerNormGeluForwardParams& p, cudaStream_t stream);
 cudaError_t layer_norm_gelu_backward(const LayerNormGeluBackwardParams& p, cudaStream_t stream);
 
-// How many parts the backward of this shape uses on the current device: the size of LayerNormBackwardParams::partials.
-// Depends on the device, rows and cols alone; at least 1.
+// How many parts the backward of this shape uses on the current device: the size of
+// LayerNormBackwardParams::partials. Depends on the device, rows and cols alone; at least 1.
 cudaError_t layer_norm_backward_parts(int64_t rows, int64_t cols, ScalarType dtype, int64_t* parts);
 
 }  // namespace memopt::kernels::cuda
