@@ -59,7 +59,10 @@ bench-gpu: build
 build: torch
 	@$(PYTHON) -c "import setuptools; assert int(setuptools.__version__.split('.')[0]) >= 77" 2>/dev/null \
 	  || $(PYTHON) -m pip install -r requirements-dev.txt
-	$(PYTHON) setup.py --quiet build_ext --inplace
+	@mkdir -p build; echo "Building memopt in place; a first build takes minutes (log: build/build.log)"
+	@$(PYTHON) setup.py build_ext --inplace >build/build.log 2>&1 \
+	  || { grep -E '^memopt|error|Error' build/build.log; tail -n 20 build/build.log; exit 1; }
+	@grep '^memopt:' build/build.log
 
 torch: $(PYTHON)
 	@$(PYTHON) -c "import torch" 2>/dev/null || $(PYTHON) -m pip install torch==$(TORCH)
