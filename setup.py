@@ -34,6 +34,7 @@ except ImportError:
 ROOT = Path(__file__).parent
 CPU_KERNELS = ["gelu", "layer_norm", "layer_norm_gelu", "table"]
 CUDA_KERNELS = ["gelu", "layer_norm", "layer_norm_gelu"]
+HEADER = "include/cuda_runtime.h"
 CUDA_ARCHITECTURES = ["8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
 
 # One source, one copy per instruction set. baseline is what the compiler targets by default.
@@ -78,7 +79,8 @@ def find_cuda_home() -> Path | None:
         "/usr/local/cuda",
     ]
     for candidate in candidates:
-        if candidate and Path(candidate, "bin", "nvcc").exists():
+        # /usr/local/bin/nvcc may be a wrapper: a toolkit has the headers too.
+        if candidate and all(Path(candidate, f).exists() for f in ("bin/nvcc", HEADER)):
             return Path(candidate)
     return None
 
