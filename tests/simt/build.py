@@ -96,7 +96,7 @@ def library(name: str, sources: Sequence[Path], *, sanitize: bool = False) -> Pa
 
     sanitize: with AddressSanitizer.
     """
-    folder = BUILD / ("address" if sanitize else "plain")
+    folder = BUILD / "-".join(("address" if sanitize else "plain", *EXTRA_FLAGS))
     folder.mkdir(parents=True, exist_ok=True)
     everything = [*RUNTIME_SOURCES, *sources]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -106,7 +106,10 @@ def library(name: str, sources: Sequence[Path], *, sanitize: bool = False) -> Pa
     command = [compiler(), "-shared", "-Wl,-Bsymbolic", *sanitizer, *map(str, objects)]
     target = folder / f"lib{name}-{_digest(command, objects)}.so"
     if not target.exists():
+        outdated = list(folder.glob(f"lib{name}-*.so"))
         _run_compiler(command, target)
+        for path in outdated:
+            path.unlink(missing_ok=True)
     return target
 
 

@@ -42,7 +42,7 @@ class Cascade {
 
  private:
   uint64_t count_ = 0;
-  A levels_[56];  // kSumBlock 2^56 elements and more do not exist
+  A levels_[40];  // a row of 2^40 blocks does not exist
 };
 
 }  // namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE

@@ -36,8 +36,8 @@ struct BackwardPart {
   bool streamed;
 };
 
-// What the sweeps need of one row. A copy of its own, so that no store through an element pointer
-// makes the compiler read it again.
+// What the sweeps need of one row. They copy what their loops read to local variables: read
+// through a reference, it would be read again after every store through an element pointer.
 template <class T>
 struct BackwardRow {
   using A = Accumulate<T>;
@@ -52,20 +52,19 @@ struct BackwardRow {
   Cascade<A> gx_sum;
 };
 
+// In place, since the cascades are too large to be copied for every row.
 template <class T, class G>
-BackwardRow<T> backward_row(const BackwardPart<T, G>& part, int64_t row, int64_t place_in_group) {
+void start_row(const BackwardPart<T, G>& part, int64_t index, int64_t place_in_group,
+               BackwardRow<T>* row) {
   using A = Accumulate<T>;
   const LayerNormBackwardParams& p = part.p;
-  T* y = static_cast<T*>(p.y);
-  return {static_cast<const T*>(p.x) + row * p.x_row_stride,
-          static_cast<const T*>(p.dy) + row * p.dy_row_stride,
-          static_cast<T*>(p.dx) + row * p.cols,
-          y == nullptr ? nullptr : y + row * p.cols,
-          part.dz + place_in_group * p.cols,
-          static_cast<const A*>(p.mean)[row],
-          static_cast<const A*>(p.rstd)[row],
-          {},
-          {}};
+  row->x = static_cast<const T*>(p.x) + index * p.x_row_stride;
+  row->dy = static_cast<const T*>(p.dy) + index * p.dy_row_stride;
+  row->dx = static_cast<T*>(p.dx) + index * p.cols;
+  row->y = p.y == nullptr ? nullptr : static_cast<T*>(p.y) + index * p.cols;
+  row->dz = part.dz + place_in_group * p.cols;
+  row->mean = static_cast<const A*>(p.mean)[index];
+  row->rstd = static_cast<const A*>(p.rstd)[index];
 }
 
 // The first sweep over the elements [begin, end) of a group of rows.
@@ -81,10 +80,20 @@ void first_sweep(const BackwardPart<T, G>& part, BackwardRow<T> (&rows)[kRows], 
   auto* const dbetas = part.dbeta;
   const bool streamed = part.streamed;
   const bool emits = rows[0].y != nullptr;
+  const T* x_row[kRows];
+  const T* dy_row[kRows];
+  V mean[kRows];
+  V rstd[kRows];
   Step<V> g_sum[kRows];
   Step<V> gx_sum[kRows];
 #pragma GCC unroll 4
-  for (int r = 0; r < kRows; ++r) g_sum[r] = gx_sum[r] = {V(0), V(0)};
+  for (int r = 0; r < kRows; ++r) {
+    x_row[r] = rows[r].x;
+    dy_row[r] = rows[r].dy;
+    mean[r] = V(rows[r].mean);
+    rstd[r] = V(rows[r].rstd);
+    g_sum[r] = gx_sum[r] = {V(0), V(0)};
+  }
 
   for_steps<T>(begin, end, [&](int64_t i, auto extent) __attribute__((always_inline)) {
     const Step<V> gamma = load_parameter<V>(gammas, i, extent, 1.0f);
@@ -98,11 +107,9 @@ void first_sweep(const BackwardPart<T, G>& part, BackwardRow<T> (&rows)[kRows], 
     }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      const V mean(rows[r].mean);
-      const V rstd(rows[r].rstd);
-      const Step<V> v = load(rows[r].x + i, extent);
-      Step<V> dz = load(rows[r].dy + i, extent);
-      const Step<V> xhat{normalize(v.lo, mean, rstd), normalize(v.hi, mean, rstd)};
+      const Step<V> v = load(x_row[r] + i, extent);
+      Step<V> dz = load(dy_row[r] + i, extent);
+      const Step<V> xhat{normalize(v.lo, mean[r], rstd[r]), normalize(v.hi, mean[r], rstd[r])};
       if (kActivation || emits) {
         const auto lo = Activation::value_and_grad(scale_shift(xhat.lo, gamma.lo, beta.lo));
         const auto hi = Activation::value_and_grad(scale_shift(xhat.hi, gamma.hi, beta.hi));
@@ -150,24 +157,28 @@ void second_sweep(const BackwardPart<T, G>& part, const BackwardRow<T>& row, int
   const V mean_gx(row.gx_sum.total() / n);
   const V mean(row.mean);
   const V rstd(row.rstd);
+  const T* const x = row.x;
+  const T* const dy = row.dy;
+  const Accumulate<T>* const dzs = row.dz;
+  T* const dx = row.dx;
   const G* const gammas = part.gamma;
   const bool streamed = part.streamed;
   const int64_t x_ahead = group * p.x_row_stride;
   const int64_t dy_ahead = group * p.dy_row_stride;
   for_steps<T>(0, p.cols, [&](int64_t i, auto extent) __attribute__((always_inline)) {
     const Step<V> gamma = load_parameter<V>(gammas, i, extent, 1.0f);
-    const Step<V> v = load(row.x + i, extent);
+    const Step<V> v = load(x + i, extent);
     Step<V> dz;
     if constexpr (Activation::kNeedsPreactivation) {
-      dz = load(row.dz + i, extent);
+      dz = load(dzs + i, extent);
     } else {
-      dz = load(row.dy + i, extent);
+      dz = load(dy + i, extent);
     }
     const V lo = input_grad(dz.lo * gamma.lo, normalize(v.lo, mean, rstd), mean_g, mean_gx, rstd);
     const V hi = input_grad(dz.hi * gamma.hi, normalize(v.hi, mean, rstd), mean_g, mean_gx, rstd);
-    prefetch_step(row.x + i, x_ahead);
-    prefetch_step(row.dy + i, dy_ahead);
-    store(row.dx + i, Step<V>{lo, hi}, extent, streamed);
+    prefetch_step(x + i, x_ahead);
+    prefetch_step(dy + i, dy_ahead);
+    store(dx + i, Step<V>{lo, hi}, extent, streamed);
   });
 }
 
@@ -175,7 +186,7 @@ void second_sweep(const BackwardPart<T, G>& part, const BackwardRow<T>& row, int
 template <class Activation, int kRows, class T, class G>
 void backward_group(const BackwardPart<T, G>& part, int64_t first) {
   BackwardRow<T> rows[kRows];
-  for (int r = 0; r < kRows; ++r) rows[r] = backward_row(part, first + r, r);
+  for (int r = 0; r < kRows; ++r) start_row(part, first + r, r, &rows[r]);
   for_blocks<T>(part.p.cols, [&](int64_t begin, int64_t end) {
     first_sweep<Activation, kRows>(part, rows, begin, end);
   });
