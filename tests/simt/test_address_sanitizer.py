@@ -10,11 +10,11 @@ import pytest
 
 from . import build
 
-pytestmark = pytest.mark.skipif(
+
+@pytest.mark.slow
+@pytest.mark.skipif(
     build.address_sanitizer() is None, reason="the compiler has no AddressSanitizer"
 )
-
-
 def test_no_access_out_of_bounds() -> None:
     result = build.run_sanitized(["-m", "pytest", "-q", "-x", "tests/simt/test_memory_accesses.py"])
     assert result.returncode == 0, result.stdout + result.stderr

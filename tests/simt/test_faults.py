@@ -208,6 +208,7 @@ print("no fault")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     build.address_sanitizer() is None, reason="the compiler has no AddressSanitizer"
 )
