@@ -20,7 +20,9 @@ PYTHON ?= $(shell \
   if python3 -c 'import torch' 2>/dev/null; then command -v python3; else echo .venv/bin/python; fi)
 
 # $(call need,MODULES): installs the development requirements unless all of these modules are there.
+# HEADERS goes on to ask for the CUDA headers of the kernel interpreter.
 need = $(PYTHON) -c "import $(1)" 2>/dev/null || $(PYTHON) -m pip install -r requirements-dev.txt
+HEADERS = from tests.simt.build import cuda_include; cuda_include()
 CLANG_FORMAT = $(PYTHON) -c "import clang_format; clang_format.clang_format()"
 CXX_FILES = $(shell git ls-files -co --exclude-standard '*.h' '*.cpp' '*.cu' '*.cuh')
 
@@ -31,7 +33,7 @@ demo: build
 	$(PYTHON) -m memopt demo $(ARGS)
 
 test: build
-	@$(call need,pytest$(comma) hypothesis$(comma) numpy$(comma) rich$(comma) matplotlib)
+	@$(call need,pytest$(comma) hypothesis$(comma) numpy$(comma) rich$(comma) matplotlib; $(HEADERS))
 	$(PYTHON) -m pytest $(ARGS)
 
 lint: torch
@@ -52,7 +54,7 @@ bench: build
 	$(PYTHON) -m benchmarks.cpu $(ARGS)
 
 bench-gpu: build
-	@$(call need,pytest$(comma) hypothesis)
+	@$(call need,pytest$(comma) hypothesis; $(HEADERS))
 	$(PYTHON) -m benchmarks.gpu --started $(STARTED) $(ARGS)
 
 # In place, and incremental where ninja is.
