@@ -92,3 +92,24 @@ def collector_disabled() -> Iterator[None]:
 def live_objects(*kinds: type) -> int:
     """How many instances of `kinds` there are, garbage included."""
     return sum(issubclass(type(item), kinds) for item in gc.get_objects())
+
+
+class Net(nn.Module):
+    """Importable, so that it can be pickled."""
+
+    def __init__(self, size: int = 4) -> None:
+        super().__init__()
+        self.count = CountCalls()
+        self.linear = nn.Linear(size, size)
+        self.register_buffer("scale", torch.full((size,), 2.0))
+
+    def forward(self, x: Tensor, *, shift: float = 0.0) -> Tensor:
+        """Scale what linear gives."""
+        return (self.linear(self.count(x)) * self.scale + shift).tanh()
+
+
+def runs_twice(module: nn.Module, count: CountCalls) -> bool:
+    """Whether one step calls `count` in forward and again in backward."""
+    before = count.calls
+    module(torch.randn(2, 4)).sum().backward()
+    return count.calls == before + 2

@@ -1,47 +1,27 @@
 """Proves: a wrapped module is in every other respect the module it was: same object, same keys,
-names, repr, signature and hooks; copies and pickles of it are wrapped, work and share nothing;
-wrapping twice is wrapping once with the newest settings; unwrap gives the unwrapped module back.
+names, repr, signature and hooks; wrapping twice is wrapping once with the newest
+settings; unwrap gives the unwrapped module back.
 """
 
 from __future__ import annotations
 
-import abc
 import copy
 import functools
 import inspect
-import io
 import pickle
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
 
 from memopt.checkpoint import checkpoint_wrapper, is_checkpointing, is_recomputing, unwrap
-from tests.checkpoint.support import CountCalls, assert_same_bits, mlp, step_results
-
-
-class Net(nn.Module):
-    """Importable, so that it can be pickled."""
-
-    def __init__(self, size: int = 4) -> None:
-        super().__init__()
-        self.count = CountCalls()
-        self.linear = nn.Linear(size, size)
-        self.register_buffer("scale", torch.full((size,), 2.0))
-
-    def forward(self, x: Tensor, *, shift: float = 0.0) -> Tensor:
-        """Scale what linear gives."""
-        return (self.linear(self.count(x)) * self.scale + shift).tanh()
-
-
-def runs_twice(module: nn.Module, count: CountCalls) -> bool:
-    """Whether one step calls `count` in forward and again in backward."""
-    before = count.calls
-    module(torch.randn(2, 4)).sum().backward()
-    return count.calls == before + 2
+from tests.checkpoint.support import (
+    Net,
+    mlp,
+    runs_twice,
+)
 
 
 def appearance(module: nn.Module) -> list[Any]:
@@ -135,173 +115,6 @@ def test_hooks_may_change_input_and_output() -> None:
     assert torch.equal(x.grad, expected)
 
 
-def by_pickle(module: nn.Module) -> nn.Module:
-    return pickle.loads(pickle.dumps(module))
-
-
-def by_old_pickle(module: nn.Module) -> nn.Module:
-    return pickle.loads(pickle.dumps(module, protocol=0))
-
-
-def by_torch_save(module: nn.Module) -> nn.Module:
-    buffer = io.BytesIO()
-    torch.save(module, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=False)
-
-
-COPIES = [copy.deepcopy, by_pickle, by_old_pickle, by_torch_save]
-
-
-@pytest.mark.parametrize("make_copy", COPIES)
-@pytest.mark.parametrize("inside", [False, True])
-def test_copies_are_wrapped_and_independent(make_copy, inside: bool) -> None:
-    module = checkpoint_wrapper(Net(), offload_to_cpu=True, maintain_forward_counter=True)
-    twin = make_copy(nn.Sequential(module))[0] if inside else make_copy(module)
-    assert type(twin) is type(module)
-    assert isinstance(twin, Net)
-    x = torch.randn(2, 4)
-    assert torch.equal(twin(x), module(x))
-    assert runs_twice(twin, twin.count)
-    assert module.linear.weight.grad is None
-    with torch.no_grad():
-        module.linear.weight.zero_()
-    assert twin.linear.weight.abs().sum() > 0
-    expected = twin(x)
-    del module
-    assert torch.equal(twin(x), expected)
-    assert type(unwrap(twin)) is Net
-
-
-def test_shallow_copy_runs_on_its_own_attributes() -> None:
-    module = checkpoint_wrapper(Net())
-    twin = copy.copy(module)
-    twin._modules = {**module._modules, "linear": nn.Linear(4, 4)}
-    x = torch.randn(2, 4)
-    assert torch.equal(twin(x), (twin.linear(x) * twin.scale).tanh())
-    assert not torch.equal(twin(x), module(x))
-    assert runs_twice(twin, twin.count)
-
-
-class OwnState(Net):
-    """Decides itself what is pickled."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"weights": super().state_dict()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__()
-        self.load_state_dict(state["weights"])
-
-
-class OwnReduce(Net):
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.linear.in_features,)
-
-
-class OwnDeepcopy(Net):
-    def __deepcopy__(self, memo: dict[int, Any]) -> OwnDeepcopy:
-        twin = type(self)()
-        twin.load_state_dict(self.state_dict())
-        return twin
-
-
-@pytest.mark.parametrize("cls", [OwnState, OwnReduce])
-@pytest.mark.parametrize("make_copy", COPIES)
-def test_classes_with_their_own_pickling(cls: type[Net], make_copy) -> None:
-    module = checkpoint_wrapper(cls())
-    twin = make_copy(module)
-    assert isinstance(twin, cls)
-    assert runs_twice(twin, twin.count)
-    assert type(make_copy(unwrap(module))) is cls
-
-
-def test_class_with_its_own_deepcopy() -> None:
-    """It makes a new module, which nobody has wrapped, by calling its class."""
-    module = checkpoint_wrapper(OwnDeepcopy())
-    twin = copy.deepcopy(module)
-    x = torch.randn(2, 4)
-    assert torch.equal(twin(x), module(x))
-    assert not runs_twice(twin, twin.count)
-    assert runs_twice(checkpoint_wrapper(twin), twin.count)
-    assert type(by_pickle(unwrap(twin))) is OwnDeepcopy
-
-
-def test_copy_of_an_instance_that_nobody_wrapped_pickles() -> None:
-    twin = type(checkpoint_wrapper(Net()))()
-    again = by_pickle(twin)
-    assert type(again) is Net
-    assert_same_bits(again.parameters(), twin.parameters())
-
-
-T = TypeVar("T")
-registered: list[type] = []
-
-
-class Registering(nn.Module):
-    def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        registered.append(cls)
-
-
-class Registered(Registering, name="registered"):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.exp()
-
-
-class Abstract(nn.Module, abc.ABC):
-    @abc.abstractmethod
-    def forward(self, x: Tensor) -> Tensor: ...
-
-
-class Concrete(Abstract, Generic[T]):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.exp()
-
-
-class Slotted(nn.Module):
-    __slots__ = ("extra",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.exp()
-
-
-@pytest.mark.parametrize("cls", [Registered, Concrete, Slotted])
-def test_classes_that_are_made_in_special_ways(cls: type[nn.Module]) -> None:
-    module = nn.Sequential(CountCalls(), checkpoint_wrapper(cls()))
-    x = torch.randn(3, requires_grad=True)
-    module(x).sum().backward()
-    assert torch.equal(x.grad, x.detach().exp())
-    assert type(by_pickle(module)[1]).__name__ == cls.__name__
-    assert registered == [Registered]
-
-
-def test_parametrized_modules_before_and_after() -> None:
-    x = torch.randn(3, 4)
-    before = checkpoint_wrapper(parametrizations.weight_norm(nn.Linear(4, 4)))
-    after = parametrizations.weight_norm(checkpoint_wrapper(nn.Linear(4, 4)))
-    for module in (before, after):
-        assert_same_bits(
-            step_results(lambda m=module: m(x), module.parameters()),
-            step_results(
-                lambda m=module: nn.functional.linear(x, m.weight, m.bias), module.parameters()
-            ),
-        )
-    unwrap(before)
-    with pytest.raises(RuntimeError, match=r"^unwrap: module must have the class that"):
-        unwrap(after)
-
-
-def test_class_put_on_top_later_stays() -> None:
-    """As FSDP2's fully_shard does."""
-    module = checkpoint_wrapper(Net())
-    module.__class__ = type("Sharded", (type(module),), {"is_sharded": True})
-    assert runs_twice(module, module.count)
-    checkpoint_wrapper(module, offload_to_cpu=True)
-    assert module.is_sharded
-    assert runs_twice(module, module.count)
-
-
 def replaced_forward(self: Net, x: Tensor) -> Tensor:
     return self.count(x).exp() * self.scale
 
@@ -330,7 +143,7 @@ def test_instance_level_forward_is_kept() -> None:
 
 def test_instance_level_forward_of_a_copy_is_the_copy_s() -> None:
     module = checkpoint_wrapper(Prepared().replace_forward())
-    for twin in (copy.deepcopy(module), by_pickle(module)):
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         twin.scale.fill_(5)
         x = torch.randn(2, 4)
         assert torch.equal(twin(x), x.exp() * 5)
