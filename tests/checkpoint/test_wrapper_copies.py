@@ -1,5 +1,5 @@
-"""Proves: copies and pickles of a wrapped module are wrapped, work and share nothing with it; so for classes
-that are made, copied or pickled in ways of their own.
+"""Proves: copies and pickles of a wrapped module are wrapped, work and share nothing with it; so do
+those of classes that are made, copied or pickled in ways of their own.
 """
 
 from __future__ import annotations
