@@ -25,7 +25,7 @@ def main(options: list[str]) -> int:
     failed = False
     for op, file in zip(OPS, files, strict=True):
         # A process for each, so that one op's heap does not become the next one's.
-        fixed = ["--device", "cpu", "--out", str(file)]
+        fixed = ["--device", "cpu", "--out", str(file.relative_to(ROOT))]
         command = [sys.executable, "-m", f"benchmarks.{op}", *options, *fixed]
         failed |= subprocess.run(command, cwd=ROOT).returncode != 0
     runs = summary.load(files)
