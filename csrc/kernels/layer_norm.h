@@ -62,9 +62,9 @@ MEMOPT_HD V scale_shift(V xhat, V gamma, V beta) {
   return Math<V>::fma(xhat, gamma, beta);
 }
 
-// dx of one element; mean_g = sum(g)/N and mean_gx = sum(g xhat)/N of its row. g is centred before it
-// is scaled, so that a row of equal gradients gives zero. The slope is the same for the whole row, and
-// compilers take it out of the loop.
+// dx of one element; mean_g = sum(g)/N and mean_gx = sum(g xhat)/N of its row. g is centred before
+// it is scaled, so that a row of equal gradients gives zero. The slope is the same for the whole
+// row, and compilers take it out of the loop.
 template <class V>
 MEMOPT_HD V input_grad(V g, V xhat, V mean_g, V mean_gx, V rstd) {
   const V slope = V(0) - rstd * mean_gx;

@@ -1,0 +1,117 @@
+"""Proves: the build says in one line what it needs or was asked for and cannot do, before it
+compiles anything; and which CUDA architectures it would build for.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# Runs setup.py's functions without its last two lines, which build.
+FUNCTIONS = """
+import sys
+source = open("setup.py").read().split("use_ccache()\\nsetup(")[0]
+namespace = {"__file__": "setup.py", "__name__": "setup"}
+sys.argv = ["setup.py", *sys.argv[1:]]
+exec(source, namespace)
+"""
+
+
+def run(
+    program: str, environment: dict[str, str], *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def last_line(child: subprocess.CompletedProcess[str]) -> str:
+    return child.stderr.strip().splitlines()[-1]
+
+
+def test_without_torch_it_says_what_to_run(child_environment: dict[str, str]) -> None:
+    child = run("import sys; sys.modules['torch'] = None" + FUNCTIONS, child_environment)
+    assert child.returncode != 0
+    assert child.stderr.strip() == (
+        "memopt: building needs PyTorch in the same environment: pip install torch, then "
+        "pip install --no-build-isolation ."
+    )
+
+
+def test_unknown_value_of_memopt_cuda(child_environment: dict[str, str]) -> None:
+    child = run(
+        FUNCTIONS + "namespace['choose_cuda']()", {**child_environment, "MEMOPT_CUDA": "yes"}
+    )
+    assert child.returncode != 0
+    assert last_line(child) == "memopt: MEMOPT_CUDA must be auto, 0 or 1, got 'yes'"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "torch_cuda", "toolkit", "built"),
+    [
+        ("auto", "None", "'/toolkit'", False),  # a CPU-only PyTorch could never run the kernels
+        ("auto", "'13.0'", "'/toolkit'", True),
+        ("auto", "'13.0'", "None", False),
+        ("1", "None", "'/toolkit'", True),
+        ("0", "'13.0'", "'/toolkit'", False),
+    ],
+)
+def test_when_cuda_kernels_are_built(
+    wanted: str, torch_cuda: str, toolkit: str, built: bool, child_environment: dict[str, str]
+) -> None:
+    program = FUNCTIONS + (
+        f"namespace['torch'].version.cuda = {torch_cuda}\n"
+        f"namespace['find_cuda_home'] = lambda: {toolkit}\n"
+        "print(namespace['choose_cuda']() is not None)"
+    )
+    child = run(program, {**child_environment, "MEMOPT_CUDA": wanted})
+    assert child.stdout.strip() == str(built), child.stderr
+
+
+def test_one_without_a_compiler_is_an_error(child_environment: dict[str, str]) -> None:
+    program = FUNCTIONS + ("namespace['find_cuda_home'] = lambda: None\nnamespace['choose_cuda']()")
+    child = run(program, {**child_environment, "MEMOPT_CUDA": "1"})
+    assert child.returncode != 0
+    assert last_line(child) == (
+        "memopt: MEMOPT_CUDA=1 needs the CUDA compiler: put nvcc on PATH or set CUDA_HOME"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments", "gpu", "chosen"),
+    [
+        (None, (), False, "8.0;9.0;12.0+PTX"),  # what both this nvcc and the list have
+        ("9.0", (), True, "9.0"),
+        (None, ("editable_wheel",), True, "8.9"),
+        (None, ("editable_wheel",), False, "8.0;9.0;12.0+PTX"),
+    ],
+)
+def test_architectures(
+    given: str | None,
+    arguments: tuple[str, ...],
+    gpu: bool,
+    chosen: str,
+    child_environment: dict[str, str],
+) -> None:
+    program = FUNCTIONS + (
+        "cuda = namespace['torch'].cuda\n"
+        f"cuda.is_available = lambda: {gpu}\n"
+        "cuda.device_count = lambda: 2\n"
+        "cuda.get_device_capability = lambda i: (8, 9)\n"
+        "supported = 'compute_75\\ncompute_80\\ncompute_90\\ncompute_120'\n"
+        "namespace['nvcc_output'] = lambda home, option: supported\n"
+        "print(namespace['architectures'](None))"
+    )
+    environment = {k: v for k, v in child_environment.items() if k != "TORCH_CUDA_ARCH_LIST"}
+    if given is not None:
+        environment["TORCH_CUDA_ARCH_LIST"] = given
+    child = run(program, environment, *arguments)
+    assert child.stdout.strip() == chosen, child.stderr
