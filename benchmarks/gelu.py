@@ -7,17 +7,15 @@ also writes the op's output again.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import sys
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 import memopt
 from benchmarks import peers, runner
-from benchmarks.harness import Case, Variant
+from benchmarks.harness import Variant
 from benchmarks.inputs import random_matrix, through_autograd
 
 GOALS = {"forward": 1.2, "backward": 1.2, "forward+backward": 1.2}
@@ -75,38 +73,13 @@ def build(
     return training_variants(x, grad, approximate, peer_names)
 
 
-def make_cases(args: argparse.Namespace) -> Iterator[Case]:
-    matrices = {
-        "forward": 2,
-        "backward": 3,
-        "forward+backward": 5,
-    }  # x in, y out; dy and x in, dx out
-    for direction in args.direction:
-        for dtype in args.dtype:
-            for rows, cols in args.shapes:
-                for approximate in args.approximate:
-                    for threads in args.threads:
-                        yield Case(
-                            "gelu",
-                            direction,
-                            rows,
-                            cols,
-                            dtype,
-                            approximate,
-                            args.device,
-                            threads,
-                            matrices[direction] * rows * cols * dtype.itemsize,
-                            functools.partial(
-                                build,
-                                direction,
-                                rows,
-                                cols,
-                                dtype,
-                                approximate,
-                                args.device,
-                                args.peers,
-                            ),
-                        )
+def ideal_bytes(direction: str, rows: int, cols: int, dtype: torch.dtype) -> int:
+    """x in, y out; dy and x in, dx out."""
+    matrices = {"forward": 2, "backward": 3, "forward+backward": 5}[direction]
+    return matrices * rows * cols * dtype.itemsize
+
+
+make_cases = functools.partial(runner.all_cases, "gelu", build, ideal_bytes)
 
 
 if __name__ == "__main__":

@@ -9,17 +9,15 @@ alone, which keeps that output stored instead.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import sys
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 import memopt
 from benchmarks import peers, runner
-from benchmarks.harness import Case, Variant
+from benchmarks.harness import Variant
 from benchmarks.inputs import EPS, affine_parameters, random_matrix, through_autograd
 
 GOALS = {"forward": 1.0, "backward": 1.3}
@@ -95,25 +93,7 @@ def ideal_bytes(direction: str, rows: int, cols: int, dtype: torch.dtype) -> int
     return matrices * rows * cols * dtype.itemsize + statistics * 8 * rows
 
 
-def make_cases(args: argparse.Namespace) -> Iterator[Case]:
-    for direction in args.direction:
-        for dtype in args.dtype:
-            for rows, cols in args.shapes:
-                for threads in args.threads:
-                    yield Case(
-                        "layer_norm",
-                        direction,
-                        rows,
-                        cols,
-                        dtype,
-                        None,
-                        args.device,
-                        threads,
-                        ideal_bytes(direction, rows, cols, dtype),
-                        functools.partial(
-                            build, direction, rows, cols, dtype, args.device, args.peers
-                        ),
-                    )
+make_cases = functools.partial(runner.all_cases, "layer_norm", build, ideal_bytes)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,15 @@ also writes the op's output again.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import sys
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 import memopt
 from benchmarks import layer_norm, peers, runner
-from benchmarks.harness import Case, Variant
+from benchmarks.harness import Variant
 from benchmarks.inputs import EPS, affine_parameters, random_matrix, through_autograd
 
 GOALS = {"forward+backward": 1.6}
@@ -108,35 +106,8 @@ def build(
     return training_variants(x, grad, weight, bias, approximate, peer_names)
 
 
-def make_cases(args: argparse.Namespace) -> Iterator[Case]:
-    for direction in args.direction:
-        for dtype in args.dtype:
-            for rows, cols in args.shapes:
-                for approximate in args.approximate:
-                    for threads in args.threads:
-                        yield Case(
-                            "layer_norm_gelu",
-                            direction,
-                            rows,
-                            cols,
-                            dtype,
-                            approximate,
-                            args.device,
-                            threads,
-                            layer_norm.ideal_bytes(
-                                direction, rows, cols, dtype
-                            ),  # the same tensors come and go
-                            functools.partial(
-                                build,
-                                direction,
-                                rows,
-                                cols,
-                                dtype,
-                                approximate,
-                                args.device,
-                                args.peers,
-                            ),
-                        )
+# The same tensors come and go as in layer_norm.
+make_cases = functools.partial(runner.all_cases, "layer_norm_gelu", build, layer_norm.ideal_bytes)
 
 
 if __name__ == "__main__":

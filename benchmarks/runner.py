@@ -4,18 +4,49 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
+import inspect
+import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import cli, clocks, peers, record
-from benchmarks.harness import QUICK, Case, Effort, measure
+from benchmarks.harness import QUICK, Case, Effort, Variant, measure
 
 MakeCases = Callable[[argparse.Namespace], Iterable[Case]]
+
+
+def all_cases(
+    op: str,
+    build: Callable[..., Sequence[Variant]],
+    ideal_bytes: Callable[[str, int, int, torch.dtype], int],
+    args: argparse.Namespace,
+) -> Iterator[Case]:
+    """A case for every combination of the options; one for each of GELU's forms if `build` takes
+    `approximate`.
+    """
+    has_forms = "approximate" in inspect.signature(build).parameters
+    forms = args.approximate if has_forms else (None,)
+    for direction, dtype, (rows, cols), form, threads in itertools.product(
+        args.direction, args.dtype, args.shapes, forms, args.threads
+    ):
+        size = (direction, rows, cols, dtype)
+        yield Case(
+            op,
+            *size,
+            form,
+            args.device,
+            threads,
+            ideal_bytes(*size),
+            functools.partial(
+                build, *size, *([form] if has_forms else []), args.device, args.peers
+            ),
+        )
 
 
 def main(
