@@ -3,7 +3,7 @@
 #   make demo       train a small GPT in six modes, print what each costs and draw it (ARGS="--steps 50")
 #   make test       the test suite (ARGS="-k name" goes to pytest)
 #   make lint       ruff, clang-format and mypy; `make format` mends what the first two can
-#   make bench      the op benchmarks on the CPU
+#   make bench      the benchmarks on the CPU
 #   make bench-gpu  on a machine with a GPU: builds for it, runs all tests and benchmarks, writes to $OUT
 #   make clean      remove what was built
 #

@@ -163,8 +163,9 @@ def source(folder: str, name: str, suffix: str = ".cpp") -> str:
 def extension() -> object:
     os.chdir(ROOT)
     cuda_home = choose_cuda()
-    sources = sorted(glob.glob("csrc/ops/*.cpp") + glob.glob("csrc/autograd/*.cpp"))
-    sources += ["csrc/python/module.cpp", source("kernels/cpu", "dispatch")]
+    folders = ("ops", "autograd", "saved", "python")
+    sources = sorted(file for folder in folders for file in glob.glob(f"csrc/{folder}/*.cpp"))
+    sources += [source("kernels/cpu", "dispatch")]
     sources += [source("kernels/cpu", kernel) for kernel in CPU_KERNELS]
     cxx = [*CXX_FLAGS, *capability_macros("baseline", "DEFAULT")]
     macros = {

@@ -12,6 +12,7 @@ import torch
 from benchmarks.peers import PACKAGES
 
 RESULTS = Path(__file__).parent / "results"
+OPS = ("layer_norm", "layer_norm_gelu", "gelu")
 DTYPES = {
     "bfloat16": torch.bfloat16,
     "float32": torch.float32,
@@ -71,6 +72,11 @@ def parse(op: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
         if getattr(args, name) is None:
             setattr(args, name, value)
     return args
+
+
+def op_results() -> list[Path]:
+    """The files of the op benchmarks on the CPU, as far as they are there."""
+    return [file for op in OPS if (file := RESULTS / f"cpu_{op}.json").exists()]
 
 
 def _list(convert: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:

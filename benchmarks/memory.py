@@ -20,6 +20,20 @@ def saved_bytes(forward: Callable[[], object], parameters: Iterable[Tensor] = ()
     return saved.bytes
 
 
+def held_bytes(fn: Callable[[], Tensor], device: torch.device) -> int:
+    """Bytes of tensors that are alive when `fn()` has ended and were not before it, without those
+    of its result: after a forward, all that is held for backward. Counted as in `peak_bytes`.
+    """
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        result = fn()
+        return torch.cuda.memory_allocated(device) - before - result.untyped_storage().nbytes()
+
+    results: list[Tensor] = []
+    changes = _cpu_allocations(lambda: results.append(fn()))
+    return sum(changes) - results[0].untyped_storage().nbytes()
+
+
 def peak_bytes(fn: Callable[[], object], device: torch.device) -> int:
     """The most bytes of tensors alive at once during `fn()`, above what was alive before it.
 
@@ -33,14 +47,20 @@ def peak_bytes(fn: Callable[[], object], device: torch.device) -> int:
         fn()
         return torch.cuda.max_memory_allocated(device) - before
 
+    current = peak = 0
+    for change in _cpu_allocations(fn):
+        current += change
+        peak = max(peak, current)
+    return peak
+
+
+def _cpu_allocations(fn: Callable[[], object]) -> list[int]:
+    """The bytes that `fn()` takes from the CPU allocator and, negative, gives back, in order."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         fn()
     assert profiler.profiler is not None
     events = profiler.profiler.kineto_results.events()
-    current = peak = 0
-    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
-        current += event.nbytes()
-        peak = max(peak, current)
-    return peak
+    memory = (event for event in events if event.name() == "[memory]")
+    return [event.nbytes() for event in sorted(memory, key=lambda event: event.start_ns())]

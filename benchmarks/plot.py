@@ -18,7 +18,7 @@ matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt
 from matplotlib.lines import Line2D
 
-from benchmarks.cli import RESULTS
+from benchmarks.cli import RESULTS, op_results
 from benchmarks.summary import describe, geometric_mean, load, measured
 
 COLOURS = {"float32": "#3465a4", "bfloat16": "#ce5c00", "float16": "#4e9a06", "float64": "#75507b"}
@@ -100,11 +100,11 @@ def _legend(dtypes: Sequence[str], goals: bool) -> list[Line2D]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plot", description=__doc__)
     parser.add_argument(
-        "files", nargs="*", type=Path, help="default: benchmarks/results/cpu_*.json"
+        "files", nargs="*", type=Path, help="default: benchmarks/results/cpu_OP.json"
     )
     parser.add_argument("--out", type=Path, default=RESULTS / "cpu.png")
     args = parser.parse_args()
-    files = args.files or sorted(RESULTS.glob("cpu_*.json"))
+    files = args.files or op_results()
     if not files:
         parser.error(f"no results in {RESULTS}: run `make bench` first")
     draw(load(files), args.out)

@@ -1,6 +1,6 @@
 """Prints what the JSON files hold as Markdown tables: the ones in the README.
 
-`python -m benchmarks.summary [FILE ...]` (default: benchmarks/results/cpu_*.json). Cases are
+`python -m benchmarks.summary [FILE ...]` (default: benchmarks/results/cpu_OP.json). Cases are
 grouped by op, direction, element type and threads; a group's figure is the geometric mean over its
 sizes, with its worst and best case.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli import RESULTS
+from benchmarks.cli import RESULTS, op_results
 
 Group = tuple[str, str, str, str]
 
@@ -106,12 +106,15 @@ def describe(run: dict[str, Any]) -> str:
         if gpu
         else f"{machine['processor']}, {machine['cores']} cores"
     )
+    facts = [where, f"torch {versions['torch']}", run["date"][:10]]
     copies = ", ".join(
         f"{speed:g} GB/s on {n} thread(s)" for n, speed in run["copy_gb_per_s"].items()
     )
     if gpu:
         copies = f"{run['copy_gb_per_s']['1']:g} GB/s"
-    return f"{where}; torch {versions['torch']}; {run['date'][:10]}; a plain copy moves {copies}."
+    if copies:
+        facts.append(f"a plain copy moves {copies}")
+    return "; ".join(facts) + "."
 
 
 def report(runs: Sequence[dict[str, Any]]) -> str:
@@ -146,9 +149,9 @@ def report(runs: Sequence[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.summary", description=__doc__)
     parser.add_argument(
-        "files", nargs="*", type=Path, help="default: benchmarks/results/cpu_*.json"
+        "files", nargs="*", type=Path, help="default: benchmarks/results/cpu_OP.json"
     )
-    files = parser.parse_args().files or sorted(RESULTS.glob("cpu_*.json"))
+    files = parser.parse_args().files or op_results()
     if not files:
         parser.error(f"no results in {RESULTS}: run `make bench` first")
     print(report(load(files)), end="")

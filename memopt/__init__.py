@@ -11,23 +11,29 @@ from memopt._version import __version__
 # The function takes the name of its package; the package's modules stay importable
 # (memopt.checkpoint.wrapper).
 from memopt.checkpoint import (
+    apply_checkpointing,
     checkpoint,
+    checkpoint_sequential,
     checkpoint_wrapper,
     disable_checkpointing,
     is_checkpointing,
     is_recomputing,
+    ops_worth_saving,
     unwrap,
 )
 
 __all__ = [
     "__version__",
+    "apply_checkpointing",
     "build_info",
     "checkpoint",
+    "checkpoint_sequential",
     "checkpoint_wrapper",
     "disable_checkpointing",
     "functional",
     "is_checkpointing",
     "is_recomputing",
     "nn",
+    "ops_worth_saving",
     "unwrap",
 ]

@@ -1,5 +1,5 @@
-// The only pybind11 file: what Python needs beside the dispatcher ops, which register themselves
-// when this library is loaded.
+// What Python needs beside the dispatcher ops, which register themselves when this library is
+// loaded.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../kernels/cpu/kernels.h"
+#include "region.h"
 
 namespace {
 
@@ -57,4 +58,5 @@ PYBIND11_MODULE(_C, m) {
   m.def("build_info", &build_info, "What this library was built for.");
   m.def("cpu_capability", &cpu_capability,
         "The instruction set in use: 'baseline', 'avx2' or 'avx512'.");
+  memopt::python::register_region(m);
 }

@@ -1,26 +1,40 @@
 """Activation checkpointing: regions whose saved tensors are made again in backward.
 
 After `import memopt`, the attribute `memopt.checkpoint` is the function. The modules of this
-package are there for `from memopt.checkpoint.wrapper import ...`:
+package are there for `from memopt.checkpoint.selective import ops_worth_saving
+from memopt.checkpoint.sequential import checkpoint_sequential
+from memopt.checkpoint.wrapper import ...`:
 
-    flags       where the calling thread is: first forward, recompute, or neither
-    ambient     what a result depends on besides the arguments: generators, autocast, default device
-    arguments   the region's arguments, from forward until the recompute
-    offload     an argument that waits in host memory
-    batch_norm  running statistics that stand still in the recompute
-    region      the region itself, and `checkpoint`
+    region      `checkpoint` and its options
     wrapper     a module whose every forward is a region
+    apply       which submodules of a model are wrapped
+    sequential  a chain of stages whose segments are regions
+    segments    where to cut such a chain
+    stage_bytes what each stage of it saves, counted
+    flags       where the calling thread is: first forward, recompute, or neither
+    selective   the operators that a selective checkpoint should keep
+    batch_norm  running statistics that stand still in the recompute
+    debug       the operators that forward and recompute ran, for error messages
+    naming      what error messages call a region
+
+The engine itself is csrc/saved: regions, slots, random generators, autocast, host copies.
 """
 
+from memopt.checkpoint.apply import apply_checkpointing
 from memopt.checkpoint.flags import disable_checkpointing, is_checkpointing, is_recomputing
 from memopt.checkpoint.region import checkpoint
+from memopt.checkpoint.selective import ops_worth_saving
+from memopt.checkpoint.sequential import checkpoint_sequential
 from memopt.checkpoint.wrapper import checkpoint_wrapper, unwrap
 
 __all__ = [
+    "apply_checkpointing",
     "checkpoint",
+    "checkpoint_sequential",
     "checkpoint_wrapper",
     "disable_checkpointing",
     "is_checkpointing",
     "is_recomputing",
+    "ops_worth_saving",
     "unwrap",
 ]

@@ -6,18 +6,10 @@ thread may recompute a region while another still runs its forward.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-
-class _Flags(threading.local):
-    checkpointing = False
-    recomputing = False
-    disabled = False
-
-
-_flags = _Flags()
+from memopt._extension import _C
 
 
 def is_checkpointing() -> bool:
@@ -25,7 +17,7 @@ def is_checkpointing() -> bool:
 
     Code that is run again in backward can use it together with `is_recomputing` to act once only.
     """
-    return _flags.checkpointing
+    return _C.flags()[0]
 
 
 def is_recomputing() -> bool:
@@ -34,12 +26,7 @@ def is_recomputing() -> bool:
     A region that is nested in one that is recomputed is part of that recompute: there,
     `is_checkpointing` is False and `is_recomputing` is True.
     """
-    return _flags.recomputing
-
-
-def is_disabled() -> bool:
-    """Whether this thread is inside `disable_checkpointing`."""
-    return _flags.disabled
+    return _C.flags()[1]
 
 
 @contextmanager
@@ -48,18 +35,8 @@ def disable_checkpointing() -> Iterator[None]:
 
     It is the call that counts: regions that were entered before keep recomputing in backward.
     """
-    with flags_set(
-        checkpointing=_flags.checkpointing, recomputing=_flags.recomputing, disabled=True
-    ):
-        yield
-
-
-@contextmanager
-def flags_set(*, checkpointing: bool, recomputing: bool, disabled: bool) -> Iterator[None]:
-    """Set this thread's flags in a scope and put them back at its end, however it ends."""
-    before = _flags.checkpointing, _flags.recomputing, _flags.disabled
-    _flags.checkpointing, _flags.recomputing, _flags.disabled = checkpointing, recomputing, disabled
+    before = _C.set_disabled(True)
     try:
         yield
     finally:
-        _flags.checkpointing, _flags.recomputing, _flags.disabled = before
+        _C.set_disabled(before)

@@ -20,7 +20,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
-from memopt.checkpoint.region import run_region
+from memopt._extension import _C
+from memopt.checkpoint.region import compiled_region
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -84,32 +85,43 @@ def checkpoint_wrapper(
 
 
 def unwrap(module: ModuleT) -> ModuleT:
-    """Undo `checkpoint_wrapper` on `module` itself; `model.apply(unwrap)` undoes it everywhere.
+    """Undo `checkpoint_wrapper` on `module` and on all of its submodules.
 
-    A module that is not wrapped is left as it is.
+    Modules that are not wrapped are left as they are.
 
     Returns:
         `module`, the same object.
 
     Raises:
         TypeError: `module` is not an `nn.Module`.
-        RuntimeError: something else has changed the module's class since it was wrapped.
+        RuntimeError: something else has changed the class of one of the modules since it was
+            wrapped. None of them is unwrapped then.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"unwrap: module must be an nn.Module, got {type(module).__name__}")
-    if not _is_generated(type(module)):
-        return module
-    if _Checkpointed not in type(module).__bases__:
-        raise RuntimeError(
-            "unwrap: module must have the class that checkpoint_wrapper gave it, got "
-            f"{type(module).__name__}, a class derived from that one"
-        )
+    wrapped = [m for m in module.modules() if _is_generated(type(m))]
+    for submodule in wrapped:
+        if _Checkpointed not in type(submodule).__bases__:
+            raise RuntimeError(
+                "unwrap: module must have the class that checkpoint_wrapper gave it, got "
+                f"{type(submodule).__name__}, a class derived from that one"
+            )
+    for submodule in wrapped:
+        _unwrap_itself(submodule)
+    return module
+
+
+def _unwrap_itself(module: nn.Module) -> None:
     object.__setattr__(module, "__class__", _original(type(module)))
     _set_settings(module, None)
     forward = module.__dict__.pop(_INSTANCE_FORWARD, None)
     if forward is not None:
         module.__dict__.setdefault("forward", forward)
-    return module
+
+
+def class_before_wrapping(module: nn.Module) -> type[nn.Module]:
+    """The class of `module`, or the one that it had before `checkpoint_wrapper` changed it."""
+    return next(cls for cls in type(module).__mro__ if not _is_generated(cls))
 
 
 class _Checkpointed:
@@ -191,13 +203,17 @@ def _forward(
     settings = module.__dict__.get(_SETTINGS)
     if settings is None:  # made by calling the class of a wrapped module
         return forward(*args, **kwargs)
-    return run_region(
-        module.__dict__.get(_INSTANCE_FORWARD, forward),
-        args,
-        kwargs,
-        owner=module,
+    run = module.__dict__.get(_INSTANCE_FORWARD, forward)
+    if torch.compiler.is_compiling():
+        return compiled_region(run, args, kwargs)
+    return _C.run_region(run, args, kwargs, _region_settings(settings), module)
+
+
+@functools.cache
+def _region_settings(settings: Settings) -> _C.RegionSettings:
+    return _C.RegionSettings(
         offload_to_cpu=settings.offload_to_cpu,
-        on_pass=functools.partial(_count, module) if settings.maintain_forward_counter else None,
+        on_pass=_count if settings.maintain_forward_counter else None,
     )
 
 
@@ -212,7 +228,8 @@ def _set_settings(module: nn.Module, settings: Settings | None) -> None:
             submodule.__dict__.pop(_COUNTER, None)
 
 
-def _count(module: nn.Module, step: int) -> None:
+def _count(module: nn.Module | None, step: int) -> None:
+    assert module is not None
     for submodule in module.modules():
         submodule.__dict__[_COUNTER] = submodule.__dict__.get(_COUNTER, 0) + step
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint as torch_checkpoint
 
+from memopt._extension import _C
 from memopt.checkpoint import checkpoint
 
 
@@ -79,6 +80,34 @@ def mlp(size: int = 8, dropout: float = 0.0) -> nn.Sequential:
 
 
 @contextmanager
+def taken_for_an_accelerator(device: torch.device | str) -> Iterator[None]:
+    """In this scope `device`'s tensors are offloaded as an accelerator's are."""
+    _C.pretend_accelerator(torch.device(device).type)
+    try:
+        yield
+    finally:
+        _C.pretend_accelerator(None)
+
+
+class Watch:
+    """What has been offloaded since this was made: (tensors, bytes) each way."""
+
+    def __init__(self) -> None:
+        self._before = _C.link_traffic()
+
+    @property
+    def to_host(self) -> tuple[int, int]:
+        return self._since()[:2]
+
+    @property
+    def to_device(self) -> tuple[int, int]:
+        return self._since()[2:]
+
+    def _since(self) -> tuple[int, ...]:
+        return tuple(now - then for now, then in zip(_C.link_traffic(), self._before, strict=True))
+
+
+@contextmanager
 def collector_disabled() -> Iterator[None]:
     """What dies in this scope died by reference counting."""
     gc.collect()
@@ -92,6 +121,10 @@ def collector_disabled() -> Iterator[None]:
 def live_objects(*kinds: type) -> int:
     """How many instances of `kinds` there are, garbage included."""
     return sum(issubclass(type(item), kinds) for item in gc.get_objects())
+
+
+def live_tensors_and_regions() -> tuple[int, int]:
+    return live_objects(Tensor), _C.live_regions()
 
 
 class Net(nn.Module):

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memopt.checkpoint import checkpoint, checkpoint_wrapper, is_recomputing, offload, unwrap
+from memopt.checkpoint import checkpoint, checkpoint_wrapper, is_recomputing, unwrap
+from tests.checkpoint.support import taken_for_an_accelerator
 
 
 @pytest.fixture
@@ -42,14 +43,12 @@ class Product(nn.Module):
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("offloading", [False, True])
-def test_argument_written_in_place_after_forward(
-    x: Tensor, place: str, offloading: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(offload, "is_on_accelerator", lambda t: offloading)
+def test_argument_written_in_place_after_forward(x: Tensor, place: str, offloading: bool) -> None:
     module = checkpoint_wrapper(Product(), offload_to_cpu=offloading)
     written = torch.ones(4, 4, device=x.device)
     args, kwargs = PLACES[place](written)
-    y = module(x, *args, **kwargs)
+    with taken_for_an_accelerator(x.device):
+        y = module(x, *args, **kwargs)
     written.add_(1)
     with pytest.raises(RuntimeError) as error:
         y.sum().backward()

@@ -14,8 +14,15 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt.checkpoint import checkpoint_wrapper, disable_checkpointing, is_recomputing, offload
-from tests.checkpoint.support import CountCalls, assert_same_bits, mlp, step_results
+from memopt.checkpoint import checkpoint_wrapper, disable_checkpointing, is_recomputing
+from tests.checkpoint.support import (
+    CountCalls,
+    Watch,
+    assert_same_bits,
+    mlp,
+    step_results,
+    taken_for_an_accelerator,
+)
 
 
 class Returns(nn.Module):
@@ -50,20 +57,16 @@ def test_954_named_tuple_output_stays_one() -> None:
     assert output.cache is None
 
 
-def test_1148_tensors_in_nested_containers_are_offloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    copied = []
-    copy_to_host = offload.copy_to_host
-    monkeypatch.setattr(offload, "is_on_accelerator", lambda t: True)
-    monkeypatch.setattr(offload, "copy_to_host", lambda t: (copied.append(t), copy_to_host(t))[1])
-
+def test_1148_tensors_in_nested_containers_are_offloaded() -> None:
     class Nested(nn.Module):
         def forward(self, tree: dict[str, list[Tensor]]) -> Tensor:
             return tree["x"][0].exp()
 
     x = torch.randn(3, requires_grad=True)
-    leaf = x * 1
-    checkpoint_wrapper(Nested(), offload_to_cpu=True)({"x": [leaf]}).sum().backward()
-    assert [t is leaf for t in copied] == [True]
+    with taken_for_an_accelerator("cpu"):
+        watch = Watch()
+        checkpoint_wrapper(Nested(), offload_to_cpu=True)({"x": [x * 1]}).sum().backward()
+    assert watch.to_host == watch.to_device == (1, 3 * 4)
     assert torch.equal(x.grad, x.detach().exp())
 
 
@@ -130,16 +133,14 @@ def test_771_autograd_grad_works() -> None:
     assert torch.equal(gradient, expected)
 
 
-def test_a_offloaded_frozen_module_passes_the_gradient_on(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(offload, "is_on_accelerator", lambda t: True)
+def test_a_offloaded_frozen_module_passes_the_gradient_on(device: torch.device) -> None:
     upstream = nn.Linear(4, 4).to(device)
     frozen = checkpoint_wrapper(nn.GELU(), offload_to_cpu=True)
     x = torch.randn(2, 4, device=device)
-    y = frozen(upstream(x))
-    assert y.requires_grad
-    y.sum().backward()
+    with taken_for_an_accelerator(device):
+        y = frozen(upstream(x))
+        assert y.requires_grad
+        y.sum().backward()
     (expected,) = torch.autograd.grad(nn.functional.gelu(upstream(x)).sum(), upstream.weight)
     assert torch.equal(upstream.weight.grad, expected)
 
@@ -233,12 +234,11 @@ def test_g_the_region_adds_nothing_to_the_graph() -> None:
 
 
 @pytest.mark.parametrize("falsy", [{}, [], (), 0, None, "", False])
-def test_second_positional_argument_may_be_any_falsy_object(
-    falsy: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(offload, "is_on_accelerator", lambda t: True)
-    monkeypatch.setattr(offload, "copy_to_host", lambda t: pytest.fail("offloaded"))
-    checkpoint_wrapper(mlp(), falsy)(torch.randn(2, 8)).sum().backward()
+def test_second_positional_argument_may_be_any_falsy_object(falsy: object) -> None:
+    with taken_for_an_accelerator("cpu"):
+        watch = Watch()
+        checkpoint_wrapper(mlp(), falsy)(torch.randn(2, 8)).sum().backward()
+    assert watch.to_host == (0, 0)
 
 
 def test_names_are_where_fairscale_code_looks_for_them() -> None:

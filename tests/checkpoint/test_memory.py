@@ -13,9 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from memopt.checkpoint import checkpoint, checkpoint_wrapper, is_recomputing, offload
-from memopt.checkpoint.region import Region, _Recompute, _Slot
-from tests.checkpoint.support import collector_disabled, live_objects, mlp, torch_reentrant
+from memopt.checkpoint import checkpoint, checkpoint_wrapper, is_recomputing
+from tests.checkpoint.support import (
+    collector_disabled,
+    live_objects,
+    live_tensors_and_regions,
+    mlp,
+    taken_for_an_accelerator,
+    torch_reentrant,
+)
 
 
 class Recorder:
@@ -130,21 +136,17 @@ def one_region(outcome: str, module: nn.Module, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
-def test_regions_die_with_their_graph(
-    device: torch.device, outcome: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(offload, "is_on_accelerator", lambda t: True)
+def test_regions_die_with_their_graph(device: torch.device, outcome: str) -> None:
     module = mlp(dropout=0.1).to(device)
     if outcome == "offload":
         module = checkpoint_wrapper(module, offload_to_cpu=True)
     x = torch.randn(2, 8, device=device, requires_grad=True)
-    kinds = (Tensor, Region, _Slot, _Recompute)
-    one_region(outcome, module, x)
-    with collector_disabled():
-        before = live_objects(*kinds)
+    with taken_for_an_accelerator(device), collector_disabled():
+        one_region(outcome, module, x)
+        before = live_tensors_and_regions()
         for _ in range(20):
             one_region(outcome, module, x)
-        assert live_objects(*kinds) == before
+        assert live_tensors_and_regions() == before
 
 
 @pytest.mark.slow
@@ -211,7 +213,7 @@ def test_region_in_torch_reentrant_checkpoint_leaves_nothing() -> None:
 
     step()
     with collector_disabled():
-        before = live_objects(Region, _Slot)
+        before = live_tensors_and_regions()
         for _ in range(10):
             step()
-        assert live_objects(Region, _Slot) == before
+        assert live_tensors_and_regions() == before

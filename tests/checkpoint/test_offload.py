@@ -6,41 +6,28 @@ for the device's; the copies are then watched from here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from memopt.checkpoint import checkpoint_wrapper, offload
-from tests.checkpoint.support import assert_same_bits, mlp, step_results
-
-
-class Watch:
-    """What was copied, in order."""
-
-    def __init__(self) -> None:
-        self.to_host: list[torch.Size] = []
-        self.to_device: list[torch.Size] = []
+from memopt.checkpoint import checkpoint_wrapper
+from tests.checkpoint.support import (
+    Watch,
+    assert_same_bits,
+    mlp,
+    step_results,
+    taken_for_an_accelerator,
+)
 
 
 @pytest.fixture
-def watch(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Watch:
+def watch(device: torch.device) -> Iterator[Watch]:
     """Takes the tensors of `device` for an accelerator's and watches the copies."""
-    watch = Watch()
-    copy_to_host, restore = offload.copy_to_host, offload.HostCopy.restore
-
-    def watched_copy_to_host(tensor: Tensor) -> offload.HostCopy:
-        watch.to_host.append(tensor.shape)
-        return copy_to_host(tensor)
-
-    def watched_restore(copy: offload.HostCopy) -> Tensor:
-        watch.to_device.append(copy.values.shape)
-        return restore(copy)
-
-    monkeypatch.setattr(offload, "is_on_accelerator", lambda t: t.device.type == device.type)
-    monkeypatch.setattr(offload, "copy_to_host", watched_copy_to_host)
-    monkeypatch.setattr(offload.HostCopy, "restore", watched_restore)
-    return watch
+    with taken_for_an_accelerator(device):
+        yield Watch()
 
 
 class Attend(nn.Module):
@@ -68,7 +55,8 @@ def test_gradients_are_those_of_the_plain_run(device: torch.device, watch: Watch
     expected = step_results(call, tensors)
     checkpoint_wrapper(module, offload_to_cpu=True)
     assert_same_bits(step_results(call, tensors), expected)
-    assert watch.to_host == watch.to_device == [(4, 8), (4, 8), (8,)]
+    # Two inputs of float32 and the mask of bool.
+    assert watch.to_host == watch.to_device == (3, 2 * 4 * 8 * 4 + 8)
 
 
 def test_device_memory_is_released_after_forward(device: torch.device, watch: Watch) -> None:
@@ -112,18 +100,37 @@ LAYOUTS = {
 }
 
 
+class Sees(nn.Module):
+    """Keeps what it is called with and saves something for backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x)
+        return self.weight.exp()
+
+
+def offloaded(tensor: Tensor) -> Tensor:
+    """What the recompute of a region with offload_to_cpu gets in place of `tensor`."""
+    module = checkpoint_wrapper(Sees(), offload_to_cpu=True)
+    module(tensor).backward()
+    first, again = module.seen
+    assert first is tensor
+    return again
+
+
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_tensors_come_back_with_strides_and_requires_grad(
-    device: torch.device, layout, requires_grad: bool
+    device: torch.device, watch: Watch, layout, requires_grad: bool
 ) -> None:
     tensor = layout(torch.randn(8, 12, device=device)).detach().requires_grad_(requires_grad)
     assert tensor.numel() == 0 or tensor.ndim == 0 or 0 not in tensor.stride()
-    copy = offload.copy_to_host(tensor)
-    again = copy.restore()
-    assert copy.values.device.type == "cpu"
-    assert copy.values.is_pinned() == (device.type != "cpu")
-    assert not copy.values.requires_grad
+    again = offloaded(tensor)
+    assert watch.to_host == watch.to_device == (1, tensor.numel() * tensor.element_size())
     assert (again.device, again.dtype, again.stride()) == (
         tensor.device,
         tensor.dtype,
@@ -137,38 +144,37 @@ def test_tensors_come_back_with_strides_and_requires_grad(
     )
 
 
-def test_what_stays_on_the_device(device: torch.device, watch: Watch) -> None:
-    class Tagged(Tensor):
-        pass
+class Tagged(Tensor):
+    """A subclass, whose values a plain copy would not keep."""
 
-    stay = {
-        "parameter": nn.Parameter(torch.randn(4, device=device)),
-        "expanded": torch.randn(4, 1, device=device).expand(4, 8),
-        "subclass": torch.randn(4, device=device).as_subclass(Tagged),
-        "sparse": torch.eye(4, device=device).to_sparse(),
-        "meta": torch.empty(4, device="meta"),
-    }
-    go = {
-        "leaf": torch.randn(4, device=device, requires_grad=True),
-        "view": torch.randn(4, 8, device=device)[:, 0],
-        "one row expanded to one": torch.randn(1, 4, device=device).expand(1, 4),
-        "integer": torch.arange(4, device=device),
-    }
-    assert not any(offload.is_worth_offloading(t) for t in stay.values())
-    assert all(offload.is_worth_offloading(t) for t in go.values())
+
+STAY = {
+    "parameter": lambda: nn.Parameter(torch.randn(4)),
+    "expanded": lambda: torch.randn(4, 1).expand(4, 8),
+    "subclass": lambda: torch.randn(4).as_subclass(Tagged),
+    "sparse": lambda: torch.eye(4).to_sparse(),
+    "meta": lambda: torch.empty(4, device="meta"),
+}
+GO = {
+    "leaf": lambda: torch.randn(4, requires_grad=True),
+    "view": lambda: torch.randn(4, 8)[:, 0],
+    "one row expanded to one": lambda: torch.randn(1, 4).expand(1, 4),
+    "integer": lambda: torch.arange(4),
+}
+
+
+@pytest.mark.parametrize("kind", [*STAY, *GO])
+def test_what_stays_on_the_device(device: torch.device, watch: Watch, kind: str) -> None:
+    with device:
+        tensor = (STAY | GO)[kind]()
+    again = offloaded(tensor)
+    assert (again is tensor) == (kind in STAY)
+    assert watch.to_host[0] == (kind in GO)
 
 
 def test_real_cpu_tensors_are_kept_by_reference() -> None:
-    class Sees(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            seen.append(x)
-            return x.exp()
-
-    seen: list[Tensor] = []
     x = torch.randn(3, requires_grad=True)
-    checkpoint_wrapper(Sees(), offload_to_cpu=True)(x).sum().backward()
-    assert len(seen) == 2
-    assert all(t is x for t in seen)
+    assert offloaded(x) is x
 
 
 def test_a_tensor_that_comes_twice_is_copied_once(device: torch.device, watch: Watch) -> None:
@@ -183,7 +189,7 @@ def test_a_tensor_that_comes_twice_is_copied_once(device: torch.device, watch: W
     expected = step_results(lambda: module(x, (x, x)), [x])
     checkpoint_wrapper(module, offload_to_cpu=True)
     assert_same_bits(step_results(lambda: module(x, (x, x)), [x]), expected)
-    assert len(watch.to_host) == len(watch.to_device) == 1
+    assert watch.to_host[0] == watch.to_device[0] == 1
     assert same == [True] * 3
 
 
@@ -193,14 +199,14 @@ def test_second_backward_loads_again(device: torch.device, watch: Watch) -> None
     y = module(x).sum()
     first = torch.autograd.grad(y, x, retain_graph=True)
     assert_same_bits(torch.autograd.grad(y, x), first)
-    assert (len(watch.to_host), len(watch.to_device)) == (1, 2)
+    assert (watch.to_host[0], watch.to_device[0]) == (1, 2)
 
 
 def test_no_copies_without_gradients(device: torch.device, watch: Watch) -> None:
     module = checkpoint_wrapper(mlp(), offload_to_cpu=True).to(device)
     with torch.no_grad():
         module(torch.randn(4, 8, device=device))
-    assert watch.to_host == []
+    assert watch.to_host == (0, 0)
 
 
 def test_offload_of_nested_regions(device: torch.device, watch: Watch) -> None:

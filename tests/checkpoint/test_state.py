@@ -18,7 +18,6 @@ from memopt.checkpoint import (
     is_checkpointing,
     is_recomputing,
 )
-from memopt.checkpoint.ambient import AmbientState
 from tests.checkpoint.support import CountCalls, assert_same_bits, mlp, plain, step_results
 
 
@@ -92,13 +91,6 @@ def test_generators_that_forward_did_not_use_are_left_alone(device: torch.device
 
     checkpoint(function, torch.randn(3, device=device, requires_grad=True)).sum().backward()
     assert torch.rand(1).item() != drawn[0]
-
-
-def test_devices_are_looked_up_once_each() -> None:
-    cpu, meta = torch.device("cpu"), torch.device("meta")
-    state = AmbientState.capture([cpu, meta, cpu])
-    assert list(state.generators) == [cpu]
-    assert [autocast.device_type for autocast in state.autocast] == ["cpu"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -204,12 +204,31 @@ def test_unwrap_restores_exactly(make, offload: bool, counter: bool) -> None:
     assert [(type(m), m.__dict__) for m in module.modules()] == before
 
 
-def test_unwrap_leaves_other_modules_alone_and_applies_to_trees() -> None:
-    model = nn.Sequential(checkpoint_wrapper(Net()), Net(), checkpoint_wrapper(nn.Tanh()))
+def test_unwrap_undoes_the_module_and_all_submodules() -> None:
+    model = nn.Sequential(
+        checkpoint_wrapper(Net()), Net(), nn.Sequential(checkpoint_wrapper(nn.Tanh()))
+    )
+    checkpoint_wrapper(model[2])
+    checkpoint_wrapper(model)
     assert unwrap(model) is model
-    assert type(model[0]) is not Net
-    model.apply(unwrap)
-    assert [type(m) for m in model] == [Net, Net, nn.Tanh]
+    assert [type(m) for m in (model, *model)] == [nn.Sequential, Net, Net, nn.Sequential]
+    assert type(model[2][0]) is nn.Tanh
+    assert not runs_twice(model, model[0].count)
+
+
+def test_unwrap_leaves_modules_outside_alone() -> None:
+    model = nn.Sequential(checkpoint_wrapper(Net()), checkpoint_wrapper(Net()))
+    unwrap(model[0])
+    assert type(model[0]) is Net
+    assert type(model[1]) is not Net
+
+
+def test_unwrap_that_must_refuse_one_submodule_unwraps_none() -> None:
+    model = nn.Sequential(checkpoint_wrapper(Net()), checkpoint_wrapper(Net()))
+    model[1].__class__ = type("Sharded", (type(model[1]),), {})
+    with pytest.raises(RuntimeError, match=r"^unwrap: module must .*, got Sharded, a class"):
+        unwrap(model)
+    assert runs_twice(model, model[0].count)
 
 
 def counters(module: nn.Module) -> set[int]:

@@ -1,0 +1,138 @@
+#include "hooks.h"
+
+#include <ATen/SavedTensorHooks.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "../saved/recompute.h"
+
+namespace memopt::python {
+
+namespace {
+
+namespace py = pybind11;
+using c10::intrusive_ptr;
+
+// What autograd gets in place of a tensor.
+struct HandleObject {
+  PyObject_HEAD intrusive_ptr<saved::Handle> handle;
+};
+
+// What autograd calls with a tensor.
+struct PackObject {
+  PyObject_HEAD vectorcallfunc vectorcall;
+  intrusive_ptr<saved::Packer> packer;
+  PyObject* observer;
+};
+
+void deallocate_handle(PyObject* self) {
+  // Releasing it may run arbitrary code: the last handle of a region frees the region's arguments.
+  reinterpret_cast<HandleObject*>(self)->handle.~intrusive_ptr();
+  Py_TYPE(self)->tp_free(self);
+}
+
+void deallocate_pack(PyObject* self) {
+  auto* pack = reinterpret_cast<PackObject*>(self);
+  pack->packer.~intrusive_ptr();
+  Py_XDECREF(pack->observer);
+  Py_TYPE(self)->tp_free(self);
+}
+
+PyTypeObject handle_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+PyTypeObject pack_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+PyObject* stop = nullptr;
+PyObject* restore_function = nullptr;
+
+PyObject* pack(PyObject* self, PyObject* const* args, size_t, PyObject*) {
+  HANDLE_TH_ERRORS
+  auto* object = reinterpret_cast<PackObject*>(self);
+  if (object->observer != nullptr) {
+    auto* result = PyObject_CallOneArg(object->observer, args[0]);
+    if (result == nullptr) return nullptr;
+    Py_DECREF(result);
+  }
+  intrusive_ptr<saved::Handle> handle;
+  try {
+    handle = object->packer->pack(THPVariable_Unpack(args[0]));
+  } catch (const saved::Recompute::Stop&) {
+    PyErr_SetNone(stop);
+    return nullptr;
+  }
+  auto* packed = PyObject_New(HandleObject, &handle_type);
+  if (packed == nullptr) return nullptr;
+  new (&packed->handle) intrusive_ptr<saved::Handle>(std::move(handle));
+  return reinterpret_cast<PyObject*>(packed);
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* restore(PyObject*, PyObject* object) {
+  HANDLE_TH_ERRORS
+  if (!Py_IS_TYPE(object, &handle_type)) {
+    return PyErr_Format(PyExc_TypeError, "memopt: restore takes what the pack hook gave, got %s",
+                        Py_TYPE(object)->tp_name);
+  }
+  at::Tensor tensor;
+  {
+    // The engine knows no Python: where it waits for another thread, that one may need the GIL.
+    const py::gil_scoped_release no_gil;
+    tensor = reinterpret_cast<HandleObject*>(object)->handle->restore();
+  }
+  return THPVariable_Wrap(tensor);
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef restore_definition = {"restore", restore, METH_O,
+                                  "The tensor that a saved-tensor handle stands for."};
+
+void ready(PyTypeObject& type, const char* name, size_t size, const char* doc, destructor free) {
+  type.tp_name = name;
+  type.tp_basicsize = static_cast<Py_ssize_t>(size);
+  type.tp_doc = doc;
+  type.tp_dealloc = free;
+  type.tp_flags |= Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION;
+  if (PyType_Ready(&type) < 0) throw py::error_already_set();
+}
+
+}  // namespace
+
+void register_hooks(py::module_& module) {
+  ready(handle_type, "memopt._C.Handle", sizeof(HandleObject),
+        "Stands in the autograd graph for a saved tensor.", deallocate_handle);
+  pack_type.tp_vectorcall_offset = offsetof(PackObject, vectorcall);
+  pack_type.tp_call = PyVectorcall_Call;
+  pack_type.tp_flags = Py_TPFLAGS_HAVE_VECTORCALL;
+  ready(pack_type, "memopt._C.Pack", sizeof(PackObject), "Exchanges a saved tensor for a Handle.",
+        deallocate_pack);
+  stop = PyErr_NewExceptionWithDoc("memopt._C.Stop",
+                                   "Ends a recompute whose last wanted tensor has been saved.",
+                                   PyExc_BaseException, nullptr);
+  if (stop == nullptr) throw py::error_already_set();
+  restore_function = PyCFunction_New(&restore_definition, nullptr);
+  if (restore_function == nullptr) throw py::error_already_set();
+  module.attr("Handle") = py::handle(reinterpret_cast<PyObject*>(&handle_type));
+  module.attr("Stop") = py::handle(stop);
+}
+
+HooksGuard::HooksGuard(intrusive_ptr<saved::Packer> packer, py::handle observer) {
+  auto* object = PyObject_New(PackObject, &pack_type);
+  if (object == nullptr) throw py::error_already_set();
+  object->vectorcall = pack;
+  new (&object->packer) intrusive_ptr<saved::Packer>(std::move(packer));
+  object->observer = observer.is_none() ? nullptr : observer.inc_ref().ptr();
+  auto* interpreter = getPyInterpreter();
+  c10::SafePyObject pack_hook(reinterpret_cast<PyObject*>(object), interpreter);
+  c10::SafePyObject unpack_hook(Py_NewRef(restore_function), interpreter);
+  at::SavedTensorDefaultHooks::lazy_initialize();
+  at::SavedTensorDefaultHooks::push_hooks(std::move(pack_hook), std::move(unpack_hook));
+}
+
+HooksGuard::~HooksGuard() {
+  at::SavedTensorDefaultHooks::pop_hooks();
+}
+
+PyObject* stop_exception() {
+  return stop;
+}
+
+}  // namespace memopt::python

@@ -1,0 +1,29 @@
+// Packers as saved-tensor hooks. PyTorch takes default hooks as Python callables only, so these are
+// callables in C: no Python frame runs when autograd saves a tensor or asks for it.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+#include <pybind11/pybind11.h>
+
+#include "../saved/handle.h"
+
+namespace memopt::python {
+
+// Adds the types to the module. To be called once, before anything else here.
+void register_hooks(pybind11::module_& module);
+
+// While it lives, what autograd saves in this thread goes to `packer`. With `observer` (a callable
+// or None), that is called with every tensor first.
+class HooksGuard {
+ public:
+  HooksGuard(c10::intrusive_ptr<saved::Packer> packer, pybind11::handle observer);
+  ~HooksGuard();
+  HooksGuard(const HooksGuard&) = delete;
+  HooksGuard& operator=(const HooksGuard&) = delete;
+};
+
+// The Python exception that stands for saved::Recompute::Stop while it passes through Python. No
+// Exception, so that `except Exception` in the user's function lets it pass.
+PyObject* stop_exception();
+
+}  // namespace memopt::python

@@ -1,0 +1,132 @@
+#include "region.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+
+#include "../saved/flags.h"
+#include "../saved/host_copy.h"
+#include "../saved/region.h"
+#include "call.h"
+#include "hooks.h"
+#include "modules_reached.h"
+#include "settings.h"
+
+namespace memopt::python {
+
+namespace {
+
+namespace py = pybind11;
+
+// Where nothing would be saved, or what is saved cannot be exchanged, a region is the plain call.
+bool is_plain_call() {
+  // Set while a transform of torch.func runs; those forbid saved-tensor hooks.
+  constexpr auto kTransform = c10::DispatchKey::FuncTorchDynamicLayerFrontMode;
+  return saved::flags().disabled || !at::GradMode::is_enabled() ||
+         torch::jit::tracer::isTracing() || c10::impl::tls_is_dispatch_key_included(kTransform);
+}
+
+void count_pass(const Settings& settings, const py::object& owner, int step) {
+  if (!settings.on_pass.is_none()) settings.on_pass(owner, step);
+}
+
+py::object forward(const py::object& fn, const py::tuple& args, const py::dict& kwargs,
+                   const Settings& settings, const py::object& owner) {
+  auto call = std::make_unique<Call>(fn, args, kwargs, settings, owner);
+  auto& made = *call;
+  const auto region =
+      c10::make_intrusive<saved::Region>(std::move(call), made.tensors(), settings.options);
+  made.release_tensors();
+  // A region that is nested in one that is recomputed is part of that recompute.
+  const bool first = !saved::flags().recomputing;
+  if (first) count_pass(settings, owner, +1);
+  try {
+    const saved::FlagsGuard flags({/*checkpointing=*/first, /*recomputing=*/!first, false});
+    const HooksGuard hooks(region, settings.on_saved);
+    auto result = call_function(fn, args, kwargs);
+    region->forward_ended();
+    return result;
+  } catch (...) {
+    if (first) count_pass(settings, owner, -1);
+    throw;
+  }
+}
+
+// run_region(fn, args, kwargs, settings, owner)
+PyObject* run_region(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(count == 5, "memopt: run_region takes 5 arguments, got ", count);
+  auto *fn = arguments[0], *args = arguments[1], *kwargs = arguments[2];
+  if (is_plain_call()) return PyObject_Call(fn, args, kwargs);
+  const auto borrow = [](PyObject* object) { return py::reinterpret_borrow<py::object>(object); };
+  return forward(borrow(fn), borrow(args), borrow(kwargs),
+                 py::handle(arguments[3]).cast<Settings&>(), borrow(arguments[4]))
+      .release()
+      .ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef functions[] = {
+    {"run_region", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(run_region)),
+     METH_FASTCALL, "run_region(fn, args, kwargs, settings, owner): call fn as a region."},
+    {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace
+
+void register_region(py::module_& m) {
+  register_hooks(m);
+  py::class_<Settings>(m, "RegionSettings", "How a region runs.")
+      .def(py::init([](bool preserve_rng_state, bool check_metadata, bool early_stop,
+                       bool offload_to_cpu, py::object on_pass, py::object on_saved,
+                       py::object again, py::object diagnose) {
+             return Settings{{preserve_rng_state, check_metadata, early_stop, offload_to_cpu},
+                             std::move(on_pass),
+                             std::move(on_saved),
+                             std::move(again),
+                             std::move(diagnose)};
+           }),
+           py::kw_only(), py::arg("preserve_rng_state") = true, py::arg("check_metadata") = true,
+           py::arg("early_stop") = true, py::arg("offload_to_cpu") = false,
+           py::arg("on_pass") = py::none(), py::arg("on_saved") = py::none(),
+           py::arg("again") = py::none(), py::arg("diagnose") = py::none());
+  if (PyModule_AddFunctions(m.ptr(), functions) < 0) throw py::error_already_set();
+
+  m.def(
+      "flags",
+      [] {
+        const auto& flags = saved::flags();
+        return std::tuple(flags.checkpointing, flags.recomputing, flags.disabled);
+      },
+      "The thread's (checkpointing, recomputing, disabled).");
+  m.def(
+      "set_disabled",
+      [](bool disabled) { return std::exchange(saved::flags().disabled, disabled); },
+      "Make this thread's regions plain calls, or not; returns what was set before.");
+  m.def(
+      "modules_reached",
+      [](const py::args& roots) {
+        py::list modules;
+        for (auto& module : modules_reached({roots.begin(), roots.end()})) modules.append(module);
+        return modules;
+      },
+      "The modules that calling one of the arguments can be seen to use.");
+  m.def("live_regions", &saved::Region::live, "How many regions are alive.");
+  m.def(
+      "link_traffic",
+      [] {
+        const auto traffic = saved::link_traffic();
+        return std::tuple(traffic.tensors_to_host, traffic.bytes_to_host, traffic.tensors_to_device,
+                          traffic.bytes_to_device);
+      },
+      "(tensors to host, bytes to host, tensors to device, bytes to device) offloaded so far.");
+  m.def(
+      "pretend_accelerator",
+      [](const std::optional<std::string>& type) {
+        saved::pretend_accelerator(type.has_value() ? std::optional(c10::Device(*type).type())
+                                                    : std::nullopt);
+      },
+      "For tests: take this device type for an accelerator whose tensors can be offloaded.");
+}
+
+}  // namespace memopt::python

@@ -1,0 +1,59 @@
+// What a result depends on besides arguments: random generators, autocast, the default dtype.
+//
+// A region takes a snapshot when its forward begins and replays it around the recompute. (The
+// default device is Python's own; python/call.cpp replays it.)
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DefaultDtype.h>
+
+#include <optional>
+
+#include "generators.h"
+
+namespace memopt::saved {
+
+struct Autocast {
+  c10::DeviceType device_type;
+  bool enabled;
+  at::ScalarType dtype;
+
+  static Autocast now(c10::DeviceType device_type);
+  void set() const;
+  bool operator==(const Autocast& other) const;
+};
+
+class Ambient {
+ public:
+  // For the CPU and `devices`; with `random`, of their generators too.
+  static Ambient capture(const Devices& devices, bool random);
+
+  // To be called when forward has ended.
+  void forward_ended() {
+    if (generators_.has_value()) generators_->forget_unmoved();
+  }
+
+ private:
+  friend class AmbientGuard;
+  std::optional<Generators> generators_;
+  c10::SmallVector<Autocast, 2> autocast_;
+  bool autocast_cache_ = true;
+  caffe2::TypeMeta default_dtype_;
+};
+
+// Runs a scope in the state of a snapshot; afterwards everything is as it was before the scope.
+class AmbientGuard {
+ public:
+  explicit AmbientGuard(const Ambient& then);
+  ~AmbientGuard();
+  AmbientGuard(const AmbientGuard&) = delete;
+  AmbientGuard& operator=(const AmbientGuard&) = delete;
+
+ private:
+  std::optional<GeneratorsGuard> generators_;
+  c10::SmallVector<Autocast, 2> autocast_before_;
+  bool autocast_cache_before_;
+  caffe2::TypeMeta default_dtype_before_;
+};
+
+}  // namespace memopt::saved

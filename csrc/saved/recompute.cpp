@@ -1,0 +1,70 @@
+#include "recompute.h"
+
+#include <algorithm>
+
+#include "kept.h"
+
+namespace memopt::saved {
+
+namespace {
+
+// Shares memory and version counter with `tensor` and has no history: the graph of the recompute is
+// of no use and must not hold itself. Past the dispatcher, where a mode may be counting operators.
+at::Tensor detached(const at::Tensor& tensor) {
+  if (!tensor.requires_grad()) return tensor;
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  return at::Tensor(impl->shallow_copy_and_detach(
+      /*version_counter=*/impl->version_counter(), /*allow_tensor_metadata_change=*/false));
+}
+
+}  // namespace
+
+Recompute::Recompute(Region& region, int64_t task, std::vector<c10::intrusive_ptr<Slot>> wanted)
+    : region_(region),
+      task_(task),
+      forward_ended_(region.forward_ended_),
+      wanted_(std::move(wanted)),
+      to_fill_(std::count_if(wanted_.begin(), wanted_.end(),
+                             [](const auto& slot) { return slot.defined(); })) {}
+
+bool Recompute::stops() const {
+  return region_.options_.early_stop && to_fill_ == 0;
+}
+
+c10::intrusive_ptr<Handle> Recompute::pack(const at::Tensor& tensor) {
+  if (stops()) throw Stop();  // again: the function caught the first one and went on
+  const size_t index = saved_++;
+  auto kept = detached(tensor);
+  if (index < wanted_.size()) {
+    if (region_.options_.check_metadata) {
+      const auto got = Metadata::of(tensor);
+      const auto& expected = region_.metadata_[index];
+      if (!(got == expected)) {
+        fail(c10::str("as tensor ", index, " what its forward saved, ", expected.text()),
+             got.text());
+      }
+    }
+    if (auto slot = std::move(wanted_[index]); slot.defined()) {
+      slot->put(task_, kept);
+      --to_fill_;
+      if (stops()) throw Stop();
+    }
+  } else if (forward_ended_) {
+    fail(c10::str("the ", wanted_.size(), " tensors that its forward saved"), "more");
+  }
+  return c10::make_intrusive<Kept>(std::move(kept));
+}
+
+void Recompute::check_ended() const {
+  const bool fewer = saved_ < wanted_.size() && (to_fill_ > 0 || !region_.options_.early_stop);
+  if (fewer) {
+    fail(c10::str("the ", wanted_.size(), " tensors that its forward saved"), c10::str(saved_));
+  }
+}
+
+void Recompute::fail(const std::string& expected, const std::string& got) const {
+  TORCH_CHECK(false, "checkpoint: recompute of region ", region_.function_->name(), " must save ",
+              expected, ", got ", got, region_.function_->diagnosis());
+}
+
+}  // namespace memopt::saved

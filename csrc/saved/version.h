@@ -1,0 +1,29 @@
+// Whether a tensor was written in place since a certain moment.
+//
+// Saved-tensor hooks switch autograd's own check off, so every handle that gives back what it was
+// given carries one of these. It shares the tensor's version counter (8 bytes) and nothing of its
+// memory, so it also speaks of a tensor that has left the device.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace memopt::saved {
+
+class Version {
+ public:
+  Version() = default;
+  explicit Version(const at::Tensor& tensor)
+      : counter_(tensor.unsafeGetTensorImpl()->version_counter()),
+        then_(counter_.enabled() ? counter_.current_version() : 0) {}
+
+  uint32_t then() const { return then_; }
+  // Inference tensors have no counter: nothing can write them in place outside inference mode.
+  uint32_t now() const { return counter_.enabled() ? counter_.current_version() : then_; }
+  bool moved() const { return now() != then_; }
+
+ private:
+  c10::VariableVersion counter_;
+  uint32_t then_ = 0;
+};
+
+}  // namespace memopt::saved
