@@ -11,6 +11,8 @@ import torch
 
 from memopt._version import __version__
 
+__all__ = ["_C", "build_info"]
+
 _REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
 
 

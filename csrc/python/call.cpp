@@ -18,12 +18,6 @@ py::handle function_at(const char* module, const char* name) {
   return py::object(py::module_::import(module).attr(name)).release();
 }
 
-[[noreturn]] void throw_python_error() {
-  python_error error;
-  error.persist();  // until the GIL is held again where it is caught
-  throw std::move(error);
-}
-
 // Most arguments that are no tensors, told from containers without asking Python.
 bool is_plain_leaf(py::handle value) {
   auto* object = value.ptr();
@@ -81,8 +75,13 @@ py::object call_function(py::handle fn, py::handle args, py::handle kwargs) {
   } else {
     result = PyObject_Call(fn.ptr(), args.ptr(), kwargs.ptr());
   }
-  if (result == nullptr) throw_python_error();
   return py::reinterpret_steal<py::object>(result);
+}
+
+void throw_python_error() {
+  python_error error;
+  error.persist();  // until the GIL is held again where it is caught
+  throw std::move(error);
 }
 
 Call::Call(py::object fn, const py::tuple& args, const py::dict& kwargs, const Settings& settings,
@@ -165,11 +164,9 @@ void Call::run(const std::vector<at::Tensor>& tensors, c10::intrusive_ptr<saved:
                       : std::vector<py::handle>{owner}));
   const DefaultDeviceGuard device(objects_->default_device);
   const HooksGuard hooks(std::move(packer), py::none());
-  try {
-    call_function(settings.again.is_none() ? objects_->fn : settings.again, args, kwargs);
-  } catch (python_error& error) {
-    if (!PyErr_GivenExceptionMatches(error.type, stop_exception())) throw;
-  }
+  if (call_function(settings.again.is_none() ? objects_->fn : settings.again, args, kwargs)) return;
+  if (PyErr_ExceptionMatches(stop_exception()) == 0) throw_python_error();
+  PyErr_Clear();
 }
 
 std::string Call::name() const {

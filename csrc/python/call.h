@@ -16,8 +16,11 @@
 
 namespace memopt::python {
 
-// The function called as `fn(*args, **kwargs)`, out of sight of torch.compile. Throws python_error.
+// The function called as `fn(*args, **kwargs)`, out of sight of torch.compile. Null with Python's
+// error set if it raised.
 pybind11::object call_function(pybind11::handle fn, pybind11::handle args, pybind11::handle kwargs);
+
+[[noreturn]] void throw_python_error();
 
 class Call : public saved::Function {
  public:

@@ -5,8 +5,6 @@
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include "../saved/recompute.h"
-
 namespace memopt::python {
 
 namespace {
@@ -52,10 +50,8 @@ PyObject* pack(PyObject* self, PyObject* const* args, size_t, PyObject*) {
     if (result == nullptr) return nullptr;
     Py_DECREF(result);
   }
-  intrusive_ptr<saved::Handle> handle;
-  try {
-    handle = object->packer->pack(THPVariable_Unpack(args[0]));
-  } catch (const saved::Recompute::Stop&) {
+  auto handle = object->packer->pack(THPVariable_Unpack(args[0]));
+  if (!handle.defined()) {
     PyErr_SetNone(stop);
     return nullptr;
   }

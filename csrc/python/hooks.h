@@ -22,7 +22,7 @@ class HooksGuard {
   HooksGuard& operator=(const HooksGuard&) = delete;
 };
 
-// The Python exception that stands for saved::Recompute::Stop while it passes through Python. No
+// The Python exception that an empty handle becomes, to end the user's function. No
 // Exception, so that `except Exception` in the user's function lets it pass.
 PyObject* stop_exception();
 

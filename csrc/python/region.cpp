@@ -45,6 +45,7 @@ py::object forward(const py::object& fn, const py::tuple& args, const py::dict& 
     const saved::FlagsGuard flags({/*checkpointing=*/first, /*recomputing=*/!first, false});
     const HooksGuard hooks(region, settings.on_saved);
     auto result = call_function(fn, args, kwargs);
+    if (!result) throw_python_error();
     region->forward_ended();
     return result;
   } catch (...) {

@@ -23,7 +23,8 @@ bool has_generator(c10::Device device) {
 
 // The current accelerator device, unless asking would start an accelerator that nobody uses.
 std::optional<c10::Device> accelerator_in_use() {
-  const auto type = at::getAccelerator(/*checked=*/false);
+  // Asked once: to ask costs more than the rest of a snapshot, and a process has one kind.
+  static const auto type = at::getAccelerator(/*checked=*/false);
   if (!type.has_value()) return std::nullopt;
   const auto& hooks = at::globalContext().getAcceleratorHooksInterface(type);
   if (!hooks.isAvailable()) return std::nullopt;

@@ -32,7 +32,7 @@ bool Recompute::stops() const {
 }
 
 c10::intrusive_ptr<Handle> Recompute::pack(const at::Tensor& tensor) {
-  if (stops()) throw Stop();  // again: the function caught the first one and went on
+  if (stops()) return {};  // again: the function caught the exception and went on
   const size_t index = saved_++;
   auto kept = detached(tensor);
   if (index < wanted_.size()) {
@@ -47,7 +47,7 @@ c10::intrusive_ptr<Handle> Recompute::pack(const at::Tensor& tensor) {
     if (auto slot = std::move(wanted_[index]); slot.defined()) {
       slot->put(task_, kept);
       --to_fill_;
-      if (stops()) throw Stop();
+      if (stops()) return {};
     }
   } else if (forward_ended_) {
     fail(c10::str("the ", wanted_.size(), " tensors that its forward saved"), "more");

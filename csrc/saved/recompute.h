@@ -12,12 +12,10 @@ namespace memopt::saved {
 
 class Recompute : public Packer {
  public:
-  // Thrown by pack() when every wanted slot is filled, to end the function.
-  struct Stop {};
-
   // `wanted` has a place for each slot of the region, empty for those not wanted.
   Recompute(Region& region, int64_t task, std::vector<c10::intrusive_ptr<Slot>> wanted);
 
+  // Empty when every wanted slot is filled, to end the function.
   c10::intrusive_ptr<Handle> pack(const at::Tensor& tensor) override;
 
   // Raises unless the function has saved what forward saved. To be called when it has ended.

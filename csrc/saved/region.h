@@ -34,7 +34,7 @@ class Function {
   virtual ~Function() = default;
 
   // Calls the function again with `tensors` in the places of those it was called with, while what
-  // autograd saves goes to `packer`. Returns when the function ends or Recompute::Stop ends it.
+  // autograd saves goes to `packer`. Returns when the function ends or an empty handle ends it.
   virtual void run(const std::vector<at::Tensor>& tensors, c10::intrusive_ptr<Packer> packer) = 0;
 
   // For error messages.

@@ -33,14 +33,14 @@ class OperatorLog(TorchDispatchMode):
     """Writes down the operators that run in its scope, with the line that called each."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operators: list[Operator] = []
         self.lines: list[str] = []
 
     def __enter__(self) -> OperatorLog:
         self.operators.clear()
         self.lines.clear()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __torch_dispatch__(
