@@ -8,7 +8,9 @@ Tiny modules, one thread, float32: what is left is bookkeeping. Every contender 
   its own (a plain forward under grad) and taken off as often as the contender really recomputes.
 
 The floor is saved-tensor hooks that return the very tensor without a Python frame: less than any
-region that exchanges what autograd saves. The goal is the floor and 25 us, for memopt's beyond.
+region that exchanges what autograd saves. The goal is the floor and 25 us, for memopt's beyond. A
+contender that runs the module again in backward, under such hooks too, shows what no checkpoint
+that is built on hooks can go below.
 
 `python -m benchmarks.checkpoint_overhead [--quick] [--seed N] [--out FILE.json]` writes the JSON
 and, beside it, the tables as Markdown. FairScale takes part where it is installed.
@@ -113,6 +115,27 @@ def under_hooks(hook: Callable[[Tensor], Tensor]) -> Callable[[nn.Module], Forwa
     return contend
 
 
+def run_again(module: nn.Module) -> Forward:
+    """The least that a checkpoint on saved-tensor hooks can do: hooks on both forwards, the second
+    one inside backward. Its result is thrown away.
+    """
+    hooks = saved_tensors_hooks(return_argument, return_argument)
+
+    def forward(x: Tensor) -> Tensor:
+        with hooks:
+            y: Tensor = module(x)
+
+        def again(_: Tensor) -> None:
+            with torch.enable_grad(), hooks:
+                module(x)
+
+        if y.grad_fn is not None:  # the empty module returns the leaf, which would keep every hook
+            y.register_hook(again)
+        return y
+
+    return forward
+
+
 def calls(checkpoint: Callable[..., Tensor], **options: Any) -> Callable[[nn.Module], Forward]:
     return lambda module: functools.partial(checkpoint, module, **options)
 
@@ -125,6 +148,7 @@ def contenders() -> tuple[dict[str, Callable[[nn.Module], Forward]], dict[str, s
         PLAIN: lambda module: module,
         FLOOR: under_hooks(return_argument),
         "identity hook, Python lambda": under_hooks(lambda t: t),
+        "identity hooks, run again in backward": run_again,
         OURS: calls(memopt.checkpoint),
         "memopt.checkpoint_wrapper": memopt.checkpoint_wrapper,
         TORCH: calls(torch_checkpoint, use_reentrant=False),

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 
 namespace memopt::saved {
 
@@ -33,11 +32,9 @@ std::optional<c10::Device> accelerator_in_use() {
   return c10::Device(*type, index);
 }
 
-std::recursive_mutex& mutex_of(c10::Device device) {
-  static std::mutex mutex;
-  static std::map<std::pair<int, int>, std::recursive_mutex> of_device;
-  const std::lock_guard<std::mutex> lock(mutex);
-  return of_device[{static_cast<int>(device.type()), device.index()}];
+std::recursive_mutex& turn() {
+  static std::recursive_mutex mutex;
+  return mutex;
 }
 
 }  // namespace
@@ -91,7 +88,6 @@ Generators Generators::capture(const Devices& devices) {
   Devices involved;
   std::copy_if(devices.begin(), devices.end(), std::back_inserter(involved), has_generator);
   if (const auto current = accelerator_in_use()) involved.push_back(*current);
-  // In one order for all threads, since each generator is locked while it is replayed.
   std::sort(involved.begin(), involved.end(), [](c10::Device a, c10::Device b) {
     return std::pair(a.type(), a.index()) < std::pair(b.type(), b.index());
   });
@@ -111,12 +107,12 @@ void Generators::forget_unmoved() {
 }
 
 GeneratorsGuard::GeneratorsGuard(const Generators& then) {
+  if (then.cpu_ == nullptr && then.devices_.empty()) return;
+  turn_ = std::unique_lock<std::recursive_mutex>(turn());
   if (then.cpu_ != nullptr) {
-    turns_.emplace_back(mutex_of(c10::kCPU));
     cpu_before_ = std::make_unique<CpuGeneratorState>(CpuGeneratorState::now());
   }
   for (const auto& state : then.devices_) {
-    turns_.emplace_back(mutex_of(state.device));
     devices_before_.push_back(DeviceGeneratorState::now(state.device));
   }
   if (then.cpu_ != nullptr) then.cpu_->set();

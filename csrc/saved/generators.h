@@ -56,8 +56,9 @@ class Generators {
 };
 
 // Sets generators to what they were, and at the end of the scope back to what they are now. A
-// generator is shared by the process: two threads that replayed it at once would draw each other's
-// numbers, so they take turns. Not to be entered while holding a lock that such a thread may want.
+// generator is shared by the process: two threads that replayed one at once would draw each other's
+// numbers, so they take turns. One turn serves all generators, so that there is no order of taking
+// them to be got wrong. Not to be entered while holding a lock that such a thread may want.
 class GeneratorsGuard {
  public:
   explicit GeneratorsGuard(const Generators& then);
@@ -66,7 +67,7 @@ class GeneratorsGuard {
   GeneratorsGuard& operator=(const GeneratorsGuard&) = delete;
 
  private:
-  std::vector<std::unique_lock<std::recursive_mutex>> turns_;
+  std::unique_lock<std::recursive_mutex> turn_;
   std::unique_ptr<CpuGeneratorState> cpu_before_;
   std::vector<DeviceGeneratorState> devices_before_;
 };

@@ -1,6 +1,9 @@
 #include "recompute.h"
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
 #include <algorithm>
+#include <optional>
 
 #include "kept.h"
 
@@ -9,10 +12,13 @@ namespace memopt::saved {
 namespace {
 
 // Shares memory and version counter with `tensor` and has no history: the graph of the recompute is
-// of no use and must not hold itself. Past the dispatcher, where a mode may be counting operators.
+// of no use and must not hold itself. A mode that is watching operators must not see this; only a
+// subclass, which makes its own copy, is asked through the dispatcher.
 at::Tensor detached(const at::Tensor& tensor) {
   if (!tensor.requires_grad()) return tensor;
   const auto* impl = tensor.unsafeGetTensorImpl();
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> unseen;
+  if (!impl->key_set().has(c10::DispatchKey::Python)) unseen.emplace(c10::DispatchKey::Python);
   return at::Tensor(impl->shallow_copy_and_detach(
       /*version_counter=*/impl->version_counter(), /*allow_tensor_metadata_change=*/false));
 }
@@ -23,6 +29,7 @@ Recompute::Recompute(Region& region, int64_t task, std::vector<c10::intrusive_pt
     : region_(region),
       task_(task),
       forward_ended_(region.forward_ended_),
+      metadata_(region.metadata()),
       wanted_(std::move(wanted)),
       to_fill_(std::count_if(wanted_.begin(), wanted_.end(),
                              [](const auto& slot) { return slot.defined(); })) {}
@@ -38,14 +45,14 @@ c10::intrusive_ptr<Handle> Recompute::pack(const at::Tensor& tensor) {
   if (index < wanted_.size()) {
     if (region_.options_.check_metadata) {
       const auto got = Metadata::of(tensor);
-      const auto& expected = region_.metadata_[index];
+      const auto& expected = metadata_[index];
       if (!(got == expected)) {
         fail(c10::str("as tensor ", index, " what its forward saved, ", expected.text()),
              got.text());
       }
     }
     if (auto slot = std::move(wanted_[index]); slot.defined()) {
-      slot->put(task_, kept);
+      region_.put(*slot, task_, kept);
       --to_fill_;
       if (stops()) return {};
     }

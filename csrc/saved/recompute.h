@@ -28,6 +28,7 @@ class Recompute : public Packer {
   Region& region_;
   const int64_t task_;
   const bool forward_ended_;
+  const std::vector<Metadata> metadata_;  // of what forward has saved so far
   std::vector<c10::intrusive_ptr<Slot>> wanted_;
   size_t to_fill_;
   size_t saved_ = 0;

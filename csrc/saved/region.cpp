@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/AutogradState.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -20,19 +21,34 @@ constexpr int64_t kNoBackward = -1;
 
 std::atomic<int64_t> live_regions{0};
 
-// The running backward, or the torch.utils.checkpoint.GraphExecGroup that several share.
-struct Task {
-  int64_t id;
-  bool is_group;
+// The modes of torch.vmap and torch.func that this thread is in. A backward may run inside one
+// (autograd.grad with is_grads_batched); what is made again is what forward saved, outside.
+c10::DispatchKeySet active_transforms() {
+  const c10::DispatchKeySet transforms(
+      {c10::DispatchKey::VmapMode, c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+       c10::DispatchKey::FuncTorchDynamicLayerBackMode, c10::DispatchKey::FuncTorchVmapMode});
+  return c10::impl::tls_local_dispatch_key_set().included_ & transforms;
+}
 
-  static Task current() {
-    const auto& group = c10::AutogradState::get_tls_state().get_graph_exec_group();
-    if (group.has_value()) {
-      auto* object = group->ptr(&group->pyinterpreter());
-      return {static_cast<int64_t>(reinterpret_cast<intptr_t>(object)), true};
-    }
-    return {torch::autograd::get_current_graph_task_id(), false};
+// Ends a recompute that was counted among the running ones, and tells those who wait for it.
+class Running {
+ public:
+  Running(std::mutex& mutex, std::condition_variable& ended,
+          std::unordered_map<int64_t, int>& running, int64_t task)
+      : mutex_(mutex), ended_(ended), running_(running), task_(task) {}
+  ~Running() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (--running_[task_] == 0) running_.erase(task_);
+    ended_.notify_all();
   }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  std::mutex& mutex_;
+  std::condition_variable& ended_;
+  std::unordered_map<int64_t, int>& running_;
+  int64_t task_;
 };
 
 Devices devices_of(const std::vector<ArgumentTensor>& tensors) {
@@ -72,9 +88,16 @@ int64_t Region::live() {
   return live_regions;
 }
 
+Region::Task Region::Task::current() {
+  const auto& group = c10::AutogradState::get_tls_state().get_graph_exec_group();
+  if (!group.has_value()) return {torch::autograd::get_current_graph_task_id(), std::nullopt};
+  auto* object = group->ptr(&group->pyinterpreter());
+  return {static_cast<int64_t>(reinterpret_cast<intptr_t>(object)), *group};
+}
+
 c10::intrusive_ptr<Handle> Region::pack(const at::Tensor& tensor) {
   auto metadata = Metadata::of(tensor);
-  const std::lock_guard<std::mutex> lock(slots_mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   auto slot = c10::make_intrusive<Slot>(
       c10::intrusive_ptr<Region>::unsafe_reclaim_from_nonowning(this), slots_.size());
   slots_.emplace_back(slot);
@@ -89,67 +112,98 @@ void Region::forward_ended() {
 
 at::Tensor Region::fill(Slot& slot) {
   const auto task = Task::current();
-  const std::lock_guard<std::recursive_mutex> lock(recompute_mutex_);
-  auto rebuilt = slot.take(task.id);
-  if (!rebuilt.has_value()) {
-    recompute(task.id, wanted(task.id, slot));
-    rebuilt = slot.take(task.id);
-  }
-  const auto& version = rebuilt->version;
-  TORCH_CHECK(!version.moved(), "checkpoint: tensor ", slot.index(), " saved in region ",
-              function_->name(), " must not be written in place after it is saved, got ",
-              Metadata::of(rebuilt->tensor).text(), " at version ", version.now(),
-              "; it was saved at version ", version.then());
-  return std::move(rebuilt->tensor);
-}
-
-// The slots, by index, to fill in the recompute that `slot` asks for.
-std::vector<c10::intrusive_ptr<Slot>> Region::wanted(int64_t task, Slot& slot) {
-  auto slots = live_slots();
-  if (task == kNoBackward || !recomputed_in_.insert(task).second) {
-    // Someone looks at a node's saved tensors, or a node reads its own a second time.
-    for (size_t index = 0; index < slots.size(); ++index) {
-      if (index != slot.index()) slots[index].reset();
+  while (true) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (auto rebuilt = slot.take(task.id)) {
+      lock.unlock();
+      const auto& version = rebuilt->version;
+      TORCH_CHECK(!version.moved(), "checkpoint: tensor ", slot.index(), " saved in region ",
+                  function_->name(), " must not be written in place after it is saved, got ",
+                  Metadata::of(rebuilt->tensor).text(), " at version ", version.now(),
+                  "; it was saved at version ", version.then());
+      return std::move(rebuilt->tensor);
     }
-  } else if (!Task::current().is_group) {
-    // Backward may end without opening every slot (inputs=), and the graph may live on.
-    auto self = c10::weak_intrusive_ptr<Region>(
-        c10::intrusive_ptr<Region>::unsafe_reclaim_from_nonowning(this));
-    torch::autograd::Engine::get_default_engine().queue_callback([self, task]() {
-      if (auto region = self.lock(); region.defined()) region->forget(task);
-    });
+    if (running_.count(task.id) != 0 && !flags().recomputing) {
+      ended_.wait(lock);
+    } else {
+      ++running_[task.id];
+      lock.unlock();
+      const Running running(mutex_, ended_, running_, task.id);
+      recompute(task, wanted(task, slot));
+    }
   }
-  return slots;
 }
 
-std::vector<c10::intrusive_ptr<Slot>> Region::live_slots() {
-  const std::lock_guard<std::mutex> lock(slots_mutex_);
-  std::vector<c10::intrusive_ptr<Slot>> slots;
+Region::Slots Region::live_slots() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Slots slots;
   slots.reserve(slots_.size());
   for (const auto& slot : slots_) slots.push_back(slot.lock());
   return slots;
 }
 
+Region::Slots Region::wanted(const Task& task, const Slot& slot) {
+  auto slots = live_slots();
+  bool is_first = false;
+  if (task.id != kNoBackward) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    is_first = recomputed_in_.emplace(task.id, task.group).second;
+  }
+  if (!is_first) {
+    // Someone looks at a node's saved tensors, or a node reads its own a second time.
+    for (size_t index = 0; index < slots.size(); ++index) {
+      if (index != slot.index()) slots[index].reset();
+    }
+  } else if (!task.group.has_value()) {
+    // Backward may end without opening every slot (inputs=), and the graph may live on.
+    auto self = c10::weak_intrusive_ptr<Region>(
+        c10::intrusive_ptr<Region>::unsafe_reclaim_from_nonowning(this));
+    torch::autograd::Engine::get_default_engine().queue_callback([self, id = task.id]() {
+      if (auto region = self.lock(); region.defined()) region->forget(id);
+    });
+  }
+  return slots;
+}
+
+void Region::put(Slot& slot, int64_t task, const at::Tensor& tensor) {
+  std::optional<Slot::Rebuilt> before;  // dropped after the lock
+  const std::lock_guard<std::mutex> lock(mutex_);
+  before = slot.put(task, tensor);
+}
+
 void Region::forget(int64_t task) {
-  const std::lock_guard<std::recursive_mutex> lock(recompute_mutex_);
-  recomputed_in_.erase(task);
-  for (const auto& slot : live_slots()) {
-    if (slot.defined()) slot->take(task);
+  const auto slots = live_slots();
+  std::vector<std::optional<Slot::Rebuilt>> dropped;  // after the lock
+  dropped.reserve(slots.size());
+  std::optional<c10::SafePyObject> group;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (const auto found = recomputed_in_.find(task); found != recomputed_in_.end()) {
+    group = found->second;
+    recomputed_in_.erase(found);
+  }
+  for (const auto& slot : slots) {
+    if (slot.defined()) dropped.push_back(slot->take(task));
   }
 }
 
-void Region::recompute(int64_t task, std::vector<c10::intrusive_ptr<Slot>> wanted) {
+std::vector<Metadata> Region::metadata() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return metadata_;
+}
+
+void Region::recompute(const Task& task, Slots wanted) {
   check_arguments_unwritten();
   const auto tensors = arguments_.restore();
-  const auto recompute = c10::make_intrusive<Recompute>(*this, task, std::move(wanted));
+  const auto recompute = c10::make_intrusive<Recompute>(*this, task.id, std::move(wanted));
   try {
     const AmbientGuard ambient(ambient_);
     const FlagsGuard flags({/*checkpointing=*/false, /*recomputing=*/true, /*disabled=*/false});
     const at::AutoGradMode grad_mode(true);
+    const c10::impl::ExcludeDispatchKeyGuard outside_transforms(active_transforms());
     function_->run(tensors, recompute);
     recompute->check_ended();
   } catch (...) {
-    forget(task);
+    forget(task.id);
     throw;
   }
 }

@@ -11,13 +11,21 @@
 // References point one way, from the autograd graph to slots to their region, which knows its slots
 // weakly. So the graph dies by reference counting, and with it everything here.
 //
+// Backward may reach a region from several threads. Those of one backward wait for the recompute
+// that one of them runs; but a thread that is inside a recompute itself waits for nobody, since
+// others may wait for it: it recomputes what it needs.
+//
 // A region costs what its arguments keep alive, about 0.5 KB, and about 200 bytes per saved tensor.
 #pragma once
 
+#include <c10/core/SafePyObject.h>
+
+#include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
-#include <unordered_set>
+#include <unordered_map>
 #include <vector>
 
 #include "ambient.h"
@@ -77,25 +85,41 @@ class Region : public Packer {
  private:
   friend class Recompute;
 
-  std::vector<c10::intrusive_ptr<Slot>> wanted(int64_t task, Slot& slot);
-  void recompute(int64_t task, std::vector<c10::intrusive_ptr<Slot>> wanted);
-  void check_arguments_unwritten() const;
-  std::vector<c10::intrusive_ptr<Slot>> live_slots();
+  // The running backward, or the torch.utils.checkpoint.GraphExecGroup that several share.
+  struct Task {
+    int64_t id;
+    std::optional<c10::SafePyObject> group;
+
+    static Task current();
+  };
+  using Slots = std::vector<c10::intrusive_ptr<Slot>>;
+
+  // All slots that live, by index, with an empty place for each that does not.
+  Slots live_slots();
+  // Those to fill in the recompute that `slot` asks for.
+  Slots wanted(const Task& task, const Slot& slot);
+  void recompute(const Task& task, Slots wanted);
+  void put(Slot& slot, int64_t task, const at::Tensor& tensor);
   void forget(int64_t task);
+  void check_arguments_unwritten() const;
+  std::vector<Metadata> metadata();
 
   const RegionOptions options_;
   std::unique_ptr<Function> function_;
   Arguments arguments_;
   Ambient ambient_;
 
-  std::mutex slots_mutex_;  // of the two vectors; never held while anything else is called
+  // Guards what follows and the slots' tensors. Nothing is called, and no tensor dropped, under it.
+  std::mutex mutex_;
   std::vector<c10::weak_intrusive_ptr<Slot>> slots_;
   std::vector<Metadata> metadata_;
   bool forward_ended_ = false;
-
-  // Backward may reach one region from several threads: one recomputes, the others wait.
-  std::recursive_mutex recompute_mutex_;
-  std::unordered_set<int64_t> recomputed_in_;
+  // Tasks for which every wanted slot was filled once. A group is kept alive, so that its id stays
+  // its own.
+  std::unordered_map<int64_t, std::optional<c10::SafePyObject>> recomputed_in_;
+  // Recomputes that are running, by task, and the news that one has ended.
+  std::unordered_map<int64_t, int> running_;
+  std::condition_variable ended_;
 };
 
 }  // namespace memopt::saved

@@ -20,10 +20,11 @@ at::Tensor Slot::restore() {
   return region_->fill(*this);
 }
 
-void Slot::put(int64_t task, at::Tensor tensor) {
-  take(task);
+std::optional<Slot::Rebuilt> Slot::put(int64_t task, at::Tensor tensor) {
+  auto before = take(task);
   const Version version(tensor);
   rebuilt_.push_back({task, std::move(tensor), version});
+  return before;
 }
 
 std::optional<Slot::Rebuilt> Slot::take(int64_t task) {

@@ -22,14 +22,15 @@ class Slot : public Handle {
   // Runs when the graph lets go of the slot; the object itself stays until its region goes.
   void release_resources() override;
 
-  // The region calls these while it holds its lock. A tensor belongs to the backward (graph task)
-  // that it was made again for, and leaves the slot when that backward uses it.
+  // A tensor belongs to the backward (graph task) that it was made again for, and leaves the slot
+  // when that backward uses it. The region calls these, under its lock; what put() returns is for
+  // the caller to drop after it.
   struct Rebuilt {
     int64_t task;
     at::Tensor tensor;
     Version version;
   };
-  void put(int64_t task, at::Tensor tensor);
+  std::optional<Rebuilt> put(int64_t task, at::Tensor tensor);
   std::optional<Rebuilt> take(int64_t task);
 
   size_t index() const { return index_; }

@@ -115,7 +115,8 @@ def checkpoint(
     forward, again = fn, None
     if contexts is not _no_contexts:
         in_forward, in_recompute = contexts()
-        forward, again = _inside(in_forward, fn), _inside(in_recompute, fn)
+        if torch.is_grad_enabled() and not _C.flags()[2]:  # else it is no region, but a plain call
+            forward, again = _inside(in_forward, fn), _inside(in_recompute, fn)
     settings = _C.RegionSettings(
         preserve_rng_state=preserve_rng_state,
         check_metadata=determinism_check == "default",

@@ -15,7 +15,7 @@ import types
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch import nn
@@ -130,6 +130,13 @@ class _Checkpointed:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # Stops here: an original class that registers its subclasses is not told of this one.
         pass
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """torch.jit.script calls this first; it would compile the original forward, if anything."""
+        raise TypeError(
+            "checkpoint_wrapper: a wrapped module must not be scripted (TorchScript runs without "
+            f"Python), got {type(self).__name__} in torch.jit.script; unwrap the model before"
+        )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Reduce as the original class does, since the subclass cannot be imported by name."""

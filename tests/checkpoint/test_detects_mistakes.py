@@ -190,6 +190,34 @@ def test_regions_are_named_by_what_they_call(name: str, function, x: Tensor) -> 
         y.sum().backward()
 
 
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Differs("fewer") for _ in range(5))
+
+
+NAME = r"Model\.layers\.3 \(tests\.checkpoint\.test_detects_mistakes\.Differs\)"
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda layer, x: checkpoint_wrapper(layer)(x), NAME),
+        (lambda layer, x: checkpoint(layer, x), NAME),
+        (lambda layer, x: checkpoint(functools.partial(layer), x), NAME),
+        (lambda layer, x: checkpoint(layer.forward, x), rf"{NAME}\.forward"),
+        (lambda layer, x: checkpoint(layer, x, debug=True), NAME),
+    ],
+    ids=["wrapped", "module", "partial", "method", "debug"],
+)
+def test_modules_are_named_by_their_path_in_the_model(call, name: str, x: Tensor) -> None:
+    """Of many layers of one class the message says which."""
+    model = Model()
+    y = call(model.layers[3], x)
+    with pytest.raises(RuntimeError, match=f"^checkpoint: recompute of region {name} must save"):
+        y.sum().backward()
+
+
 @pytest.mark.parametrize("not_callable", [3, None, torch.ones(1), "exp"])
 def test_checkpoint_refuses_what_is_not_callable(not_callable: object) -> None:
     name = type(not_callable).__name__
@@ -212,3 +240,18 @@ def test_wrapper_refuses_script_modules() -> None:
     scripted = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
     with pytest.raises(TypeError, match=r"^checkpoint_wrapper: module must not be a ScriptModule"):
         checkpoint_wrapper(scripted)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("inside", [False, True])
+def test_wrapped_modules_refuse_to_be_scripted(inside: bool) -> None:
+    """What TorchScript compiles would be the plain forward, without anyone noticing."""
+    module = checkpoint_wrapper(nn.Sequential(nn.Linear(2, 2)))
+    model = nn.Sequential(nn.Tanh(), module) if inside else module
+    with pytest.raises(
+        TypeError, match=r"^checkpoint_wrapper: a wrapped module must not be scripted .*Sequential"
+    ):
+        torch.jit.script(model)
+    assert module(torch.ones(1, 2)).requires_grad  # as it was
+    scripted = torch.jit.script(unwrap(model))
+    assert torch.equal(scripted(torch.ones(1, 2)), model(torch.ones(1, 2)))

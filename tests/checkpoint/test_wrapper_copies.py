@@ -184,3 +184,23 @@ def test_class_put_on_top_later_stays() -> None:
     checkpoint_wrapper(module, offload_to_cpu=True)
     assert module.is_sharded
     assert runs_twice(module, module.count)
+
+
+def test_a_pickle_whose_class_has_gone_says_which_one() -> None:
+    """As a pickle of the plain module does."""
+    messages = []
+    for module in (Net(), checkpoint_wrapper(Net())):
+        pickled = pickle.dumps(module).replace(b"Net", b"Gon")
+        with pytest.raises(AttributeError, match="'Gon'") as error:
+            pickle.loads(pickled)
+        messages.append(str(error.value))
+    assert messages[1] == messages[0]
+
+
+def test_a_class_that_cannot_be_imported_is_refused_by_pickle_under_its_own_name() -> None:
+    class Local(nn.Module):
+        pass
+
+    for module in (Local(), checkpoint_wrapper(Local())):
+        with pytest.raises((AttributeError, pickle.PicklingError), match=r"Local"):
+            pickle.dumps(module)

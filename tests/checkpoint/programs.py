@@ -1,0 +1,214 @@
+"""Small programs with regions in them, as data: drawn by test_random_programs.py, built as modules
+that share their weights, and run with and without their regions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import memopt
+from memopt.checkpoint import checkpoint, checkpoint_wrapper
+from tests.checkpoint.support import torch_non_reentrant
+
+SIZE = 3  # every value is a SIZE x SIZE matrix
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+class Failure(Exception):
+    """What a program is made to raise."""
+
+
+class Fuse:
+    """Raises Failure when it has been passed `left` times; never, if that is None."""
+
+    def __init__(self) -> None:
+        self.left: int | None = None
+
+    def __call__(self) -> None:
+        if self.left is None:
+            return
+        if self.left == 0:
+            self.left = None
+            raise Failure
+        self.left -= 1
+
+
+class Weights(nn.Module):
+    """What all parts of a program share: trained, frozen, and moving in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained = nn.Parameter(torch.randn(SIZE, SIZE))
+        self.frozen = nn.Parameter(torch.randn(SIZE, SIZE), requires_grad=False)
+        self.norm = nn.BatchNorm1d(SIZE)
+        self.fuse = Fuse()
+
+
+def write_in_place(a: Tensor, b: Tensor, w: Weights) -> Tensor:
+    """Into a tensor of its own, which nothing has saved."""
+    return (a * 2).mul_(3).add_(b)
+
+
+def write_through_a_view(a: Tensor, b: Tensor, w: Weights) -> Tensor:
+    base = a.clone()
+    base[:1].copy_(b[1:2])
+    base.t()[0].mul_(0.5)
+    return base
+
+
+def without_gradient(a: Tensor, b: Tensor, w: Weights) -> Tensor:
+    with torch.no_grad():
+        c = (a + b).sin()
+    return c * w.trained
+
+
+# All from two matrices to one, whose elements stay moderate.
+OPS: dict[str, Callable[[Tensor, Tensor, Weights], Tensor]] = {
+    "sin": lambda a, b, w: a.sin(),
+    "tanh": lambda a, b, w: a.tanh(),
+    "add": lambda a, b, w: a + b,
+    "mul": lambda a, b, w: a * b.tanh(),
+    "matmul": lambda a, b, w: (a @ b).tanh(),
+    "trained": lambda a, b, w: a @ w.trained,
+    "frozen": lambda a, b, w: a.tanh() * w.frozen,
+    "transpose": lambda a, b, w: a.t(),
+    "expand": lambda a, b, w: a[1:2].expand(SIZE, SIZE),
+    "detach": lambda a, b, w: a.detach(),
+    "no_grad": without_gradient,
+    "in place": write_in_place,
+    "in place, view": write_through_a_view,
+    "dropout": lambda a, b, w: F.dropout(a, 0.4),
+    "noise": lambda a, b, w: a * torch.rand_like(b),
+    "batch norm": lambda a, b, w: w.norm(a),
+    "memopt layer norm": lambda a, b, w: memopt.functional.layer_norm(a, (SIZE,), w.trained[0]),
+    "memopt gelu": lambda a, b, w: memopt.functional.gelu(a),
+    "memopt both": lambda a, b, w: memopt.functional.layer_norm_gelu(a, (SIZE,), b[0], w.frozen[0]),
+}
+
+Packed = tuple[tuple[Any, ...], dict[str, Any]]
+
+# How tensors become the arguments of a region.
+CONTAINERS: dict[str, Callable[[list[Tensor]], Packed]] = {
+    "positional": lambda ts: (tuple(ts), {}),
+    "keyword": lambda ts: ((), {f"t{i}": t for i, t in enumerate(ts)}),
+    "list": lambda ts: ((None, ts), {}),
+    "nested": lambda ts: (({"a": ts[:1], 2: (ts[1:], None, "text")}, 7), {}),
+    "named tuple": lambda ts: ((), {"pair": Pair([*ts], 7), "none": None}),
+}
+
+# How a region gives its results back.
+RESULTS: dict[str, Callable[[list[Tensor]], Any]] = {
+    "bare": lambda ts: ts[0],
+    "tuple": lambda ts: (*ts, None),
+    "dict": lambda ts: {"a": ts[0], "b": [*ts[1:], 3]},
+    "named tuple": lambda ts: Pair(ts[0], (*ts[1:], "text")),
+}
+
+
+@dataclass(frozen=True)
+class Op:
+    """Appends one value. Inputs count backwards from the newest value, and around."""
+
+    name: str
+    a: int = 0
+    b: int = 0
+
+
+@dataclass(frozen=True)
+class Region:
+    """Runs `body` on some of the values, nested in `container`; appends the results."""
+
+    kind: str
+    """checkpoint, torch (its own checkpoint), wrapped (a module), offloaded (likewise)."""
+    body: tuple[Op | Region, ...]
+    inputs: tuple[int, ...] = (0,)
+    container: str = "positional"
+    outputs: tuple[int, ...] = (0,)
+    result: str = "bare"
+
+
+@dataclass(frozen=True)
+class Program:
+    body: tuple[Op | Region, ...]
+    backward: str = "backward"
+    outer_first: bool = True
+    """Which of two nested modules is wrapped first."""
+
+    def kinds(self) -> set[str]:
+        return {item.kind for item in _regions(self.body)}
+
+
+def _regions(body: tuple[Op | Region, ...]) -> Iterator[Region]:
+    for item in body:
+        if isinstance(item, Region):
+            yield item
+            yield from _regions(item.body)
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+class Part(nn.Module):
+    """A body as a module; the regions in it are its children."""
+
+    def __init__(self, body: tuple[Op | Region, ...], weights: Weights, regions: bool) -> None:
+        super().__init__()
+        self.body, self.weights, self.regions = body, weights, regions
+        inner = [item for item in body if isinstance(item, Region)]
+        self.inner = nn.ModuleList(RegionPart(item, weights, regions) for item in inner)
+
+    def extend(self, values: list[Tensor]) -> None:
+        """Run the body on `values`, and append what it makes."""
+        inner = iter(self.inner)
+        for item in self.body:
+            if isinstance(item, Op):
+                self.weights.fuse()
+                a, b = _pick(values, (item.a, item.b))
+                values.append(OPS[item.name](a, b, self.weights))
+            else:
+                args, kwargs = CONTAINERS[item.container](_pick(values, item.inputs))
+                values.extend(tensors_in(self._call(item.kind, next(inner), args, kwargs)))
+
+    def _call(self, kind: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self.regions and kind == "checkpoint":
+            return checkpoint(module, *args, **kwargs)
+        if self.regions and kind == "torch":
+            return torch_non_reentrant(module, *args, **kwargs)
+        return module(*args, **kwargs)
+
+
+class RegionPart(Part):
+    def __init__(self, region: Region, weights: Weights, regions: bool) -> None:
+        super().__init__(region.body, weights, regions)
+        self.region = region
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        values = tensors_in((args, kwargs))
+        self.extend(values)
+        return RESULTS[self.region.result](_pick(values, self.region.outputs))
+
+
+def _pick(values: list[Tensor], indices: tuple[int, ...]) -> list[Tensor]:
+    return [values[-1 - index % len(values)] for index in indices]
+
+
+def build(program: Program, weights: Weights, regions: bool) -> Part:
+    """`program` as a module, with its regions or as the plain run that they must equal."""
+    part = Part(program.body, weights, regions)
+    modules = [module for module in part.modules() if isinstance(module, RegionPart)]
+    for module in modules if program.outer_first else reversed(modules):
+        if regions and module.region.kind in ("wrapped", "offloaded"):
+            checkpoint_wrapper(module, offload_to_cpu=module.region.kind == "offloaded")
+    return part
