@@ -33,6 +33,18 @@ py::object put_together(const std::vector<py::object>& leaves, const py::object&
   return unflatten(list, spec);
 }
 
+// Whether torch.compile would see the frames of a call made now. A compiled frame around a region
+// must not compile what runs inside: forward and recompute would save different tensors.
+bool is_being_compiled() {
+  // Nothing is compiled before torch._dynamo is imported; afterwards it hooks frames only while a
+  // compiled function runs. To ask costs a tenth of calling past it.
+  static PyObject* const dynamo = PyUnicode_InternFromString("torch._dynamo");
+  if (PyDict_GetItemWithError(PyImport_GetModuleDict(), dynamo) == nullptr) return false;
+  static const auto callback =
+      function_at("torch._C._dynamo.eval_frame", "get_eval_frame_callback");
+  return !callback().is_none();
+}
+
 // The running statistics of `layers` stand still while it lives.
 class StatisticsGuard {
  public:
@@ -64,11 +76,8 @@ class StatisticsGuard {
 }  // namespace
 
 py::object call_function(py::handle fn, py::handle args, py::handle kwargs) {
-  static PyObject* const dynamo = PyUnicode_InternFromString("torch._dynamo");
   PyObject* result = nullptr;
-  // A compiled frame around the region must not compile what runs inside: forward and recompute
-  // would save different tensors. Nothing can be compiling before torch._dynamo is imported.
-  if (PyDict_GetItemWithError(PyImport_GetModuleDict(), dynamo) != nullptr) {
+  if (is_being_compiled()) {
     static const auto uncompiled = function_at("memopt.checkpoint.region", "call_uncompiled");
     result =
         PyObject_CallFunctionObjArgs(uncompiled.ptr(), fn.ptr(), args.ptr(), kwargs.ptr(), nullptr);
