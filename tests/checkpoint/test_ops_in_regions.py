@@ -5,7 +5,6 @@ last in its region, whose recompute stops inside it; regions and ops together le
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -22,8 +21,8 @@ from tests.checkpoint.support import (
     live_objects,
     plain,
 )
-from tests.support.cases import OP_CASES, Call, OpCase, evaluate
-from tests.support.shapes import FLOAT32, make_call
+from tests.support.cases import OP_CASES, Call, OpCase, as_tuple
+from tests.support.shapes import FLOAT32
 
 every_op = pytest.mark.parametrize("case", OP_CASES, ids=str)
 every_region = pytest.mark.parametrize("region", REGIONS, ids=lambda region: region.__name__)
@@ -39,13 +38,16 @@ SURROUNDINGS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] 
 
 def in_region(case: OpCase, region, surroundings) -> Callable[[Call], Tensor]:
     def function(call: Call) -> Tensor:
-        def body(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        def body(*tensors: Tensor | None) -> Tensor:
+            inside = call.replace(**dict(zip(call.tensors, tensors, strict=True)))
+
             def op(t: Tensor) -> Tensor:
-                return case.memopt(dataclasses.replace(call, input=t, weight=weight, bias=bias))
+                outputs = as_tuple(case.memopt(inside.replace(**{next(iter(call.tensors)): t})))
+                return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 
-            return surroundings(op, x)
+            return surroundings(op, inside.first)
 
-        return region(body, call.input, call.weight, call.bias)
+        return region(body, *call.tensors.values())
 
     return function
 
@@ -57,16 +59,15 @@ def in_region(case: OpCase, region, surroundings) -> Callable[[Call], Tensor]:
 def test_gradients_are_those_of_the_plain_run(
     case: OpCase, region, surroundings, dtype: torch.dtype | None, device: torch.device
 ) -> None:
-    call = make_call(case, (5, 130), FLOAT32, device)
+    call = case.make_call((5, 130), FLOAT32, device)
     results = []
     for way in (plain, region):
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
             leaves = call.leaves()
             output = in_region(case, way, surroundings)(leaves)
-        tensors = [t for t in (leaves.input, leaves.weight, leaves.bias) if t is not None]
         # By backward, since reentrant regions know no other way.
         output.backward(torch.ones_like(output))
-        results.append([output.detach(), *(t.grad for t in tensors)])
+        results.append([output.detach(), *(t.grad for t in leaves.differentiable.values())])
     assert_same_bits(results[1], results[0])
     if dtype is not None:
         assert results[1][0].dtype == dtype
@@ -74,10 +75,10 @@ def test_gradients_are_those_of_the_plain_run(
 
 @every_op
 def test_second_backward_and_single_gradients(case: OpCase, device: torch.device) -> None:
-    leaves = make_call(case, (5, 130), FLOAT32, device).leaves()
+    leaves = case.make_call((5, 130), FLOAT32, device).leaves()
     output = in_region(case, checkpoint, SURROUNDINGS["last"])(leaves)
-    (first,) = torch.autograd.grad(output.sum(), leaves.input, retain_graph=True)
-    (second,) = torch.autograd.grad(output.sum(), leaves.input)
+    (first,) = torch.autograd.grad(output.sum(), leaves.first, retain_graph=True)
+    (second,) = torch.autograd.grad(output.sum(), leaves.first)
     assert torch.equal(first, second)
 
 
@@ -89,11 +90,13 @@ def test_nested_regions(case: OpCase, device: torch.device) -> None:
     def plainly(fn, *args) -> Tensor:
         return fn(*args).cos()
 
-    call = make_call(case, (5, 130), FLOAT32, device)
-    actual, expected = (
-        evaluate(in_region(case, way, SURROUNDINGS["last"]), call) for way in (nested, plainly)
-    )
-    assert_same_bits(actual, expected)
+    call = case.make_call((5, 130), FLOAT32, device)
+    leaves, results = call.leaves(), []
+    for way in (nested, plainly):
+        output = in_region(case, way, SURROUNDINGS["last"])(leaves)
+        wanted = list(leaves.differentiable.values())
+        results.append([output, *torch.autograd.grad(output.sum(), wanted)])
+    assert_same_bits(*results)
 
 
 @every_op
@@ -103,7 +106,7 @@ def test_op_that_ends_its_region_leaves_nothing(case: OpCase, region, device: to
 
     Such a graph holds what the op saved, its input among it, whether or not Python sees the graph.
     """
-    call = make_call(case, (5, 130), FLOAT32, device).leaves()
+    call = case.make_call((5, 130), FLOAT32, device).leaves()
     inputs: list[StorageWeakRef] = []
 
     def surroundings(op, x: Tensor) -> Tensor:
@@ -113,7 +116,7 @@ def test_op_that_ends_its_region_leaves_nothing(case: OpCase, region, device: to
 
     def step() -> None:
         in_region(case, region, surroundings)(call).sum().backward()
-        call.input.grad = None
+        call.first.grad = None
 
     step()
     with collector_disabled():

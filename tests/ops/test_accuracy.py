@@ -5,13 +5,12 @@ arithmetic itself costs (support/tolerances.py).
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
 from tests.support.cases import NORM_CASES, OP_CASES, OpCase, evaluate
-from tests.support.oracle import assert_accurate, exact_moments, exact_results, magnitudes
+from tests.support.cases.layer_norm import exact_moments
+from tests.support.oracle import assert_accurate, exact_results, magnitudes
 from tests.support.shapes import (
     BFLOAT16,
     COLS,
@@ -22,7 +21,6 @@ from tests.support.shapes import (
     STATISTICS,
     Dtypes,
     awkward_gamma,
-    make_call,
     random_normal,
 )
 from tests.support.tolerances import (
@@ -47,7 +45,7 @@ every_dtype = pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 def test_odd_sizes(
     case: OpCase, dtypes: Dtypes, rows: int, cols: int, device: torch.device
 ) -> None:
-    assert_accurate(case, make_call(case, (rows, cols), dtypes, device))
+    assert_accurate(case, case.make_call((rows, cols), dtypes, device))
 
 
 @every_op
@@ -58,13 +56,13 @@ def test_extreme_statistics(
 ) -> None:
     for cols in (3, 769):
         values = STATISTICS[statistics](9, cols)
-        assert_accurate(case, make_call(case, (9, cols), dtypes, device, values=values))
+        assert_accurate(case, case.make_call((9, cols), dtypes, device, values=values))
 
 
 @every_norm
 @every_dtype
 def test_zero_tiny_and_negative_gamma(case: OpCase, dtypes: Dtypes, device: torch.device) -> None:
-    call = make_call(case, (9, 769), dtypes, device, gamma=awkward_gamma(769))
+    call = case.make_call((9, 769), dtypes, device, gamma=awkward_gamma(769))
     assert_accurate(case, call)
 
 
@@ -76,7 +74,7 @@ def test_zero_tiny_and_negative_gamma(case: OpCase, dtypes: Dtypes, device: torc
 def test_optional_weight_and_bias(
     case: OpCase, dtypes: Dtypes, weight: bool, bias: bool, device: torch.device
 ) -> None:
-    assert_accurate(case, make_call(case, (9, 130), dtypes, device, weight=weight, bias=bias))
+    assert_accurate(case, case.make_call((9, 130), dtypes, device, weight=weight, bias=bias))
 
 
 @every_op
@@ -101,15 +99,15 @@ def test_any_number_of_dimensions(
     normalized_dims: int,
     device: torch.device,
 ) -> None:
-    assert_accurate(case, make_call(case, size, dtypes, device, normalized_dims=normalized_dims))
+    assert_accurate(case, case.make_call(size, dtypes, device, normalized_dims=normalized_dims))
 
 
 @every_norm
 @pytest.mark.parametrize("dtypes", [FLOAT32, BFLOAT16], ids=str)
 @pytest.mark.parametrize("eps", [0.0, 1e-12, 1e-2, 1.0])
 def test_eps(case: OpCase, dtypes: Dtypes, eps: float, device: torch.device) -> None:
-    call = make_call(case, (9, 130), dtypes, device)
-    assert_accurate(case, dataclasses.replace(call, eps=eps))
+    call = case.make_call((9, 130), dtypes, device)
+    assert_accurate(case, call.replace(eps=eps))
 
 
 @every_norm
@@ -119,14 +117,14 @@ def test_weight_gradients_of_any_number_of_rows(
     case: OpCase, dtypes: Dtypes, rows: int, device: torch.device
 ) -> None:
     """Around the smallest part of the sum over rows, and where parts have more rows than that."""
-    assert_accurate(case, make_call(case, (rows, 5), dtypes, device))
+    assert_accurate(case, case.make_call((rows, 5), dtypes, device))
 
 
 @every_norm
 def test_weight_gradients_are_summed_in_float32(case: OpCase, device: torch.device) -> None:
     """A bfloat16 sum of this many ones would stop at 256."""
-    call = make_call(case, (20000, 3), BFLOAT16, device)
-    call = dataclasses.replace(call, grad_output=torch.ones_like(call.grad_output))
+    call = case.make_call((20000, 3), BFLOAT16, device)
+    call = call.replace(grad_output=torch.ones_like(call.grad_output))
     assert_accurate(case, call)
 
 
@@ -136,22 +134,21 @@ def test_long_rows(dtypes: Dtypes, statistics: str, device: torch.device) -> Non
     """A sum in one chain per vector lane would lose digits with the length of the row."""
     case, cols = NORM_CASES[0], 1_000_003
     values = STATISTICS[statistics](1, cols)
-    assert_accurate(case, make_call(case, (1, cols), dtypes, device, values=values))
+    assert_accurate(case, case.make_call((1, cols), dtypes, device, values=values))
 
 
 @every_norm
 @every_dtype
 @pytest.mark.parametrize("statistics", ["mean 100 std 1", "mean 1e4 std 1", "one outlier"])
 def test_mean_and_rstd(case: OpCase, dtypes: Dtypes, statistics: str, device: torch.device) -> None:
-    call = make_call(case, (9, 769), dtypes, device, values=STATISTICS[statistics](9, 769))
-    _, computed = case.forward(call)
+    call = case.make_call((9, 769), dtypes, device, values=STATISTICS[statistics](9, 769))
+    _, saved = case.forward(call)
     mean, std, rstd = exact_moments(call)
     rounding = STATISTICS_ROUNDINGS * roundoff(sums_dtype(dtypes.tensor))
     for value, exact, magnitude in (
-        (computed.mean, mean, mean.abs() + std),
-        (computed.rstd, rstd, rstd),
+        (saved["mean"], mean, mean.abs() + std),
+        (saved["rstd"], rstd, rstd),
     ):
-        assert value is not None
         assert value.dtype == sums_dtype(dtypes.tensor)
         assert value.shape == exact.shape
         error = worst_error(value, exact, rounding * magnitude)
@@ -166,8 +163,8 @@ def test_constant_rows_normalize_to_exactly_zero(
 ) -> None:
     """Their output is the bias, activated, in all its bits."""
     values = (random_normal(5, 1) * 1e3 + 1e4).repeat(1, cols)
-    call = make_call(case, (5, cols), dtypes, device, values=values)
-    zero = dataclasses.replace(call, input=torch.zeros_like(call.input))
+    call = case.make_call((5, cols), dtypes, device, values=values)
+    zero = call.replace(input=torch.zeros_like(call.input))
     assert torch.equal(case.memopt(call), case.memopt(zero))
     if case.approximate is None:
         assert call.bias is not None
@@ -180,12 +177,12 @@ def test_average_error_is_at_most_pytorchs(
     case: OpCase, dtypes: Dtypes, device: torch.device
 ) -> None:
     """Root mean square over many elements, where the luck of a single rounding does not count."""
-    call = make_call(case, (64, 1000), dtypes, device)
+    call = case.make_call((64, 1000), dtypes, device)
     exact, magnitude = exact_results(case, call), magnitudes(case, call)
     ours, torchs = evaluate(case.memopt, call), evaluate(case.torch, call)
-    for name, reference in exact._asdict().items():
+    for name, reference in exact.items():
         if reference is not None:
-            error = root_mean_square(getattr(ours, name).cpu() - reference)
-            torchs_error = root_mean_square(getattr(torchs, name).cpu() - reference)
-            rounding = roundoff(torch.float32) * root_mean_square(getattr(magnitude, name))
+            error = root_mean_square(ours[name].cpu() - reference)
+            torchs_error = root_mean_square(torchs[name].cpu() - reference)
+            rounding = roundoff(torch.float32) * root_mean_square(magnitude[name])
             assert error <= max(AVERAGE_ERROR_RATIO * torchs_error, rounding), name

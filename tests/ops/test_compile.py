@@ -8,11 +8,20 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import memopt
-from tests.support.cases import OP_CASES, Call, OpCase, evaluate
-from tests.support.shapes import BFLOAT16, FLOAT32, Dtypes, make_call
+from tests.support.cases import (
+    FAMILIES,
+    OP_CASES,
+    Call,
+    OpCase,
+    as_tuple,
+    assert_same_bits,
+    evaluate,
+)
+from tests.support.shapes import BFLOAT16, FLOAT32, Dtypes
 
 every_op = pytest.mark.parametrize("case", OP_CASES, ids=str)
 
@@ -27,25 +36,20 @@ def _fresh_compiler() -> Iterator[None]:
 def compiled(case: OpCase, backend: object, dynamic: bool | None = None):
     """The op between two pointwise ones, so that there is a graph around it."""
 
-    def function(call: Call) -> torch.Tensor:
-        return case.memopt(call) * 2 + call.input
+    def function(call: Call) -> tuple[torch.Tensor, ...]:
+        name = next(iter(call.given))
+        outputs = case.memopt(call.replace(**{name: 2 * call.first}))
+        return tuple(2 * output for output in as_tuple(outputs))
 
-    def tensors_in(input, weight, bias, normalized_shape, eps):
-        call = Call(input, normalized_shape, weight, bias, input, eps)
-        return function(call)
+    def of_arguments(tensors: dict, options: dict) -> tuple[torch.Tensor, ...]:
+        return function(Call(tensors, {}, options))
 
-    graph = torch.compile(tensors_in, backend=backend, fullgraph=True, dynamic=dynamic)
-
-    def run(call: Call) -> torch.Tensor:
-        return graph(call.input, call.weight, call.bias, call.normalized_shape, call.eps)
-
-    return function, run
+    graph = torch.compile(of_arguments, backend=backend, fullgraph=True, dynamic=dynamic)
+    return function, lambda call: graph(call.tensors, call.options)
 
 
-def assert_same_bits(function, run, call: Call) -> None:
-    for actual, expected in zip(evaluate(run, call), evaluate(function, call), strict=True):
-        assert (actual is None) == (expected is None)
-        assert actual is None or torch.equal(actual, expected)
+def assert_compiled_gives_eagers_bits(function, run, call: Call) -> None:
+    assert_same_bits(evaluate(run, call), evaluate(function, call))
 
 
 @every_op
@@ -55,7 +59,7 @@ def test_forward_and_backward_equal_eager(
     case: OpCase, dtypes: Dtypes, dynamic: bool, device: torch.device
 ) -> None:
     function, run = compiled(case, "aot_eager", dynamic)
-    assert_same_bits(function, run, make_call(case, (4, 33), dtypes, device))
+    assert_compiled_gives_eagers_bits(function, run, case.make_call((4, 33), dtypes, device))
 
 
 @every_op
@@ -63,7 +67,9 @@ def test_changing_rows_recompiles_once(case: OpCase, device: torch.device) -> No
     counter = CompileCounterWithBackend("aot_eager")
     function, run = compiled(case, counter)
     for rows in (4, 5, 6, 7, 31):
-        assert_same_bits(function, run, make_call(case, (rows, 33), FLOAT32, device))
+        assert_compiled_gives_eagers_bits(
+            function, run, case.make_call((rows, 33), FLOAT32, device)
+        )
     assert counter.frame_count <= 2
 
 
@@ -71,39 +77,43 @@ def test_changing_rows_recompiles_once(case: OpCase, device: torch.device) -> No
 def test_dynamic_shapes_never_recompile(case: OpCase, device: torch.device) -> None:
     counter = CompileCounterWithBackend("aot_eager")
     function, run = compiled(case, counter, dynamic=True)
-    assert_same_bits(function, run, make_call(case, (4, 33), FLOAT32, device))
+    assert_compiled_gives_eagers_bits(function, run, case.make_call((4, 33), FLOAT32, device))
     compilations = counter.frame_count
     for rows in (5, 6, 31):
-        assert_same_bits(function, run, make_call(case, (rows, 33), FLOAT32, device))
+        assert_compiled_gives_eagers_bits(
+            function, run, case.make_call((rows, 33), FLOAT32, device)
+        )
     assert counter.frame_count == compilations
 
 
 @every_op
 def test_no_grad(case: OpCase, device: torch.device) -> None:
-    _, run = compiled(case, "aot_eager")
-    call = make_call(case, (4, 33), FLOAT32, device)
+    function, run = compiled(case, "aot_eager")
+    call = case.make_call((4, 33), FLOAT32, device)
     with torch.no_grad():
-        assert torch.equal(run(call), case.memopt(call) * 2 + call.input)
+        for actual, expected in zip(run(call), function(call), strict=True):
+            assert torch.equal(actual, expected)
 
 
 @every_op
 def test_autocast(case: OpCase, device: torch.device) -> None:
     function, run = compiled(case, "aot_eager")
     with torch.autocast(device.type, torch.bfloat16):
-        assert_same_bits(function, run, make_call(case, (4, 33), FLOAT32, device))
+        assert_compiled_gives_eagers_bits(function, run, case.make_call((4, 33), FLOAT32, device))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [OP_CASES[0], OP_CASES[-1]], ids=str)
+@pytest.mark.parametrize("case", FAMILIES, ids=str)
 def test_inductor(case: OpCase, device: torch.device) -> None:
     """The default backend generates code around the op; its own arithmetic may contract a multiply
     and an add.
     """
     function, run = compiled(case, "inductor")
-    call = make_call(case, (4, 33), FLOAT32, device)
-    for actual, expected in zip(evaluate(run, call), evaluate(function, call), strict=True):
+    call = case.make_call((4, 33), FLOAT32, device)
+    actual = evaluate(run, call)
+    for name, expected in evaluate(function, call).items():
         if expected is not None:
-            torch.testing.assert_close(actual, expected)
+            torch.testing.assert_close(actual[name], expected)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -117,7 +127,7 @@ def test_modules(dynamic: bool, device: torch.device) -> None:
         memopt.nn.LayerNormGELU(32),
     ).to(device)
     graph = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=dynamic)
-    x = make_call(OP_CASES[0], (4, 32), FLOAT32, device).input
+    x = OP_CASES[0].make_call((4, 32), FLOAT32, device).input
 
     def gradients(module) -> list[torch.Tensor]:
         return list(torch.autograd.grad(module(x).square().sum(), list(model.parameters())))
@@ -129,16 +139,18 @@ def test_modules(dynamic: bool, device: torch.device) -> None:
 @every_op
 def test_export(case: OpCase, device: torch.device) -> None:
     class Module(torch.nn.Module):
-        def forward(self, input, weight, bias):
-            return case.memopt(Call(input, (33,), weight, bias, input))
+        def forward(self, tensors, options):
+            return case.memopt(Call(tensors, {}, options))
 
-    call = make_call(case, (4, 33), FLOAT32, device)
+    call = case.make_call((4, 33), FLOAT32, device)
     rows = torch.export.Dim("rows", min=2, max=64)
+    dynamic = {name: {0: rows} if name in call.activations else None for name in call.tensors}
     program = torch.export.export(
         Module(),
-        (call.input, call.weight, call.bias),
-        dynamic_shapes=({0: rows}, None, None),
+        (call.tensors, call.options),
+        dynamic_shapes=(dynamic, pytree.tree_map(lambda _: None, call.options)),
     )
-    other = make_call(case, (7, 33), FLOAT32, device)
-    output = program.module()(other.input, other.weight, other.bias)
-    assert torch.equal(output, case.memopt(other))
+    other = case.make_call((7, 33), FLOAT32, device)
+    outputs = as_tuple(program.module()(other.tensors, other.options))
+    for actual, expected in zip(outputs, as_tuple(case.memopt(other)), strict=True):
+        assert torch.equal(actual, expected)

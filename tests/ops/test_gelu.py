@@ -12,7 +12,7 @@ import torch
 import memopt
 from tests.support.cases import GELU_CASES, OpCase
 from tests.support.oracle import assert_accurate
-from tests.support.shapes import FLOAT32, Dtypes, make_call
+from tests.support.shapes import FLOAT32, Dtypes
 from tests.support.tolerances import roundoff
 
 every_form = pytest.mark.parametrize("case", GELU_CASES, ids=str)
@@ -53,7 +53,7 @@ def test_default_is_the_erf_form(device: torch.device) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_16_bit_number(case: OpCase, dtype: torch.dtype, device: torch.device) -> None:
     values = every_number(dtype)
-    call = make_call(case, (values.numel(),), Dtypes(dtype, dtype), device, values=values)
+    call = case.make_call((values.numel(),), Dtypes(dtype, dtype), device, values=values)
     assert_accurate(case, call)
 
 
@@ -61,7 +61,7 @@ def test_every_16_bit_number(case: OpCase, dtype: torch.dtype, device: torch.dev
 def test_dense_grid_in_float32(case: OpCase, device: torch.device) -> None:
     """Through the middle and both tails, until the value is 0 or x."""
     values = torch.linspace(-16, 16, 200_001, dtype=torch.float64)
-    assert_accurate(case, make_call(case, (values.numel(),), FLOAT32, device, values=values))
+    assert_accurate(case, case.make_call((values.numel(),), FLOAT32, device, values=values))
 
 
 @every_form
@@ -88,4 +88,4 @@ def test_symmetry(case: OpCase, device: torch.device) -> None:
 def test_any_shape(case: OpCase, device: torch.device) -> None:
     """Elementwise: from no dimension to five, and empty."""
     for size in [(), (1,), (0,), (3, 0, 2), (2, 3, 4, 5, 6)]:
-        assert_accurate(case, make_call(case, size, FLOAT32, device))
+        assert_accurate(case, case.make_call(size, FLOAT32, device))

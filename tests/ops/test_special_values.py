@@ -4,14 +4,13 @@ and a row that holds one leaves the other rows alone.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
 import torch
 
 from tests.support.cases import GELU_CASES, NORM_CASES, OP_CASES, OpCase, Results, evaluate
-from tests.support.shapes import BFLOAT16, FLOAT32, FLOAT64, Dtypes, make_call
+from tests.support.shapes import BFLOAT16, FLOAT32, FLOAT64, Dtypes
 
 every_op = pytest.mark.parametrize("case", OP_CASES, ids=str)
 every_norm = pytest.mark.parametrize("case", NORM_CASES, ids=str)
@@ -26,10 +25,10 @@ def assert_special_where_pytorch_is(actual: Results, expected: Results) -> None:
     PyTorch's kernels make some infinities NaN, differently for each dtype. There memopt may keep an
     infinity; it makes no NaN of an infinity that PyTorch keeps, and never flips its sign.
     """
-    for name, torchs in expected._asdict().items():
+    for name, torchs in expected.items():
         if torchs is None:
             continue
-        ours = getattr(actual, name)
+        ours = actual[name]
         assert torch.equal(ours.isfinite(), torchs.isfinite()), name
         infinite = torchs.isinf()
         assert torch.equal(ours[infinite], torchs[infinite]), name
@@ -43,18 +42,21 @@ def test_in_the_input(
     case: OpCase, dtypes: Dtypes, value: float, column: int, device: torch.device
 ) -> None:
     """Column 129 of 130 is in the tail of every vector width."""
-    call = make_call(case, (5, 130), dtypes, device)
-    call.input[2, column] = value
-    assert_special_where_pytorch_is(evaluate(case.memopt, call), evaluate(case.torch, call))
+    clean = case.make_call((5, 130), dtypes, device)
+    for name in clean.activations:
+        call = clean.map(torch.Tensor.clone)
+        getattr(call, name)[2, column] = value
+        assert_special_where_pytorch_is(evaluate(case.memopt, call), evaluate(case.torch, call))
 
 
 @every_op
 @every_dtype
 @special
 def test_in_the_gradient(case: OpCase, dtypes: Dtypes, value: float, device: torch.device) -> None:
-    call = make_call(case, (5, 130), dtypes, device)
-    call.grad_output[2, 3] = value
-    assert_special_where_pytorch_is(evaluate(case.memopt, call), evaluate(case.torch, call))
+    for name in case.outputs:
+        call = case.make_call((5, 130), dtypes, device)
+        call.grads[name][2, 3] = value
+        assert_special_where_pytorch_is(evaluate(case.memopt, call), evaluate(case.torch, call))
 
 
 @every_norm
@@ -64,7 +66,7 @@ def test_in_weight_or_bias(
     case: OpCase, dtypes: Dtypes, value: float, device: torch.device
 ) -> None:
     for name in ("weight", "bias"):
-        call = make_call(case, (5, 130), dtypes, device)
+        call = case.make_call((5, 130), dtypes, device)
         getattr(call, name)[3] = value
         assert_special_where_pytorch_is(evaluate(case.memopt, call), evaluate(case.torch, call))
 
@@ -75,14 +77,15 @@ def test_in_weight_or_bias(
 def test_other_rows_keep_their_bits(
     case: OpCase, dtypes: Dtypes, value: float, device: torch.device
 ) -> None:
-    clean = make_call(case, (7, 130), dtypes, device)
-    dirty_input = clean.input.clone()
-    dirty_input[2, 100] = value
-    dirty = dataclasses.replace(clean, input=dirty_input)
+    clean = case.make_call((7, 130), dtypes, device)
+    dirty = clean.map(torch.Tensor.clone)
+    for tensor in dirty.activations.values():
+        tensor[2, 100] = value
     actual, expected = evaluate(case.memopt, dirty), evaluate(case.memopt, clean)
     others = [0, 1, 3, 4, 5, 6]
-    assert torch.equal(actual.output[others], expected.output[others])
-    assert torch.equal(actual.grad_input[others], expected.grad_input[others])
+    for name in (*case.outputs, *(f"grad_{name}" for name in clean.activations)):
+        if expected.get(name) is not None:
+            assert torch.equal(actual[name][others], expected[name][others]), name
 
 
 @every_norm
@@ -90,8 +93,8 @@ def test_other_rows_keep_their_bits(
 def test_zero_eps_on_constant_rows_is_nan_as_in_pytorch(
     case: OpCase, dtypes: Dtypes, device: torch.device
 ) -> None:
-    call = make_call(case, (3, 16), dtypes, device, values=torch.ones(3, 16))
-    call = dataclasses.replace(call, eps=0.0)
+    call = case.make_call((3, 16), dtypes, device, values=torch.ones(3, 16))
+    call = call.replace(eps=0.0)
     assert case.torch(call).isnan().all()
     assert case.memopt(call).isnan().all()
 
@@ -99,7 +102,7 @@ def test_zero_eps_on_constant_rows_is_nan_as_in_pytorch(
 @pytest.mark.parametrize("case", GELU_CASES, ids=str)
 @every_dtype
 def test_gelu_of_zeros_keeps_their_sign(case: OpCase, dtypes: Dtypes, device: torch.device) -> None:
-    call = make_call(case, (1, 3), dtypes, device, values=torch.tensor([0.0, -0.0, 0.0]))
+    call = case.make_call((1, 3), dtypes, device, values=torch.tensor([0.0, -0.0, 0.0]))
     output = case.memopt(call)
     assert torch.equal(output.signbit().cpu(), torch.tensor([[False, True, False]]))
 
@@ -112,8 +115,8 @@ def test_gelu_saturates(case: OpCase, dtypes: Dtypes, device: torch.device) -> N
     """
     largest = torch.finfo(dtypes.tensor).max
     values = torch.tensor([40, 1e3, largest, -40, -1e3, -largest], dtype=torch.float64)
-    call = make_call(case, (1, 6), dtypes, device, values=values)
-    call = dataclasses.replace(call, grad_output=torch.ones_like(call.grad_output))
+    call = case.make_call((1, 6), dtypes, device, values=values)
+    call = call.replace(grad_output=torch.ones_like(call.grad_output))
     results = evaluate(case.memopt, call)
     assert torch.equal(results.output, call.input.clamp_min(0))
     assert torch.equal(results.grad_input, (call.input > 0).to(dtypes.tensor))

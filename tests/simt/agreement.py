@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
-from torch import Tensor
 
-from tests.support.cases import Call, OpCase, Results, Statistics
+from tests.support.cases import Call, OpCase, Results
+from tests.support.cases.layer_norm import exact_moments
+from tests.support.cases.op import Saved
 from tests.support.oracle import (
     allowances,
     assert_results_accurate,
-    exact_moments,
     exact_results,
     worst_errors,
 )
@@ -28,27 +26,30 @@ from .device import Device
 from .kernels import DENSE, Layout
 
 
-class Outcome(NamedTuple):
-    """Forward, and backward with everything asked for."""
+class Outcome(Results):
+    """Forward, and backward with everything asked for: the results by name, the saved tensors, and
+    as reemitted_NAME what backward re-emits.
+    """
 
-    output: Tensor
-    mean: Tensor | None
-    rstd: Tensor | None
-    grad_input: Tensor | None
-    grad_weight: Tensor | None
-    grad_bias: Tensor | None
-    reemitted: Tensor | None
+    outputs: tuple[str, ...]
+    saved: Saved
 
     @property
     def results(self) -> Results:
-        return Results(self.output, self.grad_input, self.grad_weight, self.grad_bias)
+        """Outputs and gradients."""
+        names = [*self.outputs, *(name for name in self if name.startswith("grad_"))]
+        return Results({name: self[name] for name in names})
 
 
 def run(device: Device, case: OpCase, call: Call, *, layout: Layout = DENSE) -> Outcome:
     """Forward and backward in the device's order of threads."""
-    output, statistics = kernels.forward(device, case, call, layout=layout)
-    results = kernels.backward(device, case, call, statistics, recompute_output=True, layout=layout)
-    return Outcome(output, *statistics, *results[1:], results.output)
+    outputs, saved = kernels.forward(device, case, call, layout=layout)
+    results = kernels.backward(device, case, call, saved, recompute_output=True, layout=layout)
+    gradients = {name: value for name, value in results.items() if name not in case.reemitted}
+    reemitted = {f"reemitted_{name}": results[name] for name in case.reemitted}
+    outcome = Outcome({**outputs, **saved, **gradients, **reemitted})
+    outcome.outputs, outcome.saved = case.outputs, saved
+    return outcome
 
 
 def run_in_every_order(
@@ -63,26 +64,27 @@ def assert_accurate(case: OpCase, call: Call, outcome: Outcome) -> None:
     re-emitted output has forward's bits."""
     assert_results_accurate(case, call, outcome.results)
     assert_agrees_with_cpu(case, call, outcome.results)
-    kernels.assert_same_bits([outcome.reemitted], [outcome.output], f"{case} on {call}: re-emitted")
-    if case.normalizes:
+    for name in case.reemitted:
+        reemitted, output = outcome[f"reemitted_{name}"], outcome[name]
+        kernels.assert_same_bits([reemitted], [output], f"{case} on {call}: re-emitted")
+    if "rstd" in case.saved:
         assert_statistics_accurate(call, outcome)
 
 
-def assert_output_accurate(case: OpCase, call: Call, output: Tensor) -> None:
+def assert_outputs_accurate(case: OpCase, call: Call, outputs: Results) -> None:
     """The same of forward alone."""
     exact = exact_results(case, call)
-    allowed = allowances(case, call, exact).output
-    assert exact.output is not None
-    assert allowed is not None
-    assert worst_error(output, exact.output, allowed) <= largest_error(output.dtype)
+    allowed = allowances(case, call, exact)
+    for name, output in outputs.items():
+        assert worst_error(output, exact[name], allowed[name]) <= largest_error(output.dtype)
 
 
 def assert_agrees_with_cpu(case: OpCase, call: Call, results: Results) -> None:
     """The dispatcher ops on the CPU give the same within rounding."""
-    output, statistics = case.forward(call)
-    cpu = case.backward(call, statistics)._replace(output=output)
-    cpu = Results(*(None if result is None else result.double() for result in cpu))
-    limit = BETWEEN_IMPLEMENTATIONS * largest_error(call.input.dtype)
+    outputs, saved = case.forward(call)
+    both = {**case.backward(call, saved), **outputs}
+    cpu = Results({name: None if t is None else t.double() for name, t in both.items()})
+    limit = BETWEEN_IMPLEMENTATIONS * largest_error(call.first.dtype)
     for name, error in worst_errors(results, cpu, allowances(case, call, cpu)).items():
         assert error <= limit, f"{case} on {call}: {name} is {error:.3g} allowances from the CPU's"
 
@@ -90,20 +92,17 @@ def assert_agrees_with_cpu(case: OpCase, call: Call, results: Results) -> None:
 def assert_statistics_accurate(call: Call, outcome: Outcome) -> None:
     """Mean and rstd are within roundings of the exact ones."""
     exact = exact_moments(call)
-    for value, reference, magnitude in (
-        (outcome.mean, exact.mean, exact.mean.abs() + exact.std),
-        (outcome.rstd, exact.rstd, exact.rstd),
+    for name, reference, magnitude in (
+        ("mean", exact.mean, exact.mean.abs() + exact.std),
+        ("rstd", exact.rstd, exact.rstd),
     ):
-        assert value is not None
-        tiny = torch.finfo(value.dtype).smallest_normal
-        allowed = STATISTICS_ROUNDINGS * roundoff(value.dtype) * magnitude + tiny
-        assert worst_error(value, reference.flatten(), allowed.flatten()) <= 1
+        if name in outcome.saved:
+            value = outcome.saved[name]
+            tiny = torch.finfo(value.dtype).smallest_normal
+            allowed = STATISTICS_ROUNDINGS * roundoff(value.dtype) * magnitude + tiny
+            assert worst_error(value, reference.flatten(), allowed.flatten()) <= 1
 
 
 def path(device: Device) -> list[str]:
     """The launched kernels without their template arguments, in order."""
     return [launch.kernel.partition("<")[0] for launch in device.launches()]
-
-
-def statistics_of(outcome: Outcome) -> Statistics:
-    return Statistics(outcome.mean, outcome.rstd)

@@ -11,8 +11,8 @@ import math
 import pytest
 import torch
 
-from tests.support.cases import GELU_CASES, OpCase
-from tests.support.shapes import FLOAT32, FLOAT64, Dtypes, make_call, random_normal
+from tests.support.cases import GELU_CASES, OpCase, Results
+from tests.support.shapes import FLOAT32, FLOAT64, Dtypes, random_normal
 
 from . import kernels
 from .agreement import assert_accurate, path, run, run_in_every_order
@@ -36,7 +36,7 @@ every_dtype = pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 @every_dtype
 @pytest.mark.parametrize("size", [1, 3, 127, 128, 129, 769, 1000, 4099])
 def test_accurate_for_every_length(simt: Device, case: OpCase, dtypes: Dtypes, size: int) -> None:
-    call = make_call(case, (1, size), dtypes, CPU)
+    call = case.make_call((1, size), dtypes, CPU)
     assert_accurate(case, call, run_in_every_order(simt, case, call))
 
 
@@ -44,7 +44,7 @@ def test_accurate_for_every_length(simt: Device, case: OpCase, dtypes: Dtypes, s
 @every_dtype
 @pytest.mark.parametrize("beyond", [-1, 0, 1])
 def test_one_block_for_each_tile(simt: Device, case: OpCase, dtypes: Dtypes, beyond: int) -> None:
-    call = make_call(case, (1, 2 * TILE[dtypes.tensor] + beyond), dtypes, CPU)
+    call = case.make_call((1, 2 * TILE[dtypes.tensor] + beyond), dtypes, CPU)
     assert_accurate(case, call, run(simt, case, call))
     assert path(simt) == ["gelu_forward_kernel", "gelu_backward_kernel"]
     blocks = 3 if beyond > 0 else 2
@@ -58,7 +58,7 @@ def test_one_block_for_each_tile(simt: Device, case: OpCase, dtypes: Dtypes, bey
 @every_case
 def test_grid_strides_over_tiles_beyond_64_waves(simt: Device, case: OpCase) -> None:
     simt.set_attribute(Attribute.MULTIPROCESSORS, 1)
-    call = make_call(case, (1, 65 * TILE[torch.float64] + 5), FLOAT64, CPU)
+    call = case.make_call((1, 65 * TILE[torch.float64] + 5), FLOAT64, CPU)
     assert_accurate(case, call, run(simt, case, call))
     assert {launch.grid for launch in simt.launches()} == {(64, 1, 1)}
 
@@ -69,7 +69,7 @@ def test_grid_strides_over_tiles_beyond_64_waves(simt: Device, case: OpCase) -> 
 def test_same_bits_wherever_the_tensors_lie(
     simt: Device, case: OpCase, dtypes: Dtypes, offset: int
 ) -> None:
-    call = make_call(case, (1, TILE[dtypes.tensor] + 133), dtypes, CPU)
+    call = case.make_call((1, TILE[dtypes.tensor] + 133), dtypes, CPU)
     assert_same_bits(
         run_in_every_order(simt, case, call, layout=Layout(offset=offset)),
         run(simt, case, call),
@@ -83,22 +83,23 @@ def test_same_bits_wherever_the_tensors_lie(
 def test_in_place_backward_has_the_same_bits(
     simt: Device, case: OpCase, dtypes: Dtypes, recompute_output: bool
 ) -> None:
-    call = make_call(case, (1, 1003), dtypes, CPU)
+    call = case.make_call((1, 1003), dtypes, CPU)
     apart = run(simt, case, call)
-    _, statistics = kernels.forward(simt, case, call)
+    _, saved = kernels.forward(simt, case, call)
     in_place = kernels.in_every_order(
         simt,
         lambda: kernels.backward(
-            simt, case, call, statistics, recompute_output=recompute_output, in_place=True
+            simt, case, call, saved, recompute_output=recompute_output, in_place=True
         ),
     )
     output = apart.output if recompute_output else None
-    assert_same_bits(in_place, (output, apart.grad_input, None, None), "in place")
+    expected = Results(output=output, grad_input=apart.grad_input)
+    assert_same_bits(in_place, expected, "in place")
 
 
 @every_case
 def test_nothing_is_launched_for_an_empty_tensor(simt: Device, case: OpCase) -> None:
-    outcome = run(simt, case, make_call(case, (0, 5), FLOAT32, CPU))
+    outcome = run(simt, case, case.make_call((0, 5), FLOAT32, CPU))
     assert outcome.output.shape == (0, 5)
     assert simt.launches() == []
 
@@ -111,13 +112,13 @@ def test_extreme_values(simt: Device, case: OpCase, dtypes: Dtypes) -> None:
     values = [0.0, -0.0, 1e-30, -1e-30, 6.0, -6.0, 40.0, -40.0, largest, -largest]
     special = [math.inf, -math.inf, math.nan]
     x = torch.tensor([values], dtype=torch.float64)
-    call = make_call(case, (1, len(values)), dtypes, CPU, values=x)
+    call = case.make_call((1, len(values)), dtypes, CPU, values=x)
     assert_accurate(case, call, run_in_every_order(simt, case, call))
 
     x = torch.tensor([special]).double()
-    call = make_call(case, (1, len(special)), dtypes, CPU, values=x)
+    call = case.make_call((1, len(special)), dtypes, CPU, values=x)
     output = run_in_every_order(simt, case, call).output
-    expected = case.forward(call)[0]
+    expected = case.memopt(call)
     torch.testing.assert_close(output, expected, rtol=0, atol=0, equal_nan=True)
 
 
@@ -126,6 +127,6 @@ def test_extreme_values(simt: Device, case: OpCase, dtypes: Dtypes) -> None:
 def test_neighbours_do_not_matter(simt: Device, case: OpCase, dtypes: Dtypes) -> None:
     """An element's bits depend on nothing but its value, in a tail as in a vector."""
     values = random_normal(1, 300)
-    whole = run(simt, case, make_call(case, (1, 300), dtypes, CPU, values=values))
-    part = run(simt, case, make_call(case, (1, 111), dtypes, CPU, values=values[:, 100:211]))
+    whole = run(simt, case, case.make_call((1, 300), dtypes, CPU, values=values))
+    part = run(simt, case, case.make_call((1, 111), dtypes, CPU, values=values[:, 100:211]))
     assert_same_bits([part.output], [whole.output[:, 100:211]], "elements 100 to 210")

@@ -13,18 +13,19 @@ import torch
 
 from tests.support.cases import NORM_CASES, OP_CASES, OpCase
 from tests.support.oracle import assert_results_accurate
-from tests.support.shapes import BFLOAT16, DTYPES, FLOAT32, FLOAT64, Dtypes, make_call
+from tests.support.shapes import BFLOAT16, DTYPES, FLOAT32, FLOAT64, Dtypes
 
 from . import build, kernels
 from .agreement import (
     assert_accurate,
-    assert_output_accurate,
+    assert_outputs_accurate,
     path,
     run,
     run_in_every_order,
-    statistics_of,
 )
 from .device import Attribute, Device, Launch
+from .drivers import DRIVERS
+from .drivers.layer_norm import backward_parts
 from .kernels import DENSE, Layout, assert_same_bits
 
 CPU = torch.device("cpu")
@@ -47,13 +48,13 @@ LAYER_NORM_GELU = NORM_CASES[-1]
 
 
 def forward_launch(device: Device, dtypes: Dtypes, size: tuple[int, int]) -> Launch:
-    kernels.forward(device, LAYER_NORM_GELU, make_call(LAYER_NORM_GELU, size, dtypes, CPU))
+    kernels.forward(device, LAYER_NORM_GELU, LAYER_NORM_GELU.make_call(size, dtypes, CPU))
     return device.launches()[-1]
 
 
 def input_grad_launch(device: Device, dtypes: Dtypes, size: tuple[int, int]) -> Launch:
     """The only launch when no weight gradients are wanted."""
-    call = make_call(LAYER_NORM_GELU, size, dtypes, CPU)
+    call = LAYER_NORM_GELU.make_call(size, dtypes, CPU)
     _, statistics = kernels.forward(device, LAYER_NORM_GELU, call)
     kernels.backward(device, LAYER_NORM_GELU, call, statistics, (True, False, False))
     return device.launches()[-1]
@@ -71,8 +72,8 @@ def test_forward_takes_the_long_kernel_beyond_the_registers(
 ) -> None:
     case = LAYER_NORM_GELU
     for cols in around(FORWARD_IN_REGISTERS[dtypes], in_vectors):
-        call = make_call(case, (2, cols), dtypes, CPU)
-        assert_output_accurate(case, call, kernels.forward(simt, case, call)[0])
+        call = case.make_call((2, cols), dtypes, CPU)
+        assert_outputs_accurate(case, call, kernels.forward(simt, case, call)[0])
     assert path(simt) == ["layer_norm_forward_rows", "layer_norm_forward_long"]
 
 
@@ -83,7 +84,7 @@ def test_backward_takes_the_long_kernel_beyond_the_registers(
 ) -> None:
     case = LAYER_NORM_GELU
     for cols in around(BACKWARD_IN_REGISTERS[dtypes], in_vectors):
-        call = make_call(case, (2, cols), dtypes, CPU)
+        call = case.make_call((2, cols), dtypes, CPU)
         assert_accurate(case, call, run(simt, case, call))
     assert path(simt)[1::3] == ["layer_norm_backward_rows", "layer_norm_backward_long"]
 
@@ -131,7 +132,7 @@ def test_backward_block_has_as_many_threads_as_the_row_needs(
 def test_grid_strides_over_the_rows(simt: Device, case: OpCase) -> None:
     """At most 64 blocks of 128 rows for each multiprocessor forward, and two of 256 backward."""
     simt.set_attribute(Attribute.MULTIPROCESSORS, 1)
-    call = make_call(case, (64 * 128 + 5, 2), FLOAT32, CPU)
+    call = case.make_call((64 * 128 + 5, 2), FLOAT32, CPU)
     assert_accurate(case, call, run(simt, case, call))
     assert path(simt) == ROWS_PATH
     assert [launch.grid for launch in simt.launches()] == [(64, 1, 1), (2, 1, 1), (1, 2, 1)]
@@ -155,28 +156,28 @@ def test_parts_of_the_weight_gradients(
     simt: Device, multiprocessors: int, rows: int, cols: int, parts: int
 ) -> None:
     simt.set_attribute(Attribute.MULTIPROCESSORS, multiprocessors)
-    assert kernels.backward_parts(simt, rows, cols, torch.float32) == parts
+    assert backward_parts(simt, rows, cols, torch.float32) == parts
 
 
 @every_case
 def test_weight_gradients_take_a_second_kernel(simt: Device, case: OpCase) -> None:
     """32 columns of dgamma or dbeta to a block; not launched where neither is wanted."""
-    call = make_call(case, (5, 100), FLOAT32, CPU)
+    call = case.make_call((5, 100), FLOAT32, CPU)
     outcome = run(simt, case, call)
     assert path(simt) == ROWS_PATH
     assert simt.launches()[-1][1:] == ((4, 2, 1), (32, 32, 1), 32 * 33 * 4, kernels.STREAM)
     simt.reset()
-    kernels.backward(simt, case, call, statistics_of(outcome), (True, False, False))
+    kernels.backward(simt, case, call, outcome.saved, (True, False, False))
     assert path(simt) == ["layer_norm_backward_rows"]
     assert simt.launches()[0].stream == kernels.STREAM
 
 
 @every_case
 def test_nothing_is_launched_for_nothing(simt: Device, case: OpCase) -> None:
-    empty = make_call(case, (0, 100), FLOAT32, CPU)
+    empty = case.make_call((0, 100), FLOAT32, CPU)
     _, statistics = kernels.forward(simt, case, empty)
     kernels.backward(simt, case, empty, statistics, (True, False, False), recompute_output=True)
-    call = make_call(case, (5, 100), FLOAT32, CPU)
+    call = case.make_call((5, 100), FLOAT32, CPU)
     assert simt.launches() == []
     _, statistics = kernels.forward(simt, case, call)
     simt.reset()
@@ -201,7 +202,7 @@ def test_long_forward_row_waits_in_shared_memory_if_it_fits(
 def test_long_backward_row_waits_in_shared_memory_if_it_fits(simt: Device) -> None:
     """First the sums of the weight gradients, then x and dy; the bits are the same wherever."""
     case = LAYER_NORM_GELU
-    call = make_call(case, (5, 8193), BFLOAT16, CPU)
+    call = case.make_call((5, 8193), BFLOAT16, CPU)
     reference = run(simt, case, call)
     assert_results_accurate(case, call, reference.results)
     row_sums, weight_sums, x_and_dy = 512, 65552, 32800  # bytes, each a multiple of 16
@@ -230,21 +231,18 @@ def test_long_rows_are_right_in_every_order(
 ) -> None:
     """Staged in shared memory, and read again from tensors off their alignment."""
     simt.set_attribute(Attribute.SHARED_BYTES_PER_BLOCK, shared_bytes_per_block)
-    call = make_call(case, (3, 4100), FLOAT64, CPU)
+    call = case.make_call((3, 4100), FLOAT64, CPU)
     assert_accurate(case, call, run_in_every_order(simt, case, call, layout=layout))
     assert path(simt)[:2] == ["layer_norm_forward_long", "layer_norm_backward_long"]
 
 
-@pytest.mark.parametrize("case", OP_CASES, ids=str)
+@pytest.mark.parametrize("case", [c for c in OP_CASES if c.family in DRIVERS], ids=str)
 @pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 def test_one_tensor_off_its_alignment_is_enough(simt: Device, case: OpCase, dtypes: Dtypes) -> None:
     """To move elements instead of vectors: the interpreter would report a misaligned vector."""
-    call = make_call(case, (3, 256), dtypes, CPU)
+    call = case.make_call((3, 256), dtypes, CPU)
     aligned = run(simt, case, call)
-    names = ["x", "y", "dy", "dx"]
-    if case.normalizes:
-        names += ["gamma", "beta", "dgamma", "dbeta", "partials"]
-    for name in names:
+    for name in kernels.tensor_names(case):
         layout = Layout(offset=1, only=name)
         assert_same_bits(run(simt, case, call, layout=layout), aligned, f"{name} off alignment")
 
@@ -265,14 +263,14 @@ def compiled_kernels(device: Device) -> set[str]:
 def test_every_compiled_kernel_runs(simt: Device) -> None:
     """Short and long rows of every type, by vectors and off alignment, through every op."""
     dtypes_of_parameters = (*DTYPES, Dtypes(torch.float64, torch.float32))
-    for case in OP_CASES:
+    for case in (case for case in OP_CASES if case.family in DRIVERS):
         for dtypes in dtypes_of_parameters:
             beyond_registers = 32768 // dtypes.tensor.itemsize + 8
             lengths = (128, 129, beyond_registers, beyond_registers + 1)
-            for cols in lengths if case.normalizes else (128,):
+            for cols in (128,) if case.elementwise else lengths:
                 for layout in (DENSE, Layout(offset=1)):
-                    mask = (True, cols < 1000, cols < 1000)
-                    call = make_call(case, (1, cols), dtypes, CPU)
+                    mask = tuple(cols < 1000 or name == "input" for name in case.masked) or None
+                    call = case.make_call((1, cols), dtypes, CPU)
                     _, statistics = kernels.forward(simt, case, call, layout=layout)
                     kernels.backward(simt, case, call, statistics, mask, layout=layout)
     launched = {launch.kernel for launch in simt.launches()}

@@ -7,7 +7,6 @@ kernel runs for which shape is in test_launches.py.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import pytest
@@ -22,7 +21,6 @@ from tests.support.shapes import (
     STATISTICS,
     Dtypes,
     awkward_gamma,
-    make_call,
     random_normal,
 )
 
@@ -31,7 +29,6 @@ from .agreement import (
     assert_accurate,
     run,
     run_in_every_order,
-    statistics_of,
 )
 from .device import Attribute, Device
 from .kernels import Layout, assert_same_bits
@@ -50,14 +47,14 @@ a_wide_and_a_narrow_dtype = pytest.mark.parametrize("dtypes", [FLOAT32, BFLOAT16
 def test_accurate_for_every_length_of_row(
     simt: Device, case: OpCase, dtypes: Dtypes, cols: int
 ) -> None:
-    call = make_call(case, (5, cols), dtypes, CPU)
+    call = case.make_call((5, cols), dtypes, CPU)
     assert_accurate(case, call, run_in_every_order(simt, case, call))
 
 
 @every_case
 @a_dtype_of_each_size
 def test_accurate_for_a_long_row(simt: Device, case: OpCase, dtypes: Dtypes) -> None:
-    call = make_call(case, (3, 4099), dtypes, CPU)
+    call = case.make_call((3, 4099), dtypes, CPU)
     assert_accurate(case, call, run_in_every_order(simt, case, call))
 
 
@@ -70,7 +67,7 @@ def test_accurate_for_every_number_of_rows(
     simt: Device, case: OpCase, dtypes: Dtypes, rows: int, cols: int
 ) -> None:
     """Short rows share a warp or a block, and blocks take several rows each."""
-    call = make_call(case, (rows, cols), dtypes, CPU)
+    call = case.make_call((rows, cols), dtypes, CPU)
     assert_accurate(case, call, run_in_every_order(simt, case, call))
 
 
@@ -78,7 +75,7 @@ def test_accurate_for_every_number_of_rows(
 @every_dtype
 def test_no_rows(simt: Device, case: OpCase, dtypes: Dtypes) -> None:
     """Weight gradients of nothing are zeros."""
-    outcome = run_in_every_order(simt, case, make_call(case, (0, 37), dtypes, CPU))
+    outcome = run_in_every_order(simt, case, case.make_call((0, 37), dtypes, CPU))
     assert outcome.output.shape == (0, 37)
     assert outcome.grad_weight is not None
     assert outcome.grad_bias is not None
@@ -93,8 +90,8 @@ def test_no_rows(simt: Device, case: OpCase, dtypes: Dtypes) -> None:
 def test_extreme_statistics(
     simt: Device, case: OpCase, dtypes: Dtypes, name: str, cols: int
 ) -> None:
-    call = make_call(
-        case, (3, cols), dtypes, CPU, values=STATISTICS[name](3, cols), gamma=awkward_gamma(cols)
+    call = case.make_call(
+        (3, cols), dtypes, CPU, values=STATISTICS[name](3, cols), gamma=awkward_gamma(cols)
     )
     assert_accurate(case, call, run_in_every_order(simt, case, call))
 
@@ -106,7 +103,7 @@ def test_extreme_statistics(
 def test_parameters_may_be_missing(
     simt: Device, case: OpCase, dtypes: Dtypes, weight: bool, bias: bool, cols: int
 ) -> None:
-    call = make_call(case, (5, cols), dtypes, CPU, weight=weight, bias=bias)
+    call = case.make_call((5, cols), dtypes, CPU, weight=weight, bias=bias)
     assert_accurate(case, call, run_in_every_order(simt, case, call))
 
 
@@ -121,7 +118,7 @@ def test_parameters_may_be_missing(
 def test_same_bits_wherever_the_tensors_lie(
     simt: Device, case: OpCase, dtypes: Dtypes, cols: int, layout: Layout
 ) -> None:
-    call = make_call(case, (5, cols), dtypes, CPU)
+    call = case.make_call((5, cols), dtypes, CPU)
     assert_same_bits(
         run_in_every_order(simt, case, call, layout=layout), run(simt, case, call), str(layout)
     )
@@ -134,14 +131,14 @@ def test_rows_do_not_depend_on_each_other(
     simt: Device, case: OpCase, dtypes: Dtypes, cols: int
 ) -> None:
     """Neither on how many there are, nor on the device's size, nor on a NaN in another one."""
-    call = make_call(case, (9, cols), dtypes, CPU)
+    call = case.make_call((9, cols), dtypes, CPU)
     whole = run(simt, case, call)
     spoilt = call.map(torch.clone)
     spoilt.input[3] = float("nan")
     simt.set_attribute(Attribute.MULTIPROCESSORS, 132)
     outcome = run(simt, case, spoilt)
     alone = run(simt, case, call.map(lambda t: t[6:7] if t.dim() == 2 else t))
-    for name in ("output", "mean", "rstd", "grad_input", "reemitted"):
+    for name in ("output", "mean", "rstd", "grad_input", "reemitted_output"):
         all_rows, others, single = (getattr(o, name) for o in (whole, outcome, alone))
         kept = [row for row in range(9) if row != 3]
         assert_same_bits([others[kept]], [all_rows[kept]], f"{name} beside a row of NaN")
@@ -158,19 +155,19 @@ def test_any_subset_of_results_has_the_same_bits(
     mask: tuple[bool, bool, bool],
     recompute_output: bool,
 ) -> None:
-    call = make_call(case, (5, 520), FLOAT32, CPU)
+    call = case.make_call((5, 520), FLOAT32, CPU)
     everything = run(simt, case, call)
     some = kernels.in_every_order(
         simt,
-        lambda: kernels.backward(
-            simt, case, call, statistics_of(everything), mask, recompute_output
-        ),
+        lambda: kernels.backward(simt, case, call, everything.saved, mask, recompute_output),
     )
     wanted = (recompute_output, *mask)
-    expected = [
-        result if is_wanted else None
-        for result, is_wanted in zip(everything.results, wanted, strict=True)
-    ]
+    expected = Results(
+        {
+            name: everything[name] if is_wanted else None
+            for name, is_wanted in zip(everything.results, wanted, strict=True)
+        }
+    )
     assert_same_bits(some, expected, f"mask {mask}")
 
 
@@ -180,15 +177,15 @@ def test_any_subset_of_results_has_the_same_bits(
 def test_in_place_backward_has_the_same_bits(
     simt: Device, case: OpCase, dtypes: Dtypes, cols: int
 ) -> None:
-    call = make_call(case, (5, cols), dtypes, CPU)
+    call = case.make_call((5, cols), dtypes, CPU)
     apart = run(simt, case, call)
     in_place = kernels.in_every_order(
         simt,
         lambda: kernels.backward(
-            simt, case, call, statistics_of(apart), recompute_output=True, in_place=True
+            simt, case, call, apart.saved, recompute_output=True, in_place=True
         ),
     )
-    assert_same_bits(in_place, Results(*apart.results), "in place")
+    assert_same_bits(in_place, apart.results, "in place")
 
 
 @every_case
@@ -196,17 +193,17 @@ def test_in_place_backward_has_the_same_bits(
 def test_output_without_statistics_has_the_same_bits(
     simt: Device, case: OpCase, dtypes: Dtypes
 ) -> None:
-    call = make_call(case, (5, 515), dtypes, CPU)
-    output, statistics = kernels.forward(simt, case, call, statistics=False)
-    assert statistics == (None, None)
-    assert_same_bits([output], [run(simt, case, call).output], "without statistics")
+    call = case.make_call((5, 515), dtypes, CPU)
+    outputs, saved = kernels.forward(simt, case, call, statistics=False)
+    assert saved == {}
+    assert_same_bits([outputs.output], [run(simt, case, call).output], "without statistics")
 
 
 @every_case
 @a_wide_and_a_narrow_dtype
 def test_expanded_grad_output(simt: Device, case: OpCase, dtypes: Dtypes) -> None:
     """All rows equal: weight gradients that grow with the number of rows, not its root."""
-    call = make_call(case, (67, 130), dtypes, CPU)
+    call = case.make_call((67, 130), dtypes, CPU)
     same = random_normal(1, 130, seed=9).to(dtypes.tensor).expand(67, 130).contiguous()
-    call = dataclasses.replace(call, grad_output=same)
+    call = call.replace(grad_output=same)
     assert_accurate(case, call, run_in_every_order(simt, case, call))

@@ -14,7 +14,7 @@ import torch
 import memopt
 
 from .cases import OP_CASES, Call, OpCase, evaluate
-from .shapes import COLS, DTYPES, STATISTICS, make_call
+from .shapes import COLS, DTYPES, STATISTICS
 
 CPU = torch.device("cpu")
 
@@ -24,17 +24,17 @@ def calls(case: OpCase) -> dict[str, Call]:
     named = {}
     for dtypes in DTYPES:
         for cols in COLS:
-            named[f"{dtypes} {cols} columns"] = make_call(case, (5, cols), dtypes, CPU)
+            named[f"{dtypes} {cols} columns"] = case.make_call((5, cols), dtypes, CPU)
         for statistics, values in STATISTICS.items():
-            named[f"{dtypes} {statistics}"] = make_call(
-                case, (5, 130), dtypes, CPU, values=values(5, 130)
+            named[f"{dtypes} {statistics}"] = case.make_call(
+                (5, 130), dtypes, CPU, values=values(5, 130)
             )
     return named
 
 
 def main() -> None:
     results = {
-        f"{case} {name}": tuple(evaluate(case.memopt, call))
+        f"{case} {name}": dict(evaluate(case.memopt, call))
         for case in OP_CASES
         for name, call in calls(case).items()
     }

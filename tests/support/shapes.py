@@ -12,8 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .cases import Call, OpCase
-
 # A single element, less than any vector, one off a power of two on both sides, no power of two, odd
 # and long.
 COLS = (1, 3, 127, 129, 769, 1000, 4099)
@@ -73,37 +71,6 @@ STATISTICS: dict[str, Callable[[int, int], Tensor]] = {
 def awkward_gamma(cols: int) -> Tensor:
     """Zeros, numbers so small that dividing by them would overflow, and negative ones."""
     return torch.tensor([0.0, 1e-8, -1.0], dtype=torch.float64).repeat(cols // 3 + 1)[:cols]
-
-
-def make_call(
-    case: OpCase,
-    size: tuple[int, ...],
-    dtypes: Dtypes,
-    device: torch.device,
-    *,
-    normalized_dims: int = 1,
-    values: Tensor | None = None,
-    gamma: Tensor | None = None,
-    weight: bool = True,
-    bias: bool = True,
-) -> Call:
-    """A call of `case` on an input of `size`.
-
-    Everything is standard normal (gamma around 1) unless `values` or `gamma` say otherwise. An op
-    without parameters gets none.
-    """
-    weight, bias = weight and case.normalizes, bias and case.normalizes
-    normalized_shape = size[len(size) - normalized_dims :]
-    x = random_normal(*size, seed=1) if values is None else values.reshape(size)
-    gamma = random_normal(*normalized_shape, seed=2) + 1 if gamma is None else gamma
-    beta = random_normal(*normalized_shape, seed=3)
-    return Call(
-        input=x.to(device, dtypes.tensor),
-        normalized_shape=normalized_shape,
-        weight=gamma.reshape(normalized_shape).to(device, dtypes.parameter) if weight else None,
-        bias=beta.to(device, dtypes.parameter) if bias else None,
-        grad_output=random_normal(*size, seed=4).to(device, dtypes.tensor),
-    )
 
 
 def _in_wider_rows(t: Tensor) -> Tensor:

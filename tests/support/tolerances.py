@@ -7,9 +7,9 @@ A result r of an op is accurate where, element by element,
 - u(dtype) is half the distance from 1 to the next number: what one correct rounding can cost,
   relatively. The first term is the rounding to the result's dtype, which no implementation avoids.
 - u(sums) is the same for the type that sums are kept in: float32, or float64 for float64 tensors.
-  `magnitude` (oracle.py) is the first-order error analysis of the formula: the size of what is
-  rounded on the way, carried through to the result. It grows with mean/std, since a mean rounded to
-  float32 moves every element of its row.
+  `magnitude` (cases/) is the first-order error analysis of the formula: the size of what is rounded
+  on the way, carried through to the result. It grows with mean/std, since a mean rounded to float32
+  moves every element of its row.
 - ROUNDINGS is how many roundings of that size the longest path of the formula has. See the table.
 - Below the smallest normal number of the type, roundings are absolute, and hardware may flush to
   zero.
@@ -24,7 +24,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Per result: how many roundings of the accumulation type stand between the inputs and the result.
+# Per kind of result: how many roundings of the accumulation type stand between the inputs and it.
 ROUNDINGS = {
     # sum of the row, mean, x - mean, square, sum, rstd, xhat, scale and shift, exponential and
     # polynomial
@@ -34,8 +34,7 @@ ROUNDINGS = {
     # sums over rows: random roundings of partial sums that grow like sqrt(rows) for random
     # gradients and like rows for an expanded gradient, in parts of at least 32 rows: sqrt(32)
     # roundings of the whole sum
-    "grad_weight": 8,
-    "grad_bias": 8,
+    "grad_parameter": 8,
 }
 
 # The mean and the reciprocal standard deviation are float32 (float64 for float64 tensors): their
@@ -72,14 +71,14 @@ def largest_error(dtype: torch.dtype) -> float:
 
 
 def allowance(
-    name: str, exact: Tensor, magnitude: Tensor, dtype: torch.dtype, sums: torch.dtype
+    exact: Tensor, magnitude: Tensor, roundings: float, dtype: torch.dtype, sums: torch.dtype
 ) -> Tensor:
-    """The error that result `name` of type `dtype` may have, element by element, in float64."""
+    """The error that a result of type `dtype` may have, element by element, in float64."""
     smallest = torch.finfo(dtype).smallest_normal
     # float16 keeps numbers below its smallest normal one, at a fixed distance; the wider exponents
     # may flush.
     underflow = smallest * roundoff(dtype) if dtype == torch.float16 else smallest
-    return roundoff(dtype) * exact.abs() + ROUNDINGS[name] * roundoff(sums) * magnitude + underflow
+    return roundoff(dtype) * exact.abs() + roundings * roundoff(sums) * magnitude + underflow
 
 
 def worst_error(actual: Tensor, exact: Tensor, allowed: Tensor) -> float:

@@ -1,0 +1,16 @@
+"""How each family's launchers (bindings.cpp) are called: a module with TENSORS, forward and
+backward for each, as kernels.py documents them, over run.Run.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from . import gelu, layer_norm
+
+# By OpCase.family. A family of the table of ops that is not here has no kernel of its own.
+DRIVERS: dict[str, ModuleType] = {
+    "gelu": gelu,
+    "layer_norm": layer_norm,
+    "layer_norm_gelu": layer_norm,
+}

@@ -1,0 +1,33 @@
+"""The table of ops under test.
+
+A property that all ops promise is tested once, over OP_CASES; a new op joins those tests by a
+module of this folder that says how it is called (op.py says what to fill in), and a line here.
+"""
+
+from __future__ import annotations
+
+from .call import Call, Results, as_tuple, assert_same_bits, evaluate
+from .gelu import GELU_CASES
+from .layer_norm import NORM_CASES
+from .op import OpCase
+
+OP_CASES: tuple[OpCase, ...] = (
+    *GELU_CASES,
+    *NORM_CASES,
+)
+
+# The first case of every family: for what does not depend on the keyword choices.
+FAMILIES = tuple({case.family: case for case in reversed(OP_CASES)}.values())[::-1]
+
+__all__ = [
+    "FAMILIES",
+    "GELU_CASES",
+    "NORM_CASES",
+    "OP_CASES",
+    "Call",
+    "OpCase",
+    "Results",
+    "as_tuple",
+    "assert_same_bits",
+    "evaluate",
+]

@@ -1,0 +1,205 @@
+"""What the tests must know of an op: how to call it, what it saves, what its exact results are.
+
+A family of ops is a subclass and a module of this folder; a case is the op with its keyword choices
+fixed. What most families have in common is here and may be overridden.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+import memopt
+from tests.support.shapes import Dtypes
+from tests.support.tolerances import ROUNDINGS
+
+from .call import Call, Results, as_tuple
+
+# The tensors that forward keeps for backward beside its arguments (statistics, say), by name.
+Saved = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """One op with its keyword choices fixed."""
+
+    family: str
+    """The op's name: torch.ops.memopt.NAME, memopt.functional.NAME, and in its errors."""
+
+    outputs: ClassVar[tuple[str, ...]] = ("output",)
+    """Of the public op, in order."""
+
+    parameters: ClassVar[tuple[str, ...]] = ()
+    """Which of its tensors are weights (see Call)."""
+
+    constants: ClassVar[tuple[str, ...]] = ()
+    """Which of its tensors have no gradient."""
+
+    kept: ClassVar[tuple[str, ...]] = ("input",)
+    """The activations that are saved for backward, themselves and not a copy."""
+
+    saved: ClassVar[tuple[str, ...]] = ()
+    """What the forward op returns after its outputs, for the backward op. Without any there is no
+    forward op beside the public one.
+    """
+
+    gradients: ClassVar[tuple[str, ...]] = ("input",)
+    """The tensors whose gradients the backward op returns, in order."""
+
+    masked: ClassVar[tuple[str, ...]] = ()
+    """The tensors that the backward op's output_mask stands for; () where it has none."""
+
+    reemitted: ClassVar[tuple[str, ...]] = ("output",)
+    """The outputs that the backward op returns after its gradients if recompute_output says so."""
+
+    elementwise: ClassVar[bool] = False
+    """Whether an element of each result depends on the elements at the same place alone."""
+
+    keeps_strides: ClassVar[bool] = False
+    """Whether the output has the strides that PyTorch's elementwise ops give it; else it is
+    contiguous.
+    """
+
+    rows_are_independent: ClassVar[bool] = True
+    """Whether a row's bits are those of the row alone. (A GEMM's may depend on the others.)"""
+
+    def __str__(self) -> str:
+        return self.family
+
+    # How calls are made.
+
+    def make_call(
+        self,
+        size: tuple[int, ...],
+        dtypes: Dtypes,
+        device: torch.device,
+        *,
+        normalized_dims: int = 1,
+        values: Tensor | None = None,
+        weight: bool = True,
+        bias: bool = True,
+        **choices: Any,
+    ) -> Call:
+        """A call whose output has `size`, or whose input has.
+
+        Everything is standard normal unless `values`, of `size`, says otherwise for the first
+        tensor. An op that normalises nothing, or has no weight or bias to leave out, ignores these
+        arguments.
+        """
+        raise NotImplementedError
+
+    def random_choices(self, draw: Any, size: tuple[int, ...]) -> dict[str, Any]:
+        """Keyword arguments of make_call for a random call; `draw` is hypothesis's."""
+        return {}
+
+    def arguments(self, call: Call) -> tuple[tuple, dict[str, Any]]:
+        """Positional and keyword arguments of the public function and op, and of the forward op."""
+        return tuple(call.tensors.values()), dict(call.options)
+
+    def backward_arguments(
+        self,
+        call: Call,
+        saved: Saved,
+        output_mask: tuple[bool, ...] | None = None,
+        recompute_output: bool = False,
+    ) -> tuple[tuple, dict[str, Any]]:
+        """Positional and keyword arguments of the backward op; for all gradients by default."""
+        raise NotImplementedError
+
+    # What the results must be.
+
+    def torch(self, call: Call) -> Tensor | tuple[Tensor, ...]:
+        """The same mathematics by PyTorch's own ops."""
+        raise NotImplementedError
+
+    def exact(self, call: Call) -> Tensor | tuple[Tensor, ...]:
+        """The same for float64 tensors, exact to float32 whatever the values; differentiable."""
+        return self.torch(call)
+
+    def magnitudes(self, call: Call) -> Results:
+        """Of each result of a float64 call, elementwise: its first-order error in roundings of the
+        type of the sums (oracle.py).
+        """
+        raise NotImplementedError
+
+    def roundings(self, result: str) -> float:
+        """How many of these roundings the result may be off."""
+        if result in self.outputs:
+            return ROUNDINGS["output"]
+        kind = "parameter" if result.removeprefix("grad_") in self.parameters else "input"
+        return ROUNDINGS[f"grad_{kind}"]
+
+    def result_dtypes(self, call: Call) -> dict[str, torch.dtype]:
+        """The dtype that each result must have: that of what it belongs to."""
+        dtypes = {name: call.first.dtype for name in self.outputs}
+        return dtypes | {f"grad_{name}": t.dtype for name, t in call.differentiable.items()}
+
+    def autocast(self, call: Call, dtype: torch.dtype) -> Call:
+        """The float32 call as autocast computes it: the activations cast, parameters as they
+        are.
+        """
+        return call.map_activations(lambda t: t.to(dtype) if t.is_floating_point() else t)
+
+    # What is saved for backward.
+
+    def read_by_backward(self, call: Call) -> tuple[str, ...]:
+        """The tensors that must not change in place between forward and backward."""
+        return self.kept
+
+    def statistics_bytes(self, call: Call) -> int:
+        """What is saved beside the activations in `kept` and parameters."""
+        return 0
+
+    def saved_bytes(self, call: Call) -> int:
+        """What is saved beside parameters."""
+        kept = {getattr(call, name).untyped_storage() for name in self.kept}
+        return sum(storage.nbytes() for storage in kept) + self.statistics_bytes(call)
+
+    # The op, in its three forms.
+
+    @property
+    def public_op(self) -> torch._ops.OpOverload:
+        return getattr(torch.ops.memopt, self.family).default
+
+    @property
+    def forward_op(self) -> torch._ops.OpOverload:
+        """What runs where a gradient will be wanted: the public op if nothing more is saved."""
+        if not self.saved:
+            return self.public_op
+        return getattr(torch.ops.memopt, f"_{self.family}_forward").default
+
+    @property
+    def backward_op(self) -> torch._ops.OpOverload:
+        return getattr(torch.ops.memopt, f"_{self.family}_backward").default
+
+    def memopt(self, call: Call) -> Tensor | tuple[Tensor, ...]:
+        """The op under test, through the public Python function."""
+        arguments, keywords = self.arguments(call)
+        return getattr(memopt.functional, self.family)(*arguments, **keywords)
+
+    def forward(self, call: Call) -> tuple[Results, Saved]:
+        """The forward op, below autograd: its outputs and what it saves for the backward op."""
+        arguments, keywords = self.arguments(call)
+        results = as_tuple(self.forward_op(*arguments, **keywords))
+        count = len(self.outputs)
+        return (
+            Results(zip(self.outputs, results[:count], strict=True)),
+            dict(zip(self.saved, results[count:], strict=True)),
+        )
+
+    def backward(
+        self,
+        call: Call,
+        saved: Saved,
+        output_mask: tuple[bool, ...] | None = None,
+        recompute_output: bool = False,
+    ) -> Results:
+        """The backward op: the re-emitted outputs and the gradients."""
+        arguments, keywords = self.backward_arguments(call, saved, output_mask, recompute_output)
+        results = as_tuple(self.backward_op(*arguments, **keywords))
+        names = [*(f"grad_{name}" for name in self.gradients), *self.reemitted]
+        by_name = dict(zip(names, results, strict=True))
+        return Results({name: by_name[name] for name in (*self.reemitted, *by_name)})
