@@ -6,7 +6,7 @@
 #include "../kernels/layer_norm_gelu.h"
 #include "checks.h"
 #include "launch.h"
-#include "layer_norm.h"
+#include "norm.h"
 
 namespace memopt::ops {
 namespace {

@@ -40,4 +40,43 @@ TORCH_LIBRARY(memopt, m) {
       "recompute_output=False, *,"
       " str approximate) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias, Tensor "
       "output)");
+
+  m.def(
+      "rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None, *,"
+      " bool zero_centered_weight=False) -> Tensor");
+  m.def(
+      "_rms_norm_forward(Tensor input, SymInt[] normalized_shape, Tensor? weight, float? eps, *,"
+      " bool zero_centered_weight=False) -> (Tensor output, Tensor rstd)");
+  m.def(
+      "_rms_norm_backward(Tensor grad_output, Tensor input, SymInt[] normalized_shape, Tensor rstd,"
+      " Tensor? weight, bool[2] output_mask, bool recompute_output=False, *,"
+      " bool zero_centered_weight=False)"
+      " -> (Tensor grad_input, Tensor grad_weight, Tensor output)");
+
+  m.def(
+      "add_layer_norm(Tensor input, Tensor residual, SymInt[] normalized_shape,"
+      " Tensor? weight=None, Tensor? bias=None, float eps=1e-05) -> (Tensor output, Tensor sum)");
+  m.def(
+      "_add_layer_norm_forward(Tensor input, Tensor residual, SymInt[] normalized_shape,"
+      " Tensor? weight, Tensor? bias, float eps)"
+      " -> (Tensor output, Tensor sum, Tensor mean, Tensor rstd)");
+  m.def(
+      "_add_layer_norm_backward(Tensor grad_output, Tensor? grad_sum, Tensor sum,"
+      " SymInt[] normalized_shape, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias,"
+      " bool[3] output_mask, bool recompute_output=False)"
+      " -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias, Tensor output)");
+
+  m.def(
+      "add_rms_norm(Tensor input, Tensor residual, SymInt[] normalized_shape,"
+      " Tensor? weight=None, float? eps=None, *, bool zero_centered_weight=False)"
+      " -> (Tensor output, Tensor sum)");
+  m.def(
+      "_add_rms_norm_forward(Tensor input, Tensor residual, SymInt[] normalized_shape,"
+      " Tensor? weight, float? eps, *, bool zero_centered_weight=False)"
+      " -> (Tensor output, Tensor sum, Tensor rstd)");
+  m.def(
+      "_add_rms_norm_backward(Tensor grad_output, Tensor? grad_sum, Tensor sum,"
+      " SymInt[] normalized_shape, Tensor rstd, Tensor? weight, bool[2] output_mask,"
+      " bool recompute_output=False, *, bool zero_centered_weight=False)"
+      " -> (Tensor grad_input, Tensor grad_weight, Tensor output)");
 }

@@ -86,7 +86,7 @@ int simt_layer_norm_backward(const void* dy, const void* x, const void* gamma, c
 }
 
 int simt_layer_norm_backward_parts(int64_t rows, int64_t cols, int dtype, int64_t* parts) {
-  return k::cuda::layer_norm_backward_parts(rows, cols, static_cast<k::ScalarType>(dtype), parts);
+  return k::cuda::norm_backward_parts(rows, cols, static_cast<k::ScalarType>(dtype), parts);
 }
 
 }  // extern "C"

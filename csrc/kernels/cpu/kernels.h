@@ -2,9 +2,11 @@
 // same sources into a namespace of its own; cpu_kernels() picks the table once.
 #pragma once
 
+#include "../add_norm.h"
 #include "../gelu.h"
 #include "../layer_norm.h"
 #include "../layer_norm_gelu.h"
+#include "../rms_norm.h"
 
 namespace memopt::kernels::cpu {
 
@@ -29,6 +31,19 @@ struct Kernels {
 
   // columns: the second step of the weight gradients, after all parts are done
   void (*layer_norm_reduce_parts)(const LayerNormBackwardParams& p, int64_t begin, int64_t end);
+
+  // rows
+  void (*rms_norm_forward)(const NormForwardParams& p, int64_t begin, int64_t end);
+  void (*add_layer_norm_forward)(const NormForwardParams& p, int64_t begin, int64_t end);
+  void (*add_rms_norm_forward)(const NormForwardParams& p, int64_t begin, int64_t end);
+
+  // parts, as above
+  void (*rms_norm_backward)(const NormBackwardParams& p, int64_t begin, int64_t end);
+  void (*add_layer_norm_backward)(const NormBackwardParams& p, int64_t begin, int64_t end);
+  void (*add_rms_norm_backward)(const NormBackwardParams& p, int64_t begin, int64_t end);
+
+  // columns, as above
+  void (*rms_norm_reduce_parts)(const NormBackwardParams& p, int64_t begin, int64_t end);
 };
 
 // A function of rows alone: the same sums whatever the number of threads.

@@ -1,8 +1,8 @@
-// LayerNorm with GELU behind it: the row kernels of layer_norm_rows.h with the activation put in.
+// LayerNorm with GELU behind it: the row kernels with the activation put in.
 #include "../layer_norm_gelu.h"
 
-#include "layer_norm_backward.h"
-#include "layer_norm_forward.h"
+#include "norm_backward.h"
+#include "norm_forward.h"
 #include "table.h"
 
 namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE {
@@ -11,8 +11,8 @@ void layer_norm_gelu_forward(const LayerNormGeluForwardParams& p, int64_t begin,
   with_types(p.norm.dtype, p.norm.param_dtype, [&](auto t, auto g) {
     using T = decltype(t);
     using G = decltype(g);
-    p.kind == GeluKind::kErf ? forward_rows<GeluErf, T, G>(p.norm, begin, end)
-                             : forward_rows<GeluTanh, T, G>(p.norm, begin, end);
+    p.kind == GeluKind::kErf ? forward_rows<Norm<Centred, GeluErf>, T, G>(p.norm, begin, end)
+                             : forward_rows<Norm<Centred, GeluTanh>, T, G>(p.norm, begin, end);
   });
 }
 
@@ -20,8 +20,8 @@ void layer_norm_gelu_backward(const LayerNormGeluBackwardParams& p, int64_t begi
   with_types(p.norm.dtype, p.norm.param_dtype, [&](auto t, auto g) {
     using T = decltype(t);
     using G = decltype(g);
-    p.kind == GeluKind::kErf ? backward_parts<GeluErf, T, G>(p.norm, begin, end)
-                             : backward_parts<GeluTanh, T, G>(p.norm, begin, end);
+    p.kind == GeluKind::kErf ? backward_parts<Norm<Centred, GeluErf>, T, G>(p.norm, begin, end)
+                             : backward_parts<Norm<Centred, GeluTanh>, T, G>(p.norm, begin, end);
   });
 }
 

@@ -16,6 +16,13 @@ constexpr Kernels kernels{
     layer_norm_backward,
     layer_norm_gelu_backward,
     layer_norm_reduce_parts,
+    rms_norm_forward,
+    add_layer_norm_forward,
+    add_rms_norm_forward,
+    rms_norm_backward,
+    add_layer_norm_backward,
+    add_rms_norm_backward,
+    rms_norm_reduce_parts,
 };
 
 }  // namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE

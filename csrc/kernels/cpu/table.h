@@ -14,5 +14,12 @@ void layer_norm_backward(const LayerNormBackwardParams& p, int64_t begin, int64_
 void layer_norm_reduce_parts(const LayerNormBackwardParams& p, int64_t begin, int64_t end);
 void layer_norm_gelu_forward(const LayerNormGeluForwardParams& p, int64_t begin, int64_t end);
 void layer_norm_gelu_backward(const LayerNormGeluBackwardParams& p, int64_t begin, int64_t end);
+void rms_norm_forward(const NormForwardParams& p, int64_t begin, int64_t end);
+void rms_norm_backward(const NormBackwardParams& p, int64_t begin, int64_t end);
+void rms_norm_reduce_parts(const NormBackwardParams& p, int64_t begin, int64_t end);
+void add_layer_norm_forward(const NormForwardParams& p, int64_t begin, int64_t end);
+void add_layer_norm_backward(const NormBackwardParams& p, int64_t begin, int64_t end);
+void add_rms_norm_forward(const NormForwardParams& p, int64_t begin, int64_t end);
+void add_rms_norm_backward(const NormBackwardParams& p, int64_t begin, int64_t end);
 
 }  // namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE

@@ -4,9 +4,11 @@
 
 #include <cuda_runtime.h>
 
+#include "../add_norm.h"
 #include "../gelu.h"
 #include "../layer_norm.h"
 #include "../layer_norm_gelu.h"
+#include "../rms_norm.h"
 
 namespace memopt::kernels::cuda {
 
@@ -19,8 +21,16 @@ cudaError_t layer_norm_backward(const LayerNormBackwardParams& p, cudaStream_t s
 cudaError_t layer_norm_gelu_forward(const LayerNormGeluForwardParams& p, cudaStream_t stream);
 cudaError_t layer_norm_gelu_backward(const LayerNormGeluBackwardParams& p, cudaStream_t stream);
 
-// How many parts the backward of this shape uses on the current device: the size of
-// LayerNormBackwardParams::partials. Depends on the device, rows and cols alone; at least 1.
-cudaError_t layer_norm_backward_parts(int64_t rows, int64_t cols, ScalarType dtype, int64_t* parts);
+cudaError_t rms_norm_forward(const NormForwardParams& p, cudaStream_t stream);
+cudaError_t rms_norm_backward(const NormBackwardParams& p, cudaStream_t stream);
+
+cudaError_t add_layer_norm_forward(const NormForwardParams& p, cudaStream_t stream);
+cudaError_t add_layer_norm_backward(const NormBackwardParams& p, cudaStream_t stream);
+cudaError_t add_rms_norm_forward(const NormForwardParams& p, cudaStream_t stream);
+cudaError_t add_rms_norm_backward(const NormBackwardParams& p, cudaStream_t stream);
+
+// How many parts the backward of any norm of this shape uses on the current device: the size of
+// NormBackwardParams::partials. Depends on the device, rows and cols alone; at least 1.
+cudaError_t norm_backward_parts(int64_t rows, int64_t cols, ScalarType dtype, int64_t* parts);
 
 }  // namespace memopt::kernels::cuda

@@ -1,8 +1,8 @@
-// LayerNorm forward, with an activation behind it.
+// Forward of the norms, with an activation behind LayerNorm and a residual added in front of any.
 //
-// Memory: x is read once, y written once (4 bytes an element in 2-byte types), the statistics are 8
-// bytes a row; gamma and beta come from the caches. Between its three uses (mean, centred sums,
-// output) a row waits
+// Memory: x is read once, y written once (4 bytes an element in 2-byte types; a residual is one
+// more read and its sum one more write), the statistics are 8 bytes a row; gamma and beta come from
+// the caches. Between its uses (mean, centred sums, output; mean square, output) a row waits
 //   - in registers, 64 bytes of it to a thread, up to 16384 columns in 2-byte types, 8192 in
 //     float32, 4096 in float64, and half of that where rows cannot be cut into vectors:
 //     forward_rows;
@@ -15,7 +15,7 @@
 // thread. GELU behind it adds 10 (tanh) or 18 (erf), and then they are the limit, not memory.
 #pragma once
 
-#include "layer_norm.cuh"
+#include "norm.cuh"
 
 namespace memopt::kernels::cuda {
 
@@ -47,35 +47,62 @@ __device__ __forceinline__ void add_centred(const A (&x)[kWidth], A mean,
   }
 }
 
+template <class A, int kWidth>
+__device__ __forceinline__ A add_squares(const A (&x)[kWidth], A sum) {
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) sum = Math<A>::fma(x[j], x[j], sum);
+  return sum;
+}
+
+// Vector k of a row for the first time: of x, or the rounded sum with the residual, which goes to
+// p.sum on the way.
+template <class Norm, class T, int kElements, int kWidth, Access kAccess>
+__device__ __forceinline__ void load_first(const NormForwardParams& p, int64_t row, int64_t tile,
+                                           const Share<kElements, kWidth, kAccess>& share, int k,
+                                           Vector<T, kWidth>* v) {
+  load<Reuse::kNever>(static_cast<const T*>(p.x) + row * p.x_row_stride + tile, share, k, v);
+  if constexpr (Norm::kAdds) {
+    using A = Accumulate<T>;
+    A x[kWidth], residual[kWidth];
+    widen(*v, x);
+    load<Reuse::kNever>(static_cast<const T*>(p.residual) + row * p.residual_row_stride + tile,
+                        share, k, residual);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) x[j] += residual[j];
+    narrow(x, v);
+    store(*v, static_cast<T*>(p.sum) + row * p.cols + tile, share, k);
+  }
+}
+
 // y = act(normalised x) for vector k of a share of the tile that begins at column `tile`.
-template <class T, class G, class Activation, int kElements, int kWidth, Access kAccess, class A>
-__device__ __forceinline__ void write_output(const LayerNormForwardParams& p, const A (&x)[kWidth],
+template <class Norm, class T, class G, int kElements, int kWidth, Access kAccess, class A>
+__device__ __forceinline__ void write_output(const NormForwardParams& p, const A (&x)[kWidth],
                                              Moments<A> stats, int64_t row, int64_t tile,
                                              const Share<kElements, kWidth, kAccess>& share,
                                              int k) {
+  using S = typename Norm::Statistics;
   A gamma[kWidth], beta[kWidth], y[kWidth];
-  load_param<G>(p.gamma, A(1), tile, share, k, gamma);
-  load_param<G>(p.beta, A(0), tile, share, k, beta);
+  load_scale<Norm, G>(p, tile, share, k, gamma);
+  load_param<G>(Norm::kCentred ? p.beta : nullptr, A(0), tile, share, k, beta);
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
-    y[j] =
-        Activation::value(scale_shift(normalize(x[j], stats.mean, stats.rstd), gamma[j], beta[j]));
+    y[j] = Norm::Activation::value(
+        S::affine(S::normalize(x[j], stats.mean, stats.rstd), gamma[j], beta[j]));
   }
   store(y, static_cast<T*>(p.y) + row * p.cols + tile, share, k);
 }
 
-template <class A>
-__device__ __forceinline__ void write_stats(const LayerNormForwardParams& p, int64_t row,
+template <class Norm, class A>
+__device__ __forceinline__ void write_stats(const NormForwardParams& p, int64_t row,
                                             Moments<A> stats) {
-  if (p.mean == nullptr || threadIdx.x != 0 || row >= p.rows) return;
-  static_cast<A*>(p.mean)[row] = stats.mean;
+  if (p.rstd == nullptr || threadIdx.x != 0 || row >= p.rows) return;
+  if constexpr (Norm::kCentred) static_cast<A*>(p.mean)[row] = stats.mean;
   static_cast<A*>(p.rstd)[row] = stats.rstd;
 }
 
 // Block: blockDim.x threads to a row, blockDim.y rows. The grid strides over the rows.
-template <class T, class G, class Activation, Access kAccess>
-__global__ void __launch_bounds__(kMaxRowThreads, 1)
-    layer_norm_forward_rows(LayerNormForwardParams p) {
+template <class Norm, class T, class G, Access kAccess>
+__global__ void __launch_bounds__(kMaxRowThreads, 1) norm_forward_rows(NormForwardParams p) {
   using A = Accumulate<T>;
   constexpr int kElements = kForwardElements<T, kAccess>;
   constexpr int kWidth = kGroup<T, kAccess>;
@@ -85,37 +112,47 @@ __global__ void __launch_bounds__(kMaxRowThreads, 1)
   const A inverse_cols = A(1) / static_cast<A>(p.cols);
 
   const int64_t step = int64_t{gridDim.x} * blockDim.y;
-  for (int64_t first = int64_t{blockIdx.x} * blockDim.y; first < p.rows; first += step) {
+  int64_t first = int64_t{blockIdx.x} * blockDim.y;
+  for (int set = 0; first < p.rows; first += step, set ^= 1) {
     const int64_t row = first + threadIdx.y;
     const auto share = columns.of_row(row < p.rows);
 
-    const T* x_row = static_cast<const T*>(p.x) + row * p.x_row_stride;
     A x[kVectors][kWidth];
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) load<Reuse::kNever>(x_row, share, k, x[k]);
-    A sum = 0;
+    for (int k = 0; k < kVectors; ++k) {
+      Vector<T, kWidth> raw;
+      load_first<Norm>(p, row, 0, share, k, &raw);
+      widen(raw, x[k]);
+    }
+    Moments<A> stats;
+    if constexpr (Norm::kCentred) {
+      A sum = 0;
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) sum += sum_of(x[k]);
-    const A mean = row_sum(sum, 0) * inverse_cols;
+      for (int k = 0; k < kVectors; ++k) sum += sum_of(x[k]);
+      const A mean = row_sum(sum, 0) * inverse_cols;
+      Pair<A> sums = {0, 0};
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) add_centred(x[k], mean, share, k, &sums);
+      sums = row_sum(sums, 1);
+      stats = moments(mean, sums.first, sums.second, p.cols, p.eps);
+    } else {
+      A sum = 0;
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) sum = add_squares(x[k], sum);
+      stats = {0, RootMeanSquare::rstd(row_sum(sum, set), p.cols, p.eps)};
+    }
+    write_stats<Norm>(p, row, stats);
 
-    Pair<A> sums = {0, 0};
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) add_centred(x[k], mean, share, k, &sums);
-    sums = row_sum(sums, 1);
-    const Moments<A> stats = moments(mean, sums.first, sums.second, p.cols, p.eps);
-    write_stats(p, row, stats);
-
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k)
-      write_output<T, G, Activation>(p, x[k], stats, row, 0, share, k);
+    for (int k = 0; k < kVectors; ++k) write_output<Norm, T, G>(p, x[k], stats, row, 0, share, k);
   }
 }
 
 // One row to a block, in tiles. staged: the row is kept in shared memory, behind the slots of the
 // row sums; a thread reads back only what it wrote itself, so that needs no barrier.
-template <class T, class G, class Activation, Access kAccess>
+template <class Norm, class T, class G, Access kAccess>
 __global__ void __launch_bounds__(kLongForwardThreads, 1)
-    layer_norm_forward_long(LayerNormForwardParams p, bool staged) {
+    norm_forward_long(NormForwardParams p, bool staged) {
   using A = Accumulate<T>;
   constexpr int kElements = kForwardElements<T, kAccess>;
   constexpr int kWidth = kGroup<T, kAccess>;
@@ -127,55 +164,65 @@ __global__ void __launch_bounds__(kLongForwardThreads, 1)
 
   const A inverse_cols = A(1) / static_cast<A>(p.cols);
 
-  for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
-    const T* x_row = static_cast<const T*>(p.x) + row * p.x_row_stride;
+  int set = 0;
+  for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x, set ^= 1) {
+    const T* row_in_memory = Norm::kAdds ? static_cast<const T*>(p.sum) + row * p.cols
+                                         : static_cast<const T*>(p.x) + row * p.x_row_stride;
     T* stage = shared_memory<T>(kRowSumBytes<A>);
-    const T* again = staged ? stage : x_row;
+    const T* again = staged ? stage : row_in_memory;
 
-    A sum = 0;
+    A sum = 0;  // of x, or of its squares
     for (int64_t tile = 0; tile < p.cols; tile += kTile) {
       const auto share = share_of(tile);
       Vector<T, kWidth> raw[kVectors];
 #pragma unroll
-      for (int k = 0; k < kVectors; ++k) load<Reuse::kNever>(x_row + tile, share, k, &raw[k]);
+      for (int k = 0; k < kVectors; ++k) load_first<Norm>(p, row, tile, share, k, &raw[k]);
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
         if (staged) store(raw[k], stage + tile, share, k);
         A x[kWidth];
         widen(raw[k], x);
-        sum += sum_of(x);
+        if constexpr (Norm::kCentred) {
+          sum += sum_of(x);
+        } else {
+          sum = add_squares(x, sum);
+        }
       }
     }
-    const A mean = row_sum(sum, 0) * inverse_cols;
+    Moments<A> stats;
+    if constexpr (Norm::kCentred) {
+      const A mean = row_sum(sum, 0) * inverse_cols;
+      Pair<A> sums = {0, 0};
+      for (int64_t tile = 0; tile < p.cols; tile += kTile) {
+        const auto share = share_of(tile);
+#pragma unroll
+        for (int k = 0; k < kVectors; ++k) {
+          A x[kWidth];
+          load<Reuse::kLater>(again + tile, share, k, x);
+          add_centred(x, mean, share, k, &sums);
+        }
+      }
+      sums = row_sum(sums, 1);
+      stats = moments(mean, sums.first, sums.second, p.cols, p.eps);
+    } else {
+      stats = {0, RootMeanSquare::rstd(row_sum(sum, set), p.cols, p.eps)};
+    }
+    write_stats<Norm>(p, row, stats);
 
-    Pair<A> sums = {0, 0};
     for (int64_t tile = 0; tile < p.cols; tile += kTile) {
       const auto share = share_of(tile);
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
         A x[kWidth];
         load<Reuse::kLater>(again + tile, share, k, x);
-        add_centred(x, mean, share, k, &sums);
-      }
-    }
-    sums = row_sum(sums, 1);
-    const Moments<A> stats = moments(mean, sums.first, sums.second, p.cols, p.eps);
-    write_stats(p, row, stats);
-
-    for (int64_t tile = 0; tile < p.cols; tile += kTile) {
-      const auto share = share_of(tile);
-#pragma unroll
-      for (int k = 0; k < kVectors; ++k) {
-        A x[kWidth];
-        load<Reuse::kLater>(again + tile, share, k, x);
-        write_output<T, G, Activation>(p, x, stats, row, tile, share, k);
+        write_output<Norm, T, G>(p, x, stats, row, tile, share, k);
       }
     }
   }
 }
 
-template <class Activation>
-cudaError_t launch_layer_norm_forward(const LayerNormForwardParams& p, cudaStream_t stream) {
+template <class Norm>
+cudaError_t launch_norm_forward(const NormForwardParams& p, cudaStream_t stream) {
   if (p.rows == 0) return cudaSuccess;
   DeviceLimits limits;
   const cudaError_t error = current_device_limits(&limits);
@@ -185,22 +232,21 @@ cudaError_t launch_layer_norm_forward(const LayerNormForwardParams& p, cudaStrea
     using G = typename decltype(g)::type;
     const bool aligned = rows_are_aligned<T>(p.x, p.x_row_stride) &&
                          rows_are_aligned<T>(p.y, p.cols) && is_aligned(p.gamma) &&
-                         is_aligned(p.beta);
+                         is_aligned(p.beta) && is_aligned(p.sum) &&
+                         rows_are_aligned<T>(p.residual, p.residual_row_stride);
     constexpr int64_t kSumBytes = kRowSumBytes<Accumulate<T>>;
     return dispatch_access<T>(p.cols, aligned, [&](auto a) {
       constexpr Access kAccess = decltype(a)::value;
       if (row_fits_registers<kForwardElements<T, kAccess>>(p.cols)) {
         const dim3 block = row_block<kForwardElements<T, kAccess>>(p.cols, kForwardBlockThreads);
         const dim3 grid(strided_grid(ceil_div(p.rows, block.y), limits));
-        return launch(layer_norm_forward_rows<T, G, Activation, kAccess>, grid, block, kSumBytes,
-                      stream, p);
+        return launch(norm_forward_rows<Norm, T, G, kAccess>, grid, block, kSumBytes, stream, p);
       }
       const int64_t row_bytes = p.cols * int64_t{sizeof(T)};
       const bool staged = row_bytes <= limits.shared_bytes_per_block - kSumBytes;
       const dim3 grid(strided_grid(p.rows, limits));
-      return launch(layer_norm_forward_long<T, G, Activation, kAccess>, grid,
-                    dim3(kLongForwardThreads), kSumBytes + (staged ? row_bytes : 0), stream, p,
-                    staged);
+      return launch(norm_forward_long<Norm, T, G, kAccess>, grid, dim3(kLongForwardThreads),
+                    kSumBytes + (staged ? row_bytes : 0), stream, p, staged);
     });
   });
 }

@@ -1,8 +1,8 @@
-// What the forward and backward row kernels share: how a row is dealt out to threads, and parameter
-// loads.
+// What the norms' forward and backward row kernels share: how a row is dealt out to threads, and
+// parameter loads.
 #pragma once
 
-#include "../layer_norm.h"
+#include "../add_norm.h"
 #include "launch.cuh"
 #include "reduce.cuh"
 #include "vec.cuh"
@@ -44,6 +44,17 @@ __device__ __forceinline__ void load_param(const void* param, A otherwise, int64
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) out[j] = otherwise;
   }
+}
+
+// The same of the scale, made from gamma.
+template <class Norm, class G, class Params, int kElements, int kWidth, Access kAccess, class A>
+__device__ __forceinline__ void load_scale(const Params& p, int64_t tile,
+                                           const Share<kElements, kWidth, kAccess>& share, int k,
+                                           A (&out)[kWidth]) {
+  load_param<G>(p.gamma, A(1), tile, share, k, out);
+  const A offset = static_cast<A>(scale_offset(p));
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) out[j] = Norm::Statistics::scale(out[j], offset);
 }
 
 }  // namespace memopt::kernels::cuda
