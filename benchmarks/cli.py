@@ -12,7 +12,7 @@ import torch
 from benchmarks.peers import PACKAGES
 
 RESULTS = Path(__file__).parent / "results"
-OPS = ("layer_norm", "layer_norm_gelu", "gelu")
+OPS = ("layer_norm", "layer_norm_gelu", "gelu", "rms_norm", "add_norm")
 DTYPES = {
     "bfloat16": torch.bfloat16,
     "float32": torch.float32,

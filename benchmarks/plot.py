@@ -23,6 +23,8 @@ from benchmarks.summary import describe, geometric_mean, load, measured
 
 COLOURS = {"float32": "#3465a4", "bfloat16": "#ce5c00", "float16": "#4e9a06", "float64": "#75507b"}
 OPS = {"gelu": "GELU", "layer_norm": "LayerNorm", "layer_norm_gelu": "LayerNorm+GELU"}
+OPS |= {"rms_norm": "RMSNorm"}
+OPS |= {"add_layer_norm": "add+LayerNorm", "add_rms_norm": "add+RMSNorm"}
 FORMS = {None: "", "none": " (erf)", "tanh": " (tanh)"}
 
 

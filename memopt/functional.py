@@ -21,6 +21,7 @@ from torch import Tensor
 import memopt._extension  # noqa: F401  (registers the operators)
 
 __all__ = ["gelu", "layer_norm", "layer_norm_gelu"]
+__all__ += ["add_layer_norm", "add_rms_norm", "rms_norm"]
 
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
@@ -101,3 +102,103 @@ def layer_norm_gelu(
         input, normalized_shape, weight, bias, eps, approximate=approximate
     )
     return output
+
+
+def rms_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    zero_centered_weight: bool = False,
+) -> Tensor:
+    """Root mean square normalisation over the last dimensions.
+
+    y = x / sqrt(mean(x^2) + eps) * weight, or * (1 + weight). Saves for backward: input, and
+    1 / sqrt(mean(x^2) + eps) in float32 (4 bytes a row). Source: Zhang and Sennrich,
+    arXiv:1910.07467.
+
+    Args:
+        input: (*, *normalized_shape).
+        normalized_shape: the last dimensions of input, at least one, none of them zero.
+        weight: normalized_shape, or None for a scale of 1.
+        eps: added to the mean square; finite and not negative. None (default): the machine epsilon
+            of the type that is computed in, as torch.nn.functional.rms_norm has it: 1.2e-7
+            (float32), 2.2e-16 for float64.
+        zero_centered_weight: the scale is 1 + weight (Gemma's form), added in float32. Without a
+            weight the scale is 1 either way.
+
+    Returns:
+        A contiguous tensor of input's shape and dtype.
+
+    Raises:
+        RuntimeError: an argument breaks a rule above; the message names it and what was got.
+    """
+    output: Tensor = torch.ops.memopt.rms_norm(
+        input, normalized_shape, weight, eps, zero_centered_weight=zero_centered_weight
+    )
+    return output
+
+
+def add_layer_norm(
+    input: Tensor,
+    residual: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor]:
+    """input + residual, and its layer_norm, in one kernel each way.
+
+    Both results have the bits of the two steps apart; in backward the gradient of the sum is added
+    inside the norm's kernel, before rounding. Saves for backward: the sum, which is returned (so it
+    must not change in place before backward), and 8 bytes a row.
+
+    Under autocast both tensors are cast, also a float32 residual stream: the sum has the autocast
+    dtype. Disable autocast around the call to keep it in float32.
+
+    Args:
+        input: (*, *normalized_shape).
+        residual: input's shape and dtype.
+        normalized_shape, weight, bias, eps: as for layer_norm.
+
+    Returns:
+        (output, sum): the normalised sum, and the sum; contiguous, of input's shape and dtype.
+
+    Raises:
+        RuntimeError: an argument breaks a rule above; the message names it and what was got.
+    """
+    output, sum = torch.ops.memopt.add_layer_norm(
+        input, residual, normalized_shape, weight, bias, eps
+    )
+    return output, sum
+
+
+def add_rms_norm(
+    input: Tensor,
+    residual: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    zero_centered_weight: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """input + residual, and its rms_norm, in one kernel each way: add_layer_norm with rms_norm.
+
+    Saves for backward: the sum, which is returned, and 4 bytes a row.
+
+    Args:
+        input: (*, *normalized_shape).
+        residual: input's shape and dtype.
+        normalized_shape, weight, eps, zero_centered_weight: as for rms_norm.
+
+    Returns:
+        (output, sum): the normalised sum, and the sum; contiguous, of input's shape and dtype.
+
+    Raises:
+        RuntimeError: an argument breaks a rule above; the message names it and what was got.
+    """
+    output, sum = torch.ops.memopt.add_rms_norm(
+        input, residual, normalized_shape, weight, eps, zero_centered_weight=zero_centered_weight
+    )
+    return output, sum

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from tests.support.cases import Call, OpCase, Results
-from tests.support.cases.layer_norm import exact_moments
 from tests.support.cases.op import Saved
 from tests.support.oracle import (
     allowances,
@@ -67,8 +66,7 @@ def assert_accurate(case: OpCase, call: Call, outcome: Outcome) -> None:
     for name in case.reemitted:
         reemitted, output = outcome[f"reemitted_{name}"], outcome[name]
         kernels.assert_same_bits([reemitted], [output], f"{case} on {call}: re-emitted")
-    if "rstd" in case.saved:
-        assert_statistics_accurate(call, outcome)
+    assert_statistics_accurate(case, call, outcome)
 
 
 def assert_outputs_accurate(case: OpCase, call: Call, outputs: Results) -> None:
@@ -89,18 +87,13 @@ def assert_agrees_with_cpu(case: OpCase, call: Call, results: Results) -> None:
         assert error <= limit, f"{case} on {call}: {name} is {error:.3g} allowances from the CPU's"
 
 
-def assert_statistics_accurate(call: Call, outcome: Outcome) -> None:
+def assert_statistics_accurate(case: OpCase, call: Call, outcome: Outcome) -> None:
     """Mean and rstd are within roundings of the exact ones."""
-    exact = exact_moments(call)
-    for name, reference, magnitude in (
-        ("mean", exact.mean, exact.mean.abs() + exact.std),
-        ("rstd", exact.rstd, exact.rstd),
-    ):
-        if name in outcome.saved:
-            value = outcome.saved[name]
-            tiny = torch.finfo(value.dtype).smallest_normal
-            allowed = STATISTICS_ROUNDINGS * roundoff(value.dtype) * magnitude + tiny
-            assert worst_error(value, reference.flatten(), allowed.flatten()) <= 1
+    for name, (reference, magnitude) in case.statistics(call).items():
+        value = outcome.saved[name]
+        tiny = torch.finfo(value.dtype).smallest_normal
+        allowed = STATISTICS_ROUNDINGS * roundoff(value.dtype) * magnitude + tiny
+        assert worst_error(value, reference.flatten(), allowed.flatten()) <= 1
 
 
 def path(device: Device) -> list[str]:

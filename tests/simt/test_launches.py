@@ -31,9 +31,9 @@ from .kernels import DENSE, Layout, assert_same_bits
 CPU = torch.device("cpu")
 
 ROWS_PATH = [
-    "layer_norm_forward_rows",
-    "layer_norm_backward_rows",
-    "layer_norm_reduce_parts_kernel",
+    "norm_forward_rows",
+    "norm_backward_rows",
+    "norm_reduce_parts_kernel",
 ]
 
 # The longest row that stays in registers, for rows that can be cut into 16-byte vectors; others may
@@ -74,7 +74,7 @@ def test_forward_takes_the_long_kernel_beyond_the_registers(
     for cols in around(FORWARD_IN_REGISTERS[dtypes], in_vectors):
         call = case.make_call((2, cols), dtypes, CPU)
         assert_outputs_accurate(case, call, kernels.forward(simt, case, call)[0])
-    assert path(simt) == ["layer_norm_forward_rows", "layer_norm_forward_long"]
+    assert path(simt) == ["norm_forward_rows", "norm_forward_long"]
 
 
 @a_dtype_of_each_size
@@ -86,7 +86,7 @@ def test_backward_takes_the_long_kernel_beyond_the_registers(
     for cols in around(BACKWARD_IN_REGISTERS[dtypes], in_vectors):
         call = case.make_call((2, cols), dtypes, CPU)
         assert_accurate(case, call, run(simt, case, call))
-    assert path(simt)[1::3] == ["layer_norm_backward_rows", "layer_norm_backward_long"]
+    assert path(simt)[1::3] == ["norm_backward_rows", "norm_backward_long"]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_weight_gradients_take_a_second_kernel(simt: Device, case: OpCase) -> No
     assert simt.launches()[-1][1:] == ((4, 2, 1), (32, 32, 1), 32 * 33 * 4, kernels.STREAM)
     simt.reset()
     kernels.backward(simt, case, call, outcome.saved, (True, False, False))
-    assert path(simt) == ["layer_norm_backward_rows"]
+    assert path(simt) == ["norm_backward_rows"]
     assert simt.launches()[0].stream == kernels.STREAM
 
 
@@ -216,7 +216,7 @@ def test_long_backward_row_waits_in_shared_memory_if_it_fits(simt: Device) -> No
         simt.set_attribute(Attribute.SHARED_BYTES_PER_BLOCK, limit)
         assert_same_bits(run(simt, case, call), reference, f"{limit} bytes of shared memory")
         _, backward, _ = simt.launches()
-        assert backward.kernel.startswith("layer_norm_backward_long<")
+        assert backward.kernel.startswith("norm_backward_long<")
         assert backward.shared_bytes == used
 
 
@@ -233,7 +233,7 @@ def test_long_rows_are_right_in_every_order(
     simt.set_attribute(Attribute.SHARED_BYTES_PER_BLOCK, shared_bytes_per_block)
     call = case.make_call((3, 4100), FLOAT64, CPU)
     assert_accurate(case, call, run_in_every_order(simt, case, call, layout=layout))
-    assert path(simt)[:2] == ["layer_norm_forward_long", "layer_norm_backward_long"]
+    assert path(simt)[:2] == ["norm_forward_long", "norm_backward_long"]
 
 
 @pytest.mark.parametrize("case", [c for c in OP_CASES if c.family in DRIVERS], ids=str)

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import gelu, layer_norm
+from . import add_norm, gelu, layer_norm, rms_norm
 
 # By OpCase.family. A family of the table of ops that is not here has no kernel of its own.
 DRIVERS: dict[str, ModuleType] = {
     "gelu": gelu,
     "layer_norm": layer_norm,
     "layer_norm_gelu": layer_norm,
+    "rms_norm": rms_norm,
+    "add_layer_norm": add_norm,
+    "add_rms_norm": add_norm,
 }

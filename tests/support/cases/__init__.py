@@ -6,24 +6,34 @@ module of this folder that says how it is called (op.py says what to fill in), a
 
 from __future__ import annotations
 
+from .add_norm import ADD_NORM_CASES
 from .call import Call, Results, as_tuple, assert_same_bits, evaluate
 from .gelu import GELU_CASES
 from .layer_norm import NORM_CASES
 from .op import OpCase
+from .rms_norm import RMS_NORM_CASES
 
 OP_CASES: tuple[OpCase, ...] = (
     *GELU_CASES,
     *NORM_CASES,
+    *RMS_NORM_CASES,
+    *ADD_NORM_CASES,
 )
+
+# All that normalise rows: of layer_norm's family, rms_norm's, and with a residual in front.
+NORMALIZING_CASES: tuple[OpCase, ...] = (*NORM_CASES, *RMS_NORM_CASES, *ADD_NORM_CASES)
 
 # The first case of every family: for what does not depend on the keyword choices.
 FAMILIES = tuple({case.family: case for case in reversed(OP_CASES)}.values())[::-1]
 
 __all__ = [
+    "ADD_NORM_CASES",
     "FAMILIES",
     "GELU_CASES",
+    "NORMALIZING_CASES",
     "NORM_CASES",
     "OP_CASES",
+    "RMS_NORM_CASES",
     "Call",
     "OpCase",
     "Results",

@@ -180,6 +180,10 @@ class NormCase(OpCase):
             grad_bias=None if call.bias is None else e_dbeta,
         )
 
+    def statistics(self, call: Call) -> dict[str, tuple[Tensor, Tensor]]:
+        mean, std, rstd = exact_moments(call)
+        return {"mean": (mean, mean.abs() + std), "rstd": (rstd, rstd)}
+
     def read_by_backward(self, call: Call) -> tuple[str, ...]:
         # beta is read where the activation's derivative is computed at z.
         return ("input", "weight") if self.approximate is None else ("input", "weight", "bias")

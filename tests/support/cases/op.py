@@ -41,6 +41,9 @@ class OpCase:
     kept: ClassVar[tuple[str, ...]] = ("input",)
     """The activations that are saved for backward, themselves and not a copy."""
 
+    kept_outputs: ClassVar[tuple[str, ...]] = ()
+    """The outputs that are saved for backward, themselves: they must not change in place."""
+
     saved: ClassVar[tuple[str, ...]] = ()
     """What the forward op returns after its outputs, for the backward op. Without any there is no
     forward op beside the public one.
@@ -143,6 +146,12 @@ class OpCase:
         """
         return call.map_activations(lambda t: t.to(dtype) if t.is_floating_point() else t)
 
+    def statistics(self, call: Call) -> dict[str, tuple[Tensor, Tensor]]:
+        """Of each row, exactly: the statistics among `saved`, each with the size of what is rounded
+        in it.
+        """
+        return {}
+
     # What is saved for backward.
 
     def read_by_backward(self, call: Call) -> tuple[str, ...]:
@@ -156,7 +165,8 @@ class OpCase:
     def saved_bytes(self, call: Call) -> int:
         """What is saved beside parameters."""
         kept = {getattr(call, name).untyped_storage() for name in self.kept}
-        return sum(storage.nbytes() for storage in kept) + self.statistics_bytes(call)
+        outputs = len(self.kept_outputs) * call.first.nbytes
+        return sum(storage.nbytes() for storage in kept) + outputs + self.statistics_bytes(call)
 
     # The op, in its three forms.
 

@@ -1,0 +1,93 @@
+"""Proves: memopt.nn.RMSNorm takes torch.nn.RMSNorm's place: same constructor, repr, state_dict keys
+and initial values, states load both ways; and runs memopt's op, also with a weight around 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import memopt
+from tests.support.modules import assert_copies, assert_same_state, constructor_parameters
+from tests.support.record_ops import RecordOps
+
+ARGUMENTS: list[dict[str, Any]] = [
+    {},
+    {"eps": 1e-3},
+    {"elementwise_affine": False},
+    {"dtype": torch.float64},
+]
+every_argument = pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
+every_shape = pytest.mark.parametrize("shape", [7, (7,), [5, 7], torch.Size([5, 7])], ids=str)
+
+
+def example(module: torch.nn.Module, device: torch.device) -> torch.Tensor:
+    parameters = list(module.parameters())
+    dtype = parameters[0].dtype if parameters else torch.float32
+    return torch.randn(3, 5, 7, device=device, dtype=dtype)
+
+
+def test_constructor_takes_torchs_arguments_in_torchs_order() -> None:
+    expected = constructor_parameters(torch.nn.RMSNorm)
+    assert constructor_parameters(memopt.nn.RMSNorm)[: len(expected)] == expected
+    module = memopt.nn.RMSNorm(7, 1e-3, True, "meta", torch.float16)
+    assert module.eps == 1e-3
+    assert module.weight.device.type == "meta"
+    assert module.weight.dtype == torch.float16
+
+
+@every_argument
+@every_shape
+def test_looks_like_torchs(shape: Any, arguments: dict[str, Any]) -> None:
+    module = memopt.nn.RMSNorm(shape, **arguments)
+    twin = torch.nn.RMSNorm(shape, **arguments)
+    assert isinstance(module, torch.nn.RMSNorm)
+    assert repr(module) == repr(twin)
+    assert module.normalized_shape == twin.normalized_shape
+    for name, value in twin.state_dict().items():
+        assert torch.equal(module.state_dict()[name], value), name
+
+
+@every_argument
+@every_shape
+def test_state_and_copies(shape: Any, arguments: dict[str, Any], device: torch.device) -> None:
+    module = memopt.nn.RMSNorm(shape, device=device, **arguments)
+    twin = torch.nn.RMSNorm(shape, device=device, **arguments)
+    x = example(module, device)
+    assert_same_state(module, twin, x)
+    assert_copies(module, x)
+
+
+@every_argument
+@pytest.mark.parametrize("zero_centered", [False, True])
+def test_runs_the_op(arguments: dict[str, Any], zero_centered: bool, device: torch.device) -> None:
+    module = memopt.nn.RMSNorm(7, device=device, **arguments, zero_centered_weight=zero_centered)
+    x = example(module, device)
+    with torch.no_grad(), RecordOps() as ops:
+        output = module(x)
+    assert ops.ops == [torch.ops.memopt.rms_norm.default]
+    expected = memopt.functional.rms_norm(
+        x, (7,), module.weight, module.eps, zero_centered_weight=zero_centered
+    )
+    assert torch.equal(output, expected)
+
+
+def test_zero_centered_weight_begins_at_zero(device: torch.device) -> None:
+    """So a new module does what a new plain one does."""
+    module = memopt.nn.RMSNorm(7, device=device, zero_centered_weight=True)
+    assert not module.weight.any()
+    assert "zero_centered_weight=True" in repr(module)
+    x = example(module, device)
+    assert torch.equal(module(x), memopt.nn.RMSNorm(7, device=device)(x))
+    assert_copies(module, x)
+
+
+def test_float32_weight_beside_a_16_bit_input(device: torch.device) -> None:
+    module = memopt.nn.RMSNorm(7, device=device)
+    x = example(module, device).bfloat16()
+    output = module(x)
+    output.sum().backward()
+    assert output.dtype == torch.bfloat16
+    assert module.weight.grad.dtype == torch.float32
