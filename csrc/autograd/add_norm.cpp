@@ -15,6 +15,7 @@
 
 #include "layer_norm.h"
 #include "rms_norm.h"
+#include "saved_output.h"
 
 namespace memopt::autograd {
 namespace {
@@ -50,13 +51,14 @@ struct AddLayerNorm : torch::autograd::Function<AddLayerNorm> {
 
   static variable_list forward(AutogradContext* ctx, const Tensor& input, const Tensor& residual,
                                c10::SymIntArrayRef normalized_shape, const OptionalTensor& weight,
-                               const OptionalTensor& bias, double eps) {
+                               const OptionalTensor& bias, double eps, Tensor* saved_output) {
     static const auto op = find_op<AddLayerNormForward>("memopt::_add_layer_norm_forward");
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     ctx->set_materialize_grads(false);
     const auto [output, sum, mean, rstd] =
         op.call(input, residual, normalized_shape, weight, bias, eps);
     save(ctx, sum, normalized_shape, weight, bias, mean, rstd);
+    *saved_output = sum;
     return {output, sum};
   }
 
@@ -64,7 +66,8 @@ struct AddLayerNorm : torch::autograd::Function<AddLayerNorm> {
     static const auto op = find_op<AddLayerNormBackward>("memopt::_add_layer_norm_backward");
     const Tensor& grad_output = grads[0];
     const Tensor& grad_sum = grads[1];
-    if (!grad_output.defined()) return {grad_sum, grad_sum, Tensor(), Tensor(), Tensor(), Tensor()};
+    if (!grad_output.defined())
+      return {grad_sum, grad_sum, Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
     LayerNormSaved s = restore(ctx);
     size_t edge = 2;  // this node's edges, not layer_norm's
     s.wanted = {wants_sum(ctx), s.weight.defined() && ctx->needs_input_grad(edge++),
@@ -72,12 +75,12 @@ struct AddLayerNorm : torch::autograd::Function<AddLayerNorm> {
     if (at::GradMode::is_enabled()) {
       const auto [dx, dweight, dbias] = differentiable_backward(s, widen(s), grad_output);
       const Tensor dsum = differentiable_add(dx, grad_sum);
-      return {dsum, dsum, Tensor(), dweight, dbias, Tensor()};
+      return {dsum, dsum, Tensor(), dweight, dbias, Tensor(), Tensor()};
     }
     const auto [dsum, dweight, dbias, output] =
         op.call(grad_output, as_optional(grad_sum), s.input, s.normalized_shape, s.mean, s.rstd,
                 as_optional(s.weight), as_optional(s.bias), s.wanted, /*recompute_output=*/false);
-    return {dsum, dsum, Tensor(), dweight, dbias, Tensor()};
+    return {dsum, dsum, Tensor(), dweight, dbias, Tensor(), Tensor()};
   }
 };
 
@@ -87,7 +90,7 @@ std::tuple<Tensor, Tensor> add_layer_norm(const Tensor& input, const Tensor& res
                                           double eps) {
   if (needs_node(input, residual, weight, bias)) {
     const variable_list outputs =
-        AddLayerNorm::apply(input, residual, normalized_shape, weight, bias, eps);
+        apply_saving_output<AddLayerNorm>(input, residual, normalized_shape, weight, bias, eps);
     return {outputs[0], outputs[1]};
   }
   static const auto op = find_op<AddLayerNormPublic>("memopt::add_layer_norm");
@@ -112,7 +115,8 @@ struct AddRmsNorm : torch::autograd::Function<AddRmsNorm> {
 
   static variable_list forward(AutogradContext* ctx, const Tensor& input, const Tensor& residual,
                                c10::SymIntArrayRef normalized_shape, const OptionalTensor& weight,
-                               std::optional<double> eps, bool zero_centered_weight) {
+                               std::optional<double> eps, bool zero_centered_weight,
+                               Tensor* saved_output) {
     static const auto op = find_op<AddRmsNormForward>("memopt::_add_rms_norm_forward");
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     ctx->set_materialize_grads(false);
@@ -120,6 +124,7 @@ struct AddRmsNorm : torch::autograd::Function<AddRmsNorm> {
         op.call(input, residual, normalized_shape, weight, eps, zero_centered_weight);
     ctx->save_for_backward({sum, value_or_undefined(weight), rstd});
     save_options(ctx, normalized_shape, eps, zero_centered_weight);
+    *saved_output = sum;
     return {output, sum};
   }
 
@@ -127,7 +132,8 @@ struct AddRmsNorm : torch::autograd::Function<AddRmsNorm> {
     static const auto op = find_op<AddRmsNormBackward>("memopt::_add_rms_norm_backward");
     const Tensor& grad_output = grads[0];
     const Tensor& grad_sum = grads[1];
-    if (!grad_output.defined()) return {grad_sum, grad_sum, Tensor(), Tensor(), Tensor(), Tensor()};
+    if (!grad_output.defined())
+      return {grad_sum, grad_sum, Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
     const variable_list saved = ctx->get_saved_variables();
     RmsNormSaved s{saved[0], saved[1], saved[2]};
     restore_options(ctx, &s);
@@ -135,12 +141,12 @@ struct AddRmsNorm : torch::autograd::Function<AddRmsNorm> {
     if (at::GradMode::is_enabled()) {
       const auto [dx, dweight] = differentiable_backward(s, grad_output);
       const Tensor dsum = differentiable_add(dx, grad_sum);
-      return {dsum, dsum, Tensor(), dweight, Tensor(), Tensor()};
+      return {dsum, dsum, Tensor(), dweight, Tensor(), Tensor(), Tensor()};
     }
     const auto [dsum, dweight, output] = op.call(
         grad_output, as_optional(grad_sum), s.input, s.normalized_shape, s.rstd,
         as_optional(s.weight), s.wanted, /*recompute_output=*/false, s.zero_centered_weight);
-    return {dsum, dsum, Tensor(), dweight, Tensor(), Tensor()};
+    return {dsum, dsum, Tensor(), dweight, Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -149,8 +155,8 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& input, const Tensor& resid
                                         const OptionalTensor& weight, std::optional<double> eps,
                                         bool zero_centered_weight) {
   if (needs_node(input, residual, weight)) {
-    const variable_list outputs =
-        AddRmsNorm::apply(input, residual, normalized_shape, weight, eps, zero_centered_weight);
+    const variable_list outputs = apply_saving_output<AddRmsNorm>(
+        input, residual, normalized_shape, weight, eps, zero_centered_weight);
     return {outputs[0], outputs[1]};
   }
   static const auto op = find_op<AddRmsNormPublic>("memopt::add_rms_norm");

@@ -8,8 +8,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.cases import NORM_CASES, OP_CASES, OpCase, evaluate
-from tests.support.cases.layer_norm import exact_moments
+from tests.support.cases import (
+    NORM_CASES,
+    NORMALIZING_CASES,
+    OP_CASES,
+    RMS_NORM_CASES,
+    OpCase,
+    evaluate,
+)
 from tests.support.oracle import assert_accurate, exact_results, magnitudes
 from tests.support.shapes import (
     BFLOAT16,
@@ -34,7 +40,8 @@ from tests.support.tolerances import (
 )
 
 every_op = pytest.mark.parametrize("case", OP_CASES, ids=str)
-every_norm = pytest.mark.parametrize("case", NORM_CASES, ids=str)
+every_norm = pytest.mark.parametrize("case", NORMALIZING_CASES, ids=str)
+every_layer_norm = pytest.mark.parametrize("case", NORM_CASES, ids=str)
 every_dtype = pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 
 
@@ -132,9 +139,10 @@ def test_weight_gradients_are_summed_in_float32(case: OpCase, device: torch.devi
 @pytest.mark.parametrize("statistics", ["mean 1e4 std 1", "constant rows", "one outlier"])
 def test_long_rows(dtypes: Dtypes, statistics: str, device: torch.device) -> None:
     """A sum in one chain per vector lane would lose digits with the length of the row."""
-    case, cols = NORM_CASES[0], 1_000_003
+    cols = 1_000_003
     values = STATISTICS[statistics](1, cols)
-    assert_accurate(case, case.make_call((1, cols), dtypes, device, values=values))
+    for case in (NORM_CASES[0], RMS_NORM_CASES[0]):
+        assert_accurate(case, case.make_call((1, cols), dtypes, device, values=values))
 
 
 @every_norm
@@ -143,19 +151,18 @@ def test_long_rows(dtypes: Dtypes, statistics: str, device: torch.device) -> Non
 def test_mean_and_rstd(case: OpCase, dtypes: Dtypes, statistics: str, device: torch.device) -> None:
     call = case.make_call((9, 769), dtypes, device, values=STATISTICS[statistics](9, 769))
     _, saved = case.forward(call)
-    mean, std, rstd = exact_moments(call)
     rounding = STATISTICS_ROUNDINGS * roundoff(sums_dtype(dtypes.tensor))
-    for value, exact, magnitude in (
-        (saved["mean"], mean, mean.abs() + std),
-        (saved["rstd"], rstd, rstd),
-    ):
+    statistics_of_rows = case.statistics(call)
+    assert list(statistics_of_rows) == list(case.saved)
+    for name, (exact, magnitude) in statistics_of_rows.items():
+        value = saved[name]
         assert value.dtype == sums_dtype(dtypes.tensor)
         assert value.shape == exact.shape
         error = worst_error(value, exact, rounding * magnitude)
         assert error <= largest_error(dtypes.tensor)
 
 
-@every_norm
+@every_layer_norm
 @every_dtype
 @pytest.mark.parametrize("cols", COLS)
 def test_constant_rows_normalize_to_exactly_zero(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.cases import (
-    NORM_CASES,
+    NORMALIZING_CASES,
     OP_CASES,
     OpCase,
     as_tuple,
@@ -20,7 +20,7 @@ from tests.support.saved_bytes import SavedTensors
 from tests.support.shapes import BFLOAT16, FLOAT32, FLOAT64, Dtypes
 
 every_op = pytest.mark.parametrize("case", OP_CASES, ids=str)
-every_norm = pytest.mark.parametrize("case", NORM_CASES, ids=str)
+every_norm = pytest.mark.parametrize("case", NORMALIZING_CASES, ids=str)
 every_autocast_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 
 
@@ -95,7 +95,7 @@ def test_16_bit_parameters_follow_the_input(case: OpCase, device: torch.device) 
     by_hand = call.map(torch.Tensor.bfloat16)
     expected = evaluate(case.memopt, by_hand)
     with torch.autocast(device.type, torch.bfloat16):
-        actual = evaluate(case.memopt, call.replace(grad_output=by_hand.grad_output))
+        actual = evaluate(case.memopt, call.replace(**by_hand.incoming))
     assert torch.equal(actual.output, expected.output)
     assert actual.grad_weight.dtype == torch.float16
 

@@ -12,12 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.cases import GELU_CASES, NORM_CASES, OP_CASES, Call, OpCase
+from tests.support.cases import GELU_CASES, NORM_CASES, NORMALIZING_CASES, OP_CASES, Call, OpCase
 from tests.support.cases.op import Saved
 from tests.support.shapes import FLOAT32, FLOAT64, Dtypes
 
 every_op = pytest.mark.parametrize("case", OP_CASES, ids=str)
-every_norm = pytest.mark.parametrize("case", NORM_CASES, ids=str)
+every_norm = pytest.mark.parametrize("case", NORMALIZING_CASES, ids=str)
+every_parameter = pytest.mark.parametrize(
+    ("case", "name"), [(case, name) for case in NORMALIZING_CASES for name in case.parameters]
+)
+every_statistic = pytest.mark.parametrize(
+    ("case", "name"), [(case, name) for case in NORMALIZING_CASES for name in case.saved]
+)
 
 
 def refused(case: OpCase, call: Call, rule: str, keywords: dict[str, Any] | None = None) -> None:
@@ -127,8 +133,7 @@ def test_input_without_dimensions(case: OpCase, device: torch.device) -> None:
     refused(case, call.replace(input=torch.ones((), device=device)), rule)
 
 
-@every_norm
-@pytest.mark.parametrize("name", ["weight", "bias"])
+@every_parameter
 @pytest.mark.parametrize("size", [(7,), (1,), (1, 8), (4, 8), ()], ids=str)
 def test_parameter_shape(
     case: OpCase, name: str, size: tuple[int, ...], device: torch.device
@@ -139,8 +144,7 @@ def test_parameter_shape(
     refused(case, call, rule)
 
 
-@every_norm
-@pytest.mark.parametrize("name", ["weight", "bias"])
+@every_parameter
 @pytest.mark.parametrize(
     ("dtypes", "parameter", "rule"),
     [
@@ -169,7 +173,7 @@ def test_parameter_dtype(
     refused(case, call, f"{name} {rule}")
 
 
-@every_norm
+@pytest.mark.parametrize("case", [c for c in NORMALIZING_CASES if "bias" in c.parameters], ids=str)
 def test_weight_and_bias_of_different_dtypes(case: OpCase, device: torch.device) -> None:
     call = case.make_call((4, 8), Dtypes(torch.bfloat16, torch.bfloat16), device)
     call = call.replace(weight=call.weight.float())
@@ -177,8 +181,7 @@ def test_weight_and_bias_of_different_dtypes(case: OpCase, device: torch.device)
     refused(case, call, rule)
 
 
-@every_norm
-@pytest.mark.parametrize("name", ["weight", "bias"])
+@every_parameter
 def test_parameter_on_another_device(case: OpCase, name: str, device: torch.device) -> None:
     """meta beside the CPU, and the CPU beside CUDA where there is one."""
     for other in {"meta", "cpu"} - {device.type}:
@@ -188,8 +191,7 @@ def test_parameter_on_another_device(case: OpCase, name: str, device: torch.devi
         refused(case, call, rule)
 
 
-@every_norm
-@pytest.mark.parametrize("name", ["weight", "bias"])
+@every_parameter
 @pytest.mark.filterwarnings("ignore:Sparse")
 def test_sparse_parameter(case: OpCase, name: str, device: torch.device) -> None:
     call = case.make_call((4, 8), FLOAT32, device)
@@ -250,8 +252,7 @@ def test_gradients_given_to_the_backward_op(
         backward_refused(case, call.replace(**{name: change(gradient)}), saved, named)
 
 
-@every_norm
-@pytest.mark.parametrize("name", ["mean", "rstd"])
+@every_statistic
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
@@ -283,5 +284,5 @@ def test_statistics_of_the_backward_op(
 def test_strided_statistics_of_the_backward_op(case: OpCase, device: torch.device) -> None:
     call = case.make_call((4, 8), FLOAT32, device)
     _, saved = case.forward(call)
-    saved["mean"] = torch.zeros(4, 2, device=device)[:, :1]
-    backward_refused(case, call, saved, "mean must be a contiguous Float")
+    saved["rstd"] = torch.zeros(4, 2, device=device)[:, :1]
+    backward_refused(case, call, saved, "rstd must be a contiguous Float")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.cases import (
-    NORM_CASES,
+    NORMALIZING_CASES,
     OP_CASES,
     Call,
     OpCase,
@@ -26,7 +26,7 @@ every_op_of_independent_rows = pytest.mark.parametrize(
 every_elementwise_op = pytest.mark.parametrize(
     "case", [case for case in OP_CASES if case.elementwise], ids=str
 )
-every_norm = pytest.mark.parametrize("case", NORM_CASES, ids=str)
+every_norm = pytest.mark.parametrize("case", NORMALIZING_CASES, ids=str)
 every_dtype = pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 float32_and_bfloat16 = pytest.mark.parametrize("dtypes", [FLOAT32, BFLOAT16], ids=str)
 

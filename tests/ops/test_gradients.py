@@ -11,12 +11,12 @@ from collections.abc import Iterable
 import pytest
 import torch
 
-from tests.support.cases import NORM_CASES, OP_CASES, Call, OpCase, as_tuple, evaluate
+from tests.support.cases import NORMALIZING_CASES, OP_CASES, Call, OpCase, as_tuple, evaluate
 from tests.support.record_ops import RecordOps
 from tests.support.shapes import BFLOAT16, FLOAT32, FLOAT64, Dtypes
 
 every_op = pytest.mark.parametrize("case", OP_CASES, ids=str)
-every_norm = pytest.mark.parametrize("case", NORM_CASES, ids=str)
+every_norm = pytest.mark.parametrize("case", NORMALIZING_CASES, ids=str)
 
 
 def as_function(case: OpCase, call: Call):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.support.cases import (
-    NORM_CASES,
+    NORMALIZING_CASES,
     OP_CASES,
     Call,
     OpCase,
@@ -29,7 +29,7 @@ from tests.support.shapes import (
 )
 
 every_op = pytest.mark.parametrize("case", OP_CASES, ids=str)
-every_norm = pytest.mark.parametrize("case", NORM_CASES, ids=str)
+every_norm = pytest.mark.parametrize("case", NORMALIZING_CASES, ids=str)
 float32_and_bfloat16 = pytest.mark.parametrize("dtypes", [FLOAT32, BFLOAT16], ids=str)
 
 SIZES = [(6, 10, 129), (5, 1000)]

@@ -10,7 +10,7 @@ import itertools
 import pytest
 import torch
 
-from tests.support.cases import NORM_CASES, OP_CASES, Call, OpCase
+from tests.support.cases import NORMALIZING_CASES, OP_CASES, Call, OpCase
 from tests.support.shapes import (
     COLS,
     DTYPES,
@@ -22,7 +22,7 @@ from tests.support.shapes import (
 )
 
 every_op = pytest.mark.parametrize("case", [case for case in OP_CASES if case.reemitted], ids=str)
-every_norm = pytest.mark.parametrize("case", NORM_CASES, ids=str)
+every_norm = pytest.mark.parametrize("case", NORMALIZING_CASES, ids=str)
 every_dtype = pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 
 

@@ -1,6 +1,6 @@
 """Proves, to the byte, what each op keeps for backward: gelu its input, the norms their input and 8
-bytes a row; parameters are alive anyway. PyTorch's pair of layer_norm and gelu keeps the tensor
-between them as well.
+bytes a row (RMSNorm 4), with a residual in front the sum in the place of the input; parameters are
+alive anyway. PyTorch's pair of layer_norm and gelu keeps the tensor between them as well.
 """
 
 from __future__ import annotations
@@ -8,7 +8,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.cases import GELU_CASES, NORM_CASES, OP_CASES, Call, OpCase, as_tuple
+from tests.support.cases import (
+    ADD_NORM_CASES,
+    GELU_CASES,
+    NORM_CASES,
+    OP_CASES,
+    RMS_NORM_CASES,
+    Call,
+    OpCase,
+    as_tuple,
+)
 from tests.support.saved_bytes import SavedTensors
 from tests.support.shapes import BFLOAT16, COLS, DTYPES, FLOAT32, LAYOUTS, Dtypes
 
@@ -65,6 +74,9 @@ def test_nothing_is_kept_without_grad(case: OpCase, device: torch.device) -> Non
     [
         *((case, 2, 0) for case in GELU_CASES),
         *((case, 2, 8) for case in NORM_CASES),
+        *((case, 2, 4) for case in RMS_NORM_CASES),
+        (ADD_NORM_CASES[0], 2, 8),
+        *((case, 2, 4) for case in ADD_NORM_CASES[1:]),
     ],
     ids=str,
 )

@@ -9,11 +9,20 @@ import math
 import pytest
 import torch
 
-from tests.support.cases import GELU_CASES, NORM_CASES, OP_CASES, OpCase, Results, evaluate
+from tests.support.cases import (
+    GELU_CASES,
+    NORM_CASES,
+    NORMALIZING_CASES,
+    OP_CASES,
+    OpCase,
+    Results,
+    evaluate,
+)
 from tests.support.shapes import BFLOAT16, FLOAT32, FLOAT64, Dtypes
 
 every_op = pytest.mark.parametrize("case", OP_CASES, ids=str)
-every_norm = pytest.mark.parametrize("case", NORM_CASES, ids=str)
+every_norm = pytest.mark.parametrize("case", NORMALIZING_CASES, ids=str)
+every_layer_norm = pytest.mark.parametrize("case", NORM_CASES, ids=str)
 float16 = Dtypes(torch.float16, torch.float16)
 every_dtype = pytest.mark.parametrize("dtypes", [FLOAT32, BFLOAT16, float16, FLOAT64], ids=str)
 special = pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -65,7 +74,7 @@ def test_in_the_gradient(case: OpCase, dtypes: Dtypes, value: float, device: tor
 def test_in_weight_or_bias(
     case: OpCase, dtypes: Dtypes, value: float, device: torch.device
 ) -> None:
-    for name in ("weight", "bias"):
+    for name in case.parameters:
         call = case.make_call((5, 130), dtypes, device)
         getattr(call, name)[3] = value
         assert_special_where_pytorch_is(evaluate(case.memopt, call), evaluate(case.torch, call))
@@ -88,7 +97,7 @@ def test_other_rows_keep_their_bits(
             assert torch.equal(actual[name][others], expected[name][others]), name
 
 
-@every_norm
+@every_layer_norm
 @every_dtype
 def test_zero_eps_on_constant_rows_is_nan_as_in_pytorch(
     case: OpCase, dtypes: Dtypes, device: torch.device
