@@ -143,17 +143,6 @@ void first_sweep(const BackwardPart<T, G>& part, BackwardRow<T> (&rows)[kRows], 
   }
 }
 
-// Asks for the lines of the step that begins `ahead` elements on. That may lie beyond the array: a
-// prefetch never faults.
-template <class T>
-MEMOPT_INLINE void prefetch_step(const T* p, int64_t ahead) {
-  const uintptr_t address = reinterpret_cast<uintptr_t>(p) + ahead * sizeof(T);
-  constexpr uintptr_t kBytes = Elements<T>::kStep * sizeof(T);
-  for (uintptr_t line = 0; line < kBytes; line += 64) {
-    __builtin_prefetch(reinterpret_cast<const void*>(address + line), 0, 2);
-  }
-}
-
 // The second sweep over one row; the next rows to come lie `group` rows on.
 template <class Norm, class T, class G>
 void second_sweep(const BackwardPart<T, G>& part, const BackwardRow<T>& row, int64_t group) {

@@ -29,6 +29,17 @@ MEMOPT_INLINE Step<V> load_scale(const G* gamma, V offset, int64_t i, Extent ext
   return {S::scale(v.lo, offset), S::scale(v.hi, offset)};
 }
 
+// Asks for the lines of the step that begins `ahead` elements on. That may lie beyond the array: a
+// prefetch never faults.
+template <class T>
+MEMOPT_INLINE void prefetch_step(const T* p, int64_t ahead) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(p) + ahead * sizeof(T);
+  constexpr uintptr_t kBytes = Elements<T>::kStep * sizeof(T);
+  for (uintptr_t line = 0; line < kBytes; line += 64) {
+    __builtin_prefetch(reinterpret_cast<const void*>(address + line), 0, 2);
+  }
+}
+
 // Where a row's first sweep gets a step from: here, from x.
 template <class T>
 struct PlainRow {
@@ -134,10 +145,18 @@ Moments<Accumulate<T>> row_statistics(RootMeanSquare, const Row& row, int64_t co
   return {0, RootMeanSquare::rstd(x2_sum.total(), cols, eps)};
 }
 
-// The output sweep over a row x with known statistics. With `sum` the row is copied there, too.
+// What the output sweep of a row with an addend does besides.
+template <class T>
+struct AddedRowOutput {
+  T* sum;             // the row is copied there; null: it is there already
+  const T* x;         // the addends, of which the next row is asked for: the hardware's
+  const T* residual;  // prefetchers lose two arrays' thread between the sweeps
+};
+
+// The output sweep over a row x with known statistics.
 template <class Norm, class T, class G>
 void write_output(const NormForwardParams& p, const T* x, Moments<Accumulate<T>> stats, T* y,
-                  T* sum, bool streamed) {
+                  AddedRowOutput<T> added, bool streamed) {
   using S = typename Norm::Statistics;
   using Activation = typename Norm::Activation;
   using V = typename Elements<T>::V;
@@ -152,7 +171,11 @@ void write_output(const NormForwardParams& p, const T* x, Moments<Accumulate<T>>
     const Step<V> b = load_parameter<V>(beta, i, extent, 0.0f);
     const V lo = S::affine(S::normalize(v.lo, mean, rstd), g.lo, b.lo);
     const V hi = S::affine(S::normalize(v.hi, mean, rstd), g.hi, b.hi);
-    if (Norm::kAdds && sum != nullptr) store(sum + i, v, extent, streamed);
+    if constexpr (Norm::kAdds) {
+      prefetch_step(added.x + i, p.x_row_stride);
+      prefetch_step(added.residual + i, p.residual_row_stride);
+      if (added.sum != nullptr) store(added.sum + i, v, extent, streamed);
+    }
     store(y + i, Step<V>{Activation::value(lo), Activation::value(hi)}, extent, streamed);
   });
 }
@@ -174,10 +197,11 @@ void forward_rows(const NormForwardParams& p, int64_t begin, int64_t end) {
       const T* const residual = static_cast<const T*>(p.residual) + row * p.residual_row_stride;
       const AddedRow<T> source{x, residual, streamed ? waiting.get() : sum};
       stats = row_statistics<T>(typename Norm::Statistics(), source, p.cols, p.eps);
-      write_output<Norm, T, G>(p, source.again(), stats, y, streamed ? sum : nullptr, streamed);
+      write_output<Norm, T, G>(p, source.again(), stats, y, {streamed ? sum : nullptr, x, residual},
+                               streamed);
     } else {
       stats = row_statistics<T>(typename Norm::Statistics(), PlainRow<T>{x}, p.cols, p.eps);
-      write_output<Norm, T, G>(p, x, stats, y, nullptr, streamed);
+      write_output<Norm, T, G>(p, x, stats, y, {}, streamed);
     }
     if (p.rstd != nullptr) {
       if (Norm::kCentred) static_cast<A*>(p.mean)[row] = stats.mean;

@@ -55,8 +55,9 @@ class AddNormCase(OpCase):
             call,
             tensors={**activations, **{name: call.tensors[name] for name in self.parameters}},
             grads=grads,
-            # For the oracle, which must round the sum as the op does.
-            options={**call.options, "sum_dtype": dtypes.tensor},
+            # For the oracle, which must round the sum as the op does; a name, since options are
+            # arguments of exported models.
+            options={**call.options, "sum_dtype": _name(dtypes.tensor)},
         )
 
     def random_choices(self, draw: Any, size: tuple[int, ...]) -> dict[str, Any]:
@@ -124,7 +125,7 @@ class AddNormCase(OpCase):
         return Results({**named, **{f"grad_{n}": results[f"grad_{n}"] for n in self.parameters}})
 
     def autocast(self, call: Call, dtype: torch.dtype) -> Call:
-        return super().autocast(call, dtype).replace(sum_dtype=dtype)
+        return super().autocast(call, dtype).replace(sum_dtype=_name(dtype))
 
     def statistics(self, call: Call) -> dict[str, tuple[Tensor, Tensor]]:
         return self.norm.statistics(self._norm_call(call, _rounded_sum(call)))
@@ -136,9 +137,14 @@ class AddNormCase(OpCase):
         return self.norm.statistics_bytes(call)
 
 
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _rounded_sum(call: Call) -> Tensor:
     """As PyTorch's addition rounds it, which the op must equal in bits; float64."""
-    addends = (t.detach().to(call.sum_dtype) for t in (call.input, call.residual))
+    dtype = getattr(torch, call.sum_dtype)
+    addends = (t.detach().to(dtype) for t in (call.input, call.residual))
     return sum(addends).double()
 
 
