@@ -32,10 +32,10 @@ except ImportError:
     ) from None
 
 ROOT = Path(__file__).parent
-CPU_KERNELS = ["gelu", "layer_norm", "layer_norm_gelu", "table"]
-CPU_KERNELS += ["rms_norm", "add_norm"]
-CUDA_KERNELS = ["gelu", "layer_norm", "layer_norm_gelu"]
-CUDA_KERNELS += ["norm", "rms_norm", "add_norm"]
+CPU_KERNELS = ["activation", "add_norm", "dropout", "gated", "layer_norm", "layer_norm_gelu"]
+CPU_KERNELS += ["rms_norm", "table"]
+CUDA_KERNELS = ["activation", "add_norm", "dropout", "gated", "layer_norm", "layer_norm_gelu"]
+CUDA_KERNELS += ["norm", "rms_norm"]
 HEADER = "include/cuda_runtime.h"
 CUDA_ARCHITECTURES = ["8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
 

@@ -22,7 +22,7 @@ GOALS = {"forward": 1.2, "backward": 1.2, "forward+backward": 1.2}
 
 
 def forward_variants(x: Tensor, approximate: str) -> list[Variant]:
-    aten, ours = torch.ops.aten.gelu, torch.ops.memopt._gelu_forward
+    aten, ours = torch.ops.aten.gelu, torch.ops.memopt.gelu
     return [
         Variant("aten", lambda: aten(x, approximate=approximate)),
         Variant("memopt", lambda: ours(x, approximate=approximate)),
@@ -30,13 +30,14 @@ def forward_variants(x: Tensor, approximate: str) -> list[Variant]:
 
 
 def backward_variants(x: Tensor, grad: Tensor, approximate: str) -> list[Variant]:
-    aten, ours = torch.ops.aten.gelu_backward, torch.ops.memopt._gelu_backward
+    aten, ours = torch.ops.aten.gelu_backward, torch.ops.memopt._activation_backward
+    activation = "gelu_tanh" if approximate == "tanh" else "gelu"
     return [
         Variant("aten", lambda: aten(grad, x, approximate=approximate)),
-        Variant("memopt", lambda: ours(grad, x, approximate=approximate)),
+        Variant("memopt", lambda: ours(grad, x, activation=activation)),
         Variant(
             "memopt+y",
-            lambda: ours(grad, x, approximate=approximate, recompute_output=True),
+            lambda: ours(grad, x, activation=activation, recompute_output=True),
             extra_bytes=x.nbytes,
         ),
     ]

@@ -101,7 +101,9 @@ def test_headers_have_pragma_once(file: Path) -> None:
     assert "#pragma once" in file.read_text()
 
 
-@pytest.mark.parametrize("concept", ["gelu", "layer_norm", "layer_norm_gelu"])
+@pytest.mark.parametrize(
+    "concept", ["activation", "dropout", "gated", "layer_norm", "layer_norm_gelu"]
+)
 def test_one_concept_bears_one_name_in_every_layer(concept: str) -> None:
     for path in (
         f"csrc/kernels/{concept}.h",

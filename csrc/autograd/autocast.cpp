@@ -32,6 +32,64 @@ Tensor gelu(const Tensor& input, std::string_view approximate) {
   return op.call(cast_input(input, kDevice), approximate);
 }
 
+// The ops that take activations alone: all are cast.
+constexpr char kSilu[] = "memopt::silu", kRelu[] = "memopt::relu",
+               kQuickGelu[] = "memopt::quick_gelu", kReluSquared[] = "memopt::relu_squared",
+               kSigmoid[] = "memopt::sigmoid";
+
+template <c10::DeviceType kDevice, c10::DispatchKey kKey, const char* kOp>
+Tensor activation(const Tensor& input) {
+  static const auto op = find_op<Tensor(const Tensor&)>(kOp);
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(kKey);
+  return op.call(cast_input(input, kDevice));
+}
+
+template <c10::DeviceType kDevice, c10::DispatchKey kKey>
+Tensor gated(const Tensor& gate, const Tensor& up, std::string_view activation) {
+  static const auto op =
+      find_op<Tensor(const Tensor&, const Tensor&, std::string_view)>("memopt::gated");
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(kKey);
+  return op.call(cast_input(gate, kDevice), cast_input(up, kDevice), activation);
+}
+
+template <c10::DeviceType kDevice, c10::DispatchKey kKey>
+Tensor swiglu(const Tensor& gate, const Tensor& up) {
+  static const auto op = find_op<Tensor(const Tensor&, const Tensor&)>("memopt::swiglu");
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(kKey);
+  return op.call(cast_input(gate, kDevice), cast_input(up, kDevice));
+}
+
+template <c10::DeviceType kDevice, c10::DispatchKey kKey>
+Tensor geglu(const Tensor& gate, const Tensor& up, std::string_view approximate) {
+  static const auto op =
+      find_op<Tensor(const Tensor&, const Tensor&, std::string_view)>("memopt::geglu");
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(kKey);
+  return op.call(cast_input(gate, kDevice), cast_input(up, kDevice), approximate);
+}
+
+template <c10::DeviceType kDevice, c10::DispatchKey kKey>
+Tensor gated_packed(const Tensor& input, std::string_view activation, bool interleaved) {
+  static const auto op =
+      find_op<Tensor(const Tensor&, std::string_view, bool)>("memopt::gated_packed");
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(kKey);
+  return op.call(cast_input(input, kDevice), activation, interleaved);
+}
+
+template <c10::DeviceType kDevice, c10::DispatchKey kKey>
+Tensor swiglu_packed(const Tensor& input, bool interleaved) {
+  static const auto op = find_op<Tensor(const Tensor&, bool)>("memopt::swiglu_packed");
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(kKey);
+  return op.call(cast_input(input, kDevice), interleaved);
+}
+
+template <c10::DeviceType kDevice, c10::DispatchKey kKey>
+Tensor geglu_packed(const Tensor& input, bool interleaved, std::string_view approximate) {
+  static const auto op =
+      find_op<Tensor(const Tensor&, bool, std::string_view)>("memopt::geglu_packed");
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(kKey);
+  return op.call(cast_input(input, kDevice), interleaved, approximate);
+}
+
 template <c10::DeviceType kDevice, c10::DispatchKey kKey>
 Tensor layer_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
                   const OptionalTensor& weight, const OptionalTensor& bias, double eps) {
@@ -93,14 +151,107 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& input, const Tensor& resid
                  cast_parameter(weight, kDevice), eps, zero_centered_weight);
 }
 
+std::vector<Tensor> cast_all(at::TensorList tensors, c10::DeviceType device) {
+  std::vector<Tensor> cast;
+  for (const Tensor& tensor : tensors) cast.push_back(cast_input(tensor, device));
+  return cast;
+}
+
+OptionalTensor cast_optional(const OptionalTensor& tensor, c10::DeviceType device) {
+  if (!tensor.has_value() || !tensor->defined()) return tensor;
+  return cast_input(*tensor, device);
+}
+
+c10::List<OptionalTensor> cast_all(const c10::List<OptionalTensor>& tensors,
+                                   c10::DeviceType device) {
+  c10::List<OptionalTensor> cast;
+  for (const auto& entry : tensors) {
+    cast.push_back(cast_optional(static_cast<OptionalTensor>(entry), device));
+  }
+  return cast;
+}
+
+// The linears behind an op are cast as autocast casts a linear: weights and biases too.
+template <c10::DeviceType kDevice, c10::DispatchKey kKey>
+std::vector<Tensor> layer_norm_linear(const Tensor& input, const OptionalTensor& norm_weight,
+                                      const OptionalTensor& norm_bias, at::TensorList weights,
+                                      const c10::List<OptionalTensor>& biases, double eps) {
+  using Op = std::vector<Tensor>(const Tensor&, const OptionalTensor&, const OptionalTensor&,
+                                 at::TensorList, const c10::List<OptionalTensor>&, double);
+  static const auto op = find_op<Op>("memopt::layer_norm_linear");
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(kKey);
+  return op.call(cast_input(input, kDevice), cast_parameter(norm_weight, kDevice),
+                 cast_parameter(norm_bias, kDevice), cast_all(weights, kDevice),
+                 cast_all(biases, kDevice), eps);
+}
+
+template <c10::DeviceType kDevice, c10::DispatchKey kKey>
+std::vector<Tensor> rms_norm_linear(const Tensor& input, const OptionalTensor& norm_weight,
+                                    at::TensorList weights, const c10::List<OptionalTensor>& biases,
+                                    std::optional<double> eps, bool zero_centered_weight) {
+  using Op = std::vector<Tensor>(const Tensor&, const OptionalTensor&, at::TensorList,
+                                 const c10::List<OptionalTensor>&, std::optional<double>, bool);
+  static const auto op = find_op<Op>("memopt::rms_norm_linear");
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(kKey);
+  return op.call(cast_input(input, kDevice), cast_parameter(norm_weight, kDevice),
+                 cast_all(weights, kDevice), cast_all(biases, kDevice), eps, zero_centered_weight);
+}
+
+template <c10::DeviceType kDevice, c10::DispatchKey kKey>
+Tensor activation_linear(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
+                         std::string_view activation) {
+  using Op = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, std::string_view);
+  static const auto op = find_op<Op>("memopt::activation_linear");
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(kKey);
+  return op.call(cast_input(input, kDevice), cast_input(weight, kDevice),
+                 cast_optional(bias, kDevice), activation);
+}
+
+template <c10::DeviceType kDevice, c10::DispatchKey kKey>
+Tensor gated_linear(const Tensor& gate, const Tensor& up, const Tensor& weight,
+                    const OptionalTensor& bias, std::string_view activation) {
+  using Op =
+      Tensor(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, std::string_view);
+  static const auto op = find_op<Op>("memopt::gated_linear");
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(kKey);
+  return op.call(cast_input(gate, kDevice), cast_input(up, kDevice), cast_input(weight, kDevice),
+                 cast_optional(bias, kDevice), activation);
+}
+
+template <c10::DeviceType kDevice, c10::DispatchKey kKey>
+Tensor gated_packed_linear(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
+                           std::string_view activation, bool interleaved) {
+  using Op = Tensor(const Tensor&, const Tensor&, const OptionalTensor&, std::string_view, bool);
+  static const auto op = find_op<Op>("memopt::gated_packed_linear");
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(kKey);
+  return op.call(cast_input(input, kDevice), cast_input(weight, kDevice),
+                 cast_optional(bias, kDevice), activation, interleaved);
+}
+
 template <c10::DeviceType kDevice, c10::DispatchKey kKey>
 void register_ops(torch::Library& m) {
   m.impl("gelu", gelu<kDevice, kKey>);
+  m.impl("silu", activation<kDevice, kKey, kSilu>);
+  m.impl("relu", activation<kDevice, kKey, kRelu>);
+  m.impl("quick_gelu", activation<kDevice, kKey, kQuickGelu>);
+  m.impl("relu_squared", activation<kDevice, kKey, kReluSquared>);
+  m.impl("sigmoid", activation<kDevice, kKey, kSigmoid>);
+  m.impl("gated", gated<kDevice, kKey>);
+  m.impl("swiglu", swiglu<kDevice, kKey>);
+  m.impl("geglu", geglu<kDevice, kKey>);
+  m.impl("gated_packed", gated_packed<kDevice, kKey>);
+  m.impl("swiglu_packed", swiglu_packed<kDevice, kKey>);
+  m.impl("geglu_packed", geglu_packed<kDevice, kKey>);
   m.impl("layer_norm", layer_norm<kDevice, kKey>);
   m.impl("layer_norm_gelu", layer_norm_gelu<kDevice, kKey>);
   m.impl("rms_norm", rms_norm<kDevice, kKey>);
   m.impl("add_layer_norm", add_layer_norm<kDevice, kKey>);
   m.impl("add_rms_norm", add_rms_norm<kDevice, kKey>);
+  m.impl("layer_norm_linear", layer_norm_linear<kDevice, kKey>);
+  m.impl("rms_norm_linear", rms_norm_linear<kDevice, kKey>);
+  m.impl("activation_linear", activation_linear<kDevice, kKey>);
+  m.impl("gated_linear", gated_linear<kDevice, kKey>);
+  m.impl("gated_packed_linear", gated_packed_linear<kDevice, kKey>);
 }
 
 }  // namespace

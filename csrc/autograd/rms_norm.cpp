@@ -33,37 +33,58 @@ void restore_options(AutogradContext* ctx, RmsNormSaved* saved) {
   saved->zero_centered_weight = ctx->saved_data["zero_centered_weight"].toBool();
 }
 
-std::array<Tensor, 2> differentiable_backward(const RmsNormSaved& s, const Tensor& grad_output) {
+namespace {
+
+// What the differentiable formulas start from, in one dtype.
+struct Wide {
+  Tensor x;
+  Tensor rstd;
+  Tensor xhat;
+  Tensor scale;  // undefined without weight
+  std::vector<int64_t> row;
+  std::vector<int64_t> leading;
+};
+
+Wide widen(const RmsNormSaved& s) {
   const bool is_double = s.input.scalar_type() == at::kDouble;
-  const auto widen = [&](const Tensor& t) { return is_double ? t : t.to(at::kFloat); };
+  const auto wide = [&](const Tensor& t) { return is_double ? t : t.to(at::kFloat); };
   const double eps = s.eps.value_or(is_double ? std::numeric_limits<double>::epsilon()
                                               : std::numeric_limits<float>::epsilon());
+  Wide w;
   const auto normalized_dims = static_cast<int64_t>(s.normalized_shape.size());
-  std::vector<int64_t> row(normalized_dims);
-  for (int64_t i = 0; i < normalized_dims; ++i) row[i] = i - normalized_dims;
-  std::vector<int64_t> leading(s.input.dim() - normalized_dims);
-  for (size_t i = 0; i < leading.size(); ++i) leading[i] = static_cast<int64_t>(i);
+  for (int64_t i = 0; i < normalized_dims; ++i) w.row.push_back(i - normalized_dims);
+  for (int64_t i = 0; i < s.input.dim() - normalized_dims; ++i) w.leading.push_back(i);
+  w.x = wide(s.input);
+  w.rstd = (w.x * w.x).mean(w.row, /*keepdim=*/true).add(eps).rsqrt();
+  w.xhat = w.x * w.rstd;
+  if (s.weight.defined()) {
+    w.scale = s.zero_centered_weight ? wide(s.weight) + 1 : wide(s.weight);
+  }
+  return w;
+}
 
-  const Tensor x = widen(s.input);
-  const Tensor dy = widen(grad_output);
-  const Tensor rstd = (x * x).mean(row, /*keepdim=*/true).add(eps).rsqrt();
-  const Tensor xhat = x * rstd;
+}  // namespace
+
+std::array<Tensor, 2> differentiable_backward(const RmsNormSaved& s, const Tensor& grad_output) {
+  const Wide w = widen(s);
+  const Tensor dy = grad_output.to(w.x.scalar_type());
   std::array<Tensor, 2> grads;
   if (s.wanted[0]) {
-    Tensor g = dy;
-    if (s.weight.defined()) {
-      const Tensor weight = widen(s.weight);
-      g = dy * (s.zero_centered_weight ? weight + 1 : weight);
-    }
-    const Tensor dx = rstd * (g - xhat * (g * xhat).mean(row, /*keepdim=*/true));
+    const Tensor g = w.scale.defined() ? dy * w.scale : dy;
+    const Tensor dx = w.rstd * (g - w.xhat * (g * w.xhat).mean(w.row, /*keepdim=*/true));
     grads[0] = dx.to(s.input.scalar_type());
   }
   if (s.wanted[1] && s.weight.defined()) {
-    const Tensor products = dy * xhat;
-    const Tensor dweight = leading.empty() ? products : products.sum(leading);
+    const Tensor products = dy * w.xhat;
+    const Tensor dweight = w.leading.empty() ? products : products.sum(w.leading);
     grads[1] = dweight.to(s.weight.scalar_type());
   }
   return grads;
+}
+
+Tensor differentiable_forward(const RmsNormSaved& s) {
+  const Wide w = widen(s);
+  return (w.scale.defined() ? w.xhat * w.scale : w.xhat).to(s.input.scalar_type());
 }
 
 namespace {

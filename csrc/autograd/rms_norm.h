@@ -21,6 +21,8 @@ struct RmsNormSaved {
 // rms_norm's gradients by PyTorch's differentiable ops, in the dtypes of what they belong to: the
 // path of create_graph=True. rstd is computed again, since it moves with input.
 std::array<Tensor, 2> differentiable_backward(const RmsNormSaved& saved, const Tensor& grad_output);
+// Likewise the output.
+Tensor differentiable_forward(const RmsNormSaved& saved);
 
 void save_options(torch::autograd::AutogradContext* ctx, c10::SymIntArrayRef normalized_shape,
                   std::optional<double> eps, bool zero_centered_weight);

@@ -83,6 +83,8 @@ struct Math<float> {
   static MEMOPT_HD float clamp_max(float x, float limit) { return x > limit ? limit : x; }
   // a where the sign bit is set (also -0), else b.
   static MEMOPT_HD float if_negative(float sign, float a, float b) { return sign < 0 ? a : b; }
+  // a where x > 0 or x is NaN, else b.
+  static MEMOPT_HD float if_positive(float x, float a, float b) { return x <= 0 ? b : a; }
 };
 
 template <>
@@ -94,6 +96,7 @@ struct Math<double> {
   static MEMOPT_HD double reciprocal(double x) { return 1.0 / x; }
   static MEMOPT_HD double clamp_max(double x, double limit) { return x > limit ? limit : x; }
   static MEMOPT_HD double if_negative(double sign, double a, double b) { return sign < 0 ? a : b; }
+  static MEMOPT_HD double if_positive(double x, double a, double b) { return x <= 0 ? b : a; }
 };
 
 }  // namespace memopt::kernels

@@ -106,27 +106,4 @@ struct GeluTanh {
 
 enum class GeluKind : int32_t { kErf, kTanh };
 
-// Elements 0 .. size-1 of dense arrays. `stream_stores` asks the CPU kernels for non-temporal
-// stores: the output is larger than the last-level cache, so reading it in before overwriting it
-// would be a third of the traffic.
-struct GeluForwardParams {
-  const void* x;
-  void* y;
-  int64_t size;
-  ScalarType dtype;
-  GeluKind kind;
-  bool stream_stores;
-};
-
-struct GeluBackwardParams {
-  const void* dy;
-  const void* x;
-  void* dx;  // may be dy itself: in place
-  void* y;   // null, or gelu(x) is re-emitted here, in the same bits as forward wrote
-  int64_t size;
-  ScalarType dtype;
-  GeluKind kind;
-  bool stream_stores;
-};
-
 }  // namespace memopt::kernels

@@ -49,13 +49,34 @@ void check_input(const char* op, const char* name, const at::Tensor& tensor) {
 
 void check_like_input(const char* op, const char* name, const at::Tensor& tensor,
                       const at::Tensor& input) {
+  check_like(op, name, tensor, "input", input);
+}
+
+namespace {
+
+void check_like_but_shape(const char* op, const char* name, const at::Tensor& tensor,
+                          const char* like_name, const at::Tensor& like) {
   check_dense(op, name, tensor);
-  TORCH_CHECK(tensor.scalar_type() == input.scalar_type(), op, ": ", name,
-              " must have input's dtype ", input.scalar_type(), ", got ", tensor.scalar_type());
-  TORCH_CHECK(tensor.device() == input.device(), op, ": ", name, " must be on input's device ",
-              input.device(), ", got ", tensor.device());
-  TORCH_CHECK(tensor.sym_sizes().equals(input.sym_sizes()), op, ": ", name,
-              " must have input's shape ", input.sym_sizes(), ", got ", tensor.sym_sizes());
+  TORCH_CHECK(tensor.scalar_type() == like.scalar_type(), op, ": ", name, " must have ", like_name,
+              "'s dtype ", like.scalar_type(), ", got ", tensor.scalar_type());
+  TORCH_CHECK(tensor.device() == like.device(), op, ": ", name, " must be on ", like_name,
+              "'s device ", like.device(), ", got ", tensor.device());
+}
+
+}  // namespace
+
+void check_like(const char* op, const char* name, const at::Tensor& tensor, const char* like_name,
+                const at::Tensor& like, c10::SymIntArrayRef sizes) {
+  check_like_but_shape(op, name, tensor, like_name, like);
+  TORCH_CHECK(tensor.sym_sizes().equals(sizes), op, ": ", name, " must have shape ", sizes,
+              ", got ", tensor.sym_sizes());
+}
+
+void check_like(const char* op, const char* name, const at::Tensor& tensor, const char* like_name,
+                const at::Tensor& like) {
+  check_like_but_shape(op, name, tensor, like_name, like);
+  TORCH_CHECK(tensor.sym_sizes().equals(like.sym_sizes()), op, ": ", name, " must have ", like_name,
+              "'s shape ", like.sym_sizes(), ", got ", tensor.sym_sizes());
 }
 
 void check_normalized_shape(const char* op, const at::Tensor& input,

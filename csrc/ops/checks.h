@@ -20,6 +20,12 @@ void check_input(const char* op, const char* name, const at::Tensor& tensor);
 void check_like_input(const char* op, const char* name, const at::Tensor& tensor,
                       const at::Tensor& input);
 
+// Dtype and device of another argument, which `like_name` names, and its shape or `sizes`.
+void check_like(const char* op, const char* name, const at::Tensor& tensor, const char* like_name,
+                const at::Tensor& like);
+void check_like(const char* op, const char* name, const at::Tensor& tensor, const char* like_name,
+                const at::Tensor& like, c10::SymIntArrayRef sizes);
+
 // At least one dimension, none of them zero, equal to input's last ones.
 void check_normalized_shape(const char* op, const at::Tensor& input,
                             c10::SymIntArrayRef normalized_shape);

@@ -35,6 +35,15 @@ void parallel(int64_t count, int64_t elements_each, const Body& body) {
   at::parallel_for(0, count, grain, body);
 }
 
+// Splits the elements [0, size) of dense arrays: body(begin, end), in blocks that are a multiple of
+// every vector and cache line.
+template <class Body>
+void parallel_blocks(int64_t size, const Body& body) {
+  constexpr int64_t kBlock = 4096;
+  parallel(kernels::ceil_div(size, kBlock), kBlock,
+           [&](int64_t begin, int64_t end) { body(begin * kBlock, std::min(end * kBlock, size)); });
+}
+
 [[noreturn]] void no_cuda_kernels(const char* op);
 
 // Calls cpu(kernels) on the CPU, or cuda(arguments..., stream) on CUDA, checking what it returns;

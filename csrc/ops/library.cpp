@@ -1,15 +1,38 @@
-// Every operator of memopt, once. Three per family: the public op, whose Autograd kernel is in
-// autograd/, and the forward and backward that it is made of (below autograd; not public, their
-// arguments may change). Results of a backward op that were not asked for are undefined tensors
-// (None in Python).
+// Every operator of memopt, once. Up to three per family: the public op, whose Autograd kernel is
+// in autograd/, and the forward (where it computes more than the output) and backward that it is
+// made of (below autograd; not public, their arguments may change). Results of a backward op that
+// were not asked for are undefined tensors (None in Python).
 #include <torch/library.h>
 
 TORCH_LIBRARY(memopt, m) {
   m.def("gelu(Tensor input, *, str approximate=\"none\") -> Tensor");
-  m.def("_gelu_forward(Tensor input, *, str approximate) -> Tensor");
+  m.def("silu(Tensor input) -> Tensor");
+  m.def("relu(Tensor input) -> Tensor");
+  m.def("quick_gelu(Tensor input) -> Tensor");
+  m.def("relu_squared(Tensor input) -> Tensor");
+  m.def("sigmoid(Tensor input) -> Tensor");
+  // activation: see ops/activation.h
+  m.def("_activation_forward(Tensor input, *, str activation) -> Tensor");
   m.def(
-      "_gelu_backward(Tensor grad_output, Tensor input, *, str approximate, bool "
+      "_activation_backward(Tensor grad_output, Tensor input, *, str activation, bool "
       "recompute_output=False)"
+      " -> (Tensor grad_input, Tensor output)");
+
+  m.def("gated(Tensor gate, Tensor up, *, str activation) -> Tensor");
+  m.def("swiglu(Tensor gate, Tensor up) -> Tensor");
+  m.def("geglu(Tensor gate, Tensor up, *, str approximate=\"none\") -> Tensor");
+  m.def(
+      "_gated_backward(Tensor grad_output, Tensor gate, Tensor? up, *, str activation, bool[2] "
+      "output_mask, bool recompute_output=False)"
+      " -> (Tensor grad_gate, Tensor grad_up, Tensor output)");
+
+  m.def("gated_packed(Tensor input, *, str activation, bool interleaved=False) -> Tensor");
+  m.def("swiglu_packed(Tensor input, *, bool interleaved=False) -> Tensor");
+  m.def(
+      "geglu_packed(Tensor input, *, bool interleaved=False, str approximate=\"none\") -> Tensor");
+  m.def(
+      "_gated_packed_backward(Tensor grad_output, Tensor input, *, str activation, bool "
+      "interleaved, bool recompute_output=False)"
       " -> (Tensor grad_input, Tensor output)");
 
   m.def(
@@ -79,4 +102,26 @@ TORCH_LIBRARY(memopt, m) {
       " SymInt[] normalized_shape, Tensor rstd, Tensor? weight, bool[2] output_mask,"
       " bool recompute_output=False, *, bool zero_centered_weight=False)"
       " -> (Tensor grad_input, Tensor grad_weight, Tensor output)");
+  // Those that draw random numbers say so: no compiler may merge, repeat or drop their calls.
+  m.def("dropout(Tensor input, float p=0.5) -> Tensor", {at::Tag::nondeterministic_seeded});
+  m.def("_dropout_forward(Tensor input, float p) -> (Tensor output, Tensor rng_state)",
+        {at::Tag::nondeterministic_seeded});
+  m.def("_dropout_backward(Tensor grad_output, Tensor rng_state, float p) -> Tensor grad_input");
+
+  // Compositions of the ops above and linears; autograd/linears.h. A weight is [out, features].
+  m.def(
+      "layer_norm_linear(Tensor input, Tensor? norm_weight, Tensor? norm_bias, Tensor[] weights,"
+      " Tensor?[] biases, float eps=1e-05) -> Tensor[]");
+  m.def(
+      "rms_norm_linear(Tensor input, Tensor? norm_weight, Tensor[] weights, Tensor?[] biases,"
+      " float? eps=None, *, bool zero_centered_weight=False) -> Tensor[]");
+  m.def(
+      "activation_linear(Tensor input, Tensor weight, Tensor? bias=None, *, str activation)"
+      " -> Tensor");
+  m.def(
+      "gated_linear(Tensor gate, Tensor up, Tensor weight, Tensor? bias=None, *, str activation)"
+      " -> Tensor");
+  m.def(
+      "gated_packed_linear(Tensor input, Tensor weight, Tensor? bias=None, *, str activation,"
+      " bool interleaved=False) -> Tensor");
 }

@@ -1,10 +1,30 @@
 """Modules with torch.nn's constructor arguments, repr and state_dict keys, on memopt's ops."""
 
+from memopt.nn.activation import GELU, QuickGELU, ReLU, ReLUSquared, Sigmoid, SiLU
 from memopt.nn.add_norm import AddLayerNorm, AddRMSNorm
-from memopt.nn.gelu import GELU
+from memopt.nn.dropout import Dropout
+from memopt.nn.gated import GEGLU, SwiGLU
 from memopt.nn.layer_norm import LayerNorm
 from memopt.nn.layer_norm_gelu import LayerNormGELU
+from memopt.nn.linear import GELULinear, LayerNormLinear, RMSNormLinear
 from memopt.nn.rms_norm import RMSNorm
 
-__all__ = ["GELU", "LayerNorm", "LayerNormGELU"]
-__all__ += ["AddLayerNorm", "AddRMSNorm", "RMSNorm"]
+__all__ = [
+    "GEGLU",
+    "GELU",
+    "AddLayerNorm",
+    "AddRMSNorm",
+    "Dropout",
+    "GELULinear",
+    "LayerNorm",
+    "LayerNormGELU",
+    "LayerNormLinear",
+    "QuickGELU",
+    "RMSNorm",
+    "RMSNormLinear",
+    "ReLU",
+    "ReLUSquared",
+    "SiLU",
+    "Sigmoid",
+    "SwiGLU",
+]

@@ -1,6 +1,7 @@
-"""Proves, to the byte, what each op keeps for backward: gelu its input, the norms their input and 8
-bytes a row (RMSNorm 4), with a residual in front the sum in the place of the input; parameters are
-alive anyway. PyTorch's pair of layer_norm and gelu keeps the tensor between them as well.
+"""Proves, to the byte, what each op keeps for backward: an activation its input, a gated unit gate
+and up, the norms their input and 8 bytes a row (RMSNorm 4), with a residual in front the sum in the
+place of the input; parameters are alive anyway. PyTorch's pair of layer_norm and gelu keeps the
+tensor between them as well.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ import pytest
 import torch
 
 from tests.support.cases import (
+    ACTIVATION_CASES,
     ADD_NORM_CASES,
+    GATED_CASES,
     GELU_CASES,
     NORM_CASES,
     OP_CASES,
+    PACKED_CASES,
     RMS_NORM_CASES,
     Call,
     OpCase,
@@ -72,7 +76,8 @@ def test_nothing_is_kept_without_grad(case: OpCase, device: torch.device) -> Non
 @pytest.mark.parametrize(
     ("case", "bytes_of_an_element", "bytes_of_a_row"),
     [
-        *((case, 2, 0) for case in GELU_CASES),
+        *((case, 2, 0) for case in ACTIVATION_CASES),
+        *((case, 4, 0) for case in (*GATED_CASES, *PACKED_CASES)),
         *((case, 2, 8) for case in NORM_CASES),
         *((case, 2, 4) for case in RMS_NORM_CASES),
         (ADD_NORM_CASES[0], 2, 8),

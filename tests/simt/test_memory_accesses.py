@@ -12,7 +12,7 @@ import torch
 from tests.support.cases import OP_CASES, OpCase, Results
 from tests.support.shapes import BFLOAT16, FLOAT32, FLOAT64, Dtypes
 
-from . import kernels
+from . import dropout, kernels
 from .agreement import run
 from .device import Attribute, Device
 from .drivers import DRIVERS
@@ -64,3 +64,14 @@ def test_parameters_that_are_missing_are_not_read(simt: Device, case: OpCase) ->
 def test_no_rows(simt: Device) -> None:
     for case in CASES:
         assert_finite(run(simt, case, case.make_call((0, 37), FLOAT32, CPU)))
+
+
+@pytest.mark.parametrize("dtype", dropout.DTYPES, ids=str)
+@pytest.mark.parametrize("size", [1, 8, 31, 129, 4100])
+def test_dropout(simt: Device, dtype: torch.dtype, size: int) -> None:
+    for offset in (0, 1):
+        x = torch.ones(size, dtype=dtype)
+        output, state = dropout.run(simt, x, 0.5, offset=offset)
+        assert_finite((output,))
+        again = dropout.run(simt, x, 0.5, saved_state=state, offset=offset, in_place=True)
+        assert_finite((again[0],))

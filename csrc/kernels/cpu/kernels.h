@@ -2,8 +2,10 @@
 // same sources into a namespace of its own; cpu_kernels() picks the table once.
 #pragma once
 
+#include "../activation.h"
 #include "../add_norm.h"
-#include "../gelu.h"
+#include "../dropout.h"
+#include "../gated.h"
 #include "../layer_norm.h"
 #include "../layer_norm_gelu.h"
 #include "../rms_norm.h"
@@ -17,8 +19,12 @@ struct Kernels {
   const char* name;  // "baseline", "avx2", "avx512"
 
   // elements; begin must be a multiple of 64
-  void (*gelu_forward)(const GeluForwardParams& p, int64_t begin, int64_t end);
-  void (*gelu_backward)(const GeluBackwardParams& p, int64_t begin, int64_t end);
+  void (*activation_forward)(const ActivationForwardParams& p, int64_t begin, int64_t end);
+  void (*activation_backward)(const ActivationBackwardParams& p, int64_t begin, int64_t end);
+
+  // elements of y, numbered through the rows; begin must be a multiple of 64
+  void (*gated_forward)(const GatedForwardParams& p, int64_t begin, int64_t end);
+  void (*gated_backward)(const GatedBackwardParams& p, int64_t begin, int64_t end);
 
   // rows
   void (*layer_norm_forward)(const LayerNormForwardParams& p, int64_t begin, int64_t end);
@@ -44,6 +50,8 @@ struct Kernels {
 
   // columns, as above
   void (*rms_norm_reduce_parts)(const NormBackwardParams& p, int64_t begin, int64_t end);
+  // elements; begin must be a multiple of 64
+  void (*dropout)(const DropoutParams& p, int64_t begin, int64_t end);
 };
 
 // A function of rows alone: the same sums whatever the number of threads.

@@ -9,8 +9,10 @@ namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE {
 
 constexpr Kernels kernels{
     MEMOPT_STRING(MEMOPT_CPU_NAMESPACE),
-    gelu_forward,
-    gelu_backward,
+    activation_forward,
+    activation_backward,
+    gated_forward,
+    gated_backward,
     layer_norm_forward,
     layer_norm_gelu_forward,
     layer_norm_backward,
@@ -23,6 +25,7 @@ constexpr Kernels kernels{
     add_layer_norm_backward,
     add_rms_norm_backward,
     rms_norm_reduce_parts,
+    dropout,
 };
 
 }  // namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE

@@ -7,8 +7,10 @@ namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE {
 
 extern const Kernels kernels;
 
-void gelu_forward(const GeluForwardParams& p, int64_t begin, int64_t end);
-void gelu_backward(const GeluBackwardParams& p, int64_t begin, int64_t end);
+void activation_forward(const ActivationForwardParams& p, int64_t begin, int64_t end);
+void activation_backward(const ActivationBackwardParams& p, int64_t begin, int64_t end);
+void gated_forward(const GatedForwardParams& p, int64_t begin, int64_t end);
+void gated_backward(const GatedBackwardParams& p, int64_t begin, int64_t end);
 void layer_norm_forward(const LayerNormForwardParams& p, int64_t begin, int64_t end);
 void layer_norm_backward(const LayerNormBackwardParams& p, int64_t begin, int64_t end);
 void layer_norm_reduce_parts(const LayerNormBackwardParams& p, int64_t begin, int64_t end);
@@ -21,5 +23,6 @@ void add_layer_norm_forward(const NormForwardParams& p, int64_t begin, int64_t e
 void add_layer_norm_backward(const NormBackwardParams& p, int64_t begin, int64_t end);
 void add_rms_norm_forward(const NormForwardParams& p, int64_t begin, int64_t end);
 void add_rms_norm_backward(const NormBackwardParams& p, int64_t begin, int64_t end);
+void dropout(const DropoutParams& p, int64_t begin, int64_t end);
 
 }  // namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE

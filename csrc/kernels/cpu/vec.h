@@ -29,6 +29,7 @@ struct Math<at::vec::Vectorized<float>> {
   static MEMOPT_INLINE V fma(V a, V b, V c) { return at::vec::fmadd(a, b, c); }
   static MEMOPT_INLINE V abs(V x) { return x.abs(); }
   static MEMOPT_INLINE V clamp_max(V x, V limit) { return at::vec::clamp_max(x, limit); }
+  static MEMOPT_INLINE V if_positive(V x, V a, V b) { return V::blendv(a, b, x <= V(0.0f)); }
 
   // 2^y for y <= 0, within one unit in the last place: y = n + f with n an integer and |f| <= 1/2;
   // 2^f by a polynomial (minimax in relative error, 2e-9, fitted for this file).

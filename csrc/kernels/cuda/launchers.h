@@ -4,16 +4,21 @@
 
 #include <cuda_runtime.h>
 
+#include "../activation.h"
 #include "../add_norm.h"
-#include "../gelu.h"
+#include "../dropout.h"
+#include "../gated.h"
 #include "../layer_norm.h"
 #include "../layer_norm_gelu.h"
 #include "../rms_norm.h"
 
 namespace memopt::kernels::cuda {
 
-cudaError_t gelu_forward(const GeluForwardParams& p, cudaStream_t stream);
-cudaError_t gelu_backward(const GeluBackwardParams& p, cudaStream_t stream);
+cudaError_t activation_forward(const ActivationForwardParams& p, cudaStream_t stream);
+cudaError_t activation_backward(const ActivationBackwardParams& p, cudaStream_t stream);
+
+cudaError_t gated_forward(const GatedForwardParams& p, cudaStream_t stream);
+cudaError_t gated_backward(const GatedBackwardParams& p, cudaStream_t stream);
 
 cudaError_t layer_norm_forward(const LayerNormForwardParams& p, cudaStream_t stream);
 cudaError_t layer_norm_backward(const LayerNormBackwardParams& p, cudaStream_t stream);
@@ -32,5 +37,6 @@ cudaError_t add_rms_norm_backward(const NormBackwardParams& p, cudaStream_t stre
 // How many parts the backward of any norm of this shape uses on the current device: the size of
 // NormBackwardParams::partials. Depends on the device, rows and cols alone; at least 1.
 cudaError_t norm_backward_parts(int64_t rows, int64_t cols, ScalarType dtype, int64_t* parts);
+cudaError_t dropout(const DropoutParams& p, cudaStream_t stream);
 
 }  // namespace memopt::kernels::cuda

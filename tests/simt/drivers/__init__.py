@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import add_norm, gelu, layer_norm, rms_norm
+from . import activation, add_norm, gated, layer_norm, rms_norm
 
 # By OpCase.family. A family of the table of ops that is not here has no kernel of its own.
 DRIVERS: dict[str, ModuleType] = {
-    "gelu": gelu,
+    **dict.fromkeys(("gelu", "silu", "relu", "quick_gelu", "relu_squared", "sigmoid"), activation),
+    **dict.fromkeys(("gated", "swiglu", "geglu"), gated),
+    **dict.fromkeys(("gated_packed", "swiglu_packed", "geglu_packed"), gated),
     "layer_norm": layer_norm,
     "layer_norm_gelu": layer_norm,
     "rms_norm": rms_norm,

@@ -6,15 +6,18 @@ module of this folder that says how it is called (op.py says what to fill in), a
 
 from __future__ import annotations
 
+from .activation import ACTIVATION_CASES, GELU_CASES
 from .add_norm import ADD_NORM_CASES
 from .call import Call, Results, as_tuple, assert_same_bits, evaluate
-from .gelu import GELU_CASES
+from .gated import GATED_CASES, PACKED_CASES
 from .layer_norm import NORM_CASES
 from .op import OpCase
 from .rms_norm import RMS_NORM_CASES
 
 OP_CASES: tuple[OpCase, ...] = (
-    *GELU_CASES,
+    *ACTIVATION_CASES,
+    *GATED_CASES,
+    *PACKED_CASES,
     *NORM_CASES,
     *RMS_NORM_CASES,
     *ADD_NORM_CASES,
@@ -27,12 +30,15 @@ NORMALIZING_CASES: tuple[OpCase, ...] = (*NORM_CASES, *RMS_NORM_CASES, *ADD_NORM
 FAMILIES = tuple({case.family: case for case in reversed(OP_CASES)}.values())[::-1]
 
 __all__ = [
+    "ACTIVATION_CASES",
     "ADD_NORM_CASES",
     "FAMILIES",
+    "GATED_CASES",
     "GELU_CASES",
     "NORMALIZING_CASES",
     "NORM_CASES",
     "OP_CASES",
+    "PACKED_CASES",
     "RMS_NORM_CASES",
     "Call",
     "OpCase",

@@ -17,8 +17,8 @@ from torch import Tensor
 from tests.support.shapes import Dtypes, random_normal
 from tests.support.tolerances import sums_dtype
 
+from .activation import GELU_CURVATURE, GELU_SLOPE, exact_gelu
 from .call import Call, Results
-from .gelu import GELU_CURVATURE, GELU_SLOPE, exact_gelu
 from .op import OpCase, Saved
 
 

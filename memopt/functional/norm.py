@@ -1,15 +1,4 @@
-"""memopt's ops with torch.nn.functional's signatures.
-
-Each is one fused kernel forward and one backward, on the CPU and on CUDA, and saves for backward
-only what its docstring says: backward recomputes the rest. Results match torch.nn.functional's
-within rounding; statistics and sums are float32 (float64 for float64 tensors) whatever the dtype.
-All are dispatcher ops (torch.ops.memopt.*): they work under torch.compile, autocast, checkpointing
-and double backward; forward-mode differentiation and torch.func.grad are refused.
-
-Common rules. `input` is float32, float16, bfloat16 or float64, on the CPU or a CUDA device, of any
-strides. Parameters have input's dtype or float32. Under autocast the ops compute in the autocast
-dtype and return it (PyTorch's own layer_norm returns float32 there).
-"""
+"""Norms over the last dimensions, with an activation behind or a residual in front."""
 
 from __future__ import annotations
 
@@ -19,29 +8,6 @@ import torch
 from torch import Tensor
 
 import memopt._extension  # noqa: F401  (registers the operators)
-
-__all__ = ["gelu", "layer_norm", "layer_norm_gelu"]
-__all__ += ["add_layer_norm", "add_rms_norm", "rms_norm"]
-
-
-def gelu(input: Tensor, approximate: str = "none") -> Tensor:
-    """Gaussian error linear unit, x Phi(x), element by element.
-
-    Saves for backward: input. Source: Hendrycks and Gimpel, arXiv:1606.08415.
-
-    Args:
-        input: any shape.
-        approximate: "none" (default) for the exact form, "tanh" for
-            0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
-
-    Returns:
-        A tensor of input's shape, dtype and memory layout.
-
-    Raises:
-        RuntimeError: an unsupported dtype, device or layout, or another `approximate`.
-    """
-    output: Tensor = torch.ops.memopt.gelu(input, approximate=approximate)
-    return output
 
 
 def layer_norm(

@@ -1,5 +1,5 @@
-"""Proves what is particular to gelu: its published values, both forms over every 16-bit number
-there is, and its symmetry.
+"""Proves what is particular to activations: every 16-bit number there is through each of them; the
+published values, tails and symmetries of GELU and the logistic functions; relu at its corner.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import pytest
 import torch
 
 import memopt
-from tests.support.cases import GELU_CASES, OpCase
+from tests.support.cases import ACTIVATION_CASES, GELU_CASES, OpCase, evaluate
 from tests.support.oracle import assert_accurate
 from tests.support.shapes import FLOAT32, Dtypes
 from tests.support.tolerances import roundoff
 
+every_activation = pytest.mark.parametrize("case", ACTIVATION_CASES, ids=str)
 every_form = pytest.mark.parametrize("case", GELU_CASES, ids=str)
 
 
@@ -25,7 +26,7 @@ def every_number(dtype: torch.dtype) -> torch.Tensor:
     return numbers[numbers.isfinite()]
 
 
-def test_published_values(device: torch.device) -> None:
+def test_published_values_of_gelu(device: torch.device) -> None:
     x = torch.tensor([1.0, -1.0, 2.0], dtype=torch.float64, device=device)
     phi = [0.5 * math.erfc(-v / math.sqrt(2)) for v in x.tolist()]
     erf_form = x * torch.tensor(phi, dtype=torch.float64, device=device)
@@ -49,7 +50,7 @@ def test_default_is_the_erf_form(device: torch.device) -> None:
     assert torch.equal(memopt.functional.gelu(x), memopt.functional.gelu(x, approximate="none"))
 
 
-@every_form
+@every_activation
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_16_bit_number(case: OpCase, dtype: torch.dtype, device: torch.device) -> None:
     values = every_number(dtype)
@@ -57,7 +58,7 @@ def test_every_16_bit_number(case: OpCase, dtype: torch.dtype, device: torch.dev
     assert_accurate(case, call)
 
 
-@every_form
+@every_activation
 def test_dense_grid_in_float32(case: OpCase, device: torch.device) -> None:
     """Through the middle and both tails, until the value is 0 or x."""
     values = torch.linspace(-16, 16, 200_001, dtype=torch.float64)
@@ -65,7 +66,7 @@ def test_dense_grid_in_float32(case: OpCase, device: torch.device) -> None:
 
 
 @every_form
-def test_left_tail_is_negative_and_vanishes(case: OpCase, device: torch.device) -> None:
+def test_left_tail_of_gelu_is_negative_and_vanishes(case: OpCase, device: torch.device) -> None:
     """1 + erf(x) computed as such is zero, or of either sign, from x = -5.5 on."""
     x = torch.linspace(-9, -0.1, 10_001, device=device)
     y = memopt.functional.gelu(x, approximate=case.approximate)
@@ -74,7 +75,7 @@ def test_left_tail_is_negative_and_vanishes(case: OpCase, device: torch.device) 
 
 
 @every_form
-def test_symmetry(case: OpCase, device: torch.device) -> None:
+def test_symmetry_of_gelu(case: OpCase, device: torch.device) -> None:
     """gelu(x) - gelu(-x) = x, to a few roundings."""
     x = torch.linspace(0, 8, 10_001, device=device)
     gelu = case.approximate
@@ -84,8 +85,51 @@ def test_symmetry(case: OpCase, device: torch.device) -> None:
     assert ((odd_part - x).abs() <= 4 * roundoff(torch.float32) * x).all()
 
 
-@every_form
+@every_activation
 def test_any_shape(case: OpCase, device: torch.device) -> None:
     """Elementwise: from no dimension to five, and empty."""
     for size in [(), (1,), (0,), (3, 0, 2), (2, 3, 4, 5, 6)]:
         assert_accurate(case, case.make_call(size, FLOAT32, device))
+
+
+def test_logistic_keeps_its_digits_in_the_left_tail(device: torch.device) -> None:
+    """exp(x) there, to a few roundings of the result however far from zero."""
+    x = torch.linspace(-80, -20, 10_001, device=device)
+    exact = torch.sigmoid(x.double())
+    for actual, expected in (
+        (memopt.functional.sigmoid(x), exact),
+        (memopt.functional.silu(x), x.double() * exact),
+    ):
+        assert ((actual.double() / expected - 1).abs() <= 5 * roundoff(torch.float32)).all()
+
+
+def test_relu_at_its_corner(device: torch.device) -> None:
+    """The derivative at both zeros is 0, as PyTorch's; NaN goes through, and so does its
+    gradient.
+    """
+    x = torch.tensor([0.0, -0.0, 1.0, -1.0, math.nan, 1e-45], device=device, requires_grad=True)
+    for ours, torchs in (
+        (memopt.functional.relu, torch.relu),
+        (memopt.functional.relu_squared, lambda x: torch.relu(x).square()),
+    ):
+        (actual,) = torch.autograd.grad(ours(x).sum(), x)
+        (expected,) = torch.autograd.grad(torchs(x).sum(), x)
+        torch.testing.assert_close(ours(x), torchs(x), rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("case", ACTIVATION_CASES[3:6:2], ids=str)
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_where_relu_is_flat_no_gradient_comes_through(
+    case: OpCase, value: float, device: torch.device
+) -> None:
+    call = case.make_call((1, 64), FLOAT32, device)
+    call = call.replace(input=-call.input.abs(), grad_output=torch.full_like(call.input, value))
+    assert not evaluate(case.memopt, call).grad_input.any()
+
+
+def test_unknown_activation_of_the_backward_op(device: torch.device) -> None:
+    x = torch.zeros(2, device=device)
+    message = "activation backward: activation must be 'gelu', .* or 'sigmoid', got 'tanh'"
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.memopt._activation_backward(x, x, activation="tanh")

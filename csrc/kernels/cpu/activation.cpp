@@ -1,5 +1,5 @@
-// GELU forward and backward over a range of a dense array. Formulas: kernels/gelu.h.
-#include "../gelu.h"
+// Activations forward and backward over a range of a dense array. Formulas: kernels/activation.h.
+#include "../activation.h"
 
 #include "kernels.h"
 #include "table.h"
@@ -8,21 +8,21 @@
 namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE {
 namespace {
 
-template <class Gelu, class T>
-void forward(const GeluForwardParams& p, int64_t begin, int64_t end) {
+template <class Function, class T>
+void forward(const ActivationForwardParams& p, int64_t begin, int64_t end) {
   using E = UnorderedElements<T>;
   const T* x = static_cast<const T*>(p.x) + begin;
   T* y = static_cast<T*>(p.y) + begin;
   const bool streamed = p.stream_stores && is_aligned(y);
   for_steps<T>(0, end - begin, [&](int64_t i, auto extent) __attribute__((always_inline)) {
     const auto v = load<E>(x + i, extent);
-    store<E>(y + i, Step{Gelu::value(v.lo), Gelu::value(v.hi)}, extent, streamed);
+    store<E>(y + i, Step{Function::value(v.lo), Function::value(v.hi)}, extent, streamed);
   });
   if (streamed) stream_fence();
 }
 
-template <class Gelu, class T>
-void backward(const GeluBackwardParams& p, int64_t begin, int64_t end) {
+template <class Function, class T>
+void backward(const ActivationBackwardParams& p, int64_t begin, int64_t end) {
   using E = UnorderedElements<T>;
   const T* dy = static_cast<const T*>(p.dy) + begin;
   const T* x = static_cast<const T*>(p.x) + begin;
@@ -32,9 +32,10 @@ void backward(const GeluBackwardParams& p, int64_t begin, int64_t end) {
   for_steps<T>(0, end - begin, [&](int64_t i, auto extent) __attribute__((always_inline)) {
     const auto v = load<E>(x + i, extent);
     const auto d = load<E>(dy + i, extent);
-    const auto lo = Gelu::value_and_grad(v.lo);
-    const auto hi = Gelu::value_and_grad(v.hi);
-    store<E>(dx + i, Step{d.lo * lo.grad, d.hi * hi.grad}, extent, streamed);
+    const auto lo = Function::value_and_grad(v.lo);
+    const auto hi = Function::value_and_grad(v.hi);
+    store<E>(dx + i, Step{chain<Function>(d.lo, lo.grad), chain<Function>(d.hi, hi.grad)}, extent,
+             streamed);
     if (y) store<E>(y + i, Step{lo.value, hi.value}, extent, streamed);
   });
   if (streamed) stream_fence();
@@ -42,19 +43,17 @@ void backward(const GeluBackwardParams& p, int64_t begin, int64_t end) {
 
 }  // namespace
 
-void gelu_forward(const GeluForwardParams& p, int64_t begin, int64_t end) {
+void activation_forward(const ActivationForwardParams& p, int64_t begin, int64_t end) {
   with_types(p.dtype, p.dtype, [&](auto t, auto) {
-    using T = decltype(t);
-    p.kind == GeluKind::kErf ? forward<GeluErf, T>(p, begin, end)
-                             : forward<GeluTanh, T>(p, begin, end);
+    with_activation(p.activation,
+                    [&](auto f) { forward<decltype(f), decltype(t)>(p, begin, end); });
   });
 }
 
-void gelu_backward(const GeluBackwardParams& p, int64_t begin, int64_t end) {
+void activation_backward(const ActivationBackwardParams& p, int64_t begin, int64_t end) {
   with_types(p.dtype, p.dtype, [&](auto t, auto) {
-    using T = decltype(t);
-    p.kind == GeluKind::kErf ? backward<GeluErf, T>(p, begin, end)
-                             : backward<GeluTanh, T>(p, begin, end);
+    with_activation(p.activation,
+                    [&](auto f) { backward<decltype(f), decltype(t)>(p, begin, end); });
   });
 }
 

@@ -1,11 +1,11 @@
-// GELU and its derivative, element by element.
+// Activations and their derivatives, element by element.
 //
 // Memory: forward reads x and writes y; backward reads dy and x, writes dx (in place over dy if
-// asked) and, if asked, gelu(x) again: 4, 6 and 8 bytes an element in 2-byte types, each moved
+// asked) and, if asked, f(x) again: 4, 6 and 8 bytes an element in 2-byte types, each moved
 // once, by 16-byte vectors, all vectors of a tile in flight before the first is used. For 4
-// bytes an H200 has the time of 27 instructions, for 6 bytes of 41: forward takes 20 an element (12
-// in the tanh form), backward 24 (20).
-#include "../gelu.h"
+// bytes an H200 has the time of 27 instructions, for 6 bytes of 41: GELU forward takes 20 an
+// element (12 in the tanh form), backward 24 (20), and the others less.
+#include "../activation.h"
 
 #include "launch.cuh"
 #include "launchers.h"
@@ -37,8 +37,9 @@ __device__ __forceinline__ void for_each_tile(int64_t size, bool aligned, F&& f)
   }
 }
 
-template <class T, class Gelu>
-__global__ void __launch_bounds__(kThreads) gelu_forward_kernel(GeluForwardParams p, bool aligned) {
+template <class T, class Function>
+__global__ void __launch_bounds__(kThreads)
+    activation_forward_kernel(ActivationForwardParams p, bool aligned) {
   constexpr int kWidth = kVectorWidth<T>;
   constexpr int kVectors = kElements<T> / kWidth;
   for_each_tile<T>(p.size, aligned, [&](int64_t tile, const auto& share) {
@@ -51,15 +52,15 @@ __global__ void __launch_bounds__(kThreads) gelu_forward_kernel(GeluForwardParam
       Accumulate<T> v[kWidth];
       widen(x[k], v);
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) v[j] = Gelu::value(v[j]);
+      for (int j = 0; j < kWidth; ++j) v[j] = Function::value(v[j]);
       store(v, static_cast<T*>(p.y) + tile, share, k);
     }
   });
 }
 
-template <class T, class Gelu>
+template <class T, class Function>
 __global__ void __launch_bounds__(kThreads)
-    gelu_backward_kernel(GeluBackwardParams p, bool aligned) {
+    activation_backward_kernel(ActivationBackwardParams p, bool aligned) {
   constexpr int kWidth = kVectorWidth<T>;
   constexpr int kVectors = kElements<T> / kWidth;
   for_each_tile<T>(p.size, aligned, [&](int64_t tile, const auto& share) {
@@ -76,9 +77,9 @@ __global__ void __launch_bounds__(kThreads)
       widen(dy[k], grad);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        const auto gelu = Gelu::value_and_grad(v[j]);
-        grad[j] = grad[j] * gelu.grad;
-        v[j] = gelu.value;
+        const auto f = Function::value_and_grad(v[j]);
+        grad[j] = chain<Function>(grad[j], f.grad);
+        v[j] = f.value;
       }
       store(grad, static_cast<T*>(p.dx) + tile, share, k);
       if (p.y != nullptr) store(v, static_cast<T*>(p.y) + tile, share, k);
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// Launches one of the kernels above, which kernel(Type<T>{}, GeluErf{} or GeluTanh{}) picks.
+// Launches one of the kernels above, which pick(Type<T>{}, Silu{}, say) picks.
 template <class Params, class Pick>
 cudaError_t launch_elementwise(const Params& p, bool aligned, cudaStream_t stream, Pick&& pick) {
   if (p.size == 0) return cudaSuccess;
@@ -96,24 +97,25 @@ cudaError_t launch_elementwise(const Params& p, bool aligned, cudaStream_t strea
   return dispatch(p.dtype, [&](auto t) {
     using T = typename decltype(t)::type;
     const dim3 grid(strided_grid(ceil_div(p.size, kTile<T>), limits));
-    const auto kernel = p.kind == GeluKind::kErf ? pick(t, GeluErf{}) : pick(t, GeluTanh{});
-    return launch(kernel, grid, dim3(kThreads), 0, stream, p, aligned);
+    return with_activation(p.activation, [&](auto f) {
+      return launch(pick(t, f), grid, dim3(kThreads), 0, stream, p, aligned);
+    });
   });
 }
 
 }  // namespace
 
-cudaError_t gelu_forward(const GeluForwardParams& p, cudaStream_t stream) {
+cudaError_t activation_forward(const ActivationForwardParams& p, cudaStream_t stream) {
   const bool aligned = is_aligned(p.x) && is_aligned(p.y);
-  return launch_elementwise(p, aligned, stream, [](auto t, auto gelu) {
-    return gelu_forward_kernel<typename decltype(t)::type, decltype(gelu)>;
+  return launch_elementwise(p, aligned, stream, [](auto t, auto f) {
+    return activation_forward_kernel<typename decltype(t)::type, decltype(f)>;
   });
 }
 
-cudaError_t gelu_backward(const GeluBackwardParams& p, cudaStream_t stream) {
+cudaError_t activation_backward(const ActivationBackwardParams& p, cudaStream_t stream) {
   const bool aligned = is_aligned(p.dy) && is_aligned(p.x) && is_aligned(p.dx) && is_aligned(p.y);
-  return launch_elementwise(p, aligned, stream, [](auto t, auto gelu) {
-    return gelu_backward_kernel<typename decltype(t)::type, decltype(gelu)>;
+  return launch_elementwise(p, aligned, stream, [](auto t, auto f) {
+    return activation_backward_kernel<typename decltype(t)::type, decltype(f)>;
   });
 }
 

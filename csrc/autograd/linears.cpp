@@ -1,0 +1,81 @@
+#include "linears.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/sum.h>
+
+namespace memopt::autograd {
+
+namespace {
+
+// All leading dimensions as rows.
+Tensor as_matrix(const Tensor& tensor) {
+  return tensor.dim() == 1 ? tensor.unsqueeze(0) : tensor.flatten(0, -2);
+}
+
+}  // namespace
+
+void check_linears(const char* op, const Tensor& input, const c10::SymInt& features,
+                   const Linears& linears) {
+  TORCH_CHECK(!linears.weights.empty(), op, ": weights must hold at least one weight, got none");
+  TORCH_CHECK(linears.biases.size() == linears.weights.size(), op,
+              ": biases must have one entry for each weight, got ", linears.biases.size(), " for ",
+              linears.weights.size());
+  for (size_t i = 0; i < linears.weights.size(); ++i) {
+    const Tensor& weight = linears.weights[i];
+    const Tensor& bias = linears.biases[i];
+    TORCH_CHECK(weight.dim() == 2 && TORCH_GUARD_OR_FALSE(weight.sym_size(1).sym_eq(features)), op,
+                ": weight ", i, " must have shape [out, ", features, "] (the features), got ",
+                weight.sym_sizes());
+    TORCH_CHECK(weight.scalar_type() == input.scalar_type(), op, ": weight ", i,
+                " must have input's dtype ", input.scalar_type(), ", got ", weight.scalar_type());
+    TORCH_CHECK(weight.device() == input.device(), op, ": weight ", i,
+                " must be on input's device ", input.device(), ", got ", weight.device());
+    if (!bias.defined()) continue;
+    TORCH_CHECK(
+        bias.dim() == 1 && TORCH_GUARD_OR_FALSE(bias.sym_size(0).sym_eq(weight.sym_size(0))), op,
+        ": bias ", i, " must have shape [", weight.sym_size(0),
+        "] (its weight's first dimension), got ", bias.sym_sizes());
+    TORCH_CHECK(bias.scalar_type() == weight.scalar_type() && bias.device() == weight.device(), op,
+                ": bias ", i, " must have its weight's dtype and device, got ", bias.scalar_type(),
+                " on ", bias.device());
+  }
+}
+
+variable_list apply(const Linears& linears, const Tensor& x) {
+  variable_list outputs;
+  outputs.reserve(linears.weights.size());
+  for (size_t i = 0; i < linears.weights.size(); ++i) {
+    outputs.push_back(at::linear(x, linears.weights[i], as_optional(linears.biases[i])));
+  }
+  return outputs;
+}
+
+Tensor input_grad(const variable_list& grads, const std::vector<Tensor>& weights) {
+  Tensor sum;
+  c10::SymDimVector shape;
+  for (size_t i = grads.size(); i-- > 0;) {
+    if (!grads[i].defined()) continue;
+    const Tensor dx = at::mm(as_matrix(grads[i]), weights[i]);
+    if (!sum.defined()) {
+      sum = dx;
+      shape.assign(grads[i].sym_sizes().begin(), grads[i].sym_sizes().end());
+      shape.back() = weights[i].sym_size(1);
+    } else if (at::GradMode::is_enabled()) {
+      sum = sum + dx;
+    } else {
+      sum.add_(dx);  // ours
+    }
+  }
+  return sum.reshape_symint(shape);
+}
+
+Tensor weight_grad(const Tensor& grad, const Tensor& x) {
+  return at::mm(as_matrix(grad).t(), as_matrix(x));
+}
+
+Tensor bias_grad(const Tensor& grad) {
+  return at::sum(as_matrix(grad), at::IntArrayRef{0});
+}
+
+}  // namespace memopt::autograd

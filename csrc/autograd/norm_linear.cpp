@@ -1,0 +1,183 @@
+// layer_norm_linear and rms_norm_linear: one norm in front of one or several linears (separate
+// query, key and value projections, say).
+//
+// Saved: the norm's input, 2 bytes an element in bfloat16, and 8 bytes a row (RMSNorm: 4). Eager
+// PyTorch saves the norm's output as well, 2 bytes an element. Backward: linears.h.
+#include <ATen/ops/layer_norm.h>
+#include <torch/library.h>
+
+#include <tuple>
+
+#include "layer_norm.h"
+#include "linears.h"
+#include "rms_norm.h"
+
+namespace memopt::autograd {
+namespace {
+
+std::array<bool, 3> three(const std::vector<bool>& wanted) {
+  return {wanted[0], wanted[1], wanted[2]};
+}
+
+struct LayerNormProducer {
+  static constexpr const char* kName = "layer_norm_linear";
+  static c10::SymInt features(const variable_list& in) { return in[0].sym_size(-1); }
+  struct Options {
+    double eps;
+  };
+
+  static void save(AutogradContext* ctx, const Options& options) {
+    ctx->saved_data["eps"] = options.eps;
+  }
+  static Options restore(AutogradContext* ctx) { return {ctx->saved_data["eps"].toDouble()}; }
+
+  static Produced forward(const Options& options, const variable_list& in) {
+    using Forward = std::tuple<Tensor, Tensor, Tensor>(
+        const Tensor&, c10::SymIntArrayRef, const OptionalTensor&, const OptionalTensor&, double);
+    static const auto op = find_op<Forward>("memopt::_layer_norm_forward");
+    const auto [output, mean, rstd] = op.call(in[0], in[0].sym_sizes().slice(in[0].dim() - 1),
+                                              as_optional(in[1]), as_optional(in[2]), options.eps);
+    return {output, {mean, rstd}};
+  }
+
+  static Reproduced backward(const Options&, const variable_list& in, const variable_list& extras,
+                             const Tensor& grad, const std::vector<bool>& wanted,
+                             bool output_again) {
+    using Backward = std::tuple<Tensor, Tensor, Tensor, Tensor>(
+        const Tensor&, const Tensor&, c10::SymIntArrayRef, const Tensor&, const Tensor&,
+        const OptionalTensor&, const OptionalTensor&, std::array<bool, 3>, bool);
+    static const auto op = find_op<Backward>("memopt::_layer_norm_backward");
+    const auto [dx, dweight, dbias, output] =
+        op.call(grad, in[0], in[0].sym_sizes().slice(in[0].dim() - 1), extras[0], extras[1],
+                as_optional(in[1]), as_optional(in[2]), three(wanted), output_again);
+    return {{dx, dweight, dbias}, output};
+  }
+
+  static LayerNormSaved as_saved(const variable_list& in, const variable_list& extras,
+                                 const std::vector<bool>& wanted) {
+    return {in[0],        in[1],     in[2],
+            extras[0],    extras[1], in[0].sym_sizes().slice(in[0].dim() - 1).vec(),
+            three(wanted)};
+  }
+
+  static variable_list differentiable_backward(const Options&, const variable_list& in,
+                                               const variable_list& extras, const Tensor& grad,
+                                               const std::vector<bool>& wanted) {
+    const LayerNormSaved saved = as_saved(in, extras, wanted);
+    const auto grads = autograd::differentiable_backward(saved, widen(saved), grad);
+    return {grads.begin(), grads.end()};
+  }
+
+  static Tensor differentiable_forward(const Options& options, const variable_list& in) {
+    const auto wide = [](const Tensor& t) {
+      return t.defined() ? OptionalTensor(widen(t)) : std::nullopt;
+    };
+    return at::layer_norm_symint(widen(in[0]), in[0].sym_sizes().slice(in[0].dim() - 1),
+                                 wide(in[1]), wide(in[2]), options.eps)
+        .to(in[0].scalar_type());
+  }
+};
+
+struct RmsNormProducer {
+  static constexpr const char* kName = "rms_norm_linear";
+  static c10::SymInt features(const variable_list& in) { return in[0].sym_size(-1); }
+  struct Options {
+    std::optional<double> eps;
+    bool zero_centered_weight;
+  };
+
+  static void save(AutogradContext* ctx, const Options& options) {
+    ctx->saved_data["eps"] = options.eps;
+    ctx->saved_data["zero_centered_weight"] = options.zero_centered_weight;
+  }
+  static Options restore(AutogradContext* ctx) {
+    return {ctx->saved_data["eps"].toOptional<double>(),
+            ctx->saved_data["zero_centered_weight"].toBool()};
+  }
+
+  static Produced forward(const Options& options, const variable_list& in) {
+    using Forward = std::tuple<Tensor, Tensor>(const Tensor&, c10::SymIntArrayRef,
+                                               const OptionalTensor&, std::optional<double>, bool);
+    static const auto op = find_op<Forward>("memopt::_rms_norm_forward");
+    const auto [output, rstd] =
+        op.call(in[0], in[0].sym_sizes().slice(in[0].dim() - 1), as_optional(in[1]), options.eps,
+                options.zero_centered_weight);
+    return {output, {rstd}};
+  }
+
+  static Reproduced backward(const Options& options, const variable_list& in,
+                             const variable_list& extras, const Tensor& grad,
+                             const std::vector<bool>& wanted, bool output_again) {
+    using Backward = std::tuple<Tensor, Tensor, Tensor>(
+        const Tensor&, const Tensor&, c10::SymIntArrayRef, const Tensor&, const OptionalTensor&,
+        std::array<bool, 2>, bool, bool);
+    static const auto op = find_op<Backward>("memopt::_rms_norm_backward");
+    const auto [dx, dweight, output] = op.call(
+        grad, in[0], in[0].sym_sizes().slice(in[0].dim() - 1), extras[0], as_optional(in[1]),
+        {wanted[0], wanted[1]}, output_again, options.zero_centered_weight);
+    return {{dx, dweight}, output};
+  }
+
+  static RmsNormSaved as_saved(const Options& options, const variable_list& in,
+                               const std::vector<bool>& wanted) {
+    RmsNormSaved saved{in[0], in[1], Tensor()};
+    saved.normalized_shape = in[0].sym_sizes().slice(in[0].dim() - 1).vec();
+    saved.eps = options.eps;
+    saved.zero_centered_weight = options.zero_centered_weight;
+    saved.wanted = {wanted[0], wanted[1]};
+    return saved;
+  }
+
+  static variable_list differentiable_backward(const Options& options, const variable_list& in,
+                                               const variable_list&, const Tensor& grad,
+                                               const std::vector<bool>& wanted) {
+    const auto grads = autograd::differentiable_backward(as_saved(options, in, wanted), grad);
+    return {grads.begin(), grads.end()};
+  }
+
+  static Tensor differentiable_forward(const Options& options, const variable_list& in) {
+    return autograd::differentiable_forward(as_saved(options, in, {true, true}));
+  }
+};
+
+variable_list values_or_undefined(const c10::List<OptionalTensor>& list) {
+  variable_list values;
+  for (const auto& entry : list) {
+    values.push_back(value_or_undefined(static_cast<OptionalTensor>(entry)));
+  }
+  return values;
+}
+
+std::vector<Tensor> layer_norm_linear(const Tensor& input, const OptionalTensor& norm_weight,
+                                      const OptionalTensor& norm_bias, at::TensorList weights,
+                                      const c10::List<OptionalTensor>& biases, double eps) {
+  return through_linears<LayerNormProducer>(
+      {eps}, {input, value_or_undefined(norm_weight), value_or_undefined(norm_bias)},
+      {weights.vec(), values_or_undefined(biases)});
+}
+
+std::vector<Tensor> rms_norm_linear(const Tensor& input, const OptionalTensor& norm_weight,
+                                    at::TensorList weights, const c10::List<OptionalTensor>& biases,
+                                    std::optional<double> eps, bool zero_centered_weight) {
+  return through_linears<RmsNormProducer>({eps, zero_centered_weight},
+                                          {input, value_or_undefined(norm_weight)},
+                                          {weights.vec(), values_or_undefined(biases)});
+}
+
+void register_ops(torch::Library& m) {
+  m.impl("layer_norm_linear", layer_norm_linear);
+  m.impl("rms_norm_linear", rms_norm_linear);
+}
+
+}  // namespace
+
+// Compositions of dispatcher ops, with no kernel of their own: the same function serves with and
+// without gradients, on every device.
+TORCH_LIBRARY_IMPL(memopt, Autograd, m) {
+  register_ops(m);
+}
+TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {
+  register_ops(m);
+}
+
+}  // namespace memopt::autograd

@@ -1,0 +1,138 @@
+// Activations below autograd. Elementwise: work on any dense layout in memory order, and the output
+// takes input's strides.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/library.h>
+
+#include <iterator>
+#include <string_view>
+#include <tuple>
+
+#include "activation.h"
+#include "checks.h"
+#include "launch.h"
+#include "tensors.h"
+
+namespace memopt::ops {
+namespace {
+
+using at::Tensor;
+using kernels::Activation;
+using kernels::cpu::Kernels;
+
+// tensor in the memory order of `like`: itself, or a copy.
+Tensor in_order_of(const Tensor& tensor, const Tensor& like) {
+  if (tensor.strides() == like.strides()) return tensor;
+  return at::empty_like(like).copy_(tensor);
+}
+
+// input, or a copy without the gaps and overlaps of a sliced or expanded one. Either has the
+// strides of empty_like(input), as the meta path says.
+Tensor dense(const Tensor& input) {
+  return input.is_non_overlapping_and_dense() ? input : at::empty_like(input).copy_(input);
+}
+
+// In the order of kernels::Activation.
+constexpr std::string_view kNames[] = {"gelu",       "gelu_tanh",    "silu",   "relu",
+                                       "quick_gelu", "relu_squared", "sigmoid"};
+
+// The name in errors.
+const char* op_name(Activation activation, bool backward) {
+  switch (activation) {
+    case Activation::kSilu:
+      return backward ? "silu backward" : "silu";
+    case Activation::kRelu:
+      return backward ? "relu backward" : "relu";
+    case Activation::kQuickGelu:
+      return backward ? "quick_gelu backward" : "quick_gelu";
+    case Activation::kReluSquared:
+      return backward ? "relu_squared backward" : "relu_squared";
+    case Activation::kSigmoid:
+      return backward ? "sigmoid backward" : "sigmoid";
+    default:
+      return backward ? "gelu backward" : "gelu";
+  }
+}
+
+Tensor forward(const Tensor& input, Activation activation) {
+  const char* op = op_name(activation, /*backward=*/false);
+  check_input(op, "input", input);
+  if (input.is_meta()) return at::empty_like(input);
+  const Tensor x = dense(input);
+  const Tensor y = at::empty_like(x);
+  const kernels::ActivationForwardParams p{x.const_data_ptr(), y.mutable_data_ptr(),
+                                           x.numel(),          scalar_type(x),
+                                           activation,         exceeds_cache(y, 2)};
+  launch(
+      op, x,
+      [&](const Kernels& cpu) {
+        parallel_blocks(p.size,
+                        [&](int64_t begin, int64_t end) { cpu.activation_forward(p, begin, end); });
+      },
+      MEMOPT_CUDA_KERNEL(activation_forward), p);
+  return y;
+}
+
+Tensor gelu(const Tensor& input, std::string_view approximate) {
+  const kernels::GeluKind kind = parse_approximate("gelu", approximate);
+  return forward(input, gelu_activation(kind));
+}
+
+template <Activation kActivation>
+Tensor activation(const Tensor& input) {
+  return forward(input, kActivation);
+}
+
+Tensor _activation_forward(const Tensor& input, std::string_view name) {
+  return forward(input, parse_activation("activation", name));
+}
+
+std::tuple<Tensor, Tensor> _activation_backward(const Tensor& grad_output, const Tensor& input,
+                                                std::string_view name, bool recompute_output) {
+  const Activation activation = parse_activation("activation backward", name);
+  const char* op = op_name(activation, /*backward=*/true);
+  check_input(op, "input", input);
+  check_like_input(op, "grad_output", grad_output, input);
+  const Tensor x = input.is_meta() ? input : dense(input);
+  const Tensor dx = at::empty_like(x);
+  const Tensor y = recompute_output ? at::empty_like(x) : Tensor();
+  if (input.is_meta()) return {dx, y};
+  const Tensor dy = in_order_of(grad_output, x);
+  const kernels::ActivationBackwardParams p{
+      dy.const_data_ptr(), x.const_data_ptr(), dx.mutable_data_ptr(), mutable_data(y), x.numel(),
+      scalar_type(x),      activation,         exceeds_cache(dx, 3)};
+  launch(
+      op, x,
+      [&](const Kernels& cpu) {
+        parallel_blocks(
+            p.size, [&](int64_t begin, int64_t end) { cpu.activation_backward(p, begin, end); });
+      },
+      MEMOPT_CUDA_KERNEL(activation_backward), p);
+  return {dx, y};
+}
+
+}  // namespace
+
+Activation parse_activation(const char* op, std::string_view name) {
+  for (size_t i = 0; i < std::size(kNames); ++i) {
+    if (name == kNames[i]) return static_cast<Activation>(i);
+  }
+  TORCH_CHECK(false, op,
+              ": activation must be 'gelu', 'gelu_tanh', 'silu', 'relu', 'quick_gelu', "
+              "'relu_squared' or 'sigmoid', got '",
+              name, "'");
+}
+
+// One function serves the CPU, CUDA and meta; every other backend gets check_input's error.
+TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {
+  m.impl("gelu", gelu);
+  m.impl("silu", activation<Activation::kSilu>);
+  m.impl("relu", activation<Activation::kRelu>);
+  m.impl("quick_gelu", activation<Activation::kQuickGelu>);
+  m.impl("relu_squared", activation<Activation::kReluSquared>);
+  m.impl("sigmoid", activation<Activation::kSigmoid>);
+  m.impl("_activation_forward", _activation_forward);
+  m.impl("_activation_backward", _activation_backward);
+}
+
+}  // namespace memopt::ops

@@ -1,0 +1,67 @@
+"""memopt's ops with torch.nn.functional's signatures.
+
+Each is one fused kernel forward and one backward, on the CPU and on CUDA, and saves for backward
+only what its docstring says: backward recomputes the rest. Results match torch.nn.functional's
+within rounding; statistics and sums are float32 (float64 for float64 tensors) whatever the dtype.
+All are dispatcher ops (torch.ops.memopt.*): they work under torch.compile, autocast, checkpointing
+and double backward; forward-mode differentiation and torch.func.grad are refused.
+
+Common rules. `input` is float32, float16, bfloat16 or float64, on the CPU or a CUDA device, of any
+strides. Parameters have input's dtype or float32. Under autocast the ops compute in the autocast
+dtype and return it (PyTorch's own layer_norm returns float32 there).
+"""
+
+from memopt.functional.activation import gelu, quick_gelu, relu, relu_squared, sigmoid, silu
+from memopt.functional.dropout import dropout
+from memopt.functional.gated import (
+    gated,
+    gated_packed,
+    geglu,
+    geglu_packed,
+    swiglu,
+    swiglu_packed,
+)
+from memopt.functional.linear import (
+    activation_linear,
+    gated_linear,
+    gated_packed_linear,
+    gelu_linear,
+    layer_norm_linear,
+    rms_norm_linear,
+    swiglu_linear,
+)
+from memopt.functional.norm import (
+    add_layer_norm,
+    add_rms_norm,
+    layer_norm,
+    layer_norm_gelu,
+    rms_norm,
+)
+
+__all__ = [
+    "activation_linear",
+    "add_layer_norm",
+    "add_rms_norm",
+    "dropout",
+    "gated",
+    "gated_linear",
+    "gated_packed",
+    "gated_packed_linear",
+    "geglu",
+    "geglu_packed",
+    "gelu",
+    "gelu_linear",
+    "layer_norm",
+    "layer_norm_gelu",
+    "layer_norm_linear",
+    "quick_gelu",
+    "relu",
+    "relu_squared",
+    "rms_norm",
+    "rms_norm_linear",
+    "sigmoid",
+    "silu",
+    "swiglu",
+    "swiglu_linear",
+    "swiglu_packed",
+]

@@ -1,0 +1,214 @@
+"""Linears behind an op whose output backward writes again, so that nobody stores it.
+
+Each equals, in every bit of outputs and gradients, the op of its name's first part followed by
+torch.nn.functional.linear; saved for backward is only what the first op saves. Backward runs the
+input-gradient product, then one kernel that writes both the op's gradient and its output, then the
+weight-gradient products. Nothing is computed for gradients that nobody asks for. Under autocast
+input and weights are cast to the autocast dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+import torch
+from torch import Tensor
+
+import memopt._extension  # noqa: F401  (registers the operators)
+
+Tensors = Sequence[Tensor]
+OptionalTensors = Sequence[Tensor | None]
+
+
+@overload
+def layer_norm_linear(
+    input: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor: ...
+@overload
+def layer_norm_linear(
+    input: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    weight: Tensors,
+    bias: OptionalTensors | None = None,
+    eps: float = 1e-5,
+) -> tuple[Tensor, ...]: ...
+def layer_norm_linear(
+    input: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    weight: Tensor | Tensors,
+    bias: Tensor | OptionalTensors | None = None,
+    eps: float = 1e-5,
+) -> Tensor | tuple[Tensor, ...]:
+    """layer_norm over the last dimension, then one linear or several that share its output.
+
+    Saves for backward: input and 8 bytes a row. The norm's output is written once in forward and
+    once in backward, however many linears read it (separate query, key and value, say).
+
+    Args:
+        input: (*, features).
+        norm_weight, norm_bias: (features,), of input's dtype or float32; None for 1 and 0.
+        weight: (out, features), or a sequence of such.
+        bias: (out,), or a sequence as long as weight's with None where there is none.
+        eps: added to the variance, at least 0. Default 1e-5.
+
+    Returns:
+        (*, out); for a sequence of weights a tuple of such.
+
+    Raises:
+        RuntimeError: an argument breaks a rule above; the message names it and what was got.
+    """
+    weights, biases = _as_lists(weight, bias)
+    outputs = torch.ops.memopt.layer_norm_linear(
+        input, norm_weight, norm_bias, weights, biases, eps
+    )
+    return outputs[0] if isinstance(weight, Tensor) else tuple(outputs)
+
+
+@overload
+def rms_norm_linear(
+    input: Tensor,
+    norm_weight: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    zero_centered_weight: bool = False,
+) -> Tensor: ...
+@overload
+def rms_norm_linear(
+    input: Tensor,
+    norm_weight: Tensor | None,
+    weight: Tensors,
+    bias: OptionalTensors | None = None,
+    eps: float | None = None,
+    *,
+    zero_centered_weight: bool = False,
+) -> tuple[Tensor, ...]: ...
+def rms_norm_linear(
+    input: Tensor,
+    norm_weight: Tensor | None,
+    weight: Tensor | Tensors,
+    bias: Tensor | OptionalTensors | None = None,
+    eps: float | None = None,
+    *,
+    zero_centered_weight: bool = False,
+) -> Tensor | tuple[Tensor, ...]:
+    """rms_norm over the last dimension, then one linear or several that share its output.
+
+    Saves for backward: input and 4 bytes a row.
+
+    Args:
+        input: (*, features).
+        norm_weight: (features,), of input's dtype or float32; None for 1.
+        weight, bias: as for layer_norm_linear.
+        eps, zero_centered_weight: as for rms_norm.
+
+    Returns, Raises: as for layer_norm_linear.
+    """
+    weights, biases = _as_lists(weight, bias)
+    outputs = torch.ops.memopt.rms_norm_linear(
+        input, norm_weight, weights, biases, eps, zero_centered_weight=zero_centered_weight
+    )
+    return outputs[0] if isinstance(weight, Tensor) else tuple(outputs)
+
+
+def activation_linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "gelu"
+) -> Tensor:
+    """An activation, then a linear. Saves for backward: input.
+
+    Args:
+        input: (*, features).
+        weight: (out, features), of input's dtype.
+        bias: (out,), or None.
+        activation: "gelu" (default), "gelu_tanh", "silu", "relu", "quick_gelu", "relu_squared" or
+            "sigmoid".
+
+    Returns:
+        (*, out).
+
+    Raises:
+        RuntimeError: an argument breaks a rule above; the message names it and what was got.
+    """
+    output: Tensor = torch.ops.memopt.activation_linear(input, weight, bias, activation=activation)
+    return output
+
+
+def gelu_linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, approximate: str = "none"
+) -> Tensor:
+    """activation_linear with gelu; approximate as for gelu."""
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"gelu_linear: approximate must be 'none' or 'tanh', got {approximate!r}")
+    return activation_linear(input, weight, bias, "gelu_tanh" if approximate == "tanh" else "gelu")
+
+
+def gated_linear(
+    gate: Tensor,
+    up: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str = "silu",
+) -> Tensor:
+    """gated, then a linear. Saves for backward: gate and up.
+
+    Args:
+        gate, up: (*, features).
+        weight, bias, activation: as for activation_linear.
+
+    Returns, Raises: as for activation_linear.
+    """
+    output: Tensor = torch.ops.memopt.gated_linear(gate, up, weight, bias, activation=activation)
+    return output
+
+
+def swiglu_linear(gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """gated_linear with silu."""
+    return gated_linear(gate, up, weight, bias, "silu")
+
+
+def gated_packed_linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str = "silu",
+    interleaved: bool = False,
+) -> Tensor:
+    """gated_packed, then a linear. Saves for backward: input.
+
+    Args:
+        input: (*, 2 features), gate and up as gated_packed takes them.
+        weight, bias, activation: as for activation_linear.
+        interleaved: as for gated_packed.
+
+    Returns, Raises: as for activation_linear.
+    """
+    output: Tensor = torch.ops.memopt.gated_packed_linear(
+        input, weight, bias, activation=activation, interleaved=interleaved
+    )
+    return output
+
+
+def _as_lists(
+    weight: Tensor | Tensors, bias: Tensor | OptionalTensors | None
+) -> tuple[list[Tensor], list[Tensor | None]]:
+    if isinstance(weight, Tensor):
+        if bias is not None and not isinstance(bias, Tensor):
+            raise TypeError(
+                f"bias must be a tensor or None beside one weight, got {type(bias).__name__}"
+            )
+        return [weight], [bias]
+    weights = list(weight)
+    if isinstance(bias, Tensor):
+        raise TypeError(
+            "bias must be a sequence or None beside a sequence of weights, got a Tensor"
+        )
+    return weights, [None] * len(weights) if bias is None else list(bias)

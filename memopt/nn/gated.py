@@ -1,0 +1,60 @@
+"""Gated units as modules, without parameters: of gate and up, or of one tensor that holds both."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from memopt import functional
+
+
+class SwiGLU(torch.nn.Module):
+    """silu(gate) up by memopt.functional.swiglu, or swiglu_packed if called with one tensor.
+
+    Saves for backward: gate and up, or the packed tensor; not silu(gate).
+
+    Args:
+        interleaved: how the packed tensor holds the two: False (default) gate, then up; True
+            alternating.
+
+    Shape: (*, n) and (*, n), or (*, 2 n), to (*, n).
+    """
+
+    def __init__(self, interleaved: bool = False) -> None:
+        super().__init__()
+        self.interleaved = interleaved
+
+    def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
+        if up is None:
+            return functional.swiglu_packed(gate, self.interleaved)
+        return functional.swiglu(gate, up)
+
+    def extra_repr(self) -> str:
+        return "interleaved=True" if self.interleaved else ""
+
+
+class GEGLU(torch.nn.Module):
+    """gelu(gate) up by memopt.functional.geglu, or geglu_packed if called with one tensor.
+
+    Saves for backward: gate and up, or the packed tensor; not gelu(gate).
+
+    Args:
+        approximate: "none" (default) or "tanh".
+        interleaved: as for SwiGLU.
+
+    Shape: (*, n) and (*, n), or (*, 2 n), to (*, n).
+    """
+
+    def __init__(self, approximate: str = "none", interleaved: bool = False) -> None:
+        super().__init__()
+        self.approximate = approximate
+        self.interleaved = interleaved
+
+    def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
+        if up is None:
+            return functional.geglu_packed(gate, self.interleaved, self.approximate)
+        return functional.geglu(gate, up, self.approximate)
+
+    def extra_repr(self) -> str:
+        interleaved = ", interleaved=True" if self.interleaved else ""
+        return f"approximate={self.approximate!r}{interleaved}"

@@ -1,0 +1,159 @@
+"""gelu in both forms, silu, relu, quick_gelu, relu_squared, sigmoid.
+
+All share one private backward op, which takes the activation's name.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.support.shapes import Dtypes, random_normal
+
+from .call import Call, Results
+from .op import OpCase, Saved
+
+# Bounds of GELU's first and second derivative, erf and tanh form alike (maxima 1.129 and 0.798).
+GELU_SLOPE = 1.13
+GELU_CURVATURE = 0.8
+
+# Bounds of the first derivatives, for each activation whose derivative is bounded.
+SLOPES = {
+    "gelu": GELU_SLOPE,
+    "gelu_tanh": GELU_SLOPE,
+    "silu": 1.1,
+    "relu": 1.0,
+    "quick_gelu": 1.1,
+    "sigmoid": 0.25,
+}
+
+
+def exact_gelu(x: Tensor, approximate: str) -> Tensor:
+    """max(x, 0) + n cdf(n) with n = -|x|: nothing cancels in either tail, neither in the value nor
+    in the derivative.
+    """
+    n = torch.where(x < 0, x, -x)
+    if approximate == "none":
+        cdf = 0.5 * torch.erfc(n * -math.sqrt(0.5))
+    else:
+        cdf = torch.sigmoid(2 * math.sqrt(2 / math.pi) * (n + 0.044715 * n**3))
+    return torch.where(x < 0, 0.0, x) + n * cdf
+
+
+def torch_activation(name: str, x: Tensor) -> Tensor:
+    """By PyTorch's own ops."""
+    if name == "gelu":
+        return F.gelu(x)
+    if name == "gelu_tanh":
+        return F.gelu(x, approximate="tanh")
+    if name == "silu":
+        return F.silu(x)
+    if name == "relu":
+        return F.relu(x)
+    if name == "quick_gelu":
+        return x * torch.sigmoid(1.702 * x)
+    if name == "relu_squared":
+        return F.relu(x).square()
+    return torch.sigmoid(x)
+
+
+def exact_activation(name: str, x: Tensor) -> Tensor:
+    """The same for float64, exact to float32 in both tails."""
+    if name in ("gelu", "gelu_tanh"):
+        return exact_gelu(x, "tanh" if name == "gelu_tanh" else "none")
+    if name.startswith("relu"):
+        return torch_activation(name, x)
+    scaled = 1.702 * x if name == "quick_gelu" else x
+    # exp(-x) would overflow in the left tail.
+    e = torch.exp(torch.where(scaled < 0, scaled, -scaled))
+    logistic = torch.where(scaled < 0, e, 1.0) / (1 + e)
+    return logistic if name == "sigmoid" else x * logistic
+
+
+def value_magnitude(name: str, x: Tensor) -> Tensor:
+    """The size of what is rounded on the way to f(x).
+
+    The logistic functions keep their relative accuracy, so the value itself; quick_gelu rounds
+    1.702 x, which its exponential magnifies; for GELU x, whose distribution function is right to an
+    absolute rounding.
+    """
+    if name == "quick_gelu":
+        return exact_activation(name, x).abs() * (1 + 1.702 * x.abs())
+    return x.abs() if name in ("gelu", "gelu_tanh") else exact_activation(name, x).abs()
+
+
+def slope_magnitude(name: str, x: Tensor) -> Tensor | float:
+    """The same for f'(x), which differs from its bound by sums that cancel."""
+    return 2 * x.abs() if name == "relu_squared" else SLOPES[name]
+
+
+@dataclass(frozen=True)
+class ActivationCase(OpCase):
+    approximate: str | None = None
+    """Of gelu; None for the others."""
+
+    elementwise: ClassVar[bool] = True
+    keeps_strides: ClassVar[bool] = True
+
+    def __str__(self) -> str:
+        return "-".join(filter(None, (self.family, self.approximate)))
+
+    @property
+    def activation(self) -> str:
+        """The name that the backward op and the gated units know."""
+        return "gelu_tanh" if self.approximate == "tanh" else self.family
+
+    def make_call(
+        self,
+        size: tuple[int, ...],
+        dtypes: Dtypes,
+        device: torch.device,
+        *,
+        values: Tensor | None = None,
+        **choices: Any,
+    ) -> Call:
+        x = random_normal(*size, seed=1) if values is None else values.reshape(size)
+        return Call(
+            tensors={"input": x.to(device, dtypes.tensor)},
+            grads={"output": random_normal(*size, seed=4).to(device, dtypes.tensor)},
+            options={} if self.approximate is None else {"approximate": self.approximate},
+        )
+
+    @property
+    def backward_op(self) -> torch._ops.OpOverload:
+        return torch.ops.memopt._activation_backward.default
+
+    def backward_arguments(
+        self,
+        call: Call,
+        saved: Saved,
+        output_mask: tuple[bool, ...] | None = None,
+        recompute_output: bool = False,
+    ) -> tuple[tuple, dict[str, Any]]:
+        keywords = {"activation": self.activation, "recompute_output": recompute_output}
+        return (call.grad_output, call.input), keywords
+
+    def torch(self, call: Call) -> Tensor:
+        return torch_activation(self.activation, call.input)
+
+    def exact(self, call: Call) -> Tensor:
+        return exact_activation(self.activation, call.input)
+
+    def magnitudes(self, call: Call) -> Results:
+        slope = slope_magnitude(self.activation, call.input)
+        return Results(
+            output=value_magnitude(self.activation, call.input),
+            grad_input=slope * call.grad_output.abs(),
+        )
+
+
+GELU_CASES = (ActivationCase("gelu", "none"), ActivationCase("gelu", "tanh"))
+ACTIVATION_CASES = (
+    *GELU_CASES,
+    *map(ActivationCase, ("silu", "relu", "quick_gelu", "relu_squared", "sigmoid")),
+)
