@@ -143,6 +143,26 @@ def test_default_device_is_replayed() -> None:
     assert seen == ["meta", "meta", "cpu", "cpu"]
 
 
+def test_default_dtype_is_replayed_and_put_back() -> None:
+    seen = []
+
+    def function(x: Tensor) -> Tensor:
+        seen.append(torch.empty(1).dtype)
+        return x.exp()
+
+    x = torch.randn(3, requires_grad=True)
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        y = checkpoint(function, x)
+        torch.set_default_dtype(torch.float32)
+        y.sum().backward()
+        assert torch.get_default_dtype() == torch.float32
+    finally:
+        torch.set_default_dtype(before)
+    assert seen == [torch.float64] * 2
+
+
 def flags() -> tuple[bool, bool]:
     return is_checkpointing(), is_recomputing()
 
