@@ -71,7 +71,8 @@ struct Gated : torch::autograd::Function<Gated> {
   static Tensor forward(AutogradContext* ctx, const Tensor& gate, const Tensor& up,
                         std::string_view name, const Run& run) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    ctx->save_for_backward({gate, ctx->needs_input_grad(0) ? up : Tensor()});
+    // Not needs_input_grad: in a recompute that asks about the backward that is running.
+    ctx->save_for_backward({gate, gate.requires_grad() ? up : Tensor()});
     ctx->saved_data["activation"] = std::string(name);
     return run(gate, up);
   }
