@@ -28,8 +28,8 @@ struct LogisticGrad {
 // From e = exp(-|x|), which cannot overflow: s(|x|) = 1 / (1 + e), q = s(-|x|) = e / (1 + e), and
 // s' = q - q^2, which keeps its digits in the tails and, near 0, does not feel q's error. The
 // product |x| log2(e) is rounded before 2^ is taken of it, which would cost |x| roundings of e;
-// what it and the rounded log2(e) lack is put back to first order. Beyond |x| = 800 s is 0 or 1 in
-// every type, so |x| stops there and stays finite.
+// what it and the rounded log2(e) lack is put back to first order (not on processors whose fma()
+// rounds twice). Beyond |x| = 800 s is 0 or 1 in every type, so |x| stops there and stays finite.
 template <class V>
 MEMOPT_HD LogisticGrad<V> logistic(V x) {
   using M = Math<V>;

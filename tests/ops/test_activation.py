@@ -94,6 +94,8 @@ def test_any_shape(case: OpCase, device: torch.device) -> None:
 
 def test_logistic_keeps_its_digits_in_the_left_tail(device: torch.device) -> None:
     """exp(x) there, to a few roundings of the result however far from zero."""
+    if device.type == "cpu" and memopt.build_info()["cpu_capability"] == "baseline":
+        pytest.skip("needs a fused multiply-add")
     x = torch.linspace(-80, -20, 10_001, device=device)
     exact = torch.sigmoid(x.double())
     for actual, expected in (

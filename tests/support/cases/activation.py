@@ -78,12 +78,13 @@ def exact_activation(name: str, x: Tensor) -> Tensor:
 def value_magnitude(name: str, x: Tensor) -> Tensor:
     """The size of what is rounded on the way to f(x).
 
-    The logistic functions keep their relative accuracy, so the value itself; quick_gelu rounds
-    1.702 x, which its exponential magnifies; for GELU x, whose distribution function is right to an
-    absolute rounding.
+    For GELU x, whose distribution function is right to an absolute rounding. The others keep their
+    relative accuracy but for what the exponential magnifies, the rounding of its argument: of
+    1.702 x, or of x log2(e) on processors without a fused multiply-add.
     """
-    if name == "quick_gelu":
-        return exact_activation(name, x).abs() * (1 + 1.702 * x.abs())
+    if name in ("silu", "sigmoid", "quick_gelu"):
+        scale = 1.702 if name == "quick_gelu" else 1.0
+        return exact_activation(name, x).abs() * (1 + scale * x.abs())
     return x.abs() if name in ("gelu", "gelu_tanh") else exact_activation(name, x).abs()
 
 
