@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from tests.support.cases import NORM_CASES, OP_CASES, OpCase
+from tests.support.cases.gated import PackedCase
 from tests.support.oracle import assert_results_accurate
 from tests.support.shapes import BFLOAT16, DTYPES, FLOAT32, FLOAT64, Dtypes
 
-from . import build, kernels
+from . import build, dropout, kernels
 from .agreement import (
     assert_accurate,
     assert_outputs_accurate,
@@ -263,7 +264,13 @@ def compiled_kernels(device: Device) -> set[str]:
 def test_every_compiled_kernel_runs(simt: Device) -> None:
     """Short and long rows of every type, by vectors and off alignment, through every op."""
     dtypes_of_parameters = (*DTYPES, Dtypes(torch.float64, torch.float32))
-    for case in (case for case in OP_CASES if case.family in DRIVERS):
+    # The table of ops has the packed units of some activations only.
+    activations = ("gelu", "quick_gelu", "relu", "relu_squared", "sigmoid")
+    packed = [PackedCase("gated_packed", name, interleaved=True) for name in activations]
+    for dtype in dropout.DTYPES:
+        for offset in (0, 1):
+            dropout.run(simt, torch.ones(128, dtype=dtype), 0.5, offset=offset)
+    for case in (*(case for case in OP_CASES if case.family in DRIVERS), *packed):
         for dtypes in dtypes_of_parameters:
             beyond_registers = 32768 // dtypes.tensor.itemsize + 8
             lengths = (128, 129, beyond_registers, beyond_registers + 1)

@@ -72,6 +72,6 @@ def test_dropout(simt: Device, dtype: torch.dtype, size: int) -> None:
     for offset in (0, 1):
         x = torch.ones(size, dtype=dtype)
         output, state = dropout.run(simt, x, 0.5, offset=offset)
-        assert_finite((output,))
-        again = dropout.run(simt, x, 0.5, saved_state=state, offset=offset, in_place=True)
-        assert_finite((again[0],))
+        assert output.isfinite().all()
+        grad, _ = dropout.run(simt, x, 0.5, saved_state=state, offset=offset, in_place=True)
+        assert grad.isfinite().all()
