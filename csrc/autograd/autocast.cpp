@@ -229,6 +229,29 @@ Tensor gated_packed_linear(const Tensor& input, const Tensor& weight, const Opti
 }
 
 template <c10::DeviceType kDevice, c10::DispatchKey kKey>
+Tensor mlp(const Tensor& input, const Tensor& up_weight, const OptionalTensor& up_bias,
+           const Tensor& down_weight, const OptionalTensor& down_bias,
+           const OptionalTensor& gate_weight, const OptionalTensor& gate_bias,
+           const OptionalTensor& norm_weight, const OptionalTensor& norm_bias,
+           std::string_view activation, std::string_view norm, std::optional<double> eps,
+           bool zero_centered_weight, double activation_dropout, double dropout, bool residual,
+           std::string_view recompute) {
+  using Op =
+      Tensor(const Tensor&, const Tensor&, const OptionalTensor&, const Tensor&,
+             const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+             const OptionalTensor&, const OptionalTensor&, std::string_view, std::string_view,
+             std::optional<double>, bool, double, double, bool, std::string_view);
+  static const auto op = find_op<Op>("memopt::mlp");
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(kKey);
+  return op.call(cast_input(input, kDevice), cast_input(up_weight, kDevice),
+                 cast_optional(up_bias, kDevice), cast_input(down_weight, kDevice),
+                 cast_optional(down_bias, kDevice), cast_optional(gate_weight, kDevice),
+                 cast_optional(gate_bias, kDevice), cast_parameter(norm_weight, kDevice),
+                 cast_parameter(norm_bias, kDevice), activation, norm, eps, zero_centered_weight,
+                 activation_dropout, dropout, residual, recompute);
+}
+
+template <c10::DeviceType kDevice, c10::DispatchKey kKey>
 void register_ops(torch::Library& m) {
   m.impl("gelu", gelu<kDevice, kKey>);
   m.impl("silu", activation<kDevice, kKey, kSilu>);
@@ -252,6 +275,7 @@ void register_ops(torch::Library& m) {
   m.impl("activation_linear", activation_linear<kDevice, kKey>);
   m.impl("gated_linear", gated_linear<kDevice, kKey>);
   m.impl("gated_packed_linear", gated_packed_linear<kDevice, kKey>);
+  m.impl("mlp", mlp<kDevice, kKey>);
 }
 
 }  // namespace

@@ -16,7 +16,7 @@
 #include <limits>
 #include <tuple>
 
-#include "support.h"
+#include "dropout.h"
 
 namespace memopt::autograd {
 namespace {
@@ -33,20 +33,19 @@ const c10::TypedOperatorHandle<Backward>& backward_op() {
   return op;
 }
 
-// Whether a graph is being traced: input is a FakeTensor or its like. PyTorch's compiler merges
-// equal calls of random ops that are not its own, although they are tagged as random (2.13:
-// torch/_functorch/compile_utils.py, rand_ops), and then two drops of one tensor would be one. So a
-// graph draws the state by an op of PyTorch's, which also makes it fit for CUDA graphs.
-bool is_traced(const Tensor& input) {
-  return input.unsafeGetTensorImpl()->is_python_dispatch();
-}
-
+// PyTorch's compiler merges equal calls of random ops that are not its own, although they are
+// tagged as random (2.13: torch/_functorch/compile_utils.py, rand_ops), and then two drops of one
+// tensor would be one. So a traced graph draws the state by an op of PyTorch's, which also makes it
+// fit for CUDA graphs.
+//
 // On the CPU, what ops/random.cpp draws in eager mode.
 Tensor traced_state(const Tensor& input) {
   return at::randint(std::numeric_limits<int64_t>::max(), {2}, input.options().dtype(at::kLong));
 }
 
-std::tuple<Tensor, Tensor> forward_and_state(const Tensor& input, double p) {
+}  // namespace
+
+std::tuple<Tensor, Tensor> dropout_forward(const Tensor& input, double p) {
   if (is_traced(input)) {
     const Tensor state = traced_state(input);
     return {backward_op().call(input, state, p), state};
@@ -55,12 +54,14 @@ std::tuple<Tensor, Tensor> forward_and_state(const Tensor& input, double p) {
   return op.call(input, p);
 }
 
+namespace {
+
 struct Dropout : torch::autograd::Function<Dropout> {
   static constexpr bool is_traceable = true;
 
   static Tensor forward(AutogradContext* ctx, const Tensor& input, double p) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const auto [output, state] = forward_and_state(input, p);
+    const auto [output, state] = dropout_forward(input, p);
     ctx->save_for_backward({state});
     ctx->saved_data["p"] = p;
     return output;
@@ -93,7 +94,7 @@ struct Masked : torch::autograd::Function<Masked> {
 Tensor dropout(const Tensor& input, double p) {
   if (needs_node(input)) return Dropout::apply(input, p);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  if (is_traced(input)) return std::get<0>(forward_and_state(input, p));
+  if (is_traced(input)) return std::get<0>(dropout_forward(input, p));
   static const auto op = find_op<Public>("memopt::dropout");
   return op.call(input, p);
 }

@@ -4,6 +4,9 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
 
+#include <algorithm>
+#include <string>
+
 namespace memopt::autograd {
 
 namespace {
@@ -22,24 +25,29 @@ void check_linears(const char* op, const Tensor& input, const c10::SymInt& featu
               ": biases must have one entry for each weight, got ", linears.biases.size(), " for ",
               linears.weights.size());
   for (size_t i = 0; i < linears.weights.size(); ++i) {
-    const Tensor& weight = linears.weights[i];
-    const Tensor& bias = linears.biases[i];
-    TORCH_CHECK(weight.dim() == 2 && TORCH_GUARD_OR_FALSE(weight.sym_size(1).sym_eq(features)), op,
-                ": weight ", i, " must have shape [out, ", features, "] (the features), got ",
-                weight.sym_sizes());
-    TORCH_CHECK(weight.scalar_type() == input.scalar_type(), op, ": weight ", i,
-                " must have input's dtype ", input.scalar_type(), ", got ", weight.scalar_type());
-    TORCH_CHECK(weight.device() == input.device(), op, ": weight ", i,
-                " must be on input's device ", input.device(), ", got ", weight.device());
-    if (!bias.defined()) continue;
-    TORCH_CHECK(
-        bias.dim() == 1 && TORCH_GUARD_OR_FALSE(bias.sym_size(0).sym_eq(weight.sym_size(0))), op,
-        ": bias ", i, " must have shape [", weight.sym_size(0),
-        "] (its weight's first dimension), got ", bias.sym_sizes());
-    TORCH_CHECK(bias.scalar_type() == weight.scalar_type() && bias.device() == weight.device(), op,
-                ": bias ", i, " must have its weight's dtype and device, got ", bias.scalar_type(),
-                " on ", bias.device());
+    const std::string place = std::to_string(i);
+    check_linear(op, ("weight " + place).c_str(), ("bias " + place).c_str(), input, features,
+                 linears.weights[i], linears.biases[i]);
   }
+}
+
+void check_linear(const char* op, const char* weight_name, const char* bias_name,
+                  const Tensor& input, const c10::SymInt& features, const Tensor& weight,
+                  const Tensor& bias) {
+  TORCH_CHECK(weight.dim() == 2 && TORCH_GUARD_OR_FALSE(weight.sym_size(1).sym_eq(features)), op,
+              ": ", weight_name, " must have shape [out, ", features, "] (the features), got ",
+              weight.sym_sizes());
+  TORCH_CHECK(weight.scalar_type() == input.scalar_type(), op, ": ", weight_name,
+              " must have input's dtype ", input.scalar_type(), ", got ", weight.scalar_type());
+  TORCH_CHECK(weight.device() == input.device(), op, ": ", weight_name,
+              " must be on input's device ", input.device(), ", got ", weight.device());
+  if (!bias.defined()) return;
+  TORCH_CHECK(bias.dim() == 1 && TORCH_GUARD_OR_FALSE(bias.sym_size(0).sym_eq(weight.sym_size(0))),
+              op, ": ", bias_name, " must have shape [", weight.sym_size(0),
+              "] (its weight's first dimension), got ", bias.sym_sizes());
+  TORCH_CHECK(bias.scalar_type() == weight.scalar_type() && bias.device() == weight.device(), op,
+              ": ", bias_name, " must have its weight's dtype and device, got ", bias.scalar_type(),
+              " on ", bias.device());
 }
 
 variable_list apply(const Linears& linears, const Tensor& x) {
@@ -51,20 +59,28 @@ variable_list apply(const Linears& linears, const Tensor& x) {
   return outputs;
 }
 
-Tensor input_grad(const variable_list& grads, const std::vector<Tensor>& weights) {
+bool any_requires_grad(const variable_list& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& tensor) {
+    return tensor.defined() && tensor.requires_grad();
+  });
+}
+
+Tensor input_grad(const variable_list& grads, const std::vector<Tensor>& weights,
+                  const Tensor& start) {
   Tensor sum;
   c10::SymDimVector shape;
+  const auto add = [](const Tensor& ours, const Tensor& other) {
+    return at::GradMode::is_enabled() ? ours + other : ours.add_(other);
+  };
   for (size_t i = grads.size(); i-- > 0;) {
     if (!grads[i].defined()) continue;
     const Tensor dx = at::mm(as_matrix(grads[i]), weights[i]);
-    if (!sum.defined()) {
-      sum = dx;
+    if (sum.defined()) {
+      sum = add(sum, dx);
+    } else {
+      sum = start.defined() ? add(dx, as_matrix(start)) : dx;
       shape.assign(grads[i].sym_sizes().begin(), grads[i].sym_sizes().end());
       shape.back() = weights[i].sym_size(1);
-    } else if (at::GradMode::is_enabled()) {
-      sum = sum + dx;
-    } else {
-      sum.add_(dx);  // ours
     }
   }
   return sum.reshape_symint(shape);

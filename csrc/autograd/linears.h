@@ -1,4 +1,4 @@
-// Linears behind an op whose output backward can write again (a producer: a norm, an activation, a
+// Linears behind an op whose output backward can write again (producer.h: a norm, an activation, a
 // gated unit). The output is never saved.
 //
 //   forward    x = producer(inputs)                  y_i = x W_i^T + b_i             x is dropped
@@ -8,27 +8,25 @@
 //
 // x is written from values that the kernel reads anyway, in forward's bits, so gradients are those
 // of the producer and the linears one after another, in every bit. Saved: what the producer saves,
-// and the weights, which are alive anyway. Nothing is computed that no gradient asks for: without
-// weight gradients x is not written, without input gradients there is no dx.
+// and the weights, which are alive anyway. Nothing is saved or computed that no gradient asks for:
+// without weight gradients x is not written, without input gradients there is no dx, and where a
+// bias alone is trained nothing is saved. The gradient of the inputs is written over dx.
 //
 // Saving a norm's input in place of its output, and the order of the three steps: Dao's
 // LayerNormLinear in flash-attention; Karpathy's llm.c drops activations the same way, with kernels
 // of their own.
 #pragma once
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/linear.h>
 
 #include <algorithm>
 #include <string>
 #include <vector>
 
-#include "support.h"
+#include "defined.h"
+#include "producer.h"
 
 namespace memopt::autograd {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 // Each weight is [out_i, features]; each bias undefined or [out_i].
 struct Linears {
@@ -40,56 +38,47 @@ struct Linears {
 void check_linears(const char* op, const Tensor& input, const c10::SymInt& features,
                    const Linears& linears);
 
+void check_linear(const char* op, const char* weight_name, const char* bias_name,
+                  const Tensor& input, const c10::SymInt& features, const Tensor& weight,
+                  const Tensor& bias);
+
 variable_list apply(const Linears& linears, const Tensor& x);
 
-// The sum of dy_i W_i, in the order in which autograd would add them: the last linear's first.
-// Undefined gradients count as zero; one must be defined.
-Tensor input_grad(const variable_list& grads, const std::vector<Tensor>& weights);
+// Not ctx->needs_input_grad(), which is wrong in Function::forward inside a recomputation.
+bool any_requires_grad(const variable_list& tensors);
+
+// The sum of `start`, where there is one, and of dy_i W_i, in the order in which autograd would add
+// them: the last linear's first. Undefined gradients count as zero; one must be defined.
+Tensor input_grad(const variable_list& grads, const std::vector<Tensor>& weights,
+                  const Tensor& start = {});
 
 Tensor weight_grad(const Tensor& grad, const Tensor& x);
 Tensor bias_grad(const Tensor& grad);
-
-// A producer has, all static:
-//   kName                                    the op, for errors
-//   c10::SymInt features(inputs)             of its output: the last dimension
-//   Options, save(ctx, options), restore(ctx)
-//   Produced forward(options, inputs)        below autograd; by dispatcher ops
-//   Reproduced backward(options, inputs, extras, grad, wanted, output_again)
-//   variable_list differentiable_backward(options, inputs, extras, grad, wanted)
-//   Tensor differentiable_forward(options, inputs)
-struct Produced {
-  Tensor output;
-  variable_list extras;  // what backward needs beside the inputs: statistics
-};
-struct Reproduced {
-  variable_list grads;  // of the inputs, undefined where not wanted
-  Tensor output;
-};
 
 template <class Producer>
 struct ThroughLinears : torch::autograd::Function<ThroughLinears<Producer>> {
   static constexpr bool is_traceable = true;
   using Options = typename Producer::Options;
 
-  // `given` are those of the producer's inputs, the weights and the biases that there are: a node
-  // takes no undefined tensors. `places` says for each of these where it stands in `given`, or -1.
+  // The arguments (defined.h) are the producer's inputs, the weights, the biases.
   static variable_list forward(AutogradContext* ctx, const Options& options, at::TensorList given,
                                const std::vector<int64_t>& places, int64_t linears) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const auto inputs = static_cast<int64_t>(places.size()) - 2 * linears;
-    const auto part = [&](int64_t from, int64_t count) {
-      variable_list tensors(count);
-      for (int64_t i = 0; i < count; ++i) {
-        if (places[from + i] >= 0) tensors[i] = given[places[from + i]];
-      }
-      return tensors;
-    };
-    const Linears behind{part(inputs, linears), part(inputs + linears, linears)};
-    const variable_list in = part(0, inputs);
+    const variable_list all = put_back(given, places);
+    const variable_list in(all.begin(), all.begin() + inputs);
+    const auto weights = all.begin() + inputs;
+    const Linears behind{{weights, weights + linears}, {weights + linears, all.end()}};
     const Produced produced = Producer::forward(options, in);
-    variable_list saved = in;
-    saved.insert(saved.end(), produced.extras.begin(), produced.extras.end());
-    saved.insert(saved.end(), behind.weights.begin(), behind.weights.end());
+    const bool for_inputs = any_requires_grad(in);
+    const bool for_weights = for_inputs || any_requires_grad(behind.weights);
+    variable_list saved;
+    const auto save = [&](const variable_list& tensors, bool needed) {
+      for (const Tensor& tensor : tensors) saved.push_back(needed ? tensor : Tensor());
+    };
+    save(in, for_weights);
+    save(produced.extras, for_inputs);
+    save(behind.weights, for_inputs);
     ctx->save_for_backward(saved);
     Producer::save(ctx, options);
     ctx->saved_data["places"] = places;
@@ -138,13 +127,13 @@ struct ThroughLinears : torch::autograd::Function<ThroughLinears<Producer>> {
         const auto d = Producer::differentiable_backward(options, in, extras, dx, wanted);
         for (int64_t i = 0; i < inputs; ++i) set(i, d[i]);
       } else {
-        Reproduced again = Producer::backward(options, in, extras, dx, wanted, any_weight);
+        Reproduced again = Producer::backward(options, in, extras, dx, {wanted, any_weight});
         for (int64_t i = 0; i < inputs; ++i) set(i, again.grads[i]);
         x = std::move(again.output);
       }
     }
     if (any_weight && !x.defined()) {
-      x = at::GradMode::is_enabled() ? Producer::differentiable_forward(options, in)
+      x = at::GradMode::is_enabled() ? Producer::differentiable_forward(options, in, extras)
                                      : Producer::forward(options, in).output;
     }
     for (int64_t i = 0; i < linears; ++i) {
@@ -166,16 +155,9 @@ variable_list through_linears(const typename Producer::Options& options, const v
   variable_list tensors = in;
   tensors.insert(tensors.end(), linears.weights.begin(), linears.weights.end());
   tensors.insert(tensors.end(), linears.biases.begin(), linears.biases.end());
-  bool node = false;
-  variable_list given;
-  std::vector<int64_t> places;
-  for (const Tensor& tensor : tensors) {
-    node = node || records(tensor);
-    places.push_back(tensor.defined() ? static_cast<int64_t>(given.size()) : -1);
-    if (tensor.defined()) given.push_back(tensor);
-  }
-  if (node) {
-    return ThroughLinears<Producer>::apply(options, at::TensorList(given), places,
+  const Defined given = take_defined(tensors);
+  if (given.needs_node) {
+    return ThroughLinears<Producer>::apply(options, at::TensorList(given.tensors), given.places,
                                            static_cast<int64_t>(linears.weights.size()));
   }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

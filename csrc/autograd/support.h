@@ -39,6 +39,19 @@ inline bool records(const OptionalTensor& tensor) {
   return tensor.has_value() && records(*tensor);
 }
 
+// Whether a graph is being traced: the tensor is a FakeTensor or its like.
+inline bool is_traced(const Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->is_python_dispatch() ||
+         tensor.key_set().has(c10::DispatchKey::Functionalize);
+}
+
+// Whether an op may write its results over `ours`, which nobody else holds, where it reads `others`
+// beside it. Traced graphs are left to their compiler, which reuses buffers itself.
+template <class... Tensors>
+bool may_overwrite(const Tensor& ours, const Tensors&... others) {
+  return !is_traced(ours) && ours.is_contiguous() && (others.is_contiguous() && ...);
+}
+
 template <class... Tensors>
 bool needs_node(const Tensors&... tensors) {
   return (records(tensors) || ...);

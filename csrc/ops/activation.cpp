@@ -54,15 +54,12 @@ const char* op_name(Activation activation, bool backward) {
   }
 }
 
-Tensor forward(const Tensor& input, Activation activation) {
-  const char* op = op_name(activation, /*backward=*/false);
-  check_input(op, "input", input);
-  if (input.is_meta()) return at::empty_like(input);
-  const Tensor x = dense(input);
-  const Tensor y = at::empty_like(x);
+// y may be x. Both are dense, with the same strides.
+void run_forward(const char* op, const Tensor& x, const Tensor& y, Activation activation) {
+  const bool in_place = y.is_same(x);
   const kernels::ActivationForwardParams p{x.const_data_ptr(), y.mutable_data_ptr(),
                                            x.numel(),          scalar_type(x),
-                                           activation,         exceeds_cache(y, 2)};
+                                           activation,         !in_place && exceeds_cache(y, 2)};
   launch(
       op, x,
       [&](const Kernels& cpu) {
@@ -70,6 +67,15 @@ Tensor forward(const Tensor& input, Activation activation) {
                         [&](int64_t begin, int64_t end) { cpu.activation_forward(p, begin, end); });
       },
       MEMOPT_CUDA_KERNEL(activation_forward), p);
+}
+
+Tensor forward(const Tensor& input, Activation activation) {
+  const char* op = op_name(activation, /*backward=*/false);
+  check_input(op, "input", input);
+  if (input.is_meta()) return at::empty_like(input);
+  const Tensor x = dense(input);
+  const Tensor y = at::empty_like(x);
+  run_forward(op, x, y, activation);
   return y;
 }
 
@@ -87,6 +93,35 @@ Tensor _activation_forward(const Tensor& input, std::string_view name) {
   return forward(input, parse_activation("activation", name));
 }
 
+void _activation_forward_(const Tensor& input, std::string_view name) {
+  const Activation activation = parse_activation("activation", name);
+  const char* op = op_name(activation, /*backward=*/false);
+  check_input(op, "input", input);
+  check_contiguous(op, "input", input);
+  if (!input.is_meta()) run_forward(op, input, input, activation);
+}
+
+// All dense, with the same strides. dx may be dy, y undefined or x.
+void run_backward(const char* op, const Tensor& dy, const Tensor& x, const Tensor& dx,
+                  const Tensor& y, Activation activation) {
+  const bool in_place = dx.is_same(dy);
+  const kernels::ActivationBackwardParams p{dy.const_data_ptr(),
+                                            x.const_data_ptr(),
+                                            dx.mutable_data_ptr(),
+                                            mutable_data(y),
+                                            x.numel(),
+                                            scalar_type(x),
+                                            activation,
+                                            !in_place && exceeds_cache(dx, 3)};
+  launch(
+      op, x,
+      [&](const Kernels& cpu) {
+        parallel_blocks(
+            p.size, [&](int64_t begin, int64_t end) { cpu.activation_backward(p, begin, end); });
+      },
+      MEMOPT_CUDA_KERNEL(activation_backward), p);
+}
+
 std::tuple<Tensor, Tensor> _activation_backward(const Tensor& grad_output, const Tensor& input,
                                                 std::string_view name, bool recompute_output) {
   const Activation activation = parse_activation("activation backward", name);
@@ -96,19 +131,24 @@ std::tuple<Tensor, Tensor> _activation_backward(const Tensor& grad_output, const
   const Tensor x = input.is_meta() ? input : dense(input);
   const Tensor dx = at::empty_like(x);
   const Tensor y = recompute_output ? at::empty_like(x) : Tensor();
-  if (input.is_meta()) return {dx, y};
-  const Tensor dy = in_order_of(grad_output, x);
-  const kernels::ActivationBackwardParams p{
-      dy.const_data_ptr(), x.const_data_ptr(), dx.mutable_data_ptr(), mutable_data(y), x.numel(),
-      scalar_type(x),      activation,         exceeds_cache(dx, 3)};
-  launch(
-      op, x,
-      [&](const Kernels& cpu) {
-        parallel_blocks(
-            p.size, [&](int64_t begin, int64_t end) { cpu.activation_backward(p, begin, end); });
-      },
-      MEMOPT_CUDA_KERNEL(activation_backward), p);
+  if (!input.is_meta()) run_backward(op, in_order_of(grad_output, x), x, dx, y, activation);
   return {dx, y};
+}
+
+void _activation_backward_(const Tensor& grad_output, const Tensor& input, std::string_view name,
+                           const std::optional<Tensor>& output) {
+  const Activation activation = parse_activation("activation backward", name);
+  const char* op = op_name(activation, /*backward=*/true);
+  const Tensor y = output.value_or(Tensor());
+  check_input(op, "input", input);
+  check_contiguous(op, "input", input);
+  check_like_input(op, "grad_output", grad_output, input);
+  check_contiguous(op, "grad_output", grad_output);
+  if (y.defined()) {
+    check_like_input(op, "output", y, input);
+    check_contiguous(op, "output", y);
+  }
+  if (!input.is_meta()) run_backward(op, grad_output, input, grad_output, y, activation);
 }
 
 }  // namespace
@@ -132,7 +172,9 @@ TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {
   m.impl("relu_squared", activation<Activation::kReluSquared>);
   m.impl("sigmoid", activation<Activation::kSigmoid>);
   m.impl("_activation_forward", _activation_forward);
+  m.impl("_activation_forward_", _activation_forward_);
   m.impl("_activation_backward", _activation_backward);
+  m.impl("_activation_backward_", _activation_backward_);
 }
 
 }  // namespace memopt::ops

@@ -79,6 +79,12 @@ void check_like(const char* op, const char* name, const at::Tensor& tensor, cons
               "'s shape ", like.sym_sizes(), ", got ", tensor.sym_sizes());
 }
 
+void check_contiguous(const char* op, const char* name, const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.is_contiguous(), op, ": ", name,
+              " must be contiguous where results are written over it, got strides ",
+              tensor.sym_strides());
+}
+
 void check_normalized_shape(const char* op, const at::Tensor& input,
                             c10::SymIntArrayRef normalized_shape) {
   TORCH_CHECK(!normalized_shape.empty(), op,

@@ -26,6 +26,9 @@ void check_like(const char* op, const char* name, const at::Tensor& tensor, cons
 void check_like(const char* op, const char* name, const at::Tensor& tensor, const char* like_name,
                 const at::Tensor& like, c10::SymIntArrayRef sizes);
 
+// What an op that writes over its argument asks for.
+void check_contiguous(const char* op, const char* name, const at::Tensor& tensor);
+
 // At least one dimension, none of them zero, equal to input's last ones.
 void check_normalized_shape(const char* op, const at::Tensor& input,
                             c10::SymIntArrayRef normalized_shape);

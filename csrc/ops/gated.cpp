@@ -67,11 +67,9 @@ void run(const char* op, const Tensor& device, const GatedBackwardParams& p) {
       MEMOPT_CUDA_KERNEL(gated_backward), p);
 }
 
-Tensor forward(const char* op, const Tensor& gate, const Tensor& up, Activation activation) {
-  check_input(op, "gate", gate);
-  check_like(op, "up", up, "gate", gate);
-  const Tensor y = empty(gate.sym_sizes(), gate);
-  if (gate.is_meta()) return y;
+// y may be gate, if that is contiguous.
+void run_forward(const char* op, const Tensor& gate, const Tensor& up, const Tensor& y,
+                 Activation activation) {
   const Shape shape(y);
   const Rows gates = as_rows(gate, shape.rows, shape.cols);
   const Rows ups = as_rows(up, shape.rows, shape.cols);
@@ -85,10 +83,28 @@ Tensor forward(const char* op, const Tensor& gate, const Tensor& up, Activation 
                        .interleaved = false,
                        .dtype = scalar_type(gate),
                        .activation = activation,
-                       .stream_stores = exceeds_cache(y, 3)};
+                       .stream_stores = !y.is_same(gate) && exceeds_cache(y, 3)};
   join_rows(p, p.gate_row_stride == p.cols && p.up_row_stride == p.cols);
   run(op, gate, p);
+}
+
+void check_forward(const char* op, const Tensor& gate, const Tensor& up) {
+  check_input(op, "gate", gate);
+  check_like(op, "up", up, "gate", gate);
+}
+
+Tensor forward(const char* op, const Tensor& gate, const Tensor& up, Activation activation) {
+  check_forward(op, gate, up);
+  const Tensor y = empty(gate.sym_sizes(), gate);
+  if (!gate.is_meta()) run_forward(op, gate, up, y, activation);
   return y;
+}
+
+void _gated_forward_(const Tensor& gate, const Tensor& up, std::string_view name) {
+  const Activation activation = parse_activation("gated", name);
+  check_forward("gated", gate, up);
+  check_contiguous("gated", "gate", gate);
+  if (!gate.is_meta()) run_forward("gated", gate, up, gate, activation);
 }
 
 // The name in errors.
@@ -104,35 +120,26 @@ const char* backward_name(Activation activation, bool packed) {
   }
 }
 
-std::tuple<Tensor, Tensor, Tensor> _gated_backward(const Tensor& grad_output, const Tensor& gate,
-                                                   const OptionalTensor& up, std::string_view name,
-                                                   std::array<bool, 2> output_mask,
-                                                   bool recompute_output) {
-  const Activation activation = parse_activation("gated backward", name);
-  const char* op = backward_name(activation, /*packed=*/false);
-  check_input(op, "gate", gate);
-  check_like(op, "grad_output", grad_output, "gate", gate);
-  const bool has_up = up.has_value() && up->defined();
-  if (has_up) check_like(op, "up", *up, "gate", gate);
-  TORCH_CHECK(has_up || !(output_mask[0] || recompute_output), op,
-              ": up must be a tensor where grad_gate or the output is wanted, got None");
-  const auto result = [&](bool wanted) {
-    return wanted ? empty(gate.sym_sizes(), gate) : Tensor();
-  };
-  const Tensor dgate = result(output_mask[0]), dup = result(output_mask[1]),
-               y = result(recompute_output);
-  if (gate.is_meta() || !(output_mask[0] || output_mask[1] || recompute_output))
-    return {dgate, dup, y};
+// Undefined: not wanted. dgate may be dy, dup up and y gate, if those are contiguous.
+struct Gradients {
+  Tensor dgate;
+  Tensor dup;
+  Tensor y;
+};
+
+void run_backward(const char* op, const Tensor& dy, const Tensor& gate, const OptionalTensor& up,
+                  const Gradients& to, Activation activation) {
   const Shape shape(gate);
-  const Rows dys = as_rows(grad_output, shape.rows, shape.cols);
+  const Rows dys = as_rows(dy, shape.rows, shape.cols);
   const Rows gates = as_rows(gate, shape.rows, shape.cols);
+  const bool has_up = up.has_value() && up->defined();
   const Rows ups = has_up ? as_rows(*up, shape.rows, shape.cols) : Rows{Tensor(), shape.cols};
   GatedBackwardParams p{.dy = dys.data(),
                         .gate = gates.data(),
                         .up = const_data(ups.tensor),
-                        .dgate = mutable_data(dgate),
-                        .dup = mutable_data(dup),
-                        .y = mutable_data(y),
+                        .dgate = mutable_data(to.dgate),
+                        .dup = mutable_data(to.dup),
+                        .y = mutable_data(to.y),
                         .rows = shape.rows,
                         .cols = shape.cols,
                         .dy_row_stride = dys.row_stride,
@@ -142,11 +149,54 @@ std::tuple<Tensor, Tensor, Tensor> _gated_backward(const Tensor& grad_output, co
                         .interleaved = false,
                         .dtype = scalar_type(gate),
                         .activation = activation,
-                        .stream_stores = exceeds_cache(gate, 5)};
+                        .stream_stores = !to.dgate.is_same(dy) && exceeds_cache(gate, 5)};
   join_rows(p,
             p.dy_row_stride == p.cols && p.gate_row_stride == p.cols && p.up_row_stride == p.cols);
   run(op, gate, p);
-  return {dgate, dup, y};
+}
+
+void check_backward(const char* op, const Tensor& dy, const Tensor& gate,
+                    const OptionalTensor& up) {
+  check_input(op, "gate", gate);
+  check_like(op, "grad_output", dy, "gate", gate);
+  if (up.has_value() && up->defined()) check_like(op, "up", *up, "gate", gate);
+}
+
+std::tuple<Tensor, Tensor, Tensor> _gated_backward(const Tensor& grad_output, const Tensor& gate,
+                                                   const OptionalTensor& up, std::string_view name,
+                                                   std::array<bool, 2> output_mask,
+                                                   bool recompute_output) {
+  const Activation activation = parse_activation("gated backward", name);
+  const char* op = backward_name(activation, /*packed=*/false);
+  check_backward(op, grad_output, gate, up);
+  const bool has_up = up.has_value() && up->defined();
+  TORCH_CHECK(has_up || !(output_mask[0] || recompute_output), op,
+              ": up must be a tensor where grad_gate or the output is wanted, got None");
+  const auto result = [&](bool wanted) {
+    return wanted ? empty(gate.sym_sizes(), gate) : Tensor();
+  };
+  const Gradients to{result(output_mask[0]), result(output_mask[1]), result(recompute_output)};
+  const bool anything = output_mask[0] || output_mask[1] || recompute_output;
+  if (!gate.is_meta() && anything) run_backward(op, grad_output, gate, up, to, activation);
+  return {to.dgate, to.dup, to.y};
+}
+
+void _gated_backward_(const Tensor& grad_output, const Tensor& gate, const Tensor& up,
+                      std::string_view name, const OptionalTensor& grad_up,
+                      const OptionalTensor& output) {
+  const Activation activation = parse_activation("gated backward", name);
+  const char* op = backward_name(activation, /*packed=*/false);
+  check_backward(op, grad_output, gate, up);
+  const Gradients to{grad_output, grad_up.value_or(Tensor()), output.value_or(Tensor())};
+  const auto check_result = [&](const char* name, const Tensor& tensor) {
+    if (!tensor.defined()) return;
+    check_like(op, name, tensor, "gate", gate);
+    check_contiguous(op, name, tensor);
+  };
+  check_result("grad_output", to.dgate);
+  check_result("grad_up", to.dup);
+  check_result("output", to.y);
+  if (!gate.is_meta()) run_backward(op, grad_output, gate, up, to, activation);
 }
 
 // The output's sizes: half of input's last dimension.
@@ -258,7 +308,9 @@ TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {
   m.impl("gated", gated);
   m.impl("swiglu", swiglu);
   m.impl("geglu", geglu);
+  m.impl("_gated_forward_", _gated_forward_);
   m.impl("_gated_backward", _gated_backward);
+  m.impl("_gated_backward_", _gated_backward_);
   m.impl("gated_packed", gated_packed);
   m.impl("swiglu_packed", swiglu_packed);
   m.impl("geglu_packed", geglu_packed);

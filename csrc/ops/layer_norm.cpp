@@ -39,14 +39,12 @@ std::tuple<Tensor, Tensor, Tensor> _layer_norm_forward(const Tensor& input,
   return forward({"layer_norm", input, normalized_shape, weight, bias}, eps, /*statistics=*/true);
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> _layer_norm_backward(
-    const Tensor& grad_output, const Tensor& input, c10::SymIntArrayRef normalized_shape,
-    const Tensor& mean, const Tensor& rstd, const OptionalTensor& weight,
-    const OptionalTensor& bias, std::array<bool, 3> output_mask, bool recompute_output) {
-  const LayerNormArguments a{"layer_norm backward", input, normalized_shape, weight, bias};
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const LayerNormArguments& a,
+                                                    const LayerNormSaved& saved,
+                                                    std::array<bool, 3> output_mask,
+                                                    bool recompute_output) {
   return layer_norm_backward(
-      a, {grad_output, mean, rstd}, output_mask, recompute_output,
-      [&](const LayerNormBackwardParams& p) {
+      a, saved, output_mask, recompute_output, [&](const LayerNormBackwardParams& p) {
         launch(
             a.op, a.input,
             [&](const Kernels& cpu) {
@@ -60,12 +58,32 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> _layer_norm_backward(
       });
 }
 
+std::tuple<Tensor, Tensor, Tensor, Tensor> _layer_norm_backward(
+    const Tensor& grad_output, const Tensor& input, c10::SymIntArrayRef normalized_shape,
+    const Tensor& mean, const Tensor& rstd, const OptionalTensor& weight,
+    const OptionalTensor& bias, std::array<bool, 3> output_mask, bool recompute_output) {
+  return backward({"layer_norm backward", input, normalized_shape, weight, bias},
+                  {grad_output, mean, rstd}, output_mask, recompute_output);
+}
+
+std::tuple<Tensor, Tensor, Tensor> _layer_norm_backward_(
+    const Tensor& grad_output, const Tensor& input, c10::SymIntArrayRef normalized_shape,
+    const Tensor& mean, const Tensor& rstd, const OptionalTensor& weight,
+    const OptionalTensor& bias, std::array<bool, 2> output_mask, bool recompute_output) {
+  const auto [dx, dweight, dbias, output] =
+      backward({"layer_norm backward", input, normalized_shape, weight, bias},
+               {grad_output, mean, rstd, /*in_place=*/true}, {true, output_mask[0], output_mask[1]},
+               recompute_output);
+  return {dweight, dbias, output};
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {
   m.impl("layer_norm", layer_norm);
   m.impl("_layer_norm_forward", _layer_norm_forward);
   m.impl("_layer_norm_backward", _layer_norm_backward);
+  m.impl("_layer_norm_backward_", _layer_norm_backward_);
 }
 
 }  // namespace memopt::ops

@@ -17,6 +17,12 @@ TORCH_LIBRARY(memopt, m) {
       "_activation_backward(Tensor grad_output, Tensor input, *, str activation, bool "
       "recompute_output=False)"
       " -> (Tensor grad_input, Tensor output)");
+  // A name that ends in _: the result is written over the argument, for callers that own it.
+  // Backward's gradient is written over grad_output; `output` may be the input itself.
+  m.def("_activation_forward_(Tensor(a!) input, *, str activation) -> ()");
+  m.def(
+      "_activation_backward_(Tensor(a!) grad_output, Tensor input, *, str activation,"
+      " Tensor(b!)? output=None) -> ()");
 
   m.def("gated(Tensor gate, Tensor up, *, str activation) -> Tensor");
   m.def("swiglu(Tensor gate, Tensor up) -> Tensor");
@@ -25,6 +31,11 @@ TORCH_LIBRARY(memopt, m) {
       "_gated_backward(Tensor grad_output, Tensor gate, Tensor? up, *, str activation, bool[2] "
       "output_mask, bool recompute_output=False)"
       " -> (Tensor grad_gate, Tensor grad_up, Tensor output)");
+  // grad_up may be up itself, output gate.
+  m.def("_gated_forward_(Tensor(a!) gate, Tensor up, *, str activation) -> ()");
+  m.def(
+      "_gated_backward_(Tensor(a!) grad_output, Tensor gate, Tensor up, *, str activation,"
+      " Tensor(b!)? grad_up=None, Tensor(c!)? output=None) -> ()");
 
   m.def("gated_packed(Tensor input, *, str activation, bool interleaved=False) -> Tensor");
   m.def("swiglu_packed(Tensor input, *, bool interleaved=False) -> Tensor");
@@ -47,6 +58,10 @@ TORCH_LIBRARY(memopt, m) {
       "mean, Tensor rstd,"
       " Tensor? weight, Tensor? bias, bool[3] output_mask, bool recompute_output=False)"
       " -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias, Tensor output)");
+  m.def(
+      "_layer_norm_backward_(Tensor(a!) grad_output, Tensor input, SymInt[] normalized_shape,"
+      " Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, bool[2] output_mask,"
+      " bool recompute_output=False) -> (Tensor grad_weight, Tensor grad_bias, Tensor output)");
 
   m.def(
       "layer_norm_gelu(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? "
@@ -75,6 +90,10 @@ TORCH_LIBRARY(memopt, m) {
       " Tensor? weight, bool[2] output_mask, bool recompute_output=False, *,"
       " bool zero_centered_weight=False)"
       " -> (Tensor grad_input, Tensor grad_weight, Tensor output)");
+  m.def(
+      "_rms_norm_backward_(Tensor(a!) grad_output, Tensor input, SymInt[] normalized_shape,"
+      " Tensor rstd, Tensor? weight, bool output_mask, bool recompute_output=False, *,"
+      " bool zero_centered_weight=False) -> (Tensor grad_weight, Tensor output)");
 
   m.def(
       "add_layer_norm(Tensor input, Tensor residual, SymInt[] normalized_shape,"
@@ -124,4 +143,13 @@ TORCH_LIBRARY(memopt, m) {
   m.def(
       "gated_packed_linear(Tensor input, Tensor weight, Tensor? bias=None, *, str activation,"
       " bool interleaved=False) -> Tensor");
+  // up and down, and a gate where there is one: activation, norm ('none', 'layer_norm', 'rms_norm')
+  // and recompute ('none', 'activations', 'all') by name; autograd/mlp.cpp.
+  m.def(
+      "mlp(Tensor input, Tensor up_weight, Tensor? up_bias, Tensor down_weight, Tensor? down_bias,"
+      " Tensor? gate_weight=None, Tensor? gate_bias=None, Tensor? norm_weight=None,"
+      " Tensor? norm_bias=None, *, str activation=\"gelu\", str norm=\"none\", float? eps=None,"
+      " bool zero_centered_weight=False, float activation_dropout=0., float dropout=0.,"
+      " bool residual=False, str recompute=\"activations\") -> Tensor",
+      {at::Tag::nondeterministic_seeded});
 }

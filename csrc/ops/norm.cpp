@@ -138,7 +138,8 @@ NormGradients norm_backward(const NormArguments& a, const NormSaved& saved,
   const auto like_parameter = [&](bool wanted, const Tensor& parameter) {
     return wanted && parameter.defined() ? at::empty_like(parameter) : Tensor();
   };
-  const Tensor dx = like_input(output_mask[0]);
+  if (saved.in_place) check_contiguous(a.op, "grad_output", saved.grad_output);
+  const Tensor dx = saved.in_place ? saved.grad_output : like_input(output_mask[0]);
   const Tensor dgamma = like_parameter(output_mask[1], gamma);
   const Tensor dbeta = like_parameter(output_mask[2], beta);
   const Tensor y = like_input(recompute_output);
@@ -167,7 +168,7 @@ NormGradients norm_backward(const NormArguments& a, const NormSaved& saved,
   p.dtype = scalar_type(a.input);
   p.param_dtype = parameter_type(gamma, beta, a.input);
   p.zero_centered = a.kind == NormKind::kRmsNormZeroCentered;
-  p.stream_stores = exceeds_cache(a.input, has_sum ? 4 : 3);
+  p.stream_stores = !saved.in_place && exceeds_cache(a.input, has_sum ? 4 : 3);
   std::optional<Rows> dsum;
   if (has_sum) {
     dsum = as_rows(*saved.grad_sum, rows, cols);
@@ -200,8 +201,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> layer_norm_backward(
     const LayerNormArguments& a, const LayerNormSaved& saved, std::array<bool, 3> output_mask,
     bool recompute_output, c10::function_ref<void(const NormBackwardParams&)> run) {
   const NormGradients grads =
-      norm_backward(a, {saved.grad_output, saved.mean, saved.rstd, std::nullopt}, output_mask,
-                    recompute_output, run);
+      norm_backward(a, {saved.grad_output, saved.mean, saved.rstd, std::nullopt, saved.in_place},
+                    output_mask, recompute_output, run);
   return {grads.input, grads.weight, grads.bias, grads.output};
 }
 

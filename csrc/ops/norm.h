@@ -48,6 +48,7 @@ struct NormSaved {
   const at::Tensor& mean;  // undefined for RMSNorm
   const at::Tensor& rstd;
   const OptionalTensor& grad_sum;  // the sum's own gradient, in the add_ ops
+  bool in_place = false;           // the input's gradient is written over grad_output
 };
 
 // Undefined where output_mask or recompute_output is false.
@@ -72,6 +73,7 @@ struct LayerNormSaved {
   const at::Tensor& grad_output;
   const at::Tensor& mean;
   const at::Tensor& rstd;
+  bool in_place = false;
 };
 
 // (output, mean, rstd); the last two undefined without `statistics`.

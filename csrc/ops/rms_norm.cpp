@@ -48,21 +48,20 @@ std::tuple<Tensor, Tensor> _rms_norm_forward(const Tensor& input,
   return {out.output, out.rstd};
 }
 
-std::tuple<Tensor, Tensor, Tensor> _rms_norm_backward(
-    const Tensor& grad_output, const Tensor& input, c10::SymIntArrayRef normalized_shape,
-    const Tensor& rstd, const OptionalTensor& weight, std::array<bool, 2> output_mask,
-    bool recompute_output, bool zero_centered_weight) {
-  const OptionalTensor none;
-  const Tensor no_mean;
+NormGradients backward(const Tensor& input, c10::SymIntArrayRef normalized_shape,
+                       const OptionalTensor& weight, bool zero_centered_weight,
+                       const NormSaved& saved, std::array<bool, 2> output_mask,
+                       bool recompute_output) {
+  const OptionalTensor no_bias;
   const NormArguments a{"rms_norm backward",
                         input,
                         normalized_shape,
                         weight,
-                        none,
+                        no_bias,
                         rms_norm_kind(zero_centered_weight)};
-  const NormGradients grads = norm_backward(
-      a, {grad_output, no_mean, rstd, none}, {output_mask[0], output_mask[1], false},
-      recompute_output, [&](const NormBackwardParams& p) {
+  return norm_backward(
+      a, saved, {output_mask[0], output_mask[1], false}, recompute_output,
+      [&](const NormBackwardParams& p) {
         launch(
             a.op, a.input,
             [&](const Kernels& cpu) {
@@ -74,7 +73,28 @@ std::tuple<Tensor, Tensor, Tensor> _rms_norm_backward(
             },
             MEMOPT_CUDA_KERNEL(rms_norm_backward), p);
       });
+}
+
+std::tuple<Tensor, Tensor, Tensor> _rms_norm_backward(
+    const Tensor& grad_output, const Tensor& input, c10::SymIntArrayRef normalized_shape,
+    const Tensor& rstd, const OptionalTensor& weight, std::array<bool, 2> output_mask,
+    bool recompute_output, bool zero_centered_weight) {
+  const NormGradients grads =
+      backward(input, normalized_shape, weight, zero_centered_weight,
+               {grad_output, Tensor(), rstd, std::nullopt}, output_mask, recompute_output);
   return {grads.input, grads.weight, grads.output};
+}
+
+std::tuple<Tensor, Tensor> _rms_norm_backward_(const Tensor& grad_output, const Tensor& input,
+                                               c10::SymIntArrayRef normalized_shape,
+                                               const Tensor& rstd, const OptionalTensor& weight,
+                                               bool output_mask, bool recompute_output,
+                                               bool zero_centered_weight) {
+  const NormGradients grads =
+      backward(input, normalized_shape, weight, zero_centered_weight,
+               {grad_output, Tensor(), rstd, std::nullopt, /*in_place=*/true}, {true, output_mask},
+               recompute_output);
+  return {grads.weight, grads.output};
 }
 
 }  // namespace
@@ -83,6 +103,7 @@ TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {
   m.impl("rms_norm", rms_norm);
   m.impl("_rms_norm_forward", _rms_norm_forward);
   m.impl("_rms_norm_backward", _rms_norm_backward);
+  m.impl("_rms_norm_backward_", _rms_norm_backward_);
 }
 
 }  // namespace memopt::ops

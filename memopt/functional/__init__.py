@@ -30,6 +30,7 @@ from memopt.functional.linear import (
     rms_norm_linear,
     swiglu_linear,
 )
+from memopt.functional.mlp import mlp
 from memopt.functional.norm import (
     add_layer_norm,
     add_rms_norm,
@@ -54,6 +55,7 @@ __all__ = [
     "layer_norm",
     "layer_norm_gelu",
     "layer_norm_linear",
+    "mlp",
     "quick_gelu",
     "relu",
     "relu_squared",

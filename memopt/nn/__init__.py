@@ -7,11 +7,13 @@ from memopt.nn.gated import GEGLU, SwiGLU
 from memopt.nn.layer_norm import LayerNorm
 from memopt.nn.layer_norm_gelu import LayerNormGELU
 from memopt.nn.linear import GELULinear, LayerNormLinear, RMSNormLinear
+from memopt.nn.mlp import MLP
 from memopt.nn.rms_norm import RMSNorm
 
 __all__ = [
     "GEGLU",
     "GELU",
+    "MLP",
     "AddLayerNorm",
     "AddRMSNorm",
     "Dropout",
