@@ -211,6 +211,7 @@ struct Mlp : torch::autograd::Function<Mlp> {
     for (int64_t i = 0; i < linears; ++i) {
       if (d.wanted_weights[i]) d.weights[i] = weight_grad(d.p[i], n);
       if (d.wanted_biases[i]) d.biases[i] = bias_grad(d.p[i]);
+      d.p[i].reset();
     }
 
     const variable_list all = d.in_order();

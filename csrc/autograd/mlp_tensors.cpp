@@ -154,6 +154,7 @@ MlpGradients::MlpGradients(const MlpTensors& t, c10::function_ref<bool(size_t)> 
     wanted_p.push_back(wants_norm || wanted_weights[i] || wanted_biases[i]);
   weights.resize(linears);
   biases.resize(linears);
+  p.resize(linears);
 }
 
 variable_list MlpGradients::in_order() const {

@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/AutogradState.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -11,6 +10,7 @@
 
 #include "flags.h"
 #include "recompute.h"
+#include "untracked.h"
 
 namespace memopt::saved {
 
@@ -20,15 +20,6 @@ namespace {
 constexpr int64_t kNoBackward = -1;
 
 std::atomic<int64_t> live_regions{0};
-
-// The modes of torch.vmap and torch.func that this thread is in. A backward may run inside one
-// (autograd.grad with is_grads_batched); what is made again is what forward saved, outside.
-c10::DispatchKeySet active_transforms() {
-  const c10::DispatchKeySet transforms(
-      {c10::DispatchKey::VmapMode, c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
-       c10::DispatchKey::FuncTorchDynamicLayerBackMode, c10::DispatchKey::FuncTorchVmapMode});
-  return c10::impl::tls_local_dispatch_key_set().included_ & transforms;
-}
 
 // Ends a recompute that was counted among the running ones, and tells those who wait for it.
 class Running {

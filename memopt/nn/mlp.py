@@ -160,7 +160,8 @@ def _check(up: object, down: object, gate: object, norm: object) -> None:
             raise TypeError(
                 f"MLP.from_modules: {name} must be a Linear, got {type(linear).__name__}"
             )
-    assert isinstance(up, nn.Linear) and isinstance(down, nn.Linear)
+    assert isinstance(up, nn.Linear)
+    assert isinstance(down, nn.Linear)
     if down.in_features != up.out_features:
         raise ValueError(
             f"MLP.from_modules: down must have up's {up.out_features} features as in_features, "
