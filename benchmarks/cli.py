@@ -13,6 +13,8 @@ from benchmarks.peers import PACKAGES
 
 RESULTS = Path(__file__).parent / "results"
 OPS = ("layer_norm", "layer_norm_gelu", "gelu", "rms_norm", "add_norm")
+OPS += ("activation", "gated", "dropout")
+OPS += ("layer_norm_linear", "gelu_linear")
 DTYPES = {
     "bfloat16": torch.bfloat16,
     "float32": torch.float32,
@@ -24,6 +26,8 @@ FORMS = ("none", "tanh")
 
 # 0.25, 0.75, 16 and 128 MiB in float32: a core's own caches, the shared cache, and memory.
 CPU_SHAPES = ((64, 1024), (256, 768), (4096, 1024), (8192, 4096))
+# With matrix products, whose time grows with the square of the hidden size: 1024 tokens.
+CPU_LINEAR_SHAPES = tuple((1024, hidden) for hidden in (512, 768, 1024, 2048))
 # Hidden sizes and token counts for which other libraries have published figures.
 CUDA_SHAPES = tuple(
     (rows, cols) for rows in (16384, 4096, 65536) for cols in (4096, 1024, 8192, 16384, 2048)
@@ -59,10 +63,11 @@ def parse(op: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
 
     on_cuda = args.device == "cuda"
+    cpu_shapes = CPU_LINEAR_SHAPES if op.endswith("_linear") else CPU_SHAPES
     defaults = {
         "dtype": (torch.bfloat16, torch.float32),
         "threads": (1,) if on_cuda else (1, 2),
-        "shapes": CUDA_SHAPES if on_cuda else CPU_SHAPES,
+        "shapes": CUDA_SHAPES if on_cuda else cpu_shapes,
         "direction": DIRECTIONS,
         "approximate": FORMS,
         "peers": tuple(PACKAGES) if on_cuda else (),

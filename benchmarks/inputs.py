@@ -45,3 +45,45 @@ def through_autograd(
         return Variant(name, run, forward, parameters, is_peer=name in peers)
 
     return [variant(name, function) for name, function in {**functions, **peers}.items()]
+
+
+def linear_parameters(
+    features: int, out: int, dtype: torch.dtype, device: str
+) -> tuple[Tensor, Tensor]:
+    """A Linear's weight, (out, features), and bias, of the size that keeps activations of size 1;
+    both require grad.
+    """
+    weight = random_matrix(out, features, torch.float32, device, seed=3) / features**0.5
+    bias = random_matrix(1, out, torch.float32, device, seed=4)[0]
+    return weight.to(dtype).requires_grad_(), bias.to(dtype).requires_grad_()
+
+
+def in_direction(
+    direction: str,
+    functions: Mapping[str, Callable[..., Tensor]],
+    peers: Mapping[str, Callable[..., Tensor]],
+    x: Tensor,
+    parameters: Sequence[Tensor],
+    grad: Tensor,
+) -> list[Variant]:
+    """Each `function(x, *parameters)`: without gradients, autograd's run of its graph, or both.
+
+    For ops that have no private op for one direction alone.
+    """
+    if direction == "forward+backward":
+        return through_autograd(functions, peers, x, parameters, grad)
+    leaves = (x.detach().requires_grad_(), *parameters)
+
+    def forward(function: Callable[..., Tensor]) -> Callable[[], object]:
+        def run() -> object:
+            with torch.no_grad():
+                return function(*leaves)
+
+        return run
+
+    def backward(function: Callable[..., Tensor]) -> Callable[[], object]:
+        output = function(*leaves)
+        return lambda: torch.autograd.grad(output, leaves, grad, retain_graph=True)
+
+    make = forward if direction == "forward" else backward
+    return [Variant(name, make(function)) for name, function in functions.items()]

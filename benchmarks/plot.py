@@ -25,6 +25,10 @@ COLOURS = {"float32": "#3465a4", "bfloat16": "#ce5c00", "float16": "#4e9a06", "f
 OPS = {"gelu": "GELU", "layer_norm": "LayerNorm", "layer_norm_gelu": "LayerNorm+GELU"}
 OPS |= {"rms_norm": "RMSNorm"}
 OPS |= {"add_layer_norm": "add+LayerNorm", "add_rms_norm": "add+RMSNorm"}
+OPS |= {"silu": "SiLU", "relu": "ReLU", "quick_gelu": "QuickGELU", "relu_squared": "ReLU squared"}
+OPS |= {"sigmoid": "sigmoid", "dropout": "dropout", "swiglu": "SwiGLU", "geglu": "GEGLU"}
+OPS |= {"swiglu_halves": "SwiGLU, halves", "swiglu_interleaved": "SwiGLU, interleaved"}
+OPS |= {"layer_norm_linear": "LayerNorm+Linear", "gelu_linear": "GELU+Linear"}
 FORMS = {None: "", "none": " (erf)", "tanh": " (tanh)"}
 
 

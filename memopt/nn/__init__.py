@@ -1,23 +1,27 @@
 """Modules with torch.nn's constructor arguments, repr and state_dict keys, on memopt's ops."""
 
 from memopt.nn.activation import GELU, QuickGELU, ReLU, ReLUSquared, Sigmoid, SiLU
+from memopt.nn.activation_linear import ActivationLinear, GatedLinear, GELULinear
 from memopt.nn.add_norm import AddLayerNorm, AddRMSNorm
 from memopt.nn.dropout import Dropout
-from memopt.nn.gated import GEGLU, SwiGLU
+from memopt.nn.gated import GEGLU, Gated, SwiGLU
 from memopt.nn.layer_norm import LayerNorm
 from memopt.nn.layer_norm_gelu import LayerNormGELU
-from memopt.nn.linear import GELULinear, LayerNormLinear, RMSNormLinear
 from memopt.nn.mlp import MLP
+from memopt.nn.norm_linear import LayerNormLinear, RMSNormLinear
 from memopt.nn.rms_norm import RMSNorm
 
 __all__ = [
     "GEGLU",
     "GELU",
     "MLP",
+    "ActivationLinear",
     "AddLayerNorm",
     "AddRMSNorm",
     "Dropout",
     "GELULinear",
+    "Gated",
+    "GatedLinear",
     "LayerNorm",
     "LayerNormGELU",
     "LayerNormLinear",

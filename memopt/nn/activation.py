@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -92,3 +94,41 @@ class ReLUSquared(torch.nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         return functional.relu_squared(input)
+
+
+# A module of each activation that an op takes by name: torch.nn's, where it has this one.
+MODULES: dict[str, Callable[[], torch.nn.Module]] = {
+    "gelu": torch.nn.GELU,
+    "gelu_tanh": lambda: torch.nn.GELU("tanh"),
+    "silu": torch.nn.SiLU,
+    "relu": torch.nn.ReLU,
+    "quick_gelu": QuickGELU,
+    "relu_squared": ReLUSquared,
+    "sigmoid": torch.nn.Sigmoid,
+}
+
+
+def checked_activation(owner: str, activation: str) -> str:
+    """The name itself. Raises ValueError if no activation has it."""
+    if activation not in MODULES:
+        names = ", ".join(map(repr, MODULES))
+        raise ValueError(f"{owner}: activation must be one of {names}, got {activation!r}")
+    return activation
+
+
+def module_of(activation: str) -> torch.nn.Module:
+    """A new module of the activation of this name."""
+    return MODULES[activation]()
+
+
+def kind_and_name(owner: str, module: object) -> tuple[type[torch.nn.Module], str]:
+    """The class in MODULES that the module is of, and the name. Raises TypeError if it is none."""
+    for name in MODULES:
+        like = module_of(name)
+        same_form = getattr(module, "approximate", None) == getattr(like, "approximate", None)
+        if isinstance(module, type(like)) and same_form:
+            return type(like), name
+    raise TypeError(
+        f"{owner}.from_modules: takes an activation of torch.nn or memopt.nn and a Linear, got "
+        f"{type(module).__name__}"
+    )

@@ -6,9 +6,38 @@ import torch
 from torch import Tensor
 
 from memopt import functional
+from memopt.nn.activation import checked_activation
 
 
-class SwiGLU(torch.nn.Module):
+class Gated(torch.nn.Module):
+    """activation(gate) up by memopt.functional.gated, or gated_packed if called with one tensor.
+
+    Saves for backward: gate and up, or the packed tensor.
+
+    Args:
+        activation: as for memopt.functional.gated; ValueError for another.
+        interleaved: how the packed tensor holds the two: False (default) gate, then up; True
+            alternating.
+
+    Shape: (*, n) and (*, n), or (*, 2 n), to (*, n).
+    """
+
+    def __init__(self, activation: str, interleaved: bool = False) -> None:
+        super().__init__()
+        self.activation = checked_activation(type(self).__name__, activation)
+        self.interleaved = interleaved
+
+    def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
+        if up is None:
+            return functional.gated_packed(gate, self.activation, self.interleaved)
+        return functional.gated(gate, up, self.activation)
+
+    def extra_repr(self) -> str:
+        interleaved = ", interleaved=True" if self.interleaved else ""
+        return f"activation={self.activation!r}{interleaved}"
+
+
+class SwiGLU(Gated):
     """silu(gate) up by memopt.functional.swiglu, or swiglu_packed if called with one tensor.
 
     Saves for backward: gate and up, or the packed tensor; not silu(gate).
@@ -21,8 +50,7 @@ class SwiGLU(torch.nn.Module):
     """
 
     def __init__(self, interleaved: bool = False) -> None:
-        super().__init__()
-        self.interleaved = interleaved
+        super().__init__("silu", interleaved)
 
     def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
         if up is None:
@@ -33,7 +61,7 @@ class SwiGLU(torch.nn.Module):
         return "interleaved=True" if self.interleaved else ""
 
 
-class GEGLU(torch.nn.Module):
+class GEGLU(Gated):
     """gelu(gate) up by memopt.functional.geglu, or geglu_packed if called with one tensor.
 
     Saves for backward: gate and up, or the packed tensor; not gelu(gate).
@@ -46,9 +74,8 @@ class GEGLU(torch.nn.Module):
     """
 
     def __init__(self, approximate: str = "none", interleaved: bool = False) -> None:
-        super().__init__()
+        super().__init__("gelu_tanh" if approximate == "tanh" else "gelu", interleaved)
         self.approximate = approximate
-        self.interleaved = interleaved
 
     def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
         if up is None:
@@ -58,3 +85,12 @@ class GEGLU(torch.nn.Module):
     def extra_repr(self) -> str:
         interleaved = ", interleaved=True" if self.interleaved else ""
         return f"approximate={self.approximate!r}{interleaved}"
+
+
+def unit_of(activation: str, interleaved: bool = False) -> Gated:
+    """A new module of the unit with the activation of this name."""
+    if activation == "silu":
+        return SwiGLU(interleaved)
+    if activation in ("gelu", "gelu_tanh"):
+        return GEGLU("tanh" if activation == "gelu_tanh" else "none", interleaved)
+    return Gated(activation, interleaved)

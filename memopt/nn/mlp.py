@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from memopt import functional
+from memopt.nn.linear import around, has_forward_of
 
 RECOMPUTE = ("none", "activations", "all")
 
@@ -136,11 +137,9 @@ class MLP(nn.Module):
     ) -> MLP:
         """A module on the very parameters of these modules, which must fit together."""
         _check(up, down, gate, norm)
-        module = cls.__new__(cls)
-        nn.Module.__init__(module)
-        module.norm, module.gate, module.up, module.down = norm, gate, up, down
+        module = around(cls, up.training, norm=norm, gate=gate, up=up, down=down)
         module._set_options(activation, activation_dropout, dropout, residual, recompute)
-        return module.train(up.training)
+        return module
 
     def to_modules(self) -> dict[str, nn.Module]:
         """The modules that it is made of, by name: norm, gate, up, down; the same parameters."""
@@ -155,31 +154,33 @@ def _kind(norm: nn.Module | None) -> str:
 
 
 def _check(up: object, down: object, gate: object, norm: object) -> None:
-    for name, linear in (("up", up), ("down", down), ("gate", gate)):
-        if not isinstance(linear, nn.Linear) and not (name == "gate" and linear is None):
+    linears = {"up": up, "down": down} | ({} if gate is None else {"gate": gate})
+    for name, linear in linears.items():
+        if not isinstance(linear, nn.Linear) or not has_forward_of(linear, nn.Linear):
             raise TypeError(
                 f"MLP.from_modules: {name} must be a Linear, got {type(linear).__name__}"
             )
-    assert isinstance(up, nn.Linear)
-    assert isinstance(down, nn.Linear)
-    if down.in_features != up.out_features:
+    features, hidden = up.in_features, up.out_features  # type: ignore[attr-defined]
+    if down.in_features != hidden:  # type: ignore[attr-defined]
         raise ValueError(
-            f"MLP.from_modules: down must have up's {up.out_features} features as in_features, "
-            f"got {down.in_features}"
+            f"MLP.from_modules: down must have up's {hidden} features as in_features, "
+            f"got {down.in_features}"  # type: ignore[attr-defined]
         )
-    if isinstance(gate, nn.Linear) and gate.weight.shape != up.weight.shape:
+    if isinstance(gate, nn.Linear) and tuple(gate.weight.shape) != (hidden, features):
         raise ValueError(
-            f"MLP.from_modules: gate must have up's shape {tuple(up.weight.shape)}, "
+            f"MLP.from_modules: gate must have up's shape {(hidden, features)}, "
             f"got {tuple(gate.weight.shape)}"
         )
     if norm is None:
         return
-    if not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
+    kinds = [kind for kind in (nn.LayerNorm, nn.RMSNorm) if isinstance(norm, kind)]
+    if not kinds or not has_forward_of(norm, kinds[0]):  # type: ignore[arg-type]
         raise TypeError(
             f"MLP.from_modules: norm must be a LayerNorm or an RMSNorm, got {type(norm).__name__}"
         )
-    if tuple(norm.normalized_shape) != (up.in_features,):
+    shape = tuple(norm.normalized_shape)  # type: ignore[attr-defined]
+    if shape != (features,):
         raise ValueError(
-            f"MLP.from_modules: norm must be over up's {up.in_features} features, got "
-            f"normalized_shape {tuple(norm.normalized_shape)}"
+            f"MLP.from_modules: norm must be over up's {features} features, got "
+            f"normalized_shape {shape}"
         )

@@ -15,7 +15,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import cpu, gelu, gpu, layer_norm, layer_norm_gelu, runner, summary
+from benchmarks import (
+    cpu,
+    gelu,
+    gelu_linear,
+    gpu,
+    layer_norm,
+    layer_norm_gelu,
+    layer_norm_linear,
+    runner,
+    summary,
+)
 from benchmarks.cli import OPS
 from benchmarks.clocks import CpuClock, Thunk
 from benchmarks.harness import Case, Effort, Variant, alternate, measure, round_orders, spread
@@ -130,7 +140,11 @@ def test_peak_bytes_are_what_was_alive_at_once_beyond_what_was_there() -> None:
     assert peak_bytes(lambda: x.mul_(x), CPU) == 0
 
 
-@pytest.mark.parametrize("module", [gelu, layer_norm, layer_norm_gelu], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "module",
+    [gelu, layer_norm, layer_norm_gelu, gelu_linear, layer_norm_linear],
+    ids=lambda m: m.__name__,
+)
 def test_every_benchmark_runs_and_its_file_says_what_how_and_where(
     module: ModuleType, tmp_path: Path, restore_num_threads: None
 ) -> None:
@@ -146,7 +160,7 @@ def test_every_benchmark_runs_and_its_file_says_what_how_and_where(
     assert found["machine"]["memory_gib"] > 0
     assert found["versions"]["torch"] == torch.__version__
     assert found["versions"]["memopt"]["version"]
-    form = "" if op == "layer_norm" else "tanh/"
+    form = "tanh/" if "gelu" in op else ""
     expected = {
         f"{op}/{direction}/4x8/float32/{form}cpu/1"
         for direction in ("forward", "backward", "forward+backward")
@@ -166,10 +180,14 @@ def test_every_benchmark_runs_and_its_file_says_what_how_and_where(
         "gelu": {"aten": matrix, "memopt": matrix},
         "layer_norm": {"aten": matrix + statistics, "memopt": matrix + statistics},
         "layer_norm_gelu": {"aten": 2 * matrix + statistics, "memopt": matrix + statistics},
+        "gelu_linear": {"aten": 8 * matrix, "memopt": 4 * matrix},
+        "layer_norm_linear": {"aten": 2 * matrix + statistics, "memopt": matrix + statistics},
     }
     assert saved == expected_saved[op]
     report = summary.report([found])
-    assert report.count(f"| {op}") >= 5  # three directions, the re-emission, the memory
+    again = 0 if op.endswith("_linear") else 1
+    # Three directions, the backward that writes the output again, the memory.
+    assert report.count(f"| {op}") >= 4 + again
     assert "Not measured" not in report
 
 

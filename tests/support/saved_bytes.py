@@ -36,8 +36,13 @@ class SavedTensors:
     @property
     def bytes(self) -> int:
         """Bytes of the distinct storages that the recorded tensors look into."""
+        return sum(self.storage_bytes)
+
+    @property
+    def storage_bytes(self) -> list[int]:
+        """The same, storage by storage."""
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in self.tensors}
-        return sum(storage.nbytes() for storage in storages.values())
+        return [storage.nbytes() for storage in storages.values()]
 
     def __enter__(self) -> SavedTensors:
         self._hooks.__enter__()
