@@ -1,7 +1,7 @@
 """memopt: what becomes of a tensor that autograd saves for backward.
 
-Kept, recomputed from what is saved anyway (memopt.functional, memopt.nn), checkpointed or offloaded
-(memopt.checkpoint, memopt.checkpoint_wrapper).
+Kept, recomputed from what is saved anyway (memopt.functional, memopt.nn; memopt.recompute() for any
+consumer), checkpointed or offloaded (memopt.checkpoint, memopt.checkpoint_wrapper).
 """
 
 from memopt import functional, nn
@@ -21,6 +21,7 @@ from memopt.checkpoint import (
     ops_worth_saving,
     unwrap,
 )
+from memopt.recipes import recompute
 
 __all__ = [
     "__version__",
@@ -35,5 +36,6 @@ __all__ = [
     "is_recomputing",
     "nn",
     "ops_worth_saving",
+    "recompute",
     "unwrap",
 ]

@@ -26,7 +26,7 @@ MEMOPT_LAYERS = (
     {"_C"},
     {"_extension"},
     {"functional"},
-    {"nn"},
+    {"nn", "recipes"},
     {"convert"},
     {"checkpoint", "offload"},
     {"anatomy"},

@@ -20,6 +20,8 @@
 #include <string>
 #include <tuple>
 
+#include "recipe.h"
+
 namespace memopt::autograd {
 
 Tensor widened(const Tensor& tensor) {
@@ -64,7 +66,13 @@ struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     ctx->save_for_backward({input});
     ctx->saved_data["activation"] = std::string(name);
-    return run(input);
+    const Tensor output = run(input);
+    remember(output, {input}, [name = std::string(name)](const variable_list& saved) {
+      static const auto again =
+          find_op<Tensor(const Tensor&, std::string_view)>("memopt::_activation_forward");
+      return again.call(saved[0], name);
+    });
+    return output;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {

@@ -58,6 +58,7 @@ struct AddLayerNorm : torch::autograd::Function<AddLayerNorm> {
     const auto [output, sum, mean, rstd] =
         op.call(input, residual, normalized_shape, weight, bias, eps);
     save(ctx, sum, normalized_shape, weight, bias, mean, rstd);
+    remember_layer_norm(output, sum, normalized_shape, weight, bias, eps);
     *saved_output = sum;
     return {output, sum};
   }
@@ -124,6 +125,7 @@ struct AddRmsNorm : torch::autograd::Function<AddRmsNorm> {
         op.call(input, residual, normalized_shape, weight, eps, zero_centered_weight);
     ctx->save_for_backward({sum, value_or_undefined(weight), rstd});
     save_options(ctx, normalized_shape, eps, zero_centered_weight);
+    remember_rms_norm(output, sum, normalized_shape, weight, eps, zero_centered_weight);
     *saved_output = sum;
     return {output, sum};
   }

@@ -17,6 +17,7 @@
 #include <tuple>
 
 #include "dropout.h"
+#include "recipe.h"
 
 namespace memopt::autograd {
 namespace {
@@ -64,6 +65,8 @@ struct Dropout : torch::autograd::Function<Dropout> {
     const auto [output, state] = dropout_forward(input, p);
     ctx->save_for_backward({state});
     ctx->saved_data["p"] = p;
+    remember(output, {input, state},
+             [p](const variable_list& saved) { return backward_op().call(saved[0], saved[1], p); });
     return output;
   }
 

@@ -22,6 +22,8 @@
 
 #include "activation.h"
 
+#include "recipe.h"
+
 namespace memopt::autograd {
 
 Tensor composed_grad_gate(std::string_view name, const Tensor& grad, const Tensor& gate,
@@ -74,7 +76,13 @@ struct Gated : torch::autograd::Function<Gated> {
     // Not needs_input_grad: in a recompute that asks about the backward that is running.
     ctx->save_for_backward({gate, gate.requires_grad() ? up : Tensor()});
     ctx->saved_data["activation"] = std::string(name);
-    return run(gate, up);
+    const Tensor output = run(gate, up);
+    remember(output, {gate, up}, [name = std::string(name)](const variable_list& saved) {
+      static const auto op =
+          find_op<Tensor(const Tensor&, const Tensor&, std::string_view)>("memopt::gated");
+      return op.call(saved[0], saved[1], name);
+    });
+    return output;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -102,7 +110,13 @@ struct GatedPacked : torch::autograd::Function<GatedPacked> {
     ctx->save_for_backward({input});
     ctx->saved_data["activation"] = std::string(name);
     ctx->saved_data["interleaved"] = interleaved;
-    return run(input);
+    const Tensor output = run(input);
+    remember(output, {input}, [name = std::string(name), interleaved](const variable_list& saved) {
+      static const auto op =
+          find_op<Tensor(const Tensor&, std::string_view, bool)>("memopt::gated_packed");
+      return op.call(saved[0], name, interleaved);
+    });
+    return output;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {

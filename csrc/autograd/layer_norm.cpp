@@ -15,10 +15,19 @@
 
 #include <tuple>
 
+#include "recipe.h"
+
 namespace memopt::autograd {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+namespace {
+
+using Public = Tensor(const Tensor&, c10::SymIntArrayRef, const OptionalTensor&,
+                      const OptionalTensor&, double);
+
+}  // namespace
 
 void save(AutogradContext* ctx, const Tensor& input, c10::SymIntArrayRef normalized_shape,
           const OptionalTensor& weight, const OptionalTensor& bias, const Tensor& mean,
@@ -38,6 +47,17 @@ LayerNormSaved restore(AutogradContext* ctx) {
   return {saved[0], saved[1], saved[2],
           saved[3], saved[4], ctx->saved_data["normalized_shape"].toSymIntVector(),
           wanted};
+}
+
+void remember_layer_norm(const Tensor& output, const Tensor& input,
+                         c10::SymIntArrayRef normalized_shape, const OptionalTensor& weight,
+                         const OptionalTensor& bias, double eps) {
+  if (recipe_book() == nullptr) return;
+  remember(output, {input, value_or_undefined(weight), value_or_undefined(bias)},
+           [shape = normalized_shape.vec(), eps](const variable_list& saved) {
+             static const auto op = find_op<Public>("memopt::layer_norm");
+             return op.call(saved[0], shape, as_optional(saved[1]), as_optional(saved[2]), eps);
+           });
 }
 
 Tensor widen(const Tensor& tensor) {
@@ -69,8 +89,6 @@ std::array<Tensor, 3> differentiable_backward(const LayerNormSaved& saved, const
 
 namespace {
 
-using Public = Tensor(const Tensor&, c10::SymIntArrayRef, const OptionalTensor&,
-                      const OptionalTensor&, double);
 using Forward = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, c10::SymIntArrayRef,
                                                    const OptionalTensor&, const OptionalTensor&,
                                                    double);
@@ -90,6 +108,7 @@ struct LayerNorm : torch::autograd::Function<LayerNorm> {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const auto [output, mean, rstd] = op.call(input, normalized_shape, weight, bias, eps);
     save(ctx, input, normalized_shape, weight, bias, mean, rstd);
+    remember_layer_norm(output, input, normalized_shape, weight, bias, eps);
     return output;
   }
 

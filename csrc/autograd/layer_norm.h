@@ -22,6 +22,11 @@ void save(torch::autograd::AutogradContext* ctx, const Tensor& input,
           c10::SymIntArrayRef normalized_shape, const OptionalTensor& weight,
           const OptionalTensor& bias, const Tensor& mean, const Tensor& rstd);
 
+// To memopt.recompute(): layer_norm of `input` is `output` (recipe.h).
+void remember_layer_norm(const Tensor& output, const Tensor& input,
+                         c10::SymIntArrayRef normalized_shape, const OptionalTensor& weight,
+                         const OptionalTensor& bias, double eps);
+
 LayerNormSaved restore(torch::autograd::AutogradContext* ctx);
 
 // The arguments of PyTorch's differentiable backward, in one dtype (float32, or float64 for

@@ -15,6 +15,8 @@
 #include <limits>
 #include <tuple>
 
+#include "recipe.h"
+
 namespace memopt::autograd {
 
 using torch::autograd::AutogradContext;
@@ -82,6 +84,19 @@ std::array<Tensor, 2> differentiable_backward(const RmsNormSaved& s, const Tenso
   return grads;
 }
 
+void remember_rms_norm(const Tensor& output, const Tensor& input,
+                       c10::SymIntArrayRef normalized_shape, const OptionalTensor& weight,
+                       std::optional<double> eps, bool zero_centered_weight) {
+  if (recipe_book() == nullptr) return;
+  remember(output, {input, value_or_undefined(weight)},
+           [shape = normalized_shape.vec(), eps, zero_centered_weight](const variable_list& saved) {
+             static const auto op =
+                 find_op<Tensor(const Tensor&, c10::SymIntArrayRef, const OptionalTensor&,
+                                std::optional<double>, bool)>("memopt::rms_norm");
+             return op.call(saved[0], shape, as_optional(saved[1]), eps, zero_centered_weight);
+           });
+}
+
 Tensor differentiable_forward(const RmsNormSaved& s) {
   const Wide w = widen(s);
   return (w.scale.defined() ? w.xhat * w.scale : w.xhat).to(s.input.scalar_type());
@@ -109,6 +124,7 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
     const auto [output, rstd] = op.call(input, normalized_shape, weight, eps, zero_centered_weight);
     ctx->save_for_backward({input, value_or_undefined(weight), rstd});
     save_options(ctx, normalized_shape, eps, zero_centered_weight);
+    remember_rms_norm(output, input, normalized_shape, weight, eps, zero_centered_weight);
     return output;
   }
 

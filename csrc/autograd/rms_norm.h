@@ -24,6 +24,11 @@ std::array<Tensor, 2> differentiable_backward(const RmsNormSaved& saved, const T
 // Likewise the output.
 Tensor differentiable_forward(const RmsNormSaved& saved);
 
+// To memopt.recompute(): rms_norm of `input` is `output` (recipe.h).
+void remember_rms_norm(const Tensor& output, const Tensor& input,
+                       c10::SymIntArrayRef normalized_shape, const OptionalTensor& weight,
+                       std::optional<double> eps, bool zero_centered_weight);
+
 void save_options(torch::autograd::AutogradContext* ctx, c10::SymIntArrayRef normalized_shape,
                   std::optional<double> eps, bool zero_centered_weight);
 void restore_options(torch::autograd::AutogradContext* ctx, RmsNormSaved* saved);

@@ -81,6 +81,51 @@ PyObject* restore(PyObject*, PyObject* object) {
 PyMethodDef restore_definition = {"restore", restore, METH_O,
                                   "The tensor that a saved-tensor handle stands for."};
 
+PyObject* object_of(const c10::SafePyObject& safe) {
+  return safe.ptr(getPyInterpreter());
+}
+
+// Somebody else's hooks.
+class PythonHooks : public saved::Packer {
+ public:
+  PythonHooks(c10::SafePyObject pack, c10::SafePyObject unpack)
+      : pack_(std::move(pack)), unpack_(std::move(unpack)) {}
+
+  intrusive_ptr<saved::Handle> pack(const at::Tensor& tensor) override {
+    const py::gil_scoped_acquire gil;
+    const auto argument = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+    auto* packed = PyObject_CallOneArg(object_of(pack_), argument.ptr());
+    if (packed == nullptr) throw py::error_already_set();
+    return c10::make_intrusive<Packed>(c10::SafePyObject(packed, getPyInterpreter()), unpack_);
+  }
+
+ private:
+  class Packed : public saved::Handle {
+   public:
+    Packed(c10::SafePyObject packed, c10::SafePyObject unpack)
+        : packed_(std::move(packed)), unpack_(std::move(unpack)) {}
+
+    at::Tensor restore() override {
+      const py::gil_scoped_acquire gil;
+      const auto tensor = py::reinterpret_steal<py::object>(
+          PyObject_CallOneArg(object_of(unpack_), object_of(packed_)));
+      if (!tensor) throw py::error_already_set();
+      TORCH_CHECK_TYPE(THPVariable_Check(tensor.ptr()),
+                       "memopt: the unpack hook around memopt.recompute() must return a tensor, "
+                       "got ",
+                       Py_TYPE(tensor.ptr())->tp_name);
+      return THPVariable_Unpack(tensor.ptr());
+    }
+
+   private:
+    c10::SafePyObject packed_;
+    c10::SafePyObject unpack_;
+  };
+
+  c10::SafePyObject pack_;
+  c10::SafePyObject unpack_;
+};
+
 void ready(PyTypeObject& type, const char* name, size_t size, const char* doc, destructor free) {
   type.tp_name = name;
   type.tp_basicsize = static_cast<Py_ssize_t>(size);
@@ -125,6 +170,14 @@ HooksGuard::HooksGuard(intrusive_ptr<saved::Packer> packer, py::handle observer)
 
 HooksGuard::~HooksGuard() {
   at::SavedTensorDefaultHooks::pop_hooks();
+}
+
+intrusive_ptr<saved::Packer> active_hooks() {
+  auto hooks = at::SavedTensorDefaultHooks::get_hooks();
+  if (!hooks.has_value()) return {};
+  auto* object = object_of(hooks->first);
+  if (Py_IS_TYPE(object, &pack_type)) return reinterpret_cast<PackObject*>(object)->packer;
+  return c10::make_intrusive<PythonHooks>(std::move(hooks->first), std::move(hooks->second));
 }
 
 PyObject* stop_exception() {

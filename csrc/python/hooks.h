@@ -22,6 +22,10 @@ class HooksGuard {
   HooksGuard& operator=(const HooksGuard&) = delete;
 };
 
+// The hooks that are active in this thread, as a Packer; empty if there are none. One of ours is
+// given back itself.
+c10::intrusive_ptr<saved::Packer> active_hooks();
+
 // The Python exception that an empty handle becomes, to end the user's function. No
 // Exception, so that `except Exception` in the user's function lets it pass.
 PyObject* stop_exception();

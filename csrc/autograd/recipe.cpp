@@ -1,0 +1,10 @@
+#include "recipe.h"
+
+namespace memopt::autograd {
+
+RecipeBook*& recipe_book() {
+  thread_local RecipeBook* book = nullptr;
+  return book;
+}
+
+}  // namespace memopt::autograd

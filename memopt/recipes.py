@@ -1,0 +1,46 @@
+"""memopt.recompute(): outputs of memopt's ops are not kept for backward but made again."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from memopt._extension import _C
+
+
+def recompute() -> AbstractContextManager[None]:
+    """Inside this context no op keeps an output of memopt's ops for backward, or a view of one.
+
+    What is kept in its place is the output's recipe: the op, and the tensors that the op's own node
+    saves anyway. So an unmodified Linear, three separate ones for query, key and value, or a LoRA
+    layer stop storing the LayerNorm or GELU output that they read. Backward runs the op's forward
+    kernel once more, once per backward for all readers of an output, and drops the result after the
+    last. Recipes chain: dropout of GELU of LayerNorm keeps LayerNorm's input, statistics and 16
+    bytes. Gradients have the same bits. retain_graph, partial backward (inputs=), create_graph,
+    several threads, detached aliases and checkpointed regions work as without.
+
+    A recipe is used if it saves memory: if each tensor that it reads is kept by something inside
+    the context already. Else the output is kept: that of a dropout behind a Linear, say, since
+    nobody keeps the Linear's output. It is also kept if it was written in place after the op, and
+    where PyTorch could not tell (views of another dtype, tensor subclasses). If a tensor that a
+    recipe reads is written in place before backward, backward raises an error, as the op's own
+    backward would.
+
+    Only ops that run inside the context and record a graph are remembered; backward may run
+    anywhere. Saved-tensor hooks that are active around the context (save_on_cpu, a checkpointed
+    region, a user's own) get every tensor that has no recipe; hooks inside it get all. A context
+    inside another does nothing; under torch.compile, in torch.func's transforms and in
+    torch.jit.trace it does nothing either. (PyTorch refuses such a transform inside any
+    saved-tensor hooks, and so inside this context.) It belongs to the thread that enters it.
+
+    Costs about as much host time per saved tensor as saved-tensor hooks that do nothing.
+
+        with memopt.recompute():
+            loss = model(input)
+        loss.backward()
+
+    Source: llm.c's and flash-attention's recomputation of norms and activations, here for any
+    consumer.
+    """
+    return nullcontext() if torch.compiler.is_compiling() else _C.Recompute()
