@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "detached.h"
 #include "kept.h"
 #include "untracked.h"
 
@@ -169,7 +170,7 @@ c10::intrusive_ptr<Cell> Recipes::cell_of(Output& output) {
 c10::intrusive_ptr<Handle> Recipes::pack(const at::Tensor& tensor) {
   if (!is_plain(tensor)) {
     if (outer_.defined()) return outer_->pack(tensor);
-    return c10::make_intrusive<Kept>(tensor);
+    return c10::make_intrusive<Kept>(detached(tensor));
   }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -186,7 +187,7 @@ c10::intrusive_ptr<Handle> Recipes::pack(const at::Tensor& tensor) {
     if (!handle.defined()) return {};
     cell = c10::make_intrusive<OuterCell>(std::move(handle));
   } else {
-    cell = c10::make_intrusive<KeptCell>(tensor);
+    cell = c10::make_intrusive<KeptCell>(detached(tensor));
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   hold(tensor, cell, std::nullopt);

@@ -1,29 +1,11 @@
 #include "recompute.h"
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
 #include <algorithm>
-#include <optional>
 
+#include "detached.h"
 #include "kept.h"
 
 namespace memopt::saved {
-
-namespace {
-
-// Shares memory and version counter with `tensor` and has no history: the graph of the recompute is
-// of no use and must not hold itself. A mode that is watching operators must not see this; only a
-// subclass, which makes its own copy, is asked through the dispatcher.
-at::Tensor detached(const at::Tensor& tensor) {
-  if (!tensor.requires_grad()) return tensor;
-  const auto* impl = tensor.unsafeGetTensorImpl();
-  std::optional<c10::impl::ExcludeDispatchKeyGuard> unseen;
-  if (!impl->key_set().has(c10::DispatchKey::Python)) unseen.emplace(c10::DispatchKey::Python);
-  return at::Tensor(impl->shallow_copy_and_detach(
-      /*version_counter=*/impl->version_counter(), /*allow_tensor_metadata_change=*/false));
-}
-
-}  // namespace
 
 Recompute::Recompute(Region& region, int64_t task, std::vector<c10::intrusive_ptr<Slot>> wanted)
     : region_(region),

@@ -1,5 +1,5 @@
-"""Small programs with regions in them, as data: drawn by test_random_programs.py, built as modules
-that share their weights, and run with and without their regions.
+"""Small programs with regions and scopes of recipes in them, as data: drawn by
+test_random_programs.py, built as modules that share their weights, and run with and without these.
 """
 
 from __future__ import annotations
@@ -67,6 +67,23 @@ def write_through_a_view(a: Tensor, b: Tensor, w: Weights) -> Tensor:
     return base
 
 
+def write_an_output_in_place(a: Tensor, b: Tensor, w: Weights) -> Tensor:
+    y = memopt.functional.relu_squared(a.tanh())
+    return y.add_(b) if b.numel() else y
+
+
+def several_readers(a: Tensor, b: Tensor, w: Weights) -> Tensor:
+    """Views of one output, an alias and itself."""
+    y = memopt.functional.silu(a)
+    return (y @ w.trained + y.t() * w.frozen + y.detach() * w.trained + y[:1].square()).tanh()
+
+
+def chain(a: Tensor, b: Tensor, w: Weights) -> Tensor:
+    y = memopt.functional.rms_norm(a, (SIZE,), w.trained[1])
+    y = memopt.functional.dropout(memopt.functional.gelu(y), 0.3)
+    return memopt.functional.swiglu(y, b.tanh()) @ w.trained
+
+
 def without_gradient(a: Tensor, b: Tensor, w: Weights) -> Tensor:
     with torch.no_grad():
         c = (a + b).sin()
@@ -93,6 +110,12 @@ OPS: dict[str, Callable[[Tensor, Tensor, Weights], Tensor]] = {
     "batch norm": lambda a, b, w: w.norm(a),
     "memopt layer norm": lambda a, b, w: memopt.functional.layer_norm(a, (SIZE,), w.trained[0]),
     "memopt gelu": lambda a, b, w: memopt.functional.gelu(a),
+    "memopt dropout": lambda a, b, w: memopt.functional.dropout(a, 0.4) @ w.trained,
+    "memopt gated": lambda a, b, w: memopt.functional.geglu(a, b) @ w.trained,
+    "memopt add": lambda a, b, w: memopt.functional.add_rms_norm(a, b, (SIZE,))[0] @ w.trained,
+    "memopt in place": write_an_output_in_place,
+    "several readers": several_readers,
+    "chain": chain,
     "memopt both": lambda a, b, w: memopt.functional.layer_norm_gelu(a, (SIZE,), b[0], w.frozen[0]),
 }
 
@@ -130,7 +153,8 @@ class Region:
     """Runs `body` on some of the values, nested in `container`; appends the results."""
 
     kind: str
-    """checkpoint, torch (its own checkpoint), wrapped (a module), offloaded (likewise)."""
+    """checkpoint, torch (its own checkpoint), wrapped (a module), offloaded (likewise), recipes (a
+    scope of memopt.recompute())."""
     body: tuple[Op | Region, ...]
     inputs: tuple[int, ...] = (0,)
     container: str = "positional"
@@ -144,6 +168,8 @@ class Program:
     backward: str = "backward"
     outer_first: bool = True
     """Which of two nested modules is wrapped first."""
+    recipes: bool = False
+    """Whether all of it runs in a scope of memopt.recompute()."""
 
     def kinds(self) -> set[str]:
         return {item.kind for item in _regions(self.body)}
@@ -186,6 +212,9 @@ class Part(nn.Module):
             return checkpoint(module, *args, **kwargs)
         if self.regions and kind == "torch":
             return torch_non_reentrant(module, *args, **kwargs)
+        if self.regions and kind == "recipes":
+            with memopt.recompute():
+                return module(*args, **kwargs)
         return module(*args, **kwargs)
 
 

@@ -1,7 +1,7 @@
-"""Proves: in random programs, with regions of every kind at random places and depths (memopt's and
-PyTorch's in each other), outputs, every gradient, requires_grad, running statistics and the random
-numbers that follow have the bits of the plain run; also after an exception at a random place of
-forward or recompute; and regions die with their graph.
+"""Proves: in random programs, with regions of every kind and scopes of memopt.recompute() at random
+places and depths (memopt's and PyTorch's in each other), outputs, every gradient, requires_grad,
+running statistics and the random numbers that follow have the bits of the plain run; also after an
+exception at a random place of forward or recompute; and all of them die with their graph.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from tests.checkpoint.support import (
     collector_disabled,
     taken_for_an_accelerator,
 )
+from tests.recipes.support import scope
 
 indices = st.integers(0, 8)
 several = st.lists(indices, min_size=1, max_size=4).map(tuple)
@@ -44,7 +45,7 @@ ops = st.builds(Op, st.sampled_from(sorted(OPS)), indices, indices)
 def regions(items: st.SearchStrategy[Op | Region]) -> st.SearchStrategy[Op | Region]:
     return st.builds(
         Region,
-        st.sampled_from(["checkpoint", "wrapped", "offloaded", "torch"]),
+        st.sampled_from(["checkpoint", "wrapped", "offloaded", "torch", "recipes"]),
         st.lists(items, min_size=1, max_size=5).map(tuple),
         several,
         st.sampled_from(sorted(CONTAINERS)),
@@ -59,6 +60,7 @@ programs = st.builds(
     Program,
     st.lists(regions(items) | ops, min_size=1, max_size=5).map(tuple),
     st.sampled_from(BACKWARDS),
+    st.booleans(),
     st.booleans(),
 )
 
@@ -140,7 +142,8 @@ def run(program: Program, weights: Weights, regions: bool) -> Run:
     weights.norm.reset_running_stats()
     part = build(program, weights, regions)
     leaves, values = leaves_and_values()
-    loss = forward(part, values)
+    with scope(program.recipes and regions):
+        loss = forward(part, values)
     torch.rand(1)  # so that backward does not begin where forward ended
     gradients = differentiate(loss, [*leaves, weights.trained], program.backward)
     return Run(
@@ -176,9 +179,9 @@ def test_regions_of_random_programs_die_with_their_graph(
 ) -> None:
     weights = Weights()
     run(program, weights, regions=True)
-    before = _C.live_regions()
+    before = _C.live_regions(), _C.live_cells()
     run(program, weights, regions=True)
-    assert _C.live_regions() == before
+    assert (_C.live_regions(), _C.live_cells()) == before
 
 
 @given(programs, st.integers(0, 12))
@@ -190,7 +193,8 @@ def test_exceptions_in_forward_leave_what_the_plain_run_leaves(program: Program,
         _, values = leaves_and_values()
         weights.fuse.left, outcome = at, "ended"
         try:
-            forward(part, values)
+            with scope(program.recipes and with_regions):
+                forward(part, values)
         except Failure:
             outcome = "raised"
         weights.fuse.left = None
@@ -211,7 +215,8 @@ def test_exceptions_in_the_recompute_leave_the_graph_usable(program: Program, at
 
     weights.norm.reset_running_stats()
     leaves, values = leaves_and_values()
-    loss = forward(build(program, weights, regions=True), values)
+    with scope(program.recipes):
+        loss = forward(build(program, weights, regions=True), values)
     torch.rand(1)
     before = ambient_state()
     buffers = [buffer.clone() for buffer in weights.norm.buffers()]
@@ -235,10 +240,10 @@ def test_one_program_with_everything(how: str, outer_first: bool) -> None:
     """Not drawn: what the strategies must be able to make, in one."""
     every = tuple(Op(name, i, i + 1) for i, name in enumerate(OPS))
     inner: tuple[Op | Region, ...] = every
-    for kind in ("wrapped", "offloaded", "checkpoint", "wrapped"):
+    for kind in ("wrapped", "offloaded", "recipes", "checkpoint", "wrapped"):
         region = Region(kind, inner, (0, 1, 1, 2), "nested", (0, 1, 5), "dict")
         inner = (Op("dropout"), region, Op("matmul", 0, 1))
-    program = Program(inner, how, outer_first)
+    program = Program(inner, how, outer_first, recipes=True)
     weights = Weights()
     expected = run(program, weights, regions=False)
     assert_same_run(run(program, weights, regions=True), expected, program)

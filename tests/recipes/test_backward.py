@@ -99,6 +99,7 @@ def test_graphs_that_are_kept() -> None:
 
 @pytest.mark.parametrize("wanted", [[X], [W, B], LINEARS[:1], LINEARS[1:], [LINEARS[2], X]])
 def test_partial_backwards(wanted: list[Tensor]) -> None:
+    live = _C.live_cells()
     for keep in (True, False):
         results = []
         for recipes in (False, True):
@@ -111,6 +112,17 @@ def test_partial_backwards(wanted: list[Tensor]) -> None:
             del loss
         for a, e in zip(*results, strict=True):
             assert torch.equal(a, e)
+    assert _C.live_cells() == live
+
+
+def test_a_graph_that_is_never_differentiated_dies() -> None:
+    """Also where an op saves its own output, which has the op's node for its history."""
+    live = _C.live_cells()
+    with memopt.recompute():
+        y = M.gelu(X).sigmoid().softmax(0).tanh().exp()
+    assert _C.live_cells() > live
+    del y
+    assert _C.live_cells() == live
 
 
 def test_a_partial_backward_leaves_no_output_behind() -> None:

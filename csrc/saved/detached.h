@@ -1,0 +1,23 @@
+// A tensor without its history, to be held by the graph: PyTorch gives default hooks the tensor
+// itself, and where that is a node's own output the node would hold itself.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <optional>
+
+namespace memopt::saved {
+
+// Shares memory and version counter with `tensor`. A mode that is watching operators must not see
+// this; only a subclass, which makes its own copy, is asked through the dispatcher.
+inline at::Tensor detached(const at::Tensor& tensor) {
+  if (!tensor.requires_grad()) return tensor;
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> unseen;
+  if (!impl->key_set().has(c10::DispatchKey::Python)) unseen.emplace(c10::DispatchKey::Python);
+  return at::Tensor(impl->shallow_copy_and_detach(
+      /*version_counter=*/impl->version_counter(), /*allow_tensor_metadata_change=*/false));
+}
+
+}  // namespace memopt::saved
