@@ -14,7 +14,7 @@ from benchmarks.peers import PACKAGES
 RESULTS = Path(__file__).parent / "results"
 OPS = ("layer_norm", "layer_norm_gelu", "gelu", "rms_norm", "add_norm")
 OPS += ("activation", "gated", "dropout")
-OPS += ("layer_norm_linear", "gelu_linear")
+OPS += ("layer_norm_linear", "gelu_linear", "mlp")
 DTYPES = {
     "bfloat16": torch.bfloat16,
     "float32": torch.float32,
@@ -63,7 +63,7 @@ def parse(op: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
 
     on_cuda = args.device == "cuda"
-    cpu_shapes = CPU_LINEAR_SHAPES if op.endswith("_linear") else CPU_SHAPES
+    cpu_shapes = CPU_LINEAR_SHAPES if op.endswith(("_linear", "mlp")) else CPU_SHAPES
     defaults = {
         "dtype": (torch.bfloat16, torch.float32),
         "threads": (1,) if on_cuda else (1, 2),

@@ -29,6 +29,7 @@ OPS |= {"silu": "SiLU", "relu": "ReLU", "quick_gelu": "QuickGELU", "relu_squared
 OPS |= {"sigmoid": "sigmoid", "dropout": "dropout", "swiglu": "SwiGLU", "geglu": "GEGLU"}
 OPS |= {"swiglu_halves": "SwiGLU, halves", "swiglu_interleaved": "SwiGLU, interleaved"}
 OPS |= {"layer_norm_linear": "LayerNorm+Linear", "gelu_linear": "GELU+Linear"}
+OPS |= {"mlp_gpt2": "GPT-2's MLP", "mlp_llama": "Llama's MLP"}
 FORMS = {None: "", "none": " (erf)", "tanh": " (tanh)"}
 
 

@@ -100,10 +100,12 @@ at::Tensor Cell::take(Use& use) {
     }
   }
   at::Tensor tensor = make();
-  // A Use that takes it a second time, or after the others, has nobody to share it with.
-  if (task == kNoBackward || use.taken_in_ == task) return tensor;
+  if (task == kNoBackward) return tensor;
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (uses_ == 1 || made_.has_value()) return tensor;
+  // A Use that takes it a second time, or after the others, has nobody to share it with.
+  if (use.taken_in_ == task || uses_ == 1 || (made_.has_value() && made_->task == task))
+    return tensor;
+  if (made_.has_value()) dropped = std::move(made_->tensor);  // a backward that raised, or another
   made_ = Made{task, current_stream(tensor), tensor};
   taken_ = 1;
   use.taken_in_ = task;

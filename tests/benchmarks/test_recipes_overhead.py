@@ -1,6 +1,6 @@
-"""Proves what the benchmark of recipes' host time promises, without timing anything: every contender
-does the same step, figures are differences within a round for each saved tensor, and the files name
-every case and contender.
+"""Proves what the benchmark of recipes' host time promises, without timing anything: every
+contender does the same step, figures are differences within a round for each saved tensor, and the
+files name every case and contender.
 """
 
 from __future__ import annotations
