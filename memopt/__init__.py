@@ -22,6 +22,10 @@ from memopt.checkpoint import (
     unwrap,
 )
 
+# So does this one (memopt.convert.report).
+from memopt.convert import convert, patch_functional, revert
+from memopt.recipes import recompute
+
 __all__ = [
     "__version__",
     "apply_checkpointing",
@@ -29,11 +33,15 @@ __all__ = [
     "checkpoint",
     "checkpoint_sequential",
     "checkpoint_wrapper",
+    "convert",
     "disable_checkpointing",
     "functional",
     "is_checkpointing",
     "is_recomputing",
     "nn",
     "ops_worth_saving",
+    "patch_functional",
+    "recompute",
+    "revert",
     "unwrap",
 ]
