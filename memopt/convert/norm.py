@@ -59,7 +59,7 @@ class Norm:
     @property
     def to(self) -> str:
         centred = "zero_centered_weight=True" if self.zero_centered_weight else ""
-        return f"memopt.functional.{self.op}({centred})"
+        return f"memopt.functional.{self.op}" + (f"({centred})" if centred else "")
 
     def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
         weight = getattr(module, self.weight)
