@@ -96,7 +96,8 @@ def convert(
             model has no blocks. After any error the model is as before.
     """
     _check_model(model)
-    checkpoint_fn = None if checkpoint is True else _predicate("checkpoint", checkpoint or None)
+    blocks = checkpoint is True
+    checkpoint_fn = None if isinstance(checkpoint, bool) else _predicate("checkpoint", checkpoint)
     offload_fn = _predicate("offload", offload)
     before = None if sample_input is None else _measure(model, sample_input)
     swaps, functions, swapped, left = _plan(model, recompute)
@@ -106,9 +107,7 @@ def convert(
             swap(module, to)
         for module in functions:
             swap_function(module)
-        checkpointed, offloaded = _apply_regions(
-            model, checkpoint is True, checkpoint_fn, offload_fn
-        )
+        checkpointed, offloaded = _apply_regions(model, blocks, checkpoint_fn, offload_fn)
         nothing_new = not swapped and not checkpointed and not offloaded
         if nothing_new and (has_recipes(model) or not recompute) and _is_converted(model):
             notes.append(NOTHING_NEW)

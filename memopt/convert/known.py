@@ -87,7 +87,8 @@ class Chooser:
                 if cls.__module__.split(".")[0] not in _LIBRARIES:
                     return f"{cls.__qualname__} overrides the forward of {kind.__name__}"
         if cls.__module__.startswith("torch."):
-            return "memopt has no op for it" if cls.__module__ in _TORCH_FAMILIES else None
+            in_family = cls.__module__ in _TORCH_FAMILIES and not module._modules
+            return "memopt has no op for it" if in_family else None
         return self._probe(module)
 
     def _torch(self, module: nn.Module, swap: Module) -> Swap | str:

@@ -54,7 +54,7 @@ def _call(model: nn.Module, sample_input: Any) -> Any:
 def _same_generators_and_buffers(model: nn.Module) -> Iterator[None]:
     before = [(m._buffers, dict(m._buffers)) for m in model.modules()]
     copies = [
-        (tensor, _version(tensor), tensor.detach().clone())
+        (tensor, tensor.detach().clone())
         for _, buffers in before
         for tensor in buffers.values()
         if tensor is not None
@@ -67,13 +67,11 @@ def _same_generators_and_buffers(model: nn.Module) -> Iterator[None]:
             now.clear()
             now.update(buffers)
         with torch.no_grad():
-            for tensor, version, copy in copies:
-                if version is None or tensor._version != version:
+            for tensor, copy in copies:
+                # Not all are: a graph that is there already may have saved them. Batch norm writes
+                # to its statistics without a new version.
+                if not tensor.is_meta and not torch.equal(tensor, copy):
                     tensor.copy_(copy)
-
-
-def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
 
 
 def _fork_rng(model: nn.Module) -> Any:

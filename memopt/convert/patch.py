@@ -94,9 +94,11 @@ def patch_functional() -> Iterator[None]:
 
     relu saves its input, where PyTorch's saves its output: a gain only with recipes on
     (`memopt.recompute`). `torch.sigmoid` and methods of tensors are left alone for that reason.
-    A region that a checkpoint runs again in backward must find the same functions: run backward
-    inside the scope as well. Inside it the fast path of nn.TransformerEncoder in evaluation, which
-    calls none of these functions, is not taken, as under every TorchFunctionMode.
+
+    A checkpointed region must run with the same functions again in backward, where no mode is on
+    (PyTorch turns them off while it handles `backward` itself): enter the scope inside the region.
+    The fast path of nn.TransformerEncoder in evaluation, which calls none of these functions, is
+    not taken inside the scope, as under every TorchFunctionMode.
     """
     with _Patched():
         yield

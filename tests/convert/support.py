@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from tests.support.record_ops import RecordOps
 from tests.support.tolerances import (
     MODEL_ERROR_RATIO,
     NO_GRADIENT,
@@ -97,3 +98,11 @@ def one_step(call: Callable[[], Tensor], *tensors: Tensor) -> list[Tensor]:
     generator = torch.Generator().manual_seed(5)
     grad = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output.dtype)
     return [output.detach(), *torch.autograd.grad(output, tensors, grad)]
+
+
+def memopt_ops(call: Callable[[], Any]) -> list[str]:
+    """Names of the operators of memopt that a call runs, below autograd, in order."""
+    with RecordOps() as record:
+        call()
+    names = [op._schema.name for op in record.ops]
+    return [name for name in names if name.startswith("memopt::")]

@@ -98,7 +98,7 @@ def root_mean_square(t: Tensor) -> float:
 
 # The error of a converted model against that of the unconverted one, as root mean squares: of all
 # its results together, relative to their sizes, and of a single one. Half the seeds are on either
-# side of 1; the errors of one result hang together, since few roundings near the loss move them all.
+# side of 1; the errors of one result hang together, since few roundings near the loss move all.
 MODEL_ERROR_RATIO = 1.5
 RESULT_ERROR_RATIO = 3
 
