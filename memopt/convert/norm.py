@@ -90,7 +90,9 @@ def may_be_norm(module: nn.Module) -> bool:
         and parameters[0].numel() > 0
         and not module._buffers
         and not module._modules
-        and not any(isinstance(v, (list, set, Tensor)) for v in own_attributes(module).values())
+        and not any(
+            isinstance(v, (list, dict, set, Tensor)) for v in own_attributes(module).values()
+        )
         and takes_one_tensor(module)
     )
 

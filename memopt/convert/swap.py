@@ -48,7 +48,11 @@ class Module:
         return f"memopt.nn.{self.base.__name__}"
 
     def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
-        if not takes(input, *[getattr(module, name) for name in self.parameters]):
+        found = module._parameters  # quicker than attributes, but a parametrization's are not there
+        parameters = [
+            found[name] if name in found else getattr(module, name) for name in self.parameters
+        ]
+        if not takes(input, *parameters):
             return plain(module, input)
         output: Tensor = self.base.forward(module, input)
         return output

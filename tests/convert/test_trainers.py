@@ -46,6 +46,7 @@ def assert_trained_alike(ours: nn.Module, theirs: nn.Module, losses: Any, expect
         assert distance < 1e-4, f"{name}: {distance}"
 
 
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_transformers_trainer(checkpointing: bool, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
