@@ -24,6 +24,8 @@ class Recomputing(Around):
     ) -> Any:
         if torch.compiler.is_compiling():  # there the compiler decides what is kept
             return forward(*args, **kwargs)
+        if torch._C._are_functorch_transforms_active():  # which refuse saved-tensor hooks
+            return forward(*args, **kwargs)
         with recompute():
             return forward(*args, **kwargs)
 

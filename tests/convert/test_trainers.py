@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 import memopt
 from tests.convert.models import MODELS, WORDS, transformers
 
+pytestmark = pytest.mark.slow  # for whichever test imports a library first
+
 STEPS = 3
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch import Tensor, nn
 
 import memopt
@@ -181,3 +182,25 @@ def test_a_norm_s_weight_may_be_wider_than_its_input() -> None:
         assert len(report.swapped) == 1, cls
         assert norm(x).dtype == expected.dtype, cls
         torch.testing.assert_close(norm(x), expected, rtol=1.6e-2, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Llama", "GPT-2"])
+def test_compiles_with_as_many_graphs(name: str) -> None:
+    """And to the same gradients; recipes step aside."""
+    plain, inputs = MODELS[name].make(), MODELS[name].inputs()
+    converted = copy.deepcopy(plain)
+    memopt.convert(converted)
+    graphs = []
+    for module in (plain, converted):
+        torch._dynamo.reset()
+        counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(module, backend=counter)
+        compiled(**inputs).loss.backward()
+        graphs.append(counter.frame_count)
+    assert graphs[0] == graphs[1] > 0
+    gradients = [p.grad for p in converted.parameters()]
+    converted.zero_grad(set_to_none=True)
+    converted(**inputs).loss.backward()
+    for ours, parameter in zip(gradients, converted.parameters(), strict=True):
+        torch.testing.assert_close(ours, parameter.grad)
