@@ -1,7 +1,8 @@
 """memopt: what becomes of a tensor that autograd saves for backward.
 
 Kept, recomputed from what is saved anyway (memopt.functional, memopt.nn), checkpointed or offloaded
-(memopt.checkpoint, memopt.checkpoint_wrapper).
+(memopt.checkpoint, memopt.checkpoint_wrapper). memopt.convert brings them to a model that nobody
+rewrites.
 """
 
 from memopt import functional, nn

@@ -17,6 +17,7 @@ from memopt.checkpoint.wrapper import (
     unwrap_itself,
 )
 from memopt.convert.around import Recomputing, has_recipes, turn_recipes_on
+from memopt.convert.eligible import has_kernels_for
 from memopt.convert.known import SAVES_ITS_OUTPUT, Chooser
 from memopt.convert.measure import saved_bytes
 from memopt.convert.probe import quiet
@@ -115,6 +116,7 @@ def convert(
             turn_recipes_on(model)
         if has_recipes(model):
             notes.append(STEP_ASIDE)
+        notes += _devices_without_kernels(model)
         after = None if sample_input is None else _measure(model, sample_input)
     return Report(
         model=type(model).__qualname__,
@@ -198,6 +200,14 @@ def _plan(
                     functions.append(module)
                     swapped.append(SwappedEntry(path, name, f"memopt.functional.{function}"))
     return swaps, functions, swapped[::-1], left[::-1]
+
+
+def _devices_without_kernels(model: nn.Module) -> list[str]:
+    devices = {parameter.device for parameter in model.parameters()}
+    return [
+        f"this build of memopt has no kernels for {device}: what is there stays PyTorch's"
+        for device in sorted({d.type for d in devices if not has_kernels_for(d)})
+    ]
 
 
 def _measure(model: nn.Module, sample_input: Any) -> int:

@@ -41,6 +41,11 @@ def takes(input: object, *parameters: Tensor | None) -> bool:
     return True
 
 
+def has_kernels_for(device: torch.device) -> bool:
+    """Whether this build of memopt computes on such a device at all."""
+    return device.type in _DEVICES
+
+
 def casts(input: Tensor) -> bool:
     """Whether autocast gives an op that gets `input` the autocast dtype to compute in."""
     return input.dtype != torch.float64 and torch.is_autocast_enabled(input.device.type)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt.convert import Report
+from memopt.convert import Report, eligible
 from tests.convert import modules
+from tests.convert.support import memopt_ops
 
 
 def example() -> nn.Sequential:
@@ -168,6 +169,17 @@ def test_the_model_s_own_mode_is_measured() -> None:
     report = memopt.convert(model, torch.randn(2, 8))
     assert report.bytes_before == report.bytes_after == 2 * 8 * 4
     assert not model.training
+
+
+def test_a_device_without_kernels_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA is where memopt was built without it: the model runs there as before."""
+    monkeypatch.setattr(eligible, "_DEVICES", frozenset(("cuda",)))
+    model = example()
+    report = memopt.convert(model)
+    assert report.notes[-1] == (
+        "this build of memopt has no kernels for cpu: what is there stays PyTorch's"
+    )
+    assert memopt_ops(lambda: model(torch.randn(2, 8))) == []
 
 
 def test_report_is_immutable() -> None:

@@ -96,6 +96,7 @@ def root_mean_square(t: Tensor) -> float:
     """Of all elements."""
     return float(t.square().mean().sqrt())
 
+
 # The error of a converted model against that of the unconverted one, as root mean squares: of all
 # its results together, relative to their sizes, and of a single one. Half the seeds are on either
 # side of 1; the errors of one result hang together, since few roundings near the loss move all.
