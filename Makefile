@@ -22,6 +22,10 @@ PYTHON ?= $(shell \
 # $(call need,MODULES): installs the development requirements unless all of these modules are there.
 # HEADERS goes on to ask for the CUDA headers of the kernel interpreter.
 need = $(PYTHON) -c "import $(1)" 2>/dev/null || $(PYTHON) -m pip install -r requirements-dev.txt
+# The same for the models that tests convert. Found, not imported: that takes seconds.
+need_models = $(PYTHON) -c "from importlib.util import find_spec; import sys; sys.exit( \
+  not all(map(find_spec, ('transformers', 'accelerate', 'lightning'))))" \
+  || $(PYTHON) -m pip install -r requirements-dev.txt
 HEADERS = from tests.simt.build import cuda_include; cuda_include()
 CLANG_FORMAT = $(PYTHON) -c "import clang_format; clang_format.clang_format()"
 CXX_FILES = $(shell git ls-files -co --exclude-standard '*.h' '*.cpp' '*.cu' '*.cuh')
@@ -34,6 +38,7 @@ demo: build
 
 test: build
 	@$(call need,pytest$(comma) hypothesis$(comma) numpy$(comma) rich$(comma) matplotlib; $(HEADERS))
+	@$(need_models) || echo "Tests on real models are skipped: no transformers, accelerate or lightning here"
 	$(PYTHON) -m pytest $(ARGS)
 
 lint: torch

@@ -1,7 +1,8 @@
 """memopt: what becomes of a tensor that autograd saves for backward.
 
 Kept, recomputed from what is saved anyway (memopt.functional, memopt.nn; memopt.recompute() for any
-consumer), checkpointed or offloaded (memopt.checkpoint, memopt.checkpoint_wrapper).
+consumer), checkpointed or offloaded (memopt.checkpoint, memopt.checkpoint_wrapper). memopt.convert
+brings them to a model that nobody rewrites.
 """
 
 from memopt import functional, nn
@@ -21,6 +22,9 @@ from memopt.checkpoint import (
     ops_worth_saving,
     unwrap,
 )
+
+# So does this one (memopt.convert.report).
+from memopt.convert import convert, patch_functional, revert
 from memopt.recipes import recompute
 
 __all__ = [
@@ -30,12 +34,15 @@ __all__ = [
     "checkpoint",
     "checkpoint_sequential",
     "checkpoint_wrapper",
+    "convert",
     "disable_checkpointing",
     "functional",
     "is_checkpointing",
     "is_recomputing",
     "nn",
     "ops_worth_saving",
+    "patch_functional",
     "recompute",
+    "revert",
     "unwrap",
 ]

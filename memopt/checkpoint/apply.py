@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
+from memopt._subclass import unchanged_on_error
 from memopt.checkpoint.wrapper import checkpoint_wrapper, class_before_wrapping
 
 NamedModules = list[tuple[str, nn.Module]]
@@ -71,16 +72,9 @@ def apply_checkpointing(
     candidates = _blocks(model) if check_fn is None else _submodules(model, check_fn)
     end = max(0, len(candidates) - skip_last)
     chosen = _choose(candidates[skip_first:end], every, fraction)
-    before = [(m, type(m), dict(m.__dict__)) for m in model.modules()]
-    try:
+    with unchanged_on_error(model):
         for _, module in chosen:
             checkpoint_wrapper(module, offload_to_cpu, maintain_forward_counter)
-    except BaseException:
-        for module, cls, attributes in before:
-            object.__setattr__(module, "__class__", cls)
-            module.__dict__.clear()
-            module.__dict__.update(attributes)
-        raise
     return [name for name, _ in chosen]
 
 

@@ -26,7 +26,7 @@ class StageBytes:
             for module in _C.modules_reached(*stages)
             for tensor in (*module.parameters(), *module.buffers())
         ]
-        self._constant = set(_storages(constant))
+        self._constant = set(storages(constant))
         self._inputs: list[dict[Hashable, int]] = []
         self._saved: list[dict[Hashable, int]] = []
 
@@ -66,10 +66,10 @@ class StageBytes:
 
     def _variable(self, values: Iterable[object]) -> dict[Hashable, int]:
         tensors = (value for value in values if isinstance(value, Tensor))
-        return {s: size for s, size in _storages(tensors).items() if s not in self._constant}
+        return {s: size for s, size in storages(tensors).items() if s not in self._constant}
 
 
-def _storages(tensors: Iterable[Tensor]) -> dict[Hashable, int]:
+def storages(tensors: Iterable[Tensor]) -> dict[Hashable, int]:
     """The distinct storages behind `tensors` and the bytes of each."""
     found: dict[Hashable, int] = {}
     for tensor in tensors:

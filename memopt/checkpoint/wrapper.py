@@ -1,26 +1,29 @@
 """checkpoint_wrapper: a module whose every forward is a checkpointed region.
 
-The module stays the object it is; only its class changes, to a subclass made for the purpose whose
-`forward` runs the original one as a region. Unlike a forward function that is put on the instance
-and refers back to it, a method finds its module through `self`: a deepcopy, an unpickled module or
-a DataParallel replica runs on its own parameters, and no reference cycle keeps the module alive.
-The subclass bears the original's name, adds no state that state_dict or named_parameters would see,
-and leaves `__call__` alone, so that hooks on the module run once, outside the region.
+The module stays the object it is; only its class changes (memopt/_subclass.py says how), to one
+whose `forward` runs the original one as a region.
 """
 
 from __future__ import annotations
 
 import functools
-import types
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 
 from memopt._extension import _C
+from memopt._subclass import (
+    Around,
+    Change,
+    Changed,
+    changes,
+    check_can_change,
+    put_around,
+    take_away,
+)
 from memopt.checkpoint.region import compiled_region
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -67,18 +70,11 @@ def checkpoint_wrapper(
     Raises:
         TypeError: `module` is no `nn.Module`, is a ScriptModule, or its class allows no subclass.
     """
-    if not isinstance(module, nn.Module):
-        raise TypeError(
-            f"checkpoint_wrapper: module must be an nn.Module, got {type(module).__name__}"
-        )
-    if isinstance(module, torch.jit.ScriptModule):
-        raise TypeError(
-            "checkpoint_wrapper: module must not be a ScriptModule (TorchScript runs without "
-            f"Python), got {type(module).__name__}; wrap the module that was scripted"
-        )
-    if not _is_generated(type(module)):
-        _change_class(module)
-    if _SETTINGS not in module.__dict__ and "forward" in module.__dict__:
+    check_can_change("checkpoint_wrapper", "module", module)
+    if not _is_wrapped(type(module)):
+        put_around(module, Change(_Checkpointed))
+    elif _SETTINGS not in module.__dict__ and "forward" in module.__dict__:
+        # Made by calling the class of a wrapped module.
         module.__dict__[_INSTANCE_FORWARD] = module.__dict__.pop("forward")
     _set_settings(module, Settings(bool(offload_to_cpu), bool(maintain_forward_counter)))
     return module
@@ -99,121 +95,61 @@ def unwrap(module: ModuleT) -> ModuleT:
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"unwrap: module must be an nn.Module, got {type(module).__name__}")
-    wrapped = [m for m in module.modules() if _is_generated(type(m))]
+    wrapped = [m for m in module.modules() if _is_wrapped(type(m))]
     for submodule in wrapped:
-        if _Checkpointed not in type(submodule).__bases__:
-            raise RuntimeError(
-                "unwrap: module must have the class that checkpoint_wrapper gave it, got "
-                f"{type(submodule).__name__}, a class derived from that one"
-            )
+        check_can_unwrap("unwrap", submodule)
     for submodule in wrapped:
-        _unwrap_itself(submodule)
+        unwrap_itself(submodule)
     return module
 
 
-def _unwrap_itself(module: nn.Module) -> None:
-    object.__setattr__(module, "__class__", _original(type(module)))
+def check_can_unwrap(who: str, module: nn.Module) -> None:
+    """Raises RuntimeError if a wrapped module's class was derived from since."""
+    if all(change.mixin is not _Checkpointed for change in changes(type(module))):
+        raise RuntimeError(
+            f"{who}: module must have the class that checkpoint_wrapper gave it, got "
+            f"{type(module).__name__}, a class derived from that one"
+        )
+
+
+def unwrap_itself(module: nn.Module) -> None:
+    """`unwrap`, of this module alone, which is wrapped."""
     _set_settings(module, None)
-    forward = module.__dict__.pop(_INSTANCE_FORWARD, None)
-    if forward is not None:
-        module.__dict__.setdefault("forward", forward)
+    take_away(module, _Checkpointed)
+
+
+def settings_of(module: nn.Module) -> Settings | None:
+    """How `module` is wrapped; None if it is not."""
+    return module.__dict__.get(_SETTINGS)
 
 
 def class_before_wrapping(module: nn.Module) -> type[nn.Module]:
-    """The class of `module`, or the one that it had before `checkpoint_wrapper` changed it."""
-    return next(cls for cls in type(module).__mro__ if not _is_generated(cls))
+    """The class of `module`, or the one that it had before memopt changed it."""
+    unchanged = (cls for cls in type(module).__mro__ if not issubclass(cls, Changed))
+    return cast("type[nn.Module]", next(unchanged))
 
 
-class _Checkpointed:
+class _Checkpointed(Around):
     """Mixin of the classes that wrapped modules get, ahead of the original class."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        # Stops here: an original class that registers its subclasses is not told of this one.
-        pass
+    _memopt_who = "checkpoint_wrapper: a wrapped"
+    _memopt_undo = "unwrap"
+    _memopt_attributes = (_SETTINGS,)
+    _memopt_instance_forward = _INSTANCE_FORWARD
 
-    def __prepare_scriptable__(self) -> NoReturn:
-        """torch.jit.script calls this first; it would compile the original forward, if anything."""
-        raise TypeError(
-            "checkpoint_wrapper: a wrapped module must not be scripted (TorchScript runs without "
-            f"Python), got {type(self).__name__} in torch.jit.script; unwrap the model before"
-        )
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Reduce as the original class does, since the subclass cannot be imported by name."""
-        generated = type(self)
-        reduced = super().__reduce_ex__(protocol)
-        if isinstance(reduced, str) or _Checkpointed not in generated.__bases__:
-            return reduced
-        make, arguments, *state = reduced
-        make, *arguments = (
-            _original(generated) if part is generated else part for part in (make, *arguments)
-        )
-        return (_rebuild, (self.__dict__.get(_SETTINGS), make, *arguments), *state)
-
-
-def _rebuild(settings: Settings | None, make: Callable[..., nn.Module], *arguments: Any) -> Any:
-    """Make the object that a wrapped module was reduced to. Pickles contain this name."""
-    module = make(*arguments)
-    if settings is not None and not _is_generated(type(module)):
-        _change_class(module)
-        module.__dict__[_SETTINGS] = settings
-    return module
-
-
-def _change_class(module: nn.Module) -> None:
-    try:
-        # object's: a module may forward the setting of attributes to another (OptimizedModule).
-        object.__setattr__(module, "__class__", _checkpointed_class(type(module)))
-    except TypeError as error:
-        raise TypeError(
-            "checkpoint_wrapper: module must have a class that can be subclassed, got "
-            f"{type(module).__name__}"
-        ) from error
-
-
-# One subclass per class, kept for as long as a module has it.
-_generated_classes: weakref.WeakKeyDictionary[type[nn.Module], weakref.ref[type[nn.Module]]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def _checkpointed_class(original: type[nn.Module]) -> type[nn.Module]:
-    ref = _generated_classes.get(original)
-    if ref is not None and (known := ref()) is not None:
-        return known
-
-    @functools.wraps(original.forward)
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        # super(): a class derived from this one later, as FSDP2 does, is left in place.
-        plain: Any = super(generated, self)
-        return _forward(self, plain.forward, args, kwargs)
-
-    namespace = {
-        "forward": forward,
-        "__doc__": original.__doc__,
-        "__module__": original.__module__,
-        "__qualname__": original.__qualname__,
-    }
-    generated = cast(
-        "type[nn.Module]",
-        types.new_class(
-            original.__name__, (_Checkpointed, original), exec_body=lambda ns: ns.update(namespace)
-        ),
-    )
-    _generated_classes[original] = weakref.ref(generated)
-    return generated
-
-
-def _forward(
-    module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    settings = module.__dict__.get(_SETTINGS)
-    if settings is None:  # made by calling the class of a wrapped module
-        return forward(*args, **kwargs)
-    run = module.__dict__.get(_INSTANCE_FORWARD, forward)
-    if torch.compiler.is_compiling():
-        return compiled_region(run, args, kwargs)
-    return _C.run_region(run, args, kwargs, _region_settings(settings), module)
+    @staticmethod
+    def _memopt_call(
+        module: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        settings = module.__dict__.get(_SETTINGS)
+        if settings is None:  # made by calling the class of a wrapped module
+            return forward(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            return compiled_region(forward, args, kwargs)
+        return _C.run_region(forward, args, kwargs, _region_settings(settings), module)
 
 
 @functools.cache
@@ -241,11 +177,6 @@ def _count(module: nn.Module | None, step: int) -> None:
         submodule.__dict__[_COUNTER] = submodule.__dict__.get(_COUNTER, 0) + step
 
 
-def _is_generated(cls: type) -> bool:
+def _is_wrapped(cls: type) -> bool:
     """Whether `cls` is a class that wrapped modules get, or derived from one."""
     return issubclass(cls, _Checkpointed)
-
-
-def _original(generated: type) -> type[nn.Module]:
-    original: type[nn.Module] = generated.__bases__[1]
-    return original

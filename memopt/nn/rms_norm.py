@@ -29,6 +29,9 @@ class RMSNorm(torch.nn.RMSNorm):
     Shape: (*, *normalized_shape) to the same.
     """
 
+    # Of a module that torch.nn's constructor made and memopt.convert changed.
+    zero_centered_weight: bool = False
+
     def __init__(
         self,
         normalized_shape: int | list[int] | torch.Size,

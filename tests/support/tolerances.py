@@ -95,3 +95,14 @@ def worst_error(actual: Tensor, exact: Tensor, allowed: Tensor) -> float:
 def root_mean_square(t: Tensor) -> float:
     """Of all elements."""
     return float(t.square().mean().sqrt())
+
+
+# The error of a converted model against that of the unconverted one, as root mean squares: of all
+# its results together, relative to their sizes, and of a single one. Half the seeds are on either
+# side of 1; the errors of one result hang together, since few roundings near the loss move all.
+MODEL_ERROR_RATIO = 1.5
+RESULT_ERROR_RATIO = 3
+
+# A gradient this much smaller than a model's largest is zero but for rounding (the bias of keys,
+# which softmax does not see), and its error is judged by the largest's size.
+NO_GRADIENT = 1e-9

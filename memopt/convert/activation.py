@@ -1,0 +1,164 @@
+"""Which activation of memopt's a module computes, whatever its class is called."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import memopt.nn
+from memopt import functional
+from memopt._subclass import original_class
+from memopt.convert.eligible import takes
+from memopt.convert.probe import (
+    forward_of,
+    gradients,
+    random_normal,
+    simple_attributes,
+    stand_in,
+    takes_one_tensor,
+)
+from memopt.convert.swap import Plain, swap_of
+
+Function = Callable[[Tensor], Tensor]
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def _relu_squared(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+# By the names that memopt.functional.gated takes: memopt's function, and PyTorch's.
+ACTIVATIONS: dict[str, tuple[Function, Function]] = {
+    "gelu": (functional.gelu, F.gelu),
+    "gelu_tanh": (
+        functools.partial(functional.gelu, approximate="tanh"),
+        functools.partial(F.gelu, approximate="tanh"),
+    ),
+    "silu": (functional.silu, F.silu),
+    "relu": (functional.relu, F.relu),
+    "quick_gelu": (functional.quick_gelu, _quick_gelu),
+    "relu_squared": (functional.relu_squared, _relu_squared),
+    "sigmoid": (functional.sigmoid, F.sigmoid),
+}
+
+# PyTorch's own save their output, which the next layer saves as well, and memopt's their input: a
+# gain only where a recipe makes both again.
+SAVE_THEIR_OUTPUT = frozenset(("relu", "sigmoid"))
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A module that is not torch.nn's and computes one of ACTIVATIONS."""
+
+    name: str
+    base: None = None
+
+    @property
+    def to(self) -> str:
+        if self.name == "gelu_tanh":
+            return "memopt.functional.gelu(approximate='tanh')"
+        return f"memopt.functional.{self.name}"
+
+    def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
+        if not takes(input):
+            return plain(module, input)
+        return ACTIVATIONS[self.name][0](input)
+
+
+def activation_name(module: nn.Module) -> str | None:
+    """The name of the activation that `module` is known to compute, without a probe."""
+    swap = swap_of(module)
+    if isinstance(swap, Activation):
+        return swap.name
+    return name_of_kind(original_class(type(module)) if swap is None else swap.base, module)
+
+
+def name_of_kind(kind: type[nn.Module] | None, module: nn.Module) -> str | None:
+    """`activation_name` of a module that computes what `kind` of torch.nn or memopt.nn does."""
+    if kind in (nn.GELU, memopt.nn.GELU):
+        return "gelu_tanh" if module.approximate == "tanh" else "gelu"
+    return _KNOWN.get(kind)
+
+
+_KNOWN: dict[type[nn.Module] | None, str] = {
+    nn.SiLU: "silu",
+    nn.ReLU: "relu",
+    nn.Sigmoid: "sigmoid",
+    memopt.nn.SiLU: "silu",
+    memopt.nn.ReLU: "relu",
+    memopt.nn.Sigmoid: "sigmoid",
+    memopt.nn.QuickGELU: "quick_gelu",
+    memopt.nn.ReLUSquared: "relu_squared",
+}
+
+
+def may_be_activation(module: nn.Module) -> bool:
+    """No tensors, no submodules, no state, and a forward of one argument."""
+    return (
+        not module._parameters
+        and not module._buffers
+        and not module._modules
+        and simple_attributes(module) is not None
+        and takes_one_tensor(module)
+    )
+
+
+def recognise_activation(module: nn.Module) -> str | None:
+    """The name of the activation that `module`, which may be one, computes; None for another.
+
+    Its forward and gradient are compared with those of every activation in float32, at values where
+    they differ by far more than rounding; in training and evaluation mode; and in bfloat16, of
+    which it must return the dtype.
+    """
+    x = _values().requires_grad_()
+    output = forward_of(stand_in(module, training=True), x)
+    if output is None or output.shape != x.shape or output.dtype != x.dtype:
+        return None
+    for name, (_, reference) in ACTIVATIONS.items():
+        if _agree(output, reference(x), x):
+            return name if _is_throughout(module, x, reference) else None
+    return None
+
+
+def _is_throughout(module: nn.Module, x: Tensor, reference: Function) -> bool:
+    narrow = x.detach().bfloat16()
+    coarse = forward_of(stand_in(module, training=True), narrow)
+    if coarse is None or coarse.dtype != torch.bfloat16:
+        return False
+    # Composed in bfloat16: a rounding a step, of numbers as large as x.
+    rounding = torch.finfo(torch.bfloat16).eps * (1 + narrow.float().abs())
+    exact = reference(narrow.float())
+    if ((coarse.float() - exact).abs() > 4 * rounding * (1 + exact.abs() / (1 + x.abs()))).any():
+        return False
+    for training in (True, False):
+        y = forward_of(stand_in(module, training=training), x)
+        if y is None or not _agree(y, reference(x), x):
+            return False
+        ours, theirs = gradients(y, [x]), gradients(reference(x), [x])
+        if ours is None or theirs is None or not _agree(ours[0], theirs[0], x):
+            return False
+    return True
+
+
+def _values() -> Tensor:
+    dense = random_normal(256).mul(3)
+    # Beyond where implementations clip.
+    far = torch.tensor(
+        [0.0, 7.0, -7.0, 12.0, -12.0, 150.0, -150.0], dtype=torch.float32, device="cpu"
+    )
+    return torch.cat((dense, far))
+
+
+def _agree(a: Tensor, b: Tensor, x: Tensor) -> bool:
+    """Within a few roundings of numbers as large as x and the result."""
+    scale = 1 + x.detach().abs() + b.detach().abs()
+    return bool(((a - b).detach().abs() <= 16 * torch.finfo(a.dtype).eps * scale).all())

@@ -1,0 +1,135 @@
+"""Calls the forward of a stand-in for a module, to see what the module computes.
+
+A stand-in has the module's class and attributes, and tensors and submodules of its own in place of
+the module's: small ones, on the CPU. So nothing of the module is read or written, whatever its
+device, and its hooks do not run.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _python_dispatch
+
+from memopt._subclass import original_class
+
+_MODULE_ATTRIBUTES = frozenset(nn.Module().__dict__)
+_SIMPLE = (bool, int, float, str, type(None))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Leaves random numbers, warnings and the modes of the caller alone."""
+    with (
+        torch.random.fork_rng(devices=[]),
+        warnings.catch_warnings(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch._C.DisableTorchFunction(),
+        _python_dispatch._disable_current_modes(),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def random_normal(*size: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Standard normal numbers on the CPU that draw on no generator of the process."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randn(size, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
+
+
+def stand_in(
+    module: nn.Module,
+    parameters: dict[str, Tensor] | None = None,
+    submodules: dict[str, nn.Module] | None = None,
+    attributes: dict[str, Any] | None = None,
+    training: bool = True,
+) -> Any:
+    """A module with the class and attributes of `module`, but with these tensors and submodules."""
+    twin: Any = object.__new__(original_class(type(module)))
+    twin.__dict__.update(module.__dict__)
+    for name, value in nn.Module().__dict__.items():
+        twin.__dict__[name] = value  # no hooks, no tensors, no submodules
+    wrapped = {k: nn.Parameter(v.detach().clone()) for k, v in (parameters or {}).items()}
+    twin.__dict__["_parameters"] = {**dict.fromkeys(module._parameters), **wrapped}
+    twin.__dict__["_modules"] = {**module._modules, **(submodules or {})}
+    twin.__dict__.update(attributes or {}, training=training)
+    return twin
+
+
+def own_attributes(module: nn.Module) -> dict[str, Any]:
+    """What the module's class put on it beside tensors and submodules."""
+    return {
+        name: value
+        for name, value in module.__dict__.items()
+        if name not in _MODULE_ATTRIBUTES and not name.startswith("_memopt_")
+    }
+
+
+def simple_attributes(module: nn.Module) -> tuple[tuple[str, Any], ...] | None:
+    """`own_attributes` in an order, hashable; None if one is no number, string or function: a
+    module with such a one may keep a state in it.
+    """
+    found = []
+    for name, value in sorted(own_attributes(module).items()):
+        if isinstance(value, _SIMPLE) or (isinstance(value, tuple) and _hashable(value)):
+            found.append((name, value))
+        elif callable(value) and not isinstance(value, (nn.Module, Tensor)):
+            found.append((name, _function(value)))
+        else:
+            return None
+    return tuple(found)
+
+
+def _function(value: Any) -> Any:
+    """Stands for a function among attributes: the same for bound methods of several instances."""
+    return getattr(value, "__func__", repr(value))
+
+
+def _hashable(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def takes_one_tensor(module: nn.Module) -> bool:
+    """Whether forward has exactly one parameter beside self, without a default."""
+    try:
+        parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return False
+    return (
+        len(parameters) == 1
+        and parameters[0].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        and parameters[0].default is inspect.Parameter.empty
+    )
+
+
+def forward_of(module: nn.Module, input: Tensor) -> Tensor | None:
+    """What the forward of a stand-in returns; None if it raises or that is no tensor."""
+    try:
+        output = type(module).forward(module, input)
+    except Exception:  # whatever it is, the module is not what was looked for
+        return None
+    return output if isinstance(output, Tensor) else None
+
+
+def gradients(output: Tensor, inputs: list[Tensor], seed: int = 1) -> list[Tensor] | None:
+    """Of a random linear function of `output`; None if backward raises."""
+    grad = random_normal(*output.shape, dtype=output.dtype, seed=seed)
+    try:
+        found = torch.autograd.grad(output, inputs, grad, retain_graph=True, allow_unused=True)
+    except Exception:
+        return None
+    if any(g is None for g in found):
+        return None
+    return [g for g in found if g is not None]

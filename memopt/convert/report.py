@@ -1,0 +1,146 @@
+"""What convert did, to read and to process."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import sys
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+
+class Swapped(NamedTuple):
+    """A module that is computed by memopt now."""
+
+    path: str
+    """In the model, as named_modules() has it; empty for the model itself."""
+
+    from_class: str
+    """The name of its class, or of the function that an attribute held."""
+
+    to: str
+    """The module of memopt.nn or the function of memopt.functional that computes it."""
+
+
+class Left(NamedTuple):
+    """A module that stays as it was, although it looks like one that memopt knows."""
+
+    path: str
+    from_class: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What convert did. `str()` is a table; in a terminal, if rich is installed, rich's."""
+
+    model: str
+    """The name of the model's class."""
+
+    swapped: tuple[Swapped, ...]
+    left: tuple[Left, ...]
+
+    recompute: bool
+    """Whether recipes are on around the model's forward."""
+
+    checkpointed: tuple[str, ...] = ()
+    offloaded: tuple[str, ...] = ()
+    """Paths of the modules whose forwards are checkpointed regions; those whose regions keep
+    their inputs in host memory."""
+
+    bytes_before: int | None = None
+    bytes_after: int | None = None
+    """Saved for backward by one forward of the sample input; None without one."""
+
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as lists, dicts, strings, numbers and None, as JSON has them."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {
+            **fields,
+            "swapped": [entry._asdict() for entry in self.swapped],
+            "left": [entry._asdict() for entry in self.left],
+            "checkpointed": list(self.checkpointed),
+            "offloaded": list(self.offloaded),
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        if sys.stdout.isatty():
+            try:
+                return self._as_rich_text()
+            except ImportError:
+                pass
+        rows = [(f"{row.number} x", row.what, row.outcome, row.where) for row in self._rows()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
+            for row in rows
+        ]
+        return "\n".join([self._title(), *table, *self._lines()])
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("", "module", "becomes, or why it is left", "where", title=self._title())
+        for row in self._rows():
+            style = None if row.swapped else "dim"
+            cells = (str(row.number), row.what, row.outcome, row.where)
+            table.add_row(*map(Text, cells), style=style)
+        return Group(table, *map(Text, self._lines()))
+
+    def _as_rich_text(self) -> str:
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), force_terminal=True)
+        with console.capture() as text:
+            console.print(self)
+        return text.get().rstrip("\n")
+
+    def _title(self) -> str:
+        return f"convert({self.model}): {len(self.swapped)} swapped, {len(self.left)} left"
+
+    def _rows(self) -> list[_Row]:
+        """Entries that differ in their path alone, as one."""
+        swapped = _grouped(((e.from_class, e.to, e.path) for e in self.swapped), True)
+        return swapped + _grouped(((e.from_class, e.reason, e.path) for e in self.left), False)
+
+    def _lines(self) -> list[str]:
+        lines = []
+        if self.bytes_before is not None and self.bytes_after is not None:
+            ratio = self.bytes_after / self.bytes_before if self.bytes_before else 1.0
+            lines.append(
+                f"saved for backward: {self.bytes_before:,} bytes before, {self.bytes_after:,} "
+                f"after ({ratio:.2f}x)"
+            )
+        if self.checkpointed:
+            lines.append(f"checkpointed: {_where(self.checkpointed)}")
+        if self.offloaded:
+            lines.append(f"checkpointed, inputs offloaded: {_where(self.offloaded)}")
+        return [*lines, *self.notes]
+
+
+class _Row(NamedTuple):
+    number: int
+    what: str
+    outcome: str
+    where: str
+    swapped: bool
+
+
+def _grouped(entries: Iterable[tuple[str, str, str]], swapped: bool) -> list[_Row]:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for what, outcome, path in entries:
+        groups.setdefault((what, outcome), []).append(path or "(the model)")
+    return [
+        _Row(len(paths), what, outcome, _where(paths), swapped)
+        for (what, outcome), paths in groups.items()
+    ]
+
+
+def _where(paths: Iterable[str]) -> str:
+    paths = list(paths)
+    return ", ".join(paths) if len(paths) <= 2 else f"{paths[0]}, ..., {paths[-1]}"

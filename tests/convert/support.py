@@ -1,0 +1,108 @@
+"""What the tests of convert share: a training step's results, an oracle, appearances."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from tests.support.record_ops import RecordOps
+from tests.support.tolerances import (
+    MODEL_ERROR_RATIO,
+    NO_GRADIENT,
+    RESULT_ERROR_RATIO,
+    root_mean_square,
+    roundoff,
+)
+
+Results = dict[str, Tensor]
+
+
+def step(model: nn.Module, inputs: Mapping[str, Tensor]) -> Results:
+    """Logits, loss and the gradient of every parameter; the model is left without gradients."""
+    model.zero_grad(set_to_none=True)
+    dtype = next(model.parameters()).dtype
+    output = model(**{k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()})
+    output.loss.backward()
+    results = {"logits": output.logits.detach(), "loss": output.loss.detach()}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            results[f"gradient of {name}"] = parameter.grad
+    model.zero_grad(set_to_none=True)
+    return results
+
+
+def exact_step(model: nn.Module, inputs: Mapping[str, Tensor]) -> Results:
+    """`step` in float64 throughout, also where the model's code asks for float32."""
+    with _NoNarrowing():
+        return step(copy.deepcopy(model).double(), inputs)
+
+
+class _NoNarrowing(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
+            if func is Tensor.float:
+                return args[0]
+            if func in (Tensor.to, Tensor.type):
+                args = tuple(torch.float64 if a is torch.float32 else a for a in args)
+            if kwargs.get("dtype") is torch.float32:
+                kwargs["dtype"] = torch.float64
+        return func(*args, **kwargs)
+
+
+def assert_as_accurate(converted: Results, plain: Results, exact: Results) -> None:
+    """Against the oracle, the results together are at most MODEL_ERROR_RATIO times as wrong as the
+    unconverted model's, and each alone RESULT_ERROR_RATIO times, or by one rounding.
+    """
+    assert list(converted) == list(plain) == list(exact)
+    largest = max(root_mean_square(g) for name, g in exact.items() if "gradient" in name)
+    all_ours, all_theirs = 0.0, 0.0
+    for name, reference in exact.items():
+        ours, theirs = converted[name], plain[name]
+        assert ours.dtype == theirs.dtype, name
+        assert ours.shape == theirs.shape, name
+        size = root_mean_square(reference)
+        if size < NO_GRADIENT * largest:
+            size = largest
+        our_error = root_mean_square(ours.double() - reference) / size
+        their_error = root_mean_square(theirs.double() - reference) / size
+        allowed = max(RESULT_ERROR_RATIO * their_error, roundoff(ours.dtype))
+        assert our_error <= allowed, f"{name}: error {our_error:.3g}, {allowed:.3g} allowed"
+        all_ours += our_error**2
+        all_theirs += their_error**2
+    assert all_ours <= MODEL_ERROR_RATIO**2 * all_theirs
+
+
+def assert_same(actual: Results, expected: Results) -> None:
+    """To the last bit."""
+    assert set(actual) == set(expected)
+    for name, value in expected.items():
+        assert torch.equal(actual[name], value), name
+
+
+def state(model: nn.Module) -> list[tuple[type, dict[str, Any]]]:
+    """Class and attributes of every module."""
+    return [(type(m), dict(m.__dict__)) for m in model.modules()]
+
+
+def one_step(call: Callable[[], Tensor], *tensors: Tensor) -> list[Tensor]:
+    """The output, and the gradients of `tensors` for a fixed random gradient of it."""
+    output = call()
+    generator = torch.Generator().manual_seed(5)
+    grad = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output.dtype)
+    return [output.detach(), *torch.autograd.grad(output, tensors, grad)]
+
+
+def memopt_ops(call: Callable[[], Any]) -> list[str]:
+    """Names of the operators of memopt that a call runs, below autograd, in order."""
+    with RecordOps() as record:
+        call()
+    names = [op._schema.name for op in record.ops]
+    return [name for name in names if name.startswith("memopt::")]

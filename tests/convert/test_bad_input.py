@@ -1,0 +1,181 @@
+"""Proves: what convert and revert cannot take is refused by name, and after any error the model is
+as it was.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import memopt
+from memopt.convert import api
+from tests.convert import modules
+from tests.convert.support import state
+
+
+def example() -> nn.Sequential:
+    blocks = nn.ModuleList(modules.FeedForward() for _ in range(2))
+    return nn.Sequential(nn.LayerNorm(8), *blocks)
+
+
+@pytest.mark.parametrize("model", [None, "model", nn.LayerNorm, torch.ones(2), [nn.GELU()]])
+@pytest.mark.parametrize("function", [memopt.convert, memopt.revert])
+def test_no_module(function, model: object) -> None:
+    name = function.__name__
+    with pytest.raises(TypeError, match=rf"^{name}: model must be an nn.Module, got \w+$"):
+        function(model)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("how", [torch.jit.script, lambda m: torch.jit.trace(m, torch.ones(8))])
+def test_a_scripted_model(how) -> None:
+    scripted = how(nn.Sequential(nn.LayerNorm(8)))
+    with pytest.raises(TypeError, match=r"^convert: model must not be a ScriptModule .*, got "):
+        memopt.convert(scripted)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_scripted_part_is_left() -> None:
+    model = nn.Sequential(torch.jit.script(nn.Sequential(nn.GELU())), nn.GELU())
+    report = memopt.convert(model)
+    assert [e.path for e in report.swapped] == ["1"]
+    assert model(torch.zeros(2)).shape == (2,)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_compiled_model(inside: bool) -> None:
+    compiled = torch.compile(example(), backend="eager")
+    model = nn.Sequential(compiled) if inside else compiled
+    before = state(model)
+    where = " at '0'" if inside else ""
+    with pytest.raises(
+        TypeError,
+        match=rf"^convert: model must not be compiled, got OptimizedModule{where}; convert it ",
+    ):
+        memopt.convert(model)
+    assert state(model) == before
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_quantised_model() -> None:
+    model = torch.ao.quantization.quantize_dynamic(example(), {nn.Linear}, torch.qint8)
+    before = state(model)
+    with pytest.raises(
+        TypeError,
+        match=r"^convert: model must not be quantised .*, got torch\.ao.*Linear at '1.w1'",
+    ):
+        memopt.convert(model)
+    assert state(model) == before
+
+
+@pytest.mark.parametrize(
+    "sample", [torch.ones(2, 7), (torch.ones(2, 8), torch.ones(2, 8)), {"x": 1}, "text"], ids=str
+)
+def test_a_sample_that_does_not_fit(sample: object) -> None:
+    model = example()
+    before = state(model)
+    with pytest.raises(
+        ValueError, match=rf"^convert: sample_input must .* got {type(sample).__name__}, for which"
+    ):
+        memopt.convert(model, sample)
+    assert state(model) == before
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "offload"])
+@pytest.mark.parametrize("choice", ["norm", 3, [3], [], int, [nn.Linear, int], [nn.Linear(2, 2)]])
+def test_choices_of_another_kind(name: str, choice: object) -> None:
+    model = example()
+    before = state(model)
+    with pytest.raises(TypeError, match=rf"^convert: {name} must be a function .*, got "):
+        memopt.convert(model, **{name: choice})
+    assert state(model) == before
+
+
+def test_no_blocks_to_checkpoint() -> None:
+    model = nn.Sequential(nn.LayerNorm(8), nn.GELU())
+    before = state(model)
+    with pytest.raises(ValueError, match=r"model must have an nn\.ModuleList"):
+        memopt.convert(model, checkpoint=True)
+    assert state(model) == before
+
+
+def test_a_predicate_that_raises() -> None:
+    model = example()
+    before = state(model)
+
+    def raises(module: nn.Module) -> bool:
+        raise KeyError("predicate")
+
+    with pytest.raises(KeyError, match="predicate"):
+        memopt.convert(model, checkpoint=raises)
+    assert state(model) == before
+
+
+class Final(type(nn.Module)):
+    """A metaclass that allows no subclass."""
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict):
+        if any(isinstance(base, Final) for base in bases):
+            raise TypeError(f"{name} is final")
+        return super().__new__(mcs, name, bases, namespace)
+
+
+class FinalNorm(nn.LayerNorm, metaclass=Final):
+    pass
+
+
+def test_a_class_that_allows_no_subclass_in_the_middle() -> None:
+    model = nn.Sequential(nn.LayerNorm(8), FinalNorm(8), nn.GELU())
+    before = state(model)
+    with pytest.raises(
+        TypeError, match=r"^convert: module must have a class that can be subclassed"
+    ):
+        memopt.convert(model)
+    assert state(model) == before
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("at", [1, 3])
+def test_an_error_in_the_middle(monkeypatch: pytest.MonkeyPatch, kind, at: int) -> None:
+    model = example()
+    before = state(model)
+    calls = 0
+    swap = api.swap
+
+    def failing(*args: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            raise kind("in the middle")
+        swap(*args)
+
+    monkeypatch.setattr(api, "swap", failing)
+    with pytest.raises(kind, match="in the middle"):
+        memopt.convert(model, checkpoint=[modules.FeedForward])
+    assert calls == at
+    assert state(model) == before
+
+
+def test_a_second_measurement_that_fails_undoes_all() -> None:
+    class Fails(nn.Module):
+        """The third forward raises."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(8)
+            self.calls: list[int] = []
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls.append(0)
+            if len(self.calls) == 2:
+                raise RuntimeError("once only")
+            return self.norm(x)
+
+    model = nn.Sequential(Fails())
+    before = copy.copy(state(model))
+    with pytest.raises(ValueError, match="once only"):
+        memopt.convert(model, torch.ones(2, 8))
+    assert state(model) == before
