@@ -3,6 +3,7 @@
 from memopt.nn.activation import GELU, QuickGELU, ReLU, ReLUSquared, Sigmoid, SiLU
 from memopt.nn.add_norm import AddLayerNorm, AddRMSNorm
 from memopt.nn.dropout import Dropout
+from memopt.nn.dropout_add_norm import DropoutAddLayerNorm, DropoutAddRMSNorm
 from memopt.nn.gated import GEGLU, SwiGLU
 from memopt.nn.layer_norm import LayerNorm
 from memopt.nn.layer_norm_gelu import LayerNormGELU
@@ -15,6 +16,8 @@ __all__ = [
     "AddLayerNorm",
     "AddRMSNorm",
     "Dropout",
+    "DropoutAddLayerNorm",
+    "DropoutAddRMSNorm",
     "GELULinear",
     "LayerNorm",
     "LayerNormGELU",

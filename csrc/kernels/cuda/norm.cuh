@@ -2,7 +2,8 @@
 // parameter loads.
 #pragma once
 
-#include "../add_norm.h"
+#include "../dropout_add_norm.h"
+#include "keep_scales.cuh"
 #include "launch.cuh"
 #include "reduce.cuh"
 #include "vec.cuh"
@@ -55,6 +56,18 @@ __device__ __forceinline__ void load_scale(const Params& p, int64_t tile,
   const A offset = static_cast<A>(scale_offset(p));
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) out[j] = Norm::Statistics::scale(out[j], offset);
+}
+
+// What a row's elements are multiplied by, if the norm drops any.
+struct NoKeeper {};
+
+template <class Norm, class A, class Params>
+__device__ __forceinline__ auto row_keeper([[maybe_unused]] const Params& p) {
+  if constexpr (Norm::kDrops) {
+    return make_keeper<A>(p.rule);
+  } else {
+    return NoKeeper{};
+  }
 }
 
 }  // namespace memopt::kernels::cuda
