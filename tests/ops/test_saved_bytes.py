@@ -1,7 +1,7 @@
 """Proves, to the byte, what each op keeps for backward: an activation its input, a gated unit gate
 and up, the norms their input and 8 bytes a row (RMSNorm 4), with a residual in front the sum in the
-place of the input, what drops elements 16 bytes a call; parameters are alive anyway. PyTorch's pair of layer_norm and gelu keeps the
-tensor between them as well.
+place of the input, what drops elements 16 bytes a call; parameters are alive anyway. PyTorch's pair
+of layer_norm and gelu keeps the tensor between them as well.
 """
 
 from __future__ import annotations

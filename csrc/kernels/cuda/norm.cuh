@@ -58,16 +58,4 @@ __device__ __forceinline__ void load_scale(const Params& p, int64_t tile,
   for (int j = 0; j < kWidth; ++j) out[j] = Norm::Statistics::scale(out[j], offset);
 }
 
-// What a row's elements are multiplied by, if the norm drops any.
-struct NoKeeper {};
-
-template <class Norm, class A, class Params>
-__device__ __forceinline__ auto row_keeper([[maybe_unused]] const Params& p) {
-  if constexpr (Norm::kDrops) {
-    return make_keeper<A>(p.rule);
-  } else {
-    return NoKeeper{};
-  }
-}
-
 }  // namespace memopt::kernels::cuda

@@ -25,7 +25,6 @@ __global__ void __launch_bounds__(kLongBackwardThreads<T>, 1)
     return Share<kWidth, kWidth, kAccess>(threadIdx.x, kLongBackwardThreads<T>, p.cols - tile);
   };
   const A inverse_cols = A(1) / static_cast<A>(p.cols);
-  const auto keeper = row_keeper<Norm, A>(p);
 
   constexpr int kSums = Norm::kWeightGrads;
   A* part = nullptr;
@@ -86,7 +85,7 @@ __global__ void __launch_bounds__(kLongBackwardThreads<T>, 1)
       A xhat[kWidth], g[kWidth], dz[kWidth];
       differentiate<Norm, T, G>(p, x, dy, stats, static_cast<T*>(nullptr), tile, share, 0, xhat, g,
                                 dz);
-      write_input_grad<Norm, T>(p, keeper, g, xhat, dsum, means, stats.rstd, row, tile, share, 0);
+      write_input_grad<Norm, T>(p, g, xhat, dsum, means, stats.rstd, row, tile, share, 0);
     }
   }
 

@@ -66,12 +66,10 @@ __global__ void __launch_bounds__(kMaxRowThreads, 1) norm_backward_rows(NormBack
       for (int k = 0; kPrefetch && k < kVectors; ++k)
         load_dsum<Norm>(p, row, 0, current, k, &dsum[k]);
       const Pair<A> means = row_means<Norm>(sums, set, inverse_cols);
-      const auto keeper = row_keeper<Norm, A>(p);  // here: it would take registers from row to row
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
         if (!kPrefetch) load_dsum<Norm>(p, row, 0, current, k, &dsum[k]);
-        write_input_grad<Norm, T>(p, keeper, g[k], xhat[k], dsum[k], means, rstd, row, 0, current,
-                                  k);
+        write_input_grad<Norm, T>(p, g[k], xhat[k], dsum[k], means, rstd, row, 0, current, k);
       }
     }
   }

@@ -117,12 +117,14 @@ __device__ __forceinline__ void load_dsum(const NormBackwardParams& p, int64_t r
   }
 }
 
-// The second step, with the row's means at hand. keeper: row_keeper().
-template <class Norm, class T, int kElements, int kWidth, Access kAccess, class A, class RowKeeper>
-__device__ __forceinline__ void write_input_grad(
-    const NormBackwardParams& p, [[maybe_unused]] const RowKeeper& keeper, const A (&g)[kWidth],
-    const A (&xhat)[kWidth], const Vector<T, kWidth>& dsum, Pair<A> means, A rstd, int64_t row,
-    int64_t tile, const Share<kElements, kWidth, kAccess>& share, int k) {
+// The second step, with the row's means at hand.
+template <class Norm, class T, int kElements, int kWidth, Access kAccess, class A>
+__device__ __forceinline__ void write_input_grad(const NormBackwardParams& p, const A (&g)[kWidth],
+                                                 const A (&xhat)[kWidth],
+                                                 const Vector<T, kWidth>& dsum, Pair<A> means,
+                                                 A rstd, int64_t row, int64_t tile,
+                                                 const Share<kElements, kWidth, kAccess>& share,
+                                                 int k) {
   A dx[kWidth];
 #pragma unroll
   for (int j = 0; j < kWidth; ++j)
@@ -137,6 +139,7 @@ __device__ __forceinline__ void write_input_grad(
     store(dx, static_cast<T*>(p.dx) + row * p.cols + tile, share, k);
   if constexpr (Norm::kDrops) {
     if (p.dx_dropped == nullptr) return;
+    const auto keeper = make_keeper<A>(p.rule);  // here: see load_first()
     A keep[kWidth];
     load_keep_scales(keeper, row * p.cols + tile, share, k, keep);
 #pragma unroll

@@ -56,11 +56,9 @@ __device__ __forceinline__ A add_squares(const A (&x)[kWidth], A sum) {
 }
 
 // Vector k of a row for the first time: of x, or the rounded sum with the residual, which goes to
-// p.sum on the way. keeper: row_keeper().
-template <class Norm, class T, int kElements, int kWidth, Access kAccess, class RowKeeper>
-__device__ __forceinline__ void load_first(const NormForwardParams& p,
-                                           [[maybe_unused]] const RowKeeper& keeper, int64_t row,
-                                           int64_t tile,
+// p.sum on the way.
+template <class Norm, class T, int kElements, int kWidth, Access kAccess>
+__device__ __forceinline__ void load_first(const NormForwardParams& p, int64_t row, int64_t tile,
                                            const Share<kElements, kWidth, kAccess>& share, int k,
                                            Vector<T, kWidth>* v) {
   load<Reuse::kNever>(static_cast<const T*>(p.x) + row * p.x_row_stride + tile, share, k, v);
@@ -71,6 +69,9 @@ __device__ __forceinline__ void load_first(const NormForwardParams& p,
     load<Reuse::kNever>(static_cast<const T*>(p.residual) + row * p.residual_row_stride + tile,
                         share, k, residual);
     if constexpr (Norm::kDrops) {
+      // Made here for each vector: one for all, and the keys of Philox's rounds with it, would take
+      // the registers that the row needs.
+      const auto keeper = make_keeper<A>(p.rule);
       A keep[kWidth];
       load_keep_scales(keeper, row * p.cols + tile, share, k, keep);
 #pragma unroll
@@ -119,7 +120,6 @@ __global__ void __launch_bounds__(kMaxRowThreads, 1) norm_forward_rows(NormForwa
   constexpr int kVectors = kElements / kWidth;
   const Share<kElements, kWidth, kAccess> columns(threadIdx.x, blockDim.x, p.cols);
   if constexpr (Norm::kDrops) leave_state(p.rule, p.state);
-  const auto keeper = row_keeper<Norm, A>(p);
 
   const A inverse_cols = A(1) / static_cast<A>(p.cols);
 
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, 1) norm_forward_rows(NormForwa
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       Vector<T, kWidth> raw;
-      load_first<Norm>(p, keeper, row, 0, share, k, &raw);
+      load_first<Norm>(p, row, 0, share, k, &raw);
       widen(raw, x[k]);
     }
     Moments<A> stats;
@@ -174,7 +174,6 @@ __global__ void __launch_bounds__(kLongForwardThreads, 1)
     return Share<kElements, kWidth, kAccess>(threadIdx.x, kLongForwardThreads, p.cols - tile);
   };
   if constexpr (Norm::kDrops) leave_state(p.rule, p.state);
-  const auto keeper = row_keeper<Norm, A>(p);
 
   const A inverse_cols = A(1) / static_cast<A>(p.cols);
 
@@ -190,7 +189,7 @@ __global__ void __launch_bounds__(kLongForwardThreads, 1)
       const auto share = share_of(tile);
       Vector<T, kWidth> raw[kVectors];
 #pragma unroll
-      for (int k = 0; k < kVectors; ++k) load_first<Norm>(p, keeper, row, tile, share, k, &raw[k]);
+      for (int k = 0; k < kVectors; ++k) load_first<Norm>(p, row, tile, share, k, &raw[k]);
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
         if (staged) store(raw[k], stage + tile, share, k);

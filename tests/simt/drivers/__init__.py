@@ -6,8 +6,15 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import activation, add_norm, gated, layer_norm, rms_norm
-from . import activation_dropout, dropout_add_norm
+from . import (
+    activation,
+    activation_dropout,
+    add_norm,
+    dropout_add_norm,
+    gated,
+    layer_norm,
+    rms_norm,
+)
 
 # By OpCase.family. A family of the table of ops that is not here has no kernel of its own.
 DRIVERS: dict[str, ModuleType] = {

@@ -1,5 +1,5 @@
-"""dropout_add_layer_norm and dropout_add_rms_norm. Forward's state is the one that the table's calls
-draw.
+"""dropout_add_layer_norm and dropout_add_rms_norm. Forward's state is the one that the table's
+calls draw.
 """
 
 from __future__ import annotations
