@@ -19,6 +19,8 @@ from tests.support.shapes import BFLOAT16, DTYPES, FLOAT32, FLOAT64, Dtypes
 from . import kernels
 from .agreement import assert_accurate, path, run, run_in_every_order
 from .device import Attribute, Device
+from .drivers import dropout_add_norm
+from .drivers.run import DENSE, Run
 from .kernels import Layout, assert_same_bits
 
 CPU = torch.device("cpu")
@@ -173,6 +175,18 @@ def test_output_without_statistics_has_the_same_bits(
     outputs, _ = kernels.forward(simt, case, call, statistics=False)
     with_statistics, _ = kernels.forward(simt, case, call)
     assert_same_bits(outputs, with_statistics, "without statistics")
+
+
+@every_case
+@a_dtype_of_each_size
+@pytest.mark.parametrize("cols", [129, 520, 16400])
+def test_forward_reads_a_state_that_it_is_given(
+    simt: Device, case: DropoutAddNormCase, dtypes: Dtypes, cols: int
+) -> None:
+    call = case.make_call((2, cols), dtypes, CPU)
+    drawn, saved = kernels.forward(simt, case, call)
+    given = dropout_add_norm.forward_with_state(Run(simt, DENSE), case, call, saved["rng_state"])
+    assert_same_bits(given, drawn, "a given state")
 
 
 @every_case

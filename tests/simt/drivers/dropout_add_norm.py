@@ -5,6 +5,7 @@ calls draw.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from tests.support.cases import Call, Results
 from tests.support.cases.dropout import DropoutAddNormCase, drawn_state
@@ -26,26 +27,40 @@ FAMILIES = {"dropout_add_layer_norm": Int(0), "dropout_add_rms_norm": Int(1)}
 def forward(
     run: Run, case: DropoutAddNormCase, call: Call, statistics: bool
 ) -> tuple[Results, Saved]:
+    saved: Saved = {}
+    if statistics:
+        rows, dtype = call.input.shape[0], call.input.dtype
+        saved = {name: run.memory.empty(rows, dtype=sums_dtype(dtype)) for name in case.norm.saved}
+        saved["rng_state"] = run.memory.empty(2, dtype=torch.int64)
+    numbers = (None, saved.get("rng_state"), *drawn_state("cpu").tolist())
+    results = _forward(run, case, call, saved, numbers)
+    return results, {**saved, "sum": results["sum"]}
+
+
+def forward_with_state(
+    run: Run, case: DropoutAddNormCase, call: Call, rng_state: Tensor
+) -> Results:
+    """With the numbers of a state that is in device memory already."""
+    return _forward(run, case, call, {}, (run.memory.put(rng_state), None, 1, 4))
+
+
+def _forward(
+    run: Run, case: DropoutAddNormCase, call: Call, saved: Saved, numbers: tuple
+) -> Results:
     gap = run.layout.row_gap
     x = run.put("x", call.input, row_gap=gap)
     residual = run.put("residual", call.residual, row_gap=gap)
     gamma, beta = run.put("gamma", call.weight), run.put("beta", call.tensors.get("bias"))
     y, total = run.empty("y", x.shape, x.dtype), run.empty("sum", x.shape, x.dtype)
     rows, cols = x.shape
-    saved = {}
-    if statistics:
-        saved = {
-            name: run.memory.empty(rows, dtype=sums_dtype(x.dtype)) for name in case.norm.saved
-        }
-        saved["rng_state"] = run.memory.empty(2, dtype=torch.int64)
     run.call(
         "simt_dropout_add_norm_forward",
         *(x, residual, gamma, beta, y, total, saved.get("mean"), saved.get("rstd")),
-        *(None, saved.get("rng_state"), *drawn_state("cpu").tolist(), call.p),
+        *(*numbers, call.p),
         *(rows, cols, cols + gap, call.eps, x.dtype, _parameter_dtype(call)),
         *(call.options.get("zero_centered_weight", False), FAMILIES[case.family]),
     )
-    return Results(output=y, sum=total), {**saved, "sum": total}
+    return Results(output=y, sum=total)
 
 
 def backward(
