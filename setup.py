@@ -34,8 +34,10 @@ except ImportError:
 ROOT = Path(__file__).parent
 CPU_KERNELS = ["activation", "add_norm", "dropout", "gated", "layer_norm", "layer_norm_gelu"]
 CPU_KERNELS += ["rms_norm", "table"]
+CPU_KERNELS += ["activation_dropout", "dropout_add_norm"]
 CUDA_KERNELS = ["activation", "add_norm", "dropout", "gated", "layer_norm", "layer_norm_gelu"]
 CUDA_KERNELS += ["norm", "rms_norm"]
+CUDA_KERNELS += ["activation_dropout", "dropout_add_norm"]
 HEADER = "include/cuda_runtime.h"
 CUDA_ARCHITECTURES = ["8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
 

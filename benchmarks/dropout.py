@@ -1,22 +1,27 @@
-"""Dropout against ATen's at p = 0.1: forward, backward, and both.
+"""Dropout against ATen's at p = 0.1: forward, backward, and both; and behind GELU, and in front of
+a residual and a norm, against PyTorch's ops one after the other.
 
 ATen's CPU generator draws one number after the other on one thread and its backward reads a mask;
 memopt computes the mask twice and reads none. Forward and backward alone call the dispatcher ops
-below autograd; forward+backward goes through the public functions and autograd.
+below autograd; forward+backward goes through the public functions and autograd, and so does all of
+the fused ops. Their `backward` is the backward pass of a graph that is kept.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import sys
+from collections.abc import Callable, Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import memopt
 from benchmarks import peers, runner
-from benchmarks.harness import Variant
-from benchmarks.inputs import random_matrix, through_autograd
+from benchmarks.harness import Case, Variant
+from benchmarks.inputs import EPS, affine_parameters, random_matrix, through_autograd
 
 P = 0.1
 GOALS = {"forward": 1.5, "forward+backward": 1.5}
@@ -74,7 +79,101 @@ def ideal_bytes(direction: str, rows: int, cols: int, dtype: torch.dtype) -> int
     return matrices * rows * cols * dtype.itemsize
 
 
-make_cases = functools.partial(runner.all_cases, "dropout", build, ideal_bytes)
+def eager_gelu_dropout(x: Tensor) -> tuple[Tensor]:
+    return (F.dropout(F.gelu(x), P),)
+
+
+def gelu_dropout(x: Tensor) -> tuple[Tensor]:
+    return (memopt.functional.gelu_dropout(x, P),)
+
+
+def eager_dropout_add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    total = F.dropout(x, P) + residual
+    return F.layer_norm(total, weight.shape, weight, bias, EPS), total
+
+
+def dropout_add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    return memopt.functional.dropout_add_layer_norm(x, residual, P, weight.shape, weight, bias, EPS)
+
+
+Function = Callable[..., tuple[Tensor, ...]]
+FUSED: dict[str, tuple[Function, Function]] = {
+    "gelu_dropout": (eager_gelu_dropout, gelu_dropout),
+    "dropout_add_layer_norm": (eager_dropout_add_layer_norm, dropout_add_layer_norm),
+}
+
+
+def build_fused(
+    op: str,
+    direction: str,
+    rows: int,
+    cols: int,
+    dtype: torch.dtype,
+    device: str,
+    peer_names: tuple[str, ...],
+) -> list[Variant]:
+    adds = op == "dropout_add_layer_norm"
+    matrices = [
+        random_matrix(rows, cols, dtype, device, seed) for seed in ((0, 3) if adds else (0,))
+    ]
+    parameters = affine_parameters(cols, dtype, device) if adds else ()
+    inputs = (*(matrix.requires_grad_() for matrix in matrices), *parameters)
+    grads = [random_matrix(rows, cols, dtype, device, seed) for seed in ((1, 4) if adds else (1,))]
+    eager, ours = FUSED[op]
+
+    def variant(name: str, function: Function, is_peer: bool = False) -> Variant:
+        def forward() -> tuple[Tensor, ...]:
+            return function(*inputs)
+
+        if direction == "forward":
+            return Variant(name, forward, is_peer=is_peer)
+        if direction == "backward":
+            outputs = forward()
+            return Variant(
+                name,
+                lambda: torch.autograd.grad(outputs, inputs, grads, retain_graph=True),
+                is_peer=is_peer,
+            )
+        return Variant(
+            name,
+            lambda: torch.autograd.grad(forward(), inputs, grads),
+            forward,
+            parameters,
+            is_peer=is_peer,
+        )
+
+    others = peers.compiled(peer_names, eager) if direction == "forward+backward" else {}
+    return [
+        variant("aten", eager),
+        variant("memopt", ours),
+        *(variant(name, function, is_peer=True) for name, function in others.items()),
+    ]
+
+
+def ideal_bytes_fused(op: str, direction: str, rows: int, cols: int, dtype: torch.dtype) -> int:
+    """Of gelu_dropout as of GELU: x in, y out; dy and x in, dx out. Of dropout_add_layer_norm: x
+    and residual in, output and sum out; two gradients and the sum in, two gradients out.
+    """
+    matrices = {
+        "gelu_dropout": {"forward": 2, "backward": 3, "forward+backward": 5},
+        "dropout_add_layer_norm": {"forward": 4, "backward": 5, "forward+backward": 9},
+    }[op][direction]
+    return matrices * rows * cols * dtype.itemsize
+
+
+def make_cases(args: argparse.Namespace) -> Iterator[Case]:
+    yield from runner.all_cases("dropout", build, ideal_bytes, args)
+    for op in FUSED:
+        yield from runner.all_cases(
+            op,
+            functools.partial(build_fused, op),
+            functools.partial(ideal_bytes_fused, op),
+            args,
+        )
 
 
 if __name__ == "__main__":

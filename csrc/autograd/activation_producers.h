@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "activation.h"
+#include "activation_dropout.h"
 #include "dropout.h"
 #include "gated.h"
 #include "producer.h"
@@ -18,16 +19,15 @@ namespace memopt::autograd {
 
 struct ActivationOptions {
   std::string activation;  // the name, as in ops/activation.h
-  double dropout = 0.0;    // behind it; its state is the extra
+  double dropout = 0.0;    // behind it, in mlp; its state is the extra
 };
 
+// Of the ops with a linear behind, which have no dropout.
 inline void save_activation(AutogradContext* ctx, const ActivationOptions& options) {
   ctx->saved_data["activation"] = options.activation;
-  ctx->saved_data["activation_dropout"] = options.dropout;
 }
 inline ActivationOptions restore_activation(AutogradContext* ctx) {
-  return {ctx->saved_data["activation"].toStringRef(),
-          ctx->saved_data["activation_dropout"].toDouble()};
+  return {ctx->saved_data["activation"].toStringRef()};
 }
 
 // The dropout behind an activation, as a step of its own, with the state at hand; differentiable.
@@ -39,13 +39,6 @@ inline Tensor drop_again(const ActivationOptions& options, const Tensor& tensor,
   return op.call(tensor, extras[0], options.dropout);
 }
 
-// The same behind an op that has run: the output and the state that was drawn.
-inline Produced drop(const ActivationOptions& options, const Tensor& output) {
-  if (options.dropout == 0.0) return {output, {}};
-  const auto [kept, state] = dropout_forward(output, options.dropout);
-  return {kept, {state}};
-}
-
 struct ActivationProducer {
   static constexpr const char* kName = "activation_linear";
   static c10::SymInt features(const variable_list& in) { return in[0].sym_size(-1); }
@@ -55,20 +48,25 @@ struct ActivationProducer {
 
   static Produced forward(const Options& options, const variable_list& in,
                           bool may_overwrite_inputs = false) {
-    return drop(options, activate(options, in, may_overwrite_inputs));
+    if (options.dropout == 0.0) return {activate(options, in, may_overwrite_inputs), {}};
+    const auto [output, state] =
+        activation_dropout_forward(in[0], options.dropout, options.activation);
+    return {output, {state}};
   }
   // With forward's dropout.
   static Tensor forward_again(const Options& options, const variable_list& in,
                               const variable_list& extras) {
-    return drop_again(options, activate(options, in, false), extras);
+    if (options.dropout == 0.0) return activate(options, in, false);
+    return activation_dropout_again(in[0], extras[0], options.dropout, options.activation);
   }
 
   static Reproduced backward(const Options& options, const variable_list& in,
                              const variable_list& extras, const Tensor& grad,
                              const Request& request) {
-    Reproduced again = activation_backward(options, in, drop_again(options, grad, extras), request);
-    again.output = drop_again(options, again.output, extras);
-    return again;
+    if (options.dropout == 0.0) return activation_backward(options, in, grad, request);
+    const auto [dx, output] = activation_dropout_backward(grad, in[0], extras[0], options.dropout,
+                                                          options.activation, request.output);
+    return {{dx}, output};
   }
 
   static variable_list differentiable_backward(const Options& options, const variable_list& in,
@@ -117,6 +115,13 @@ struct ActivationProducer {
     return {{dx}, output};
   }
 };
+
+// The same behind an op that has run: the output and the state that was drawn.
+inline Produced drop(const ActivationOptions& options, const Tensor& output) {
+  if (options.dropout == 0.0) return {output, {}};
+  const auto [kept, state] = dropout_forward(output, options.dropout);
+  return {kept, {state}};
+}
 
 struct GatedProducer {
   static constexpr const char* kName = "gated_linear";

@@ -252,6 +252,41 @@ Tensor mlp(const Tensor& input, const Tensor& up_weight, const OptionalTensor& u
 }
 
 template <c10::DeviceType kDevice, c10::DispatchKey kKey>
+Tensor activation_dropout(const Tensor& input, double p, std::string_view activation) {
+  static const auto op =
+      find_op<Tensor(const Tensor&, double, std::string_view)>("memopt::activation_dropout");
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(kKey);
+  return op.call(cast_input(input, kDevice), p, activation);
+}
+
+template <c10::DeviceType kDevice, c10::DispatchKey kKey>
+std::tuple<Tensor, Tensor> dropout_add_layer_norm(const Tensor& input, const Tensor& residual,
+                                                  double p, c10::SymIntArrayRef normalized_shape,
+                                                  const OptionalTensor& weight,
+                                                  const OptionalTensor& bias, double eps) {
+  using Op = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, double, c10::SymIntArrayRef,
+                                        const OptionalTensor&, const OptionalTensor&, double);
+  static const auto op = find_op<Op>("memopt::dropout_add_layer_norm");
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(kKey);
+  return op.call(cast_input(input, kDevice), cast_input(residual, kDevice), p, normalized_shape,
+                 cast_parameter(weight, kDevice), cast_parameter(bias, kDevice), eps);
+}
+
+template <c10::DeviceType kDevice, c10::DispatchKey kKey>
+std::tuple<Tensor, Tensor> dropout_add_rms_norm(const Tensor& input, const Tensor& residual,
+                                                double p, c10::SymIntArrayRef normalized_shape,
+                                                const OptionalTensor& weight,
+                                                std::optional<double> eps,
+                                                bool zero_centered_weight) {
+  using Op = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, double, c10::SymIntArrayRef,
+                                        const OptionalTensor&, std::optional<double>, bool);
+  static const auto op = find_op<Op>("memopt::dropout_add_rms_norm");
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(kKey);
+  return op.call(cast_input(input, kDevice), cast_input(residual, kDevice), p, normalized_shape,
+                 cast_parameter(weight, kDevice), eps, zero_centered_weight);
+}
+
+template <c10::DeviceType kDevice, c10::DispatchKey kKey>
 void register_ops(torch::Library& m) {
   m.impl("gelu", gelu<kDevice, kKey>);
   m.impl("silu", activation<kDevice, kKey, kSilu>);
@@ -276,6 +311,9 @@ void register_ops(torch::Library& m) {
   m.impl("gated_linear", gated_linear<kDevice, kKey>);
   m.impl("gated_packed_linear", gated_packed_linear<kDevice, kKey>);
   m.impl("mlp", mlp<kDevice, kKey>);
+  m.impl("activation_dropout", activation_dropout<kDevice, kKey>);
+  m.impl("dropout_add_layer_norm", dropout_add_layer_norm<kDevice, kKey>);
+  m.impl("dropout_add_rms_norm", dropout_add_rms_norm<kDevice, kKey>);
 }
 
 }  // namespace

@@ -9,14 +9,13 @@
 // grad_input is linear in grad_output, with the same mask: the backward op is its own derivative,
 // of any order.
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/randint.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
-#include <limits>
 #include <tuple>
 
 #include "dropout.h"
+#include "random.h"
 #include "recipe.h"
 
 namespace memopt::autograd {
@@ -32,16 +31,6 @@ using Backward = Tensor(const Tensor&, const Tensor&, double);
 const c10::TypedOperatorHandle<Backward>& backward_op() {
   static const auto op = find_op<Backward>("memopt::_dropout_backward");
   return op;
-}
-
-// PyTorch's compiler merges equal calls of random ops that are not its own, although they are
-// tagged as random (2.13: torch/_functorch/compile_utils.py, rand_ops), and then two drops of one
-// tensor would be one. So a traced graph draws the state by an op of PyTorch's, which also makes it
-// fit for CUDA graphs.
-//
-// On the CPU, what ops/random.cpp draws in eager mode.
-Tensor traced_state(const Tensor& input) {
-  return at::randint(std::numeric_limits<int64_t>::max(), {2}, input.options().dtype(at::kLong));
 }
 
 }  // namespace

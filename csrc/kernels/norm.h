@@ -7,9 +7,11 @@
 //   Activation   Identity, or one of gelu.h
 //   kAdds        forward adds a residual and writes the sum, backward adds the sum's own gradient
 //                (add_norm.h)
+//   kDrops       with kAdds: forward multiplies x by dropout's keep scales before it is added,
+//                backward the sum's gradient before it is x's (dropout_add_norm.h)
 #pragma once
 
-#include "common.h"
+#include "dropout.h"
 
 namespace memopt::kernels {
 
@@ -34,11 +36,13 @@ struct Moments {
   V rstd;
 };
 
-template <class Statistics_, class Activation_ = Identity, bool kAddsResidual = false>
+template <class Statistics_, class Activation_ = Identity, bool kAddsResidual = false,
+          bool kDropsInput = false>
 struct Norm {
   using Statistics = Statistics_;
   using Activation = Activation_;
   static constexpr bool kAdds = kAddsResidual;
+  static constexpr bool kDrops = kDropsInput;
   // Whether there are a mean, a beta and its gradient.
   static constexpr bool kCentred = Statistics::kCentred;
   // Rows of weight gradients in a part's sums: dgamma, and dbeta.
@@ -65,7 +69,9 @@ struct NormForwardParams {
   bool zero_centered;    // RMSNorm alone: gamma, where there is one, is the scale less 1
   const void* residual;  // kAdds: like x
   int64_t residual_row_stride;
-  void* sum;  // kAdds: contiguous; x + residual, rounded once
+  void* sum;         // kAdds: contiguous; x + residual, rounded once
+  DropoutRule rule;  // kDrops
+  int64_t* state;    // kDrops: as DropoutParams has it
 };
 
 // Weight gradients are summed in two steps, without atomics: each part (a fixed set of rows) sums
@@ -93,8 +99,11 @@ struct NormBackwardParams {
   ScalarType param_dtype;
   bool stream_stores;
   bool zero_centered;  // as forward's
-  const void* dsum;  // kAdds: the sum's own gradient, like dy; is added to dx before it is rounded
+  const void* dsum;  // kAdds: the sum's own gradient, like dy; is added to dx before it is rounded;
+                     // may be null with kDrops
   int64_t dsum_row_stride;
+  DropoutRule rule;  // kDrops
+  void* dx_dropped;  // kDrops: like dx, which is the residual's gradient: x's. Either may be null
 };
 
 }  // namespace memopt::kernels

@@ -1,4 +1,6 @@
 // A residual added in front of a norm, below autograd.
+#include "add_norm.h"
+
 #include <torch/library.h>
 
 #include "launch.h"
@@ -48,8 +50,10 @@ constexpr BackwardKernels kRmsNormKernels{
     &Kernels::add_rms_norm_backward, &Kernels::rms_norm_backward, &Kernels::rms_norm_reduce_parts,
     MEMOPT_CUDA_KERNEL(add_rms_norm_backward), MEMOPT_CUDA_KERNEL(rms_norm_backward)};
 
-NormGradients backward(const NormArguments& a, const NormSaved& saved,
-                       std::array<bool, 3> output_mask, bool recompute_output) {
+}  // namespace
+
+NormGradients add_norm_backward(const NormArguments& a, const NormSaved& saved,
+                                std::array<bool, 3> output_mask, bool recompute_output) {
   const BackwardKernels& kernels =
       a.kind == NormKind::kLayerNorm ? kLayerNormKernels : kRmsNormKernels;
   return norm_backward(a, saved, output_mask, recompute_output, [&](const NormBackwardParams& p) {
@@ -66,6 +70,8 @@ NormGradients backward(const NormArguments& a, const NormSaved& saved,
         alone ? kernels.cuda_alone : kernels.cuda_with_grad_sum, p);
   });
 }
+
+namespace {
 
 std::tuple<Tensor, Tensor> add_layer_norm(const Tensor& input, const Tensor& residual,
                                           c10::SymIntArrayRef normalized_shape,
@@ -90,8 +96,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> _add_layer_norm_backward(
     const OptionalTensor& weight, const OptionalTensor& bias, std::array<bool, 3> output_mask,
     bool recompute_output) {
   const NormGradients grads =
-      backward({"add_layer_norm backward", sum, normalized_shape, weight, bias},
-               {grad_output, mean, rstd, grad_sum}, output_mask, recompute_output);
+      add_norm_backward({"add_layer_norm backward", sum, normalized_shape, weight, bias},
+                        {grad_output, mean, rstd, grad_sum}, output_mask, recompute_output);
   return {grads.input, grads.weight, grads.bias, grads.output};
 }
 
@@ -128,10 +134,11 @@ std::tuple<Tensor, Tensor, Tensor> _add_rms_norm_backward(
     std::array<bool, 2> output_mask, bool recompute_output, bool zero_centered_weight) {
   const OptionalTensor no_bias;
   const Tensor no_mean;
-  const NormGradients grads = backward({"add_rms_norm backward", sum, normalized_shape, weight,
-                                        no_bias, rms_norm_kind(zero_centered_weight)},
-                                       {grad_output, no_mean, rstd, grad_sum},
-                                       {output_mask[0], output_mask[1], false}, recompute_output);
+  const NormGradients grads =
+      add_norm_backward({"add_rms_norm backward", sum, normalized_shape, weight, no_bias,
+                         rms_norm_kind(zero_centered_weight)},
+                        {grad_output, no_mean, rstd, grad_sum},
+                        {output_mask[0], output_mask[1], false}, recompute_output);
   return {grads.input, grads.weight, grads.output};
 }
 

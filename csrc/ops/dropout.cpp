@@ -1,67 +1,79 @@
 // Dropout below autograd. Elements are numbered as in the contiguous tensor, and results are
 // contiguous. Forward and backward are one kernel; they differ in where it finds its state.
-#include <ATen/core/Tensor.h>
+#include "dropout.h"
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include <tuple>
 
-#include "../kernels/dropout.h"
 #include "checks.h"
 #include "launch.h"
 #include "random.h"
 #include "tensors.h"
 
 namespace memopt::ops {
-namespace {
 
 using at::Tensor;
 using kernels::DropoutParams;
-using kernels::DropoutRule;
 using kernels::cpu::Kernels;
-
-constexpr int64_t kBlock = 4096;  // elements; a multiple of every vector and cache line
 
 void check_p(const char* op, double p) {
   // Not so for NaN.
   TORCH_CHECK_VALUE(p >= 0.0 && p <= 1.0, op, ": p must be between 0 and 1, got ", p);
 }
 
-void check_state(const char* op, const Tensor& state, const Tensor& like) {
+void check_state(const char* op, const Tensor& state, const char* like_name, const Tensor& like) {
   TORCH_CHECK(state.defined() && state.layout() == at::kStrided &&
                   state.scalar_type() == at::kLong && state.dim() == 1 &&
                   TORCH_GUARD_OR_TRUE(state.sym_size(0).sym_eq(2)),
               op, ": rng_state must be an int64 tensor [seed, offset]");
-  TORCH_CHECK(state.device() == like.device(), op, ": rng_state must be on grad_output's device ",
-              like.device(), ", got ", state.device());
+  TORCH_CHECK(state.device() == like.device(), op, ": rng_state must be on ", like_name,
+              "'s device ", like.device(), ", got ", state.device());
 }
 
 Tensor new_state(const Tensor& input) {
   return at::empty({2}, input.options().dtype(at::kLong));
 }
 
+Drop given_drop(const Tensor& state, double p) {
+  const Tensor source = state.contiguous();
+  const int64_t* saved = source.const_data_ptr<int64_t>();
+  return {kernels::dropout_rule(p, saved, /*seed=*/0, /*offset=*/0), nullptr, source};
+}
+
+Drop drawn_drop(const Tensor& input, double p, const Tensor& given, const Tensor& state) {
+  if (given.defined()) return given_drop(given, p);
+  const RandomState random = draw_random_state(input);
+  return {kernels::dropout_rule(p, nullptr, random.seed, random.offset),
+          state.defined() ? state.mutable_data_ptr<int64_t>() : nullptr, Tensor()};
+}
+
+StateArgument state_argument(const char* op, const std::optional<Tensor>& rng_state,
+                             const Tensor& input) {
+  if (!rng_state.has_value() || !rng_state->defined()) return {Tensor(), new_state(input)};
+  check_state(op, *rng_state, "input", input);
+  return {*rng_state, Tensor()};
+}
+
+namespace {
+
 Tensor empty_output(const Tensor& input) {
   return at::empty_like(input, input.options(), at::MemoryFormat::Contiguous);
 }
 
-// input times what `rule` says. `state`, undefined if nobody wants it, gets the rule's state.
-Tensor apply(const char* op, const Tensor& input, const DropoutRule& rule, const Tensor& state) {
+// input times what `drop` says.
+Tensor apply(const char* op, const Tensor& input, const Drop& drop) {
   const Tensor x = input.contiguous();
   const Tensor y = empty_output(x);
-  DropoutParams p{x.const_data_ptr(), y.mutable_data_ptr(), rule, nullptr, x.numel(),
-                  scalar_type(x),     exceeds_cache(y, 2)};
-  if (state.defined()) p.state = state.mutable_data_ptr<int64_t>();
+  const DropoutParams p{x.const_data_ptr(), y.mutable_data_ptr(), drop.rule,          drop.state,
+                        x.numel(),          scalar_type(x),       exceeds_cache(y, 2)};
   launch(
       op, x,
       [&](const Kernels& cpu) {
-        if (p.state != nullptr) {
-          p.state[0] = static_cast<int64_t>(rule.seed);
-          p.state[1] = static_cast<int64_t>(rule.offset);
-        }
-        parallel(kernels::ceil_div(p.size, kBlock), kBlock, [&](int64_t begin, int64_t end) {
-          cpu.dropout(p, begin * kBlock, std::min(end * kBlock, p.size));
-        });
+        leave_state(drop);
+        parallel_blocks(p.size, [&](int64_t begin, int64_t end) { cpu.dropout(p, begin, end); });
       },
       MEMOPT_CUDA_KERNEL(dropout), p);
   return y;
@@ -73,9 +85,7 @@ void check(const char* op, const Tensor& input, double p) {
 }
 
 Tensor draw_and_apply(const Tensor& input, double p, const Tensor& state) {
-  const char* op = "dropout";
-  const RandomState random = draw_random_state(input);
-  return apply(op, input, kernels::dropout_rule(p, nullptr, random.seed, random.offset), state);
+  return apply("dropout", input, drawn_drop(input, p, /*given=*/Tensor(), state));
 }
 
 Tensor dropout(const Tensor& input, double p) {
@@ -93,12 +103,9 @@ Tensor _dropout_backward(const Tensor& grad_output, const Tensor& rng_state, dou
   const char* op = "dropout backward";
   check_input(op, "grad_output", grad_output);
   check_p(op, p);
-  check_state(op, rng_state, grad_output);
+  check_state(op, rng_state, "grad_output", grad_output);
   if (grad_output.is_meta()) return empty_output(grad_output);
-  const Tensor state = rng_state.contiguous();
-  return apply(op, grad_output,
-               kernels::dropout_rule(p, state.const_data_ptr<int64_t>(), /*seed=*/0, /*offset=*/0),
-               Tensor());
+  return apply(op, grad_output, given_drop(rng_state, p));
 }
 
 }  // namespace

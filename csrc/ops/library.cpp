@@ -126,6 +126,47 @@ TORCH_LIBRARY(memopt, m) {
   m.def("_dropout_forward(Tensor input, float p) -> (Tensor output, Tensor rng_state)",
         {at::Tag::nondeterministic_seeded});
   m.def("_dropout_backward(Tensor grad_output, Tensor rng_state, float p) -> Tensor grad_input");
+  // These _forward ops draw a state and return it, or take one and return none.
+  m.def("activation_dropout(Tensor input, float p=0.5, *, str activation) -> Tensor",
+        {at::Tag::nondeterministic_seeded});
+  m.def(
+      "_activation_dropout_forward(Tensor input, Tensor? rng_state, float p, *, str activation)"
+      " -> (Tensor output, Tensor rng_state)",
+      {at::Tag::nondeterministic_seeded});
+  m.def(
+      "_activation_dropout_backward(Tensor grad_output, Tensor input, Tensor rng_state, float p, *,"
+      " str activation, bool recompute_output=False) -> (Tensor grad_input, Tensor output)");
+  m.def(
+      "dropout_add_layer_norm(Tensor input, Tensor residual, float p, SymInt[] normalized_shape,"
+      " Tensor? weight=None, Tensor? bias=None, float eps=1e-05) -> (Tensor output, Tensor sum)",
+      {at::Tag::nondeterministic_seeded});
+  m.def(
+      "_dropout_add_layer_norm_forward(Tensor input, Tensor residual, Tensor? rng_state, float p,"
+      " SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps)"
+      " -> (Tensor output, Tensor sum, Tensor mean, Tensor rstd, Tensor rng_state)",
+      {at::Tag::nondeterministic_seeded});
+  m.def(
+      "_dropout_add_layer_norm_backward(Tensor grad_output, Tensor? grad_sum, Tensor sum,"
+      " Tensor rng_state, float p, SymInt[] normalized_shape, Tensor mean, Tensor rstd,"
+      " Tensor? weight, Tensor? bias, bool[4] output_mask, bool recompute_output=False)"
+      " -> (Tensor grad_input, Tensor grad_residual, Tensor grad_weight, Tensor grad_bias,"
+      " Tensor output)");
+  m.def(
+      "dropout_add_rms_norm(Tensor input, Tensor residual, float p, SymInt[] normalized_shape,"
+      " Tensor? weight=None, float? eps=None, *, bool zero_centered_weight=False)"
+      " -> (Tensor output, Tensor sum)",
+      {at::Tag::nondeterministic_seeded});
+  m.def(
+      "_dropout_add_rms_norm_forward(Tensor input, Tensor residual, Tensor? rng_state, float p,"
+      " SymInt[] normalized_shape, Tensor? weight, float? eps, *,"
+      " bool zero_centered_weight=False)"
+      " -> (Tensor output, Tensor sum, Tensor rstd, Tensor rng_state)",
+      {at::Tag::nondeterministic_seeded});
+  m.def(
+      "_dropout_add_rms_norm_backward(Tensor grad_output, Tensor? grad_sum, Tensor sum,"
+      " Tensor rng_state, float p, SymInt[] normalized_shape, Tensor rstd, Tensor? weight,"
+      " bool[3] output_mask, bool recompute_output=False, *, bool zero_centered_weight=False)"
+      " -> (Tensor grad_input, Tensor grad_residual, Tensor grad_weight, Tensor output)");
 
   // Compositions of the ops above and linears; autograd/linears.h. A weight is [out, features].
   m.def(

@@ -123,7 +123,7 @@ NormOutputs norm_forward(const NormArguments& a, double eps, bool statistics,
 
 NormGradients norm_backward(const NormArguments& a, const NormSaved& saved,
                             std::array<bool, 3> output_mask, bool recompute_output,
-                            c10::function_ref<void(const NormBackwardParams&)> run) {
+                            c10::function_ref<void(const NormBackwardParams&)> run, bool also) {
   check(a);
   check_like_input(a.op, "grad_output", saved.grad_output, a.input);
   if (a.kind == NormKind::kLayerNorm) check_statistics(a, "mean", saved.mean);
@@ -143,7 +143,7 @@ NormGradients norm_backward(const NormArguments& a, const NormSaved& saved,
   const Tensor dgamma = like_parameter(output_mask[1], gamma);
   const Tensor dbeta = like_parameter(output_mask[2], beta);
   const Tensor y = like_input(recompute_output);
-  const bool anything = dx.defined() || dgamma.defined() || dbeta.defined() || y.defined();
+  const bool anything = dx.defined() || dgamma.defined() || dbeta.defined() || y.defined() || also;
   if (a.input.is_meta() || !anything) return {dx, dgamma, dbeta, y};
 
   const int64_t cols = columns(a);

@@ -59,9 +59,11 @@ struct NormGradients {
   at::Tensor output;  // re-emitted
 };
 
+// `also`: whether run() is wanted even where all of these are not, for results of its own.
 NormGradients norm_backward(const NormArguments& arguments, const NormSaved& saved,
                             std::array<bool, 3> output_mask, bool recompute_output,
-                            c10::function_ref<void(const kernels::NormBackwardParams&)> run);
+                            c10::function_ref<void(const kernels::NormBackwardParams&)> run,
+                            bool also = false);
 
 // Elements of the rows of one part: what a CPU thread is worth waking for.
 int64_t elements_per_part(const kernels::NormBackwardParams& p);

@@ -12,7 +12,13 @@ dtype and return it (PyTorch's own layer_norm returns float32 there).
 """
 
 from memopt.functional.activation import gelu, quick_gelu, relu, relu_squared, sigmoid, silu
-from memopt.functional.dropout import dropout
+from memopt.functional.dropout import (
+    activation_dropout,
+    dropout,
+    dropout_add_layer_norm,
+    dropout_add_rms_norm,
+    gelu_dropout,
+)
 from memopt.functional.gated import (
     gated,
     gated_packed,
@@ -40,10 +46,13 @@ from memopt.functional.norm import (
 )
 
 __all__ = [
+    "activation_dropout",
     "activation_linear",
     "add_layer_norm",
     "add_rms_norm",
     "dropout",
+    "dropout_add_layer_norm",
+    "dropout_add_rms_norm",
     "gated",
     "gated_linear",
     "gated_packed",
@@ -51,6 +60,7 @@ __all__ = [
     "geglu",
     "geglu_packed",
     "gelu",
+    "gelu_dropout",
     "gelu_linear",
     "layer_norm",
     "layer_norm_gelu",

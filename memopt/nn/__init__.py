@@ -4,6 +4,7 @@ from memopt.nn.activation import GELU, QuickGELU, ReLU, ReLUSquared, Sigmoid, Si
 from memopt.nn.activation_linear import ActivationLinear, GatedLinear, GELULinear
 from memopt.nn.add_norm import AddLayerNorm, AddRMSNorm
 from memopt.nn.dropout import Dropout
+from memopt.nn.dropout_add_norm import DropoutAddLayerNorm, DropoutAddRMSNorm
 from memopt.nn.gated import GEGLU, Gated, SwiGLU
 from memopt.nn.layer_norm import LayerNorm
 from memopt.nn.layer_norm_gelu import LayerNormGELU
@@ -19,6 +20,8 @@ __all__ = [
     "AddLayerNorm",
     "AddRMSNorm",
     "Dropout",
+    "DropoutAddLayerNorm",
+    "DropoutAddRMSNorm",
     "GELULinear",
     "Gated",
     "GatedLinear",

@@ -52,7 +52,7 @@ def test_opcheck_of_the_public_op(
 @every_op_with_statistics
 @every_opcheck_call
 def test_opcheck_of_the_forward_op(case: OpCase, make, device: torch.device) -> None:
-    arguments, keywords = case.arguments(make(case, device))
+    arguments, keywords = case.forward_arguments(make(case, device))
     torch.library.opcheck(case.forward_op, arguments, keywords)
 
 
@@ -141,7 +141,7 @@ def test_no_op_writes_to_its_arguments(case: OpCase, device: torch.device) -> No
         assert torch.equal(tensor, getattr(copy, name)), name
 
 
-@every_op
+@pytest.mark.parametrize("case", [case for case in OP_CASES if not case.linear], ids=str)
 def test_private_ops_refuse_to_be_differentiated(case: OpCase, device: torch.device) -> None:
     """They have no derivative of their own: a clear error, not a silent constant."""
     leaves = case.make_call((4, 10), FLOAT32, device).leaves()
@@ -227,7 +227,7 @@ def test_functorch_grad_is_refused(case: OpCase, device: torch.device) -> None:
         torch.func.grad(loss)(call.first)
 
 
-@every_op
+@pytest.mark.parametrize("case", [case for case in OP_CASES if not case.random], ids=str)
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_vmap_equals_a_loop(case: OpCase, device: torch.device) -> None:
     call = case.make_call((4, 3, 10), FLOAT32, device)

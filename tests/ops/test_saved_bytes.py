@@ -1,7 +1,7 @@
 """Proves, to the byte, what each op keeps for backward: an activation its input, a gated unit gate
 and up, the norms their input and 8 bytes a row (RMSNorm 4), with a residual in front the sum in the
-place of the input; parameters are alive anyway. PyTorch's pair of layer_norm and gelu keeps the
-tensor between them as well.
+place of the input, what drops elements 16 bytes a call; parameters are alive anyway. PyTorch's pair
+of layer_norm and gelu keeps the tensor between them as well.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import torch
 
 from tests.support.cases import (
     ACTIVATION_CASES,
+    ACTIVATION_DROPOUT_CASES,
     ADD_NORM_CASES,
+    DROPOUT_ADD_NORM_CASES,
+    DROPOUT_CASES,
     GATED_CASES,
     GELU_CASES,
     NORM_CASES,
@@ -91,6 +94,24 @@ def test_bytes_in_bfloat16(
     """The figures of each op's header in csrc/kernels, counted apart from the table of ops."""
     saved = saved_by(case.memopt, case.make_call((67, 130), BFLOAT16, device))
     assert saved.bytes == 67 * (130 * bytes_of_an_element + bytes_of_a_row)
+
+
+@pytest.mark.parametrize(
+    ("case", "bytes_of_an_element", "bytes_of_a_row"),
+    [
+        (DROPOUT_CASES[0], 0, 0),
+        *((case, 2, 0) for case in ACTIVATION_DROPOUT_CASES),
+        (DROPOUT_ADD_NORM_CASES[0], 2, 8),
+        (DROPOUT_ADD_NORM_CASES[1], 2, 4),
+    ],
+    ids=str,
+)
+def test_bytes_in_bfloat16_with_dropout(
+    case: OpCase, bytes_of_an_element: int, bytes_of_a_row: int, device: torch.device
+) -> None:
+    """The same, and 16 bytes a call for the mask."""
+    saved = saved_by(case.memopt, case.make_call((67, 130), BFLOAT16, device))
+    assert saved.bytes == 67 * (130 * bytes_of_an_element + bytes_of_a_row) + 16
 
 
 @pytest.mark.parametrize("case", NORM_CASES[1:], ids=str)

@@ -48,6 +48,15 @@ OPS: dict[str, tuple[Callable[[], Tensor], int]] = {
     ),
     "add_layer_norm": (lambda: M.add_layer_norm(X, UP, (FEATURES,), W, B)[0], ONE + 8 * ROWS),
     "add_rms_norm": (lambda: M.add_rms_norm(X, UP, (FEATURES,), W)[0], ONE + 4 * ROWS),
+    "activation_dropout": (lambda: M.activation_dropout(X, 0.3, activation="silu"), ONE + 16),
+    "dropout_add_layer_norm": (
+        lambda: M.dropout_add_layer_norm(X, UP, 0.3, (FEATURES,), W, B)[0],
+        ONE + 8 * ROWS + 16,
+    ),
+    "dropout_add_rms_norm": (
+        lambda: M.dropout_add_rms_norm(X, UP, 0.3, (FEATURES,), W)[0],
+        ONE + 4 * ROWS + 16,
+    ),
     "dropout of something kept": (lambda: M.dropout(M.gelu(X), 0.5), ONE + 16),
 }
 every_op = pytest.mark.parametrize("name", OPS)

@@ -15,6 +15,11 @@ struct Chunk {
   float values[kWidth];
 };
 
+k::DropoutRule rule_of(double p, const int64_t* saved_state, int64_t seed, int64_t offset) {
+  return k::dropout_rule(p, saved_state, static_cast<uint64_t>(seed),
+                         static_cast<uint64_t>(offset));
+}
+
 }  // namespace
 
 extern "C" {
@@ -212,6 +217,104 @@ int simt_dropout(const void* x, void* y, const int64_t* saved_state, int64_t* st
                            .dtype = static_cast<k::ScalarType>(dtype),
                            .stream_stores = false},
                           stream);
+}
+
+int simt_activation_dropout_forward(const void* x, void* y, const int64_t* saved_state,
+                                    int64_t* state, int64_t seed, int64_t offset, double p,
+                                    int64_t size, int dtype, int activation, cudaStream_t stream) {
+  return k::cuda::activation_dropout_forward(
+      {.activation = {.x = x,
+                      .y = y,
+                      .size = size,
+                      .dtype = static_cast<k::ScalarType>(dtype),
+                      .activation = static_cast<k::Activation>(activation),
+                      .stream_stores = false},
+       .rule = rule_of(p, saved_state, seed, offset),
+       .state = state},
+      stream);
+}
+
+int simt_activation_dropout_backward(const void* dy, const void* x, void* dx, void* y,
+                                     const int64_t* saved_state, double p, int64_t size, int dtype,
+                                     int activation, cudaStream_t stream) {
+  return k::cuda::activation_dropout_backward(
+      {.activation = {.dy = dy,
+                      .x = x,
+                      .dx = dx,
+                      .y = y,
+                      .size = size,
+                      .dtype = static_cast<k::ScalarType>(dtype),
+                      .activation = static_cast<k::Activation>(activation),
+                      .stream_stores = false},
+       .rule = rule_of(p, saved_state, 0, 0)},
+      stream);
+}
+
+// family: 0 dropout_add_layer_norm, 1 dropout_add_rms_norm.
+int simt_dropout_add_norm_forward(const void* x, const void* residual, const void* gamma,
+                                  const void* beta, void* y, void* sum, void* mean, void* rstd,
+                                  const int64_t* saved_state, int64_t* state, int64_t seed,
+                                  int64_t offset, double p, int64_t rows, int64_t cols,
+                                  int64_t row_stride, double eps, int dtype, int param_dtype,
+                                  int zero_centered, int family, cudaStream_t stream) {
+  const k::NormForwardParams params = {.x = x,
+                                       .gamma = gamma,
+                                       .beta = beta,
+                                       .y = y,
+                                       .mean = mean,
+                                       .rstd = rstd,
+                                       .rows = rows,
+                                       .cols = cols,
+                                       .x_row_stride = row_stride,
+                                       .eps = eps,
+                                       .dtype = static_cast<k::ScalarType>(dtype),
+                                       .param_dtype = static_cast<k::ScalarType>(param_dtype),
+                                       .stream_stores = false,
+                                       .zero_centered = zero_centered != 0,
+                                       .residual = residual,
+                                       .residual_row_stride = row_stride,
+                                       .sum = sum,
+                                       .rule = rule_of(p, saved_state, seed, offset),
+                                       .state = state};
+  return family == 0 ? k::cuda::dropout_add_layer_norm_forward(params, stream)
+                     : k::cuda::dropout_add_rms_norm_forward(params, stream);
+}
+
+// dx: residual's gradient; dx_dropped: x's.
+int simt_dropout_add_norm_backward(const void* dy, const void* dsum, const void* x,
+                                   const void* gamma, const void* beta, const void* mean,
+                                   const void* rstd, const int64_t* saved_state, double p, void* dx,
+                                   void* dx_dropped, void* y, void* dgamma, void* dbeta,
+                                   void* partials, int64_t parts, int64_t rows, int64_t cols,
+                                   int64_t dy_row_stride, int64_t row_stride, int dtype,
+                                   int param_dtype, int zero_centered, int family,
+                                   cudaStream_t stream) {
+  const k::NormBackwardParams params = {.dy = dy,
+                                        .x = x,
+                                        .gamma = gamma,
+                                        .beta = beta,
+                                        .mean = mean,
+                                        .rstd = rstd,
+                                        .dx = dx,
+                                        .y = y,
+                                        .dgamma = dgamma,
+                                        .dbeta = dbeta,
+                                        .partials = partials,
+                                        .parts = parts,
+                                        .rows = rows,
+                                        .cols = cols,
+                                        .dy_row_stride = dy_row_stride,
+                                        .x_row_stride = row_stride,
+                                        .dtype = static_cast<k::ScalarType>(dtype),
+                                        .param_dtype = static_cast<k::ScalarType>(param_dtype),
+                                        .stream_stores = false,
+                                        .zero_centered = zero_centered != 0,
+                                        .dsum = dsum,
+                                        .dsum_row_stride = row_stride,
+                                        .rule = rule_of(p, saved_state, 0, 0),
+                                        .dx_dropped = dx_dropped};
+  return family == 0 ? k::cuda::dropout_add_layer_norm_backward(params, stream)
+                     : k::cuda::dropout_add_rms_norm_backward(params, stream);
 }
 
 int simt_philox(const uint32_t* counter, const uint32_t* key, uint32_t* out) {

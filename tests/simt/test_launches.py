@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.support.cases import NORM_CASES, OP_CASES, OpCase
+from tests.support.cases.dropout import ActivationDropoutCase
 from tests.support.cases.gated import PackedCase
 from tests.support.oracle import assert_results_accurate
 from tests.support.shapes import BFLOAT16, DTYPES, FLOAT32, FLOAT64, Dtypes
@@ -270,7 +271,9 @@ def test_every_compiled_kernel_runs(simt: Device) -> None:
     for dtype in dropout.DTYPES:
         for offset in (0, 1):
             dropout.run(simt, torch.ones(128, dtype=dtype), 0.5, offset=offset)
-    for case in (*(case for case in OP_CASES if case.family in DRIVERS), *packed):
+    others = ("gelu_tanh", "relu", "quick_gelu", "sigmoid")
+    dropped = [ActivationDropoutCase("activation_dropout", activation=name) for name in others]
+    for case in (*(case for case in OP_CASES if case.family in DRIVERS), *packed, *dropped):
         for dtypes in dtypes_of_parameters:
             beyond_registers = 32768 // dtypes.tensor.itemsize + 8
             lengths = (128, 129, beyond_registers, beyond_registers + 1)

@@ -110,15 +110,9 @@ def apart(variant: Variant, tensors: dict[str, Tensor]) -> Tensor:
     if variant.gated:
         a = M.dropout(M.gated(linears["gate"], linears["up"], variant.activation), p)
     else:
-        a = activation_dropout(linears["up"], p, variant.activation)
+        a = M.activation_dropout(linears["up"], p, activation=variant.activation)
     y = M.dropout(F.linear(a, tensors["down_weight"], tensors.get("down_bias")), variant.dropout)
     return y + x if variant.residual else y
-
-
-def activation_dropout(x: Tensor, p: float, activation: str) -> Tensor:
-    name, _, approximate = activation.partition("_")
-    plain = M.gelu(x, approximate or "none") if name == "gelu" else getattr(M, activation)(x)
-    return M.dropout(plain, p)
 
 
 def gradients(

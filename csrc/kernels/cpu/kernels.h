@@ -3,8 +3,10 @@
 #pragma once
 
 #include "../activation.h"
+#include "../activation_dropout.h"
 #include "../add_norm.h"
 #include "../dropout.h"
+#include "../dropout_add_norm.h"
 #include "../gated.h"
 #include "../layer_norm.h"
 #include "../layer_norm_gelu.h"
@@ -52,6 +54,16 @@ struct Kernels {
   void (*rms_norm_reduce_parts)(const NormBackwardParams& p, int64_t begin, int64_t end);
   // elements; begin must be a multiple of 64
   void (*dropout)(const DropoutParams& p, int64_t begin, int64_t end);
+  void (*activation_dropout_forward)(const ActivationDropoutForwardParams& p, int64_t begin,
+                                     int64_t end);
+  void (*activation_dropout_backward)(const ActivationDropoutBackwardParams& p, int64_t begin,
+                                      int64_t end);
+
+  // rows; parts, as above
+  void (*dropout_add_layer_norm_forward)(const NormForwardParams& p, int64_t begin, int64_t end);
+  void (*dropout_add_layer_norm_backward)(const NormBackwardParams& p, int64_t begin, int64_t end);
+  void (*dropout_add_rms_norm_forward)(const NormForwardParams& p, int64_t begin, int64_t end);
+  void (*dropout_add_rms_norm_backward)(const NormBackwardParams& p, int64_t begin, int64_t end);
 };
 
 // A function of rows alone: the same sums whatever the number of threads.

@@ -1,5 +1,6 @@
-// Backward of the norms: layer_norm.cpp, layer_norm_gelu.cpp, rms_norm.cpp and add_norm.cpp
-// instantiate it. Formulas: kernels/layer_norm.h, kernels/rms_norm.h; parts: kernels/norm.h.
+// Backward of the norms: layer_norm.cpp, layer_norm_gelu.cpp, rms_norm.cpp, add_norm.cpp and
+// dropout_add_norm.cpp instantiate it. Formulas: kernels/layer_norm.h, kernels/rms_norm.h; parts:
+// kernels/norm.h.
 //
 // A row is read twice: the first sweep makes the two sums that dx needs, adds to the part's dgamma
 // and dbeta, and re-emits y; the second writes dx and asks for the next rows, since the hardware's
@@ -45,6 +46,7 @@ struct BackwardRow {
   const T* dy;
   T* dx;
   const T* dsum;  // null without a sum's gradient
+  T* dx_dropped;  // kDrops; null: not wanted
   T* y;           // null: not wanted
   A* dz;
   A mean;
@@ -63,7 +65,9 @@ void start_row(const BackwardPart<T, G>& part, int64_t index, int64_t place_in_g
   row->dy = static_cast<const T*>(p.dy) + index * p.dy_row_stride;
   row->dsum =
       p.dsum == nullptr ? nullptr : static_cast<const T*>(p.dsum) + index * p.dsum_row_stride;
-  row->dx = static_cast<T*>(p.dx) + index * p.cols;
+  row->dx = p.dx == nullptr ? nullptr : static_cast<T*>(p.dx) + index * p.cols;
+  row->dx_dropped =
+      p.dx_dropped == nullptr ? nullptr : static_cast<T*>(p.dx_dropped) + index * p.cols;
   row->y = p.y == nullptr ? nullptr : static_cast<T*>(p.y) + index * p.cols;
   row->dz = part.dz + place_in_group * p.cols;
   row->mean = p.mean == nullptr ? 0 : static_cast<const A*>(p.mean)[index];
@@ -143,9 +147,11 @@ void first_sweep(const BackwardPart<T, G>& part, BackwardRow<T> (&rows)[kRows], 
   }
 }
 
-// The second sweep over one row; the next rows to come lie `group` rows on.
+// The second sweep over one row; the next rows to come lie `group` rows on. index: of the row's
+// first element, for `scales`.
 template <class Norm, class T, class G>
-void second_sweep(const BackwardPart<T, G>& part, const BackwardRow<T>& row, int64_t group) {
+void second_sweep(const BackwardPart<T, G>& part, const BackwardRow<T>& row, int64_t group,
+                  [[maybe_unused]] RowScales<Norm, T>* scales, [[maybe_unused]] int64_t index) {
   using V = typename Elements<T>::V;
   using S = typename Norm::Statistics;
   const NormBackwardParams& p = part.p;
@@ -159,6 +165,7 @@ void second_sweep(const BackwardPart<T, G>& part, const BackwardRow<T>& row, int
   const T* const dsum = row.dsum;
   const Accumulate<T>* const dzs = row.dz;
   T* const dx = row.dx;
+  [[maybe_unused]] T* const dx_dropped = row.dx_dropped;
   const G* const gammas = part.gamma;
   const V offset(scale_offset(p));
   const bool streamed = part.streamed;
@@ -176,7 +183,7 @@ void second_sweep(const BackwardPart<T, G>& part, const BackwardRow<T>& row, int
     }
     V lo = S::input_grad(dz.lo * gamma.lo, S::normalize(v.lo, mean, rstd), mean_g, mean_gx, rstd);
     V hi = S::input_grad(dz.hi * gamma.hi, S::normalize(v.hi, mean, rstd), mean_g, mean_gx, rstd);
-    if constexpr (Norm::kAdds) {
+    if (Norm::kAdds && (!Norm::kDrops || dsum != nullptr)) {
       const Step<V> own = load(dsum + i, extent);
       lo = lo + own.lo;
       hi = hi + own.hi;
@@ -184,20 +191,26 @@ void second_sweep(const BackwardPart<T, G>& part, const BackwardRow<T>& row, int
     }
     prefetch_step(x + i, x_ahead);
     prefetch_step(dy + i, dy_ahead);
-    store(dx + i, Step<V>{lo, hi}, extent, streamed);
+    if (!Norm::kDrops || dx != nullptr) store(dx + i, Step<V>{lo, hi}, extent, streamed);
+    if constexpr (Norm::kDrops) {
+      if (dx_dropped == nullptr) return;
+      const Step<V> keep = scales->at(static_cast<uint64_t>(index + i));
+      store(dx_dropped + i, Step<V>{lo * keep.lo, hi * keep.hi}, extent, streamed);
+    }
   });
 }
 
 // Rows [first, first + kRows). Each row's arithmetic and its order are the same for every kRows.
 template <class Norm, int kRows, class T, class G>
-void backward_group(const BackwardPart<T, G>& part, int64_t first) {
+void backward_group(const BackwardPart<T, G>& part, int64_t first, RowScales<Norm, T>* scales) {
   BackwardRow<T> rows[kRows];
   for (int r = 0; r < kRows; ++r) start_row(part, first + r, r, &rows[r]);
   for_blocks<T>(part.p.cols, [&](int64_t begin, int64_t end) {
     first_sweep<Norm, kRows>(part, rows, begin, end);
   });
-  if (part.p.dx == nullptr) return;
-  for (const BackwardRow<T>& row : rows) second_sweep<Norm>(part, row, kRows);
+  if (part.p.dx == nullptr && (!Norm::kDrops || part.p.dx_dropped == nullptr)) return;
+  for (int r = 0; r < kRows; ++r)
+    second_sweep<Norm>(part, rows[r], kRows, scales, (first + r) * part.p.cols);
 }
 
 // Whether one row's x, dy, gamma, dgamma and dbeta stay in the first-level cache (32 KiB nearly
@@ -217,8 +230,9 @@ void backward_parts(const NormBackwardParams& p, int64_t begin, int64_t end) {
   std::unique_ptr<A[]> dz;
   if (Norm::Activation::kNeedsPreactivation) dz.reset(new A[kRowGroup * p.cols]);
   const bool streamed = p.stream_stores && p.cols * static_cast<int64_t>(sizeof(T)) % 64 == 0 &&
-                        is_aligned(p.dx) && is_aligned(p.y);
+                        is_aligned(p.dx) && is_aligned(p.y) && is_aligned(p.dx_dropped);
   const bool one_row = fits_first_cache<T, G>(p.cols);
+  RowScales<Norm, T> scales(make_keeper<A>(p.rule));
   for (int64_t i = begin; i < end; ++i) {
     A* sums = p.partials ? static_cast<A*>(p.partials) + i * kSums * p.cols : nullptr;
     if (sums != nullptr) std::memset(sums, 0, kSums * p.cols * sizeof(A));
@@ -232,8 +246,8 @@ void backward_parts(const NormBackwardParams& p, int64_t begin, int64_t end) {
     const int64_t last = (i + 1) * rows_per_part < p.rows ? (i + 1) * rows_per_part : p.rows;
     int64_t row = i * rows_per_part;
     for (; !one_row && row + kRowGroup <= last; row += kRowGroup)
-      backward_group<Norm, kRowGroup>(part, row);
-    for (; row < last; ++row) backward_group<Norm, 1>(part, row);
+      backward_group<Norm, kRowGroup>(part, row, &scales);
+    for (; row < last; ++row) backward_group<Norm, 1>(part, row, &scales);
   }
   if (streamed) stream_fence();
 }

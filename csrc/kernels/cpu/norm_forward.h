@@ -1,15 +1,17 @@
-// Forward of the norms over rows: layer_norm.cpp, layer_norm_gelu.cpp, rms_norm.cpp and
-// add_norm.cpp instantiate it. Formulas: kernels/layer_norm.h, kernels/rms_norm.h; parts:
-// kernels/norm.h.
+// Forward of the norms over rows: layer_norm.cpp, layer_norm_gelu.cpp, rms_norm.cpp, add_norm.cpp
+// and dropout_add_norm.cpp instantiate it. Formulas: kernels/layer_norm.h, kernels/rms_norm.h;
+// parts: kernels/norm.h.
 //
 // A row is read from memory once and again from the cache: LayerNorm makes the mean, the centred
 // moments and the output in three sweeps, RMSNorm the mean square and the output in two.
 #pragma once
 
 #include <memory>
+#include <type_traits>
 
-#include "../add_norm.h"
+#include "../dropout_add_norm.h"
 #include "cascade.h"
+#include "keep_scales.h"
 #include "kernels.h"
 
 namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE {
@@ -69,6 +71,45 @@ struct AddedRow {
   }
   const T* again() const { return sum; }
 };
+
+// The same with x times its keep scales, not rounded before it is added.
+template <class T>
+struct DroppedRow {
+  const T* x;
+  const T* residual;
+  T* sum;
+  KeepScales<T>* scales;
+  uint64_t index;  // of the row's first element
+
+  template <class Extent>
+  MEMOPT_INLINE auto first(int64_t i, Extent extent) const {
+    using M = Math<typename Elements<T>::V>;
+    const auto a = load(x + i, extent);
+    const auto b = load(residual + i, extent);
+    const auto keep = scales->at(index + static_cast<uint64_t>(i));
+    store(sum + i, Step{M::fma(a.lo, keep.lo, b.lo), M::fma(a.hi, keep.hi, b.hi)}, extent);
+    return load(sum + i, extent);
+  }
+  const T* again() const { return sum; }
+};
+
+// The keep scales of all rows of a range, of which each begins where the one before ends.
+struct NoScales {
+  template <class Keeper>
+  explicit NoScales(const Keeper&) {}
+};
+template <class Norm, class T>
+using RowScales = std::conditional_t<Norm::kDrops, KeepScales<T>, NoScales>;
+
+template <class T>
+AddedRow<T> added_row(const T* x, const T* residual, T* sum, NoScales*, int64_t /*index*/) {
+  return {x, residual, sum};
+}
+template <class T>
+DroppedRow<T> added_row(const T* x, const T* residual, T* sum, KeepScales<T>* scales,
+                        int64_t index) {
+  return {x, residual, sum, scales, static_cast<uint64_t>(index)};
+}
 
 // Four accumulators, two steps at a time; a single step left over and the tail go to the first two.
 template <class T, class Row>
@@ -188,6 +229,7 @@ void forward_rows(const NormForwardParams& p, int64_t begin, int64_t end) {
   // Stores past the caches cannot be read again soon: a row of sums waits here for them.
   std::unique_ptr<T[]> waiting;
   if (Norm::kAdds && streamed) waiting.reset(new T[p.cols]);
+  [[maybe_unused]] RowScales<Norm, T> scales(make_keeper<A>(p.rule));
   for (int64_t row = begin; row < end; ++row) {
     const T* x = static_cast<const T*>(p.x) + row * p.x_row_stride;
     T* y = static_cast<T*>(p.y) + row * p.cols;
@@ -195,7 +237,8 @@ void forward_rows(const NormForwardParams& p, int64_t begin, int64_t end) {
     if constexpr (Norm::kAdds) {
       T* const sum = static_cast<T*>(p.sum) + row * p.cols;
       const T* const residual = static_cast<const T*>(p.residual) + row * p.residual_row_stride;
-      const AddedRow<T> source{x, residual, streamed ? waiting.get() : sum};
+      const auto source =
+          added_row(x, residual, streamed ? waiting.get() : sum, &scales, row * p.cols);
       stats = row_statistics<T>(typename Norm::Statistics(), source, p.cols, p.eps);
       write_output<Norm, T, G>(p, source.again(), stats, y, {streamed ? sum : nullptr, x, residual},
                                streamed);

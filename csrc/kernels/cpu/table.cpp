@@ -26,6 +26,12 @@ constexpr Kernels kernels{
     add_rms_norm_backward,
     rms_norm_reduce_parts,
     dropout,
+    activation_dropout_forward,
+    activation_dropout_backward,
+    dropout_add_layer_norm_forward,
+    dropout_add_layer_norm_backward,
+    dropout_add_rms_norm_forward,
+    dropout_add_rms_norm_backward,
 };
 
 }  // namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE

@@ -24,5 +24,13 @@ void add_layer_norm_backward(const NormBackwardParams& p, int64_t begin, int64_t
 void add_rms_norm_forward(const NormForwardParams& p, int64_t begin, int64_t end);
 void add_rms_norm_backward(const NormBackwardParams& p, int64_t begin, int64_t end);
 void dropout(const DropoutParams& p, int64_t begin, int64_t end);
+void activation_dropout_forward(const ActivationDropoutForwardParams& p, int64_t begin,
+                                int64_t end);
+void activation_dropout_backward(const ActivationDropoutBackwardParams& p, int64_t begin,
+                                 int64_t end);
+void dropout_add_layer_norm_forward(const NormForwardParams& p, int64_t begin, int64_t end);
+void dropout_add_layer_norm_backward(const NormBackwardParams& p, int64_t begin, int64_t end);
+void dropout_add_rms_norm_forward(const NormForwardParams& p, int64_t begin, int64_t end);
+void dropout_add_rms_norm_backward(const NormBackwardParams& p, int64_t begin, int64_t end);
 
 }  // namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE

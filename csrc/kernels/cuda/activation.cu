@@ -7,42 +7,18 @@
 // element (12 in the tanh form), backward 24 (20), and the others less.
 #include "../activation.h"
 
-#include "launch.cuh"
+#include "elementwise.cuh"
 #include "launchers.h"
-#include "vec.cuh"
 
 namespace memopt::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-
-template <class T>
-constexpr int kElements = sizeof(T) == 8 ? 4 : 16;
-
-template <class T>
-constexpr int64_t kTile = kThreads * kElements<T>;
-
-// Calls f(tile's first element, the thread's share of the tile) for every tile of the block. Tiles
-// move by vectors if the arrays are aligned, but for a last one that ends inside a vector.
-template <class T, class F>
-__device__ __forceinline__ void for_each_tile(int64_t size, bool aligned, F&& f) {
-  constexpr int kWidth = kVectorWidth<T>;
-  for (int64_t tile = blockIdx.x * kTile<T>; tile < size; tile += gridDim.x * kTile<T>) {
-    const int64_t left = size - tile;
-    if (aligned && (left >= kTile<T> || left % kWidth == 0)) {
-      f(tile, Share<kElements<T>, kWidth, Access::kVector>(threadIdx.x, kThreads, left));
-    } else {
-      f(tile, Share<kElements<T>, kWidth, Access::kElement>(threadIdx.x, kThreads, left));
-    }
-  }
-}
-
 template <class T, class Function>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kElementwiseThreads)
     activation_forward_kernel(ActivationForwardParams p, bool aligned) {
   constexpr int kWidth = kVectorWidth<T>;
-  constexpr int kVectors = kElements<T> / kWidth;
-  for_each_tile<T>(p.size, aligned, [&](int64_t tile, const auto& share) {
+  constexpr int kVectors = kTileElements<T> / kWidth;
+  for_each_tile<T, Access::kElement>(p.size, aligned, [&](int64_t tile, const auto& share) {
     Vector<T, kWidth> x[kVectors];
 #pragma unroll
     for (int k = 0; k < kVectors; ++k)
@@ -59,11 +35,11 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T, class Function>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kElementwiseThreads)
     activation_backward_kernel(ActivationBackwardParams p, bool aligned) {
   constexpr int kWidth = kVectorWidth<T>;
-  constexpr int kVectors = kElements<T> / kWidth;
-  for_each_tile<T>(p.size, aligned, [&](int64_t tile, const auto& share) {
+  constexpr int kVectors = kTileElements<T> / kWidth;
+  for_each_tile<T, Access::kElement>(p.size, aligned, [&](int64_t tile, const auto& share) {
     Vector<T, kWidth> x[kVectors], dy[kVectors];
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
@@ -91,15 +67,8 @@ __global__ void __launch_bounds__(kThreads)
 template <class Params, class Pick>
 cudaError_t launch_elementwise(const Params& p, bool aligned, cudaStream_t stream, Pick&& pick) {
   if (p.size == 0) return cudaSuccess;
-  DeviceLimits limits;
-  const cudaError_t error = current_device_limits(&limits);
-  if (error != cudaSuccess) return error;
-  return dispatch(p.dtype, [&](auto t) {
-    using T = typename decltype(t)::type;
-    const dim3 grid(strided_grid(ceil_div(p.size, kTile<T>), limits));
-    return with_activation(p.activation, [&](auto f) {
-      return launch(pick(t, f), grid, dim3(kThreads), 0, stream, p, aligned);
-    });
+  return launch_tiles(p.dtype, p.size, p, aligned, stream, [&](auto t) {
+    return with_activation(p.activation, [&](auto f) { return pick(t, f); });
   });
 }
 

@@ -5,8 +5,10 @@
 #include <cuda_runtime.h>
 
 #include "../activation.h"
+#include "../activation_dropout.h"
 #include "../add_norm.h"
 #include "../dropout.h"
+#include "../dropout_add_norm.h"
 #include "../gated.h"
 #include "../layer_norm.h"
 #include "../layer_norm_gelu.h"
@@ -38,5 +40,13 @@ cudaError_t add_rms_norm_backward(const NormBackwardParams& p, cudaStream_t stre
 // NormBackwardParams::partials. Depends on the device, rows and cols alone; at least 1.
 cudaError_t norm_backward_parts(int64_t rows, int64_t cols, ScalarType dtype, int64_t* parts);
 cudaError_t dropout(const DropoutParams& p, cudaStream_t stream);
+cudaError_t activation_dropout_forward(const ActivationDropoutForwardParams& p,
+                                       cudaStream_t stream);
+cudaError_t activation_dropout_backward(const ActivationDropoutBackwardParams& p,
+                                        cudaStream_t stream);
+cudaError_t dropout_add_layer_norm_forward(const NormForwardParams& p, cudaStream_t stream);
+cudaError_t dropout_add_layer_norm_backward(const NormBackwardParams& p, cudaStream_t stream);
+cudaError_t dropout_add_rms_norm_forward(const NormForwardParams& p, cudaStream_t stream);
+cudaError_t dropout_add_rms_norm_backward(const NormBackwardParams& p, cudaStream_t stream);
 
 }  // namespace memopt::kernels::cuda

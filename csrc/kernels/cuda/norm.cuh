@@ -2,7 +2,8 @@
 // parameter loads.
 #pragma once
 
-#include "../add_norm.h"
+#include "../dropout_add_norm.h"
+#include "keep_scales.cuh"
 #include "launch.cuh"
 #include "reduce.cuh"
 #include "vec.cuh"

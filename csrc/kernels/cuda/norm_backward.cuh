@@ -8,7 +8,8 @@ namespace memopt::kernels::cuda {
 
 template <class Norm>
 cudaError_t launch_norm_backward(const NormBackwardParams& p, cudaStream_t stream) {
-  const bool nothing_wanted = p.dx == nullptr && p.y == nullptr && p.partials == nullptr;
+  const bool dx_wanted = wants_input_grad<Norm>(p);
+  const bool nothing_wanted = !dx_wanted && p.y == nullptr && p.partials == nullptr;
   if (nothing_wanted || (p.rows == 0 && p.partials == nullptr)) return cudaSuccess;
   DeviceLimits limits;
   cudaError_t error = current_device_limits(&limits);
@@ -26,7 +27,7 @@ cudaError_t launch_norm_backward(const NormBackwardParams& p, cudaStream_t strea
                          rows_are_aligned<T>(p.dy, p.dy_row_stride) &&
                          rows_are_aligned<T>(p.dx, p.cols) && is_aligned(p.y) &&
                          is_aligned(p.gamma) && is_aligned(p.beta) && is_aligned(p.partials) &&
-                         rows_are_aligned<T>(p.dsum, p.dsum_row_stride);
+                         rows_are_aligned<T>(p.dsum, p.dsum_row_stride) && is_aligned(p.dx_dropped);
     const int64_t sum_bytes = ceil_div(Norm::kWeightGrads * p.cols * int64_t{sizeof(A)}, 16) * 16;
     return dispatch_access<T>(p.cols, aligned, [&](auto a) {
       constexpr Access kAccess = decltype(a)::value;
@@ -41,7 +42,7 @@ cudaError_t launch_norm_backward(const NormBackwardParams& p, cudaStream_t strea
       plan.sum_bytes = plan.sums_shared ? sum_bytes : 0;
       left -= plan.sum_bytes;
       const int64_t row_bytes = ceil_div(p.cols * int64_t{sizeof(T)}, 16) * 16;
-      plan.staged = p.dx != nullptr && 2 * row_bytes <= left;
+      plan.staged = dx_wanted && 2 * row_bytes <= left;
       plan.row_bytes = plan.staged ? row_bytes : 0;
       return launch(norm_backward_long<Norm, T, G, kAccess>, grid, dim3(kLongBackwardThreads<T>),
                     kRowSumBytes<A> + plan.sum_bytes + 2 * plan.row_bytes, stream, p, plan);

@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kLongBackwardThreads<T>, 1)
         }
       }
     }
-    if (p.dx == nullptr) continue;
+    if (!wants_input_grad<Norm>(p)) continue;
 
     const Pair<A> means = row_means<Norm>(sums, set, inverse_cols);
     for (int64_t tile = 0; tile < p.cols; tile += kTile) {

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, 1) norm_backward_rows(NormBack
     const A rstd = stats.rstd;
     const auto current = share;
     if (kPrefetch) start_row(row + step);
-    if (p.dx != nullptr) {
+    if (wants_input_grad<Norm>(p)) {
       Vector<T, kWidth> dsum[kVectors];
 #pragma unroll
       for (int k = 0; kPrefetch && k < kVectors; ++k)

@@ -1,8 +1,10 @@
 // Backward of the norms, through an activation behind LayerNorm, and with the own gradient of a sum
-// in front of any: the plan, and the steps that backward_rows and backward_long are made of.
+// in front of any, and to what was dropped in front of that: the plan, and the steps that
+// backward_rows and backward_long are made of.
 //
 // Memory: x and dy are read once, dx is written once (over dy if asked), and y once if it is
-// re-emitted: 6 or 8 bytes an element in 2-byte types, 2 more for the sum's own gradient. The
+// re-emitted: 6 or 8 bytes an element in 2-byte types, 2 more for the sum's own gradient and for
+// dx_dropped each. The
 // weight gradients come from the same pass: the grid is persistent, a thread owns the same columns
 // of every row that it meets and sums their gradients; at its end each block (a "part") writes one
 // row of partial sums, and layer_norm_reduce_parts() adds the parts in order. The sums, and a row
@@ -91,12 +93,25 @@ __device__ __forceinline__ Pair<A> row_means(Pair<A> sums, int set, A inverse_co
   }
 }
 
+// Whether there is a gradient of the sum's own.
+template <class Norm>
+__device__ __forceinline__ bool has_dsum(const NormBackwardParams& p) {
+  return Norm::kAdds && (!Norm::kDrops || p.dsum != nullptr);
+}
+
+// Whether anything is wanted that comes of the second step.
+template <class Norm>
+MEMOPT_HD bool wants_input_grad(const NormBackwardParams& p) {
+  return p.dx != nullptr || (Norm::kDrops && p.dx_dropped != nullptr);
+}
+
 // Vector k of the sum's own gradient, if there is one.
 template <class Norm, class T, int kElements, int kWidth, Access kAccess>
 __device__ __forceinline__ void load_dsum(const NormBackwardParams& p, int64_t row, int64_t tile,
                                           const Share<kElements, kWidth, kAccess>& share, int k,
                                           Vector<T, kWidth>* dsum) {
   if constexpr (Norm::kAdds) {
+    if (!has_dsum<Norm>(p)) return;
     load<Reuse::kNever>(static_cast<const T*>(p.dsum) + row * p.dsum_row_stride + tile, share, k,
                         dsum);
   }
@@ -114,13 +129,23 @@ __device__ __forceinline__ void write_input_grad(const NormBackwardParams& p, co
 #pragma unroll
   for (int j = 0; j < kWidth; ++j)
     dx[j] = Norm::Statistics::input_grad(g[j], xhat[j], means.first, means.second, rstd);
-  if constexpr (Norm::kAdds) {
+  if (has_dsum<Norm>(p)) {
     A own[kWidth];
     widen(dsum, own);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) dx[j] += own[j];
   }
-  store(dx, static_cast<T*>(p.dx) + row * p.cols + tile, share, k);
+  if (!Norm::kDrops || p.dx != nullptr)
+    store(dx, static_cast<T*>(p.dx) + row * p.cols + tile, share, k);
+  if constexpr (Norm::kDrops) {
+    if (p.dx_dropped == nullptr) return;
+    const auto keeper = make_keeper<A>(p.rule);  // here: see load_first()
+    A keep[kWidth];
+    load_keep_scales(keeper, row * p.cols + tile, share, k, keep);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) dx[j] = dx[j] * keep[j];
+    store(dx, static_cast<T*>(p.dx_dropped) + row * p.cols + tile, share, k);
+  }
 }
 
 }  // namespace memopt::kernels::cuda

@@ -1,4 +1,5 @@
-// Forward of the norms, with an activation behind LayerNorm and a residual added in front of any.
+// Forward of the norms, with an activation behind LayerNorm and a residual, and dropout, in front
+// of any.
 //
 // Memory: x is read once, y written once (4 bytes an element in 2-byte types; a residual is one
 // more read and its sum one more write), the statistics are 8 bytes a row; gamma and beta come from
@@ -67,8 +68,18 @@ __device__ __forceinline__ void load_first(const NormForwardParams& p, int64_t r
     widen(*v, x);
     load<Reuse::kNever>(static_cast<const T*>(p.residual) + row * p.residual_row_stride + tile,
                         share, k, residual);
+    if constexpr (Norm::kDrops) {
+      // Made here for each vector: one for all, and the keys of Philox's rounds with it, would take
+      // the registers that the row needs.
+      const auto keeper = make_keeper<A>(p.rule);
+      A keep[kWidth];
+      load_keep_scales(keeper, row * p.cols + tile, share, k, keep);
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) x[j] += residual[j];
+      for (int j = 0; j < kWidth; ++j) x[j] = Math<A>::fma(x[j], keep[j], residual[j]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) x[j] += residual[j];
+    }
     narrow(x, v);
     store(*v, static_cast<T*>(p.sum) + row * p.cols + tile, share, k);
   }
@@ -108,6 +119,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, 1) norm_forward_rows(NormForwa
   constexpr int kWidth = kGroup<T, kAccess>;
   constexpr int kVectors = kElements / kWidth;
   const Share<kElements, kWidth, kAccess> columns(threadIdx.x, blockDim.x, p.cols);
+  if constexpr (Norm::kDrops) leave_state(p.rule, p.state);
 
   const A inverse_cols = A(1) / static_cast<A>(p.cols);
 
@@ -161,6 +173,7 @@ __global__ void __launch_bounds__(kLongForwardThreads, 1)
   const auto share_of = [&](int64_t tile) {
     return Share<kElements, kWidth, kAccess>(threadIdx.x, kLongForwardThreads, p.cols - tile);
   };
+  if constexpr (Norm::kDrops) leave_state(p.rule, p.state);
 
   const A inverse_cols = A(1) / static_cast<A>(p.cols);
 
@@ -223,7 +236,9 @@ __global__ void __launch_bounds__(kLongForwardThreads, 1)
 
 template <class Norm>
 cudaError_t launch_norm_forward(const NormForwardParams& p, cudaStream_t stream) {
-  if (p.rows == 0) return cudaSuccess;
+  const bool leaves_state = Norm::kDrops && p.state != nullptr;
+  if (p.rows == 0 && !leaves_state) return cudaSuccess;
+  const int64_t rows = p.rows == 0 ? 1 : p.rows;
   DeviceLimits limits;
   const cudaError_t error = current_device_limits(&limits);
   if (error != cudaSuccess) return error;
@@ -239,12 +254,12 @@ cudaError_t launch_norm_forward(const NormForwardParams& p, cudaStream_t stream)
       constexpr Access kAccess = decltype(a)::value;
       if (row_fits_registers<kForwardElements<T, kAccess>>(p.cols)) {
         const dim3 block = row_block<kForwardElements<T, kAccess>>(p.cols, kForwardBlockThreads);
-        const dim3 grid(strided_grid(ceil_div(p.rows, block.y), limits));
+        const dim3 grid(strided_grid(ceil_div(rows, block.y), limits));
         return launch(norm_forward_rows<Norm, T, G, kAccess>, grid, block, kSumBytes, stream, p);
       }
       const int64_t row_bytes = p.cols * int64_t{sizeof(T)};
       const bool staged = row_bytes <= limits.shared_bytes_per_block - kSumBytes;
-      const dim3 grid(strided_grid(p.rows, limits));
+      const dim3 grid(strided_grid(rows, limits));
       return launch(norm_forward_long<Norm, T, G, kAccess>, grid, dim3(kLongForwardThreads),
                     kSumBytes + (staged ? row_bytes : 0), stream, p, staged);
     });

@@ -6,7 +6,15 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import activation, add_norm, gated, layer_norm, rms_norm
+from . import (
+    activation,
+    activation_dropout,
+    add_norm,
+    dropout_add_norm,
+    gated,
+    layer_norm,
+    rms_norm,
+)
 
 # By OpCase.family. A family of the table of ops that is not here has no kernel of its own.
 DRIVERS: dict[str, ModuleType] = {
@@ -18,4 +26,7 @@ DRIVERS: dict[str, ModuleType] = {
     "rms_norm": rms_norm,
     "add_layer_norm": add_norm,
     "add_rms_norm": add_norm,
+    "activation_dropout": activation_dropout,
+    "dropout_add_layer_norm": dropout_add_norm,
+    "dropout_add_rms_norm": dropout_add_norm,
 }

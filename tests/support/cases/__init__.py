@@ -9,6 +9,7 @@ from __future__ import annotations
 from .activation import ACTIVATION_CASES, GELU_CASES
 from .add_norm import ADD_NORM_CASES
 from .call import Call, Results, as_tuple, assert_same_bits, evaluate
+from .dropout import ACTIVATION_DROPOUT_CASES, DROPOUT_ADD_NORM_CASES, DROPOUT_CASES
 from .gated import GATED_CASES, PACKED_CASES
 from .layer_norm import NORM_CASES
 from .op import OpCase
@@ -21,6 +22,7 @@ OP_CASES: tuple[OpCase, ...] = (
     *NORM_CASES,
     *RMS_NORM_CASES,
     *ADD_NORM_CASES,
+    *DROPOUT_CASES,
 )
 
 # All that normalise rows: of layer_norm's family, rms_norm's, and with a residual in front.
@@ -31,7 +33,10 @@ FAMILIES = tuple({case.family: case for case in reversed(OP_CASES)}.values())[::
 
 __all__ = [
     "ACTIVATION_CASES",
+    "ACTIVATION_DROPOUT_CASES",
     "ADD_NORM_CASES",
+    "DROPOUT_ADD_NORM_CASES",
+    "DROPOUT_CASES",
     "FAMILIES",
     "GATED_CASES",
     "GELU_CASES",

@@ -107,17 +107,27 @@ class AddNormCase(OpCase):
         )
 
     def torch(self, call: Call) -> tuple[Tensor, ...]:
-        total = call.input + call.residual
+        total = self.dropped(call) + call.residual
         return (*as_tuple(self.norm.torch(self._norm_call(call, total))), total)
+
+    def dropped(self, call: Call) -> Tensor:
+        """What the residual is added to."""
+        return call.input
+
+    def rounded_sum(self, call: Call) -> Tensor:
+        """As PyTorch's addition rounds it, which the op must equal in bits; float64."""
+        dtype = getattr(torch, call.sum_dtype)
+        addends = (t.detach().to(dtype) for t in (call.input, call.residual))
+        return sum(addends).double()
 
     def exact(self, call: Call) -> tuple[Tensor, ...]:
         """The sum's rounding is part of the function, with a derivative of 1."""
-        total = call.input + call.residual
-        total = total + (_rounded_sum(call) - total).detach()
+        total = self.dropped(call) + call.residual
+        total = total + (self.rounded_sum(call) - total).detach()
         return (*as_tuple(self.norm.exact(self._norm_call(call, total))), total)
 
     def magnitudes(self, call: Call) -> Results:
-        total = _rounded_sum(call)
+        total = self.rounded_sum(call)
         results = self.norm.magnitudes(self._norm_call(call, total))
         e_dx = results["grad_input"] + call.grad_sum.abs()
         named = {"output": results["output"], "sum": total.abs()}
@@ -128,7 +138,7 @@ class AddNormCase(OpCase):
         return super().autocast(call, dtype).replace(sum_dtype=_name(dtype))
 
     def statistics(self, call: Call) -> dict[str, tuple[Tensor, Tensor]]:
-        return self.norm.statistics(self._norm_call(call, _rounded_sum(call)))
+        return self.norm.statistics(self._norm_call(call, self.rounded_sum(call)))
 
     def read_by_backward(self, call: Call) -> tuple[str, ...]:
         return ("weight",)
@@ -139,13 +149,6 @@ class AddNormCase(OpCase):
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _rounded_sum(call: Call) -> Tensor:
-    """As PyTorch's addition rounds it, which the op must equal in bits; float64."""
-    dtype = getattr(torch, call.sum_dtype)
-    addends = (t.detach().to(dtype) for t in (call.input, call.residual))
-    return sum(addends).double()
 
 
 @dataclass(frozen=True)

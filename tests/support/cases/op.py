@@ -69,8 +69,22 @@ class OpCase:
     rows_are_independent: ClassVar[bool] = True
     """Whether a row's bits are those of the row alone. (A GEMM's may depend on the others.)"""
 
+    random: ClassVar[bool] = False
+    """Whether it draws random numbers. A call through `memopt` is then seeded first."""
+
+    linear: ClassVar[bool] = False
+    """Whether it is a linear function of its only tensor: the backward op is given the gradient
+    alone and has derivatives of its own.
+    """
+
+    autocasts: ClassVar[bool] = True
+    """Whether autocast changes the dtype that it computes in."""
+
     def __str__(self) -> str:
         return self.family
+
+    def seed(self) -> None:
+        """Puts the default generator where each call of a random op finds it."""
 
     # How calls are made.
 
@@ -99,8 +113,14 @@ class OpCase:
         return {}
 
     def arguments(self, call: Call) -> tuple[tuple, dict[str, Any]]:
-        """Positional and keyword arguments of the public function and op, and of the forward op."""
+        """Positional and keyword arguments of the public function and op, and of the forward op
+        unless forward_arguments says otherwise.
+        """
         return tuple(call.tensors.values()), dict(call.options)
+
+    def forward_arguments(self, call: Call) -> tuple[tuple, dict[str, Any]]:
+        """Positional and keyword arguments of the forward op."""
+        return self.arguments(call)
 
     def backward_arguments(
         self,
@@ -186,13 +206,18 @@ class OpCase:
         return getattr(torch.ops.memopt, f"_{self.family}_backward").default
 
     def memopt(self, call: Call) -> Tensor | tuple[Tensor, ...]:
-        """The op under test, through the public Python function."""
+        """The op under test, through the public Python function. A compiler does not let a graph
+        seed the generator: who calls the graph does it.
+        """
+        if self.random and not torch.compiler.is_compiling():
+            self.seed()
         arguments, keywords = self.arguments(call)
         return getattr(memopt.functional, self.family)(*arguments, **keywords)
 
     def forward(self, call: Call) -> tuple[Results, Saved]:
         """The forward op, below autograd: its outputs and what it saves for the backward op."""
-        arguments, keywords = self.arguments(call)
+        self.seed()
+        arguments, keywords = self.forward_arguments(call)
         results = as_tuple(self.forward_op(*arguments, **keywords))
         count = len(self.outputs)
         return (

@@ -1,0 +1,108 @@
+// An activation with dropout behind it, below autograd. Elements are numbered as in the contiguous
+// tensor, and results are contiguous.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/library.h>
+
+#include <string_view>
+#include <tuple>
+
+#include "../kernels/activation_dropout.h"
+#include "activation.h"
+#include "checks.h"
+#include "dropout.h"
+#include "launch.h"
+#include "tensors.h"
+
+namespace memopt::ops {
+namespace {
+
+using at::Tensor;
+using kernels::Activation;
+using kernels::cpu::Kernels;
+
+constexpr char kForward[] = "activation_dropout", kBackward[] = "activation_dropout backward";
+
+Tensor empty_contiguous(const Tensor& like) {
+  return at::empty_like(like, like.options(), at::MemoryFormat::Contiguous);
+}
+
+Activation check(const char* op, const Tensor& input, double p, std::string_view activation) {
+  check_input(op, "input", input);
+  check_p(op, p);
+  return parse_activation(op, activation);
+}
+
+Tensor forward(const Tensor& input, double p, Activation activation, const StateArgument& state) {
+  if (input.is_meta()) return empty_contiguous(input);
+  const Tensor x = input.contiguous();
+  const Tensor y = empty_contiguous(x);
+  const Drop drop = drawn_drop(x, p, state.given, state.drawn);
+  const kernels::ActivationDropoutForwardParams params{
+      {x.const_data_ptr(), y.mutable_data_ptr(), x.numel(), scalar_type(x), activation,
+       exceeds_cache(y, 2)},
+      drop.rule,
+      drop.state};
+  launch(
+      kForward, x,
+      [&](const Kernels& cpu) {
+        leave_state(drop);
+        parallel_blocks(x.numel(), [&](int64_t begin, int64_t end) {
+          cpu.activation_dropout_forward(params, begin, end);
+        });
+      },
+      MEMOPT_CUDA_KERNEL(activation_dropout_forward), params);
+  return y;
+}
+
+Tensor activation_dropout(const Tensor& input, double p, std::string_view name) {
+  return forward(input, p, check(kForward, input, p, name), StateArgument());
+}
+
+std::tuple<Tensor, Tensor> _activation_dropout_forward(const Tensor& input,
+                                                       const std::optional<Tensor>& rng_state,
+                                                       double p, std::string_view name) {
+  const Activation activation = check(kForward, input, p, name);
+  const StateArgument state = state_argument(kForward, rng_state, input);
+  return {forward(input, p, activation, state), state.drawn};
+}
+
+std::tuple<Tensor, Tensor> _activation_dropout_backward(const Tensor& grad_output,
+                                                        const Tensor& input,
+                                                        const Tensor& rng_state, double p,
+                                                        std::string_view name,
+                                                        bool recompute_output) {
+  const Activation activation = check(kBackward, input, p, name);
+  check_like_input(kBackward, "grad_output", grad_output, input);
+  check_state(kBackward, rng_state, "input", input);
+  const Tensor dx = empty_contiguous(input);
+  const Tensor y = recompute_output ? empty_contiguous(input) : Tensor();
+  if (input.is_meta()) return {dx, y};
+  const Tensor x = input.contiguous();
+  const Tensor dy = grad_output.contiguous();
+  const Drop drop = given_drop(rng_state, p);
+  const kernels::ActivationDropoutBackwardParams params{
+      {dy.const_data_ptr(), x.const_data_ptr(), dx.mutable_data_ptr(), mutable_data(y), x.numel(),
+       scalar_type(x), activation, exceeds_cache(dx, 3)},
+      drop.rule};
+  launch(
+      kBackward, x,
+      [&](const Kernels& cpu) {
+        parallel_blocks(x.numel(), [&](int64_t begin, int64_t end) {
+          cpu.activation_dropout_backward(params, begin, end);
+        });
+      },
+      MEMOPT_CUDA_KERNEL(activation_dropout_backward), params);
+  return {dx, y};
+}
+
+}  // namespace
+
+// One function serves the CPU, CUDA and meta; every other backend gets check_input's error.
+TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {
+  m.impl("activation_dropout", activation_dropout);
+  m.impl("_activation_dropout_forward", _activation_dropout_forward);
+  m.impl("_activation_dropout_backward", _activation_dropout_backward);
+}
+
+}  // namespace memopt::ops

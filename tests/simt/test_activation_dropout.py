@@ -1,0 +1,144 @@
+"""The CUDA kernels of activations with dropout behind them, run by the interpreter.
+
+For every activation, type and length, wherever the tensors lie and in every order of threads: they
+are accurate, drop what the CPU kernels drop, and backward re-emits forward's bits; the state that
+forward leaves is the one it was given, and one that it is given it reads.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.cases import Results
+from tests.support.cases.dropout import ActivationDropoutCase, drawn_state, keep_scales
+from tests.support.shapes import FLOAT32, FLOAT64, Dtypes, random_normal
+
+from . import kernels
+from .agreement import assert_accurate, path, run, run_in_every_order
+from .device import Attribute, Device
+from .drivers import activation_dropout
+from .drivers.activation import ACTIVATIONS
+from .drivers.run import DENSE, Run
+from .kernels import Layout, assert_same_bits
+
+CPU = torch.device("cpu")
+CASES = [ActivationDropoutCase("activation_dropout", activation=name) for name in ACTIVATIONS]
+DTYPES = tuple(
+    Dtypes(dtype, dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+)
+
+# The elements that a block takes at a time: 256 threads with 16 each, 4 in float64.
+TILE = {torch.float32: 4096, torch.float16: 4096, torch.bfloat16: 4096, torch.float64: 1024}
+
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+every_dtype = pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+
+
+@every_case
+@every_dtype
+@pytest.mark.parametrize("size", [1, 3, 127, 128, 769, 4099])
+def test_accurate_for_every_length(
+    simt: Device, case: ActivationDropoutCase, dtypes: Dtypes, size: int
+) -> None:
+    call = case.make_call((1, size), dtypes, CPU)
+    outcome = run_in_every_order(simt, case, call)
+    assert_accurate(case, call, outcome)
+    assert torch.equal(outcome.saved["rng_state"], drawn_state("cpu"))
+
+
+@every_dtype
+@pytest.mark.parametrize("p", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_drops_exactly_what_the_cpu_drops(
+    simt: Device, dtypes: Dtypes, p: float, offset: int
+) -> None:
+    case = CASES[0]
+    values = 1 + random_normal(1, TILE[dtypes.tensor] + 133).abs()
+    call = case.make_call(tuple(values.shape), dtypes, CPU, values=values).replace(p=p)
+    outcome = run(simt, case, call, layout=Layout(offset=offset))
+    cpu, _ = case.forward(call)
+    kept = keep_scales(call, torch.float32) != 0
+    for output in (outcome.output, outcome.grad_input, cpu["output"]):
+        assert torch.equal(output != 0, kept & (call.grad_output != 0))
+
+
+@every_case
+@every_dtype
+@pytest.mark.parametrize("beyond", [-1, 0, 1])
+def test_one_block_for_each_tile(
+    simt: Device, case: ActivationDropoutCase, dtypes: Dtypes, beyond: int
+) -> None:
+    call = case.make_call((1, 2 * TILE[dtypes.tensor] + beyond), dtypes, CPU)
+    assert_accurate(case, call, run(simt, case, call))
+    assert path(simt) == [
+        "activation_dropout_forward_kernel",
+        "activation_dropout_backward_kernel",
+    ]
+    blocks = 3 if beyond > 0 else 2
+    for launch in simt.launches():
+        assert launch.grid == (blocks, 1, 1)
+        assert launch.block == (256, 1, 1)
+        assert launch.shared_bytes == 0
+        assert launch.stream == kernels.STREAM
+
+
+def test_grid_strides_over_tiles_beyond_64_waves(simt: Device) -> None:
+    simt.set_attribute(Attribute.MULTIPROCESSORS, 1)
+    call = CASES[0].make_call((1, 65 * TILE[torch.float64] + 5), FLOAT64, CPU)
+    assert_accurate(CASES[0], call, run(simt, CASES[0], call))
+    assert {launch.grid for launch in simt.launches()} == {(64, 1, 1)}
+
+
+@every_case
+@every_dtype
+@pytest.mark.parametrize("offset", [1, 2, 3])
+def test_same_bits_wherever_the_tensors_lie(
+    simt: Device, case: ActivationDropoutCase, dtypes: Dtypes, offset: int
+) -> None:
+    call = case.make_call((1, TILE[dtypes.tensor] + 133), dtypes, CPU)
+    assert_same_bits(
+        run_in_every_order(simt, case, call, layout=Layout(offset=offset)),
+        run(simt, case, call),
+        f"offset {offset}",
+    )
+
+
+@every_case
+@every_dtype
+@pytest.mark.parametrize("recompute_output", [False, True])
+def test_in_place_backward_has_the_same_bits(
+    simt: Device, case: ActivationDropoutCase, dtypes: Dtypes, recompute_output: bool
+) -> None:
+    call = case.make_call((1, 1003), dtypes, CPU)
+    apart = run(simt, case, call)
+    in_place = kernels.in_every_order(
+        simt,
+        lambda: kernels.backward(
+            simt, case, call, apart.saved, recompute_output=recompute_output, in_place=True
+        ),
+    )
+    output = apart.output if recompute_output else None
+    expected = Results(output=output, grad_input=apart.grad_input)
+    assert_same_bits(in_place, expected, "in place")
+
+
+@every_dtype
+def test_forward_reads_a_state_that_it_is_given(simt: Device, dtypes: Dtypes) -> None:
+    call = CASES[0].make_call((1, 1003), dtypes, CPU)
+    drawn, saved = kernels.forward(simt, CASES[0], call)
+    given = activation_dropout.forward_with_state(
+        Run(simt, DENSE), CASES[0], call, saved["rng_state"]
+    )
+    assert_same_bits([given], [drawn["output"]], "a given state")
+
+
+def test_an_empty_tensor_leaves_its_state_and_nothing_is_launched_in_backward(
+    simt: Device,
+) -> None:
+    outcome = run(simt, CASES[0], CASES[0].make_call((0, 5), FLOAT32, CPU))
+    assert outcome.output.shape == (0, 5)
+    assert torch.equal(outcome.saved["rng_state"], drawn_state("cpu"))
+    assert path(simt) == ["activation_dropout_forward_kernel"]
+    kernels.forward(simt, CASES[0], CASES[0].make_call((0, 5), FLOAT32, CPU), statistics=False)
+    assert len(simt.launches()) == 1
