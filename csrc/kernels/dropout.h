@@ -15,7 +15,8 @@
 // What is dropped is multiplied by 0, as in PyTorch: -1 becomes -0, infinities and NaN become NaN.
 //
 // For a kernel that drops on its way: put a DropoutRule into its Params, make_keeper() at its
-// beginning, and multiply by keep_scale(), keep_scales() or, on the CPU, cpu/keep_scales.h's steps.
+// beginning, and multiply by keep_scale(), keep_scales(), or by what cpu/keep_scales.h gives for
+// steps and cuda/keep_scales.cuh for shares.
 #pragma once
 
 #include "philox.h"
