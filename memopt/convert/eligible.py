@@ -8,11 +8,11 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils import _python_dispatch
 
-from memopt._extension import build_info
+from memopt._extension import _C
 
 _PLAIN = frozenset((Tensor, Parameter))
 _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64))
-_DEVICES = frozenset(("cpu", "meta", *(("cuda",) if build_info()["cuda"] else ())))
+_DEVICES = frozenset(("cpu", "meta", *(("cuda",) if _C.build_info()["cuda"] else ())))
 
 
 def takes(input: object, *parameters: Tensor | None) -> bool:

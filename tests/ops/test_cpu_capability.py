@@ -120,13 +120,14 @@ def test_empty_variable_means_the_best(child_environment: dict[str, str]) -> Non
 
 STREAMING_PROGRAM = """
 import hashlib
+import torch
 from tests.support.cases import OP_CASES
 from tests.support.shapes import DTYPES
 
 digest = hashlib.sha256()
 for case in OP_CASES:
     for dtypes in DTYPES:
-        call = case.make_call((37, 192), dtypes, "cpu")
+        call = case.make_call((37, 192), dtypes, torch.device("cpu"))
         outputs, saved = case.forward(call)
         results = case.backward(call, saved, recompute_output=True)
         for tensor in (*outputs.values(), *results.values()):
