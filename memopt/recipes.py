@@ -23,7 +23,10 @@ def recompute() -> AbstractContextManager[None]:
     A recipe is used if it saves memory: if each tensor that it reads is kept by something inside
     the context already. Else the output is kept: that of a dropout behind a Linear, say, since
     nobody keeps the Linear's output. It is also kept if it was written in place after the op, and
-    where PyTorch could not tell (views of another dtype, tensor subclasses). If a tensor that a
+    where PyTorch could not tell (views of another dtype, tensor subclasses), and where a weight
+    that the op read has left the memory, as sharded ones do after their module's forward. Writes
+    that PyTorch does not count (through another tensor's .data, or NumPy) must not be made between
+    the op and backward. If a tensor that a
     recipe reads is written in place before backward, backward raises an error, as the op's own
     backward would.
 

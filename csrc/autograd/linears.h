@@ -18,6 +18,7 @@
 #pragma once
 
 #include <ATen/ops/linear.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <string>
@@ -55,6 +56,12 @@ Tensor input_grad(const variable_list& grads, const std::vector<Tensor>& weights
 Tensor weight_grad(const Tensor& grad, const Tensor& x);
 Tensor bias_grad(const Tensor& grad);
 
+// Around a backward with products of its own: they run in forward's dtypes also where backward is
+// called under autocast.
+struct NoAutocast {
+  c10::impl::ExcludeDispatchKeyGuard guard{c10::autocast_dispatch_keyset};
+};
+
 template <class Producer>
 struct ThroughLinears : torch::autograd::Function<ThroughLinears<Producer>> {
   static constexpr bool is_traceable = true;
@@ -88,6 +95,7 @@ struct ThroughLinears : torch::autograd::Function<ThroughLinears<Producer>> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const NoAutocast no_autocast;
     const std::vector<int64_t> places = ctx->saved_data["places"].toIntVector();
     const int64_t linears = ctx->saved_data["linears"].toInt();
     const auto inputs = static_cast<int64_t>(places.size()) - 2 * linears;

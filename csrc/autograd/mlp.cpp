@@ -126,6 +126,7 @@ struct Mlp : torch::autograd::Function<Mlp> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const NoAutocast no_autocast;
     const MlpOptions o = MlpOptions::restore(ctx);
     const std::vector<int64_t> places = ctx->saved_data["places"].toIntVector();
     const variable_list saved = ctx->get_saved_variables();
@@ -156,9 +157,9 @@ struct Mlp : torch::autograd::Function<Mlp> {
     if (again && (d.wants_p || d.wants_down)) {
       if (t.x.defined() && (composed || !n.defined())) n = normalized();
       TORCH_CHECK(n.defined(),
-                  "mlp: create_graph=True asks for what was not saved, because up_weight and "
-                  "gate_weight require no gradient and there is no norm; call the ops one after "
-                  "another");
+                  "mlp: create_graph=True asks for input, which was not saved, because neither "
+                  "up_weight nor gate_weight nor what a norm reads requires a gradient; call the "
+                  "ops one after another");
       if (composed || d.wants_p || !a.defined()) p = autograd::apply(t.first, n);
       if (composed) a.reset();
     }

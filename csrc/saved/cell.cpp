@@ -28,6 +28,7 @@ std::optional<c10::Stream> current_stream(const at::Tensor& tensor) {
 
 Geometry Geometry::of(const at::Tensor& tensor) {
   Geometry geometry;
+  geometry.dtype = tensor.scalar_type();
   geometry.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
   geometry.strides.assign(tensor.strides().begin(), tensor.strides().end());
   geometry.offset = tensor.storage_offset();
@@ -35,7 +36,8 @@ Geometry Geometry::of(const at::Tensor& tensor) {
 }
 
 bool Geometry::operator==(const Geometry& other) const {
-  return sizes == other.sizes && strides == other.strides && offset == other.offset;
+  return dtype == other.dtype && sizes == other.sizes && strides == other.strides &&
+         offset == other.offset;
 }
 
 Cell::Cell() {

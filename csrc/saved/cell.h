@@ -23,8 +23,9 @@ namespace memopt::saved {
 
 class Use;
 
-// Which elements of its storage a tensor is.
+// Which elements of its storage a tensor is, and of what.
 struct Geometry {
+  at::ScalarType dtype = at::kFloat;
   c10::SmallVector<int64_t, 4> sizes;
   c10::SmallVector<int64_t, 4> strides;
   int64_t offset = 0;
@@ -40,6 +41,14 @@ class Cell : public c10::intrusive_ptr_target {
 
   // Runs when the last reference goes, though a scope may know the cell weakly for longer.
   void release_resources() override;
+
+  // Whether what it is made of is still in memory. Sharded parameters leave it after their module's
+  // forward and are back only for that module's backward, so that another module's must not need
+  // them.
+  virtual bool is_there() const { return true; }
+
+  // Of recipes: how many a tensor is made through.
+  virtual int64_t chain_length() const { return 0; }
 
   // How many there are, to see that they die with their graph.
   static int64_t live();
@@ -90,6 +99,7 @@ class Use {
 
   at::Tensor take();
   void release();
+  const Cell& cell() const { return *cell_; }
 
  private:
   friend class Cell;

@@ -17,6 +17,8 @@ class Kept : public Handle {
     return tensor_;
   }
 
+  const at::Tensor& tensor() const { return tensor_; }
+
  private:
   at::Tensor tensor_;
   Version version_;

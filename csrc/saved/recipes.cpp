@@ -24,16 +24,29 @@ c10::weak_intrusive_ptr<c10::StorageImpl> weak_storage(const at::Tensor& tensor)
 // Whether a storage and strides say all about its values.
 bool is_plain(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && tensor.has_storage() && !autograd::is_traced(tensor) &&
-         !tensor.is_conj() && !tensor.is_neg();
+         !tensor.is_nested() && !tensor.is_conj() && !tensor.is_neg();
 }
+
+// Whether its storage was not freed under it.
+bool has_memory(const at::Tensor& tensor) {
+  return tensor.numel() == 0 || !tensor.has_storage() || tensor.storage().nbytes() != 0;
+}
+
+// Recipes through which a tensor is made, at most: each takes a few frames of the stack.
+constexpr int64_t kLongestChain = 64;
 
 class KeptCell : public Cell {
  public:
-  explicit KeptCell(at::Tensor tensor) : kept_(std::move(tensor)) {}
+  explicit KeptCell(const at::Tensor& tensor) : kept_(tensor), storage_(key_of(tensor)) {}
 
   void release_resources() override {
     kept_.reset();
     Cell::release_resources();
+  }
+
+  // A parameter's memory is freed under it, or its data exchanged.
+  bool is_there() const override {
+    return key_of(kept_->tensor()) == storage_ && has_memory(kept_->tensor());
   }
 
  protected:
@@ -42,6 +55,7 @@ class KeptCell : public Cell {
 
  private:
   std::optional<Kept> kept_;
+  const c10::StorageImpl* storage_;  // then, to compare
 };
 
 // What the outer hooks made of a tensor.
@@ -67,7 +81,20 @@ class RecipeCell : public Cell {
   using Inputs = std::vector<std::optional<Use>>;
 
   RecipeCell(Inputs inputs, Run run, Geometry geometry)
-      : inputs_(std::move(inputs)), run_(std::move(run)), geometry_(std::move(geometry)) {}
+      : inputs_(std::move(inputs)), run_(std::move(run)), geometry_(std::move(geometry)) {
+    for (const auto& input : inputs_) {
+      if (input.has_value())
+        chain_length_ = std::max(chain_length_, 1 + input->cell().chain_length());
+    }
+  }
+
+  bool is_there() const override {
+    return std::all_of(inputs_.begin(), inputs_.end(), [](const std::optional<Use>& input) {
+      return !input.has_value() || input->cell().is_there();
+    });
+  }
+
+  int64_t chain_length() const override { return chain_length_; }
 
   void release_resources() override {
     inputs_.clear();
@@ -78,7 +105,13 @@ class RecipeCell : public Cell {
   at::Tensor make() override {
     std::vector<at::Tensor> tensors;
     tensors.reserve(inputs_.size());
-    for (auto& input : inputs_) tensors.push_back(input.has_value() ? input->take() : at::Tensor());
+    for (auto& input : inputs_) {
+      tensors.push_back(input.has_value() ? input->take() : at::Tensor());
+      TORCH_CHECK(!tensors.back().defined() || has_memory(tensors.back()),
+                  "memopt.recompute(): a tensor that a recipe reads must be in memory in backward, "
+                  "got one of shape ",
+                  tensors.back().sizes(), " whose storage was freed");
+    }
     const Untracked untracked;
     const at::Tensor output = run_(tensors);
     if (output.strides() == at::IntArrayRef(geometry_.strides)) return output;
@@ -91,6 +124,7 @@ class RecipeCell : public Cell {
   Inputs inputs_;
   Run run_;
   Geometry geometry_;
+  int64_t chain_length_ = 1;
 };
 
 // A reader of a cell in the autograd graph.
@@ -112,9 +146,9 @@ void Recipes::add(const at::Tensor& output, autograd::Recipe recipe) {
   auto entry = std::make_shared<Output>(Output{weak_storage(output),
                                                Version(output),
                                                Geometry::of(output),
-                                               output.scalar_type(),
                                                {},
                                                std::move(recipe.run),
+                                               /*chain_length=*/1,
                                                std::nullopt});
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const at::Tensor& tensor : recipe.inputs) {
@@ -123,8 +157,12 @@ void Recipes::add(const at::Tensor& output, autograd::Recipe recipe) {
       continue;
     }
     if (!is_plain(tensor)) return;
+    auto made_by = output_of(tensor);
+    if (made_by != nullptr && made_by->chain_length >= kLongestChain) made_by = nullptr;
+    if (made_by != nullptr)
+      entry->chain_length = std::max(entry->chain_length, 1 + made_by->chain_length);
     entry->inputs.emplace_back(
-        Input{weak_storage(tensor), Geometry::of(tensor), Version(tensor), output_of(tensor)});
+        Input{weak_storage(tensor), Geometry::of(tensor), Version(tensor), std::move(made_by)});
   }
   sweep();
   outputs_.insert_or_assign(key_of(output), std::move(entry));
@@ -135,7 +173,8 @@ std::optional<Use> Recipes::use_of(const Input& input) {
   if (const auto found = held_.find(input.storage._unsafe_get_target()); found != held_.end()) {
     for (const Held& held : found->second) {
       if (held.version.moved() || !(held.geometry == input.geometry)) continue;
-      if (auto cell = held.cell.lock(); cell.defined()) return Use(std::move(cell), held.view);
+      if (auto cell = held.cell.lock(); cell.defined() && cell->is_there())
+        return Use(std::move(cell), held.view);
     }
   }
   if (input.made_by == nullptr) return std::nullopt;
@@ -148,13 +187,18 @@ std::shared_ptr<Recipes::Output> Recipes::output_of(const at::Tensor& tensor) {
   const auto found = outputs_.find(key_of(tensor));
   if (found == outputs_.end()) return nullptr;
   const Output& output = *found->second;
-  if (output.version.moved() || output.dtype != tensor.scalar_type()) return nullptr;
+  if (output.version.moved() || output.geometry.dtype != tensor.scalar_type()) return nullptr;
+  // tensor.data counts its writes apart.
+  if (Version(tensor).then() != output.version.then()) return nullptr;
   return found->second;
 }
 
 c10::intrusive_ptr<Cell> Recipes::cell_of(Output& output) {
   if (output.cell.has_value()) {
-    if (auto cell = output.cell->lock(); cell.defined()) return cell;
+    if (auto cell = output.cell->lock(); cell.defined()) {
+      if (cell->is_there()) return cell;
+      return {};
+    }
   }
   RecipeCell::Inputs inputs;
   inputs.reserve(output.inputs.size());
@@ -163,6 +207,7 @@ c10::intrusive_ptr<Cell> Recipes::cell_of(Output& output) {
     if (input.has_value() && !inputs.back().has_value()) return {};
   }
   auto cell = c10::make_intrusive<RecipeCell>(std::move(inputs), output.run, output.geometry);
+  if (cell->chain_length() > kLongestChain) return {};
   output.cell = c10::weak_intrusive_ptr<Cell>(cell);
   return cell;
 }

@@ -10,7 +10,8 @@
 // scope already (the op's own node saved it, or another op did), or has such a recipe itself. (A
 // dropout saves 16 bytes and not its input; so its output has a recipe only where something else
 // saves that input or it can be made again.) It is not used if the output was written in place
-// since, for subclasses and for views of another dtype.
+// since, for subclasses and for views of another dtype, nor once an input has left the memory (the
+// weight of a sharded module whose output another module saves).
 //
 // Everything else goes to `outer`, the hooks that were active around the scope, or is kept. A
 // recipe takes its inputs from the handles that hold them, so that an input that the outer hooks
@@ -59,9 +60,9 @@ class Recipes : public Packer, public autograd::RecipeBook {
     Storage storage;
     Version version;
     Geometry geometry;
-    at::ScalarType dtype;
     c10::SmallVector<std::optional<Input>, 4> inputs;
     std::function<at::Tensor(const std::vector<at::Tensor>&)> run;
+    int64_t chain_length;                               // of recipes, by made_by
     std::optional<c10::weak_intrusive_ptr<Cell>> cell;  // once it was saved
   };
   // A tensor that a handle of this scope holds.
@@ -73,7 +74,8 @@ class Recipes : public Packer, public autograd::RecipeBook {
     std::optional<Geometry> view;  // of the cell's tensor, unless that is it
   };
 
-  // The output on `tensor`'s storage, unless it was written in place since or is of another dtype.
+  // The output on `tensor`'s storage, unless it was written in place since, also under tensor.data,
+  // or is of another dtype.
   std::shared_ptr<Output> output_of(const at::Tensor& tensor);
   // The cell of its recipe; empty if that would save nothing.
   c10::intrusive_ptr<Cell> cell_of(Output& output);

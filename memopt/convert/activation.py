@@ -16,6 +16,8 @@ from memopt import functional
 from memopt._subclass import original_class
 from memopt.convert.eligible import takes
 from memopt.convert.probe import (
+    Constants,
+    are_constant,
     forward_of,
     gradients,
     random_normal,
@@ -62,6 +64,9 @@ class Activation:
     name: str
     base: None = None
 
+    constants: Constants = ()
+    """With others it computes something else."""
+
     @property
     def to(self) -> str:
         if self.name == "gelu_tanh":
@@ -69,7 +74,7 @@ class Activation:
         return f"memopt.functional.{self.name}"
 
     def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
-        if not takes(input):
+        if not takes(input) or not are_constant(module, self.constants):
             return plain(module, input)
         return ACTIVATIONS[self.name][0](input)
 
@@ -78,7 +83,7 @@ def activation_name(module: nn.Module) -> str | None:
     """The name of the activation that `module` is known to compute, without a probe."""
     swap = swap_of(module)
     if isinstance(swap, Activation):
-        return swap.name
+        return swap.name if are_constant(module, swap.constants) else None
     return name_of_kind(original_class(type(module)) if swap is None else swap.base, module)
 
 

@@ -64,9 +64,10 @@ def convert(
     A swapped module is the object that it was, of a subclass of its class: parameters, buffers,
     keys, hooks, training flag, copies and pickles (which need memopt to load) stay. Calls that
     memopt's ops do not take, of other dtypes or devices or of distributed tensors, are PyTorch's as
-    before. Results differ by rounding; dropout draws other random numbers; under autocast norms
-    return the autocast dtype. The activation in front of a gated product is not called as a module,
-    unless it has a hook.
+    before; and the module's own, where it is known by probes and a number, string or function among
+    its attributes was changed since (but a norm's eps). Results differ by rounding; dropout draws
+    other random numbers; under autocast norms return the autocast dtype. The activation in front of
+    a gated product is not called as a module, unless it has a hook.
 
     Recipes (see `memopt.recompute`) are turned on around the model's forward, so that the tensors
     that these ops return are not stored for backward by whatever uses them.

@@ -26,8 +26,12 @@ from memopt import functional
 from memopt.convert.activation import ACTIVATIONS, activation_name
 from memopt.convert.eligible import casts, takes
 from memopt.convert.probe import (
+    Constants,
+    are_constant,
+    constants_of,
     forward_of,
     gradients,
+    has_containers,
     random_normal,
     stand_in,
     takes_one_tensor,
@@ -63,12 +67,17 @@ class Gated:
 
     base: None = None
 
+    constants: Constants = ()
+    """With others it computes something else."""
+
     @property
     def to(self) -> str:
         packed = "" if len(self.linears) == 2 else "_packed" * (self.layout != "second")
         return f"memopt.functional.gated{packed}({self.activation!r})"
 
     def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
+        if not are_constant(module, self.constants):
+            return plain(module, input)
         submodules = module._modules
         if self.activation_module is not None:
             activation = submodules[self.activation_module]
@@ -110,6 +119,7 @@ def may_be_gated(module: nn.Module) -> bool:
         and len(activations) <= 1
         and not any(p is not None for p in module._parameters.values())
         and not module._buffers
+        and not has_containers(module)
         and takes_one_tensor(module)
     )
 
@@ -140,7 +150,7 @@ def recognise_gated(module: nn.Module, known: dict[nn.Module, str]) -> Gated | N
             )
             if first.matches(found) and second.matches(found):
                 narrow = _Probe(module, others, down, training=True, down_dtype=torch.float32)
-                return replace(found, casts_to_weight=narrow.ran)
+                return replace(found, casts_to_weight=narrow.ran, constants=constants_of(module))
     return None
 
 

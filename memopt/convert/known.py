@@ -20,7 +20,7 @@ from memopt.convert.activation import (
 )
 from memopt.convert.gated import may_be_gated, recognise_gated
 from memopt.convert.norm import may_be_norm, recognise_norm
-from memopt.convert.probe import own_attributes
+from memopt.convert.probe import constants_of, own_attributes
 from memopt.convert.swap import Module, Swap, Swapped
 
 TORCH: dict[type[nn.Module], Module] = {
@@ -107,7 +107,7 @@ class Chooser:
                 return "it computes no activation that memopt has"
             if not self._recompute and name in SAVE_THEIR_OUTPUT:
                 return SAVES_ITS_OUTPUT
-            return Activation(name)
+            return Activation(name, constants=constants_of(module))
         if may_be_gated(module):
             swap: Swap | None = self._remembered(
                 module, lambda m: recognise_gated(m, self._activations)

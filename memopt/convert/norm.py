@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,8 +22,12 @@ from torch.nn import functional as F
 from memopt import functional
 from memopt.convert.eligible import casts, takes
 from memopt.convert.probe import (
+    Constants,
+    are_constant,
+    constants_of,
     forward_of,
     gradients,
+    has_containers,
     own_attributes,
     random_normal,
     stand_in,
@@ -56,6 +60,9 @@ class Norm:
 
     base: None = None
 
+    constants: Constants = ()
+    """With others, beside eps, it computes something else."""
+
     @property
     def to(self) -> str:
         centred = "zero_centered_weight=True" if self.zero_centered_weight else ""
@@ -68,6 +75,7 @@ class Norm:
             not takes(input, weight, bias)
             or input.shape[-1:] != weight.shape
             or not (weight.dtype == input.dtype or self.returns_input_dtype or casts(input))
+            or not are_constant(module, self.constants)
         ):
             return plain(module, input)
         eps = getattr(module, self.eps) if isinstance(self.eps, str) else self.eps
@@ -90,9 +98,7 @@ def may_be_norm(module: nn.Module) -> bool:
         and parameters[0].numel() > 0
         and not module._buffers
         and not module._modules
-        and not any(
-            isinstance(v, (list, dict, set, Tensor)) for v in own_attributes(module).values()
-        )
+        and not has_containers(module)
         and takes_one_tensor(module)
     )
 
@@ -104,7 +110,8 @@ def recognise_norm(module: nn.Module) -> Norm | None:
             dtype = next(p.dtype for p in module._parameters.values() if p is not None)
             if dtype != torch.float32 and not _matches(module, candidate, dtype):
                 return None
-            return _with_dtype_rule(module, candidate)
+            constants = constants_of(module, read=candidate.eps)
+            return replace(_with_dtype_rule(module, candidate), constants=constants)
     return None
 
 

@@ -8,6 +8,7 @@ device, and its hooks do not run.
 from __future__ import annotations
 
 import inspect
+import types
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,11 @@ from memopt._subclass import original_class
 
 _MODULE_ATTRIBUTES = frozenset(nn.Module().__dict__)
 _SIMPLE = (bool, int, float, str, type(None))
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+_MISSING = object()
+
+Constants = tuple[tuple[str, Any], ...]
+"""Attributes, by name, on which what a module computes may depend."""
 
 
 @contextmanager
@@ -88,6 +94,30 @@ def simple_attributes(module: nn.Module) -> tuple[tuple[str, Any], ...] | None:
     return tuple(found)
 
 
+def constants_of(module: nn.Module, read: str | float = "") -> Constants:
+    """The numbers, strings and functions among `own_attributes` but for `read`, which is looked up
+    in every call: as they were when the module was probed.
+    """
+    return tuple(
+        (name, value)
+        for name, value in sorted(own_attributes(module).items())
+        if name != read and isinstance(value, (*_SIMPLE, *_FUNCTIONS))
+    )
+
+
+def are_constant(module: nn.Module, constants: Constants) -> bool:
+    """Whether nobody has changed them since. In front of every call."""
+    attributes = module.__dict__
+    return all(attributes.get(name, _MISSING) == value for name, value in constants)
+
+
+def has_containers(module: nn.Module) -> bool:
+    """Whether a list, dict, set or tensor is among `own_attributes`, which a stand-in would share:
+    forward might keep a state in it.
+    """
+    return any(isinstance(v, (list, dict, set, Tensor)) for v in own_attributes(module).values())
+
+
 def _function(value: Any) -> Any:
     """Stands for a function among attributes: the same for bound methods of several instances."""
     return getattr(value, "__func__", repr(value))
@@ -115,10 +145,17 @@ def takes_one_tensor(module: nn.Module) -> bool:
 
 
 def forward_of(module: nn.Module, input: Tensor) -> Tensor | None:
-    """What the forward of a stand-in returns; None if it raises or that is no tensor."""
+    """What the forward of a stand-in returns; None if it raises, if that is no tensor, and if it
+    sets an attribute: a module that counts its calls or shows its last output does more than
+    compute.
+    """
+    before = dict(module.__dict__)
     try:
         output = type(module).forward(module, input)
     except Exception:  # whatever it is, the module is not what was looked for
+        return None
+    after = module.__dict__
+    if after.keys() != before.keys() or any(after[k] is not v for k, v in before.items()):
         return None
     return output if isinstance(output, Tensor) else None
 

@@ -296,6 +296,19 @@ def test_autocast_casts_input_and_weights(case: Case, device: torch.device) -> N
     assert_same_bits(gradients(fused, tensors), gradients(two, tensors))
 
 
+@every_case
+def test_backward_called_under_autocast(case: Case, device: torch.device) -> None:
+    """It runs in forward's dtypes."""
+    inputs = as_leaves(case.make_inputs(torch.Size((6,)), FEATURES), device, torch.float32)
+    weights, biases = (as_leaves(t, device, torch.float32) for t in make_linears((4,), True))
+    tensors = [*inputs, *weights, *biases]
+    expected = gradients(case.fused(*inputs, weights, biases), tensors)
+    outputs = case.fused(*inputs, weights, biases)
+    with torch.autocast(device.type, torch.bfloat16):
+        actual = gradients(outputs, tensors)
+    assert_same_bits(actual, expected)
+
+
 X, W = torch.randn(2, 4), torch.randn(3, 4)
 BAD = {
     "features": (

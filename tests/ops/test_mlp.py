@@ -115,7 +115,9 @@ def test_gradients_of_gradients_with_frozen_parts(norm: str, frozen: str, recomp
         return torch.autograd.grad(total, trained, allow_unused=True)
 
     if recompute != "all" and needs_what_was_not_saved(norm, frozen):
-        with pytest.raises(RuntimeError, match="create_graph=True asks for what was not saved"):
+        with pytest.raises(
+            RuntimeError, match="create_graph=True asks for input, which was not saved"
+        ):
             second(fused(variant, tensors, recompute))
         return
     actual = second(fused(variant, tensors, recompute))
@@ -192,6 +194,32 @@ def test_autocast_casts_input_and_weights(
     assert actual.dtype == torch.bfloat16
     assert torch.equal(actual, expected)
     assert_same_bits(gradients(actual, tensors), gradients(expected, tensors))
+
+
+@every_level
+@pytest.mark.parametrize("forward", [None, torch.bfloat16], ids=["plain", "bfloat16"])
+def test_backward_called_under_another_autocast(
+    forward: torch.dtype | None, recompute: str, device: torch.device
+) -> None:
+    """It runs in forward's dtypes."""
+    variant = Variant("dropped", norm="layer_norm", activation_dropout=0.1, dropout=0.1)
+    tensors = make_tensors(variant, device, torch.float32)
+    with torch.autocast(device.type, forward, enabled=forward is not None):
+        y = fused(variant, tensors, recompute)
+    other = torch.float16 if forward else torch.bfloat16
+    for create_graph in (False, True):
+        plain, inside = (autograd_under(dtype, y, tensors, create_graph) for dtype in (None, other))
+        assert_same_bits(inside, plain)
+
+
+def autograd_under(
+    dtype: torch.dtype | None, y: Tensor, tensors: dict[str, Tensor], create_graph: bool
+) -> dict[str, Tensor]:
+    with torch.autocast(y.device.type, dtype, enabled=dtype is not None):
+        grads = torch.autograd.grad(
+            y, list(tensors.values()), torch.ones_like(y), True, create_graph=create_graph
+        )
+    return dict(zip(tensors, grads, strict=True))
 
 
 def test_without_gradients_and_in_eval(device: torch.device) -> None:

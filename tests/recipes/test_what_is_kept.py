@@ -204,3 +204,56 @@ def test_inputs_of_any_strides() -> None:
             assert_same_gradients(run, [base, W, LINEAR])
             direct = lambda op=op, s=strided: F.linear(op(s()), LINEAR).square().sum()  # noqa: E731
             assert_same_gradients(direct, [base, W, LINEAR])
+
+
+def test_an_alias_of_another_dtype_is_not_taken_for_the_input() -> None:
+    """Both lie on the same elements, and both are held."""
+    x = leaf(ROWS, FEATURES, dtype=torch.bfloat16)
+    scale = torch.ones((), dtype=torch.float16, requires_grad=True)
+    linear = leaf(FEATURES, FEATURES, seed=5, dtype=torch.bfloat16)
+
+    def run() -> Tensor:
+        y = M.gelu(x)
+        other = x.detach().view(torch.float16) * scale
+        return F.linear(y, linear).float().sum() + other.float().sum()
+
+    assert_same_gradients(run, [x, linear, scale])
+
+
+def write_an_alias() -> Tensor:
+    y = M.gelu(X).data
+    return y.mul_(2)
+
+
+def write_an_alias_by_set() -> Tensor:
+    y = torch.empty(0).set_(M.gelu(X).detach())
+    return y.mul_(2)
+
+
+@pytest.mark.parametrize("write", [write_an_alias, write_an_alias_by_set])
+def test_an_alias_that_counts_its_own_writes(write: Callable[[], Tensor]) -> None:
+    assert_same_gradients(lambda: F.linear(write(), LINEAR).sum(), [LINEAR])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_kept() -> None:
+    parts = [leaf(2, FEATURES), leaf(3, FEATURES, seed=1)]
+
+    def run() -> Tensor:
+        nested = torch.nested.as_nested_tensor(parts)
+        return torch.nested.to_padded_tensor(nested * nested, 0.0).sum()
+
+    assert_same_gradients(run, parts)
+
+
+@pytest.mark.parametrize("op", [M.relu, lambda h: M.dropout(h, 1e-9)], ids=["relu", "dropout"])
+def test_chains_as_long_as_no_stack(op: Callable[[Tensor], Tensor]) -> None:
+    x = leaf(4)
+
+    def run() -> Tensor:
+        h = M.gelu(x)
+        for _ in range(20_000):
+            h = op(h)
+        return (h * h).sum()
+
+    assert_same_gradients(run, [x])
