@@ -25,165 +25,59 @@ What stays though one might expect it to go, and why:
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.byte_table import Term, format_sum, sum_per_token
+from torch import Tensor, nn
 
-SEQUENCES = 2
-
-
-@dataclass(frozen=True)
-class Sizes:
-    n: int
-    h: int
-    heads: int
-    kv_heads: int
-    m: int
-    words: int
-    tokens: int
-
-    @property
-    def head(self) -> int:
-        return self.h // self.heads
-
-
-@dataclass(frozen=True)
-class Terms:
-    both: tuple[Term, ...] = ()
-    before: tuple[Term, ...] = ()
-    after: tuple[Term, ...] = ()
-
-    def __add__(self, other: Terms) -> Terms:
-        return Terms(self.both + other.both, self.before + other.before, self.after + other.after)
-
-    def each(self, change: Callable[[Term], Term]) -> Terms:
-        kinds = (self.both, self.before, self.after)
-        return Terms(*(tuple(change(term) for term in kind) for kind in kinds))
-
-
-def both(*terms: Term) -> Terms:
-    return Terms(both=terms)
-
-
-def times(terms: Terms, number: int) -> Terms:
-    def change(term: Term) -> Term:
-        changed = copy.copy(term)
-        changed.count = number * term.count
-        return changed
-
-    return terms.each(change)
-
-
-def of(rows: str, terms: Terms) -> Terms:
-    """Of other rows than tokens, whose number is a symbol."""
-    return terms.each(
-        lambda term: Term(
-            term.what,
-            count=term.count,
-            per_call={
-                rows if name == "one" else f"{rows} {name}": c for name, c in term.per_token.items()
-            },
-        )
-    )
-
-
-def layer_norm(count: int) -> Terms:
-    return Terms(
-        both=(Term("LayerNorms: input", count=count, h=2),),
-        before=(
-            Term("LayerNorms: mean, rstd", count=2 * count, one=2),
-            Term("LayerNorms: output", count=count, h=2),
-        ),
-        after=(Term("LayerNorms: mean, rstd", count=2 * count, one=4),),
-    )
-
-
-def rms_norm(count: int, what: str = "RMSNorms", of: str = "h", rows: str = "one") -> Terms:
-    """`rows` norms a token, of together `of` elements, whose output nothing keeps."""
-    return Terms(
-        both=(Term(f"{what}: rstd", count=count, **{rows: 4}),),
-        before=(
-            Term(f"{what}: input in float32", count=count, **{of: 4}),
-            Term(f"{what}: without the weight", count=count, **{of: 2}),
-        ),
-        after=(Term(f"{what}: input", count=count, **{of: 2}),),
-    )
-
-
-def rms_norm_read(count: int) -> Terms:
-    """By linears."""
-    return rms_norm(count) + Terms(before=(Term("RMSNorms: output", count=count, h=2),))
-
-
-def centred_rms_norm(count: int) -> Terms:
-    """Gemma's: (1 + weight) in float32, times what is rounded afterwards."""
-    return Terms(
-        both=(Term("RMSNorms: rstd", count=count, one=4),),
-        before=(
-            Term("RMSNorms: input in float32", count=count, h=4),
-            Term("RMSNorms: without the weight, in float32", count=count, h=4),
-            Term("RMSNorms: 1 + weight", count=count, per_call={"h": 4}),
-            Term("RMSNorms: output", count=count, h=2),
-        ),
-        after=(Term("RMSNorms: input", count=count, h=2),),
-    )
-
-
-def t5_norm(count: int) -> Terms:
-    """T5's: float32 for the mean of squares alone."""
-    return Terms(
-        both=(
-            Term("RMSNorms: input", count=count, h=2),
-            Term("RMSNorms: rstd", count=count, one=4),
-        ),
-        before=(
-            Term("RMSNorms: input in float32", count=count, h=4),
-            Term("RMSNorms: without the weight", count=count, h=2),
-        ),
-    )
-
-
-LOGSUMEXP = Term("attention: logsumexp", heads=4)
-OUTPUT = Term("attention's output", h=2)
-COPY = Term("attention's output, copied for the linear", h=2)
-PACKED = Term("q, k, v in one tensor", h=6)
-ATTENTION = both(Term("q, k, v", count=3, h=2), OUTPUT, LOGSUMEXP)
-GROUPED = both(Term("q", h=2), Term("k, v", count=2, kv=2), OUTPUT, LOGSUMEXP)
-GELU = Terms(both=(Term("GELU's input", m=2),), before=(Term("GELU's output", m=2),))
-NEW_GELU_STEPS = Terms(before=(Term("GELU in operators: between", count=3, m=2),))
-GATED = Terms(
-    both=(Term("gate, up", count=2, m=2),),
-    before=(Term("f(gate)", m=2), Term("f(gate) up", m=2)),
+import memopt
+from tests.convert.models import MODELS
+from tests.convert.sizes import (
+    SEQUENCES,
+    Sizes,
+    causal,
+    common,
+    gpt2,
+    grouped,
+    modern_bert,
+    positions,
+    side,
+    t5,
+    vit,
+    vit_symbols,
+    whisper,
 )
-T5_ATTENTION = both(
-    Term("q, k, v", count=3, h=2), Term("attention's probabilities", **{"heads T": 2}), COPY
+from tests.convert.terms import (
+    ATTENTION,
+    COPY,
+    COS_SIN,
+    GATED,
+    GELU,
+    GELU_CHAIN,
+    GROUPED,
+    IDS,
+    LLAMA,
+    LM_HEAD,
+    LOGSUMEXP,
+    NEW_GELU_STEPS,
+    OUTPUT,
+    PACKED,
+    T5_ATTENTION,
+    Terms,
+    both,
+    centred_rms_norm,
+    formula,
+    layer_norm,
+    logits,
+    of,
+    rms_norm,
+    rms_norm_read,
+    t5_norm,
+    times,
 )
-
-IDS = Term("ids, which are the labels too", one=8)
-SHIFTED = Term("ids, labels shifted", count=2, one=8)
-COS_SIN = Term("cos, sin", count=2, per_call={"T r": 2})
-
-
-def logits(bytes_each: int) -> tuple[Term, Term]:
-    """The loss is computed on them as they are, or in float32."""
-    return Term("log-probabilities", W=bytes_each), Term("loss: weight", per_call=bytes_each)
-
-
-LM_HEAD = both(SHIFTED, *logits(4))
-LLAMA = rms_norm_read(2) + GROUPED + GATED
-GELU_CHAIN = Terms(
-    both=(Term("head: GELU's input", h=2),),
-    before=(Term("head: GELU's output, LayerNorm's input", h=2),),
-)
-
-
-def head_norm() -> Terms:
-    """The head's LayerNorm: its input is a GELU's output."""
-    norm = layer_norm(1)
-    return Terms((), norm.before, norm.after)
+from tests.support.byte_table import Term
+from tests.support.saved_bytes import SavedTensors
 
 
 @dataclass(frozen=True)
@@ -210,126 +104,22 @@ class ModelTerms:
         all_terms = times(self.layer, s.n) + self.rest
         return [*all_terms.both, *all_terms.before], [*all_terms.both, *all_terms.after]
 
-    def formulas(self) -> tuple[str, str]:
-        """Bytes a call before and after."""
-        before, after = (
-            f"n ({_formula(self.layer.both + layer)}) + {_formula(self.rest.both + rest)}"
-            for layer, rest in (
-                (self.layer.before, self.rest.before),
-                (self.layer.after, self.rest.after),
-            )
-        )
-        return before, after
-
-    def layer_formulas(self) -> tuple[str, str]:
-        """The part that grows with n."""
-        layer = self.layer
-        return _formula(layer.both + layer.before), _formula(layer.both + layer.after)
-
-
-def _formula(terms: Sequence[Term]) -> str:
-    per_token, per_call = sum_per_token(terms), dict[str, int]()
-    for term in terms:
-        for name, c in term.per_call.items():
-            per_call[name] = per_call.get(name, 0) + term.count * c
-    parts = [f"tokens ({format_sum(_sorted(per_token))})"] if per_token else []
-    per_call = {name: c for name, c in per_call.items() if c}
-    return " + ".join([*parts, *([format_sum(_sorted(per_call))] if per_call else [])])
-
-
-def _sorted(coefficients: Mapping[str, int]) -> dict[str, int]:
-    order = ("h", "kv", "m", "W", "heads", "kv_heads", "heads T")
-    names = [name for name in order if name in coefficients]
-    return {name: coefficients[name] for name in (*names, *coefficients)}
-
-
-def common(s: Sizes) -> dict[str, Any]:
-    return {
-        "num_hidden_layers": s.n,
-        "hidden_size": s.h,
-        "num_attention_heads": s.heads,
-        "intermediate_size": s.m,
-        "vocab_size": s.words,
-        "attn_implementation": "sdpa",
-    }
-
-
-def causal(s: Sizes) -> dict[str, Any]:
-    """Without a cache of keys and values, which training does not need."""
-    return {**common(s), "use_cache": False}
-
-
-def grouped(s: Sizes) -> dict[str, Any]:
-    return {**causal(s), "num_key_value_heads": s.kv_heads, "head_dim": s.head}
-
-
-def gpt2(s: Sizes) -> dict[str, Any]:
-    return {
-        "n_layer": s.n,
-        "n_embd": s.h,
-        "n_head": s.heads,
-        "n_inner": s.m,
-        "vocab_size": s.words,
-        "use_cache": False,
-        "attn_implementation": "sdpa",
-    }
-
-
-def vit(s: Sizes) -> dict[str, Any]:
-    """As many patches as tokens fit in a square."""
-    changes = {**common(s), "image_size": 8 * _side(s)}
-    del changes["vocab_size"]
-    return changes
-
-
-def _side(s: Sizes) -> int:
-    return int((s.tokens - 1) ** 0.5)
-
-
-def _vit_symbols(s: Sizes) -> dict[str, int]:
-    side, images = _side(s), SEQUENCES
-    pixels = images * 3 * (8 * side) ** 2
-    return {"tokens": images * (side**2 + 1), "images": images, "pixels": pixels, "labels": 2}
-
-
-def t5(s: Sizes) -> dict[str, Any]:
-    return {
-        "num_layers": s.n,
-        "d_model": s.h,
-        "d_kv": s.head,
-        "d_ff": s.m,
-        "num_heads": s.heads,
-        "vocab_size": s.words,
-        "use_cache": False,
-    }
-
-
-def whisper(s: Sizes) -> dict[str, Any]:
-    parts = ("encoder", "decoder")
-    return {
-        **{f"{part}_layers": s.n for part in parts},
-        **{f"{part}_attention_heads": s.heads for part in parts},
-        **{f"{part}_ffn_dim": s.m for part in parts},
-        "d_model": s.h,
-        "vocab_size": s.words,
-        "max_source_positions": _positions(s),
-        "max_target_positions": s.tokens,
-        "use_cache": False,
-        "attn_implementation": "sdpa",
-    }
-
-
-def _positions(s: Sizes) -> int:
-    """Of the encoder."""
-    return 4 * s.tokens // 5
+    def formulas(self) -> dict[str, dict[str, str]]:
+        """Bytes a token (a frame, a call), before and after, of a layer and of the rest."""
+        return {
+            part: {
+                "before": formula(terms.both + terms.before),
+                "after": formula(terms.both + terms.after),
+            }
+            for part, terms in (("layer", self.layer), ("rest", self.rest))
+        }
 
 
 MODEL_TERMS: dict[str, ModelTerms] = {
     "BERT": ModelTerms(
         layer=ATTENTION + layer_norm(2) + GELU,
-        rest=layer_norm(1)
+        rest=layer_norm(2, shared_inputs=1)
         + GELU_CHAIN
-        + head_norm()
         + both(IDS, Term("token types of one sequence", per_call={"T": 8}), *logits(2)),
         changes=common,
     ),
@@ -352,8 +142,7 @@ MODEL_TERMS: dict[str, ModelTerms] = {
     "GPT-NeoX": ModelTerms(
         # Both norms read the layer's input.
         layer=both(PACKED, Term("q, k, rotated", count=2, h=2), OUTPUT, COPY, LOGSUMEXP)
-        + layer_norm(1)
-        + head_norm()
+        + layer_norm(2, shared_inputs=1)
         + GELU,
         rest=layer_norm(1) + both(COS_SIN) + LM_HEAD,
         changes=causal,
@@ -364,8 +153,8 @@ MODEL_TERMS: dict[str, ModelTerms] = {
     ),
     "Qwen3": ModelTerms(
         layer=LLAMA
-        + rms_norm(1, "norm of each query head", of="h", rows="heads")
-        + rms_norm(1, "norm of each key head", of="kv", rows="kv_heads"),
+        + rms_norm(1, "norm of each query head", width="h", rows="heads")
+        + rms_norm(1, "norm of each key head", width="kv", rows="kv_heads"),
         rest=rms_norm_read(1) + both(COS_SIN) + LM_HEAD,
         changes=grouped,
     ),
@@ -387,8 +176,8 @@ MODEL_TERMS: dict[str, ModelTerms] = {
             Term("loss: weight", per_call=2),
         ),
         changes=vit,
-        inputs=lambda s: {"size": 8 * _side(s)},
-        more=_vit_symbols,
+        inputs=lambda s: {"size": 8 * side(s)},
+        more=vit_symbols,
     ),
     "T5": ModelTerms(
         # The encoder's self-attention; the decoder's, and the one that reads the encoder.
@@ -425,8 +214,8 @@ MODEL_TERMS: dict[str, ModelTerms] = {
             *logits(2),
         ),
         changes=whisper,
-        inputs=lambda s: {"tokens": s.tokens, "frames": 2 * _positions(s)},
-        more=lambda s: {"frames": SEQUENCES * _positions(s), "mel": 8},
+        inputs=lambda s: {"tokens": s.tokens, "frames": 2 * positions(s)},
+        more=lambda s: {"frames": SEQUENCES * positions(s), "mel": 8},
     ),
     "ModernBERT": ModelTerms(
         # The first layer's attention has the embeddings' norm.
@@ -436,12 +225,34 @@ MODEL_TERMS: dict[str, ModelTerms] = {
             both=(Term("gate and up in one tensor", m=4),),
             before=(Term("f(gate)", m=2), Term("f(gate) up", m=2)),
         ),
-        rest=layer_norm(1)
+        rest=layer_norm(2, shared_inputs=1)
         + GELU_CHAIN
-        + head_norm()
         + both(
             Term("cos, sin, for near and for all", count=4, per_call={"T r": 2}), IDS, *logits(4)
         ),
-        changes=common,
+        changes=modern_bert,
     ),
 }
+
+
+def model_and_inputs(name: str, sizes: Sizes) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The model in bfloat16, and what to call it with."""
+    terms = MODEL_TERMS[name]
+    model = MODELS[name].make(**terms.changes(sizes)).bfloat16()
+    inputs = MODELS[name].inputs(**terms.inputs(sizes))
+    return model, {k: v.bfloat16() if v.is_floating_point() else v for k, v in inputs.items()}
+
+
+def count(model: nn.Module, inputs: dict[str, Tensor]) -> SavedTensors:
+    """What one forward saves beside parameters and buffers."""
+    with SavedTensors(exclude=[*model.parameters(), *model.buffers()]) as saved:
+        output = model(**inputs)
+    del output
+    return saved
+
+
+def count_before_and_after(name: str, sizes: Sizes) -> tuple[SavedTensors, SavedTensors]:
+    model, inputs = model_and_inputs(name, sizes)
+    before = count(model, inputs)
+    memopt.convert(model)
+    return before, count(model, inputs)
