@@ -1,6 +1,6 @@
 # memopt's commands. Each sets up what it needs first, and works without a network once that is there.
 #
-#   make demo       train a small GPT in six modes, print what each costs and draw it (ARGS="--steps 50")
+#   make demo       train a small GPT in seven modes, print what each costs and draw it (ARGS="--steps 50")
 #   make test       the test suite (ARGS="-k name" goes to pytest)
 #   make lint       ruff, clang-format and mypy; `make format` mends what the first two can
 #   make bench      the benchmarks on the CPU

@@ -28,6 +28,8 @@ FORMS = ("none", "tanh")
 CPU_SHAPES = ((64, 1024), (256, 768), (4096, 1024), (8192, 4096))
 # With matrix products, whose time grows with the square of the hidden size: 1024 tokens.
 CPU_LINEAR_SHAPES = tuple((1024, hidden) for hidden in (512, 768, 1024, 2048))
+# Whole models: 512 tokens.
+CPU_MODEL_SHAPES = tuple((512, hidden) for hidden in (256, 512, 768, 1024))
 # Hidden sizes and token counts for which other libraries have published figures.
 CUDA_SHAPES = tuple(
     (rows, cols) for rows in (16384, 4096, 65536) for cols in (4096, 1024, 8192, 16384, 2048)
@@ -64,6 +66,8 @@ def parse(op: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
 
     on_cuda = args.device == "cuda"
     cpu_shapes = CPU_LINEAR_SHAPES if op.endswith(("_linear", "mlp")) else CPU_SHAPES
+    if op == "convert":
+        cpu_shapes = CPU_MODEL_SHAPES
     defaults = {
         "dtype": (torch.bfloat16, torch.float32),
         "threads": (1,) if on_cuda else (1, 2),

@@ -18,6 +18,14 @@ def random_matrix(rows: int, cols: int, dtype: torch.dtype, device: str, seed: i
     return torch.randn(rows, cols, generator=generator, device=device).to(dtype)
 
 
+def random_tokens(tokens: int, length: int, words: int, device: str) -> Tensor:
+    """Ids, (tokens / length, length); (1, tokens) if they are fewer."""
+    generator = torch.Generator(device).manual_seed(1)
+    length = min(length, tokens)
+    shape = (tokens // length, length)
+    return torch.randint(words, shape, generator=generator, device=device)
+
+
 def affine_parameters(cols: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
     """A weight around 1 and a bias around 0, as in a trained LayerNorm; both require grad."""
     noise = random_matrix(2, cols, torch.float32, device, seed=2) * 0.1

@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     demo.add_arguments(
         commands.add_parser(
-            "demo", help="train a small GPT in six modes and compare memory and speed"
+            "demo", help="train a small GPT in seven modes and compare memory and speed"
         )
     )
     args = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""`python -m memopt demo`: trains a small GPT in six modes and shows what each costs.
+"""`python -m memopt demo`: trains a small GPT in seven modes and shows what each costs.
 
 torch, rich and matplotlib are imported when the demo runs, not when its arguments are declared.
 """
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("float32", "bfloat16"),
         help="type of the activations, by autocast (default: float32, on a GPU bfloat16)",
     )
-    parser.add_argument("--modes", help="comma-separated subset of the modes (default: all six)")
+    parser.add_argument("--modes", help="comma-separated subset of the modes (default: all seven)")
     parser.add_argument("--text", type=Path, help="file to learn (default: Python's documentation)")
     parser.add_argument(
         "--seed", type=int, default=0, help="of the weights and batches (default: 0)"

@@ -21,6 +21,7 @@ COLORS = {
     "eager": "#5f6b76",
     "torch-checkpoint": "#d98a29",
     "fused": "#2a9d8f",
+    "convert": "#8ab17d",
     "checkpoint": "#3b7dd8",
     "fused+checkpoint": "#7353ba",
     "fused+checkpoint+offload": "#c8467c",
@@ -43,7 +44,7 @@ STYLE: dict[Any, Any] = {
 
 def write_figure(path: Path, settings: Settings, results: list[Result]) -> None:
     """Draws results that have trained at least one step."""
-    columns = min(3, len(results))
+    columns = min(3 if len(results) <= 6 else 4, len(results))
     rows = math.ceil(len(results) / columns)
     heights = [2.4 * rows, 3.4]
     with rc_context(STYLE):

@@ -1,10 +1,11 @@
-"""The six ways to train one model, each made from the same eager GPT by changing it from outside.
+"""The seven ways to train one model, each made from the same eager GPT by changing it from outside.
 
 | mode | LayerNorm and GELU, with the Linear behind | blocks | losses must equal, to the last bit |
 |---|---|---|---|
 | eager | torch | kept | |
 | torch-checkpoint | torch | torch.utils.checkpoint | eager |
 | fused | memopt | kept | (eager, up to rounding) |
+| convert | memopt, but for the head: the model's code as it is | kept | (eager, up to rounding) |
 | checkpoint | torch | memopt.checkpoint_wrapper | eager |
 | fused+checkpoint | memopt | memopt.checkpoint_wrapper | fused |
 | fused+checkpoint+offload | memopt | the same, its inputs in host memory | fused |
@@ -28,12 +29,17 @@ from memopt.nn import GELULinear, LayerNormGELU, LayerNormLinear
 class Mode:
     name: str
     fused: bool = False
+    convert: bool = False
     checkpoint: Literal["torch", "memopt"] | None = None
     offload: bool = False
 
     @property
     def reference(self) -> str | None:
-        """The mode with the same kernels that keeps everything: the losses must equal its own."""
+        """The mode with the same kernels that keeps everything: the losses must equal its own.
+
+        `convert` has none. It computes what fused ops do except in the head, which is a subclass of
+        nn.LayerNorm with a forward of its own: that is left alone.
+        """
         if self.checkpoint is None:
             return None
         return "fused" if self.fused else "eager"
@@ -45,6 +51,7 @@ MODES = {
         Mode("eager"),
         Mode("torch-checkpoint", checkpoint="torch"),
         Mode("fused", fused=True),
+        Mode("convert", convert=True),
         Mode("checkpoint", checkpoint="memopt"),
         Mode("fused+checkpoint", fused=True, checkpoint="memopt"),
         Mode("fused+checkpoint+offload", fused=True, checkpoint="memopt", offload=True),
@@ -56,6 +63,8 @@ def apply_mode(model: GPT, mode: Mode) -> GPT:
     """Changes an eager model in place; its parameters stay the same objects, in the same order."""
     if mode.fused:
         swap_in_fused_ops(model)
+    if mode.convert:
+        memopt.convert(model)
     for block in model.blocks:
         if mode.checkpoint == "torch":
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)

@@ -28,7 +28,7 @@ class Preset:
 
 
 PRESETS = {
-    # About 90 seconds for all six modes on two cores.
+    # About 90 seconds for all seven modes on two cores.
     "cpu": Preset(
         size=ModelSize(layers=4, width=128, heads=4, context=128),
         batch=8,

@@ -84,6 +84,39 @@ def chain(a: Tensor, b: Tensor, w: Weights) -> Tensor:
     return memopt.functional.swiglu(y, b.tanh()) @ w.trained
 
 
+def views_of_an_output(a: Tensor, b: Tensor, w: Weights) -> Tensor:
+    """Slices, and every fourth element."""
+    y = memopt.functional.quick_gelu(a)
+    every_fourth = y.flatten()[::4]
+    return (y[1:].t() @ y[1:]).tanh() + torch.outer(every_fourth, y.diagonal()).tanh()
+
+
+def write_a_view_of_an_output(a: Tensor, b: Tensor, w: Weights) -> Tensor:
+    """Readers of the output and of the view, after the write."""
+    y = memopt.functional.sigmoid(a)
+    view = y[1:]
+    view.mul_(0.5)
+    return y @ w.trained + (view.t() @ view).sin()
+
+
+def both_outputs(a: Tensor, b: Tensor, w: Weights) -> Tensor:
+    y, total = memopt.functional.add_layer_norm(a, b, (SIZE,), w.trained[0], w.frozen[0])
+    return y @ w.trained + total.tanh() * y
+
+
+def packed(a: Tensor, b: Tensor, w: Weights) -> Tensor:
+    both = torch.cat([a, b.tanh()], dim=-1)
+    y = memopt.functional.swiglu_packed(both)
+    return y @ w.trained + memopt.functional.geglu_packed(both, interleaved=True).tanh()
+
+
+def with_linears(a: Tensor, b: Tensor, w: Weights) -> Tensor:
+    """Whose nodes hold a producer's input, and read an output that has a recipe."""
+    M = memopt.functional
+    y = M.layer_norm_linear(M.silu(a), w.trained[0], None, w.trained)
+    return M.gelu_linear(M.relu(y), w.trained) + M.mlp(y, w.trained, None, w.trained).tanh()
+
+
 def without_gradient(a: Tensor, b: Tensor, w: Weights) -> Tensor:
     with torch.no_grad():
         c = (a + b).sin()
@@ -115,6 +148,15 @@ OPS: dict[str, Callable[[Tensor, Tensor, Weights], Tensor]] = {
     "memopt add": lambda a, b, w: memopt.functional.add_rms_norm(a, b, (SIZE,))[0] @ w.trained,
     "memopt in place": write_an_output_in_place,
     "several readers": several_readers,
+    "views of an output": views_of_an_output,
+    "memopt in place, view": write_a_view_of_an_output,
+    "memopt both outputs": both_outputs,
+    "memopt packed": packed,
+    "memopt linears": with_linears,
+    "memopt relu": lambda a, b, w: memopt.functional.relu(a),
+    "memopt zero-centred": lambda a, b, w: memopt.functional.rms_norm(
+        a, (SIZE,), w.trained[2], zero_centered_weight=True
+    ),
     "chain": chain,
     "memopt both": lambda a, b, w: memopt.functional.layer_norm_gelu(a, (SIZE,), b[0], w.frozen[0]),
 }

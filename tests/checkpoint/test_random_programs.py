@@ -55,7 +55,7 @@ def regions(items: st.SearchStrategy[Op | Region]) -> st.SearchStrategy[Op | Reg
 
 
 items = st.recursive(ops, regions, max_leaves=12)
-BACKWARDS = ["backward", "grad", "inputs", "twice", "second derivative"]
+BACKWARDS = ["backward", "grad", "inputs", "twice", "parts", "left", "second derivative"]
 programs = st.builds(
     Program,
     st.lists(regions(items) | ops, min_size=1, max_size=5).map(tuple),
@@ -115,6 +115,12 @@ def differentiate(loss: Tensor, leaves: list[Tensor], how: str) -> list[Tensor |
         for leaf in leaves:
             leaf.grad = None
         return gradients
+    if how == "left":  # the rest of the graph is never asked for
+        return list(torch.autograd.grad(loss, leaves[:1], retain_graph=True))
+    if how == "parts":
+        first = torch.autograd.grad(loss, leaves[1:2], retain_graph=True, materialize_grads=True)
+        second = torch.autograd.grad(loss, leaves[:1], retain_graph=True)
+        return [*first, *second, *torch.autograd.grad(loss, leaves, materialize_grads=True)]
     retain, create = how == "twice", how == "second derivative"
     found = torch.autograd.grad(
         loss, leaves, retain_graph=retain or create, create_graph=create, materialize_grads=True

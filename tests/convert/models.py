@@ -35,32 +35,38 @@ class Model:
     """How a model is made and called, and how many modules of which class convert swaps in it,
     beside dropout."""
 
-    make: Callable[[], nn.Module]
-    inputs: Callable[[], dict[str, Tensor]]
+    make: Callable[..., nn.Module]
+    """Takes changes of the config, by its own names."""
+
+    inputs: Callable[..., dict[str, Tensor]]
+    """Two sequences; takes their lengths."""
+
     swapped: dict[str, int]
     generates: bool = False
 
 
-def _words() -> dict[str, Tensor]:
-    ids = torch.randint(3, WORDS, (2, 12), generator=torch.Generator().manual_seed(1))
+def _words(tokens: int = 12) -> dict[str, Tensor]:
+    ids = torch.randint(3, WORDS, (2, tokens), generator=torch.Generator().manual_seed(1))
     return {"input_ids": ids, "labels": ids}
 
 
-def _image() -> dict[str, Tensor]:
-    pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+def _image(size: int = 16) -> dict[str, Tensor]:
+    pixels = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))
     return {"pixel_values": pixels, "labels": torch.tensor([0, 1])}
 
 
-def _speech() -> dict[str, Tensor]:
-    features = torch.randn(2, 8, 32, generator=torch.Generator().manual_seed(1))
-    return {"input_features": features, "labels": _words()["labels"]}
+def _speech(tokens: int = 12, frames: int = 32) -> dict[str, Tensor]:
+    features = torch.randn(2, 8, frames, generator=torch.Generator().manual_seed(1))
+    return {"input_features": features, "labels": _words(tokens)["labels"]}
 
 
-def _of(name: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
+def _of(name: str, config: str, **settings: Any) -> Callable[..., nn.Module]:
+    # Attention in plain operators, so that a float64 oracle has no narrower kernel in it.
+    settings["attn_implementation"] = "eager"
+
+    def make(**changes: Any) -> nn.Module:
         torch.manual_seed(0)
-        # Attention in plain operators, so that a float64 oracle has no narrower kernel in it.
-        built = getattr(transformers, config)(**settings, attn_implementation="eager")
+        built = getattr(transformers, config)(**{**settings, **changes})
         model: nn.Module = getattr(transformers, name)(built)
         for parameter_name, parameter in model.named_parameters():
             # Weights of norms begin at 1 or 0 and biases at 0, which hides mistakes.

@@ -201,6 +201,9 @@ def test_compiles_with_as_many_graphs(name: str) -> None:
     assert graphs[0] == graphs[1] > 0
     gradients = [p.grad for p in converted.parameters()]
     converted.zero_grad(set_to_none=True)
+    torch._dynamo.reset()
+    breaks = [torch._dynamo.explain(m)(**inputs).graph_break_count for m in (plain, converted)]
+    assert breaks[1] <= breaks[0]
     converted(**inputs).loss.backward()
     for ours, parameter in zip(gradients, converted.parameters(), strict=True):
         torch.testing.assert_close(ours, parameter.grad)

@@ -34,5 +34,5 @@ def test_the_gpu_preset(tmp_path: Path, run_demo: RunDemo) -> None:
     assert len(promised) == 4
     assert all(agreement["bit_equal"] for agreement in promised)
     saved = {name: mode["memory"]["saved"] for name, mode in modes.items()}
-    assert saved["fused"] < saved["eager"]
+    assert saved["fused"] < saved["convert"] < saved["eager"]  # convert leaves the head alone
     assert saved["fused+checkpoint+offload"] < saved["fused+checkpoint"] < saved["fused"]

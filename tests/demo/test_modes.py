@@ -54,12 +54,36 @@ def test_fused_modes_swap_every_norm_and_activation(eager: GPT) -> None:
     assert all(m.approximate == "tanh" for m in model.modules() if hasattr(m, "approximate"))
 
 
+def gradients(model: GPT) -> list[torch.Tensor | None]:
+    tokens = torch.randint(256, (2, 4, SIZE.context), generator=torch.Generator().manual_seed(2))
+    model(tokens[0], tokens[1]).backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def test_convert_swaps_what_it_knows_and_adds_no_rounding(eager: GPT) -> None:
+    """Its recipes change no bit of what the swapped modules compute; the head's class, whose
+    forward is not torch.nn's, is left.
+    """
+    model = apply_mode(copy.deepcopy(eager), MODES["convert"])
+    kinds = [type(module) for module in model.modules()]
+    assert sum(issubclass(kind, torch.nn.LayerNorm) for kind in kinds) == 2 * SIZE.layers + 1
+    assert not {torch.nn.LayerNorm, torch.nn.GELU} & set(kinds)
+    assert LayerNormThenGELU in kinds
+    without_recipes = copy.deepcopy(eager)
+    memopt.convert(without_recipes, recompute=False)
+    for ours, theirs in zip(gradients(model), gradients(without_recipes), strict=True):
+        assert ours is not None
+        assert theirs is not None
+        assert torch.equal(ours, theirs)
+
+
 @pytest.mark.parametrize("mode", [mode for mode in MODES.values() if mode.reference])
 def test_gradients_equal_the_reference_modes(eager: GPT, mode: Mode) -> None:
-    tokens = torch.randint(256, (2, 4, SIZE.context))
-    gradients = []
-    for one in (mode, MODES[mode.reference or ""]):
-        model = apply_mode(copy.deepcopy(eager), one)
-        model(tokens[0], tokens[1]).backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    ours, theirs = (
+        gradients(apply_mode(copy.deepcopy(eager), one))
+        for one in (mode, MODES[mode.reference or ""])
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        assert a is not None
+        assert b is not None
+        assert torch.equal(a, b)

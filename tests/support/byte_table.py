@@ -4,12 +4,14 @@
     assert_kept(terms, saved, tokens=128, h=768)
 
 compares storage by storage, so that two mistakes cannot cancel; a failure shows the whole table. A
-term's bytes a token are a sum of multiples of symbols, whose values are given; `one` is 1. A term
-with per_call is kept once for a call and not for each token.
+term's bytes a token are a sum of multiples of symbols, whose values are given; `one` is 1, and
+"heads T" the product of two. A term with per_call, a number or such a sum, is kept once for a call
+and not for each token.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -19,18 +21,32 @@ from .saved_bytes import SavedTensors
 class Term:
     """One tensor that is kept, or `count` of a kind."""
 
-    def __init__(self, what: str, *, count: int = 1, per_call: int = 0, **per_token: int) -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        count: int = 1,
+        per_call: int | Mapping[str, int] = 0,
+        **per_token: int,
+    ) -> None:
         self.what = what
         self.count = count
-        self.per_call = per_call
+        self.per_call = {"one": per_call} if isinstance(per_call, int) else dict(per_call)
         self.per_token = per_token
 
     def bytes_of_one(self, tokens: int, symbols: Mapping[str, int]) -> int:
-        values = {**symbols, "one": 1}
-        return self.per_call + tokens * sum(c * values[name] for name, c in self.per_token.items())
+        def value(coefficients: Mapping[str, int]) -> int:
+            return sum(c * _product(name, symbols) for name, c in coefficients.items())
+
+        return value(self.per_call) + tokens * value(self.per_token)
 
     def formula(self) -> str:
-        return f"{self.per_call} a call" if self.per_call else format_sum(self.per_token)
+        per_call = {name: c for name, c in self.per_call.items() if c}
+        return f"{format_sum(per_call)} a call" if per_call else format_sum(self.per_token)
+
+
+def _product(names: str, symbols: Mapping[str, int]) -> int:
+    return math.prod(1 if name == "one" else symbols[name] for name in names.split())
 
 
 def format_sum(coefficients: Mapping[str, int]) -> str:
