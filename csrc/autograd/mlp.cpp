@@ -7,8 +7,8 @@
 // 1), beside the norm's statistics and 16 bytes for each dropout:
 //
 //   none         x, n, p, a   (4 h + 2 (g + 1) m) bytes a row
-//   activations  x, p         (2 h + 2 g m)          n and a are written again, by backward's
-//   kernels all          x            2 h                    and p by the first product once more
+//   activations  x, p         (2 h + 2 g m)          backward's kernels write n and a again
+//   all          x            2 h                    and p comes by the first product once more
 //
 //   dy_kept = drop(dy)                                               V's input gradient: da
 //   one kernel: dp_i from da and p, and a written again              dV = dy_kept^T a
@@ -160,7 +160,12 @@ struct Mlp : torch::autograd::Function<Mlp> {
                   "mlp: create_graph=True asks for input, which was not saved, because neither "
                   "up_weight nor gate_weight nor what a norm reads requires a gradient; call the "
                   "ops one after another");
-      if (composed || d.wants_p || !a.defined()) p = autograd::apply(t.first, n);
+      if (composed || d.wants_p || !a.defined()) {
+        // As forward: at::linear folds leading dimensions by what requires a gradient.
+        std::optional<at::AutoDispatchBelowADInplaceOrView> below_autograd;
+        if (!composed) below_autograd.emplace();
+        p = autograd::apply(t.first, n);
+      }
       if (composed) a.reset();
     }
 
@@ -190,6 +195,7 @@ struct Mlp : torch::autograd::Function<Mlp> {
     if (d.wants_down) d.down_weight = weight_grad(dy, a);
     if (d.wants_down_bias) d.down_bias = bias_grad(dy);
     a.reset();
+    dy.reset();
 
     if (d.wants_norm) {
       const Tensor start = o.residual && o.norm == MlpNorm::kNone ? grads[0] : Tensor();

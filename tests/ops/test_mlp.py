@@ -196,6 +196,25 @@ def test_autocast_casts_input_and_weights(
     assert_same_bits(gradients(actual, tensors), gradients(expected, tensors))
 
 
+LAYOUTS = {
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "expanded": lambda x: x[:1].expand(x.shape),
+    "sliced": lambda x: torch.cat([x, x], dim=-1)[..., ::2],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_levels_agree_for_inputs_of_any_strides(layout: str, bias: bool) -> None:
+    """Whichever way at::linear multiplies them; for few rows the ways differ in bits."""
+    variant = Variant("strided", activation="relu_squared", bias=bias)
+    tensors = make_tensors(variant, torch.device("cpu"), torch.float32, (2, 3))
+    tensors["input"] = LAYOUTS[layout](tensors["input"].detach()).requires_grad_()
+    expected = gradients(fused(variant, tensors, "none"), tensors)
+    for recompute in LEVELS:
+        assert_same_bits(gradients(fused(variant, tensors, recompute), tensors), expected)
+
+
 @every_level
 @pytest.mark.parametrize("forward", [None, torch.bfloat16], ids=["plain", "bfloat16"])
 def test_backward_called_under_another_autocast(

@@ -64,6 +64,7 @@ def run(recipes: bool, how: str, consumers: int = 1) -> list[Tensor | None]:
 def test_another_module_s_backward_does_not_need_the_weight(how: str, consumers: int) -> None:
     for a, e in zip(run(True, how, consumers), run(False, how, consumers), strict=True):
         assert a is not None
+        assert e is not None
         assert torch.equal(a, e)
 
 
