@@ -15,8 +15,8 @@
 //   dn = sum of dp_i W_i; one kernel: dx from dn and x, and n again  dW_i = dp_i^T n
 //
 // Each buffer goes as soon as its product is done; dp is written over da, dx over dn and, where p
-// was made again, a over p. Gradients have the same bits at every level, and those of the ops one
-// after another. Levels: Karpathy's llm.c (-r), Dao's FusedMLP in flash-attention
+// was made again, a over p. Gradients have the same bits at every level, for contiguous input
+// those of the ops one after another. Levels: Karpathy's llm.c (-r), Dao's FusedMLP in flash-attention
 // (checkpoint_lvl).
 #include <ATen/TensorOperators.h>
 #include <torch/library.h>

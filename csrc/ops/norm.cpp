@@ -31,6 +31,15 @@ c10::SymDimVector statistics_shape(const NormArguments& a) {
   return shape;
 }
 
+// A parameter, contiguous, or null where there is none. One whose storage was freed (sharding does
+// that) must not pass for none.
+const void* parameter_data(const NormArguments& a, const char* name, const Tensor& parameter) {
+  const void* data = const_data(parameter);
+  TORCH_CHECK(!parameter.defined() || data != nullptr, a.op, ": ", name,
+              " must be in memory, got one whose storage was freed");
+  return data;
+}
+
 int64_t columns(const NormArguments& a) {
   int64_t cols = 1;
   for (const c10::SymInt& size : a.normalized_shape) cols *= size.expect_int();
@@ -97,8 +106,8 @@ NormOutputs norm_forward(const NormArguments& a, double eps, bool statistics,
   const Tensor beta = contiguous_parameter(a.bias);
   NormForwardParams p{};
   p.x = x.data();
-  p.gamma = const_data(gamma);
-  p.beta = const_data(beta);
+  p.gamma = parameter_data(a, "weight", gamma);
+  p.beta = parameter_data(a, "bias", beta);
   p.y = out.output.mutable_data_ptr();
   p.mean = mutable_data(out.mean);
   p.rstd = mutable_data(out.rstd);
@@ -153,8 +162,8 @@ NormGradients norm_backward(const NormArguments& a, const NormSaved& saved,
   NormBackwardParams p{};
   p.dy = dy.data();
   p.x = x.data();
-  p.gamma = const_data(gamma);
-  p.beta = const_data(beta);
+  p.gamma = parameter_data(a, "weight", gamma);
+  p.beta = parameter_data(a, "bias", beta);
   p.mean = const_data(saved.mean);
   p.rstd = saved.rstd.const_data_ptr();
   p.dx = mutable_data(dx);

@@ -34,10 +34,10 @@ def mlp(
     With n = norm(input), up = n up_weight^T + up_bias, gate likewise if there is a gate_weight:
     dropout(f(up) down_weight^T + down_bias) + input, or with f(gate) up for f(up).
 
-    What it saves for backward depends on `recompute`; gradients do not, they have the same bits at
-    every level, and the bits of memopt's ops called one after another. In bfloat16, with `features`
-    and `hidden` for the sizes and g = 2 with a gate, else 1, beside the norm's statistics (8 bytes
-    a row for layer_norm, 4 for rms_norm) and 16 bytes for each dropout:
+    What it saves for backward depends on `recompute`; gradients do not: they have the same bits at
+    every level, for contiguous input those of memopt's ops called one after another. In bfloat16,
+    with `features` and `hidden` for the sizes and g = 2 with a gate, else 1, beside the norm's
+    statistics (8 bytes a row for layer_norm, 4 for rms_norm) and 16 bytes for each dropout:
 
         "none"         4 features + 2 (g + 1) hidden bytes a row: everything, as eager PyTorch does
         "activations"  2 features + 2 g hidden: the norm's and the activation's outputs are written

@@ -288,3 +288,12 @@ def test_strided_statistics_of_the_backward_op(case: OpCase, device: torch.devic
     _, saved = case.forward(call)
     saved["rstd"] = torch.zeros(4, 2, device=device)[:, :1]
     backward_refused(case, call, saved, "rstd must be a contiguous Float")
+
+
+@every_norm
+def test_a_weight_whose_memory_was_freed(case: OpCase, device: torch.device) -> None:
+    """As sharded parameters' is, outside their module's forward and backward."""
+    call = case.make_call((4, 8), FLOAT32, device)
+    call.tensors["weight"].untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="weight must be in memory, got one whose storage was"):
+        case.memopt(call)
