@@ -16,8 +16,8 @@
 //
 // Each buffer goes as soon as its product is done; dp is written over da, dx over dn and, where p
 // was made again, a over p. Gradients have the same bits at every level, for contiguous input
-// those of the ops one after another. Levels: Karpathy's llm.c (-r), Dao's FusedMLP in flash-attention
-// (checkpoint_lvl).
+// those of the ops one after another. Levels: Karpathy's llm.c (-r), Dao's FusedMLP in
+// flash-attention (checkpoint_lvl).
 #include <ATen/TensorOperators.h>
 #include <torch/library.h>
 
@@ -72,14 +72,30 @@ Tensor sum(const Tensor& ours, const Tensor& other) {
   return at::GradMode::is_enabled() || is_traced(ours) ? ours + other : ours.add_(other);
 }
 
-// The tensors beside the arguments that forward may keep, in the order in which they are saved.
+// What forward may keep beside the arguments; undefined where it does not.
 struct Kept {
-  variable_list norm_extras;  // two, undefined where the norm has fewer
+  variable_list norm_extras;  // two
   Tensor n;
   variable_list p;  // as many as first linears
   Tensor a;
   Tensor activation_state;
   Tensor output_state;
+
+  void append_to(variable_list* saved, size_t linears) const {
+    variable_list all = norm_extras;
+    all.resize(2);
+    all.push_back(n);
+    all.insert(all.end(), p.begin(), p.end());
+    all.resize(3 + linears);
+    all.insert(all.end(), {a, activation_state, output_state});
+    saved->insert(saved->end(), all.begin(), all.end());
+  }
+
+  static Kept from(const variable_list& saved, size_t first, size_t linears) {
+    const auto begin = saved.begin() + static_cast<std::ptrdiff_t>(first);
+    const auto p = begin + 3, rest = p + static_cast<std::ptrdiff_t>(linears);
+    return {{begin, begin + 2}, begin[2], {p, rest}, rest[0], rest[1], rest[2]};
+  }
 };
 
 Tensor run_forward(const MlpOptions& o, const MlpTensors& t, const MlpNeeds& needs, Kept* kept) {
@@ -98,6 +114,104 @@ Tensor run_forward(const MlpOptions& o, const MlpTensors& t, const MlpNeeds& nee
   return o.residual ? sum(y, t.x) : y;
 }
 
+// One run of backward: what was kept comes in `kept` and goes when it has been used, the gradients
+// come out in `d`.
+struct MlpBackward {
+  const MlpOptions& o;
+  const MlpTensors& t;
+  Kept kept;
+  MlpGradients d;
+  // create_graph=True: what depends on an argument comes from it again, by differentiable ops.
+  const bool composed = at::GradMode::is_enabled();
+  bool p_is_ours = false;
+
+  Tensor normalized() const {
+    return with_norm(o, [&](auto norm, const auto& options) {
+      return composed ? norm.differentiable_forward(options, t.norm_inputs(), kept.norm_extras)
+                      : norm.forward(options, t.norm_inputs()).output;
+    });
+  }
+
+  // Forward once more up to p, where p was not kept or must come by differentiable ops.
+  void make_p_again() {
+    const bool can = t.first.weights[0].defined();
+    if (!can || !(d.wants_p || d.wants_down) || (kept.p[0].defined() && !composed)) return;
+    if (t.x.defined() && (composed || !kept.n.defined())) kept.n = normalized();
+    TORCH_CHECK(kept.n.defined(),
+                "mlp: create_graph=True asks for input, which was not saved, because neither "
+                "up_weight nor gate_weight nor what a norm reads requires a gradient; call the "
+                "ops one after another");
+    if (composed) kept.a.reset();
+    if (!d.wants_p && kept.a.defined()) return;
+    // As forward: at::linear folds leading dimensions by what requires a gradient.
+    std::optional<at::AutoDispatchBelowADInplaceOrView> below_autograd;
+    if (!composed) below_autograd.emplace();
+    kept.p = autograd::apply(t.first, kept.n);
+    p_is_ours = !composed;
+  }
+
+  // From y's gradient: p's, with a on the way, and those of the last linear.
+  void through_down(const Tensor& dy) {
+    const variable_list extras{kept.activation_state};
+    if (d.wants_p) {
+      const Tensor da = input_grad({dy}, t.down.weights);
+      with_activation(o, [&](auto activation, const auto& options) {
+        if (composed) {
+          d.p = activation.differentiable_backward(options, kept.p, extras, da, d.wanted_p);
+          return;
+        }
+        const bool output = d.wants_down && !kept.a.defined();
+        Reproduced made =
+            activation.backward(options, kept.p, extras, da, {d.wanted_p, output, p_is_ours});
+        d.p = std::move(made.grads);
+        if (output) kept.a = std::move(made.output);
+      });
+    }
+    if (d.wants_down && !kept.a.defined()) {
+      kept.a = with_activation(o, [&](auto activation, const auto& options) {
+        return composed ? activation.differentiable_forward(options, kept.p, extras)
+                        : activation.forward_again(options, kept.p, extras);
+      });
+    }
+    kept.p.clear();
+    if (d.wants_down) d.down_weight = weight_grad(dy, kept.a);
+    if (d.wants_down_bias) d.down_bias = bias_grad(dy);
+    kept.a.reset();
+  }
+
+  // From p's gradients: those of the norm and of x, with n on the way. `residual` is what comes to
+  // x past everything, undefined if nothing does.
+  void through_norm(const Tensor& residual) {
+    if (!d.wants_norm) return;
+    const bool has_norm = o.norm != MlpNorm::kNone;
+    // Without a norm x has the linears' gradients and the residual's in one sum, in autograd's
+    // order.
+    const Tensor dn = input_grad(d.p, t.first.weights, has_norm ? Tensor() : residual);
+    with_norm(o, [&](auto norm, const auto& options) {
+      if (composed) {
+        d.norm = norm.differentiable_backward(options, t.norm_inputs(), kept.norm_extras, dn,
+                                              d.wanted_norm);
+        return;
+      }
+      const bool output = d.wants_first_weights && !kept.n.defined();
+      Reproduced made =
+          norm.backward(options, t.norm_inputs(), kept.norm_extras, dn, {d.wanted_norm, output});
+      d.norm = std::move(made.grads);
+      if (output) kept.n = std::move(made.output);
+    });
+    if (has_norm && residual.defined() && d.wanted_norm[0]) d.norm[0] = sum(d.norm[0], residual);
+  }
+
+  void through_first() {
+    if (d.wants_first_weights && !kept.n.defined()) kept.n = normalized();
+    for (size_t i = 0; i < d.p.size(); ++i) {
+      if (d.wanted_weights[i]) d.weights[i] = weight_grad(d.p[i], kept.n);
+      if (d.wanted_biases[i]) d.biases[i] = bias_grad(d.p[i]);
+      d.p[i].reset();
+    }
+  }
+};
+
 struct Mlp : torch::autograd::Function<Mlp> {
   static constexpr bool is_traceable = true;
 
@@ -108,17 +222,9 @@ struct Mlp : torch::autograd::Function<Mlp> {
     const MlpNeeds needs = what_backward_needs(options, t);
     Kept kept;
     const Tensor y = run_forward(options, t, needs, &kept);
-    kept.norm_extras.resize(2);
-    kept.p.resize(t.first.weights.size());
+    if (!needs.norm_extras) kept.norm_extras.clear();
     variable_list saved = t.if_needed(needs);
-    if (needs.norm_extras) {
-      saved.insert(saved.end(), kept.norm_extras.begin(), kept.norm_extras.end());
-    } else {
-      saved.resize(saved.size() + 2);
-    }
-    saved.push_back(kept.n);
-    saved.insert(saved.end(), kept.p.begin(), kept.p.end());
-    saved.insert(saved.end(), {kept.a, kept.activation_state, kept.output_state});
+    kept.append_to(&saved, t.first.weights.size());
     ctx->save_for_backward(saved);
     options.save(ctx);
     ctx->saved_data["places"] = places;
@@ -129,99 +235,19 @@ struct Mlp : torch::autograd::Function<Mlp> {
     const NoAutocast no_autocast;
     const MlpOptions o = MlpOptions::restore(ctx);
     const std::vector<int64_t> places = ctx->saved_data["places"].toIntVector();
+    const auto arguments = static_cast<std::ptrdiff_t>(places.size());
     const variable_list saved = ctx->get_saved_variables();
-    const MlpTensors t({saved.begin(), saved.begin() + static_cast<int64_t>(places.size())},
-                       o.gated);
-    auto next = saved.begin() + static_cast<int64_t>(places.size());
-    const auto linears = static_cast<int64_t>(t.first.weights.size());
-    const variable_list norm_extras(next, next + 2);
-    Tensor n = next[2];
-    variable_list p(next + 3, next + 3 + linears);
-    next += 3 + linears;
-    Tensor a = next[0];
-    const variable_list activation_extras{next[1]};
-    const Tensor output_state = next[2];
+    const MlpTensors t({saved.begin(), saved.begin() + arguments}, o.gated);
+    MlpBackward run{o, t, Kept::from(saved, places.size(), t.first.weights.size()),
+                    MlpGradients(t, [&](size_t i) {
+                      return places[i] >= 0 && ctx->needs_input_grad(places[i]);
+                    })};
+    run.make_p_again();
+    run.through_down(o.dropout > 0.0 ? drop_again(o, grads[0], run.kept.output_state) : grads[0]);
+    run.through_norm(o.residual ? grads[0] : Tensor());
+    run.through_first();
 
-    MlpGradients d(t, [&](size_t i) { return places[i] >= 0 && ctx->needs_input_grad(places[i]); });
-
-    // create_graph=True: everything that depends on an argument comes from it again, by
-    // differentiable ops.
-    const bool composed = at::GradMode::is_enabled();
-    const auto normalized = [&] {
-      return with_norm(o, [&](auto norm, const auto& options) {
-        return composed ? norm.differentiable_forward(options, t.norm_inputs(), norm_extras)
-                        : norm.forward(options, t.norm_inputs()).output;
-      });
-    };
-    const bool again = t.first.weights[0].defined() && (composed || !p[0].defined());
-    if (again && (d.wants_p || d.wants_down)) {
-      if (t.x.defined() && (composed || !n.defined())) n = normalized();
-      TORCH_CHECK(n.defined(),
-                  "mlp: create_graph=True asks for input, which was not saved, because neither "
-                  "up_weight nor gate_weight nor what a norm reads requires a gradient; call the "
-                  "ops one after another");
-      if (composed || d.wants_p || !a.defined()) {
-        // As forward: at::linear folds leading dimensions by what requires a gradient.
-        std::optional<at::AutoDispatchBelowADInplaceOrView> below_autograd;
-        if (!composed) below_autograd.emplace();
-        p = autograd::apply(t.first, n);
-      }
-      if (composed) a.reset();
-    }
-
-    Tensor dy = grads[0];
-    if (o.dropout > 0.0) dy = drop_again(o, dy, output_state);
-    if (d.wants_p) {
-      const Tensor da = input_grad({dy}, t.down.weights);
-      with_activation(o, [&](auto activation, const auto& options) {
-        if (composed) {
-          d.p = activation.differentiable_backward(options, p, activation_extras, da, d.wanted_p);
-          return;
-        }
-        Reproduced made =
-            activation.backward(options, p, activation_extras, da,
-                                {d.wanted_p, d.wants_down && !a.defined(), /*overwrite=*/again});
-        d.p = std::move(made.grads);
-        if (made.output.defined()) a = std::move(made.output);
-      });
-    }
-    if (d.wants_down && !a.defined()) {
-      a = with_activation(o, [&](auto activation, const auto& options) {
-        return composed ? activation.differentiable_forward(options, p, activation_extras)
-                        : activation.forward_again(options, p, activation_extras);
-      });
-    }
-    p.clear();
-    if (d.wants_down) d.down_weight = weight_grad(dy, a);
-    if (d.wants_down_bias) d.down_bias = bias_grad(dy);
-    a.reset();
-    dy.reset();
-
-    if (d.wants_norm) {
-      const Tensor start = o.residual && o.norm == MlpNorm::kNone ? grads[0] : Tensor();
-      const Tensor dn = input_grad(d.p, t.first.weights, start);
-      with_norm(o, [&](auto norm, const auto& options) {
-        if (composed) {
-          d.norm = norm.differentiable_backward(options, t.norm_inputs(), norm_extras, dn,
-                                                d.wanted_norm);
-          return;
-        }
-        Reproduced made = norm.backward(options, t.norm_inputs(), norm_extras, dn,
-                                        {d.wanted_norm, d.wants_first_weights && !n.defined()});
-        d.norm = std::move(made.grads);
-        if (made.output.defined()) n = std::move(made.output);
-      });
-      if (o.residual && o.norm != MlpNorm::kNone && d.wanted_norm[0])
-        d.norm[0] = sum(d.norm[0], grads[0]);
-    }
-    if (d.wants_first_weights && !n.defined()) n = normalized();
-    for (int64_t i = 0; i < linears; ++i) {
-      if (d.wanted_weights[i]) d.weights[i] = weight_grad(d.p[i], n);
-      if (d.wanted_biases[i]) d.biases[i] = bias_grad(d.p[i]);
-      d.p[i].reset();
-    }
-
-    const variable_list all = d.in_order();
+    const variable_list all = run.d.in_order();
     variable_list result(1);  // one for each argument of forward and each of `given`
     for (size_t i = 0; i < places.size(); ++i) {
       if (places[i] >= 0) result.push_back(all[i]);
