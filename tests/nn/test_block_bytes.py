@@ -108,7 +108,7 @@ LLAMA_BLOCKS: dict[str, tuple[Callable[[LlamaBlock], None], tuple[Term, ...], di
 
 def run(
     module: nn.Module, dtype: torch.dtype, h: int, *more: Tensor
-) -> tuple[SavedTensors, Tensor]:
+) -> tuple[SavedTensors, list[Tensor]]:
     """What a call saves beside `more` and the parameters, and its output."""
     module.to(dtype)
     x = torch.randn(BATCH, TOKENS, h, generator=torch.Generator().manual_seed(0)).to(dtype)
