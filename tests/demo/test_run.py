@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,15 @@ def test_bfloat16_and_a_text_of_ones_own(
     assert "= fused's" in capsys.readouterr().out
 
 
+@pytest.fixture
+def ctrl_c_interrupts() -> Iterator[None]:
+    """Also where a shell started the tests in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_interrupts")
 def test_ctrl_c_reports_what_there_is(
     tmp_path: Path,
     run_demo: RunDemo,
@@ -128,6 +138,7 @@ def test_ctrl_c_reports_what_there_is(
     assert (tmp_path / "demo.png").stat().st_size > 10_000
 
 
+@pytest.mark.usefixtures("ctrl_c_interrupts")
 def test_ctrl_c_before_the_first_step_says_so(
     tmp_path: Path,
     run_demo: RunDemo,
