@@ -18,7 +18,7 @@ from torch import Tensor
 import memopt
 from benchmarks import peers, runner
 from benchmarks.harness import Case, Variant
-from benchmarks.inputs import EPS, affine_parameters, random_matrix
+from benchmarks.inputs import EPS, affine_parameters, in_direction_of_graphs, random_matrix
 
 GOALS = {"forward+backward": 1.3}
 
@@ -67,34 +67,10 @@ def build(
     grads = [random_matrix(rows, cols, dtype, device, seed) for seed in (1, 4)]
     inputs = (x, residual, *parameters)
     eager, ours = OPS[op]
-
-    def variant(name: str, function: Function, is_peer: bool = False) -> Variant:
-        def forward() -> tuple[Tensor, Tensor]:
-            return function(*inputs)
-
-        if direction == "forward":
-            return Variant(name, forward, is_peer=is_peer)
-        if direction == "backward":
-            outputs = forward()
-            return Variant(
-                name,
-                lambda: torch.autograd.grad(outputs, inputs, grads, retain_graph=True),
-                is_peer=is_peer,
-            )
-        return Variant(
-            name,
-            lambda: torch.autograd.grad(forward(), inputs, grads),
-            forward,
-            parameters,
-            is_peer=is_peer,
-        )
-
-    others = peers.compiled(peer_names, eager) if direction == "forward+backward" else {}
-    return [
-        variant("aten", eager),
-        variant("memopt", ours),
-        *(variant(name, function, is_peer=True) for name, function in others.items()),
-    ]
+    functions = {"aten": eager, "memopt": ours}
+    # Compiling costs time: only where it is used.
+    compiled = peers.compiled(peer_names, eager) if direction == "forward+backward" else {}
+    return in_direction_of_graphs(direction, functions, compiled, inputs, parameters, grads)
 
 
 def ideal_bytes(direction: str, rows: int, cols: int, dtype: torch.dtype) -> int:

@@ -95,3 +95,40 @@ def in_direction(
 
     make = forward if direction == "forward" else backward
     return [Variant(name, make(function)) for name, function in functions.items()]
+
+
+def in_direction_of_graphs(
+    direction: str,
+    functions: Mapping[str, Callable[..., tuple[Tensor, ...]]],
+    peers: Mapping[str, Callable[..., tuple[Tensor, ...]]],
+    inputs: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    grads: Sequence[Tensor],
+) -> list[Variant]:
+    """Each `function(*inputs)`, of several outputs: forward with its graph, autograd's run of that
+    graph, or both. `inputs` end with the parameters; a gradient for each output.
+    """
+
+    def variant(name: str, function: Callable[..., tuple[Tensor, ...]]) -> Variant:
+        def forward() -> tuple[Tensor, ...]:
+            return function(*inputs)
+
+        is_peer = name in peers
+        if direction == "forward":
+            return Variant(name, forward, is_peer=is_peer)
+        if direction == "backward":
+            outputs = forward()
+            return Variant(
+                name,
+                lambda: torch.autograd.grad(outputs, inputs, grads, retain_graph=True),
+                is_peer=is_peer,
+            )
+        return Variant(
+            name,
+            lambda: torch.autograd.grad(forward(), inputs, grads),
+            forward,
+            parameters,
+            is_peer=is_peer,
+        )
+
+    return [variant(name, function) for name, function in {**functions, **peers}.items()]
