@@ -67,10 +67,12 @@ struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
     ctx->save_for_backward({input});
     ctx->saved_data["activation"] = std::string(name);
     const Tensor output = run(input);
-    remember(output, {input}, [name = std::string(name)](const variable_list& saved) {
-      static const auto again =
-          find_op<Tensor(const Tensor&, std::string_view)>("memopt::_activation_forward");
-      return again.call(saved[0], name);
+    remember(output, [&] {
+      return Recipe{{input}, [name = std::string(name)](const variable_list& saved) {
+                      static const auto again = find_op<Tensor(const Tensor&, std::string_view)>(
+                          "memopt::_activation_forward");
+                      return again.call(saved[0], name);
+                    }};
     });
     return output;
   }

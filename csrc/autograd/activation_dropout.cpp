@@ -13,6 +13,7 @@
 #include <string>
 
 #include "activation.h"
+#include "dropout.h"
 #include "random.h"
 #include "recipe.h"
 
@@ -27,7 +28,6 @@ using Forward = std::tuple<Tensor, Tensor>(const Tensor&, const OptionalTensor&,
                                            std::string_view);
 using Backward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, double,
                                             std::string_view, bool);
-using Mask = Tensor(const Tensor&, const Tensor&, double);
 
 const c10::TypedOperatorHandle<Forward>& forward_op() {
   static const auto op = find_op<Forward>("memopt::_activation_dropout_forward");
@@ -68,22 +68,23 @@ struct ActivationDropout : torch::autograd::Function<ActivationDropout> {
     ctx->save_for_backward({input, state});
     ctx->saved_data["p"] = p;
     ctx->saved_data["activation"] = std::string(activation);
-    remember(output, {input, state},
-             [p, name = std::string(activation)](const variable_list& saved) {
-               return activation_dropout_again(saved[0], saved[1], p, name);
-             });
+    remember(output, [&] {
+      return Recipe{{input, state},
+                    [p, name = std::string(activation)](const variable_list& saved) {
+                      return activation_dropout_again(saved[0], saved[1], p, name);
+                    }};
+    });
     return output;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    static const auto mask = find_op<Mask>("memopt::_dropout_backward");
     const variable_list saved = ctx->get_saved_variables();
     const Tensor& input = saved[0];
     const Tensor& state = saved[1];
     const double p = ctx->saved_data["p"].toDouble();
     const std::string activation = ctx->saved_data["activation"].toStringRef();
     if (at::GradMode::is_enabled()) {
-      const Tensor dropped = mask.call(widened(grads[0]), state, p);
+      const Tensor dropped = drop_again(widened(grads[0]), state, p);
       const Tensor dx = activation_gradient(activation, dropped, widened(input));
       return {dx.to(input.scalar_type()), Tensor(), Tensor()};
     }

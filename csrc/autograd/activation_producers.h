@@ -33,10 +33,7 @@ inline ActivationOptions restore_activation(AutogradContext* ctx) {
 // The dropout behind an activation, as a step of its own, with the state at hand; differentiable.
 inline Tensor drop_again(const ActivationOptions& options, const Tensor& tensor,
                          const variable_list& extras) {
-  if (options.dropout == 0.0 || !tensor.defined()) return tensor;
-  static const auto op =
-      find_op<Tensor(const Tensor&, const Tensor&, double)>("memopt::_dropout_backward");
-  return op.call(tensor, extras[0], options.dropout);
+  return options.dropout == 0.0 ? tensor : drop_again(tensor, extras[0], options.dropout);
 }
 
 struct ActivationProducer {

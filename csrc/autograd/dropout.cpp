@@ -44,6 +44,10 @@ std::tuple<Tensor, Tensor> dropout_forward(const Tensor& input, double p) {
   return op.call(input, p);
 }
 
+Tensor drop_again(const Tensor& tensor, const Tensor& state, double p) {
+  return tensor.defined() ? backward_op().call(tensor, state, p) : Tensor();
+}
+
 namespace {
 
 struct Dropout : torch::autograd::Function<Dropout> {
@@ -54,8 +58,11 @@ struct Dropout : torch::autograd::Function<Dropout> {
     const auto [output, state] = dropout_forward(input, p);
     ctx->save_for_backward({state});
     ctx->saved_data["p"] = p;
-    remember(output, {input, state},
-             [p](const variable_list& saved) { return backward_op().call(saved[0], saved[1], p); });
+    remember(output, [&] {
+      return Recipe{{input, state}, [p](const variable_list& saved) {
+                      return backward_op().call(saved[0], saved[1], p);
+                    }};
+    });
     return output;
   }
 

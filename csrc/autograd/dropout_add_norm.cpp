@@ -13,6 +13,7 @@
 
 #include <tuple>
 
+#include "dropout.h"
 #include "layer_norm.h"
 #include "random.h"
 #include "rms_norm.h"
@@ -23,13 +24,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-// grad m, for a gradient of the sum; differentiable.
-Tensor dropped(const Tensor& grad, const Tensor& state, double p) {
-  using Mask = Tensor(const Tensor&, const Tensor&, double);
-  static const auto op = find_op<Mask>("memopt::_dropout_backward");
-  return grad.defined() ? op.call(grad, state, p) : Tensor();
-}
 
 // The norm's gradient by differentiable ops, and the sum's own.
 Tensor differentiable_add(const Tensor& norm_grad, const Tensor& grad_sum) {
@@ -102,7 +96,7 @@ struct DropoutAddLayerNorm : torch::autograd::Function<DropoutAddLayerNorm> {
     const Tensor& state = saved[5];
     const double p = ctx->saved_data["p"].toDouble();
     if (!grad_output.defined()) {
-      const Tensor dx = wants_input(ctx) ? dropped(grad_sum, state, p) : Tensor();
+      const Tensor dx = wants_input(ctx) ? drop_again(grad_sum, state, p) : Tensor();
       return for_arguments(ctx, dx, grad_sum);
     }
     LayerNormSaved s{saved[0], saved[1], saved[2],
@@ -115,7 +109,8 @@ struct DropoutAddLayerNorm : torch::autograd::Function<DropoutAddLayerNorm> {
     if (at::GradMode::is_enabled()) {
       const auto [dv, dweight, dbias] = differentiable_backward(s, widen(s), grad_output);
       const Tensor dsum = differentiable_add(dv, grad_sum);
-      gradients = for_arguments(ctx, wants_input(ctx) ? dropped(dsum, state, p) : Tensor(), dsum);
+      gradients =
+          for_arguments(ctx, wants_input(ctx) ? drop_again(dsum, state, p) : Tensor(), dsum);
       gradients[4] = dweight;
       gradients[5] = dbias;
     } else {
@@ -198,7 +193,7 @@ struct DropoutAddRmsNorm : torch::autograd::Function<DropoutAddRmsNorm> {
     const Tensor& state = saved[3];
     const double p = ctx->saved_data["p"].toDouble();
     if (!grad_output.defined()) {
-      const Tensor dx = wants_input(ctx) ? dropped(grad_sum, state, p) : Tensor();
+      const Tensor dx = wants_input(ctx) ? drop_again(grad_sum, state, p) : Tensor();
       return for_arguments(ctx, dx, grad_sum);
     }
     RmsNormSaved s{saved[0], saved[1], saved[2]};
@@ -209,7 +204,8 @@ struct DropoutAddRmsNorm : torch::autograd::Function<DropoutAddRmsNorm> {
     if (at::GradMode::is_enabled()) {
       const auto [dv, dweight] = differentiable_backward(s, grad_output);
       const Tensor dsum = differentiable_add(dv, grad_sum);
-      gradients = for_arguments(ctx, wants_input(ctx) ? dropped(dsum, state, p) : Tensor(), dsum);
+      gradients =
+          for_arguments(ctx, wants_input(ctx) ? drop_again(dsum, state, p) : Tensor(), dsum);
       gradients[4] = dweight;
     } else {
       const std::array<bool, 3> mask{wants_input(ctx), wants_residual(ctx), s.wanted[1]};

@@ -77,10 +77,13 @@ struct Gated : torch::autograd::Function<Gated> {
     ctx->save_for_backward({gate, gate.requires_grad() ? up : Tensor()});
     ctx->saved_data["activation"] = std::string(name);
     const Tensor output = run(gate, up);
-    remember(output, {gate, up}, [name = std::string(name)](const variable_list& saved) {
-      static const auto op =
-          find_op<Tensor(const Tensor&, const Tensor&, std::string_view)>("memopt::gated");
-      return op.call(saved[0], saved[1], name);
+    remember(output, [&] {
+      return Recipe{
+          {gate, up}, [name = std::string(name)](const variable_list& saved) {
+            static const auto op =
+                find_op<Tensor(const Tensor&, const Tensor&, std::string_view)>("memopt::gated");
+            return op.call(saved[0], saved[1], name);
+          }};
     });
     return output;
   }
@@ -111,10 +114,12 @@ struct GatedPacked : torch::autograd::Function<GatedPacked> {
     ctx->saved_data["activation"] = std::string(name);
     ctx->saved_data["interleaved"] = interleaved;
     const Tensor output = run(input);
-    remember(output, {input}, [name = std::string(name), interleaved](const variable_list& saved) {
-      static const auto op =
-          find_op<Tensor(const Tensor&, std::string_view, bool)>("memopt::gated_packed");
-      return op.call(saved[0], name, interleaved);
+    remember(output, [&] {
+      return Recipe{{input}, [name = std::string(name), interleaved](const variable_list& saved) {
+                      static const auto op = find_op<Tensor(const Tensor&, std::string_view, bool)>(
+                          "memopt::gated_packed");
+                      return op.call(saved[0], name, interleaved);
+                    }};
     });
     return output;
   }

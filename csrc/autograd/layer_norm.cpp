@@ -52,12 +52,14 @@ LayerNormSaved restore(AutogradContext* ctx) {
 void remember_layer_norm(const Tensor& output, const Tensor& input,
                          c10::SymIntArrayRef normalized_shape, const OptionalTensor& weight,
                          const OptionalTensor& bias, double eps) {
-  if (recipe_book() == nullptr) return;
-  remember(output, {input, value_or_undefined(weight), value_or_undefined(bias)},
-           [shape = normalized_shape.vec(), eps](const variable_list& saved) {
-             static const auto op = find_op<Public>("memopt::layer_norm");
-             return op.call(saved[0], shape, as_optional(saved[1]), as_optional(saved[2]), eps);
-           });
+  remember(output, [&] {
+    return Recipe{{input, value_or_undefined(weight), value_or_undefined(bias)},
+                  [shape = normalized_shape.vec(), eps](const variable_list& saved) {
+                    static const auto op = find_op<Public>("memopt::layer_norm");
+                    return op.call(saved[0], shape, as_optional(saved[1]), as_optional(saved[2]),
+                                   eps);
+                  }};
+  });
 }
 
 Tensor widen(const Tensor& tensor) {

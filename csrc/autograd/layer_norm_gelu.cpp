@@ -58,13 +58,15 @@ struct LayerNormGelu : torch::autograd::Function<LayerNormGelu> {
     save(ctx, input, normalized_shape, weight, bias, mean, rstd);
     ctx->saved_data["eps"] = eps;
     ctx->saved_data["approximate"] = std::string(approximate);
-    remember(output, {input, value_or_undefined(weight), value_or_undefined(bias)},
-             [shape = normalized_shape.vec(), eps,
-              approximate = std::string(approximate)](const variable_list& saved) {
-               static const auto again = find_op<Public>("memopt::layer_norm_gelu");
-               return again.call(saved[0], shape, as_optional(saved[1]), as_optional(saved[2]), eps,
-                                 approximate);
-             });
+    remember(output, [&] {
+      return Recipe{{input, value_or_undefined(weight), value_or_undefined(bias)},
+                    [shape = normalized_shape.vec(), eps,
+                     approximate = std::string(approximate)](const variable_list& saved) {
+                      static const auto again = find_op<Public>("memopt::layer_norm_gelu");
+                      return again.call(saved[0], shape, as_optional(saved[1]),
+                                        as_optional(saved[2]), eps, approximate);
+                    }};
+    });
     return output;
   }
 

@@ -62,12 +62,6 @@ Produced activate(const MlpOptions& o, const variable_list& pre, bool may_overwr
   });
 }
 
-Tensor drop_again(const MlpOptions& o, const Tensor& tensor, const Tensor& state) {
-  static const auto op =
-      find_op<Tensor(const Tensor&, const Tensor&, double)>("memopt::_dropout_backward");
-  return op.call(tensor, state, o.dropout);
-}
-
 Tensor sum(const Tensor& ours, const Tensor& other) {
   return at::GradMode::is_enabled() || is_traced(ours) ? ours + other : ours.add_(other);
 }
@@ -243,7 +237,8 @@ struct Mlp : torch::autograd::Function<Mlp> {
                       return places[i] >= 0 && ctx->needs_input_grad(places[i]);
                     })};
     run.make_p_again();
-    run.through_down(o.dropout > 0.0 ? drop_again(o, grads[0], run.kept.output_state) : grads[0]);
+    run.through_down(o.dropout > 0.0 ? drop_again(grads[0], run.kept.output_state, o.dropout)
+                                     : grads[0]);
     run.through_norm(o.residual ? grads[0] : Tensor());
     run.through_first();
 

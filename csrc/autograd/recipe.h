@@ -27,11 +27,11 @@ struct RecipeBook {
 // This thread's; null outside memopt.recompute().
 RecipeBook*& recipe_book();
 
-// To be called in an op's node, with its output and all that run needs.
-template <class Run>
-void remember(const Tensor& output, std::vector<Tensor> inputs, Run run) {
+// To be called in an op's node with its output; make() is called only where there is a book.
+template <class Make>
+void remember(const Tensor& output, const Make& make) {
   if (recipe_book() == nullptr || is_traced(output)) return;
-  recipe_book()->add(output, {std::move(inputs), std::move(run)});
+  recipe_book()->add(output, make());
 }
 
 }  // namespace memopt::autograd

@@ -87,14 +87,16 @@ std::array<Tensor, 2> differentiable_backward(const RmsNormSaved& s, const Tenso
 void remember_rms_norm(const Tensor& output, const Tensor& input,
                        c10::SymIntArrayRef normalized_shape, const OptionalTensor& weight,
                        std::optional<double> eps, bool zero_centered_weight) {
-  if (recipe_book() == nullptr) return;
-  remember(output, {input, value_or_undefined(weight)},
-           [shape = normalized_shape.vec(), eps, zero_centered_weight](const variable_list& saved) {
-             static const auto op =
-                 find_op<Tensor(const Tensor&, c10::SymIntArrayRef, const OptionalTensor&,
-                                std::optional<double>, bool)>("memopt::rms_norm");
-             return op.call(saved[0], shape, as_optional(saved[1]), eps, zero_centered_weight);
-           });
+  remember(output, [&] {
+    return Recipe{
+        {input, value_or_undefined(weight)},
+        [shape = normalized_shape.vec(), eps, zero_centered_weight](const variable_list& saved) {
+          static const auto op =
+              find_op<Tensor(const Tensor&, c10::SymIntArrayRef, const OptionalTensor&,
+                             std::optional<double>, bool)>("memopt::rms_norm");
+          return op.call(saved[0], shape, as_optional(saved[1]), eps, zero_centered_weight);
+        }};
+  });
 }
 
 Tensor differentiable_forward(const RmsNormSaved& s) {

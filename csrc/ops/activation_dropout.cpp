@@ -1,7 +1,6 @@
 // An activation with dropout behind it, below autograd. Elements are numbered as in the contiguous
 // tensor, and results are contiguous.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include <string_view>
@@ -22,10 +21,6 @@ using kernels::Activation;
 using kernels::cpu::Kernels;
 
 constexpr char kForward[] = "activation_dropout", kBackward[] = "activation_dropout backward";
-
-Tensor empty_contiguous(const Tensor& like) {
-  return at::empty_like(like, like.options(), at::MemoryFormat::Contiguous);
-}
 
 Activation check(const char* op, const Tensor& input, double p, std::string_view activation) {
   check_input(op, "input", input);

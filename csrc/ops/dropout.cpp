@@ -3,7 +3,6 @@
 #include "dropout.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include <tuple>
@@ -59,14 +58,10 @@ StateArgument state_argument(const char* op, const std::optional<Tensor>& rng_st
 
 namespace {
 
-Tensor empty_output(const Tensor& input) {
-  return at::empty_like(input, input.options(), at::MemoryFormat::Contiguous);
-}
-
 // input times what `drop` says.
 Tensor apply(const char* op, const Tensor& input, const Drop& drop) {
   const Tensor x = input.contiguous();
-  const Tensor y = empty_output(x);
+  const Tensor y = empty_contiguous(x);
   const DropoutParams p{x.const_data_ptr(), y.mutable_data_ptr(), drop.rule,          drop.state,
                         x.numel(),          scalar_type(x),       exceeds_cache(y, 2)};
   launch(
@@ -90,13 +85,13 @@ Tensor draw_and_apply(const Tensor& input, double p, const Tensor& state) {
 
 Tensor dropout(const Tensor& input, double p) {
   check("dropout", input, p);
-  return input.is_meta() ? empty_output(input) : draw_and_apply(input, p, Tensor());
+  return input.is_meta() ? empty_contiguous(input) : draw_and_apply(input, p, Tensor());
 }
 
 std::tuple<Tensor, Tensor> _dropout_forward(const Tensor& input, double p) {
   check("dropout", input, p);
   const Tensor state = new_state(input);
-  return {input.is_meta() ? empty_output(input) : draw_and_apply(input, p, state), state};
+  return {input.is_meta() ? empty_contiguous(input) : draw_and_apply(input, p, state), state};
 }
 
 Tensor _dropout_backward(const Tensor& grad_output, const Tensor& rng_state, double p) {
@@ -104,7 +99,7 @@ Tensor _dropout_backward(const Tensor& grad_output, const Tensor& rng_state, dou
   check_input(op, "grad_output", grad_output);
   check_p(op, p);
   check_state(op, rng_state, "grad_output", grad_output);
-  if (grad_output.is_meta()) return empty_output(grad_output);
+  if (grad_output.is_meta()) return empty_contiguous(grad_output);
   return apply(op, grad_output, given_drop(rng_state, p));
 }
 

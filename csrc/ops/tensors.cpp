@@ -1,5 +1,7 @@
 #include "tensors.h"
 
+#include <ATen/ops/empty_like.h>
+
 #include <ATen/TensorUtils.h>
 
 namespace memopt::ops {
@@ -27,6 +29,10 @@ Rows as_rows(const at::Tensor& tensor, int64_t rows, int64_t cols) {
       at::detail::computeStride(tensor.sizes(), tensor.strides(), at::DimVector{rows, cols});
   if (strides.has_value() && ((*strides)[1] == 1 || cols == 1)) return {tensor, (*strides)[0]};
   return {tensor.contiguous(), cols};
+}
+
+at::Tensor empty_contiguous(const at::Tensor& tensor) {
+  return at::empty_like(tensor, tensor.options(), at::MemoryFormat::Contiguous);
 }
 
 at::Tensor contiguous_parameter(const std::optional<at::Tensor>& parameter) {

@@ -25,6 +25,9 @@ struct Rows {
 };
 Rows as_rows(const at::Tensor& tensor, int64_t rows, int64_t cols);
 
+// Like `tensor`, uninitialised, and contiguous whatever its strides.
+at::Tensor empty_contiguous(const at::Tensor& tensor);
+
 // A parameter, contiguous, or an undefined tensor where there is none.
 at::Tensor contiguous_parameter(const std::optional<at::Tensor>& parameter);
 
