@@ -32,12 +32,10 @@ except ImportError:
     ) from None
 
 ROOT = Path(__file__).parent
-CPU_KERNELS = ["activation", "add_norm", "dropout", "gated", "layer_norm", "layer_norm_gelu"]
-CPU_KERNELS += ["rms_norm", "table"]
-CPU_KERNELS += ["activation_dropout", "dropout_add_norm"]
-CUDA_KERNELS = ["activation", "add_norm", "dropout", "gated", "layer_norm", "layer_norm_gelu"]
-CUDA_KERNELS += ["norm", "rms_norm"]
-CUDA_KERNELS += ["activation_dropout", "dropout_add_norm"]
+CPU_KERNELS = sorted(
+    path.stem for path in Path(ROOT, "csrc/kernels/cpu").glob("*.cpp") if path.stem != "dispatch"
+)
+CUDA_KERNELS = sorted(path.stem for path in Path(ROOT, "csrc/kernels/cuda").glob("*.cu"))
 HEADER = "include/cuda_runtime.h"
 CUDA_ARCHITECTURES = ["8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
 

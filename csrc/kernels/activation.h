@@ -13,8 +13,23 @@
 //
 // Saved for backward: x, 2 bytes an element in bfloat16. Recomputed: f(x), which the backward
 // kernel writes out again beside the gradient if asked, so that nobody needs to store it.
+//
+// With dropout behind it, in the same kernels:
+//
+//   y = f(x) m              dx = dy m f'(x)              m: dropout.h
+//
+// f(x) is not rounded before it is multiplied by m, and neither is dy m before f': one rounding to
+// the tensors' type where the two ops have two. i, of which m_i is a function, is the element's
+// index in the contiguous tensor. What is dropped is multiplied by 0: infinities and NaN become
+// NaN. Saved: seed and offset besides, 16 bytes a call. The two ops of PyTorch save x, f(x) behind
+// it and a mask. Recomputed: m.
 #pragma once
 
+#include <cstdlib>
+#include <string_view>
+#include <type_traits>
+
+#include "dropout.h"
 #include "gelu.h"
 
 namespace memopt::kernels {
@@ -25,23 +40,17 @@ struct LogisticGrad {
   V ds;  // s'(x) = s (1 - s)
 };
 
-// From e = exp(-|x|), which cannot overflow: s(|x|) = 1 / (1 + e), q = s(-|x|) = e / (1 + e), and
-// s' = q - q^2, which keeps its digits in the tails and, near 0, does not feel q's error. The
-// product |x| log2(e) is rounded before 2^ is taken of it, which would cost |x| roundings of e;
-// what it and the rounded log2(e) lack is put back to first order (not on processors whose fma()
-// rounds twice). Beyond |x| = 800 s is 0 or 1 in every type, so |x| stops there and stays finite.
+// From e = exp(-|x|), which cannot overflow, and one division: q = s(-|x|) = e / (1 + e), s(|x|) =
+// 1
+// - q, and s' = q - q^2, which keeps its digits in the tails and, near 0, does not feel q's error.
+// Beyond |x| = 104 e is 0 in float, so |x| stops there and stays finite.
 template <class V>
 MEMOPT_HD LogisticGrad<V> logistic(V x) {
   using M = Math<V>;
-  const V t = M::clamp_max(M::abs(x), V(800.0f));
-  const V log2_e(1.442695021629333f), log2_e_rest(1.925963033500e-8f), ln_2(0.6931471805599453f);
-  const V p = t * log2_e;
-  const V lacks = M::fma(t, log2_e_rest, M::fma(t, log2_e, V(0.0f) - p));
-  const V rough = M::exp2(V(0.0f) - p);
-  const V e = M::fma(rough, V(0.0f) - lacks * ln_2, rough);
-  const V r = M::reciprocal(V(1.0f) + e);
-  const V q = e * r;
-  return {M::if_negative(x, q, r), M::fma(q, V(0.0f) - q, q)};
+  const V one(1.0f);
+  const V e = M::exp(V(0.0f) - M::clamp_max(M::abs(x), V(104.0f)));
+  const V q = M::divide(e, one + e);
+  return {M::if_negative(x, q, one - q), M::fma(q, V(0.0f) - q, q)};
 }
 
 // float64 exists for gradcheck and as an oracle: the library's function, to full precision.
@@ -142,36 +151,80 @@ MEMOPT_HD V chain(V dy, V grad) {
   }
 }
 
-enum class Activation : int32_t {
-  kGelu,
-  kGeluTanh,
-  kSilu,
-  kRelu,
-  kQuickGelu,
-  kReluSquared,
-  kSigmoid
+// All activations that have a name: the name, the kind, the function. A new one is a struct above
+// and a line here. Its value() and value_and_grad() are static, or const members of a struct that
+// holds one double, its scalar, and nothing else (V(scalar) rounds it to the type of sums).
+#define MEMOPT_ACTIVATIONS(ACTIVATION)                  \
+  ACTIVATION("gelu", kGelu, GeluErf)                    \
+  ACTIVATION("gelu_tanh", kGeluTanh, GeluTanh)          \
+  ACTIVATION("silu", kSilu, Silu)                       \
+  ACTIVATION("relu", kRelu, Relu)                       \
+  ACTIVATION("quick_gelu", kQuickGelu, QuickGelu)       \
+  ACTIVATION("relu_squared", kReluSquared, ReluSquared) \
+  ACTIVATION("sigmoid", kSigmoid, Sigmoid)
+
+#define MEMOPT_ACTIVATION_KIND(name, kind, Function) kind,
+enum class Activation : int32_t { kIdentity, MEMOPT_ACTIVATIONS(MEMOPT_ACTIVATION_KIND) };
+#undef MEMOPT_ACTIVATION_KIND
+
+// An activation as it travels in Params.
+struct ActivationSpec {
+  Activation kind;
+  double scalar;  // of an activation that takes one
 };
 
-// f(Silu{}) and so on, for the activation that is named at run time. Host only.
-template <class F>
-auto with_activation(Activation activation, F&& f) {
-  switch (activation) {
-    case Activation::kGelu:
-      return f(GeluErf{});
-    case Activation::kGeluTanh:
-      return f(GeluTanh{});
-    case Activation::kSilu:
-      return f(Silu{});
-    case Activation::kRelu:
-      return f(Relu{});
-    case Activation::kQuickGelu:
-      return f(QuickGelu{});
-    case Activation::kReluSquared:
-      return f(ReluSquared{});
-    default:
-      return f(Sigmoid{});
+struct NamedActivation {
+  std::string_view name;
+  Activation kind;
+  bool takes_scalar;
+};
+
+#define MEMOPT_ACTIVATION_ENTRY(name, kind, Function) \
+  {name, Activation::kind, !std::is_empty_v<Function>},
+inline constexpr NamedActivation kActivations[] = {MEMOPT_ACTIVATIONS(MEMOPT_ACTIVATION_ENTRY)};
+#undef MEMOPT_ACTIVATION_ENTRY
+
+// Null if no activation has this name.
+constexpr const NamedActivation* find_activation(std::string_view name) {
+  for (const NamedActivation& activation : kActivations) {
+    if (activation.name == name) return &activation;
+  }
+  return nullptr;
+}
+
+// The name of a kind that has one; empty for kIdentity.
+constexpr std::string_view activation_name(Activation kind) {
+  for (const NamedActivation& activation : kActivations) {
+    if (activation.kind == kind) return activation.name;
+  }
+  return {};
+}
+
+// The function object of a type, with its scalar where it takes one.
+template <class Function>
+MEMOPT_HD Function make_activation([[maybe_unused]] const ActivationSpec& spec) {
+  if constexpr (std::is_empty_v<Function>) {
+    return {};
+  } else {
+    return {spec.scalar};
   }
 }
+
+// f(Silu{}) and so on, for the activation that is named at run time; kIdentity is none of them.
+// Host only.
+#define MEMOPT_ACTIVATION_CASE(name, kind, Function) \
+  case Activation::kind:                             \
+    return f(make_activation<Function>(spec));
+template <class F>
+auto with_activation(const ActivationSpec& spec, F&& f) {
+  switch (spec.kind) {
+    MEMOPT_ACTIVATIONS(MEMOPT_ACTIVATION_CASE)
+    case Activation::kIdentity:
+      break;
+  }
+  std::abort();
+}
+#undef MEMOPT_ACTIVATION_CASE
 
 // Elements 0 .. size-1 of dense arrays. `stream_stores` asks the CPU kernels for non-temporal
 // stores: the output is larger than the last-level cache, so reading it in before overwriting it
@@ -181,19 +234,24 @@ struct ActivationForwardParams {
   void* y;
   int64_t size;
   ScalarType dtype;
-  Activation activation;
+  ActivationSpec activation;
   bool stream_stores;
+  bool drops;  // y is multiplied by dropout's keep scales; the arrays are then contiguous
+  DropoutRule rule;
+  int64_t* state;  // drops: as DropoutParams has it
 };
 
 struct ActivationBackwardParams {
   const void* dy;
   const void* x;
   void* dx;  // may be dy itself: in place
-  void* y;   // null, or f(x) is re-emitted here, in the same bits as forward wrote
+  void* y;   // null, or forward's output is re-emitted here, in the same bits
   int64_t size;
   ScalarType dtype;
-  Activation activation;
+  ActivationSpec activation;
   bool stream_stores;
+  bool drops;  // as forward's
+  DropoutRule rule;
 };
 
 }  // namespace memopt::kernels

@@ -40,13 +40,6 @@ MEMOPT_HD int64_t ceil_div(int64_t n, int64_t d) {
   return (n + d - 1) / d;
 }
 
-// An activation's value and derivative at one point.
-template <class V>
-struct ValueGrad {
-  V value;
-  V grad;
-};
-
 // The functions that the formulas need of a number type V.
 template <class V>
 struct Math;
@@ -66,6 +59,19 @@ struct Math<float> {
     return ::exp2f(x);
 #endif
   }
+  // e^x for x <= 0. On a GPU by the hardware's 2^y: y = x log2(e) is rounded, which would cost |x|
+  // roundings of e^x; what it and the rounded log2(e) lack is put back to first order.
+  static MEMOPT_HD float exp(float x) {
+#if defined(__CUDA_ARCH__)
+    const float log2_e = 1.442695021629333f, log2_e_rest = 1.925963033500e-8f;
+    const float y = x * log2_e;
+    const float lacks = fma(x, log2_e_rest, fma(x, log2_e, -y));
+    const float rough = exp2(y);
+    return fma(rough, lacks * 0.6931471805599453f, rough);
+#else
+    return ::expf(x);
+#endif
+  }
   static MEMOPT_HD float sqrt(float x) { return ::sqrtf(x); }
   // 1 / x for x >= 1. On a GPU the hardware's, right to one ulp and 0 from 2^126 on: the correctly
   // rounded quotient takes a branch and ten instructions, a third of what memory traffic leaves
@@ -77,6 +83,14 @@ struct Math<float> {
     return r;
 #else
     return 1.0f / x;
+#endif
+  }
+  // a / b for b >= 1.
+  static MEMOPT_HD float divide(float a, float b) {
+#if defined(__CUDA_ARCH__)
+    return a * reciprocal(b);
+#else
+    return a / b;
 #endif
   }
   // x < limit ? x : limit, and NaN stays NaN.

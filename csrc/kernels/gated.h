@@ -27,7 +27,7 @@ struct GatedForwardParams {
   int64_t up_row_stride;
   bool interleaved;  // gate's and up's elements lie two apart, else one
   ScalarType dtype;
-  Activation activation;
+  ActivationSpec activation;
   bool stream_stores;
 };
 
@@ -46,7 +46,7 @@ struct GatedBackwardParams {
   int64_t grad_row_stride;  // of dgate and dup
   bool interleaved;         // gate and up, and so dgate and dup, of which then neither is null
   ScalarType dtype;
-  Activation activation;
+  ActivationSpec activation;
   bool stream_stores;
 };
 
@@ -58,14 +58,14 @@ struct GatedGrad {
 };
 
 template <class Function, class V>
-MEMOPT_HD V gated_value(V gate, V up) {
-  return Function::value(gate) * up;
+MEMOPT_HD V gated_value(const Function& f, V gate, V up) {
+  return f.value(gate) * up;
 }
 
 template <class Function, class V>
-MEMOPT_HD GatedGrad<V> gated_grad(V dy, V gate, V up) {
-  const ValueGrad<V> f = Function::value_and_grad(gate);
-  return {chain<Function>(dy * up, f.grad), dy * f.value, f.value * up};
+MEMOPT_HD GatedGrad<V> gated_grad(const Function& f, V dy, V gate, V up) {
+  const ValueGrad<V> at_gate = f.value_and_grad(gate);
+  return {chain<Function>(dy * up, at_gate.grad), dy * at_gate.value, at_gate.value * up};
 }
 
 }  // namespace memopt::kernels

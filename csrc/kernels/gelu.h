@@ -18,9 +18,14 @@
 
 namespace memopt::kernels {
 
-struct GeluErf {
-  static constexpr bool kNeedsPreactivation = true;
+// An activation's value and derivative at one point.
+template <class V>
+struct ValueGrad {
+  V value;
+  V grad;
+};
 
+struct GeluErf {
   template <class V>
   struct CdfPdf {
     V cdf;  // Phi(x)
@@ -67,8 +72,6 @@ struct GeluErf {
 };
 
 struct GeluTanh {
-  static constexpr bool kNeedsPreactivation = true;
-
   template <class V>
   struct Logistic {
     V t2;  // x^2, limited
@@ -103,7 +106,5 @@ struct GeluTanh {
     return {x * f.s, M::fma(x * f.ds, two_du, f.s)};
   }
 };
-
-enum class GeluKind : int32_t { kErf, kTanh };
 
 }  // namespace memopt::kernels

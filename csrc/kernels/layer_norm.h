@@ -1,22 +1,29 @@
 // LayerNorm over the last dimension of a [rows, cols] matrix (Ba, Kiros & Hinton,
-// arXiv:1607.06450), with an activation behind it that is the identity here and GELU in
-// layer_norm_gelu.h.
+// arXiv:1607.06450), with an activation behind it: the identity, or GELU. N = cols.
 //
-//   mean = sum(x) / N        var = sum((x - mean)^2) / N        rstd = 1 / sqrt(var + eps) N = cols
-//   xhat = (x - mean) rstd   z = xhat gamma + beta              y = act(z)
+//   mean = sum(x) / N         var = sum((x - mean)^2) / N       rstd = 1 / sqrt(var + eps)
+//   xhat = (x - mean) rstd    z = xhat gamma + beta             y = act(z)
 //
-//   dz = dy act'(z)          dgamma = sum over rows (dz xhat)   dbeta = sum over rows (dz)
-//   g = dz gamma             dx = rstd (g - sum(g)/N - xhat sum(g xhat)/N)
+//   dz = dy act'(z)           dgamma = sum over rows (dz xhat)  dbeta = sum over rows (dz)
+//   g = dz gamma              dx = rstd (g - sum(g)/N - xhat sum(g xhat)/N)
 //
 // Saved for backward: x (2 bytes an element in bfloat16; in a pre-LN model it is the residual
-// stream) and the float32 mean and rstd (8 bytes a row). Recomputed: xhat, and z and y where the
-// caller asks for the re-emission. The variance is centred: sum(x^2) - N mean^2 would lose all
+// stream) and the float32 mean and rstd (8 bytes a row). Recomputed: xhat, z behind which an
+// activation stands (eager PyTorch saves it, 2 bytes an element more), and y where the caller asks
+// for the re-emission. The variance is centred: sum(x^2) - N mean^2 would lose all
 // digits at mean/std = 1e4. Nothing divides by gamma.
 #pragma once
 
-#include "norm.h"
+#include "common.h"
 
 namespace memopt::kernels {
+
+// Of a row. RMSNorm has no mean: it is 0 and nobody reads it.
+template <class V>
+struct Moments {
+  V mean;
+  V rstd;
+};
 
 // Statistics of a row from its rounded first mean m and the sums over the row of d = x - m and of
 // d^2. sum(d) would be zero but for the rounding of m: it corrects both moments (the corrected
@@ -59,8 +66,5 @@ struct Centred {
     return Math<V>::fma(xhat, slope, (g - mean_g) * rstd);
   }
 };
-
-using LayerNormForwardParams = NormForwardParams;
-using LayerNormBackwardParams = NormBackwardParams;
 
 }  // namespace memopt::kernels

@@ -1,53 +1,85 @@
-// What the row kernels of LayerNorm and RMSNorm share: their Params, and the parts that one kernel
-// is put together from.
+// The norms: what their row kernels are put together from, and the Params. LayerNorm or RMSNorm, an
+// activation behind it, and a residual, and dropout, in front of it are fields, not kernels.
 //
-//   v = x, or x + residual           xhat = normalize(v)        z = affine(xhat)       y = act(z)
+//   v = x, round(x + residual) or round(x m + residual)                        m: dropout.h
+//   xhat = normalize(v)        z = affine(xhat)        y = act(z)
 //
-//   Statistics   Centred (layer_norm.h) or RootMeanSquare (rms_norm.h): the formulas of a row
-//   Activation   Identity, or one of gelu.h
-//   kAdds        forward adds a residual and writes the sum, backward adds the sum's own gradient
-//                (add_norm.h)
-//   kDrops       with kAdds: forward multiplies x by dropout's keep scales before it is added,
-//                backward the sum's gradient before it is x's (dropout_add_norm.h)
+//   dz = dy act'(z)            dv = dx of the norm + dsum
+//   dx = dresidual = dv, or with dropout dresidual = round(dv), dx = round(dv m)
+//
+// layer_norm.h and rms_norm.h have the formulas of a row. The norms with an activation are those of
+// with_norm() below; any of the rest takes a residual and dropout.
+//
+// With a residual: what stands between two branches of a pre-LN transformer block. The sum is
+// rounded once, to the tensors' type, and it is that rounded sum which is normalised: so both
+// outputs have the bits of x + residual and the norm called one after the other. dsum, the sum's
+// own gradient, is added before dv is rounded, which saves a rounding of the two steps. In
+// elements, forward reads 2 and writes 2 where the two steps read 3 and write 2; backward reads 3
+// (v, dy, dsum) and writes 1 where they read 4 and write 2.
+//
+// With dropout before the residual is added: x m is not rounded, v is fma(x, m, residual) (on
+// processors without a fused multiply-add the product is rounded to the type of sums before). dv is
+// not rounded before it is multiplied by m. m is a function of row cols + col, the element's index
+// in the contiguous tensor. Forward moves what it moves without dropout, backward writes one
+// element more. PyTorch's three steps read 5 and write 4 beside a mask, and read 6 and write 3.
+//
+// Saved for backward: v (with a residual the caller holds it anyway: it is the residual stream),
+// the statistics (8 bytes a row, 4 for RMSNorm), and with dropout seed and offset, 16 bytes a call.
+// Neither z, x behind a residual, nor a mask. Recomputed: what layer_norm.h and rms_norm.h say.
 #pragma once
 
-#include "dropout.h"
+#include "activation.h"
+#include "layer_norm.h"
+#include "rms_norm.h"
 
 namespace memopt::kernels {
 
-// No activation. kNeedsPreactivation says whether backward has to know z, and so beta.
+enum class NormKind : int32_t { kLayerNorm, kRmsNorm };
+
+// No activation.
 struct Identity {
-  static constexpr bool kNeedsPreactivation = false;
-
   template <class V>
-  static MEMOPT_HD V value(V z) {
-    return z;
+  static MEMOPT_HD V value(V x) {
+    return x;
   }
   template <class V>
-  static MEMOPT_HD ValueGrad<V> value_and_grad(V z) {
-    return {z, V(1)};
+  static MEMOPT_HD ValueGrad<V> value_and_grad(V x) {
+    return {x, V(1)};
   }
 };
 
-// Of a row. RMSNorm has no mean: it is 0 and nobody reads it.
-template <class V>
-struct Moments {
-  V mean;
-  V rstd;
-};
-
-template <class Statistics_, class Activation_ = Identity, bool kAddsResidual = false,
-          bool kDropsInput = false>
+template <class Statistics_, class Activation_ = Identity>
 struct Norm {
-  using Statistics = Statistics_;
+  using Statistics = Statistics_;  // Centred or RootMeanSquare: the formulas of a row
   using Activation = Activation_;
-  static constexpr bool kAdds = kAddsResidual;
-  static constexpr bool kDrops = kDropsInput;
   // Whether there are a mean, a beta and its gradient.
   static constexpr bool kCentred = Statistics::kCentred;
+  // Whether backward has to know z, and so beta.
+  static constexpr bool kActivates = !std::is_same_v<Activation, Identity>;
   // Rows of weight gradients in a part's sums: dgamma, and dbeta.
   static constexpr int kWeightGrads = kCentred ? 2 : 1;
 };
+
+// Whether there is a kernel: an activation stands behind LayerNorm alone, and only GELU does.
+constexpr bool is_norm(NormKind kind, Activation activation, bool adds) {
+  if (activation == Activation::kIdentity) return true;
+  return kind == NormKind::kLayerNorm && !adds &&
+         (activation == Activation::kGelu || activation == Activation::kGeluTanh);
+}
+
+// f(Norm<...>{}) with the kind and the activation that are named at run time. Host only.
+template <class Params, class F>
+auto with_norm(const Params& p, F&& f) {
+  if (p.kind == NormKind::kRmsNorm) return f(Norm<RootMeanSquare>{});
+  switch (p.activation.kind) {
+    case Activation::kGelu:
+      return f(Norm<Centred, GeluErf>{});
+    case Activation::kGeluTanh:
+      return f(Norm<Centred, GeluTanh>{});
+    default:
+      return f(Norm<Centred>{});
+  }
+}
 
 // x: [rows, cols] with unit column stride and x_row_stride elements from row to row. y: contiguous.
 // gamma, beta: [cols] of param_dtype, either may be null (1 and 0). mean, rstd: [rows] float
@@ -66,12 +98,15 @@ struct NormForwardParams {
   ScalarType dtype;
   ScalarType param_dtype;
   bool stream_stores;
-  bool zero_centered;    // RMSNorm alone: gamma, where there is one, is the scale less 1
-  const void* residual;  // kAdds: like x
+  NormKind kind;
+  bool zero_centered;  // RMSNorm alone: gamma, where there is one, is the scale less 1
+  ActivationSpec activation;
+  const void* residual;  // like x; null: none
   int64_t residual_row_stride;
-  void* sum;         // kAdds: contiguous; x + residual, rounded once
-  DropoutRule rule;  // kDrops
-  int64_t* state;    // kDrops: as DropoutParams has it
+  void* sum;   // with a residual: contiguous; x + residual, rounded once
+  bool drops;  // with a residual: x is multiplied by dropout's keep scales before it is added
+  DropoutRule rule;
+  int64_t* state;  // drops: as DropoutParams has it
 };
 
 // Weight gradients are summed in two steps, without atomics: each part (a fixed set of rows) sums
@@ -79,7 +114,7 @@ struct NormForwardParams {
 // threads are scheduled.
 struct NormBackwardParams {
   const void* dy;
-  const void* x;  // kAdds: the sum that forward wrote
+  const void* x;  // with a residual the sum that forward wrote
   const void* gamma;
   const void* beta;  // read only for the activation's z and for the re-emission
   const void* mean;
@@ -98,12 +133,20 @@ struct NormBackwardParams {
   ScalarType dtype;
   ScalarType param_dtype;
   bool stream_stores;
-  bool zero_centered;  // as forward's
-  const void* dsum;  // kAdds: the sum's own gradient, like dy; is added to dx before it is rounded;
-                     // may be null with kDrops
+  NormKind kind;  // these three as forward's
+  bool zero_centered;
+  ActivationSpec activation;
+  const void* dsum;  // the sum's own gradient, like dy, is added to dx before it is rounded; null:
+                     // none
   int64_t dsum_row_stride;
-  DropoutRule rule;  // kDrops
-  void* dx_dropped;  // kDrops: like dx, which is the residual's gradient: x's. Either may be null
+  void* dx_dropped;  // with dropout: x's gradient, where dx is the residual's; null: not wanted
+  DropoutRule rule;  // for dx_dropped
 };
+
+// What is added to gamma: see RootMeanSquare::scale. A missing gamma is a scale of 1.
+template <class Params>
+MEMOPT_HD int scale_offset(const Params& p) {
+  return p.zero_centered && p.gamma != nullptr ? 1 : 0;
+}
 
 }  // namespace memopt::kernels

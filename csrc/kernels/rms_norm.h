@@ -14,7 +14,7 @@
 // the sum is made in float32.
 #pragma once
 
-#include "norm.h"
+#include "common.h"
 
 namespace memopt::kernels {
 
@@ -50,11 +50,5 @@ struct RootMeanSquare {
     return Math<V>::fma(xhat, slope, g * rstd);
   }
 };
-
-// What is added to gamma: see RootMeanSquare::scale. A missing gamma is a scale of 1.
-template <class Params>
-MEMOPT_HD int scale_offset(const Params& p) {
-  return p.zero_centered && p.gamma != nullptr ? 1 : 0;
-}
 
 }  // namespace memopt::kernels

@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include <iterator>
+#include <string>
 #include <string_view>
 #include <tuple>
 
@@ -32,10 +33,6 @@ Tensor dense(const Tensor& input) {
   return input.is_non_overlapping_and_dense() ? input : at::empty_like(input).copy_(input);
 }
 
-// In the order of kernels::Activation.
-constexpr std::string_view kNames[] = {"gelu",       "gelu_tanh",    "silu",   "relu",
-                                       "quick_gelu", "relu_squared", "sigmoid"};
-
 // The name in errors.
 const char* op_name(Activation activation, bool backward) {
   switch (activation) {
@@ -59,7 +56,7 @@ void run_forward(const char* op, const Tensor& x, const Tensor& y, Activation ac
   const bool in_place = y.is_same(x);
   const kernels::ActivationForwardParams p{x.const_data_ptr(), y.mutable_data_ptr(),
                                            x.numel(),          scalar_type(x),
-                                           activation,         !in_place && exceeds_cache(y, 2)};
+                                           {activation},       !in_place && exceeds_cache(y, 2)};
   launch(
       op, x,
       [&](const Kernels& cpu) {
@@ -80,8 +77,7 @@ Tensor forward(const Tensor& input, Activation activation) {
 }
 
 Tensor gelu(const Tensor& input, std::string_view approximate) {
-  const kernels::GeluKind kind = parse_approximate("gelu", approximate);
-  return forward(input, gelu_activation(kind));
+  return forward(input, parse_approximate("gelu", approximate));
 }
 
 template <Activation kActivation>
@@ -111,7 +107,7 @@ void run_backward(const char* op, const Tensor& dy, const Tensor& x, const Tenso
                                             mutable_data(y),
                                             x.numel(),
                                             scalar_type(x),
-                                            activation,
+                                            {activation},
                                             !in_place && exceeds_cache(dx, 3)};
   launch(
       op, x,
@@ -154,13 +150,14 @@ void _activation_backward_(const Tensor& grad_output, const Tensor& input, std::
 }  // namespace
 
 Activation parse_activation(const char* op, std::string_view name) {
-  for (size_t i = 0; i < std::size(kNames); ++i) {
-    if (name == kNames[i]) return static_cast<Activation>(i);
+  const kernels::NamedActivation* found = kernels::find_activation(name);
+  if (found != nullptr) return found->kind;
+  std::string names;
+  for (const kernels::NamedActivation& known : kernels::kActivations) {
+    const bool last = &known == std::end(kernels::kActivations) - 1;
+    names += (names.empty() ? "'" : last ? " or '" : ", '") + std::string(known.name) + "'";
   }
-  TORCH_CHECK(false, op,
-              ": activation must be 'gelu', 'gelu_tanh', 'silu', 'relu', 'quick_gelu', "
-              "'relu_squared' or 'sigmoid', got '",
-              name, "'");
+  TORCH_CHECK(false, op, ": activation must be ", names, ", got '", name, "'");
 }
 
 // One function serves the CPU, CUDA and meta; every other backend gets check_input's error.

@@ -7,12 +7,7 @@
 
 namespace memopt::ops {
 
-// "gelu", "gelu_tanh", "silu", "relu", "quick_gelu", "relu_squared" or "sigmoid".
+// One of the names in kernels/activation.h.
 kernels::Activation parse_activation(const char* op, std::string_view name);
-
-inline kernels::Activation gelu_activation(kernels::GeluKind kind) {
-  return kind == kernels::GeluKind::kErf ? kernels::Activation::kGelu
-                                         : kernels::Activation::kGeluTanh;
-}
 
 }  // namespace memopt::ops

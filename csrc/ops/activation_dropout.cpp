@@ -6,7 +6,7 @@
 #include <string_view>
 #include <tuple>
 
-#include "../kernels/activation_dropout.h"
+#include "../kernels/activation.h"
 #include "activation.h"
 #include "checks.h"
 #include "dropout.h"
@@ -33,20 +33,24 @@ Tensor forward(const Tensor& input, double p, Activation activation, const State
   const Tensor x = input.contiguous();
   const Tensor y = empty_contiguous(x);
   const Drop drop = drawn_drop(x, p, state.given, state.drawn);
-  const kernels::ActivationDropoutForwardParams params{
-      {x.const_data_ptr(), y.mutable_data_ptr(), x.numel(), scalar_type(x), activation,
-       exceeds_cache(y, 2)},
-      drop.rule,
-      drop.state};
+  const kernels::ActivationForwardParams params{.x = x.const_data_ptr(),
+                                                .y = y.mutable_data_ptr(),
+                                                .size = x.numel(),
+                                                .dtype = scalar_type(x),
+                                                .activation = {activation},
+                                                .stream_stores = exceeds_cache(y, 2),
+                                                .drops = true,
+                                                .rule = drop.rule,
+                                                .state = drop.state};
   launch(
       kForward, x,
       [&](const Kernels& cpu) {
         leave_state(drop);
         parallel_blocks(x.numel(), [&](int64_t begin, int64_t end) {
-          cpu.activation_dropout_forward(params, begin, end);
+          cpu.activation_forward(params, begin, end);
         });
       },
-      MEMOPT_CUDA_KERNEL(activation_dropout_forward), params);
+      MEMOPT_CUDA_KERNEL(activation_forward), params);
   return y;
 }
 
@@ -76,18 +80,24 @@ std::tuple<Tensor, Tensor> _activation_dropout_backward(const Tensor& grad_outpu
   const Tensor x = input.contiguous();
   const Tensor dy = grad_output.contiguous();
   const Drop drop = given_drop(rng_state, p);
-  const kernels::ActivationDropoutBackwardParams params{
-      {dy.const_data_ptr(), x.const_data_ptr(), dx.mutable_data_ptr(), mutable_data(y), x.numel(),
-       scalar_type(x), activation, exceeds_cache(dx, 3)},
-      drop.rule};
+  const kernels::ActivationBackwardParams params{.dy = dy.const_data_ptr(),
+                                                 .x = x.const_data_ptr(),
+                                                 .dx = dx.mutable_data_ptr(),
+                                                 .y = mutable_data(y),
+                                                 .size = x.numel(),
+                                                 .dtype = scalar_type(x),
+                                                 .activation = {activation},
+                                                 .stream_stores = exceeds_cache(dx, 3),
+                                                 .drops = true,
+                                                 .rule = drop.rule};
   launch(
       kBackward, x,
       [&](const Kernels& cpu) {
         parallel_blocks(x.numel(), [&](int64_t begin, int64_t end) {
-          cpu.activation_dropout_backward(params, begin, end);
+          cpu.activation_backward(params, begin, end);
         });
       },
-      MEMOPT_CUDA_KERNEL(activation_dropout_backward), params);
+      MEMOPT_CUDA_KERNEL(activation_backward), params);
   return {dx, y};
 }
 

@@ -6,12 +6,6 @@
 #include "launch.h"
 #include "rms_norm.h"
 
-#if defined(MEMOPT_WITH_CUDA)
-using CudaBackward = cudaError_t(const memopt::kernels::NormBackwardParams&, cudaStream_t);
-#else
-using CudaBackward = void();
-#endif
-
 namespace memopt::ops {
 namespace {
 
@@ -21,53 +15,31 @@ using kernels::NormForwardParams;
 using kernels::cpu::Kernels;
 
 NormOutputs forward(const NormArguments& a, const Tensor& residual, double eps, bool statistics) {
-  const bool layer_norm = a.kind == NormKind::kLayerNorm;
   return norm_forward(a, eps, statistics, &residual, [&](const NormForwardParams& p) {
-    const auto cpu = [&](const Kernels& cpu) {
-      const auto kernel = layer_norm ? cpu.add_layer_norm_forward : cpu.add_rms_norm_forward;
-      parallel(p.rows, p.cols, [&](int64_t begin, int64_t end) { kernel(p, begin, end); });
-    };
-    layer_norm ? launch(a.op, a.input, cpu, MEMOPT_CUDA_KERNEL(add_layer_norm_forward), p)
-               : launch(a.op, a.input, cpu, MEMOPT_CUDA_KERNEL(add_rms_norm_forward), p);
+    launch(
+        a.op, a.input,
+        [&](const Kernels& cpu) {
+          parallel(p.rows, p.cols,
+                   [&](int64_t begin, int64_t end) { cpu.norm_forward(p, begin, end); });
+        },
+        MEMOPT_CUDA_KERNEL(norm_forward), p);
   });
 }
-
-// The kernels of one norm's backward.
-struct BackwardKernels {
-  using Cpu = void (*Kernels::*)(const NormBackwardParams&, int64_t, int64_t);
-  Cpu with_grad_sum;
-  Cpu alone;  // the norm's own
-  Cpu reduce_parts;
-  CudaBackward* cuda_with_grad_sum;
-  CudaBackward* cuda_alone;
-};
-
-constexpr BackwardKernels kLayerNormKernels{
-    &Kernels::add_layer_norm_backward, &Kernels::layer_norm_backward,
-    &Kernels::layer_norm_reduce_parts, MEMOPT_CUDA_KERNEL(add_layer_norm_backward),
-    MEMOPT_CUDA_KERNEL(layer_norm_backward)};
-constexpr BackwardKernels kRmsNormKernels{
-    &Kernels::add_rms_norm_backward, &Kernels::rms_norm_backward, &Kernels::rms_norm_reduce_parts,
-    MEMOPT_CUDA_KERNEL(add_rms_norm_backward), MEMOPT_CUDA_KERNEL(rms_norm_backward)};
 
 }  // namespace
 
 NormGradients add_norm_backward(const NormArguments& a, const NormSaved& saved,
                                 std::array<bool, 3> output_mask, bool recompute_output) {
-  const BackwardKernels& kernels =
-      a.kind == NormKind::kLayerNorm ? kLayerNormKernels : kRmsNormKernels;
   return norm_backward(a, saved, output_mask, recompute_output, [&](const NormBackwardParams& p) {
-    const bool alone = p.dsum == nullptr;
     launch(
         a.op, a.input,
         [&](const Kernels& cpu) {
-          const auto kernel = cpu.*(alone ? kernels.alone : kernels.with_grad_sum);
           parallel(p.parts, elements_per_part(p),
-                   [&](int64_t begin, int64_t end) { kernel(p, begin, end); });
+                   [&](int64_t begin, int64_t end) { cpu.norm_backward(p, begin, end); });
           parallel(p.cols, 2 * p.parts,
-                   [&](int64_t begin, int64_t end) { (cpu.*kernels.reduce_parts)(p, begin, end); });
+                   [&](int64_t begin, int64_t end) { cpu.norm_reduce_parts(p, begin, end); });
         },
-        alone ? kernels.cuda_alone : kernels.cuda_with_grad_sum, p);
+        MEMOPT_CUDA_KERNEL(norm_backward), p);
   });
 }
 

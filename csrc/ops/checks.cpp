@@ -118,11 +118,11 @@ void check_eps(const char* op, double eps) {
               eps);
 }
 
-kernels::GeluKind parse_approximate(const char* op, std::string_view approximate) {
-  if (approximate == "none") return kernels::GeluKind::kErf;
+kernels::Activation parse_approximate(const char* op, std::string_view approximate) {
+  if (approximate == "none") return kernels::Activation::kGelu;
   TORCH_CHECK(approximate == "tanh", op, ": approximate must be 'none' or 'tanh', got '",
               approximate, "'");
-  return kernels::GeluKind::kTanh;
+  return kernels::Activation::kGeluTanh;
 }
 
 }  // namespace memopt::ops

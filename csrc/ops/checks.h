@@ -43,6 +43,6 @@ void check_parameters(const char* op, const at::Tensor& input, c10::SymIntArrayR
 void check_eps(const char* op, double eps);
 
 // "none" or "tanh".
-kernels::GeluKind parse_approximate(const char* op, std::string_view approximate);
+kernels::Activation parse_approximate(const char* op, std::string_view approximate);
 
 }  // namespace memopt::ops

@@ -18,21 +18,19 @@ using kernels::cpu::Kernels;
 
 NormOutputs forward(const NormArguments& a, const Tensor& residual, double p, double eps,
                     bool statistics, const StateArgument& state) {
-  const bool layer_norm = a.kind == NormKind::kLayerNorm;
   return norm_forward(a, eps, statistics, &residual, [&](NormForwardParams params) {
     const Drop drop = drawn_drop(a.input, p, state.given, state.drawn);
+    params.drops = true;
     params.rule = drop.rule;
     params.state = drop.state;
-    const auto cpu = [&](const Kernels& cpu) {
-      leave_state(drop);
-      const auto kernel =
-          layer_norm ? cpu.dropout_add_layer_norm_forward : cpu.dropout_add_rms_norm_forward;
-      parallel(params.rows, params.cols,
-               [&](int64_t begin, int64_t end) { kernel(params, begin, end); });
-    };
-    layer_norm
-        ? launch(a.op, a.input, cpu, MEMOPT_CUDA_KERNEL(dropout_add_layer_norm_forward), params)
-        : launch(a.op, a.input, cpu, MEMOPT_CUDA_KERNEL(dropout_add_rms_norm_forward), params);
+    launch(
+        a.op, a.input,
+        [&](const Kernels& cpu) {
+          leave_state(drop);
+          parallel(params.rows, params.cols,
+                   [&](int64_t begin, int64_t end) { cpu.norm_forward(params, begin, end); });
+        },
+        MEMOPT_CUDA_KERNEL(norm_forward), params);
   });
 }
 
@@ -58,25 +56,20 @@ Gradients backward(const NormArguments& a, const NormSaved& saved, const Tensor&
   if (!wanted.input) return {Tensor(), add_norm_backward(a, saved, mask, recompute_output)};
 
   const Tensor dx = at::empty_symint(a.input.sym_sizes(), a.input.options());
-  const bool layer_norm = a.kind == NormKind::kLayerNorm;
   const auto run = [&](NormBackwardParams params) {
     const Drop drop = given_drop(rng_state, p);
     params.rule = drop.rule;
     params.dx_dropped = dx.mutable_data_ptr();
     params.stream_stores = exceeds_cache(a.input, params.dsum == nullptr ? 4 : 5);
-    const auto cpu = [&](const Kernels& cpu) {
-      const auto kernel =
-          layer_norm ? cpu.dropout_add_layer_norm_backward : cpu.dropout_add_rms_norm_backward;
-      const auto reduce_parts =
-          layer_norm ? cpu.layer_norm_reduce_parts : cpu.rms_norm_reduce_parts;
-      parallel(params.parts, elements_per_part(params),
-               [&](int64_t begin, int64_t end) { kernel(params, begin, end); });
-      parallel(params.cols, 2 * params.parts,
-               [&](int64_t begin, int64_t end) { reduce_parts(params, begin, end); });
-    };
-    layer_norm
-        ? launch(a.op, a.input, cpu, MEMOPT_CUDA_KERNEL(dropout_add_layer_norm_backward), params)
-        : launch(a.op, a.input, cpu, MEMOPT_CUDA_KERNEL(dropout_add_rms_norm_backward), params);
+    launch(
+        a.op, a.input,
+        [&](const Kernels& cpu) {
+          parallel(params.parts, elements_per_part(params),
+                   [&](int64_t begin, int64_t end) { cpu.norm_backward(params, begin, end); });
+          parallel(params.cols, 2 * params.parts,
+                   [&](int64_t begin, int64_t end) { cpu.norm_reduce_parts(params, begin, end); });
+        },
+        MEMOPT_CUDA_KERNEL(norm_backward), params);
   };
   return {dx, norm_backward(a, saved, mask, recompute_output, run, /*also=*/true)};
 }

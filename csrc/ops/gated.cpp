@@ -82,7 +82,7 @@ void run_forward(const char* op, const Tensor& gate, const Tensor& up, const Ten
                        .up_row_stride = ups.row_stride,
                        .interleaved = false,
                        .dtype = scalar_type(gate),
-                       .activation = activation,
+                       .activation = {activation},
                        .stream_stores = !y.is_same(gate) && exceeds_cache(y, 3)};
   join_rows(p, p.gate_row_stride == p.cols && p.up_row_stride == p.cols);
   run(op, gate, p);
@@ -148,7 +148,7 @@ void run_backward(const char* op, const Tensor& dy, const Tensor& gate, const Op
                         .grad_row_stride = shape.cols,
                         .interleaved = false,
                         .dtype = scalar_type(gate),
-                        .activation = activation,
+                        .activation = {activation},
                         .stream_stores = !to.dgate.is_same(dy) && exceeds_cache(gate, 5)};
   join_rows(p,
             p.dy_row_stride == p.cols && p.gate_row_stride == p.cols && p.up_row_stride == p.cols);
@@ -233,7 +233,7 @@ Tensor packed_forward(const char* op, const Tensor& input, Activation activation
                        .up_row_stride = x.row_stride,
                        .interleaved = interleaved,
                        .dtype = scalar_type(input),
-                       .activation = activation,
+                       .activation = {activation},
                        .stream_stores = exceeds_cache(y, 3)};
   join_rows(p, interleaved && x.row_stride == 2 * p.cols);
   run(op, input, p);
@@ -268,7 +268,7 @@ std::tuple<Tensor, Tensor> _gated_packed_backward(const Tensor& grad_output, con
                         .grad_row_stride = 2 * shape.cols,
                         .interleaved = interleaved,
                         .dtype = scalar_type(input),
-                        .activation = activation,
+                        .activation = {activation},
                         .stream_stores = exceeds_cache(grad_output, 5)};
   join_rows(p, interleaved && x.row_stride == 2 * p.cols && p.dy_row_stride == p.cols);
   run(op, input, p);
@@ -284,7 +284,7 @@ Tensor swiglu(const Tensor& gate, const Tensor& up) {
 }
 
 Tensor geglu(const Tensor& gate, const Tensor& up, std::string_view approximate) {
-  return forward("geglu", gate, up, gelu_activation(parse_approximate("geglu", approximate)));
+  return forward("geglu", gate, up, parse_approximate("geglu", approximate));
 }
 
 Tensor gated_packed(const Tensor& input, std::string_view activation, bool interleaved) {
@@ -297,8 +297,7 @@ Tensor swiglu_packed(const Tensor& input, bool interleaved) {
 }
 
 Tensor geglu_packed(const Tensor& input, bool interleaved, std::string_view approximate) {
-  return packed_forward("geglu_packed", input,
-                        gelu_activation(parse_approximate("geglu_packed", approximate)),
+  return packed_forward("geglu_packed", input, parse_approximate("geglu_packed", approximate),
                         interleaved);
 }
 

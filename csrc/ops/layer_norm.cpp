@@ -7,22 +7,22 @@
 namespace memopt::ops {
 
 using at::Tensor;
-using kernels::LayerNormBackwardParams;
-using kernels::LayerNormForwardParams;
+using kernels::NormBackwardParams;
+using kernels::NormForwardParams;
 using kernels::cpu::Kernels;
 
 namespace {
 
 std::tuple<Tensor, Tensor, Tensor> forward(const LayerNormArguments& a, double eps,
                                            bool statistics) {
-  return layer_norm_forward(a, eps, statistics, [&](const LayerNormForwardParams& p) {
+  return layer_norm_forward(a, eps, statistics, [&](const NormForwardParams& p) {
     launch(
         a.op, a.input,
         [&](const Kernels& cpu) {
           parallel(p.rows, p.cols,
-                   [&](int64_t begin, int64_t end) { cpu.layer_norm_forward(p, begin, end); });
+                   [&](int64_t begin, int64_t end) { cpu.norm_forward(p, begin, end); });
         },
-        MEMOPT_CUDA_KERNEL(layer_norm_forward), p);
+        MEMOPT_CUDA_KERNEL(norm_forward), p);
   });
 }
 
@@ -44,17 +44,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const LayerNormArguments& a,
                                                     std::array<bool, 3> output_mask,
                                                     bool recompute_output) {
   return layer_norm_backward(
-      a, saved, output_mask, recompute_output, [&](const LayerNormBackwardParams& p) {
+      a, saved, output_mask, recompute_output, [&](const NormBackwardParams& p) {
         launch(
             a.op, a.input,
             [&](const Kernels& cpu) {
               parallel(p.parts, elements_per_part(p),
-                       [&](int64_t begin, int64_t end) { cpu.layer_norm_backward(p, begin, end); });
-              parallel(p.cols, 2 * p.parts, [&](int64_t begin, int64_t end) {
-                cpu.layer_norm_reduce_parts(p, begin, end);
-              });
+                       [&](int64_t begin, int64_t end) { cpu.norm_backward(p, begin, end); });
+              parallel(p.cols, 2 * p.parts,
+                       [&](int64_t begin, int64_t end) { cpu.norm_reduce_parts(p, begin, end); });
             },
-            MEMOPT_CUDA_KERNEL(layer_norm_backward), p);
+            MEMOPT_CUDA_KERNEL(norm_backward), p);
       });
 }
 

@@ -3,7 +3,6 @@
 
 #include <string_view>
 
-#include "../kernels/layer_norm_gelu.h"
 #include "checks.h"
 #include "launch.h"
 #include "norm.h"
@@ -12,24 +11,22 @@ namespace memopt::ops {
 namespace {
 
 using at::Tensor;
-using kernels::LayerNormBackwardParams;
-using kernels::LayerNormForwardParams;
-using kernels::LayerNormGeluBackwardParams;
-using kernels::LayerNormGeluForwardParams;
+using kernels::NormBackwardParams;
+using kernels::NormForwardParams;
 using kernels::cpu::Kernels;
 
 std::tuple<Tensor, Tensor, Tensor> forward(const LayerNormArguments& a, double eps,
                                            std::string_view approximate, bool statistics) {
-  const kernels::GeluKind kind = parse_approximate(a.op, approximate);
-  return layer_norm_forward(a, eps, statistics, [&](const LayerNormForwardParams& norm) {
-    const LayerNormGeluForwardParams p{norm, kind};
+  const kernels::Activation kind = parse_approximate(a.op, approximate);
+  return layer_norm_forward(a, eps, statistics, [&](NormForwardParams p) {
+    p.activation.kind = kind;
     launch(
         a.op, a.input,
         [&](const Kernels& cpu) {
-          parallel(norm.rows, norm.cols,
-                   [&](int64_t begin, int64_t end) { cpu.layer_norm_gelu_forward(p, begin, end); });
+          parallel(p.rows, p.cols,
+                   [&](int64_t begin, int64_t end) { cpu.norm_forward(p, begin, end); });
         },
-        MEMOPT_CUDA_KERNEL(layer_norm_gelu_forward), p);
+        MEMOPT_CUDA_KERNEL(norm_forward), p);
   });
 }
 
@@ -55,22 +52,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> _layer_norm_gelu_backward(
     const OptionalTensor& bias, std::array<bool, 3> output_mask, bool recompute_output,
     std::string_view approximate) {
   const LayerNormArguments a{"layer_norm_gelu backward", input, normalized_shape, weight, bias};
-  const kernels::GeluKind kind = parse_approximate(a.op, approximate);
+  const kernels::Activation kind = parse_approximate(a.op, approximate);
   return layer_norm_backward(
-      a, {grad_output, mean, rstd}, output_mask, recompute_output,
-      [&](const LayerNormBackwardParams& norm) {
-        const LayerNormGeluBackwardParams p{norm, kind};
+      a, {grad_output, mean, rstd}, output_mask, recompute_output, [&](NormBackwardParams p) {
+        p.activation.kind = kind;
         launch(
             a.op, a.input,
             [&](const Kernels& cpu) {
-              parallel(norm.parts, elements_per_part(norm), [&](int64_t begin, int64_t end) {
-                cpu.layer_norm_gelu_backward(p, begin, end);
-              });
-              parallel(norm.cols, 2 * norm.parts, [&](int64_t begin, int64_t end) {
-                cpu.layer_norm_reduce_parts(norm, begin, end);
-              });
+              parallel(p.parts, elements_per_part(p),
+                       [&](int64_t begin, int64_t end) { cpu.norm_backward(p, begin, end); });
+              parallel(p.cols, 2 * p.parts,
+                       [&](int64_t begin, int64_t end) { cpu.norm_reduce_parts(p, begin, end); });
             },
-            MEMOPT_CUDA_KERNEL(layer_norm_gelu_backward), p);
+            MEMOPT_CUDA_KERNEL(norm_backward), p);
       });
 }
 

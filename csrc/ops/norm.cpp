@@ -40,6 +40,11 @@ const void* parameter_data(const NormArguments& a, const char* name, const Tenso
   return data;
 }
 
+kernels::NormKind kernel_kind(const NormArguments& a) {
+  return a.kind == NormKind::kLayerNorm ? kernels::NormKind::kLayerNorm
+                                        : kernels::NormKind::kRmsNorm;
+}
+
 int64_t columns(const NormArguments& a) {
   int64_t cols = 1;
   for (const c10::SymInt& size : a.normalized_shape) cols *= size.expect_int();
@@ -63,7 +68,7 @@ int64_t part_count([[maybe_unused]] const char* op, [[maybe_unused]] const Tenso
     return parts;
   }
 #endif
-  return kernels::ceil_div(rows, kernels::cpu::layer_norm_rows_per_part(rows));
+  return kernels::ceil_div(rows, kernels::cpu::norm_rows_per_part(rows));
 }
 
 void check_statistics(const NormArguments& a, const char* name, const Tensor& statistics) {
@@ -117,6 +122,7 @@ NormOutputs norm_forward(const NormArguments& a, double eps, bool statistics,
   p.eps = eps;
   p.dtype = scalar_type(a.input);
   p.param_dtype = parameter_type(gamma, beta, a.input);
+  p.kind = kernel_kind(a);
   p.zero_centered = a.kind == NormKind::kRmsNormZeroCentered;
   p.stream_stores = exceeds_cache(out.output, residual == nullptr ? 2 : 4);
   std::optional<Rows> added;
@@ -176,6 +182,7 @@ NormGradients norm_backward(const NormArguments& a, const NormSaved& saved,
   p.x_row_stride = x.row_stride;
   p.dtype = scalar_type(a.input);
   p.param_dtype = parameter_type(gamma, beta, a.input);
+  p.kind = kernel_kind(a);
   p.zero_centered = a.kind == NormKind::kRmsNormZeroCentered;
   p.stream_stores = !saved.in_place && exceeds_cache(a.input, has_sum ? 4 : 3);
   std::optional<Rows> dsum;
@@ -196,7 +203,7 @@ NormGradients norm_backward(const NormArguments& a, const NormSaved& saved,
 }
 
 int64_t elements_per_part(const NormBackwardParams& p) {
-  return kernels::cpu::layer_norm_rows_per_part(p.rows) * p.cols;
+  return kernels::cpu::norm_rows_per_part(p.rows) * p.cols;
 }
 
 std::tuple<Tensor, Tensor, Tensor> layer_norm_forward(

@@ -25,10 +25,10 @@ NormOutputs forward(const Tensor& input, c10::SymIntArrayRef normalized_shape,
                             a.op, a.input,
                             [&](const Kernels& cpu) {
                               parallel(p.rows, p.cols, [&](int64_t begin, int64_t end) {
-                                cpu.rms_norm_forward(p, begin, end);
+                                cpu.norm_forward(p, begin, end);
                               });
                             },
-                            MEMOPT_CUDA_KERNEL(rms_norm_forward), p);
+                            MEMOPT_CUDA_KERNEL(norm_forward), p);
                       });
 }
 
@@ -66,12 +66,11 @@ NormGradients backward(const Tensor& input, c10::SymIntArrayRef normalized_shape
             a.op, a.input,
             [&](const Kernels& cpu) {
               parallel(p.parts, elements_per_part(p),
-                       [&](int64_t begin, int64_t end) { cpu.rms_norm_backward(p, begin, end); });
-              parallel(p.cols, p.parts, [&](int64_t begin, int64_t end) {
-                cpu.rms_norm_reduce_parts(p, begin, end);
-              });
+                       [&](int64_t begin, int64_t end) { cpu.norm_backward(p, begin, end); });
+              parallel(p.cols, p.parts,
+                       [&](int64_t begin, int64_t end) { cpu.norm_reduce_parts(p, begin, end); });
             },
-            MEMOPT_CUDA_KERNEL(rms_norm_backward), p);
+            MEMOPT_CUDA_KERNEL(norm_backward), p);
       });
 }
 

@@ -13,6 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .params import make_struct, struct_type
+
 
 class KernelFault(RuntimeError):
     """What the interpreter found wrong with a launch; names kernel, block and thread."""
@@ -87,13 +89,45 @@ class Device:
         The arguments are ctypes values. Raises KernelFault if the interpreter reported a fault or
         the function failed; a reported fault stays until reset().
         """
-        error = getattr(self._library, name)(*arguments)
+        self._check(name, getattr(self._library, name)(*arguments))
+
+    def _check(self, name: str, error: int) -> None:
         text = self._library.simt_fault_text().decode()
         if text:
             kernel = self._library.simt_fault_kernel()
             raise KernelFault(f"{self._kernel_name(kernel)}: {text}" if kernel else text)
         if error != 0:
             raise KernelFault(f"{name} returned the CUDA error {error}")
+
+    def launch(self, launcher: str, values: dict[str, Any], stream: int) -> None:
+        """Calls a launcher of csrc/kernels/cuda/launchers.h with `values` in the fields of its
+        Params.
+        """
+        address, params = self._launchers[launcher]
+        function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(address)
+        arguments = make_struct(params, values)
+        self._check(launcher, function(ctypes.byref(arguments), stream))
+
+    def backward_parts(self, rows: int, cols: int, dtype: int) -> int:
+        """norm_backward_parts() of the launchers."""
+        address, _ = self._launchers["norm_backward_parts"]
+        types = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p)
+        parts = ctypes.c_int64()
+        error = ctypes.CFUNCTYPE(ctypes.c_int, *types)(address)(
+            rows, cols, dtype, ctypes.addressof(parts)
+        )
+        self._check("norm_backward_parts", error)
+        return parts.value
+
+    def dropout_rule(self, p: float, state: Any, seed: int, offset: int) -> ctypes.Structure:
+        """memopt::kernels::dropout_rule(); state: an address, or None."""
+        rule = struct_type("DropoutRule")()
+        self.call(
+            "simt_dropout_rule",
+            *(ctypes.c_double(p), ctypes.c_void_p(state), ctypes.c_int64(seed)),
+            *(ctypes.c_int64(offset), ctypes.byref(rule)),
+        )
+        return rule
 
     def launches(self) -> list[Launch]:
         """All launches since the last reset."""
@@ -126,15 +160,29 @@ class Device:
         return self._functions[address]
 
     @cached_property
-    def _functions(self) -> dict[int, str]:
-        """Names by address. Kernels have internal linkage: only the symbol table knows them."""
+    def _symbols(self) -> dict[int, str]:
+        """Demangled functions by address. Kernels have internal linkage: only the symbol table
+        knows them.
+        """
         command = ["nm", "--demangle", "--defined-only", str(self._path)]
         table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         symbols = [line.split(" ", 2) for line in table.splitlines()]
         offsets = {int(address, 16): name for address, kind, name in symbols if kind in "tTwW"}
         here = ctypes.cast(self._library.simt_reset, ctypes.c_void_p).value or 0
         base = here - next(offset for offset, name in offsets.items() if name == "simt_reset")
-        return {base + offset: _short(name) for offset, name in offsets.items()}
+        return {base + offset: name for offset, name in offsets.items()}
+
+    @cached_property
+    def _functions(self) -> dict[int, str]:
+        """Short names by address."""
+        return {address: _short(name) for address, name in self._symbols.items()}
+
+    @cached_property
+    def _launchers(self) -> dict[str, tuple[int, str]]:
+        """Address, and the first parameter's type, of each function that launchers.h declares."""
+        pattern = re.compile(r"memopt::kernels::cuda::(\w+)\((?:memopt::kernels::)?(\w+)")
+        found = ((address, pattern.match(name)) for address, name in self._symbols.items())
+        return {match[1]: (address, match[2]) for address, match in found if match}
 
 
 def _short(symbol: str) -> str:

@@ -18,12 +18,12 @@ from . import kernels
 from .agreement import assert_accurate, path, run, run_in_every_order
 from .device import Attribute, Device
 from .drivers import activation_dropout
-from .drivers.activation import ACTIVATIONS
 from .drivers.run import DENSE, Run
 from .kernels import Layout, assert_same_bits
+from .params import activations
 
 CPU = torch.device("cpu")
-CASES = [ActivationDropoutCase("activation_dropout", activation=name) for name in ACTIVATIONS]
+CASES = [ActivationDropoutCase("activation_dropout", activation=name) for name in activations()]
 DTYPES = tuple(
     Dtypes(dtype, dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 )
@@ -72,8 +72,8 @@ def test_one_block_for_each_tile(
     call = case.make_call((1, 2 * TILE[dtypes.tensor] + beyond), dtypes, CPU)
     assert_accurate(case, call, run(simt, case, call))
     assert path(simt) == [
-        "activation_dropout_forward_kernel",
-        "activation_dropout_backward_kernel",
+        "activation_forward_kernel",
+        "activation_backward_kernel",
     ]
     blocks = 3 if beyond > 0 else 2
     for launch in simt.launches():
@@ -139,6 +139,6 @@ def test_an_empty_tensor_leaves_its_state_and_nothing_is_launched_in_backward(
     outcome = run(simt, CASES[0], CASES[0].make_call((0, 5), FLOAT32, CPU))
     assert outcome.output.shape == (0, 5)
     assert torch.equal(outcome.saved["rng_state"], drawn_state("cpu"))
-    assert path(simt) == ["activation_dropout_forward_kernel"]
+    assert path(simt) == ["activation_forward_kernel"]
     kernels.forward(simt, CASES[0], CASES[0].make_call((0, 5), FLOAT32, CPU), statistics=False)
     assert len(simt.launches()) == 1

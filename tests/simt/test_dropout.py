@@ -49,7 +49,12 @@ def test_every_width_of_keep_scales_says_the_same(simt: Device, first: int) -> N
         simt.call(
             "simt_keep_scales",
             *(ctypes.c_int64(SEED), ctypes.c_int64(OFFSET), ctypes.c_double(0.3)),
-            *(ctypes.c_int64(first), ctypes.c_int64(64), ctypes.c_int(width), pointer(out)),
+            *(
+                ctypes.c_int64(first),
+                ctypes.c_int64(64),
+                ctypes.c_int(width),
+                ctypes.c_void_p(pointer(out)),
+            ),
         )
         results.append(out)
     for other in results[1:]:

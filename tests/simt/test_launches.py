@@ -27,7 +27,7 @@ from .agreement import (
 )
 from .device import Attribute, Device, Launch
 from .drivers import DRIVERS
-from .drivers.layer_norm import backward_parts
+from .drivers.norm import backward_parts
 from .kernels import DENSE, Layout, assert_same_bits
 
 CPU = torch.device("cpu")
@@ -264,7 +264,6 @@ def compiled_kernels(device: Device) -> set[str]:
 
 def test_every_compiled_kernel_runs(simt: Device) -> None:
     """Short and long rows of every type, by vectors and off alignment, through every op."""
-    dtypes_of_parameters = (*DTYPES, Dtypes(torch.float64, torch.float32))
     # The table of ops has the packed units of some activations only.
     activations = ("gelu", "quick_gelu", "relu", "relu_squared", "sigmoid")
     packed = [PackedCase("gated_packed", name, interleaved=True) for name in activations]
@@ -274,7 +273,7 @@ def test_every_compiled_kernel_runs(simt: Device) -> None:
     others = ("gelu_tanh", "relu", "quick_gelu", "sigmoid")
     dropped = [ActivationDropoutCase("activation_dropout", activation=name) for name in others]
     for case in (*(case for case in OP_CASES if case.family in DRIVERS), *packed, *dropped):
-        for dtypes in dtypes_of_parameters:
+        for dtypes in DTYPES:
             beyond_registers = 32768 // dtypes.tensor.itemsize + 8
             lengths = (128, 129, beyond_registers, beyond_registers + 1)
             for cols in (128,) if case.elementwise else lengths:

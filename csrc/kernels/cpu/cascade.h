@@ -20,29 +20,29 @@ MEMOPT_INLINE void for_blocks(int64_t cols, Body&& body) {
 }
 
 // Pairwise addition of numbers that come one by one, as a binary counter carries: level i holds the
-// sum of 2^i of them.
-template <class A>
+// sum of 2^i of them. By default fewer than 2^40: a row of so many blocks does not exist.
+template <class A, int kLevels = 40>
 class Cascade {
  public:
   MEMOPT_INLINE void add(A value) {
     int level = 0;
-    for (uint64_t carry = count_; carry & 1; carry >>= 1) value += levels_[level++];
+    for (uint64_t carry = count_; carry & 1; carry >>= 1) value = value + levels_[level++];
     levels_[level] = value;
     ++count_;
   }
 
   MEMOPT_INLINE A total() const {
-    A sum = 0;
+    A sum(0);
     int level = 0;
     for (uint64_t left = count_; left != 0; left >>= 1, ++level) {
-      if (left & 1) sum += levels_[level];
+      if (left & 1) sum = sum + levels_[level];
     }
     return sum;
   }
 
  private:
   uint64_t count_ = 0;
-  A levels_[40];  // a row of 2^40 blocks does not exist
+  A levels_[kLevels];
 };
 
 }  // namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE

@@ -1,12 +1,12 @@
-// What elements are multiplied by under dropout, by steps: for any kernel that walks over
-// neighbouring elements.
+// What elements are multiplied by under dropout: for any kernel that walks over neighbouring
+// elements, kKeepBlock of them at most at a time.
 //
 //   KeepScales<T> scales(make_keeper<Accumulate<T>>(p.rule));
-//   ... const auto keep = scales.at(index);  x.lo * keep.lo, x.hi * keep.hi
+//   ... const auto* keep = scales.at(index, count);         of the elements index, index + 1, ...
+//   ... const auto k = load_keep<T>(keep + i);              of a step; x.lo * k.lo, x.hi * k.hi
 //
-// They are made kBlock at a time and lie in the L1 cache until they are used. A block begins at any
-// group of 8, so a row may begin at any index; walking upwards wastes less than a step and a group
-// of a block.
+// They lie in the first-level cache until they are used. A block begins at any group of 8, so a row
+// may begin at any index; short rows share a block.
 #pragma once
 
 #include "../dropout.h"
@@ -15,37 +15,51 @@
 
 namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE {
 
+constexpr int64_t kKeepBlock = 1024;
+
 template <class T>
 class KeepScales {
   using A = Accumulate<T>;
-  using E = Elements<A>;  // the accumulators of a step are as many as T's elements of one
 
  public:
-  using V = typename E::V;
-
   explicit MEMOPT_INLINE KeepScales(const Keeper<A>& keeper) : keeper_(keeper) {}
 
-  // Of the elements index, index + 1, ... of a step, in order.
-  MEMOPT_INLINE Step<V> at(uint64_t index) {
-    if (index - begin_ > kBlock - E::kStep) make_block(index);
-    return E::load(scales_ + (index - begin_));
+  // Of `count` elements, at most kKeepBlock. A step may be read from its beginning, also where it
+  // ends behind them.
+  const A* at(uint64_t index, int64_t count) {
+    if (index < begin_ || index + static_cast<uint64_t>(count) > end_) make_block(index, count);
+    return scales_ + (index - begin_);
   }
 
  private:
-  static constexpr int kBlock = 512;
+  static constexpr int kCalls = 16;  // at once
+  static constexpr int64_t kAtOnce = kCalls * kDropoutGroup;
+  static constexpr int64_t kLeast = 512;  // rows shorter than that share a block
 
-  __attribute__((noinline)) void make_block(uint64_t index) {
+  __attribute__((noinline)) void make_block(uint64_t index, int64_t count) {
     const Keeper<A> keeper = keeper_;
     const uint64_t group = index / kDropoutGroup;
     begin_ = group * kDropoutGroup;
-    alignas(64) uint16_t bits[kBlock];
-    philox_halves<kBlock / kDropoutGroup>(keeper.key, keeper.step, group, bits);
-    for (int i = 0; i < kBlock; ++i) scales_[i] = scale_of(keeper, bits[i]);
+    end_ = begin_;
+    const uint64_t end = index + static_cast<uint64_t>(count < kLeast ? kLeast : count);
+    A* to = scales_;
+    for (; end_ < end; end_ += kAtOnce, to += kAtOnce) {
+      alignas(64) uint16_t bits[kAtOnce];
+      philox_halves<kCalls>(keeper.key, keeper.step, end_ / kDropoutGroup, bits);
+      for (int i = 0; i < kAtOnce; ++i) to[i] = scale_of(keeper, bits[i]);
+    }
   }
 
   const Keeper<A> keeper_;
-  uint64_t begin_ = uint64_t{1} << 63;  // no index is near it: the first step makes a block
-  alignas(64) A scales_[kBlock];
+  uint64_t begin_ = 1;  // nothing is between them: the first call makes a block
+  uint64_t end_ = 0;
+  alignas(64) A scales_[kKeepBlock + 2 * kAtOnce];
 };
+
+// The scales of a step.
+template <class T>
+MEMOPT_INLINE Step<typename Elements<T>::V> load_keep(const Accumulate<T>* keep) {
+  return Elements<Accumulate<T>>::load(keep);
+}
 
 }  // namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE

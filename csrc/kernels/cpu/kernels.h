@@ -3,14 +3,9 @@
 #pragma once
 
 #include "../activation.h"
-#include "../activation_dropout.h"
-#include "../add_norm.h"
 #include "../dropout.h"
-#include "../dropout_add_norm.h"
 #include "../gated.h"
-#include "../layer_norm.h"
-#include "../layer_norm_gelu.h"
-#include "../rms_norm.h"
+#include "../norm.h"
 
 namespace memopt::kernels::cpu {
 
@@ -28,47 +23,22 @@ struct Kernels {
   void (*gated_forward)(const GatedForwardParams& p, int64_t begin, int64_t end);
   void (*gated_backward)(const GatedBackwardParams& p, int64_t begin, int64_t end);
 
-  // rows
-  void (*layer_norm_forward)(const LayerNormForwardParams& p, int64_t begin, int64_t end);
-  void (*layer_norm_gelu_forward)(const LayerNormGeluForwardParams& p, int64_t begin, int64_t end);
-
-  // parts: part i holds the rows [i B, min((i + 1) B, rows)), B = layer_norm_rows_per_part(rows)
-  void (*layer_norm_backward)(const LayerNormBackwardParams& p, int64_t begin, int64_t end);
-  void (*layer_norm_gelu_backward)(const LayerNormGeluBackwardParams& p, int64_t begin,
-                                   int64_t end);
-
-  // columns: the second step of the weight gradients, after all parts are done
-  void (*layer_norm_reduce_parts)(const LayerNormBackwardParams& p, int64_t begin, int64_t end);
-
-  // rows
-  void (*rms_norm_forward)(const NormForwardParams& p, int64_t begin, int64_t end);
-  void (*add_layer_norm_forward)(const NormForwardParams& p, int64_t begin, int64_t end);
-  void (*add_rms_norm_forward)(const NormForwardParams& p, int64_t begin, int64_t end);
-
-  // parts, as above
-  void (*rms_norm_backward)(const NormBackwardParams& p, int64_t begin, int64_t end);
-  void (*add_layer_norm_backward)(const NormBackwardParams& p, int64_t begin, int64_t end);
-  void (*add_rms_norm_backward)(const NormBackwardParams& p, int64_t begin, int64_t end);
-
-  // columns, as above
-  void (*rms_norm_reduce_parts)(const NormBackwardParams& p, int64_t begin, int64_t end);
   // elements; begin must be a multiple of 64
   void (*dropout)(const DropoutParams& p, int64_t begin, int64_t end);
-  void (*activation_dropout_forward)(const ActivationDropoutForwardParams& p, int64_t begin,
-                                     int64_t end);
-  void (*activation_dropout_backward)(const ActivationDropoutBackwardParams& p, int64_t begin,
-                                      int64_t end);
 
-  // rows; parts, as above
-  void (*dropout_add_layer_norm_forward)(const NormForwardParams& p, int64_t begin, int64_t end);
-  void (*dropout_add_layer_norm_backward)(const NormBackwardParams& p, int64_t begin, int64_t end);
-  void (*dropout_add_rms_norm_forward)(const NormForwardParams& p, int64_t begin, int64_t end);
-  void (*dropout_add_rms_norm_backward)(const NormBackwardParams& p, int64_t begin, int64_t end);
+  // rows
+  void (*norm_forward)(const NormForwardParams& p, int64_t begin, int64_t end);
+  // parts: part i holds the rows [i B, min((i + 1) B, rows)), B = norm_rows_per_part(rows)
+  void (*norm_backward)(const NormBackwardParams& p, int64_t begin, int64_t end);
+  // columns: the second step of the weight gradients, after all parts are done
+  void (*norm_reduce_parts)(const NormBackwardParams& p, int64_t begin, int64_t end);
 };
 
+constexpr int64_t kMaxNormParts = 128;
+
 // A function of rows alone: the same sums whatever the number of threads.
-inline int64_t layer_norm_rows_per_part(int64_t rows) {
-  const int64_t rows_per_part = ceil_div(rows, 128);
+inline int64_t norm_rows_per_part(int64_t rows) {
+  const int64_t rows_per_part = ceil_div(rows, kMaxNormParts);
   return rows_per_part < 32 ? 32 : rows_per_part;
 }
 

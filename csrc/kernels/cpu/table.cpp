@@ -6,32 +6,36 @@
 #define MEMOPT_STRING(x) MEMOPT_STRING_(x)
 
 namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE {
+namespace {
+
+#if defined(CPU_CAPABILITY_AVX512)
+// float64 is computed without vectors, so AVX2's copy is as good.
+template <auto kOwn, auto kScalar>
+struct Entry;
+template <class Params, void (*kOwn)(const Params&, int64_t, int64_t),
+          void (*kScalar)(const Params&, int64_t, int64_t)>
+struct Entry<kOwn, kScalar> {
+  static void run(const Params& p, int64_t begin, int64_t end) {
+    (p.dtype == ScalarType::kDouble ? kScalar : kOwn)(p, begin, end);
+  }
+};
+#define MEMOPT_KERNEL(name) Entry<name, avx2::name>::run
+#else
+#define MEMOPT_KERNEL(name) name
+#endif
+
+}  // namespace
 
 constexpr Kernels kernels{
-    MEMOPT_STRING(MEMOPT_CPU_NAMESPACE),
-    activation_forward,
-    activation_backward,
-    gated_forward,
-    gated_backward,
-    layer_norm_forward,
-    layer_norm_gelu_forward,
-    layer_norm_backward,
-    layer_norm_gelu_backward,
-    layer_norm_reduce_parts,
-    rms_norm_forward,
-    add_layer_norm_forward,
-    add_rms_norm_forward,
-    rms_norm_backward,
-    add_layer_norm_backward,
-    add_rms_norm_backward,
-    rms_norm_reduce_parts,
-    dropout,
-    activation_dropout_forward,
-    activation_dropout_backward,
-    dropout_add_layer_norm_forward,
-    dropout_add_layer_norm_backward,
-    dropout_add_rms_norm_forward,
-    dropout_add_rms_norm_backward,
+    .name = MEMOPT_STRING(MEMOPT_CPU_NAMESPACE),
+    .activation_forward = MEMOPT_KERNEL(activation_forward),
+    .activation_backward = MEMOPT_KERNEL(activation_backward),
+    .gated_forward = MEMOPT_KERNEL(gated_forward),
+    .gated_backward = MEMOPT_KERNEL(gated_backward),
+    .dropout = MEMOPT_KERNEL(dropout),
+    .norm_forward = MEMOPT_KERNEL(norm_forward),
+    .norm_backward = MEMOPT_KERNEL(norm_backward),
+    .norm_reduce_parts = MEMOPT_KERNEL(norm_reduce_parts),
 };
 
 }  // namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE

@@ -104,6 +104,7 @@ __global__ void __launch_bounds__(kThreads)
     gated_forward_kernel(GatedForwardParams p, bool aligned) {
   constexpr int kWidth = kVectorWidth<T>;
   constexpr int kApart = kInterleaved ? 2 : 1;
+  const auto f = make_activation<Function>(p.activation);
   for_each_tile<T>(p.rows, p.cols, aligned, [&](int64_t row, int64_t col, const auto& share) {
     const T* gate = static_cast<const T*>(p.gate) + row * p.gate_row_stride + kApart * col;
     const T* up = static_cast<const T*>(p.up) + row * p.up_row_stride + kApart * col;
@@ -123,7 +124,7 @@ __global__ void __launch_bounds__(kThreads)
       widen(gates[k], g);
       widen(ups[k], u);
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) g[j] = gated_value<Function>(g[j], u[j]);
+      for (int j = 0; j < kWidth; ++j) g[j] = gated_value(f, g[j], u[j]);
       store(g, static_cast<T*>(p.y) + row * p.cols + col, share, k);
     }
   });
@@ -134,6 +135,7 @@ __global__ void __launch_bounds__(kThreads)
     gated_backward_kernel(GatedBackwardParams p, bool aligned) {
   constexpr int kWidth = kVectorWidth<T>;
   constexpr int kApart = kInterleaved ? 2 : 1;
+  const auto f = make_activation<Function>(p.activation);
   for_each_tile<T>(p.rows, p.cols, aligned, [&](int64_t row, int64_t col, const auto& share) {
     const T* dy = static_cast<const T*>(p.dy) + row * p.dy_row_stride + col;
     const T* gate = static_cast<const T*>(p.gate) + row * p.gate_row_stride + kApart * col;
@@ -159,7 +161,7 @@ __global__ void __launch_bounds__(kThreads)
       widen(ups[k], u);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        const auto results = gated_grad<Function>(d[j], g[j], u[j]);
+        const auto results = gated_grad(f, d[j], g[j], u[j]);
         g[j] = results.dgate;
         u[j] = results.dup;
         d[j] = results.y;

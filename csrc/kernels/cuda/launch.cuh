@@ -43,12 +43,15 @@ cudaError_t dispatch(ScalarType dtype, F&& f) {
   return cudaErrorInvalidValue;
 }
 
-// f(Type<T>{}, Type<G>{}) with the element types of tensors and parameters: G is T or float.
+// f(Type<T>{}, Type<G>{}) with the element types of tensors and parameters: G is T, or float beside
+// the 2-byte types.
 template <class F>
 cudaError_t dispatch(ScalarType dtype, ScalarType param_dtype, F&& f) {
   return dispatch(dtype, [&](auto t) {
     if (param_dtype == dtype) return f(t, t);
-    if (param_dtype == ScalarType::kFloat) return f(t, Type<float>{});
+    if constexpr (sizeof(typename decltype(t)::type) == 2) {
+      if (param_dtype == ScalarType::kFloat) return f(t, Type<float>{});
+    }
     return cudaErrorInvalidValue;
   });
 }

@@ -2,7 +2,7 @@
 // parameter loads.
 #pragma once
 
-#include "../dropout_add_norm.h"
+#include "../norm.h"
 #include "keep_scales.cuh"
 #include "launch.cuh"
 #include "reduce.cuh"
@@ -31,6 +31,28 @@ dim3 row_block(int64_t cols, int block_threads) {
   }
   const int rows = block_threads / threads;
   return dim3(threads, rows > 1 ? rows : 1);
+}
+
+// A norm with what stands in front of it.
+template <class Norm, bool kAddsResidual, bool kDropsInput>
+struct InFront : Norm {
+  static constexpr bool kAdds = kAddsResidual;
+  // With kAdds: x is multiplied by dropout's keep scales before it is added.
+  static constexpr bool kDrops = kDropsInput;
+};
+
+// f(InFront<...>{}) with the norm that p names.
+template <class Params, class F>
+cudaError_t dispatch_norm(const Params& p, bool adds, bool drops, F&& f) {
+  if (!is_norm(p.kind, p.activation.kind, adds || drops)) return cudaErrorInvalidValue;
+  return with_norm(p, [&](auto norm) {
+    using N = decltype(norm);
+    if constexpr (!N::kActivates) {
+      if (drops) return f(InFront<N, true, true>{});
+      if (adds) return f(InFront<N, true, false>{});
+    }
+    return f(InFront<N, false, false>{});
+  });
 }
 
 // Vector k of a share of the tile that begins at column `tile` of gamma or beta; a null pointer

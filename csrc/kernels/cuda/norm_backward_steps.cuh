@@ -1,14 +1,12 @@
-// Backward of the norms, through an activation behind LayerNorm, and with the own gradient of a sum
-// in front of any, and to what was dropped in front of that: the plan, and the steps that
-// backward_rows and backward_long are made of.
+// Backward of the norms (formulas: kernels/norm.h): the plan, and the steps that backward_rows and
+// backward_long are made of.
 //
 // Memory: x and dy are read once, dx is written once (over dy if asked), and y once if it is
-// re-emitted: 6 or 8 bytes an element in 2-byte types, 2 more for the sum's own gradient and for
-// dx_dropped each. The
-// weight gradients come from the same pass: the grid is persistent, a thread owns the same columns
-// of every row that it meets and sums their gradients; at its end each block (a "part") writes one
-// row of partial sums, and layer_norm_reduce_parts() adds the parts in order. The sums, and a row
-// between its two uses, are
+// re-emitted: 6 or 8 bytes an element in 2-byte types, and 2 more each for the sum's own gradient
+// and for dx_dropped, whose mask is drawn again. The weight gradients come from the same pass: the
+// grid is persistent, a thread owns the same columns of every row that it meets and sums their
+// gradients; at its end each block (a "part") writes one row of partial sums, and
+// norm_reduce_parts() adds the parts in order. The sums, and a row between its two uses, are
 //   - in registers, up to 8192 columns in 2-byte types, 4096 in float32, 2048 in float64, and half
 //     of that where rows cannot be cut into vectors: backward_rows;
 //   - in shared memory, as long as they fit, the sums first: backward_long;
@@ -54,9 +52,9 @@ __device__ __forceinline__ void differentiate(const NormBackwardParams& p,
                                               const Share<kElements, kWidth, kAccess>& share, int k,
                                               A (&xhat)[kWidth], A (&g)[kWidth], A (&dz)[kWidth]) {
   using S = typename Norm::Statistics;
-  using Activation = typename Norm::Activation;
+  const auto f = make_activation<typename Norm::Activation>(p.activation);
   A gamma[kWidth], beta[kWidth], value[kWidth];
-  const bool needs_beta = Norm::kCentred && (Activation::kNeedsPreactivation || y != nullptr);
+  const bool needs_beta = Norm::kCentred && (Norm::kActivates || y != nullptr);
   load_scale<Norm, G>(p, tile, share, k, gamma);
   load_param<G>(needs_beta ? p.beta : nullptr, A(0), tile, share, k, beta);
   widen(x, xhat);
@@ -64,7 +62,7 @@ __device__ __forceinline__ void differentiate(const NormBackwardParams& p,
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
     xhat[j] = S::normalize(xhat[j], stats.mean, stats.rstd);
-    const ValueGrad<A> act = Activation::value_and_grad(S::affine(xhat[j], gamma[j], beta[j]));
+    const ValueGrad<A> act = f.value_and_grad(S::affine(xhat[j], gamma[j], beta[j]));
     value[j] = act.value;
     dz[j] = dz[j] * act.grad;
     g[j] = dz[j] * gamma[j];

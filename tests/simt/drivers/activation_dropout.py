@@ -9,8 +9,8 @@ from tests.support.cases import Call, Results
 from tests.support.cases.dropout import ActivationDropoutCase, drawn_state
 from tests.support.cases.op import Saved
 
-from .activation import ACTIVATIONS
-from .run import Run
+from . import activation
+from .run import Run, activation_spec
 
 TENSORS = ("x", "y", "dy", "dx")
 
@@ -20,7 +20,7 @@ def forward(
 ) -> tuple[Results, Saved]:
     seed, offset = drawn_state("cpu").tolist()
     state = run.memory.empty(2, dtype=torch.int64) if statistics else None
-    output = _forward(run, case, call, None, state, seed, offset)
+    output = _forward(run, case, call, run.rule(call.p, seed=seed, offset=offset), state)
     return Results(output=output), {} if state is None else {"rng_state": state}
 
 
@@ -28,24 +28,28 @@ def forward_with_state(
     run: Run, case: ActivationDropoutCase, call: Call, rng_state: Tensor
 ) -> Tensor:
     """With the numbers of a state that is in device memory already."""
-    return _forward(run, case, call, run.memory.put(rng_state), None, 1, 4)
+    return _forward(run, case, call, run.rule(call.p, run.memory.put(rng_state)), None)
 
 
 def _forward(
     run: Run,
     case: ActivationDropoutCase,
     call: Call,
-    given: Tensor | None,
+    rule: object,
     state: Tensor | None,
-    seed: int,
-    offset: int,
 ) -> Tensor:
     x = run.put("x", call.input)
     y = run.empty("y", x.shape, x.dtype)
-    run.call(
-        "simt_activation_dropout_forward",
-        *(x, y, given, state, seed, offset, call.p),
-        *(x.numel(), x.dtype, ACTIVATIONS[case.activation]),
+    run.launch(
+        "activation_forward",
+        x=x,
+        y=y,
+        size=x.numel(),
+        dtype=x.dtype,
+        activation=activation_spec(case.activation),
+        drops=True,
+        rule=rule,
+        state=state,
     )
     return y
 
@@ -59,13 +63,7 @@ def backward(
     recompute_output: bool,
     in_place: bool,
 ) -> Results:
-    x = run.put("x", call.input)
-    dy = run.put("dy", call.grad_output, writable=in_place)
-    dx = dy if in_place else run.empty("dx", x.shape, x.dtype)
-    y = run.empty("y", x.shape, x.dtype) if recompute_output else None
-    run.call(
-        "simt_activation_dropout_backward",
-        *(dy, x, dx, y, run.memory.put(saved["rng_state"]), call.p),
-        *(x.numel(), x.dtype, ACTIVATIONS[case.activation]),
+    rule = run.rule(call.p, run.memory.put(saved["rng_state"]))
+    return activation.backward(
+        *(run, case, call, saved, output_mask, recompute_output, in_place), drops=True, rule=rule
     )
-    return Results(output=y, grad_input=dx)

@@ -9,8 +9,7 @@ from tests.support.cases import Call, Results
 from tests.support.cases.gated import GatedCase, PackedCase
 from tests.support.cases.op import Saved
 
-from .activation import ACTIVATIONS
-from .run import Run
+from .run import Run, activation_spec
 
 TENSORS = ("gate", "up", "y", "dy", "dgate", "dup")
 
@@ -19,10 +18,18 @@ def forward(run: Run, case: GatedCase, call: Call, statistics: bool) -> tuple[Re
     gate, up, stride = _inputs(run, case, call)
     rows, cols = call.grad_output.shape
     y = run.empty("y", (rows, cols), gate.dtype)
-    run.call(
-        "simt_gated_forward",
-        *(gate, up, y, rows, cols, stride, stride),
-        *(_interleaved(case), gate.dtype, ACTIVATIONS[case.activation]),
+    run.launch(
+        "gated_forward",
+        gate=gate,
+        up=up,
+        y=y,
+        rows=rows,
+        cols=cols,
+        gate_row_stride=stride,
+        up_row_stride=stride,
+        interleaved=_interleaved(case),
+        dtype=gate.dtype,
+        activation=activation_spec(case.activation),
     )
     return Results(output=y), {}
 
@@ -55,11 +62,23 @@ def backward(
         dup = run.empty("dup", (rows, cols), gate.dtype) if wanted[1] else None
     if not (packed or wanted[0] or recompute_output):
         up = None
-    run.call(
-        "simt_gated_backward",
-        *(dy, gate, up, dgate, dup, y, rows, cols),
-        *(cols + dy_row_gap, stride, stride, grad_cols),
-        *(_interleaved(case), gate.dtype, ACTIVATIONS[case.activation]),
+    run.launch(
+        "gated_backward",
+        dy=dy,
+        gate=gate,
+        up=up,
+        dgate=dgate,
+        dup=dup,
+        y=y,
+        rows=rows,
+        cols=cols,
+        dy_row_stride=cols + dy_row_gap,
+        gate_row_stride=stride,
+        up_row_stride=stride,
+        grad_row_stride=grad_cols,
+        interleaved=_interleaved(case),
+        dtype=gate.dtype,
+        activation=activation_spec(case.activation),
     )
     if packed:
         return Results(output=y, grad_input=dgate)

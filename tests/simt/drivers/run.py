@@ -1,4 +1,4 @@
-"""One run of a kernel: its buffers in device memory and its arguments as ctypes."""
+"""One run of a kernel: its buffers in device memory, and its Params."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.simt.device import Device
 from tests.simt.memory import Memory
+from tests.simt.params import activations
 
 # Any number that a launcher cannot know: each launch has to carry it.
 STREAM = 0x5157
@@ -60,34 +61,26 @@ class Run:
         """Unwritten memory for a result."""
         return self.memory.empty(*shape, dtype=dtype, offset=self.layout.offset_of(name))
 
-    def call(self, function: str, *arguments: object) -> None:
-        """A launcher of bindings.cpp. Tensors and None become pointers, int becomes int64_t, bool
-        and dtypes int, float double; the stream comes last.
-        """
+    def launch(self, launcher: str, **values: object) -> None:
+        """A launcher with `values` in its Params: tensors as pointers, dtypes as ScalarType."""
         with self.memory.guarded():
-            self.device.call(function, *map(_argument, arguments), ctypes.c_void_p(STREAM))
+            self.device.launch(launcher, {k: _field(v) for k, v in values.items()}, STREAM)
+
+    def rule(
+        self, p: float, state: Tensor | None = None, seed: int = 1, offset: int = 4
+    ) -> ctypes.Structure:
+        """memopt::kernels::DropoutRule with the state at `state`, or with a given one."""
+        return self.device.dropout_rule(p, _field(state), seed, offset)
 
 
-@dataclass(frozen=True)
-class Int:
-    """An argument of the C type int."""
-
-    value: int
+def activation_spec(name: str) -> dict[str, object]:
+    """memopt::kernels::ActivationSpec."""
+    return {"kind": activations()[name]}
 
 
-def _argument(value: object) -> object:
+def _field(value: object) -> object:
     if isinstance(value, Tensor):
-        return ctypes.c_void_p(value.data_ptr())
-    if value is None:
-        return ctypes.c_void_p(None)
+        return value.data_ptr()
     if isinstance(value, torch.dtype):
-        return ctypes.c_int(DTYPES[value])
-    if isinstance(value, Int):
-        return ctypes.c_int(value.value)
-    if isinstance(value, bool):
-        return ctypes.c_int(value)
-    if isinstance(value, int):
-        return ctypes.c_int64(value)
-    if isinstance(value, float):
-        return ctypes.c_double(value)
-    raise TypeError(f"no C type for {value!r}")
+        return DTYPES[value]
+    return value

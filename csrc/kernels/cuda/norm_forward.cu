@@ -1,5 +1,4 @@
-// Forward of the norms, with an activation behind LayerNorm and a residual, and dropout, in front
-// of any.
+// Forward of the norms. Formulas: kernels/norm.h.
 //
 // Memory: x is read once, y written once (4 bytes an element in 2-byte types; a residual is one
 // more read and its sum one more write), the statistics are 8 bytes a row; gamma and beta come from
@@ -14,11 +13,13 @@
 // An H200 has the time of 27 instructions for the 4 bytes of an element. LayerNorm takes about 22:
 // fewer elements to a thread would cost more, as the sums over the row are the same work for each
 // thread. GELU behind it adds 10 (tanh) or 18 (erf), and then they are the limit, not memory.
-#pragma once
-
+// Dropout draws its numbers where x is loaded: 8 instructions an element in rows of whole vectors,
+// 60 where elements move one by one.
+#include "launchers.h"
 #include "norm.cuh"
 
 namespace memopt::kernels::cuda {
+namespace {
 
 template <class T, Access kAccess>
 constexpr int kForwardElements = (kAccess == Access::kElement ? 32 : 64) / sizeof(T);
@@ -92,13 +93,13 @@ __device__ __forceinline__ void write_output(const NormForwardParams& p, const A
                                              const Share<kElements, kWidth, kAccess>& share,
                                              int k) {
   using S = typename Norm::Statistics;
+  const auto f = make_activation<typename Norm::Activation>(p.activation);
   A gamma[kWidth], beta[kWidth], y[kWidth];
   load_scale<Norm, G>(p, tile, share, k, gamma);
   load_param<G>(Norm::kCentred ? p.beta : nullptr, A(0), tile, share, k, beta);
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
-    y[j] = Norm::Activation::value(
-        S::affine(S::normalize(x[j], stats.mean, stats.rstd), gamma[j], beta[j]));
+    y[j] = f.value(S::affine(S::normalize(x[j], stats.mean, stats.rstd), gamma[j], beta[j]));
   }
   store(y, static_cast<T*>(p.y) + row * p.cols + tile, share, k);
 }
@@ -235,7 +236,7 @@ __global__ void __launch_bounds__(kLongForwardThreads, 1)
 }
 
 template <class Norm>
-cudaError_t launch_norm_forward(const NormForwardParams& p, cudaStream_t stream) {
+cudaError_t launch_forward(const NormForwardParams& p, cudaStream_t stream) {
   const bool leaves_state = Norm::kDrops && p.state != nullptr;
   if (p.rows == 0 && !leaves_state) return cudaSuccess;
   const int64_t rows = p.rows == 0 ? 1 : p.rows;
@@ -264,6 +265,13 @@ cudaError_t launch_norm_forward(const NormForwardParams& p, cudaStream_t stream)
                     kSumBytes + (staged ? row_bytes : 0), stream, p, staged);
     });
   });
+}
+
+}  // namespace
+
+cudaError_t norm_forward(const NormForwardParams& p, cudaStream_t stream) {
+  return dispatch_norm(p, p.residual != nullptr, p.drops,
+                       [&](auto norm) { return launch_forward<decltype(norm)>(p, stream); });
 }
 
 }  // namespace memopt::kernels::cuda

@@ -1,13 +1,12 @@
 // Which backward kernel runs, on what grid, with how much shared memory.
-#pragma once
-
 #include "norm_backward_long.cuh"
 #include "norm_backward_rows.cuh"
 
 namespace memopt::kernels::cuda {
+namespace {
 
 template <class Norm>
-cudaError_t launch_norm_backward(const NormBackwardParams& p, cudaStream_t stream) {
+cudaError_t launch_backward(const NormBackwardParams& p, cudaStream_t stream) {
   const bool dx_wanted = wants_input_grad<Norm>(p);
   const bool nothing_wanted = !dx_wanted && p.y == nullptr && p.partials == nullptr;
   if (nothing_wanted || (p.rows == 0 && p.partials == nullptr)) return cudaSuccess;
@@ -50,6 +49,15 @@ cudaError_t launch_norm_backward(const NormBackwardParams& p, cudaStream_t strea
   });
   if (error != cudaSuccess || p.partials == nullptr) return error;
   return norm_reduce_parts(p, Norm::kWeightGrads, stream);
+}
+
+}  // namespace
+
+// Where the gradient of what is dropped is not wanted, backward is that of the norm without
+// dropout.
+cudaError_t norm_backward(const NormBackwardParams& p, cudaStream_t stream) {
+  return dispatch_norm(p, p.dsum != nullptr, p.dx_dropped != nullptr,
+                       [&](auto norm) { return launch_backward<decltype(norm)>(p, stream); });
 }
 
 }  // namespace memopt::kernels::cuda
