@@ -1,45 +1,47 @@
-// gelu, silu, relu, quick_gelu, relu_squared, sigmoid: save their input; recompute everything else.
-//
-//   grad_input = grad_output f'(input)
-//
-// Saved: input, 2 bytes an element in bfloat16. The consumer of the output (a Linear, say) saves
-// that output itself. The public op is the forward op as well: there is nothing more to compute for
-// backward.
 #include "activation.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/threshold_backward.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
-#include <torch/library.h>
 
-#include <functional>
-#include <string>
 #include <tuple>
 
-#include "recipe.h"
+#include "../ops/checks.h"
+#include "declare.h"
+#include "dropout.h"
+#include "random.h"
+#include "run.h"
 
 namespace memopt::autograd {
+
+using std::string_view;
+using Scalar = std::optional<double>;
+using Results = std::tuple<Tensor, Tensor>;
 
 Tensor widened(const Tensor& tensor) {
   const bool narrow = tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
   return narrow ? tensor.to(at::kFloat) : tensor;
 }
 
-Tensor activation_value(std::string_view name, const Tensor& x) {
+Tensor activation_value(const ActivationOptions& f, const Tensor& x) {
+  const string_view name = f.activation;
   if (name == "gelu") return at::gelu(x, "none");
   if (name == "gelu_tanh") return at::gelu(x, "tanh");
   if (name == "silu") return x.mul(at::sigmoid(x));
   if (name == "relu") return at::relu(x);
   if (name == "quick_gelu") return x.mul(at::sigmoid(x.mul(1.702)));
   if (name == "relu_squared") return at::relu(x).square();
-  return at::sigmoid(x);
+  if (name == "sigmoid") return at::sigmoid(x);
+  TORCH_INTERNAL_ASSERT(false, "no differentiable form of ", name);
 }
 
-Tensor activation_gradient(std::string_view name, const Tensor& grad, const Tensor& x) {
+Tensor activation_gradient(const ActivationOptions& f, const Tensor& grad, const Tensor& x) {
+  const string_view name = f.activation;
   if (name == "gelu") return at::gelu_backward(grad, x, "none");
   if (name == "gelu_tanh") return at::gelu_backward(grad, x, "tanh");
   if (name == "relu") return at::threshold_backward(grad, x, 0);
@@ -52,79 +54,120 @@ Tensor activation_gradient(std::string_view name, const Tensor& grad, const Tens
 
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
+using DropoutForward = Results(const Tensor&, const OptionalTensor&, double, string_view, Scalar,
+                               bool);
 
-using Backward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, std::string_view, bool);
-
-struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
-  static constexpr bool is_traceable = true;
-
-  // `run` is the op below autograd; `name` is the activation's.
-  static Tensor forward(AutogradContext* ctx, const Tensor& input, std::string_view name,
-                        const std::function<Tensor(const Tensor&)>& run) {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    ctx->save_for_backward({input});
-    ctx->saved_data["activation"] = std::string(name);
-    const Tensor output = run(input);
-    remember(output, [&] {
-      return Recipe{{input}, [name = std::string(name)](const variable_list& saved) {
-                      static const auto again = find_op<Tensor(const Tensor&, std::string_view)>(
-                          "memopt::_activation_forward");
-                      return again.call(saved[0], name);
-                    }};
-    });
-    return output;
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    static const auto op = find_op<Backward>("memopt::_activation_backward");
-    const Tensor input = ctx->get_saved_variables()[0];
-    const std::string name = ctx->saved_data["activation"].toStringRef();
-    if (at::GradMode::is_enabled()) {
-      const Tensor dx = activation_gradient(name, widened(grads[0]), widened(input));
-      return {dx.to(input.scalar_type()), Tensor(), Tensor()};
-    }
-    return {std::get<0>(op.call(grads[0], input, name, /*recompute_output=*/false)), Tensor(),
-            Tensor()};
-  }
-};
-
-Tensor apply(const Tensor& input, std::string_view name,
-             const std::function<Tensor(const Tensor&)>& run) {
-  if (needs_node(input)) return ActivationFunction::apply(input, name, run);
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return run(input);
+Results dropout_forward(const ActivationOptions& o, const Tensor& input, const OptionalTensor& state,
+                        bool for_backward) {
+  static const auto op = find_op<DropoutForward>("memopt::_activation_dropout_forward");
+  return op.call(input, state, o.p, o.activation, o.scalar, for_backward);
 }
 
-Tensor gelu(const Tensor& input, std::string_view approximate) {
-  static const auto op = find_op<Tensor(const Tensor&, std::string_view)>("memopt::gelu");
-  return apply(input, approximate == "tanh" ? "gelu_tanh" : "gelu",
-               [&](const Tensor& x) { return op.call(x, approximate); });
-}
-
-constexpr char kSilu[] = "memopt::silu", kRelu[] = "memopt::relu",
-               kQuickGelu[] = "memopt::quick_gelu", kReluSquared[] = "memopt::relu_squared",
-               kSigmoid[] = "memopt::sigmoid";
-
-template <const char* kOp>
-Tensor activation(const Tensor& input) {
-  static const auto op = find_op<Tensor(const Tensor&)>(kOp);
-  constexpr std::string_view kPrefix = "memopt::";
-  return apply(input, kOp + kPrefix.size(), [](const Tensor& x) { return op.call(x); });
+Tensor plain_forward(const ActivationOptions& o, const Tensor& input) {
+  static const auto op =
+      find_op<Tensor(const Tensor&, string_view, Scalar)>("memopt::_activation_forward");
+  return op.call(input, o.activation, o.scalar);
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(memopt, Autograd, m) {
-  m.impl("gelu", gelu);
-  m.impl("silu", activation<kSilu>);
-  m.impl("relu", activation<kRelu>);
-  m.impl("quick_gelu", activation<kQuickGelu>);
-  m.impl("relu_squared", activation<kReluSquared>);
-  m.impl("sigmoid", activation<kSigmoid>);
-  m.impl("_activation_forward", torch::autograd::autogradNotImplementedFallback());
-  m.impl("_activation_backward", torch::autograd::autogradNotImplementedFallback());
+Produced ActivationOp::forward(const Options& o, const variable_list& in, bool for_backward,
+                               bool in_place) {
+  if (o.drops) {
+    const OptionalTensor given = state_to_apply(in[0]);
+    const auto [output, drawn] = dropout_forward(o, in[0], given, for_backward);
+    return {output, in, {given.has_value() ? *given : drawn}, {}};
+  }
+  if (!in_place || !may_overwrite(in[0])) return {plain_forward(o, in[0]), in, {}, {}};
+  static const auto op =
+      find_op<void(const Tensor&, string_view, Scalar)>("memopt::_activation_forward_");
+  op.call(in[0], o.activation, o.scalar);
+  return {in[0], {}, {}, {}};
 }
 
+Tensor ActivationOp::forward_again(const Options& o, const variable_list& reads,
+                                   const variable_list& extras) {
+  if (!o.drops) return plain_forward(o, reads[0]);
+  return std::get<0>(dropout_forward(o, reads[0], extras[0], /*for_backward=*/false));
+}
+
+Reproduced ActivationOp::backward(const Options& o, const variable_list& reads,
+                                  const variable_list& extras, const variable_list& grads,
+                                  const Request& request) {
+  const Tensor& x = reads[0];
+  if (o.drops) {
+    static const auto op =
+        find_op<Results(const Tensor&, const Tensor&, const Tensor&, double, string_view, Scalar,
+                        bool)>("memopt::_activation_dropout_backward");
+    const auto [dx, output] =
+        op.call(grads[0], x, extras[0], o.p, o.activation, o.scalar, request.output);
+    return {{dx}, output};
+  }
+  if (request.may_overwrite_grads && may_overwrite(grads[0], x)) {
+    static const auto op =
+        find_op<void(const Tensor&, const Tensor&, string_view, Scalar, const OptionalTensor&)>(
+            "memopt::_activation_backward_");
+    Tensor output;
+    if (request.output) {
+      const bool over_x = request.may_overwrite_reads && is_ours_alone(x);
+      output = over_x ? x : at::empty_like(x);
+    }
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    op.call(grads[0], x, o.activation, o.scalar, as_optional(output));
+    return {{grads[0]}, output};
+  }
+  static const auto op =
+      find_op<Results(const Tensor&, const Tensor&, string_view, Scalar, bool)>(
+          "memopt::_activation_backward");
+  const auto [dx, output] = op.call(grads[0], x, o.activation, o.scalar, request.output);
+  return {{dx}, output};
+}
+
+variable_list ActivationOp::differentiable_backward(const Options& o, const variable_list& reads,
+                                                    const variable_list& extras,
+                                                    const variable_list& grads, const Wanted&) {
+  Tensor grad = widened(grads[0]);
+  if (o.drops) grad = drop_again(grad, extras[0], o.p);
+  return {activation_gradient(o, grad, widened(reads[0])).to(reads[0].scalar_type())};
+}
+
+Tensor ActivationOp::differentiable_forward(const Options& o, const variable_list& reads,
+                                            const variable_list& extras) {
+  Tensor value = activation_value(o, widened(reads[0]));
+  if (o.drops) value = drop_again(value, extras[0], o.p);
+  return value.to(reads[0].scalar_type());
+}
+
+namespace {
+
+Tensor activation(const Tensor& input, string_view activation, Scalar scalar) {
+  const ActivationOptions o{.activation = std::string(activation), .scalar = scalar};
+  return run<ActivationOp>("activation", o, {input})[0];
+}
+
+Tensor activation_dropout(const Tensor& input, double p, string_view activation, Scalar scalar) {
+  const ActivationOptions o{std::string(activation), scalar, /*drops=*/true, p};
+  return run<ActivationOp>("activation_dropout", o, {input})[0];
+}
+
+Tensor activation_linear(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
+                         string_view activation, Scalar scalar) {
+  const bool is_gelu = activation == "gelu" || activation == "gelu_tanh";
+  const char* name = is_gelu ? "gelu_linear" : "activation_linear";
+  ops::check_activation(name, activation, scalar);
+  const ActivationOptions o{.activation = std::string(activation), .scalar = scalar};
+  return run_with_linear<ActivationOp>(name, o, "input", {input}, weight, bias);
+}
+
+MEMOPT_DECLARE(activation, {}, {},
+               R"(activation(Tensor input, *, str activation, float? activation_scalar=None)
+                  -> Tensor)");
+MEMOPT_DECLARE(activation_dropout, {}, kDrawsRandomNumbers,
+               R"(activation_dropout(Tensor input, float p=0.5, *, str activation,
+                  float? activation_scalar=None) -> Tensor)");
+MEMOPT_DECLARE(activation_linear, {}, {},
+               R"(activation_linear(Tensor input, Tensor weight, Tensor? bias=None, *,
+                  str activation, float? activation_scalar=None) -> Tensor)");
+
+}  // namespace
 }  // namespace memopt::autograd

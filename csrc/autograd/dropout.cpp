@@ -1,78 +1,61 @@
-// dropout: saves the state of its random numbers; draws the mask again from it.
-//
-//   grad_input = grad_output m        m_i = 0 or 1 / (1 - p), a function of the state and of i
-//
-// Saved: seed and offset, 16 bytes a call, as a tensor of input's device: a compiled graph carries
-// them from forward to backward, and the host does not wait for them. (The CUDA allocator rounds
-// them up to 512 bytes.)
-//
-// grad_input is linear in grad_output, with the same mask: the backward op is its own derivative,
-// of any order.
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
-#include <torch/library.h>
+#include "dropout.h"
 
 #include <tuple>
 
-#include "dropout.h"
+#include "declare.h"
 #include "random.h"
-#include "recipe.h"
+#include "run.h"
 
 namespace memopt::autograd {
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
-using Public = Tensor(const Tensor&, double);
-using Forward = std::tuple<Tensor, Tensor>(const Tensor&, double);
-using Backward = Tensor(const Tensor&, const Tensor&, double);
-
-const c10::TypedOperatorHandle<Backward>& backward_op() {
-  static const auto op = find_op<Backward>("memopt::_dropout_backward");
+const c10::TypedOperatorHandle<Tensor(const Tensor&, const Tensor&, double)>& backward_op() {
+  static const auto op =
+      find_op<Tensor(const Tensor&, const Tensor&, double)>("memopt::_dropout_backward");
   return op;
 }
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> dropout_forward(const Tensor& input, double p) {
-  if (is_traced(input)) {
-    const Tensor state = traced_state(input);
-    return {backward_op().call(input, state, p), state};
-  }
-  static const auto op = find_op<Forward>("memopt::_dropout_forward");
-  return op.call(input, p);
-}
-
 Tensor drop_again(const Tensor& tensor, const Tensor& state, double p) {
   return tensor.defined() ? backward_op().call(tensor, state, p) : Tensor();
 }
 
+Produced DropoutOp::forward(const Options& o, const variable_list& in, bool for_backward) {
+  if (is_traced(in[0])) {
+    const Tensor state = traced_state(in[0]);
+    return {backward_op().call(in[0], state, o.p), in, {state}, {}};
+  }
+  static const auto op =
+      find_op<std::tuple<Tensor, Tensor>(const Tensor&, double, bool)>("memopt::_dropout_forward");
+  const auto [output, state] = op.call(in[0], o.p, for_backward);
+  return {output, in, {state}, {}};
+}
+
+Tensor DropoutOp::forward_again(const Options& o, const variable_list& reads,
+                                const variable_list& extras) {
+  return backward_op().call(reads[0], extras[0], o.p);
+}
+
+Reproduced DropoutOp::backward(const Options& o, const variable_list&, const variable_list& extras,
+                               const variable_list& grads, const Request&) {
+  return {{drop_again(grads[0], extras[0], o.p)}, Tensor()};
+}
+
+variable_list DropoutOp::differentiable_backward(const Options& o, const variable_list&,
+                                                 const variable_list& extras,
+                                                 const variable_list& grads, const Wanted&) {
+  return {drop_again(grads[0], extras[0], o.p)};
+}
+
+Tensor DropoutOp::differentiable_forward(const Options& o, const variable_list& reads,
+                                         const variable_list& extras) {
+  return drop_again(reads[0], extras[0], o.p);
+}
+
 namespace {
 
-struct Dropout : torch::autograd::Function<Dropout> {
-  static constexpr bool is_traceable = true;
-
-  static Tensor forward(AutogradContext* ctx, const Tensor& input, double p) {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const auto [output, state] = dropout_forward(input, p);
-    ctx->save_for_backward({state});
-    ctx->saved_data["p"] = p;
-    remember(output, [&] {
-      return Recipe{{input, state}, [p](const variable_list& saved) {
-                      return backward_op().call(saved[0], saved[1], p);
-                    }};
-    });
-    return output;
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const Tensor state = ctx->get_saved_variables()[0];
-    return {backward_op().call(grads[0], state, ctx->saved_data["p"].toDouble()), Tensor()};
-  }
-};
-
-// The mask of a given state: the derivative above, and that derivative's own.
+// The mask of a given state: dropout's derivative, and that derivative's own.
 struct Masked : torch::autograd::Function<Masked> {
   static constexpr bool is_traceable = true;
 
@@ -85,30 +68,28 @@ struct Masked : torch::autograd::Function<Masked> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const Tensor state = ctx->get_saved_variables()[0];
-    return {backward_op().call(grads[0], state, ctx->saved_data["p"].toDouble()), Tensor(),
-            Tensor()};
+    return {drop_again(grads[0], state, ctx->saved_data["p"].toDouble()), Tensor(), Tensor()};
   }
 };
 
 Tensor dropout(const Tensor& input, double p) {
-  if (needs_node(input)) return Dropout::apply(input, p);
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  if (is_traced(input)) return std::get<0>(dropout_forward(input, p));
-  static const auto op = find_op<Public>("memopt::dropout");
-  return op.call(input, p);
+  return run<DropoutOp>("dropout", {p}, {input})[0];
 }
 
 Tensor _dropout_backward(const Tensor& grad_output, const Tensor& state, double p) {
-  if (needs_node(grad_output)) return Masked::apply(grad_output, state, p);
+  if (needs_node("dropout backward", grad_output)) return Masked::apply(grad_output, state, p);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return backward_op().call(grad_output, state, p);
 }
 
+// As PyTorch's dropout.
+const Autocast kKeepsDtype{{}, /*casts=*/false};
+
+MEMOPT_DECLARE(dropout, kKeepsDtype, kDrawsRandomNumbers, "dropout(Tensor input, float p=0.5) -> Tensor");
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(memopt, Autograd, m) {
-  m.impl("dropout", dropout);
-  m.impl("_dropout_forward", torch::autograd::autogradNotImplementedFallback());
   m.impl("_dropout_backward", _dropout_backward);
 }
 

@@ -1,42 +1,83 @@
-// gated, swiglu, geglu and their packed forms: save gate and up (or the tensor that holds both);
-// recompute f(gate).
-//
-//   grad_gate = grad_output up f'(gate)        grad_up = grad_output f(gate)
-//
-// Saved: gate and up, 4 bytes an element of the output in bfloat16; up only if gate requires a
-// gradient. Eager PyTorch saves f(gate) as well, 6 bytes. The public ops are the forward ops as
-// well: there is nothing more to compute for backward.
 #include "gated.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/stack.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
-#include <torch/library.h>
 
 #include <array>
-#include <functional>
-#include <string>
 #include <string_view>
 #include <tuple>
 
-#include "activation.h"
-
-#include "recipe.h"
+#include "../ops/checks.h"
+#include "declare.h"
+#include "dropout.h"
+#include "run.h"
 
 namespace memopt::autograd {
+namespace {
 
-Tensor composed_grad_gate(std::string_view name, const Tensor& grad, const Tensor& gate,
+using std::string_view;
+using Scalar = std::optional<double>;
+
+Tensor plain_forward(const ActivationOptions& o, const variable_list& in) {
+  static const auto op = find_op<Tensor(const Tensor&, const Tensor&, string_view, Scalar)>(
+      "memopt::_gated_forward");
+  return op.call(in[0], in[1], o.activation, o.scalar);
+}
+
+// The output and the first gradient are written over the incoming gradient or the reads where these
+// are the caller's own.
+Reproduced backward_(const ActivationOptions& o, const variable_list& reads, const Tensor& grad,
+                     const Request& request) {
+  static const auto op =
+      find_op<void(const Tensor&, const Tensor&, const Tensor&, string_view, Scalar,
+                   const OptionalTensor&, const OptionalTensor&)>("memopt::_gated_backward_");
+  const auto place = [&](bool needed, const Tensor& read) {
+    if (!needed) return Tensor();
+    return request.may_overwrite_reads && is_ours_alone(read) ? read : at::empty_like(read);
+  };
+  const Tensor dup = place(request.grads[1], reads[1]), output = place(request.output, reads[0]);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  op.call(grad, reads[0], reads[1], o.activation, o.scalar, as_optional(dup), as_optional(output));
+  return {{grad, dup}, output};
+}
+
+Reproduced plain_backward(const ActivationOptions& o, const variable_list& reads,
+                          const Tensor& grad, const Request& request) {
+  static const auto op =
+      find_op<std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&,
+                                                 const OptionalTensor&, string_view, Scalar,
+                                                 std::array<bool, 2>, bool)>(
+          "memopt::_gated_backward");
+  const Wanted& w = request.grads;
+  const auto [dgate, dup, output] = op.call(grad, reads[0], as_optional(reads[1]), o.activation,
+                                            o.scalar, {w[0], w[1]}, request.output);
+  return {{dgate, dup}, output};
+}
+
+Tensor composed_grad_gate(const ActivationOptions& f, const Tensor& grad, const Tensor& gate,
                           const Tensor& up) {
-  return activation_gradient(name, widened(grad).mul(widened(up)), widened(gate))
+  return activation_gradient(f, widened(grad).mul(widened(up)), widened(gate))
       .to(gate.scalar_type());
 }
 
-Tensor composed_grad_up(std::string_view name, const Tensor& grad, const Tensor& gate) {
-  return widened(grad).mul(activation_value(name, widened(gate))).to(gate.scalar_type());
+Tensor composed_grad_up(const ActivationOptions& f, const Tensor& grad, const Tensor& gate) {
+  return widened(grad).mul(activation_value(f, widened(gate))).to(gate.scalar_type());
 }
 
-std::array<Tensor, 2> packed_halves(const Tensor& input, bool interleaved) {
+Tensor composed_forward(const ActivationOptions& f, const Tensor& gate, const Tensor& up) {
+  return activation_value(f, widened(gate)).mul(widened(up));
+}
+
+// The dropout behind, as a step of its own, with the state at hand; differentiable.
+Tensor dropped(const ActivationOptions& o, const Tensor& tensor, const variable_list& extras) {
+  return o.drops ? drop_again(tensor, extras[0], o.p) : tensor;
+}
+
+// Views of gate and up in a packed tensor.
+std::array<Tensor, 2> halves_of(const Tensor& input, bool interleaved) {
   const c10::SymInt cols = input.sym_size(-1) / 2;
   const auto half = [&](int64_t i) {
     return interleaved ? input.slice_symint(-1, i, std::nullopt, 2)
@@ -45,165 +86,145 @@ std::array<Tensor, 2> packed_halves(const Tensor& input, bool interleaved) {
   return {half(0), half(1)};
 }
 
-Tensor composed_packed_grad(std::string_view name, const Tensor& grad, const Tensor& input,
-                            bool interleaved) {
-  const auto [gate, up] = packed_halves(input, interleaved);
-  const std::array<Tensor, 2> halves = {composed_grad_gate(name, grad, gate, up),
-                                        composed_grad_up(name, grad, gate)};
-  return interleaved ? at::stack(halves, -1).flatten(-2) : at::cat(halves, -1);
+}  // namespace
+
+void GatedOp::drop_unread(variable_list* reads) {
+  if (!(*reads)[0].requires_grad()) (*reads)[1] = Tensor();
+}
+
+Produced GatedOp::forward(const Options& o, const variable_list& in, bool for_backward,
+                          bool in_place) {
+  Tensor output;
+  if (in_place && may_overwrite(in[0], in[1])) {
+    static const auto op = find_op<void(const Tensor&, const Tensor&, string_view, Scalar)>(
+        "memopt::_gated_forward_");
+    op.call(in[0], in[1], o.activation, o.scalar);
+    output = in[0];
+  } else {
+    output = plain_forward(o, in);
+  }
+  if (!o.drops) return {output, in, {}, {}};
+  Produced kept = DropoutOp::forward({o.p}, {output}, for_backward);
+  return {kept.output, in, std::move(kept.extras), {}};
+}
+
+Tensor GatedOp::forward_again(const Options& o, const variable_list& reads,
+                              const variable_list& extras) {
+  return dropped(o, plain_forward(o, reads), extras);
+}
+
+Reproduced GatedOp::backward(const Options& o, const variable_list& reads,
+                             const variable_list& extras, const variable_list& grads,
+                             const Request& request) {
+  Reproduced made;
+  if (o.drops) {
+    made = plain_backward(o, reads, dropped(o, grads[0], extras), request);
+  } else if (request.grads[0] && request.may_overwrite_grads &&
+             may_overwrite(grads[0], reads[0], reads[1])) {
+    made = backward_(o, reads, grads[0], request);
+  } else {
+    made = plain_backward(o, reads, grads[0], request);
+  }
+  if (o.drops) made.output = dropped(o, made.output, extras);
+  return made;
+}
+
+variable_list GatedOp::differentiable_backward(const Options& o, const variable_list& reads,
+                                               const variable_list& extras,
+                                               const variable_list& grads, const Wanted& wanted) {
+  const Tensor grad = dropped(o, grads[0], extras);
+  return {wanted[0] ? composed_grad_gate(o, grad, reads[0], reads[1]) : Tensor(),
+          wanted[1] ? composed_grad_up(o, grad, reads[0]) : Tensor()};
+}
+
+Tensor GatedOp::differentiable_forward(const Options& o, const variable_list& reads,
+                                       const variable_list& extras) {
+  return dropped(o, composed_forward(o, reads[0], reads[1]), extras).to(reads[0].scalar_type());
+}
+
+Produced GatedPackedOp::forward(const Options& o, const variable_list& in, bool) {
+  return {forward_again(o, in, {}), in, {}, {}};
+}
+
+Tensor GatedPackedOp::forward_again(const Options& o, const variable_list& reads,
+                                    const variable_list&) {
+  static const auto op = find_op<Tensor(const Tensor&, string_view, Scalar, bool)>(
+      "memopt::_gated_packed_forward");
+  return op.call(reads[0], o.f.activation, o.f.scalar, o.interleaved);
+}
+
+Reproduced GatedPackedOp::backward(const Options& o, const variable_list& reads,
+                                   const variable_list&, const variable_list& grads,
+                                   const Request& request) {
+  static const auto op = find_op<std::tuple<Tensor, Tensor>(
+      const Tensor&, const Tensor&, string_view, Scalar, bool, bool)>(
+      "memopt::_gated_packed_backward");
+  const auto [dx, output] = op.call(grads[0], reads[0], o.f.activation, o.f.scalar, o.interleaved,
+                                    request.output);
+  return {{dx}, output};
+}
+
+variable_list GatedPackedOp::differentiable_backward(const Options& o, const variable_list& reads,
+                                                     const variable_list&,
+                                                     const variable_list& grads, const Wanted&) {
+  const auto [gate, up] = halves_of(reads[0], o.interleaved);
+  const std::array<Tensor, 2> both = {composed_grad_gate(o.f, grads[0], gate, up),
+                                      composed_grad_up(o.f, grads[0], gate)};
+  return {o.interleaved ? at::stack(both, -1).flatten(-2) : at::cat(both, -1)};
+}
+
+Tensor GatedPackedOp::differentiable_forward(const Options& o, const variable_list& reads,
+                                             const variable_list&) {
+  const auto [gate, up] = halves_of(reads[0], o.interleaved);
+  return composed_forward(o.f, gate, up).to(gate.scalar_type());
 }
 
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
-using Run = std::function<Tensor(const Tensor&, const Tensor&)>;
-using RunPacked = std::function<Tensor(const Tensor&)>;
-using Backward = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&,
-                                                    const OptionalTensor&, std::string_view,
-                                                    std::array<bool, 2>, bool);
-using PackedBackward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, std::string_view,
-                                                  bool, bool);
-
-struct Gated : torch::autograd::Function<Gated> {
-  static constexpr bool is_traceable = true;
-
-  // `run` is the op below autograd; `name` is the activation's.
-  static Tensor forward(AutogradContext* ctx, const Tensor& gate, const Tensor& up,
-                        std::string_view name, const Run& run) {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    // Not needs_input_grad: in a recompute that asks about the backward that is running.
-    ctx->save_for_backward({gate, gate.requires_grad() ? up : Tensor()});
-    ctx->saved_data["activation"] = std::string(name);
-    const Tensor output = run(gate, up);
-    remember(output, [&] {
-      return Recipe{
-          {gate, up}, [name = std::string(name)](const variable_list& saved) {
-            static const auto op =
-                find_op<Tensor(const Tensor&, const Tensor&, std::string_view)>("memopt::gated");
-            return op.call(saved[0], saved[1], name);
-          }};
-    });
-    return output;
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    static const auto op = find_op<Backward>("memopt::_gated_backward");
-    const variable_list saved = ctx->get_saved_variables();
-    const Tensor gate = saved[0], up = saved[1];
-    const std::string name = ctx->saved_data["activation"].toStringRef();
-    const std::array<bool, 2> wanted = {ctx->needs_input_grad(0), ctx->needs_input_grad(1)};
-    if (at::GradMode::is_enabled()) {
-      return {wanted[0] ? composed_grad_gate(name, grads[0], gate, up) : Tensor(),
-              wanted[1] ? composed_grad_up(name, grads[0], gate) : Tensor(), Tensor(), Tensor()};
-    }
-    const auto [dgate, dup, output] =
-        op.call(grads[0], gate, as_optional(up), name, wanted, /*recompute_output=*/false);
-    return {dgate, dup, Tensor(), Tensor()};
-  }
-};
-
-struct GatedPacked : torch::autograd::Function<GatedPacked> {
-  static constexpr bool is_traceable = true;
-
-  static Tensor forward(AutogradContext* ctx, const Tensor& input, std::string_view name,
-                        bool interleaved, const RunPacked& run) {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    ctx->save_for_backward({input});
-    ctx->saved_data["activation"] = std::string(name);
-    ctx->saved_data["interleaved"] = interleaved;
-    const Tensor output = run(input);
-    remember(output, [&] {
-      return Recipe{{input}, [name = std::string(name), interleaved](const variable_list& saved) {
-                      static const auto op = find_op<Tensor(const Tensor&, std::string_view, bool)>(
-                          "memopt::gated_packed");
-                      return op.call(saved[0], name, interleaved);
-                    }};
-    });
-    return output;
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    static const auto op = find_op<PackedBackward>("memopt::_gated_packed_backward");
-    const Tensor input = ctx->get_saved_variables()[0];
-    const std::string name = ctx->saved_data["activation"].toStringRef();
-    const bool interleaved = ctx->saved_data["interleaved"].toBool();
-    if (at::GradMode::is_enabled())
-      return {composed_packed_grad(name, grads[0], input, interleaved), Tensor(), Tensor(),
-              Tensor()};
-    return {std::get<0>(op.call(grads[0], input, name, interleaved, /*recompute_output=*/false)),
-            Tensor(), Tensor(), Tensor()};
-  }
-};
-
-Tensor apply(const Tensor& gate, const Tensor& up, std::string_view name, const Run& run) {
-  if (needs_node(gate, up)) return Gated::apply(gate, up, name, run);
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return run(gate, up);
+ActivationOptions options(string_view activation, Scalar scalar) {
+  return {.activation = std::string(activation), .scalar = scalar};
 }
 
-Tensor apply_packed(const Tensor& input, std::string_view name, bool interleaved,
-                    const RunPacked& run) {
-  if (needs_node(input)) return GatedPacked::apply(input, name, interleaved, run);
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return run(input);
+Tensor gated(const Tensor& gate, const Tensor& up, string_view activation, Scalar scalar) {
+  return run<GatedOp>("gated", options(activation, scalar), {gate, up})[0];
 }
 
-std::string_view gelu_name(std::string_view approximate) {
-  return approximate == "tanh" ? "gelu_tanh" : "gelu";
+Tensor gated_packed(const Tensor& input, string_view activation, bool interleaved, Scalar scalar) {
+  return run<GatedPackedOp>("gated_packed", {options(activation, scalar), interleaved},
+                            {input})[0];
 }
 
-Tensor gated(const Tensor& gate, const Tensor& up, std::string_view activation) {
-  static const auto op =
-      find_op<Tensor(const Tensor&, const Tensor&, std::string_view)>("memopt::gated");
-  return apply(gate, up, activation,
-               [&](const Tensor& g, const Tensor& u) { return op.call(g, u, activation); });
+Tensor gated_linear(const Tensor& gate, const Tensor& up, const Tensor& weight,
+                    const OptionalTensor& bias, string_view activation, Scalar scalar) {
+  const char* name = activation == "silu" ? "swiglu_linear" : "gated_linear";
+  ops::check_activation(name, activation, scalar);
+  check_features(name, "gate", gate);
+  ops::check_like(name, "up", up, "gate", gate);
+  return run_with_linear<GatedOp>(name, options(activation, scalar), "gate", {gate, up}, weight,
+                                  bias);
 }
 
-Tensor swiglu(const Tensor& gate, const Tensor& up) {
-  static const auto op = find_op<Tensor(const Tensor&, const Tensor&)>("memopt::swiglu");
-  return apply(gate, up, "silu", [](const Tensor& g, const Tensor& u) { return op.call(g, u); });
+Tensor gated_packed_linear(const Tensor& input, const Tensor& weight, const OptionalTensor& bias,
+                           string_view activation, bool interleaved, Scalar scalar) {
+  const char* name = "gated_packed_linear";
+  ops::check_activation(name, activation, scalar);
+  return run_with_linear<GatedPackedOp>(name, {options(activation, scalar), interleaved}, "input",
+                                        {input}, weight, bias);
 }
 
-Tensor geglu(const Tensor& gate, const Tensor& up, std::string_view approximate) {
-  static const auto op =
-      find_op<Tensor(const Tensor&, const Tensor&, std::string_view)>("memopt::geglu");
-  return apply(gate, up, gelu_name(approximate),
-               [&](const Tensor& g, const Tensor& u) { return op.call(g, u, approximate); });
-}
-
-Tensor gated_packed(const Tensor& input, std::string_view activation, bool interleaved) {
-  static const auto op =
-      find_op<Tensor(const Tensor&, std::string_view, bool)>("memopt::gated_packed");
-  return apply_packed(input, activation, interleaved,
-                      [&](const Tensor& x) { return op.call(x, activation, interleaved); });
-}
-
-Tensor swiglu_packed(const Tensor& input, bool interleaved) {
-  static const auto op = find_op<Tensor(const Tensor&, bool)>("memopt::swiglu_packed");
-  return apply_packed(input, "silu", interleaved,
-                      [&](const Tensor& x) { return op.call(x, interleaved); });
-}
-
-Tensor geglu_packed(const Tensor& input, bool interleaved, std::string_view approximate) {
-  static const auto op =
-      find_op<Tensor(const Tensor&, bool, std::string_view)>("memopt::geglu_packed");
-  return apply_packed(input, gelu_name(approximate), interleaved,
-                      [&](const Tensor& x) { return op.call(x, interleaved, approximate); });
-}
+MEMOPT_DECLARE(gated, {}, {},
+               R"(gated(Tensor gate, Tensor up, *, str activation, float? activation_scalar=None)
+                  -> Tensor)");
+MEMOPT_DECLARE(gated_packed, {}, {},
+               R"(gated_packed(Tensor input, *, str activation, bool interleaved=False,
+                  float? activation_scalar=None) -> Tensor)");
+MEMOPT_DECLARE(gated_linear, {}, {},
+               R"(gated_linear(Tensor gate, Tensor up, Tensor weight, Tensor? bias=None, *,
+                  str activation, float? activation_scalar=None) -> Tensor)");
+MEMOPT_DECLARE(gated_packed_linear, {}, {},
+               R"(gated_packed_linear(Tensor input, Tensor weight, Tensor? bias=None, *,
+                  str activation, bool interleaved=False, float? activation_scalar=None)
+                  -> Tensor)");
 
 }  // namespace
-
-TORCH_LIBRARY_IMPL(memopt, Autograd, m) {
-  m.impl("gated", gated);
-  m.impl("swiglu", swiglu);
-  m.impl("geglu", geglu);
-  m.impl("_gated_backward", torch::autograd::autogradNotImplementedFallback());
-  m.impl("gated_packed", gated_packed);
-  m.impl("swiglu_packed", swiglu_packed);
-  m.impl("geglu_packed", geglu_packed);
-  m.impl("_gated_packed_backward", torch::autograd::autogradNotImplementedFallback());
-}
-
 }  // namespace memopt::autograd

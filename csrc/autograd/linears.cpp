@@ -1,11 +1,14 @@
 #include "linears.h"
 
-#include <ATen/TensorOperators.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
 
-#include <algorithm>
 #include <string>
+
+#include "../ops/checks.h"
+#include "ownership.h"
 
 namespace memopt::autograd {
 
@@ -17,6 +20,12 @@ Tensor as_matrix(const Tensor& tensor) {
 }
 
 }  // namespace
+
+void check_features(const char* op, const char* name, const Tensor& tensor) {
+  ops::check_input(op, name, tensor);
+  TORCH_CHECK(tensor.dim() >= 1, op, ": ", name,
+              " must have at least one dimension, got a scalar");
+}
 
 void check_linears(const char* op, const Tensor& input, const c10::SymInt& features,
                    const Linears& linears) {
@@ -59,26 +68,19 @@ variable_list apply(const Linears& linears, const Tensor& x) {
   return outputs;
 }
 
-bool any_requires_grad(const variable_list& tensors) {
-  return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& tensor) {
-    return tensor.defined() && tensor.requires_grad();
-  });
-}
-
-Tensor input_grad(const variable_list& grads, const std::vector<Tensor>& weights,
-                  const Tensor& start) {
+Tensor input_grad(at::TensorList grads, const variable_list& weights, const Tensor& start) {
+  // A view that autograd knows would hold its base: the result would not be the caller's alone.
+  std::optional<at::AutoDispatchBelowADInplaceOrView> below_autograd;
+  if (!at::GradMode::is_enabled()) below_autograd.emplace();
   Tensor sum;
   c10::SymDimVector shape;
-  const auto add = [](const Tensor& ours, const Tensor& other) {
-    return at::GradMode::is_enabled() ? ours + other : ours.add_(other);
-  };
-  for (size_t i = grads.size(); i-- > 0;) {
+  for (size_t i = weights.size(); i-- > 0;) {
     if (!grads[i].defined()) continue;
-    const Tensor dx = at::mm(as_matrix(grads[i]), weights[i]);
+    Tensor dx = at::mm(as_matrix(grads[i]), weights[i]);
     if (sum.defined()) {
-      sum = add(sum, dx);
+      sum = add_to(std::move(sum), dx);
     } else {
-      sum = start.defined() ? add(dx, as_matrix(start)) : dx;
+      sum = start.defined() ? add_to(std::move(dx), as_matrix(start)) : std::move(dx);
       shape.assign(grads[i].sym_sizes().begin(), grads[i].sym_sizes().end());
       shape.back() = weights[i].sym_size(1);
     }

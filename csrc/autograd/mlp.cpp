@@ -18,52 +18,47 @@
 // was made again, a over p. Gradients have the same bits at every level, for contiguous input
 // those of the ops one after another. Levels: Karpathy's llm.c (-r), Dao's FusedMLP in
 // flash-attention (checkpoint_lvl).
-#include <ATen/TensorOperators.h>
-#include <torch/library.h>
+#include "mlp.h"
 
 #include <string>
 
-#include "activation_producers.h"
-#include "defined.h"
+#include "activation.h"
+#include "declare.h"
 #include "dropout.h"
-#include "linears.h"
-#include "mlp.h"
-#include "norm_producers.h"
+#include "gated.h"
+#include "norm.h"
+#include "run.h"
 
 namespace memopt::autograd {
 namespace {
 
-// Calls f(producer, its options) for the norm, the activation.
-template <class F>
-auto with_norm(const MlpOptions& o, F&& f) {
-  switch (o.norm) {
-    case MlpNorm::kLayerNorm:
-      return f(LayerNormProducer{}, LayerNormProducer::Options{o.eps.value_or(1e-5)});
-    case MlpNorm::kRmsNorm:
-      return f(RmsNormProducer{}, RmsNormProducer::Options{o.eps, o.zero_centered_weight});
-    default:
-      return f(NoNormProducer{}, NoNormProducer::Options{});
-  }
+NormOp::Options norm_options(const MlpOptions& o) {
+  return {.rms = o.norm_kind() == MlpNorm::kRmsNorm,
+          .eps = o.norm_kind() == MlpNorm::kLayerNorm ? o.eps.value_or(1e-5) : o.eps,
+          .zero_centered_weight = o.zero_centered_weight};
 }
 
+ActivationOptions activation_options(const MlpOptions& o) {
+  return {o.activation, o.activation_scalar, /*drops=*/o.activation_dropout > 0.0,
+          o.activation_dropout};
+}
+
+// Calls f(op) for the activation or the gated unit.
 template <class F>
 auto with_activation(const MlpOptions& o, F&& f) {
-  const ActivationOptions options{o.activation, o.activation_dropout};
-  return o.gated ? f(GatedProducer{}, options) : f(ActivationProducer{}, options);
+  return o.gated ? f(GatedOp{}) : f(ActivationOp{});
 }
 
-Produced normalize(const MlpOptions& o, const variable_list& in) {
-  return with_norm(o, [&](auto norm, const auto& options) { return norm.forward(options, in); });
+Produced normalize(const MlpOptions& o, const variable_list& in, bool for_backward) {
+  if (o.norm_kind() == MlpNorm::kNone) return {in[0], {}, {}, {}};
+  return NormOp::forward(norm_options(o), in, for_backward);
 }
 
-Produced activate(const MlpOptions& o, const variable_list& pre, bool may_overwrite) {
-  return with_activation(o, [&](auto activation, const auto& options) {
-    return activation.forward(options, pre, may_overwrite);
+Produced activate(const MlpOptions& o, const variable_list& pre, bool for_backward,
+                  bool in_place) {
+  return with_activation(o, [&](auto op) {
+    return op.forward(activation_options(o), pre, for_backward, in_place);
   });
-}
-
-Tensor sum(const Tensor& ours, const Tensor& other) {
-  return at::GradMode::is_enabled() || is_traced(ours) ? ours + other : ours.add_(other);
 }
 
 // What forward may keep beside the arguments; undefined where it does not.
@@ -92,20 +87,27 @@ struct Kept {
   }
 };
 
-Tensor run_forward(const MlpOptions& o, const MlpTensors& t, const MlpNeeds& needs, Kept* kept) {
-  Produced normed = normalize(o, t.norm_inputs());
-  kept->norm_extras = normed.extras;
+Tensor run_forward(const MlpOptions& o, const MlpTensors& t, const MlpNeeds& needs,
+                   bool for_backward, Kept* kept) {
+  Produced normed = normalize(o, t.norm_inputs(), needs.norm_extras);
+  kept->norm_extras = std::move(normed.extras);
   if (needs.n) kept->n = normed.output;
   variable_list p = autograd::apply(t.first, normed.output);
-  normed.output.reset();
+  normed = {};
   if (needs.p) kept->p = p;
-  Produced activated = activate(o, p, /*may_overwrite=*/!needs.p);
+  Produced activated = activate(o, p, for_backward, /*in_place=*/!needs.p);
+  activated.reads.clear();
   p.clear();
   if (!activated.extras.empty()) kept->activation_state = activated.extras[0];
   if (needs.a) kept->a = activated.output;
   Tensor y = autograd::apply(t.down, activated.output)[0];
-  if (o.dropout > 0.0) std::tie(y, kept->output_state) = dropout_forward(y, o.dropout);
-  return o.residual ? sum(y, t.x) : y;
+  activated = {};
+  if (o.dropout > 0.0) {
+    Produced dropped = DropoutOp::forward({o.dropout}, {std::move(y)}, for_backward);
+    y = std::move(dropped.output);
+    if (for_backward) kept->output_state = dropped.extras[0];
+  }
+  return o.residual ? add_to(std::move(y), t.x) : y;
 }
 
 // One run of backward: what was kept comes in `kept` and goes when it has been used, the gradients
@@ -120,10 +122,10 @@ struct MlpBackward {
   bool p_is_ours = false;
 
   Tensor normalized() const {
-    return with_norm(o, [&](auto norm, const auto& options) {
-      return composed ? norm.differentiable_forward(options, t.norm_inputs(), kept.norm_extras)
-                      : norm.forward(options, t.norm_inputs()).output;
-    });
+    const variable_list in = t.norm_inputs();
+    if (o.norm_kind() == MlpNorm::kNone) return in[0];
+    return composed ? NormOp::differentiable_forward(norm_options(o), in, kept.norm_extras)
+                    : NormOp::forward_again(norm_options(o), in, kept.norm_extras);
   }
 
   // Forward once more up to p, where p was not kept or must come by differentiable ops.
@@ -147,24 +149,27 @@ struct MlpBackward {
   // From y's gradient: p's, with a on the way, and those of the last linear.
   void through_down(const Tensor& dy) {
     const variable_list extras{kept.activation_state};
+    const ActivationOptions options = activation_options(o);
     if (d.wants_p) {
-      const Tensor da = input_grad({dy}, t.down.weights);
-      with_activation(o, [&](auto activation, const auto& options) {
+      variable_list da;
+      da.push_back(input_grad(dy, t.down.weights));
+      with_activation(o, [&](auto op) {
         if (composed) {
-          d.p = activation.differentiable_backward(options, kept.p, extras, da, d.wanted_p);
+          d.p = op.differentiable_backward(options, kept.p, extras, da, d.wanted_p);
           return;
         }
         const bool output = d.wants_down && !kept.a.defined();
-        Reproduced made =
-            activation.backward(options, kept.p, extras, da, {d.wanted_p, output, p_is_ours});
+        const Request request{d.wanted_p, output, /*may_overwrite_grads=*/true,
+                              /*may_overwrite_reads=*/p_is_ours};
+        Reproduced made = op.backward(options, kept.p, extras, da, request);
         d.p = std::move(made.grads);
         if (output) kept.a = std::move(made.output);
       });
     }
     if (d.wants_down && !kept.a.defined()) {
-      kept.a = with_activation(o, [&](auto activation, const auto& options) {
-        return composed ? activation.differentiable_forward(options, kept.p, extras)
-                        : activation.forward_again(options, kept.p, extras);
+      kept.a = with_activation(o, [&](auto op) {
+        return composed ? op.differentiable_forward(options, kept.p, extras)
+                        : op.forward_again(options, kept.p, extras);
       });
     }
     kept.p.clear();
@@ -177,23 +182,28 @@ struct MlpBackward {
   // x past everything, undefined if nothing does.
   void through_norm(const Tensor& residual) {
     if (!d.wants_norm) return;
-    const bool has_norm = o.norm != MlpNorm::kNone;
-    // Without a norm x has the linears' gradients and the residual's in one sum, in autograd's
-    // order.
-    const Tensor dn = input_grad(d.p, t.first.weights, has_norm ? Tensor() : residual);
-    with_norm(o, [&](auto norm, const auto& options) {
-      if (composed) {
-        d.norm = norm.differentiable_backward(options, t.norm_inputs(), kept.norm_extras, dn,
-                                              d.wanted_norm);
-        return;
-      }
+    if (o.norm_kind() == MlpNorm::kNone) {
+      // x has the linears' gradients and the residual's in one sum, in autograd's order.
+      d.norm = {input_grad(d.p, t.first.weights, residual)};
+      return;
+    }
+    variable_list dn;
+    dn.push_back(input_grad(d.p, t.first.weights));
+    const variable_list in = t.norm_inputs();
+    if (composed) {
+      d.norm = NormOp::differentiable_backward(norm_options(o), in, kept.norm_extras, dn,
+                                               d.wanted_norm);
+    } else {
       const bool output = d.wants_first_weights && !kept.n.defined();
-      Reproduced made =
-          norm.backward(options, t.norm_inputs(), kept.norm_extras, dn, {d.wanted_norm, output});
+      const Request request{d.wanted_norm, output, /*may_overwrite_grads=*/true};
+      Reproduced made = NormOp::backward(norm_options(o), in, kept.norm_extras, dn, request);
       d.norm = std::move(made.grads);
       if (output) kept.n = std::move(made.output);
-    });
-    if (has_norm && residual.defined() && d.wanted_norm[0]) d.norm[0] = sum(d.norm[0], residual);
+    }
+    dn.clear();
+    if (residual.defined() && d.wanted_norm[0]) {
+      d.norm[0] = add_to(std::move(d.norm[0]), residual);
+    }
   }
 
   void through_first() {
@@ -208,46 +218,49 @@ struct MlpBackward {
 
 struct Mlp : torch::autograd::Function<Mlp> {
   static constexpr bool is_traceable = true;
+  using Options = MlpOptions;
+  // Not the level: what was saved says it.
+  template <class Options, class F>
+  static void visit(Options& o, F&& f) {
+    f(o.norm, o.eps, o.zero_centered_weight, o.gated, o.activation, o.activation_scalar,
+      o.activation_dropout, o.dropout, o.residual);
+  }
 
-  static Tensor forward(AutogradContext* ctx, const MlpOptions& options, at::TensorList given,
-                        const std::vector<int64_t>& places) {
+  static Tensor forward(AutogradContext* ctx, const Options& options, at::TensorList given,
+                        const Arguments& arguments) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const MlpTensors t(put_back(given, places), options.gated);
+    const MlpTensors t(arguments.inputs, options.gated);
     const MlpNeeds needs = what_backward_needs(options, t);
     Kept kept;
-    const Tensor y = run_forward(options, t, needs, &kept);
+    const Tensor y = run_forward(options, t, needs, /*for_backward=*/true, &kept);
     if (!needs.norm_extras) kept.norm_extras.clear();
     variable_list saved = t.if_needed(needs);
     kept.append_to(&saved, t.first.weights.size());
     ctx->save_for_backward(saved);
-    options.save(ctx);
-    ctx->saved_data["places"] = places;
+    save_options<Mlp>(ctx, options);
+    arguments.places.save(ctx);
     return y;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const NoAutocast no_autocast;
-    const MlpOptions o = MlpOptions::restore(ctx);
-    const std::vector<int64_t> places = ctx->saved_data["places"].toIntVector();
-    const auto arguments = static_cast<std::ptrdiff_t>(places.size());
+    const Options o = restore_options<Mlp>(ctx);
+    const size_t arguments = MlpTensors::count(o.gated);
+    const Places places = Places::restore(ctx, arguments);
     const variable_list saved = ctx->get_saved_variables();
-    const MlpTensors t({saved.begin(), saved.begin() + arguments}, o.gated);
-    MlpBackward run{o, t, Kept::from(saved, places.size(), t.first.weights.size()),
-                    MlpGradients(t, [&](size_t i) {
-                      return places[i] >= 0 && ctx->needs_input_grad(places[i]);
-                    })};
+    const MlpTensors t({saved.begin(), saved.begin() + static_cast<std::ptrdiff_t>(arguments)},
+                       o.gated);
+    MlpBackward run{o, t, Kept::from(saved, arguments, t.first.weights.size()),
+                    MlpGradients(t, [&](size_t i) { return places.needs_grad(ctx, i); })};
     run.make_p_again();
     run.through_down(o.dropout > 0.0 ? drop_again(grads[0], run.kept.output_state, o.dropout)
                                      : grads[0]);
     run.through_norm(o.residual ? grads[0] : Tensor());
     run.through_first();
 
-    const variable_list all = run.d.in_order();
-    variable_list result(1);  // one for each argument of forward and each of `given`
-    for (size_t i = 0; i < places.size(); ++i) {
-      if (places[i] >= 0) result.push_back(all[i]);
-    }
-    result.resize(result.size() + 1);
+    variable_list result = places.no_gradients();
+    variable_list all = run.d.in_order();
+    for (size_t i = 0; i < all.size(); ++i) places.set(&result, i, std::move(all[i]));
     return result;
   }
 };
@@ -258,40 +271,45 @@ Tensor mlp(const Tensor& input, const Tensor& up_weight, const OptionalTensor& u
            const OptionalTensor& norm_weight, const OptionalTensor& norm_bias,
            std::string_view activation, std::string_view norm, std::optional<double> eps,
            bool zero_centered_weight, double activation_dropout, double dropout, bool residual,
-           std::string_view recompute) {
+           std::string_view recompute, std::optional<double> activation_scalar) {
   MlpOptions options;
-  options.norm = parse_norm(norm);
+  options.norm = static_cast<int64_t>(parse_norm(norm));
   options.eps = eps;
   options.zero_centered_weight = zero_centered_weight;
   options.gated = gate_weight.has_value() && gate_weight->defined();
   options.activation = std::string(activation);
+  options.activation_scalar = activation_scalar;
   options.activation_dropout = activation_dropout;
   options.dropout = dropout;
   options.residual = residual;
   options.recompute = parse_recompute(recompute);
-  variable_list arguments{input, value_or_undefined(norm_weight), value_or_undefined(norm_bias)};
-  if (options.gated) arguments.push_back(*gate_weight);
-  arguments.push_back(up_weight);
-  if (options.gated) arguments.push_back(value_or_undefined(gate_bias));
-  arguments.insert(arguments.end(),
-                   {value_or_undefined(up_bias), down_weight, value_or_undefined(down_bias)});
-  const MlpTensors tensors(arguments, options.gated);
+  variable_list inputs{input, value_or_undefined(norm_weight), value_or_undefined(norm_bias)};
+  if (options.gated) inputs.push_back(*gate_weight);
+  inputs.push_back(up_weight);
+  if (options.gated) inputs.push_back(value_or_undefined(gate_bias));
+  inputs.insert(inputs.end(),
+                {value_or_undefined(up_bias), down_weight, value_or_undefined(down_bias)});
+  const MlpTensors tensors(inputs, options.gated);
   check(options, tensors, gate_bias);
-  const Defined given = take_defined(arguments);
-  if (given.needs_node) return Mlp::apply(options, at::TensorList(given.tensors), given.places);
+  const Arguments arguments(std::move(inputs), {});
+  if (needs_node("mlp", arguments.inputs)) {
+    const variable_list given = arguments.given();
+    return Mlp::apply(options, at::TensorList(given), arguments);
+  }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   Kept nothing;
-  return run_forward(options, tensors, {}, &nothing);
+  return run_forward(options, tensors, {}, /*for_backward=*/false, &nothing);
 }
+
+const Autocast kAutocast{{"norm_weight", "norm_bias"}};
+
+MEMOPT_DECLARE(mlp, kAutocast, kDrawsRandomNumbers,
+               R"(mlp(Tensor input, Tensor up_weight, Tensor? up_bias, Tensor down_weight,
+                  Tensor? down_bias, Tensor? gate_weight=None, Tensor? gate_bias=None,
+                  Tensor? norm_weight=None, Tensor? norm_bias=None, *, str activation="gelu",
+                  str norm="none", float? eps=None, bool zero_centered_weight=False,
+                  float activation_dropout=0., float dropout=0., bool residual=False,
+                  str recompute="activations", float? activation_scalar=None) -> Tensor)");
 
 }  // namespace
-
-// A composition of dispatcher ops, as the linears behind an op (norm_linear.cpp).
-TORCH_LIBRARY_IMPL(memopt, Autograd, m) {
-  m.impl("mlp", mlp);
-}
-TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {
-  m.impl("mlp", mlp);
-}
-
 }  // namespace memopt::autograd

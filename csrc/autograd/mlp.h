@@ -1,4 +1,4 @@
-// What mlp.cpp's node is made of: its options, its tensors, what it keeps and what it is asked for.
+// What mlp.cpp's node is made of: its options, its tensors, what it saves and what it is asked for.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "linears.h"
+#include "op.h"
 
 namespace memopt::autograd {
 
@@ -15,18 +16,18 @@ enum class MlpNorm : int64_t { kNone, kLayerNorm, kRmsNorm };
 enum class Recompute : int64_t { kNone, kActivations, kAll };
 
 struct MlpOptions {
-  MlpNorm norm = MlpNorm::kNone;
+  int64_t norm = 0;  // an MlpNorm
   std::optional<double> eps;
   bool zero_centered_weight = false;
   bool gated = false;
   std::string activation;
+  std::optional<double> activation_scalar;
   double activation_dropout = 0.0;
   double dropout = 0.0;
   bool residual = false;
   Recompute recompute = Recompute::kActivations;
 
-  void save(AutogradContext* ctx) const;
-  static MlpOptions restore(AutogradContext* ctx);
+  MlpNorm norm_kind() const { return static_cast<MlpNorm>(norm); }
 };
 
 MlpNorm parse_norm(std::string_view name);
@@ -44,6 +45,7 @@ struct MlpTensors {
 
   // In the order of the members: x, norm's, first's weights, first's biases, down's.
   MlpTensors(const variable_list& arguments, bool gated);
+  static size_t count(bool gated) { return gated ? 9 : 7; }
 
   variable_list norm_inputs() const { return {x, norm_weight, norm_bias}; }
   // In that order again, undefined where not needed.
@@ -67,9 +69,9 @@ MlpNeeds what_backward_needs(const MlpOptions& options, const MlpTensors& tensor
 
 // Which gradients a backward is asked for, and these gradients.
 struct MlpGradients {
-  std::vector<bool> wanted_norm;                    // x, norm's weight, bias
-  std::vector<bool> wanted_weights, wanted_biases;  // of the first linears
-  std::vector<bool> wanted_p;
+  Wanted wanted_norm;                   // x, norm's weight, bias
+  Wanted wanted_weights, wanted_biases;  // of the first linears
+  Wanted wanted_p;
   bool wants_norm = false;
   bool wants_first_weights = false;
   bool wants_p = false;

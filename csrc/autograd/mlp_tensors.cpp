@@ -1,35 +1,10 @@
-// What mlp.cpp's node is made of: reading, checking and keeping its arguments.
+// What mlp.cpp's node is made of: reading, checking and saving its arguments.
 #include <string>
 
+#include "../ops/checks.h"
 #include "mlp.h"
 
 namespace memopt::autograd {
-
-void MlpOptions::save(AutogradContext* ctx) const {
-  auto& data = ctx->saved_data;
-  data["norm"] = static_cast<int64_t>(norm);
-  data["eps"] = eps;
-  data["zero_centered_weight"] = zero_centered_weight;
-  data["gated"] = gated;
-  data["activation"] = activation;
-  data["activation_dropout"] = activation_dropout;
-  data["dropout"] = dropout;
-  data["residual"] = residual;
-}
-
-MlpOptions MlpOptions::restore(AutogradContext* ctx) {
-  auto& data = ctx->saved_data;
-  MlpOptions o;
-  o.norm = static_cast<MlpNorm>(data["norm"].toInt());
-  o.eps = data["eps"].toOptional<double>();
-  o.zero_centered_weight = data["zero_centered_weight"].toBool();
-  o.gated = data["gated"].toBool();
-  o.activation = data["activation"].toStringRef();
-  o.activation_dropout = data["activation_dropout"].toDouble();
-  o.dropout = data["dropout"].toDouble();
-  o.residual = data["residual"].toBool();
-  return o;  // not recompute: what was saved says it
-}
 
 MlpNorm parse_norm(std::string_view name) {
   if (name == "none") return MlpNorm::kNone;
@@ -82,15 +57,19 @@ void check_probability(const char* name, double p) {
 
 void check(const MlpOptions& o, const MlpTensors& t, const OptionalTensor& gate_bias) {
   const char* op = "mlp";
-  TORCH_CHECK(t.x.dim() >= 1, op, ": input must have at least one dimension, got a scalar");
+  check_features(op, "input", t.x);
+  ops::check_activation(op, o.activation, o.activation_scalar);
   check_probability("activation_dropout", o.activation_dropout);
   check_probability("dropout", o.dropout);
   TORCH_CHECK(o.gated || !gate_bias.has_value() || !gate_bias->defined(), op,
               ": gate_bias must be None without gate_weight");
-  TORCH_CHECK(o.norm != MlpNorm::kNone || (!t.norm_weight.defined() && !t.norm_bias.defined()), op,
+  TORCH_CHECK(o.norm_kind() != MlpNorm::kNone || (!t.norm_weight.defined() && !t.norm_bias.defined()), op,
               ": norm_weight and norm_bias must be None where norm is 'none'");
-  TORCH_CHECK(o.norm != MlpNorm::kRmsNorm || !t.norm_bias.defined(), op,
+  TORCH_CHECK(o.norm_kind() != MlpNorm::kRmsNorm || !t.norm_bias.defined(), op,
               ": norm_bias must be None where norm is 'rms_norm'");
+  ops::check_parameters(op, t.x, t.x.sym_sizes().slice(static_cast<size_t>(t.x.dim() - 1)),
+                        as_optional(t.norm_weight), as_optional(t.norm_bias),
+                        {"norm_weight", "norm_bias"});
   const char* first_names[] = {"gate_weight", "up_weight"};
   const char* first_bias_names[] = {"gate_bias", "up_bias"};
   for (size_t i = 0; i < t.first.weights.size(); ++i) {
@@ -114,7 +93,7 @@ void check(const MlpOptions& o, const MlpTensors& t, const OptionalTensor& gate_
 }
 
 MlpNeeds what_backward_needs(const MlpOptions& o, const MlpTensors& t) {
-  const bool has_norm = o.norm != MlpNorm::kNone;
+  const bool has_norm = o.norm_kind() != MlpNorm::kNone;
   const bool for_norm = any_requires_grad(t.norm_inputs());
   const bool for_weights = any_requires_grad(t.first.weights);
   const bool for_biases = any_requires_grad(t.first.biases);
@@ -135,7 +114,7 @@ MlpNeeds what_backward_needs(const MlpOptions& o, const MlpTensors& t) {
 
 MlpGradients::MlpGradients(const MlpTensors& t, c10::function_ref<bool(size_t)> needed) {
   size_t next = 0;
-  const auto take = [&](std::vector<bool>* wanted, size_t count) {
+  const auto take = [&](Wanted* wanted, size_t count) {
     bool any = false;
     for (size_t i = 0; i < count; ++i) {
       wanted->push_back(needed(next++));

@@ -5,6 +5,7 @@
 
 #include <limits>
 
+#include "ownership.h"
 #include "support.h"
 
 namespace memopt::autograd {

@@ -8,7 +8,8 @@
 #include <functional>
 #include <vector>
 
-#include "support.h"
+#include "op.h"
+#include "ownership.h"
 
 namespace memopt::autograd {
 
@@ -27,11 +28,18 @@ struct RecipeBook {
 // This thread's; null outside memopt.recompute().
 RecipeBook*& recipe_book();
 
-// To be called in an op's node with its output; make() is called only where there is a book.
-template <class Make>
-void remember(const Tensor& output, const Make& make) {
-  if (recipe_book() == nullptr || is_traced(output)) return;
-  recipe_book()->add(output, make());
+// To be called in an op's node with what its forward made.
+template <class Op>
+void remember(const typename Op::Options& options, const Produced& made) {
+  if (recipe_book() == nullptr || is_traced(made.output)) return;
+  std::vector<Tensor> inputs = made.reads;
+  const auto reads = static_cast<std::ptrdiff_t>(inputs.size());
+  if (Op::kRandom) inputs.insert(inputs.end(), made.extras.begin(), made.extras.end());
+  recipe_book()->add(made.output, {std::move(inputs), [options, reads](const auto& saved) {
+                                     return Op::forward_again(options,
+                                                              {saved.begin(), saved.begin() + reads},
+                                                              {saved.begin() + reads, saved.end()});
+                                   }});
 }
 
 }  // namespace memopt::autograd

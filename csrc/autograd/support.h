@@ -11,6 +11,8 @@
 namespace memopt::autograd {
 
 using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
 using OptionalTensor = std::optional<Tensor>;
 
 // A dispatcher handle with a C++ signature. Ops are always called through it, so that modes,
@@ -28,33 +30,12 @@ inline OptionalTensor as_optional(const Tensor& tensor) {
   return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
 }
 
-// Whether a graph node is needed at all. A forward-mode tangent counts, whatever the grad mode:
-// Function::apply refuses it by name, where skipping the node would drop it silently.
-inline bool records(const Tensor& tensor) {
-  if (!tensor.defined()) return false;
-  return (at::GradMode::is_enabled() && tensor.requires_grad()) ||
-         tensor._fw_grad(/*level=*/0).defined();
-}
-inline bool records(const OptionalTensor& tensor) {
-  return tensor.has_value() && records(*tensor);
-}
-
-// Whether a graph is being traced: the tensor is a FakeTensor or its like.
-inline bool is_traced(const Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->is_python_dispatch() ||
-         tensor.key_set().has(c10::DispatchKey::Functionalize);
-}
-
-// Whether an op may write its results over `ours`, which nobody else holds, where it reads `others`
-// beside it. Traced graphs are left to their compiler, which reuses buffers itself.
-template <class... Tensors>
-bool may_overwrite(const Tensor& ours, const Tensors&... others) {
-  return !is_traced(ours) && ours.is_contiguous() && (others.is_contiguous() && ...);
-}
-
-template <class... Tensors>
-bool needs_node(const Tensors&... tensors) {
-  return (records(tensors) || ...);
+// Not ctx->needs_input_grad(), which is wrong in Function::forward inside a recomputation.
+inline bool any_requires_grad(at::TensorList tensors) {
+  for (const Tensor& tensor : tensors) {
+    if (tensor.defined() && tensor.requires_grad()) return true;
+  }
+  return false;
 }
 
 }  // namespace memopt::autograd

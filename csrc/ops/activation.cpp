@@ -4,7 +4,7 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
-#include <iterator>
+#include <cmath>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -18,7 +18,7 @@ namespace memopt::ops {
 namespace {
 
 using at::Tensor;
-using kernels::Activation;
+using kernels::ActivationSpec;
 using kernels::cpu::Kernels;
 
 // tensor in the memory order of `like`: itself, or a copy.
@@ -33,30 +33,18 @@ Tensor dense(const Tensor& input) {
   return input.is_non_overlapping_and_dense() ? input : at::empty_like(input).copy_(input);
 }
 
-// The name in errors.
-const char* op_name(Activation activation, bool backward) {
-  switch (activation) {
-    case Activation::kSilu:
-      return backward ? "silu backward" : "silu";
-    case Activation::kRelu:
-      return backward ? "relu backward" : "relu";
-    case Activation::kQuickGelu:
-      return backward ? "quick_gelu backward" : "quick_gelu";
-    case Activation::kReluSquared:
-      return backward ? "relu_squared backward" : "relu_squared";
-    case Activation::kSigmoid:
-      return backward ? "sigmoid backward" : "sigmoid";
-    default:
-      return backward ? "gelu backward" : "gelu";
-  }
+// The name in errors: the activation's, as a user calls it.
+std::string op_name(std::string_view activation, bool backward) {
+  const std::string name(activation == "gelu_tanh" ? "gelu" : activation);
+  return backward ? name + " backward" : name;
 }
 
 // y may be x. Both are dense, with the same strides.
-void run_forward(const char* op, const Tensor& x, const Tensor& y, Activation activation) {
+void run_forward(const char* op, const Tensor& x, const Tensor& y, const ActivationSpec& activation) {
   const bool in_place = y.is_same(x);
   const kernels::ActivationForwardParams p{x.const_data_ptr(), y.mutable_data_ptr(),
                                            x.numel(),          scalar_type(x),
-                                           {activation},       !in_place && exceeds_cache(y, 2)};
+                                           activation,         !in_place && exceeds_cache(y, 2)};
   launch(
       op, x,
       [&](const Kernels& cpu) {
@@ -66,8 +54,12 @@ void run_forward(const char* op, const Tensor& x, const Tensor& y, Activation ac
       MEMOPT_CUDA_KERNEL(activation_forward), p);
 }
 
-Tensor forward(const Tensor& input, Activation activation) {
-  const char* op = op_name(activation, /*backward=*/false);
+using Scalar = std::optional<double>;
+
+Tensor _activation_forward(const Tensor& input, std::string_view name, Scalar scalar) {
+  const ActivationSpec activation = parse_activation("activation", name, scalar);
+  const std::string name_in_errors = op_name(name, /*backward=*/false);
+  const char* op = name_in_errors.c_str();
   check_input(op, "input", input);
   if (input.is_meta()) return at::empty_like(input);
   const Tensor x = dense(input);
@@ -76,22 +68,10 @@ Tensor forward(const Tensor& input, Activation activation) {
   return y;
 }
 
-Tensor gelu(const Tensor& input, std::string_view approximate) {
-  return forward(input, parse_approximate("gelu", approximate));
-}
-
-template <Activation kActivation>
-Tensor activation(const Tensor& input) {
-  return forward(input, kActivation);
-}
-
-Tensor _activation_forward(const Tensor& input, std::string_view name) {
-  return forward(input, parse_activation("activation", name));
-}
-
-void _activation_forward_(const Tensor& input, std::string_view name) {
-  const Activation activation = parse_activation("activation", name);
-  const char* op = op_name(activation, /*backward=*/false);
+void _activation_forward_(const Tensor& input, std::string_view name, Scalar scalar) {
+  const ActivationSpec activation = parse_activation("activation", name, scalar);
+  const std::string name_in_errors = op_name(name, /*backward=*/false);
+  const char* op = name_in_errors.c_str();
   check_input(op, "input", input);
   check_contiguous(op, "input", input);
   if (!input.is_meta()) run_forward(op, input, input, activation);
@@ -99,7 +79,7 @@ void _activation_forward_(const Tensor& input, std::string_view name) {
 
 // All dense, with the same strides. dx may be dy, y undefined or x.
 void run_backward(const char* op, const Tensor& dy, const Tensor& x, const Tensor& dx,
-                  const Tensor& y, Activation activation) {
+                  const Tensor& y, const ActivationSpec& activation) {
   const bool in_place = dx.is_same(dy);
   const kernels::ActivationBackwardParams p{dy.const_data_ptr(),
                                             x.const_data_ptr(),
@@ -107,7 +87,7 @@ void run_backward(const char* op, const Tensor& dy, const Tensor& x, const Tenso
                                             mutable_data(y),
                                             x.numel(),
                                             scalar_type(x),
-                                            {activation},
+                                            activation,
                                             !in_place && exceeds_cache(dx, 3)};
   launch(
       op, x,
@@ -119,9 +99,11 @@ void run_backward(const char* op, const Tensor& dy, const Tensor& x, const Tenso
 }
 
 std::tuple<Tensor, Tensor> _activation_backward(const Tensor& grad_output, const Tensor& input,
-                                                std::string_view name, bool recompute_output) {
-  const Activation activation = parse_activation("activation backward", name);
-  const char* op = op_name(activation, /*backward=*/true);
+                                                std::string_view name, Scalar scalar,
+                                                bool recompute_output) {
+  const ActivationSpec activation = parse_activation("activation backward", name, scalar);
+  const std::string name_in_errors = op_name(name, /*backward=*/true);
+  const char* op = name_in_errors.c_str();
   check_input(op, "input", input);
   check_like_input(op, "grad_output", grad_output, input);
   const Tensor x = input.is_meta() ? input : dense(input);
@@ -132,9 +114,10 @@ std::tuple<Tensor, Tensor> _activation_backward(const Tensor& grad_output, const
 }
 
 void _activation_backward_(const Tensor& grad_output, const Tensor& input, std::string_view name,
-                           const std::optional<Tensor>& output) {
-  const Activation activation = parse_activation("activation backward", name);
-  const char* op = op_name(activation, /*backward=*/true);
+                           Scalar scalar, const std::optional<Tensor>& output) {
+  const ActivationSpec activation = parse_activation("activation backward", name, scalar);
+  const std::string name_in_errors = op_name(name, /*backward=*/true);
+  const char* op = name_in_errors.c_str();
   const Tensor y = output.value_or(Tensor());
   check_input(op, "input", input);
   check_contiguous(op, "input", input);
@@ -149,25 +132,26 @@ void _activation_backward_(const Tensor& grad_output, const Tensor& input, std::
 
 }  // namespace
 
-Activation parse_activation(const char* op, std::string_view name) {
+ActivationSpec parse_activation(const char* op, std::string_view name, Scalar scalar) {
   const kernels::NamedActivation* found = kernels::find_activation(name);
-  if (found != nullptr) return found->kind;
-  std::string names;
-  for (const kernels::NamedActivation& known : kernels::kActivations) {
-    const bool last = &known == std::end(kernels::kActivations) - 1;
-    names += (names.empty() ? "'" : last ? " or '" : ", '") + std::string(known.name) + "'";
+  if (found == nullptr) {
+    std::string names;
+    for (const kernels::NamedActivation& known : kernels::kActivations) {
+      names += (names.empty() ? "'" : ", '") + std::string(known.name) + "'";
+    }
+    TORCH_CHECK(false, op, ": activation must be one of ", names, ", got '", name, "'");
   }
-  TORCH_CHECK(false, op, ": activation must be ", names, ", got '", name, "'");
+  TORCH_CHECK(found->takes_scalar || !scalar.has_value(), op,
+              ": activation_scalar must be None for '", name, "', which takes none, got ",
+              *scalar);
+  TORCH_CHECK(!found->takes_scalar || (scalar.has_value() && std::isfinite(*scalar) && *scalar > 0),
+              op, ": activation_scalar must be finite and positive for '", name, "', got ",
+              scalar.has_value() ? std::to_string(*scalar) : "None");
+  return {found->kind, scalar.value_or(0.0)};
 }
 
 // One function serves the CPU, CUDA and meta; every other backend gets check_input's error.
 TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {
-  m.impl("gelu", gelu);
-  m.impl("silu", activation<Activation::kSilu>);
-  m.impl("relu", activation<Activation::kRelu>);
-  m.impl("quick_gelu", activation<Activation::kQuickGelu>);
-  m.impl("relu_squared", activation<Activation::kReluSquared>);
-  m.impl("sigmoid", activation<Activation::kSigmoid>);
   m.impl("_activation_forward", _activation_forward);
   m.impl("_activation_forward_", _activation_forward_);
   m.impl("_activation_backward", _activation_backward);

@@ -1,13 +1,15 @@
 // Activations by name.
 #pragma once
 
+#include <optional>
 #include <string_view>
 
 #include "../kernels/activation.h"
 
 namespace memopt::ops {
 
-// One of the names in kernels/activation.h.
-kernels::Activation parse_activation(const char* op, std::string_view name);
+// A name in kernels/activation.h, and the scalar of an activation that takes one.
+kernels::ActivationSpec parse_activation(const char* op, std::string_view name,
+                                         std::optional<double> scalar);
 
 }  // namespace memopt::ops

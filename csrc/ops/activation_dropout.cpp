@@ -6,7 +6,6 @@
 #include <string_view>
 #include <tuple>
 
-#include "../kernels/activation.h"
 #include "activation.h"
 #include "checks.h"
 #include "dropout.h"
@@ -17,31 +16,33 @@ namespace memopt::ops {
 namespace {
 
 using at::Tensor;
-using kernels::Activation;
+using kernels::ActivationSpec;
 using kernels::cpu::Kernels;
 
 constexpr char kForward[] = "activation_dropout", kBackward[] = "activation_dropout backward";
 
-Activation check(const char* op, const Tensor& input, double p, std::string_view activation) {
+using Scalar = std::optional<double>;
+
+ActivationSpec check(const char* op, const Tensor& input, double p, std::string_view activation,
+                     Scalar scalar) {
   check_input(op, "input", input);
   check_p(op, p);
-  return parse_activation(op, activation);
+  return parse_activation(op, activation, scalar);
 }
 
-Tensor forward(const Tensor& input, double p, Activation activation, const StateArgument& state) {
-  if (input.is_meta()) return empty_contiguous(input);
+std::tuple<Tensor, Tensor> _activation_dropout_forward(const Tensor& input,
+                                                       const std::optional<Tensor>& rng_state,
+                                                       double p, std::string_view name,
+                                                       Scalar scalar, bool for_backward) {
+  const ActivationSpec activation = check(kForward, input, p, name, scalar);
+  const StateArgument state = state_argument(kForward, rng_state, input, for_backward);
+  const Tensor y = empty_contiguous(input);
+  if (input.is_meta()) return {y, state.drawn};
   const Tensor x = input.contiguous();
-  const Tensor y = empty_contiguous(x);
   const Drop drop = drawn_drop(x, p, state.given, state.drawn);
-  const kernels::ActivationForwardParams params{.x = x.const_data_ptr(),
-                                                .y = y.mutable_data_ptr(),
-                                                .size = x.numel(),
-                                                .dtype = scalar_type(x),
-                                                .activation = {activation},
-                                                .stream_stores = exceeds_cache(y, 2),
-                                                .drops = true,
-                                                .rule = drop.rule,
-                                                .state = drop.state};
+  const kernels::ActivationForwardParams params{
+      x.const_data_ptr(), y.mutable_data_ptr(), x.numel(), scalar_type(x), activation,
+      exceeds_cache(y, 2), /*drops=*/true,      drop.rule, drop.state};
   launch(
       kForward, x,
       [&](const Kernels& cpu) {
@@ -51,27 +52,15 @@ Tensor forward(const Tensor& input, double p, Activation activation, const State
         });
       },
       MEMOPT_CUDA_KERNEL(activation_forward), params);
-  return y;
-}
-
-Tensor activation_dropout(const Tensor& input, double p, std::string_view name) {
-  return forward(input, p, check(kForward, input, p, name), StateArgument());
-}
-
-std::tuple<Tensor, Tensor> _activation_dropout_forward(const Tensor& input,
-                                                       const std::optional<Tensor>& rng_state,
-                                                       double p, std::string_view name) {
-  const Activation activation = check(kForward, input, p, name);
-  const StateArgument state = state_argument(kForward, rng_state, input);
-  return {forward(input, p, activation, state), state.drawn};
+  return {y, state.drawn};
 }
 
 std::tuple<Tensor, Tensor> _activation_dropout_backward(const Tensor& grad_output,
                                                         const Tensor& input,
                                                         const Tensor& rng_state, double p,
-                                                        std::string_view name,
+                                                        std::string_view name, Scalar scalar,
                                                         bool recompute_output) {
-  const Activation activation = check(kBackward, input, p, name);
+  const ActivationSpec activation = check(kBackward, input, p, name, scalar);
   check_like_input(kBackward, "grad_output", grad_output, input);
   check_state(kBackward, rng_state, "input", input);
   const Tensor dx = empty_contiguous(input);
@@ -80,16 +69,9 @@ std::tuple<Tensor, Tensor> _activation_dropout_backward(const Tensor& grad_outpu
   const Tensor x = input.contiguous();
   const Tensor dy = grad_output.contiguous();
   const Drop drop = given_drop(rng_state, p);
-  const kernels::ActivationBackwardParams params{.dy = dy.const_data_ptr(),
-                                                 .x = x.const_data_ptr(),
-                                                 .dx = dx.mutable_data_ptr(),
-                                                 .y = mutable_data(y),
-                                                 .size = x.numel(),
-                                                 .dtype = scalar_type(x),
-                                                 .activation = {activation},
-                                                 .stream_stores = exceeds_cache(dx, 3),
-                                                 .drops = true,
-                                                 .rule = drop.rule};
+  const kernels::ActivationBackwardParams params{
+      dy.const_data_ptr(), x.const_data_ptr(), dx.mutable_data_ptr(), mutable_data(y), x.numel(),
+      scalar_type(x),      activation,         exceeds_cache(dx, 3),  /*drops=*/true,  drop.rule};
   launch(
       kBackward, x,
       [&](const Kernels& cpu) {
@@ -105,7 +87,6 @@ std::tuple<Tensor, Tensor> _activation_dropout_backward(const Tensor& grad_outpu
 
 // One function serves the CPU, CUDA and meta; every other backend gets check_input's error.
 TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {
-  m.impl("activation_dropout", activation_dropout);
   m.impl("_activation_dropout_forward", _activation_dropout_forward);
   m.impl("_activation_dropout_backward", _activation_dropout_backward);
 }

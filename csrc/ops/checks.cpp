@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "activation.h"
+
 namespace memopt::ops {
 namespace {
 
@@ -103,13 +105,13 @@ void check_normalized_shape(const char* op, const at::Tensor& input,
 
 void check_parameters(const char* op, const at::Tensor& input, c10::SymIntArrayRef normalized_shape,
                       const std::optional<at::Tensor>& weight,
-                      const std::optional<at::Tensor>& bias) {
+                      const std::optional<at::Tensor>& bias, std::array<const char*, 2> names) {
   const bool has_weight = weight.has_value() && weight->defined();
   const bool has_bias = bias.has_value() && bias->defined();
-  if (has_weight) check_parameter(op, "weight", *weight, input, normalized_shape);
-  if (has_bias) check_parameter(op, "bias", *bias, input, normalized_shape);
+  if (has_weight) check_parameter(op, names[0], *weight, input, normalized_shape);
+  if (has_bias) check_parameter(op, names[1], *bias, input, normalized_shape);
   TORCH_CHECK(!has_weight || !has_bias || weight->scalar_type() == bias->scalar_type(), op,
-              ": bias must have weight's dtype ", weight->scalar_type(), ", got ",
+              ": ", names[1], " must have ", names[0], "'s dtype ", weight->scalar_type(), ", got ",
               bias->scalar_type());
 }
 
@@ -118,11 +120,15 @@ void check_eps(const char* op, double eps) {
               eps);
 }
 
-kernels::Activation parse_approximate(const char* op, std::string_view approximate) {
-  if (approximate == "none") return kernels::Activation::kGelu;
+std::string gelu_name(const char* op, std::string_view approximate) {
+  if (approximate == "none") return "gelu";
   TORCH_CHECK(approximate == "tanh", op, ": approximate must be 'none' or 'tanh', got '",
               approximate, "'");
-  return kernels::Activation::kGeluTanh;
+  return "gelu_tanh";
+}
+
+void check_activation(const char* op, std::string_view activation, std::optional<double> scalar) {
+  parse_activation(op, activation, scalar);
 }
 
 }  // namespace memopt::ops

@@ -5,10 +5,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <optional>
+#include <string>
 #include <string_view>
-
-#include "../kernels/gelu.h"
 
 namespace memopt::ops {
 
@@ -34,15 +34,19 @@ void check_normalized_shape(const char* op, const at::Tensor& input,
                             c10::SymIntArrayRef normalized_shape);
 
 // weight and bias: shape normalized_shape, input's dtype or float32 and the same for both, input's
-// device.
+// device. `names` are theirs in errors.
 void check_parameters(const char* op, const at::Tensor& input, c10::SymIntArrayRef normalized_shape,
                       const std::optional<at::Tensor>& weight,
-                      const std::optional<at::Tensor>& bias);
+                      const std::optional<at::Tensor>& bias,
+                      std::array<const char*, 2> names = {"weight", "bias"});
 
 // Finite and not negative.
 void check_eps(const char* op, double eps);
 
-// "none" or "tanh".
-kernels::Activation parse_approximate(const char* op, std::string_view approximate);
+// A name in kernels/activation.h, and a scalar where that activation takes one and nowhere else.
+void check_activation(const char* op, std::string_view activation, std::optional<double> scalar);
+
+// The name of GELU's form for approximate="none" or "tanh".
+std::string gelu_name(const char* op, std::string_view approximate);
 
 }  // namespace memopt::ops

@@ -50,8 +50,10 @@ Drop drawn_drop(const Tensor& input, double p, const Tensor& given, const Tensor
 }
 
 StateArgument state_argument(const char* op, const std::optional<Tensor>& rng_state,
-                             const Tensor& input) {
-  if (!rng_state.has_value() || !rng_state->defined()) return {Tensor(), new_state(input)};
+                             const Tensor& input, bool for_backward) {
+  if (!rng_state.has_value() || !rng_state->defined()) {
+    return {Tensor(), for_backward ? new_state(input) : Tensor()};
+  }
   check_state(op, *rng_state, "input", input);
   return {*rng_state, Tensor()};
 }
@@ -79,19 +81,11 @@ void check(const char* op, const Tensor& input, double p) {
   check_p(op, p);
 }
 
-Tensor draw_and_apply(const Tensor& input, double p, const Tensor& state) {
-  return apply("dropout", input, drawn_drop(input, p, /*given=*/Tensor(), state));
-}
-
-Tensor dropout(const Tensor& input, double p) {
+std::tuple<Tensor, Tensor> _dropout_forward(const Tensor& input, double p, bool for_backward) {
   check("dropout", input, p);
-  return input.is_meta() ? empty_contiguous(input) : draw_and_apply(input, p, Tensor());
-}
-
-std::tuple<Tensor, Tensor> _dropout_forward(const Tensor& input, double p) {
-  check("dropout", input, p);
-  const Tensor state = new_state(input);
-  return {input.is_meta() ? empty_contiguous(input) : draw_and_apply(input, p, state), state};
+  const Tensor state = for_backward ? new_state(input) : Tensor();
+  if (input.is_meta()) return {empty_contiguous(input), state};
+  return {apply("dropout", input, drawn_drop(input, p, /*given=*/Tensor(), state)), state};
 }
 
 Tensor _dropout_backward(const Tensor& grad_output, const Tensor& rng_state, double p) {
@@ -107,7 +101,6 @@ Tensor _dropout_backward(const Tensor& grad_output, const Tensor& rng_state, dou
 
 // One function serves the CPU, CUDA and meta; every other backend gets check_input's error.
 TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {
-  m.impl("dropout", dropout);
   m.impl("_dropout_forward", _dropout_forward);
   m.impl("_dropout_backward", _dropout_backward);
 }

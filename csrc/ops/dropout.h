@@ -43,12 +43,12 @@ inline void leave_state(const Drop& drop) {
 }
 
 // The state argument of a _forward op, checked, undefined for None; and what the op returns for it:
-// a new state where none was given.
+// a new state where none was given and a backward will want one.
 struct StateArgument {
   at::Tensor given;
   at::Tensor drawn;
 };
 StateArgument state_argument(const char* op, const std::optional<at::Tensor>& rng_state,
-                             const at::Tensor& input);
+                             const at::Tensor& input, bool for_backward);
 
 }  // namespace memopt::ops

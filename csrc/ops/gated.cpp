@@ -17,7 +17,7 @@ namespace memopt::ops {
 namespace {
 
 using at::Tensor;
-using kernels::Activation;
+using kernels::ActivationSpec;
 using kernels::GatedBackwardParams;
 using kernels::GatedForwardParams;
 using kernels::cpu::Kernels;
@@ -69,7 +69,7 @@ void run(const char* op, const Tensor& device, const GatedBackwardParams& p) {
 
 // y may be gate, if that is contiguous.
 void run_forward(const char* op, const Tensor& gate, const Tensor& up, const Tensor& y,
-                 Activation activation) {
+                 const ActivationSpec& activation) {
   const Shape shape(y);
   const Rows gates = as_rows(gate, shape.rows, shape.cols);
   const Rows ups = as_rows(up, shape.rows, shape.cols);
@@ -82,7 +82,7 @@ void run_forward(const char* op, const Tensor& gate, const Tensor& up, const Ten
                        .up_row_stride = ups.row_stride,
                        .interleaved = false,
                        .dtype = scalar_type(gate),
-                       .activation = {activation},
+                       .activation = activation,
                        .stream_stores = !y.is_same(gate) && exceeds_cache(y, 3)};
   join_rows(p, p.gate_row_stride == p.cols && p.up_row_stride == p.cols);
   run(op, gate, p);
@@ -93,31 +93,37 @@ void check_forward(const char* op, const Tensor& gate, const Tensor& up) {
   check_like(op, "up", up, "gate", gate);
 }
 
-Tensor forward(const char* op, const Tensor& gate, const Tensor& up, Activation activation) {
+// The name in errors: the unit's where it has one of its own.
+const char* op_name(std::string_view activation, bool packed, bool backward) {
+  if (activation == "silu") {
+    if (packed) return backward ? "swiglu_packed backward" : "swiglu_packed";
+    return backward ? "swiglu backward" : "swiglu";
+  }
+  if (activation == "gelu" || activation == "gelu_tanh") {
+    if (packed) return backward ? "geglu_packed backward" : "geglu_packed";
+    return backward ? "geglu backward" : "geglu";
+  }
+  if (packed) return backward ? "gated_packed backward" : "gated_packed";
+  return backward ? "gated backward" : "gated";
+}
+
+using Scalar = std::optional<double>;
+
+Tensor _gated_forward(const Tensor& gate, const Tensor& up, std::string_view name, Scalar scalar) {
+  const ActivationSpec activation = parse_activation("gated", name, scalar);
+  const char* op = op_name(name, /*packed=*/false, /*backward=*/false);
   check_forward(op, gate, up);
   const Tensor y = empty(gate.sym_sizes(), gate);
   if (!gate.is_meta()) run_forward(op, gate, up, y, activation);
   return y;
 }
 
-void _gated_forward_(const Tensor& gate, const Tensor& up, std::string_view name) {
-  const Activation activation = parse_activation("gated", name);
-  check_forward("gated", gate, up);
-  check_contiguous("gated", "gate", gate);
-  if (!gate.is_meta()) run_forward("gated", gate, up, gate, activation);
-}
-
-// The name in errors.
-const char* backward_name(Activation activation, bool packed) {
-  switch (activation) {
-    case Activation::kSilu:
-      return packed ? "swiglu_packed backward" : "swiglu backward";
-    case Activation::kGelu:
-    case Activation::kGeluTanh:
-      return packed ? "geglu_packed backward" : "geglu backward";
-    default:
-      return packed ? "gated_packed backward" : "gated backward";
-  }
+void _gated_forward_(const Tensor& gate, const Tensor& up, std::string_view name, Scalar scalar) {
+  const ActivationSpec activation = parse_activation("gated", name, scalar);
+  const char* op = op_name(name, /*packed=*/false, /*backward=*/false);
+  check_forward(op, gate, up);
+  check_contiguous(op, "gate", gate);
+  if (!gate.is_meta()) run_forward(op, gate, up, gate, activation);
 }
 
 // Undefined: not wanted. dgate may be dy, dup up and y gate, if those are contiguous.
@@ -128,7 +134,7 @@ struct Gradients {
 };
 
 void run_backward(const char* op, const Tensor& dy, const Tensor& gate, const OptionalTensor& up,
-                  const Gradients& to, Activation activation) {
+                  const Gradients& to, const ActivationSpec& activation) {
   const Shape shape(gate);
   const Rows dys = as_rows(dy, shape.rows, shape.cols);
   const Rows gates = as_rows(gate, shape.rows, shape.cols);
@@ -148,7 +154,7 @@ void run_backward(const char* op, const Tensor& dy, const Tensor& gate, const Op
                         .grad_row_stride = shape.cols,
                         .interleaved = false,
                         .dtype = scalar_type(gate),
-                        .activation = {activation},
+                        .activation = activation,
                         .stream_stores = !to.dgate.is_same(dy) && exceeds_cache(gate, 5)};
   join_rows(p,
             p.dy_row_stride == p.cols && p.gate_row_stride == p.cols && p.up_row_stride == p.cols);
@@ -164,10 +170,10 @@ void check_backward(const char* op, const Tensor& dy, const Tensor& gate,
 
 std::tuple<Tensor, Tensor, Tensor> _gated_backward(const Tensor& grad_output, const Tensor& gate,
                                                    const OptionalTensor& up, std::string_view name,
-                                                   std::array<bool, 2> output_mask,
+                                                   Scalar scalar, std::array<bool, 2> output_mask,
                                                    bool recompute_output) {
-  const Activation activation = parse_activation("gated backward", name);
-  const char* op = backward_name(activation, /*packed=*/false);
+  const ActivationSpec activation = parse_activation("gated backward", name, scalar);
+  const char* op = op_name(name, /*packed=*/false, /*backward=*/true);
   check_backward(op, grad_output, gate, up);
   const bool has_up = up.has_value() && up->defined();
   TORCH_CHECK(has_up || !(output_mask[0] || recompute_output), op,
@@ -182,10 +188,10 @@ std::tuple<Tensor, Tensor, Tensor> _gated_backward(const Tensor& grad_output, co
 }
 
 void _gated_backward_(const Tensor& grad_output, const Tensor& gate, const Tensor& up,
-                      std::string_view name, const OptionalTensor& grad_up,
+                      std::string_view name, Scalar scalar, const OptionalTensor& grad_up,
                       const OptionalTensor& output) {
-  const Activation activation = parse_activation("gated backward", name);
-  const char* op = backward_name(activation, /*packed=*/false);
+  const ActivationSpec activation = parse_activation("gated backward", name, scalar);
+  const char* op = op_name(name, /*packed=*/false, /*backward=*/true);
   check_backward(op, grad_output, gate, up);
   const Gradients to{grad_output, grad_up.value_or(Tensor()), output.value_or(Tensor())};
   const auto check_result = [&](const char* name, const Tensor& tensor) {
@@ -218,8 +224,10 @@ const char* up_of(const void* gate, const Tensor& tensor, int64_t cols, bool int
          (interleaved ? 1 : cols) * static_cast<int64_t>(tensor.element_size());
 }
 
-Tensor packed_forward(const char* op, const Tensor& input, Activation activation,
-                      bool interleaved) {
+Tensor _gated_packed_forward(const Tensor& input, std::string_view name, Scalar scalar,
+                             bool interleaved) {
+  const ActivationSpec activation = parse_activation("gated_packed", name, scalar);
+  const char* op = op_name(name, /*packed=*/true, /*backward=*/false);
   const Tensor y = empty(packed_sizes(op, input), input);
   if (input.is_meta()) return y;
   const Shape shape(y);
@@ -233,7 +241,7 @@ Tensor packed_forward(const char* op, const Tensor& input, Activation activation
                        .up_row_stride = x.row_stride,
                        .interleaved = interleaved,
                        .dtype = scalar_type(input),
-                       .activation = {activation},
+                       .activation = activation,
                        .stream_stores = exceeds_cache(y, 3)};
   join_rows(p, interleaved && x.row_stride == 2 * p.cols);
   run(op, input, p);
@@ -241,10 +249,10 @@ Tensor packed_forward(const char* op, const Tensor& input, Activation activation
 }
 
 std::tuple<Tensor, Tensor> _gated_packed_backward(const Tensor& grad_output, const Tensor& input,
-                                                  std::string_view name, bool interleaved,
-                                                  bool recompute_output) {
-  const Activation activation = parse_activation("gated_packed backward", name);
-  const char* op = backward_name(activation, /*packed=*/true);
+                                                  std::string_view name, Scalar scalar,
+                                                  bool interleaved, bool recompute_output) {
+  const ActivationSpec activation = parse_activation("gated_packed backward", name, scalar);
+  const char* op = op_name(name, /*packed=*/true, /*backward=*/true);
   const c10::SymDimVector sizes = packed_sizes(op, input);
   check_like(op, "grad_output", grad_output, "input", input, sizes);
   const Tensor dx = empty(input.sym_sizes(), input);
@@ -268,51 +276,21 @@ std::tuple<Tensor, Tensor> _gated_packed_backward(const Tensor& grad_output, con
                         .grad_row_stride = 2 * shape.cols,
                         .interleaved = interleaved,
                         .dtype = scalar_type(input),
-                        .activation = {activation},
+                        .activation = activation,
                         .stream_stores = exceeds_cache(grad_output, 5)};
   join_rows(p, interleaved && x.row_stride == 2 * p.cols && p.dy_row_stride == p.cols);
   run(op, input, p);
   return {dx, y};
 }
 
-Tensor gated(const Tensor& gate, const Tensor& up, std::string_view activation) {
-  return forward("gated", gate, up, parse_activation("gated", activation));
-}
-
-Tensor swiglu(const Tensor& gate, const Tensor& up) {
-  return forward("swiglu", gate, up, Activation::kSilu);
-}
-
-Tensor geglu(const Tensor& gate, const Tensor& up, std::string_view approximate) {
-  return forward("geglu", gate, up, parse_approximate("geglu", approximate));
-}
-
-Tensor gated_packed(const Tensor& input, std::string_view activation, bool interleaved) {
-  return packed_forward("gated_packed", input, parse_activation("gated_packed", activation),
-                        interleaved);
-}
-
-Tensor swiglu_packed(const Tensor& input, bool interleaved) {
-  return packed_forward("swiglu_packed", input, Activation::kSilu, interleaved);
-}
-
-Tensor geglu_packed(const Tensor& input, bool interleaved, std::string_view approximate) {
-  return packed_forward("geglu_packed", input, parse_approximate("geglu_packed", approximate),
-                        interleaved);
-}
-
 }  // namespace
 
 TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {
-  m.impl("gated", gated);
-  m.impl("swiglu", swiglu);
-  m.impl("geglu", geglu);
+  m.impl("_gated_forward", _gated_forward);
   m.impl("_gated_forward_", _gated_forward_);
   m.impl("_gated_backward", _gated_backward);
   m.impl("_gated_backward_", _gated_backward_);
-  m.impl("gated_packed", gated_packed);
-  m.impl("swiglu_packed", swiglu_packed);
-  m.impl("geglu_packed", geglu_packed);
+  m.impl("_gated_packed_forward", _gated_packed_forward);
   m.impl("_gated_packed_backward", _gated_packed_backward);
 }
 

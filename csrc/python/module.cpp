@@ -32,6 +32,15 @@ std::string cpu_capability() {
   return kernels->name;
 }
 
+// The names that the ops know, and whether the activation takes a scalar.
+py::dict activations() {
+  py::dict names;
+  for (const auto& activation : memopt::kernels::kActivations) {
+    names[py::str(std::string(activation.name))] = activation.takes_scalar;
+  }
+  return names;
+}
+
 std::optional<std::string> text_or_none(const char* text) {
   return *text == '\0' ? std::nullopt : std::optional<std::string>(text);
 }
@@ -59,6 +68,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("build_info", &build_info, "What this library was built for.");
   m.def("cpu_capability", &cpu_capability,
         "The instruction set in use: 'baseline', 'avx2' or 'avx512'.");
+  m.def("activations", &activations,
+        "The names of the activations; of each, whether it takes a scalar.");
   memopt::python::register_region(m);
   memopt::python::register_recompute(m);
 }

@@ -11,7 +11,16 @@ strides. Parameters have input's dtype or float32. Under autocast the ops comput
 dtype and return it (PyTorch's own layer_norm returns float32 there).
 """
 
-from memopt.functional.activation import gelu, quick_gelu, relu, relu_squared, sigmoid, silu
+from memopt.functional.activation import (
+    ACTIVATIONS,
+    activation,
+    gelu,
+    quick_gelu,
+    relu,
+    relu_squared,
+    sigmoid,
+    silu,
+)
 from memopt.functional.dropout import (
     activation_dropout,
     dropout,
@@ -46,6 +55,8 @@ from memopt.functional.norm import (
 )
 
 __all__ = [
+    "ACTIVATIONS",
+    "activation",
     "activation_dropout",
     "activation_linear",
     "add_layer_norm",

@@ -1,11 +1,49 @@
-"""Activations, element by element."""
+"""Activations, element by element: one op that takes the activation's name."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-import memopt._extension  # noqa: F401  (registers the operators)
+from memopt._extension import _C
+
+ACTIVATIONS: dict[str, bool] = _C.activations()
+"""The activations that ops take by name; of each, whether it takes an activation_scalar. The list
+is the kernels' own (csrc/kernels/activation.h).
+"""
+
+
+def activation(input: Tensor, activation: str, activation_scalar: float | None = None) -> Tensor:
+    """f(x) element by element, for an activation f by its name.
+
+    Saves for backward: input. Backward computes f'(x) from it, in one kernel.
+
+    Args:
+        input: any shape.
+        activation: f, a name in memopt.functional.ACTIVATIONS. The functions of this module say
+            what each computes.
+        activation_scalar: the number of an activation that takes one; None (default) for others.
+
+    Returns:
+        A tensor of input's shape, dtype and memory layout.
+
+    Raises:
+        RuntimeError: an unsupported dtype, device or layout, another `activation`, or a scalar
+            where there should be none, or none where there should be one.
+    """
+    output: Tensor = torch.ops.memopt.activation(
+        input, activation=activation, activation_scalar=activation_scalar
+    )
+    return output
+
+
+def gelu_name(op: str, approximate: str) -> str:
+    """The name in ACTIVATIONS of gelu's form. Raises RuntimeError, as PyTorch does, for another
+    `approximate` than "none" and "tanh".
+    """
+    if approximate not in ("none", "tanh"):
+        raise RuntimeError(f"{op}: approximate must be 'none' or 'tanh', got {approximate!r}")
+    return "gelu_tanh" if approximate == "tanh" else "gelu"
 
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
@@ -24,8 +62,7 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     Raises:
         RuntimeError: an unsupported dtype, device or layout, or another `approximate`.
     """
-    output: Tensor = torch.ops.memopt.gelu(input, approximate=approximate)
-    return output
+    return activation(input, gelu_name("gelu", approximate))
 
 
 def silu(input: Tensor) -> Tensor:
@@ -33,8 +70,7 @@ def silu(input: Tensor) -> Tensor:
 
     Shape, errors and what is saved as for gelu. Source: Elfwing et al., arXiv:1702.03118.
     """
-    output: Tensor = torch.ops.memopt.silu(input)
-    return output
+    return activation(input, "silu")
 
 
 def relu(input: Tensor) -> Tensor:
@@ -42,8 +78,7 @@ def relu(input: Tensor) -> Tensor:
 
     Shape, errors and what is saved as for gelu.
     """
-    output: Tensor = torch.ops.memopt.relu(input)
-    return output
+    return activation(input, "relu")
 
 
 def quick_gelu(input: Tensor) -> Tensor:
@@ -51,8 +86,7 @@ def quick_gelu(input: Tensor) -> Tensor:
 
     Shape, errors and what is saved as for gelu. Source: Hendrycks and Gimpel, arXiv:1606.08415.
     """
-    output: Tensor = torch.ops.memopt.quick_gelu(input)
-    return output
+    return activation(input, "quick_gelu")
 
 
 def relu_squared(input: Tensor) -> Tensor:
@@ -60,8 +94,7 @@ def relu_squared(input: Tensor) -> Tensor:
 
     Shape, errors and what is saved as for gelu. Source: So et al., arXiv:2109.08668.
     """
-    output: Tensor = torch.ops.memopt.relu_squared(input)
-    return output
+    return activation(input, "relu_squared")
 
 
 def sigmoid(input: Tensor) -> Tensor:
@@ -69,5 +102,4 @@ def sigmoid(input: Tensor) -> Tensor:
 
     Shape, errors and what is saved as for gelu.
     """
-    output: Tensor = torch.ops.memopt.sigmoid(input)
-    return output
+    return activation(input, "sigmoid")

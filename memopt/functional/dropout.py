@@ -8,20 +8,9 @@ import torch
 from torch import Tensor
 
 import memopt._extension  # noqa: F401  (registers the operators)
-from memopt.functional.activation import gelu, quick_gelu, relu, relu_squared, sigmoid, silu
+from memopt.functional.activation import activation as activate
+from memopt.functional.activation import gelu_name
 from memopt.functional.norm import add_layer_norm, add_rms_norm
-
-# The activations by the names that the op knows.
-_ACTIVATIONS = {
-    "gelu": gelu,
-    "gelu_tanh": lambda input: gelu(input, approximate="tanh"),
-    "silu": silu,
-    "relu": relu,
-    "quick_gelu": quick_gelu,
-    "relu_squared": relu_squared,
-    "sigmoid": sigmoid,
-}
-
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     """Zeroes elements at random, each with probability p, and divides the others by 1 - p.
@@ -57,7 +46,11 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
 
 
 def activation_dropout(
-    input: Tensor, p: float = 0.5, training: bool = True, activation: str = "gelu"
+    input: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    activation: str = "gelu",
+    activation_scalar: float | None = None,
 ) -> Tensor:
     """dropout(f(input)) for an activation f, in one kernel each way: f(input) never exists in
     memory, and is not rounded before it is dropped or scaled.
@@ -70,8 +63,8 @@ def activation_dropout(
         p: the probability of zeroing an element, from 0 to 1. Default 0.5.
         training: False returns f(input), of input's memory layout, and so does p = 0: nothing is
             drawn.
-        activation: "gelu" (default), "gelu_tanh", "silu", "relu", "quick_gelu", "relu_squared" or
-            "sigmoid": the functions of memopt.functional.
+        activation: as for memopt.functional.activation. Default "gelu".
+        activation_scalar: likewise. Default None.
 
     Returns:
         A contiguous tensor of input's shape and dtype.
@@ -80,9 +73,11 @@ def activation_dropout(
         ValueError: p is not between 0 and 1.
         RuntimeError: an unsupported dtype, device or layout, or another `activation`.
     """
-    if not _drops("activation_dropout", p, training) and activation in _ACTIVATIONS:
-        return _ACTIVATIONS[activation](input)
-    output: Tensor = torch.ops.memopt.activation_dropout(input, p, activation=activation)
+    if not _drops("activation_dropout", p, training):
+        return activate(input, activation, activation_scalar)
+    output: Tensor = torch.ops.memopt.activation_dropout(
+        input, p, activation=activation, activation_scalar=activation_scalar
+    )
     return output
 
 
@@ -99,10 +94,10 @@ def gelu_dropout(
         ValueError: p is not between 0 and 1.
         RuntimeError: an unsupported dtype, device or layout, or another `approximate`.
     """
-    if not _drops("gelu_dropout", p, training) or approximate not in ("none", "tanh"):
-        return gelu(input, approximate)  # which refuses another `approximate`
-    activation = "gelu_tanh" if approximate == "tanh" else "gelu"
-    return activation_dropout(input, p, training, activation)
+    name = gelu_name("gelu_dropout", approximate)
+    if not _drops("gelu_dropout", p, training):
+        return activate(input, name)
+    return activation_dropout(input, p, training, name)
 
 
 def dropout_add_layer_norm(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-import memopt._extension  # noqa: F401  (registers the operators)
+from memopt.functional.activation import gelu_name
 
 
-def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
+def gated(
+    gate: Tensor, up: Tensor, activation: str, activation_scalar: float | None = None
+) -> Tensor:
     """f(gate) up element by element, in one kernel each way.
 
     Saves for backward: gate and up, those that the wanted gradients need; PyTorch's two ops save
@@ -18,8 +20,7 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     Args:
         gate: any shape.
         up: gate's shape, dtype and device.
-        activation: f, one of "gelu", "gelu_tanh", "silu", "relu", "quick_gelu", "relu_squared" and
-            "sigmoid".
+        activation, activation_scalar: f, as for memopt.functional.activation.
 
     Returns:
         A contiguous tensor of gate's shape and dtype.
@@ -28,18 +29,25 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
         RuntimeError: gate and up differ, an unsupported dtype, device or layout, or another
             `activation`.
     """
-    output: Tensor = torch.ops.memopt.gated(gate, up, activation=activation)
+    output: Tensor = torch.ops.memopt.gated(
+        gate, up, activation=activation, activation_scalar=activation_scalar
+    )
     return output
 
 
-def gated_packed(input: Tensor, activation: str, interleaved: bool = False) -> Tensor:
+def gated_packed(
+    input: Tensor,
+    activation: str,
+    interleaved: bool = False,
+    activation_scalar: float | None = None,
+) -> Tensor:
     """gated, of one tensor that holds gate and up: as one linear layer for both gives them.
 
     Saves for backward: input. Backward writes its gradient in the same arrangement.
 
     Args:
         input: (*, 2 n).
-        activation: as for gated.
+        activation, activation_scalar: as for gated.
         interleaved: False (default): the last dimension is gate's n elements, then up's. True: gate
             and up alternate, gate first.
 
@@ -50,32 +58,29 @@ def gated_packed(input: Tensor, activation: str, interleaved: bool = False) -> T
         RuntimeError: an odd last dimension or none, or what gated refuses.
     """
     output: Tensor = torch.ops.memopt.gated_packed(
-        input, activation=activation, interleaved=interleaved
+        input,
+        activation=activation,
+        interleaved=interleaved,
+        activation_scalar=activation_scalar,
     )
     return output
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) up: gated with "silu"."""
-    output: Tensor = torch.ops.memopt.swiglu(gate, up)
-    return output
+    return gated(gate, up, "silu")
 
 
 def swiglu_packed(input: Tensor, interleaved: bool = False) -> Tensor:
     """gated_packed with "silu"."""
-    output: Tensor = torch.ops.memopt.swiglu_packed(input, interleaved=interleaved)
-    return output
+    return gated_packed(input, "silu", interleaved)
 
 
 def geglu(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
     """gelu(gate, approximate) up: gated with "gelu", or "gelu_tanh" where approximate is "tanh"."""
-    output: Tensor = torch.ops.memopt.geglu(gate, up, approximate=approximate)
-    return output
+    return gated(gate, up, gelu_name("geglu", approximate))
 
 
 def geglu_packed(input: Tensor, interleaved: bool = False, approximate: str = "none") -> Tensor:
     """gated_packed with "gelu", or "gelu_tanh" where approximate is "tanh"."""
-    output: Tensor = torch.ops.memopt.geglu_packed(
-        input, interleaved=interleaved, approximate=approximate
-    )
-    return output
+    return gated_packed(input, gelu_name("geglu_packed", approximate), interleaved)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import memopt._extension  # noqa: F401  (registers the operators)
+from memopt.functional.activation import gelu_name
 
 Tensors = Sequence[Tensor]
 OptionalTensors = Sequence[Tensor | None]
@@ -121,7 +122,11 @@ def rms_norm_linear(
 
 
 def activation_linear(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "gelu"
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str = "gelu",
+    activation_scalar: float | None = None,
 ) -> Tensor:
     """An activation, then a linear. Saves for backward: input.
 
@@ -129,8 +134,8 @@ def activation_linear(
         input: (*, features).
         weight: (out, features), of input's dtype.
         bias: (out,), or None.
-        activation: "gelu" (default), "gelu_tanh", "silu", "relu", "quick_gelu", "relu_squared" or
-            "sigmoid".
+        activation: as for memopt.functional.activation. Default "gelu".
+        activation_scalar: likewise. Default None.
 
     Returns:
         (*, out).
@@ -138,7 +143,9 @@ def activation_linear(
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it and what was got.
     """
-    output: Tensor = torch.ops.memopt.activation_linear(input, weight, bias, activation=activation)
+    output: Tensor = torch.ops.memopt.activation_linear(
+        input, weight, bias, activation=activation, activation_scalar=activation_scalar
+    )
     return output
 
 
@@ -146,9 +153,7 @@ def gelu_linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, approximate: str = "none"
 ) -> Tensor:
     """activation_linear with gelu; approximate as for gelu."""
-    if approximate not in ("none", "tanh"):
-        raise ValueError(f"gelu_linear: approximate must be 'none' or 'tanh', got {approximate!r}")
-    return activation_linear(input, weight, bias, "gelu_tanh" if approximate == "tanh" else "gelu")
+    return activation_linear(input, weight, bias, gelu_name("gelu_linear", approximate))
 
 
 def gated_linear(
@@ -157,16 +162,19 @@ def gated_linear(
     weight: Tensor,
     bias: Tensor | None = None,
     activation: str = "silu",
+    activation_scalar: float | None = None,
 ) -> Tensor:
     """gated, then a linear. Saves for backward: gate and up.
 
     Args:
         gate, up: (*, features).
-        weight, bias, activation: as for activation_linear.
+        weight, bias, activation, activation_scalar: as for activation_linear; silu by default.
 
     Returns, Raises: as for activation_linear.
     """
-    output: Tensor = torch.ops.memopt.gated_linear(gate, up, weight, bias, activation=activation)
+    output: Tensor = torch.ops.memopt.gated_linear(
+        gate, up, weight, bias, activation=activation, activation_scalar=activation_scalar
+    )
     return output
 
 
@@ -181,18 +189,24 @@ def gated_packed_linear(
     bias: Tensor | None = None,
     activation: str = "silu",
     interleaved: bool = False,
+    activation_scalar: float | None = None,
 ) -> Tensor:
     """gated_packed, then a linear. Saves for backward: input.
 
     Args:
         input: (*, 2 features), gate and up as gated_packed takes them.
-        weight, bias, activation: as for activation_linear.
+        weight, bias, activation, activation_scalar: as for activation_linear; silu by default.
         interleaved: as for gated_packed.
 
     Returns, Raises: as for activation_linear.
     """
     output: Tensor = torch.ops.memopt.gated_packed_linear(
-        input, weight, bias, activation=activation, interleaved=interleaved
+        input,
+        weight,
+        bias,
+        activation=activation,
+        interleaved=interleaved,
+        activation_scalar=activation_scalar,
     )
     return output
 

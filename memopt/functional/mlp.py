@@ -28,6 +28,7 @@ def mlp(
     training: bool = True,
     residual: bool = False,
     recompute: str = "activations",
+    activation_scalar: float | None = None,
 ) -> Tensor:
     """norm, linear, activation (or gated unit), linear, dropout, + input: one graph node.
 
@@ -54,8 +55,7 @@ def mlp(
         up_weight, up_bias: (hidden, features), and (hidden,) or None.
         down_weight, down_bias: (out, hidden), and (out,) or None. Default None.
         gate_weight, gate_bias: as up's; a gated unit if there is a gate_weight. Default None.
-        activation: "gelu" (default), "gelu_tanh", "silu", "relu", "quick_gelu", "relu_squared" or
-            "sigmoid".
+        activation: as for memopt.functional.activation. Default "gelu".
         norm: "none" (default), "layer_norm" or "rms_norm", over the last dimension.
         norm_weight, norm_bias: (features,), of input's dtype or float32; None for 1 and 0. No bias
             with rms_norm.
@@ -66,6 +66,7 @@ def mlp(
         training: False leaves both dropouts out. Default True.
         residual: whether input is added at the end; out must be features. Default False.
         recompute: "none", "activations" (default) or "all".
+        activation_scalar: as for memopt.functional.activation. Default None.
 
     Returns:
         (*, out).
@@ -95,5 +96,6 @@ def mlp(
         dropout=dropout if training else 0.0,
         residual=residual,
         recompute=recompute,
+        activation_scalar=activation_scalar,
     )
     return output

@@ -1,6 +1,6 @@
 """Modules with torch.nn's constructor arguments, repr and state_dict keys, on memopt's ops."""
 
-from memopt.nn.activation import GELU, QuickGELU, ReLU, ReLUSquared, Sigmoid, SiLU
+from memopt.nn.activation import GELU, Activation, QuickGELU, ReLU, ReLUSquared, Sigmoid, SiLU
 from memopt.nn.activation_linear import ActivationLinear, GatedLinear, GELULinear
 from memopt.nn.add_norm import AddLayerNorm, AddRMSNorm
 from memopt.nn.dropout import Dropout
@@ -16,6 +16,7 @@ __all__ = [
     "GEGLU",
     "GELU",
     "MLP",
+    "Activation",
     "ActivationLinear",
     "AddLayerNorm",
     "AddRMSNorm",

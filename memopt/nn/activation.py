@@ -96,7 +96,30 @@ class ReLUSquared(torch.nn.Module):
         return functional.relu_squared(input)
 
 
-# A module of each activation that an op takes by name: torch.nn's, where it has this one.
+class Activation(torch.nn.Module):
+    """Any activation by its name, by memopt.functional.activation: saves its input for backward.
+
+    Args:
+        activation: a name in memopt.functional.ACTIVATIONS; ValueError for another.
+        activation_scalar: the number of an activation that takes one. Default None.
+
+    Shape: any to the same.
+    """
+
+    def __init__(self, activation: str, activation_scalar: float | None = None) -> None:
+        super().__init__()
+        check_activation(type(self).__name__, activation, activation_scalar)
+        self.activation = activation
+        self.activation_scalar = activation_scalar
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.activation(input, self.activation, self.activation_scalar)
+
+    def extra_repr(self) -> str:
+        return described(self.activation, self.activation_scalar)
+
+
+# What torch.nn, and else this file, has a class of its own for.
 MODULES: dict[str, Callable[[], torch.nn.Module]] = {
     "gelu": torch.nn.GELU,
     "gelu_tanh": lambda: torch.nn.GELU("tanh"),
@@ -108,26 +131,43 @@ MODULES: dict[str, Callable[[], torch.nn.Module]] = {
 }
 
 
-def checked_activation(owner: str, activation: str) -> str:
-    """The name itself. Raises ValueError if no activation has it."""
-    if activation not in MODULES:
-        names = ", ".join(map(repr, MODULES))
+def check_activation(owner: str, activation: str, activation_scalar: float | None) -> None:
+    """Raises ValueError if no activation has this name, or if the scalar is not what it takes."""
+    if activation not in functional.ACTIVATIONS:
+        names = ", ".join(map(repr, functional.ACTIVATIONS))
         raise ValueError(f"{owner}: activation must be one of {names}, got {activation!r}")
-    return activation
+    takes_scalar = functional.ACTIVATIONS[activation]
+    if takes_scalar != (activation_scalar is not None):
+        rule = "a number" if takes_scalar else "None"
+        raise ValueError(
+            f"{owner}: activation_scalar must be {rule} for {activation!r}, got {activation_scalar}"
+        )
 
 
-def module_of(activation: str) -> torch.nn.Module:
+def described(activation: str, activation_scalar: float | None) -> str:
+    """For extra_repr."""
+    scalar = "" if activation_scalar is None else f", activation_scalar={activation_scalar}"
+    return f"activation={activation!r}{scalar}"
+
+
+def module_of(activation: str, activation_scalar: float | None = None) -> torch.nn.Module:
     """A new module of the activation of this name."""
-    return MODULES[activation]()
+    if activation in MODULES:
+        return MODULES[activation]()
+    return Activation(activation, activation_scalar)
 
 
-def kind_and_name(owner: str, module: object) -> tuple[type[torch.nn.Module], str]:
-    """The class in MODULES that the module is of, and the name. Raises TypeError if it is none."""
+def kind_and_name(owner: str, module: object) -> tuple[type[torch.nn.Module], str, float | None]:
+    """The class in this file or torch.nn's that the module is of, the activation's name and its
+    scalar. Raises TypeError if it is none.
+    """
+    if isinstance(module, Activation):
+        return Activation, module.activation, module.activation_scalar
     for name in MODULES:
         like = module_of(name)
         same_form = getattr(module, "approximate", None) == getattr(like, "approximate", None)
         if isinstance(module, type(like)) and same_form:
-            return type(like), name
+            return type(like), name, None
     raise TypeError(
         f"{owner}.from_modules: takes an activation of torch.nn or memopt.nn and a Linear, got "
         f"{type(module).__name__}"

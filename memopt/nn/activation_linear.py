@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from memopt import functional
-from memopt.nn.activation import checked_activation, kind_and_name, module_of
+from memopt.nn.activation import check_activation, described, kind_and_name, module_of
 from memopt.nn.gated import Gated, unit_of
 from memopt.nn.linear import around, check_kinds
 
@@ -25,8 +25,7 @@ class ActivationLinear(nn.Module):
 
     Args:
         in_features, out_features, bias: of the linear.
-        activation: "gelu" (default), "gelu_tanh", "silu", "relu", "quick_gelu", "relu_squared" or
-            "sigmoid"; ValueError for another.
+        activation, activation_scalar: as for memopt.nn.Activation. Default "gelu".
         device, dtype: of the parameters.
 
     Shape: (*, in_features) to (*, out_features).
@@ -40,30 +39,37 @@ class ActivationLinear(nn.Module):
         activation: str = "gelu",
         device: Any = None,
         dtype: torch.dtype | None = None,
+        activation_scalar: float | None = None,
     ) -> None:
         super().__init__()
-        self.activation = checked_activation(type(self).__name__, activation)
+        check_activation(type(self).__name__, activation, activation_scalar)
+        self.activation = activation
+        self.activation_scalar = activation_scalar
         self.linear = nn.Linear(in_features, out_features, bias, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         linear = self.linear
-        return functional.activation_linear(input, linear.weight, linear.bias, self.activation)
+        return functional.activation_linear(
+            input, linear.weight, linear.bias, self.activation, self.activation_scalar
+        )
 
     def extra_repr(self) -> str:
-        return f"activation={self.activation!r}"
+        return described(self.activation, self.activation_scalar)
 
     @classmethod
     def from_modules(cls, activation: nn.Module, linear: nn.Linear) -> ActivationLinear:
         """A module on the very parameters of the linear. The activation is torch.nn's or
         memopt.nn's.
         """
-        kind, name = kind_and_name(cls.__name__, activation)
+        kind, name, scalar = kind_and_name(cls.__name__, activation)
         check_kinds(cls.__name__, activation, kind, linear)
-        return around(cls, linear.training, activation=name, linear=linear)
+        return around(
+            cls, linear.training, activation=name, activation_scalar=scalar, linear=linear
+        )
 
     def to_modules(self) -> tuple[nn.Module, nn.Linear]:
         """An activation (torch.nn's if it has this one), and the Linear that it is made of."""
-        return module_of(self.activation), self.linear
+        return module_of(self.activation, self.activation_scalar), self.linear
 
 
 class GELULinear(ActivationLinear):
@@ -106,8 +112,8 @@ class GELULinear(ActivationLinear):
     def from_modules(cls, activation: nn.Module, linear: nn.Linear) -> GELULinear:
         """A module on the very parameters of the linear, for a GELU in front of it."""
         check_kinds(cls.__name__, activation, nn.GELU, linear)
-        _, name = kind_and_name(cls.__name__, activation)
-        return around(cls, linear.training, activation=name, linear=linear)
+        _, name, _ = kind_and_name(cls.__name__, activation)
+        return around(cls, linear.training, activation=name, activation_scalar=None, linear=linear)
 
 
 class GatedLinear(nn.Module):
@@ -118,7 +124,7 @@ class GatedLinear(nn.Module):
 
     Args:
         in_features, out_features, bias: of the linear.
-        activation: of gate, as for ActivationLinear. Default "silu": SwiGLU.
+        activation, activation_scalar: of gate, as for ActivationLinear. Default "silu": SwiGLU.
         packed: whether forward takes one tensor, gate and up in its last dimension, or, by default,
             two.
         interleaved: how a packed tensor holds them: False (default) gate, then up; True
@@ -139,9 +145,12 @@ class GatedLinear(nn.Module):
         interleaved: bool = False,
         device: Any = None,
         dtype: torch.dtype | None = None,
+        activation_scalar: float | None = None,
     ) -> None:
         super().__init__()
-        self.activation = checked_activation(type(self).__name__, activation)
+        check_activation(type(self).__name__, activation, activation_scalar)
+        self.activation = activation
+        self.activation_scalar = activation_scalar
         if interleaved and not packed:
             raise ValueError("GatedLinear: interleaved must be False where packed is, got True")
         self.packed, self.interleaved = packed, interleaved
@@ -153,15 +162,16 @@ class GatedLinear(nn.Module):
             takes = "one packed tensor" if self.packed else "gate and up (packed=False)"
             got = "one tensor" if up is None else "two"
             raise TypeError(f"GatedLinear: takes {takes}, got {got}")
+        name, scalar = self.activation, self.activation_scalar
         if up is None:
             return functional.gated_packed_linear(
-                gate, linear.weight, linear.bias, self.activation, self.interleaved
+                gate, linear.weight, linear.bias, name, self.interleaved, scalar
             )
-        return functional.gated_linear(gate, up, linear.weight, linear.bias, self.activation)
+        return functional.gated_linear(gate, up, linear.weight, linear.bias, name, scalar)
 
     def extra_repr(self) -> str:
         packed = f", packed=True, interleaved={self.interleaved}" if self.packed else ""
-        return f"activation={self.activation!r}{packed}"
+        return described(self.activation, self.activation_scalar) + packed
 
     @classmethod
     def from_modules(cls, unit: Gated, linear: nn.Linear, packed: bool = False) -> GatedLinear:
@@ -171,6 +181,7 @@ class GatedLinear(nn.Module):
             cls,
             linear.training,
             activation=unit.activation,
+            activation_scalar=unit.activation_scalar,
             packed=packed,
             interleaved=packed and unit.interleaved,
             linear=linear,
@@ -178,4 +189,5 @@ class GatedLinear(nn.Module):
 
     def to_modules(self) -> tuple[Gated, nn.Linear]:
         """A SwiGLU, GEGLU or Gated, and the Linear that it is made of."""
-        return unit_of(self.activation, self.interleaved), self.linear
+        unit = unit_of(self.activation, self.interleaved, self.activation_scalar)
+        return unit, self.linear

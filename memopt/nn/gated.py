@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from memopt import functional
-from memopt.nn.activation import checked_activation
+from memopt.nn.activation import check_activation, described
 
 
 class Gated(torch.nn.Module):
@@ -18,23 +18,29 @@ class Gated(torch.nn.Module):
         activation: as for memopt.functional.gated; ValueError for another.
         interleaved: how the packed tensor holds the two: False (default) gate, then up; True
             alternating.
+        activation_scalar: as for memopt.functional.gated. Default None.
 
     Shape: (*, n) and (*, n), or (*, 2 n), to (*, n).
     """
 
-    def __init__(self, activation: str, interleaved: bool = False) -> None:
+    def __init__(
+        self, activation: str, interleaved: bool = False, activation_scalar: float | None = None
+    ) -> None:
         super().__init__()
-        self.activation = checked_activation(type(self).__name__, activation)
+        check_activation(type(self).__name__, activation, activation_scalar)
+        self.activation = activation
+        self.activation_scalar = activation_scalar
         self.interleaved = interleaved
 
     def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
+        name, scalar = self.activation, self.activation_scalar
         if up is None:
-            return functional.gated_packed(gate, self.activation, self.interleaved)
-        return functional.gated(gate, up, self.activation)
+            return functional.gated_packed(gate, name, self.interleaved, scalar)
+        return functional.gated(gate, up, name, scalar)
 
     def extra_repr(self) -> str:
         interleaved = ", interleaved=True" if self.interleaved else ""
-        return f"activation={self.activation!r}{interleaved}"
+        return described(self.activation, self.activation_scalar) + interleaved
 
 
 class SwiGLU(Gated):
@@ -51,11 +57,6 @@ class SwiGLU(Gated):
 
     def __init__(self, interleaved: bool = False) -> None:
         super().__init__("silu", interleaved)
-
-    def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
-        if up is None:
-            return functional.swiglu_packed(gate, self.interleaved)
-        return functional.swiglu(gate, up)
 
     def extra_repr(self) -> str:
         return "interleaved=True" if self.interleaved else ""
@@ -77,20 +78,17 @@ class GEGLU(Gated):
         super().__init__("gelu_tanh" if approximate == "tanh" else "gelu", interleaved)
         self.approximate = approximate
 
-    def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
-        if up is None:
-            return functional.geglu_packed(gate, self.interleaved, self.approximate)
-        return functional.geglu(gate, up, self.approximate)
-
     def extra_repr(self) -> str:
         interleaved = ", interleaved=True" if self.interleaved else ""
         return f"approximate={self.approximate!r}{interleaved}"
 
 
-def unit_of(activation: str, interleaved: bool = False) -> Gated:
+def unit_of(
+    activation: str, interleaved: bool = False, activation_scalar: float | None = None
+) -> Gated:
     """A new module of the unit with the activation of this name."""
     if activation == "silu":
         return SwiGLU(interleaved)
     if activation in ("gelu", "gelu_tanh"):
         return GEGLU("tanh" if activation == "gelu_tanh" else "none", interleaved)
-    return Gated(activation, interleaved)
+    return Gated(activation, interleaved, activation_scalar)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from memopt import functional
+from memopt.nn.activation import described
 from memopt.nn.linear import around, has_forward_of
 
 RECOMPUTE = ("none", "activations", "all")
@@ -23,8 +24,7 @@ class MLP(nn.Module):
         in_features, hidden_features: of the first linears.
         out_features: of the second. Default None: in_features.
         bias: of all linears. Default True.
-        activation: "gelu" (default), "gelu_tanh", "silu", "relu", "quick_gelu", "relu_squared" or
-            "sigmoid".
+        activation, activation_scalar: as for memopt.nn.Activation. Default "gelu".
         gated: whether there is a gate: f(gate(x)) up(x) for f(up(x)). Default False.
         norm: "none" (default), "layer_norm" or "rms_norm": in front.
         eps: of the norm. Default None: 1e-5 for layer_norm, the machine epsilon for rms_norm.
@@ -54,6 +54,7 @@ class MLP(nn.Module):
         recompute: str = "activations",
         device: Any = None,
         dtype: torch.dtype | None = None,
+        activation_scalar: float | None = None,
     ) -> None:
         if norm not in ("none", "layer_norm", "rms_norm"):
             raise ValueError(f"MLP: norm must be 'none', 'layer_norm' or 'rms_norm', got {norm!r}")
@@ -68,11 +69,14 @@ class MLP(nn.Module):
         self.up = nn.Linear(in_features, hidden_features, bias, **factory)
         out_features = in_features if out_features is None else out_features
         self.down = nn.Linear(hidden_features, out_features, bias, **factory)
-        self._set_options(activation, activation_dropout, dropout, residual, recompute)
+        self._set_options(
+            activation, activation_scalar, activation_dropout, dropout, residual, recompute
+        )
 
     def _set_options(
         self,
         activation: str,
+        activation_scalar: float | None,
         activation_dropout: float,
         dropout: float,
         residual: bool,
@@ -86,6 +90,7 @@ class MLP(nn.Module):
                 f"MLP: recompute must be 'none', 'activations' or 'all', got {recompute!r}"
             )
         self.activation = activation
+        self.activation_scalar = activation_scalar
         self.activation_dropout = activation_dropout
         self.dropout = dropout
         self.residual = residual
@@ -113,12 +118,13 @@ class MLP(nn.Module):
             training=self.training,
             residual=self.residual,
             recompute=self.recompute,
+            activation_scalar=self.activation_scalar,
         )
 
     def extra_repr(self) -> str:
         return (
-            f"activation={self.activation!r}, activation_dropout={self.activation_dropout}, "
-            f"dropout={self.dropout}, residual={self.residual}, recompute={self.recompute!r}"
+            f"{described(self.activation, self.activation_scalar)}, "
+            f"activation_dropout={self.activation_dropout}, dropout={self.dropout}, residual={self.residual}, recompute={self.recompute!r}"
         )
 
     @classmethod
@@ -134,11 +140,14 @@ class MLP(nn.Module):
         dropout: float = 0.0,
         residual: bool = False,
         recompute: str = "activations",
+        activation_scalar: float | None = None,
     ) -> MLP:
         """A module on the very parameters of these modules, which must fit together."""
         _check(up, down, gate, norm)
         module = around(cls, up.training, norm=norm, gate=gate, up=up, down=down)
-        module._set_options(activation, activation_dropout, dropout, residual, recompute)
+        module._set_options(
+            activation, activation_scalar, activation_dropout, dropout, residual, recompute
+        )
         return module
 
     def to_modules(self) -> dict[str, nn.Module]:

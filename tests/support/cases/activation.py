@@ -1,6 +1,6 @@
 """gelu in both forms, silu, relu, quick_gelu, relu_squared, sigmoid.
 
-All share one private backward op, which takes the activation's name.
+All are one op, which takes the activation's name.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ class ActivationCase(OpCase):
     approximate: str | None = None
     """Of gelu; None for the others."""
 
+    private: ClassVar[str] = "activation"
     elementwise: ClassVar[bool] = True
     keeps_strides: ClassVar[bool] = True
 
@@ -126,8 +127,11 @@ class ActivationCase(OpCase):
         )
 
     @property
-    def backward_op(self) -> torch._ops.OpOverload:
-        return torch.ops.memopt._activation_backward.default
+    def public_op(self) -> torch._ops.OpOverload:
+        return torch.ops.memopt.activation.default
+
+    def public_arguments(self, call: Call) -> tuple[tuple, dict[str, Any]]:
+        return (call.input,), {"activation": self.activation}
 
     def backward_arguments(
         self,

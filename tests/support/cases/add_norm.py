@@ -22,6 +22,8 @@ class AddNormCase(OpCase):
 
     norm: NormCase | RmsNormCase | None = None
 
+    private: ClassVar[str] = "norm"
+    forward_results: ClassVar[tuple[str, ...]] = ("output", "sum", "mean", "rstd")
     outputs: ClassVar[tuple[str, ...]] = ("output", "sum")
     kept: ClassVar[tuple[str, ...]] = ()
     kept_outputs: ClassVar[tuple[str, ...]] = ("sum",)
@@ -67,6 +69,14 @@ class AddNormCase(OpCase):
         (_, *positional), keywords = self.norm.arguments(call)
         return (call.input, call.residual, *positional), keywords
 
+    def forward_arguments(self, call: Call) -> tuple[tuple, dict[str, Any]]:
+        (x, _, *rest), keywords = self.norm.forward_arguments(call)
+        return (x, call.residual, *rest), keywords
+
+    @property
+    def backward_results(self) -> tuple[str, ...]:
+        return self.norm.backward_results
+
     def forward(self, call: Call) -> tuple[Results, Saved]:
         """The sum is an output and saved."""
         outputs, saved = super().forward(call)
@@ -80,7 +90,7 @@ class AddNormCase(OpCase):
         recompute_output: bool = False,
     ) -> tuple[tuple, dict[str, Any]]:
         inner = replace(call, tensors={**call.tensors, "input": saved["sum"]})
-        (grad_output, *rest), keywords = self.norm.backward_arguments(
+        (grad_output, _, *rest), keywords = self.norm.backward_arguments(
             inner, saved, output_mask, recompute_output
         )
         return (grad_output, call.grad_sum, *rest), keywords

@@ -57,6 +57,8 @@ class DropoutCase(OpCase):
 
     p: float = 0.3
 
+    private: ClassVar[str] = "dropout"
+    forward_results: ClassVar[tuple[str, ...]] = ("output", "rng_state")
     random: ClassVar[bool] = True
     linear: ClassVar[bool] = True
     autocasts: ClassVar[bool] = False
@@ -115,6 +117,7 @@ class DropoutCase(OpCase):
 class ActivationDropoutCase(DropoutCase):
     activation: str = "gelu"
 
+    private: ClassVar[str] = "activation_dropout"
     linear: ClassVar[bool] = False
     autocasts: ClassVar[bool] = True
     kept: ClassVar[tuple[str, ...]] = ("input",)
@@ -162,6 +165,8 @@ class DropoutAddNormCase(AddNormCase):
 
     p: float = 0.5
 
+    private: ClassVar[str] = "dropout_add_norm"
+    forward_results: ClassVar[tuple[str, ...]] = ("output", "sum", "mean", "rstd", "rng_state")
     random: ClassVar[bool] = True
     rows_are_independent: ClassVar[bool] = False
 
@@ -184,8 +189,13 @@ class DropoutAddNormCase(AddNormCase):
         return (x, residual, call.p, *rest), keywords
 
     def forward_arguments(self, call: Call) -> tuple[tuple, dict[str, Any]]:
-        (x, residual, *rest), keywords = self.arguments(call)
-        return (x, residual, None, *rest), keywords
+        (x, residual, *rest), keywords = super().forward_arguments(call)
+        return (x, residual, None, call.p, *rest), self._without_activation(keywords)
+
+    @property
+    def backward_results(self) -> tuple[str, ...]:
+        grads = ("grad_input", "grad_residual", "grad_weight", "grad_bias")
+        return (*grads, "output")
 
     def backward_arguments(
         self,
@@ -198,10 +208,16 @@ class DropoutAddNormCase(AddNormCase):
             given = (getattr(call, name) is not None for name in self.parameters)
             output_mask = (True, True, *given)
         # The norm knows one gradient where this op has two.
-        (grad_output, grad_sum, total, *rest), keywords = super().backward_arguments(
-            call, saved, output_mask, recompute_output
+        (*tensors, mask), keywords = super().backward_arguments(
+            call, saved, output_mask[1:], recompute_output
         )
-        return (grad_output, grad_sum, total, saved["rng_state"], call.p, *rest), keywords
+        grad_output, grad_sum, total, *rest = tensors
+        positional = (grad_output, grad_sum, total, saved["rng_state"], call.p, *rest)
+        return (*positional, (output_mask[0], *mask)), self._without_activation(keywords)
+
+    @staticmethod
+    def _without_activation(keywords: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in keywords.items() if name != "activation"}
 
     def backward(
         self,

@@ -1,6 +1,6 @@
 """gated, swiglu, geglu, and their forms that take gate and up in one tensor.
 
-Two private backward ops serve all, which take the activation's name.
+All are one of two ops, which take the activation's name.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class GatedCase(OpCase):
     activation: str
     """As gated knows it; swiglu and geglu have theirs fixed."""
 
+    private: ClassVar[str] = "gated"
     kept: ClassVar[tuple[str, ...]] = ("gate", "up")
     gradients: ClassVar[tuple[str, ...]] = ("gate", "up")
     masked: ClassVar[tuple[str, ...]] = gradients
@@ -57,8 +58,11 @@ class GatedCase(OpCase):
         )
 
     @property
-    def backward_op(self) -> torch._ops.OpOverload:
-        return torch.ops.memopt._gated_backward.default
+    def public_op(self) -> torch._ops.OpOverload:
+        return getattr(torch.ops.memopt, self.private).default
+
+    def public_arguments(self, call: Call) -> tuple[tuple, dict[str, Any]]:
+        return tuple(call.tensors.values()), {"activation": self.activation}
 
     def backward_arguments(
         self,
@@ -102,6 +106,7 @@ class PackedCase(GatedCase):
 
     interleaved: bool = False
 
+    private: ClassVar[str] = "gated_packed"
     kept: ClassVar[tuple[str, ...]] = ("input",)
     gradients: ClassVar[tuple[str, ...]] = ("input",)
     masked: ClassVar[tuple[str, ...]] = ()
@@ -119,9 +124,9 @@ class PackedCase(GatedCase):
             options={**self.options, "interleaved": self.interleaved},
         )
 
-    @property
-    def backward_op(self) -> torch._ops.OpOverload:
-        return torch.ops.memopt._gated_packed_backward.default
+    def public_arguments(self, call: Call) -> tuple[tuple, dict[str, Any]]:
+        arguments, keywords = super().public_arguments(call)
+        return arguments, {**keywords, "interleaved": self.interleaved}
 
     def backward_arguments(
         self,

@@ -52,6 +52,8 @@ class NormCase(OpCase):
     approximate: str | None = None
     """Of the GELU after the norm; None: there is none."""
 
+    private: ClassVar[str] = "norm"
+    forward_results: ClassVar[tuple[str, ...]] = ("output", "sum", "mean", "rstd")
     parameters: ClassVar[tuple[str, ...]] = ("weight", "bias")
     saved: ClassVar[tuple[str, ...]] = ("mean", "rstd")
     gradients: ClassVar[tuple[str, ...]] = ("input", "weight", "bias")
@@ -106,6 +108,16 @@ class NormCase(OpCase):
         positional = (call.input, call.normalized_shape, call.weight, call.bias, call.eps)
         return positional, self._approximate
 
+    @property
+    def norm_keywords(self) -> dict[str, Any]:
+        """Of the private ops."""
+        activation = {None: None, "none": "gelu", "tanh": "gelu_tanh"}[self.approximate]
+        return {"norm": "layer_norm", "activation": activation}
+
+    def forward_arguments(self, call: Call) -> tuple[tuple, dict[str, Any]]:
+        dims = len(call.normalized_shape)
+        return (call.input, None, dims, call.weight, call.bias, call.eps), self.norm_keywords
+
     def backward_arguments(
         self,
         call: Call,
@@ -116,16 +128,10 @@ class NormCase(OpCase):
         if output_mask is None:
             output_mask = (True, call.weight is not None, call.bias is not None)
         positional = (
-            call.grad_output,
-            call.input,
-            call.normalized_shape,
-            saved["mean"],
-            saved["rstd"],
-            call.weight,
-            call.bias,
-            output_mask,
+            *(call.grad_output, None, call.input, len(call.normalized_shape)),
+            *(saved["mean"], saved["rstd"], call.weight, call.bias, output_mask),
         )
-        return positional, {**self._approximate, "recompute_output": recompute_output}
+        return positional, {**self.norm_keywords, "recompute_output": recompute_output}
 
     def torch(self, call: Call) -> Tensor:
         result = F.layer_norm(

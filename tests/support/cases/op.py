@@ -27,7 +27,12 @@ class OpCase:
     """One op with its keyword choices fixed."""
 
     family: str
-    """The op's name: torch.ops.memopt.NAME, memopt.functional.NAME, and in its errors."""
+    """memopt.functional.NAME, and the name in errors; the public op's too, but for the functions
+    that are another op with an argument fixed (public_op).
+    """
+
+    private: ClassVar[str]
+    """The ops that it is made of: torch.ops.memopt._NAME_forward and _NAME_backward."""
 
     outputs: ClassVar[tuple[str, ...]] = ("output",)
     """Of the public op, in order."""
@@ -45,12 +50,13 @@ class OpCase:
     """The outputs that are saved for backward, themselves: they must not change in place."""
 
     saved: ClassVar[tuple[str, ...]] = ()
-    """What the forward op returns after its outputs, for the backward op. Without any there is no
-    forward op beside the public one.
-    """
+    """What the forward op returns beside its outputs, for the backward op."""
+
+    forward_results: ClassVar[tuple[str, ...]] = ("output",)
+    """All that the forward op returns, in order: None what is neither an output nor saved here."""
 
     gradients: ClassVar[tuple[str, ...]] = ("input",)
-    """The tensors whose gradients the backward op returns, in order."""
+    """The tensors whose gradients the backward op returns."""
 
     masked: ClassVar[tuple[str, ...]] = ()
     """The tensors that the backward op's output_mask stands for; () where it has none."""
@@ -113,14 +119,16 @@ class OpCase:
         return {}
 
     def arguments(self, call: Call) -> tuple[tuple, dict[str, Any]]:
-        """Positional and keyword arguments of the public function and op, and of the forward op
-        unless forward_arguments says otherwise.
-        """
+        """Positional and keyword arguments of the public function."""
         return tuple(call.tensors.values()), dict(call.options)
 
-    def forward_arguments(self, call: Call) -> tuple[tuple, dict[str, Any]]:
-        """Positional and keyword arguments of the forward op."""
+    def public_arguments(self, call: Call) -> tuple[tuple, dict[str, Any]]:
+        """Of the public op."""
         return self.arguments(call)
+
+    def forward_arguments(self, call: Call) -> tuple[tuple, dict[str, Any]]:
+        """Of the forward op."""
+        return self.public_arguments(call)
 
     def backward_arguments(
         self,
@@ -196,14 +204,16 @@ class OpCase:
 
     @property
     def forward_op(self) -> torch._ops.OpOverload:
-        """What runs where a gradient will be wanted: the public op if nothing more is saved."""
-        if not self.saved:
-            return self.public_op
-        return getattr(torch.ops.memopt, f"_{self.family}_forward").default
+        return getattr(torch.ops.memopt, f"_{self.private}_forward").default
 
     @property
     def backward_op(self) -> torch._ops.OpOverload:
-        return getattr(torch.ops.memopt, f"_{self.family}_backward").default
+        return getattr(torch.ops.memopt, f"_{self.private}_backward").default
+
+    @property
+    def backward_results(self) -> tuple[str, ...]:
+        """All that the backward op returns, in order: None what is not among this op's results."""
+        return (*(f"grad_{name}" for name in self.gradients), *self.reemitted)
 
     def memopt(self, call: Call) -> Tensor | tuple[Tensor, ...]:
         """The op under test, through the public Python function. A compiler does not let a graph
@@ -219,11 +229,11 @@ class OpCase:
         self.seed()
         arguments, keywords = self.forward_arguments(call)
         results = as_tuple(self.forward_op(*arguments, **keywords))
-        count = len(self.outputs)
-        return (
-            Results(zip(self.outputs, results[:count], strict=True)),
-            dict(zip(self.saved, results[count:], strict=True)),
-        )
+        by_name = dict(zip(self.forward_results, results, strict=True))
+        outputs = Results((name, by_name.pop(name)) for name in self.outputs)
+        saved = {name: by_name.pop(name) for name in self.saved}
+        assert all(rest is None for rest in by_name.values())
+        return outputs, saved
 
     def backward(
         self,
@@ -235,6 +245,8 @@ class OpCase:
         """The backward op: the re-emitted outputs and the gradients."""
         arguments, keywords = self.backward_arguments(call, saved, output_mask, recompute_output)
         results = as_tuple(self.backward_op(*arguments, **keywords))
-        names = [*(f"grad_{name}" for name in self.gradients), *self.reemitted]
-        by_name = dict(zip(names, results, strict=True))
-        return Results({name: by_name[name] for name in (*self.reemitted, *by_name)})
+        by_name = dict(zip(self.backward_results, results, strict=True))
+        names = (*self.reemitted, *(f"grad_{name}" for name in self.gradients))
+        expected = Results((name, by_name.pop(name)) for name in names)
+        assert all(rest is None for rest in by_name.values())
+        return expected

@@ -25,6 +25,8 @@ from .op import OpCase, Saved
 class RmsNormCase(OpCase):
     zero_centered_weight: bool = False
 
+    private: ClassVar[str] = "norm"
+    forward_results: ClassVar[tuple[str, ...]] = ("output", "sum", "mean", "rstd")
     parameters: ClassVar[tuple[str, ...]] = ("weight",)
     saved: ClassVar[tuple[str, ...]] = ("rstd",)
     gradients: ClassVar[tuple[str, ...]] = ("input", "weight")
@@ -78,6 +80,19 @@ class RmsNormCase(OpCase):
     def arguments(self, call: Call) -> tuple[tuple, dict[str, Any]]:
         return (call.input, call.normalized_shape, call.weight, call.eps), self._keywords
 
+    @property
+    def norm_keywords(self) -> dict[str, Any]:
+        """Of the private ops."""
+        return {"norm": "rms_norm", **self._keywords}
+
+    @property
+    def backward_results(self) -> tuple[str, ...]:
+        return ("grad_input", "grad_weight", "grad_bias", "output")
+
+    def forward_arguments(self, call: Call) -> tuple[tuple, dict[str, Any]]:
+        dims = len(call.normalized_shape)
+        return (call.input, None, dims, call.weight, None, call.eps), self.norm_keywords
+
     def backward_arguments(
         self,
         call: Call,
@@ -88,10 +103,10 @@ class RmsNormCase(OpCase):
         if output_mask is None:
             output_mask = (True, call.weight is not None)
         positional = (
-            *(call.grad_output, call.input, call.normalized_shape, saved["rstd"]),
-            *(call.weight, output_mask),
+            *(call.grad_output, None, call.input, len(call.normalized_shape)),
+            *(None, saved["rstd"], call.weight, None, (*output_mask, False)),
         )
-        return positional, {**self._keywords, "recompute_output": recompute_output}
+        return positional, {**self.norm_keywords, "recompute_output": recompute_output}
 
     def scale(self, call: Call) -> Tensor | None:
         """What the normalised row is multiplied by."""

@@ -1,0 +1,67 @@
+// An op's options in its node: one IValue, which compiled autograd can read as well.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support.h"
+
+namespace memopt::autograd {
+
+inline at::IValue pack_field(bool field) {
+  return field;
+}
+inline at::IValue pack_field(int64_t field) {
+  return field;
+}
+inline at::IValue pack_field(double field) {
+  return field;
+}
+inline at::IValue pack_field(std::optional<double> field) {
+  return field;
+}
+inline at::IValue pack_field(const std::string& field) {
+  return field.empty() ? at::IValue() : at::IValue(field);
+}
+
+inline void unpack_field(const at::IValue& value, bool& field) {
+  field = value.toBool();
+}
+inline void unpack_field(const at::IValue& value, int64_t& field) {
+  field = value.toInt();
+}
+inline void unpack_field(const at::IValue& value, double& field) {
+  field = value.toDouble();
+}
+inline void unpack_field(const at::IValue& value, std::optional<double>& field) {
+  field = value.toOptional<double>();
+}
+inline void unpack_field(const at::IValue& value, std::string& field) {
+  field = value.isNone() ? std::string() : value.toStringRef();
+}
+
+// Options with Op::visit(options, f), which calls f(field...).
+template <class Op>
+void save_options(AutogradContext* ctx, const typename Op::Options& options) {
+  Op::visit(options, [&](const auto&... fields) {
+    ctx->saved_data["options"] =
+        c10::ivalue::Tuple::create(std::vector<at::IValue>{pack_field(fields)...});
+  });
+}
+
+template <class Op>
+typename Op::Options restore_options(AutogradContext* ctx) {
+  typename Op::Options options;
+  const auto tuple = ctx->saved_data["options"].toTuple();
+  Op::visit(options, [&](auto&... fields) {
+    size_t next = 0;
+    (unpack_field(tuple->elements()[next++], fields), ...);
+  });
+  return options;
+}
+
+}  // namespace memopt::autograd

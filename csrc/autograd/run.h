@@ -1,0 +1,69 @@
+// A call of an op: through its node where a gradient is wanted, and past it otherwise.
+#pragma once
+
+#include "node.h"
+
+namespace memopt::autograd {
+
+// Whether a graph node is needed. A forward-mode tangent is an error by name, whatever the grad
+// mode: without a node it would be dropped in silence.
+bool needs_node(const char* op, at::TensorList tensors);
+
+inline bool needs_node(const char* op, const Arguments& arguments) {
+  const Linears& behind = arguments.behind;
+  // All of them, for the sake of the error.
+  const bool inputs = needs_node(op, arguments.inputs);
+  const bool weights = needs_node(op, behind.weights);
+  return needs_node(op, behind.biases) || inputs || weights;
+}
+
+// Function::apply, for a node that may save outputs of its own.
+//
+// Packing what was saved may throw: a checkpointed region stops its recomputation there. PyTorch
+// then leaves the output in the node's list of what is to be saved, and the output already has the
+// node as its grad_fn: a cycle, which nobody would ever free.
+template <class Op>
+variable_list apply_node(const typename Op::Options& options, Arguments& arguments) {
+  const variable_list given = arguments.given();
+  try {
+    return Node<Op>::apply(options, at::TensorList(given), arguments);
+  } catch (...) {
+    for (const Tensor& output : arguments.saved_outputs) {
+      torch::autograd::impl::set_gradient_edge(output, torch::autograd::Edge());
+    }
+    throw;
+  }
+}
+
+// The op's outputs: its own, or those of the linears behind it; then its others. `name` is what the
+// user called, for errors.
+template <class Op>
+variable_list run(const char* name, const typename Op::Options& options, variable_list inputs,
+                  Linears behind = {}) {
+  Arguments arguments(std::move(inputs), std::move(behind));
+  if (needs_node(name, arguments)) return apply_node<Op>(options, arguments);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  Produced made = Op::forward(options, arguments.inputs, /*for_backward=*/false);
+  variable_list outputs;
+  if (arguments.behind.weights.empty()) {
+    outputs.push_back(std::move(made.output));
+  } else {
+    outputs = apply(arguments.behind, made.output);
+  }
+  for (Tensor& other : made.others) outputs.push_back(std::move(other));
+  return outputs;
+}
+
+// With one linear behind. `input_name` is the first input's.
+template <class Op>
+Tensor run_with_linear(const char* name, const typename Op::Options& options,
+                       const char* input_name, variable_list inputs, const Tensor& weight,
+                       const OptionalTensor& bias) {
+  check_features(name, input_name, inputs[0]);
+  const Tensor given_bias = value_or_undefined(bias);
+  check_linear(name, "weight", "bias", inputs[0], Op::features(options, inputs), weight,
+               given_bias);
+  return run<Op>(name, options, std::move(inputs), {{weight}, {given_bias}})[0];
+}
+
+}  // namespace memopt::autograd
