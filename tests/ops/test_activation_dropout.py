@@ -173,7 +173,7 @@ def test_bad_p_is_named(p: float, training: bool, device: torch.device) -> None:
 
 def test_bad_activation_is_named(device: torch.device) -> None:
     x = torch.zeros(3, device=device)
-    message = "activation_dropout: activation must be 'gelu', .*, got 'tanh'"
+    message = "activation_dropout: activation must be one of 'gelu', .*, got 'tanh'"
     for p, training in ((0.5, True), (0.5, False), (0.0, True)):
         with pytest.raises(RuntimeError, match=message):
             activation_dropout(x, p, training, "tanh")

@@ -33,7 +33,7 @@ def refused(case: OpCase, call: Call, rule: str, keywords: dict[str, Any] | None
     tensors = [t for t in call.given.values() if isinstance(t, torch.Tensor) and not t.is_meta]
     versions = [t._version for t in tensors]
     for op, (arguments, usual_keywords) in (
-        (case.public_op, case.arguments(call)),
+        (case.public_op, case.public_arguments(call)),
         (case.forward_op, case.forward_arguments(call)),
     ):
         with pytest.raises(RuntimeError, match=re.escape(f"{case.family}: {rule}")):
@@ -92,8 +92,9 @@ def test_input_that_is_no_tensor(case: OpCase, value: object) -> None:
     """None reaches the op; PyTorch's dispatcher refuses the rest, naming op, argument and type."""
     call = case.make_call((4, 8), FLOAT32, torch.device("cpu"))
     name, call = first_replaced(call, value)
-    arguments, keywords = case.arguments(call)
-    message = rf"memopt::{case.family}\(\).*'{name}'"
+    arguments, keywords = case.public_arguments(call)
+    public = case.public_op.name().removeprefix("memopt::")
+    message = rf"memopt::{public}\(\).*'{name}'"
     if value is None:
         message = f"{case.family}: {name} must be a tensor, got None"
     with pytest.raises((RuntimeError, TypeError), match=message):

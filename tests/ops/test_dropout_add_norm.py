@@ -305,7 +305,7 @@ def test_residual_unlike_the_input_is_refused(case: OpCase) -> None:
     ):
         changed = call.replace(residual=change(call.residual))
         for op, (arguments, keywords) in (
-            (case.public_op, case.arguments(changed)),
+            (case.public_op, case.public_arguments(changed)),
             (case.forward_op, case.forward_arguments(changed)),
         ):
             with pytest.raises(RuntimeError, match=re.escape(f"{case.family}: {rule}")):

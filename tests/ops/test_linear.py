@@ -313,12 +313,12 @@ X, W = torch.randn(2, 4), torch.randn(3, 4)
 BAD = {
     "features": (
         lambda: M.gelu_linear(X, torch.randn(3, 5)),
-        r"weight 0 must have shape \[out, 4\]",
+        r"gelu_linear: weight must have shape \[out, 4\]",
     ),
-    "weight dtype": (lambda: M.gelu_linear(X, W.double()), "weight 0 must have input's dtype"),
+    "weight dtype": (lambda: M.gelu_linear(X, W.double()), "gelu_linear: weight must have input's dtype"),
     "weight 1-d": (lambda: M.gelu_linear(X, W[0]), r"must have shape \[out, 4\] .*got \[4\]"),
-    "bias": (lambda: M.gelu_linear(X, W, torch.zeros(4)), r"bias 0 must have shape \[3\]"),
-    "bias dtype": (lambda: M.gelu_linear(X, W, torch.zeros(3).half()), "bias 0 must have its"),
+    "bias": (lambda: M.gelu_linear(X, W, torch.zeros(4)), r"gelu_linear: bias must have shape \[3\]"),
+    "bias dtype": (lambda: M.gelu_linear(X, W, torch.zeros(3).half()), "gelu_linear: bias must have its"),
     "no weights": (lambda: M.layer_norm_linear(X, None, None, []), "at least one weight"),
     "biases": (
         lambda: M.rms_norm_linear(X, None, [W, W], [None]),
@@ -326,7 +326,7 @@ BAD = {
     ),
     "activation": (
         lambda: M.activation_linear(X, W, None, "tanh"),
-        "must be 'gelu', .*got 'tanh'",
+        "must be one of 'gelu', .*got 'tanh'",
     ),
     "norm weight": (
         lambda: M.layer_norm_linear(X, torch.ones(3), None, W),

@@ -19,7 +19,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "activation": (
         lambda: M.mlp(X, UP, None, DOWN, activation="tanh"),
         RuntimeError,
-        "activation must be 'gelu', .*got 'tanh'",
+        "mlp: activation must be one of 'gelu', .*got 'tanh'",
     ),
     "norm": (
         lambda: M.mlp(X, UP, None, DOWN, norm="batch"),
