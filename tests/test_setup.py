@@ -4,6 +4,7 @@ compiles anything; and which CUDA architectures it would build for.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Runs setup.py's functions without its last two lines, which build.
+# Runs setup.py without its last line, which builds.
 FUNCTIONS = """
 import sys
-source = open("setup.py").read().split("use_ccache()\\nsetup(")[0]
+source = open("setup.py").read().split("setup(ext_modules")[0]
 namespace = {"__file__": "setup.py", "__name__": "setup"}
 sys.argv = ["setup.py", *sys.argv[1:]]
 exec(source, namespace)
@@ -88,10 +89,17 @@ def test_one_without_a_compiler_is_an_error(child_environment: dict[str, str]) -
 @pytest.mark.parametrize(
     ("given", "arguments", "gpu", "chosen"),
     [
-        (None, (), False, "8.0;9.0;12.0+PTX"),  # what both this nvcc and the list have
-        ("9.0", (), True, "9.0"),
-        (None, ("editable_wheel",), True, "8.9"),
+        (
+            None,
+            ("bdist_wheel",),
+            False,
+            "8.0;9.0;12.0+PTX",
+        ),  # what both this nvcc and the list have
         (None, ("editable_wheel",), False, "8.0;9.0;12.0+PTX"),
+        ("all", ("bdist_wheel",), True, "8.0;9.0;12.0+PTX"),
+        ("9.0", ("bdist_wheel",), True, "9.0"),
+        (None, ("bdist_wheel",), True, "8.9"),
+        (None, ("editable_wheel",), True, "8.9"),
     ],
 )
 def test_architectures(
@@ -115,3 +123,69 @@ def test_architectures(
         environment["TORCH_CUDA_ARCH_LIST"] = given
     child = run(program, environment, *arguments)
     assert child.stdout.strip() == chosen, child.stderr
+
+
+def test_every_source_is_compiled_once_for_what_it_is_for(
+    child_environment: dict[str, str],
+) -> None:
+    """setup.py looks for them, so that a new file needs no line there."""
+    program = FUNCTIONS + (
+        "import tempfile\n"
+        "from pathlib import Path\n"
+        "folder = Path(tempfile.mkdtemp())\n"
+        "for step in namespace['steps'](folder, [], []):\n"
+        "    part = folder / Path(step.source).name\n"
+        "    files = part.read_text().split('\"')[1::2] if part.exists() else [step.source]\n"
+        "    print(*(f'{step.object} {file}' for file in files), sep='\\n')\n"
+    )
+    child = run(program, child_environment)
+    compiled = [tuple(line.split()) for line in child.stdout.splitlines()]
+    objects = [made for made, _ in compiled]
+    by_copy: dict[str, list[str]] = {}
+    for made, source in compiled:
+        by_copy.setdefault(Path(made).parent.name, []).append(source)
+    found = {str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*.cpp")}
+    kernels = {f for f in found if "kernels" in f and not f.endswith("dispatch.cpp")}
+    instruction_sets = [by_copy.pop(n) for n in ("baseline", "avx2", "avx512") if n in by_copy]
+    assert instruction_sets
+    for sources in instruction_sets:
+        assert sorted(sources) == sorted(kernels)
+    (host,) = by_copy.values()
+    assert sorted(host) == sorted(found - kernels)
+    assert len(set(objects)) < len(objects), "files of a folder are compiled together"
+    # The linker keeps the first copy of an inline function, and every processor runs the baseline.
+    order = [Path(made).parent.name for made in dict.fromkeys(objects)]
+    assert order.index("baseline") < order.index("avx2") if "avx2" in order else True
+
+
+def test_without_ninja_it_says_what_to_run(child_environment: dict[str, str]) -> None:
+    program = FUNCTIONS + (
+        "namespace['sysconfig'].get_path = lambda name: '/nowhere'\n"
+        "namespace['shutil'].which = lambda name: None\n"
+        "namespace['find_ninja']()"
+    )
+    child = run(program, child_environment)
+    assert child.returncode != 0
+    assert last_line(child) == (
+        "memopt: building needs ninja in the same environment: pip install -r "
+        "requirements/build.txt"
+    )
+
+
+def requirements(name: str) -> set[str]:
+    lines = (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()
+    texts = (line.partition("#")[0].strip() for line in lines)
+    return {text for text in texts if text}
+
+
+def test_requirements_are_those_of_the_package() -> None:
+    """pip reads pyproject.toml, make reads requirements/."""
+    text = (ROOT / "pyproject.toml").read_text()
+
+    def listed(key: str) -> set[str]:
+        found = re.search(rf"^{key} = \[(.*)\]$", text, re.MULTILINE)
+        assert found is not None, key
+        return set(re.findall(r'"([^"]+)"', found[1]))
+
+    assert requirements("build") == listed("requires")
+    assert requirements("demo") == listed("demo")
