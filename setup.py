@@ -43,8 +43,8 @@ ROOT = Path(__file__).resolve().parent
 HEADER = "include/cuda_runtime.h"
 CUDA_ARCHITECTURES = ["8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
 
-# What knows PyTorch. Its headers take longer to compile than the files that include them, so the
-# files of a folder are compiled together, as many at a time as have this many lines.
+# What knows PyTorch. Its headers take longer to compile than the files that include them, so files
+# of a folder are compiled together, as many as have this many lines and no local name in common.
 HOST_FOLDERS = ("ops", "autograd", "saved", "python")
 JOINED_LINES = 1100
 
@@ -150,15 +150,50 @@ class Step(NamedTuple):
     description: str
 
 
+# struct NAME {, using NAME =, int NAME(..., constexpr int NAME[] = ..., once template arguments are
+# gone. A member that is defined outside of its class has :: in front, a macro is all capitals.
+DECLARED = re.compile(r"^(?:[\w:]+[\s*&]+)+(?!\w+::)(\w*[a-z]\w*)(?:\[\w*\])?\s*(?:[({=;]|:(?!:)|$|final\b)")
+
+
+def local_names(text: str) -> dict[str, str]:
+    """What a source declares in unnamed namespaces, where a line that begins a declaration is not
+    indented (.clang-format). With the whole line of an alias: equal ones may stand side by side.
+    """
+    names = {}
+    blocks = r"^namespace \{\n(.*?)^\}  // namespace$"
+    for block in re.findall(blocks, text, re.DOTALL | re.MULTILINE):
+        for line in re.findall(r"^[A-Za-z].*", block, re.MULTILINE):
+            declaration = line
+            while (less := re.sub(r"<[^<>]*>", "", declaration)) != declaration:
+                declaration = less
+            found = DECLARED.match(declaration)
+            if found:
+                is_alias = line.startswith(("using ", "namespace ")) and line.endswith(";")
+                names[found[1]] = line if is_alias else ""
+    return names
+
+
 def host_sources() -> dict[str, list[str]]:
-    """What is compiled together, under the name of each part, in the order of the alphabet."""
+    """What is compiled together, under the name of each part."""
     joined: dict[str, list[str]] = {}
     for folder in HOST_FOLDERS:
-        lines = 0
+        room: list[int] = []  # of each part: lines to go, and what its files declare
+        taken: list[dict[str, str]] = []
         for file in sorted(Path("csrc", folder).glob("*.cpp")):
-            part = lines // JOINED_LINES + 1
-            joined.setdefault(f"{folder}_{part}", []).append(file.as_posix())
-            lines += len(file.read_text().splitlines())
+            text = file.read_text()
+            lines, names = text.count("\n"), local_names(text)
+            for part, declared in enumerate(taken):
+                same = names.keys() & declared.keys()
+                clash = any(not names[n] or names[n] != declared[n] for n in same)
+                if lines <= room[part] and not clash:
+                    break
+            else:
+                part = len(room)
+                room.append(JOINED_LINES)
+                taken.append({})
+            room[part] -= lines
+            taken[part] |= names
+            joined.setdefault(f"{folder}_{part + 1}", []).append(file.as_posix())
     return joined
 
 

@@ -121,14 +121,14 @@ const char* backward_name(Activation activation, bool packed) {
 }
 
 // Undefined: not wanted. dgate may be dy, dup up and y gate, if those are contiguous.
-struct GatedGradients {
+struct Gradients {
   Tensor dgate;
   Tensor dup;
   Tensor y;
 };
 
 void run_backward(const char* op, const Tensor& dy, const Tensor& gate, const OptionalTensor& up,
-                  const GatedGradients& to, Activation activation) {
+                  const Gradients& to, Activation activation) {
   const Shape shape(gate);
   const Rows dys = as_rows(dy, shape.rows, shape.cols);
   const Rows gates = as_rows(gate, shape.rows, shape.cols);
@@ -175,7 +175,7 @@ std::tuple<Tensor, Tensor, Tensor> _gated_backward(const Tensor& grad_output, co
   const auto result = [&](bool wanted) {
     return wanted ? empty(gate.sym_sizes(), gate) : Tensor();
   };
-  const GatedGradients to{result(output_mask[0]), result(output_mask[1]), result(recompute_output)};
+  const Gradients to{result(output_mask[0]), result(output_mask[1]), result(recompute_output)};
   const bool anything = output_mask[0] || output_mask[1] || recompute_output;
   if (!gate.is_meta() && anything) run_backward(op, grad_output, gate, up, to, activation);
   return {to.dgate, to.dup, to.y};
@@ -187,7 +187,7 @@ void _gated_backward_(const Tensor& grad_output, const Tensor& gate, const Tenso
   const Activation activation = parse_activation("gated backward", name);
   const char* op = backward_name(activation, /*packed=*/false);
   check_backward(op, grad_output, gate, up);
-  const GatedGradients to{grad_output, grad_up.value_or(Tensor()), output.value_or(Tensor())};
+  const Gradients to{grad_output, grad_up.value_or(Tensor()), output.value_or(Tensor())};
   const auto check_result = [&](const char* name, const Tensor& tensor) {
     if (!tensor.defined()) return;
     check_like(op, name, tensor, "gate", gate);

@@ -17,7 +17,7 @@ namespace memopt::saved {
 namespace {
 
 // What torch::autograd::get_current_graph_task_id() returns outside backward.
-constexpr int64_t kNoGraphTask = -1;
+constexpr int64_t kNoBackward = -1;
 
 std::atomic<int64_t> live_regions{0};
 
@@ -136,7 +136,7 @@ Region::Slots Region::live_slots() {
 Region::Slots Region::wanted(const Task& task, const Slot& slot) {
   auto slots = live_slots();
   bool is_first = false;
-  if (task.id != kNoGraphTask) {
+  if (task.id != kNoBackward) {
     const std::lock_guard<std::mutex> lock(mutex_);
     is_first = recomputed_in_.emplace(task.id, task.group).second;
   }
