@@ -152,7 +152,9 @@ class Step(NamedTuple):
 
 # struct NAME {, using NAME =, int NAME(..., constexpr int NAME[] = ..., once template arguments are
 # gone. A member that is defined outside of its class has :: in front, a macro is all capitals.
-DECLARED = re.compile(r"^(?:[\w:]+[\s*&]+)+(?!\w+::)(\w*[a-z]\w*)(?:\[\w*\])?\s*(?:[({=;]|:(?!:)|$|final\b)")
+DECLARED = re.compile(
+    r"^(?:[\w:]+[\s*&]+)+(?!\w+::)(\w*[a-z]\w*)(?:\[\w*\])?\s*(?:[({=;]|:(?!:)|$|final\b)"
+)
 
 
 def local_names(text: str) -> dict[str, str]:
