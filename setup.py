@@ -15,6 +15,7 @@ Environment:
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import re
@@ -130,7 +131,7 @@ def find_ninja() -> str:
     beside = Path(sysconfig.get_path("scripts"), "ninja")
     found = str(beside) if beside.exists() else shutil.which("ninja")
     if found is None:
-        fail("building needs ninja in the same environment: pip install -r requirements/build.txt")
+        fail("building needs ninja in the same environment: pip install ninja")
     return found
 
 
@@ -151,9 +152,9 @@ class Step(NamedTuple):
 
 
 # struct NAME {, using NAME =, int NAME(..., constexpr int NAME[] = ..., once template arguments are
-# gone. A member that is defined outside of its class has :: in front, a macro is all capitals.
+# gone. A member that is defined outside of its class has :: in front, a macro has no type there.
 DECLARED = re.compile(
-    r"^(?:[\w:]+[\s*&]+)+(?!\w+::)(\w*[a-z]\w*)(?:\[\w*\])?\s*(?:[({=;]|:(?!:)|$|final\b)"
+    r"^(?:[\w:]+[\s*&]+)+(?!\w+::)(\w+)(?:\[\w*\])?\s*(?:[({=;]|:(?!:)|$|final\b)"
 )
 
 
@@ -250,6 +251,11 @@ def write_if_changed(path: Path, text: str) -> None:
         path.write_text(text)
 
 
+def options(command: Sequence[str]) -> str:
+    """Of a command, without the compiler's name, which may be two words (ccache gcc)."""
+    return shlex.join(itertools.dropwhile(lambda word: not word.startswith("-"), command))
+
+
 def escaped(text: str) -> str:
     """A path or a flag as a ninja file says it."""
     return re.sub(r"([$ :])", r"$\1", text)
@@ -301,12 +307,12 @@ class BuildExtension(build_ext):
         self.copy_file(str(library), target)
 
     def ninja_file(self, folder: Path, library: Path, cuda_home: Path | None) -> str:
-        # Python's own flags, with CFLAGS and LDFLAGS; the compiler's name stands first.
+        # setuptools' compiler has the flags that Python was built with, and CFLAGS and LDFLAGS.
         cxx = os.environ.get("CXX", "c++")
         if shutil.which(shlex.split(cxx)[0]) is None:
             fail(f"building needs a C++ compiler: {cxx!r} is not found")
         ccache = "ccache " if shutil.which("ccache") and not cxx.startswith("ccache") else ""
-        compilers = {"cxx": f"{ccache}{cxx} {shlex.join(self.compiler.compiler_so[1:])}"}
+        compilers = {"cxx": f"{ccache}{cxx} {options(self.compiler.compiler_so)}"}
         include = [*cpp_extension.include_paths(), *self.compiler.include_dirs, *self.include_dirs]
         libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
         libraries += ["-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-fopenmp"]
@@ -321,8 +327,7 @@ class BuildExtension(build_ext):
         made = list(steps(folder, macros, flags))
         if cuda_home is not None:
             made += cuda_steps(folder)
-        linker = shlex.join(self.compiler.linker_so[1:])
-        link = f"{cxx} {linker} $in -o $out {shlex.join(libraries)}"
+        link = f"{cxx} {options(self.compiler.linker_so)} $in -o $out {shlex.join(libraries)}"
         return ninja_file(compilers, made, link, library)
 
 

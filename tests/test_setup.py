@@ -191,8 +191,7 @@ def test_without_ninja_it_says_what_to_run(child_environment: dict[str, str]) ->
     child = run(program, child_environment)
     assert child.returncode != 0
     assert last_line(child) == (
-        "memopt: building needs ninja in the same environment: pip install -r "
-        "requirements/build.txt"
+        "memopt: building needs ninja in the same environment: pip install ninja"
     )
 
 
