@@ -1,13 +1,17 @@
 """Fixtures of the whole suite.
 
 Tests that take `device` run on the CPU and, where memopt has CUDA kernels and PyTorch sees a GPU,
-on that as well: the same suite, with no GPU files of its own. Tests that take more than about two
-seconds bear the mark `slow` (`pytest -m "not slow"` leaves them out).
+on that as well: the same suite, with no GPU files of its own.
+
+`make test` leaves out the tests that bear the mark `slow`: those that take more than about two
+seconds, and of tests that run over all ops those of a family's further cases, which differ from its
+first one in a keyword.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 
 import hypothesis
@@ -35,7 +39,18 @@ def _devices() -> list[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: takes more than about two seconds")
+    config.addinivalue_line("markers", "slow: runs in `make test-full` only")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    cases = sys.modules.get("tests.support.cases")
+    if cases is None:  # no test of ops is among them
+        return
+    for item in items:
+        case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
+        if isinstance(case, cases.OpCase) and case not in cases.FAMILIES:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -44,7 +44,10 @@ def run(args: argparse.Namespace) -> int:
     """Runs the demo. Returns 0, 2 for arguments that cannot be run, 130 after Ctrl-C."""
     missing = [name for name in ("rich", "matplotlib") if importlib.util.find_spec(name) is None]
     if missing:
-        return _usage_error(f"needs {' and '.join(missing)}; run: pip install {' '.join(missing)}")
+        return _usage_error(
+            f'needs {" and ".join(missing)}, memopt\'s extra "demo"; run: pip install '
+            + " ".join(missing)
+        )
     from memopt.demo.job import run_demo
     from memopt.demo.settings import UsageError
 

@@ -36,7 +36,7 @@ class Model:
     beside dropout."""
 
     make: Callable[..., nn.Module]
-    """Takes changes of the config, by its own names."""
+    """Takes the weights' seed, and changes of the config, by its own names."""
 
     inputs: Callable[..., dict[str, Tensor]]
     """Two sequences; takes their lengths."""
@@ -64,8 +64,8 @@ def _of(name: str, config: str, **settings: Any) -> Callable[..., nn.Module]:
     # Attention in plain operators, so that a float64 oracle has no narrower kernel in it.
     settings["attn_implementation"] = "eager"
 
-    def make(**changes: Any) -> nn.Module:
-        torch.manual_seed(0)
+    def make(*, seed: int = 0, **changes: Any) -> nn.Module:
+        torch.manual_seed(seed)
         built = getattr(transformers, config)(**{**settings, **changes})
         model: nn.Module = getattr(transformers, name)(built)
         for parameter_name, parameter in model.named_parameters():

@@ -15,7 +15,14 @@ from torch import Tensor, nn
 
 import memopt
 from tests.convert.models import HIDDEN, MODELS, Model, transformers
-from tests.convert.support import assert_as_accurate, assert_same, exact_step, state, step
+from tests.convert.support import (
+    DRAWS,
+    assert_as_accurate,
+    assert_same,
+    exact_step,
+    state,
+    step,
+)
 
 ALL = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 GENERATING = pytest.mark.parametrize(
@@ -26,14 +33,17 @@ GENERATING = pytest.mark.parametrize(
 @ALL
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_outputs_and_gradients(model: Model, dtype: torch.dtype) -> None:
-    plain = model.make().to(dtype)
-    converted = copy.deepcopy(plain)
-    report = memopt.convert(converted)
-    swapped = collections.Counter(e.from_class for e in report.swapped)
-    assert swapped.pop("Dropout", 0) == sum(isinstance(m, nn.Dropout) for m in plain.modules())
-    assert swapped == model.swapped
     inputs = model.inputs()
-    assert_as_accurate(step(converted, inputs), step(plain, inputs), exact_step(plain, inputs))
+    draws = []
+    for seed in DRAWS:
+        plain = model.make(seed=seed).to(dtype)
+        converted = copy.deepcopy(plain)
+        report = memopt.convert(converted)
+        swapped = collections.Counter(e.from_class for e in report.swapped)
+        assert swapped.pop("Dropout", 0) == sum(isinstance(m, nn.Dropout) for m in plain.modules())
+        assert swapped == model.swapped
+        draws.append((step(converted, inputs), step(plain, inputs), exact_step(plain, inputs)))
+    assert_as_accurate(draws)
 
 
 @ALL
@@ -152,17 +162,20 @@ def adapted(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("first", ["adapters", "convert"])
 def test_adapters(first: str) -> None:
     model = MODELS["Llama"]
-    plain, inputs = adapted(model.make()), model.inputs()
-    converted = model.make()
-    if first == "adapters":
-        adapted(converted)
-    report = memopt.convert(converted)
-    if first == "convert":
-        adapted(converted)
-    assert [e.from_class for e in report.swapped].count("LlamaMLP") == 2
-    results = step(converted, inputs)
-    assert sum("gradient" in name for name in results) == 12
-    assert_as_accurate(results, step(plain, inputs), exact_step(plain, inputs))
+    inputs = model.inputs()
+    draws = []
+    for seed in DRAWS:
+        plain, converted = adapted(model.make(seed=seed)), model.make(seed=seed)
+        if first == "adapters":
+            adapted(converted)
+        report = memopt.convert(converted)
+        if first == "convert":
+            adapted(converted)
+        assert [e.from_class for e in report.swapped].count("LlamaMLP") == 2
+        results = step(converted, inputs)
+        assert sum("gradient" in name for name in results) == 12
+        draws.append((results, step(plain, inputs), exact_step(plain, inputs)))
+    assert_as_accurate(draws)
 
 
 def test_a_norm_s_weight_may_be_wider_than_its_input() -> None:

@@ -70,7 +70,10 @@ def test_missing_packages_are_named(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert run_demo(tmp_path) == 2
-    expected = "memopt demo: needs rich and matplotlib; run: pip install rich matplotlib\n"
+    expected = (
+        'memopt demo: needs rich and matplotlib, memopt\'s extra "demo"; run: pip install rich '
+        "matplotlib\n"
+    )
     assert capsys.readouterr().err == expected
 
 

@@ -17,6 +17,7 @@ from tests.support.cases import (
     evaluate,
 )
 from tests.support.oracle import assert_accurate, exact_results, magnitudes
+from tests.support.selection import every_op_with
 from tests.support.shapes import (
     BFLOAT16,
     COLS,
@@ -45,19 +46,14 @@ every_layer_norm = pytest.mark.parametrize("case", NORM_CASES, ids=str)
 every_dtype = pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 
 
-@every_op
-@every_dtype
-@pytest.mark.parametrize("cols", COLS)
-@pytest.mark.parametrize("rows", ROWS)
+@every_op_with(OP_CASES, cols=COLS, dtypes=DTYPES, rows=ROWS)
 def test_odd_sizes(
     case: OpCase, dtypes: Dtypes, rows: int, cols: int, device: torch.device
 ) -> None:
     assert_accurate(case, case.make_call((rows, cols), dtypes, device))
 
 
-@every_op
-@every_dtype
-@pytest.mark.parametrize("statistics", STATISTICS)
+@every_op_with(OP_CASES, statistics=list(STATISTICS), dtypes=DTYPES)
 def test_extreme_statistics(
     case: OpCase, dtypes: Dtypes, statistics: str, device: torch.device
 ) -> None:

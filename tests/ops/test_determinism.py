@@ -17,6 +17,7 @@ from tests.support.cases import (
     assert_same_bits,
     evaluate,
 )
+from tests.support.selection import every_op_with
 from tests.support.shapes import BFLOAT16, DTYPES, FLOAT32, Dtypes, misaligned
 
 every_op = pytest.mark.parametrize("case", OP_CASES, ids=str)
@@ -27,7 +28,6 @@ every_elementwise_op = pytest.mark.parametrize(
     "case", [case for case in OP_CASES if case.elementwise], ids=str
 )
 every_norm = pytest.mark.parametrize("case", NORMALIZING_CASES, ids=str)
-every_dtype = pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 float32_and_bfloat16 = pytest.mark.parametrize("dtypes", [FLOAT32, BFLOAT16], ids=str)
 
 
@@ -53,9 +53,7 @@ def test_run_to_run(case: OpCase, dtypes: Dtypes, device: torch.device) -> None:
         assert_same_bits(evaluate(case.memopt, call), first)
 
 
-@every_op
-@float32_and_bfloat16
-@pytest.mark.parametrize("size", [(500, 769), (3, 40000), (20000, 7)], ids=str)
+@every_op_with(OP_CASES, size=[(500, 769), (3, 40000), (20000, 7)], dtypes=[FLOAT32, BFLOAT16])
 def test_number_of_threads(
     case: OpCase, dtypes: Dtypes, size: tuple[int, int], restore_num_threads: None
 ) -> None:
@@ -68,9 +66,9 @@ def test_number_of_threads(
         assert_same_bits(evaluate(case.memopt, call), expected)
 
 
-@every_op_of_independent_rows
-@every_dtype
-@pytest.mark.parametrize("cols", [3, 129, 1000])
+@every_op_with(
+    [case for case in OP_CASES if case.rows_are_independent], dtypes=DTYPES, cols=[3, 129, 1000]
+)
 def test_a_row_is_the_row_alone(
     case: OpCase, dtypes: Dtypes, cols: int, device: torch.device
 ) -> None:
@@ -107,9 +105,7 @@ def test_statistics_are_those_of_the_row_alone(
             assert torch.equal(alone[name], value[row : row + 1]), name
 
 
-@every_op
-@float32_and_bfloat16
-@pytest.mark.parametrize("elements", [1, 3, 8, 16, 63])
+@every_op_with(OP_CASES, elements=[1, 3, 8, 16, 63], dtypes=[FLOAT32, BFLOAT16])
 def test_alignment(case: OpCase, dtypes: Dtypes, elements: int, device: torch.device) -> None:
     """Each tensor in turn begins `elements` elements past an aligned address; the others are
     aligned.

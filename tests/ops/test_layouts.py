@@ -19,6 +19,7 @@ from tests.support.cases import (
     assert_same_bits,
     evaluate,
 )
+from tests.support.selection import every_op_with
 from tests.support.shapes import (
     BFLOAT16,
     FLOAT32,
@@ -48,10 +49,7 @@ def all_relaid(call: Call, layout: Callable[[torch.Tensor], torch.Tensor]) -> Ca
     return relaid(call, **{name: layout(getattr(call, name)) for name in names})
 
 
-@every_op
-@float32_and_bfloat16
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@every_op_with(OP_CASES, layout=list(LAYOUTS), dtypes=[FLOAT32, BFLOAT16], size=SIZES)
 def test_strides_of_one_tensor_or_of_all(
     case: OpCase, dtypes: Dtypes, size: tuple[int, ...], layout: str, device: torch.device
 ) -> None:
@@ -81,9 +79,7 @@ def test_weight_of_several_transposed_dimensions(case: OpCase, device: torch.dev
     assert_same_bits(evaluate(case.memopt, changed), evaluate(case.memopt, call))
 
 
-@every_op
-@float32_and_bfloat16
-@pytest.mark.parametrize("elements", [1, 2, 3, 7, 8, 31])
+@every_op_with(OP_CASES, elements=[1, 2, 3, 7, 8, 31], dtypes=[FLOAT32, BFLOAT16])
 def test_storage_offset_of_everything(
     case: OpCase, dtypes: Dtypes, elements: int, device: torch.device
 ) -> None:

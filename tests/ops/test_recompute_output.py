@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.support.cases import NORMALIZING_CASES, OP_CASES, Call, OpCase
+from tests.support.selection import every_op_with
 from tests.support.shapes import (
     COLS,
     DTYPES,
@@ -21,7 +22,7 @@ from tests.support.shapes import (
     Dtypes,
 )
 
-every_op = pytest.mark.parametrize("case", [case for case in OP_CASES if case.reemitted], ids=str)
+REEMITTING_CASES = [case for case in OP_CASES if case.reemitted]
 every_norm = pytest.mark.parametrize("case", NORMALIZING_CASES, ids=str)
 every_dtype = pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 
@@ -40,19 +41,14 @@ def assert_reemits(case: OpCase, call: Call, output_mask: tuple[bool, ...] | Non
             assert value is None or torch.equal(value, without[name]), name
 
 
-@every_op
-@every_dtype
-@pytest.mark.parametrize("cols", COLS)
-@pytest.mark.parametrize("rows", ROWS)
+@every_op_with(REEMITTING_CASES, cols=COLS, dtypes=DTYPES, rows=ROWS)
 def test_same_bits(
     case: OpCase, dtypes: Dtypes, rows: int, cols: int, device: torch.device
 ) -> None:
     assert_reemits(case, case.make_call((rows, cols), dtypes, device))
 
 
-@every_op
-@every_dtype
-@pytest.mark.parametrize("statistics", STATISTICS)
+@every_op_with(REEMITTING_CASES, statistics=list(STATISTICS), dtypes=DTYPES)
 def test_same_bits_at_extreme_statistics(
     case: OpCase, dtypes: Dtypes, statistics: str, device: torch.device
 ) -> None:
@@ -60,9 +56,7 @@ def test_same_bits_at_extreme_statistics(
     assert_reemits(case, case.make_call((9, 769), dtypes, device, values=values))
 
 
-@every_op
-@every_dtype
-@pytest.mark.parametrize("layout", LAYOUTS)
+@every_op_with(REEMITTING_CASES, layout=list(LAYOUTS), dtypes=DTYPES)
 def test_same_bits_for_any_layout(
     case: OpCase, dtypes: Dtypes, layout: str, device: torch.device
 ) -> None:

@@ -26,6 +26,7 @@ from tests.support.cases import (
     as_tuple,
 )
 from tests.support.saved_bytes import SavedTensors
+from tests.support.selection import every_op_with
 from tests.support.shapes import BFLOAT16, COLS, DTYPES, FLOAT32, LAYOUTS, Dtypes
 
 every_op = pytest.mark.parametrize("case", OP_CASES, ids=str)
@@ -41,9 +42,7 @@ def saved_by(function, call: Call) -> SavedTensors:
     return saved
 
 
-@every_op
-@every_dtype
-@pytest.mark.parametrize("cols", COLS)
+@every_op_with(OP_CASES, cols=COLS, dtypes=DTYPES)
 def test_what_each_op_says_it_keeps_is_all(
     case: OpCase, dtypes: Dtypes, cols: int, device: torch.device
 ) -> None:

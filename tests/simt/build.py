@@ -6,6 +6,7 @@ the flags have changed, and at no other time.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -98,6 +99,12 @@ def library(name: str, sources: Sequence[Path], *, sanitize: bool = False) -> Pa
     """
     folder = BUILD / "-".join(("address" if sanitize else "plain", *EXTRA_FLAGS))
     folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:  # of test processes side by side, one builds
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _build(name, sources, folder, sanitize)
+
+
+def _build(name: str, sources: Sequence[Path], folder: Path, sanitize: bool) -> Path:
     everything = [*RUNTIME_SOURCES, *sources]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         objects = list(pool.map(lambda source: _object(source, folder, sanitize), everything))
@@ -153,7 +160,7 @@ def _compiler_version() -> str:
 
 
 def _run_compiler(command: Sequence[str], target: Path) -> None:
-    """Compiles or links to `target`, which appears whole: test processes may build side by side."""
+    """Compiles or links to `target`, which appears whole or, where the run is ended, not at all."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
         result = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True)
