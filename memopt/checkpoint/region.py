@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils import checkpoint as torch_checkpoint
 
+from memopt._compat import checkpoint_options_set_globally
 from memopt._extension import _C
 from memopt.checkpoint.debug import OperatorLogs
 
@@ -92,8 +93,7 @@ def checkpoint(
         and determinism_check == "default"
         and not debug
         and not use_reentrant
-        and torch_checkpoint._enable_checkpoint_early_stop is None
-        and torch_checkpoint._checkpoint_debug_enabled is None
+        and checkpoint_options_set_globally() == (None, None)
     ):
         return run_region(fn, args, kwargs)
     _check_options(use_reentrant, context_fn, determinism_check, debug)
@@ -109,7 +109,8 @@ def checkpoint(
             early_stop=early_stop,
         )
     contexts, diagnose = context_fn, None
-    if _unless_set(torch_checkpoint._checkpoint_debug_enabled, debug):
+    global_early_stop, global_debug = checkpoint_options_set_globally()
+    if _unless_set(global_debug, debug):
         logs = OperatorLogs()
         contexts, diagnose = logs.contexts, logs.first_difference
     forward, again = fn, None
@@ -120,7 +121,7 @@ def checkpoint(
     settings = _C.RegionSettings(
         preserve_rng_state=preserve_rng_state,
         check_metadata=determinism_check == "default",
-        early_stop=_unless_set(torch_checkpoint._enable_checkpoint_early_stop, early_stop),
+        early_stop=_unless_set(global_early_stop, early_stop),
         again=again,
         diagnose=diagnose,
     )
