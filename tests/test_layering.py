@@ -25,7 +25,8 @@ MEMOPT_LAYERS = (
     {"_version", "_compat"},
     {"_C"},
     {"_extension"},
-    {"_subclass", "recipes"},
+    {"_subclass", "fates"},
+    {"recipes"},
     {"functional"},
     {"nn"},
     {"checkpoint", "offload"},
@@ -95,6 +96,12 @@ def test_only_the_python_folder_includes_pybind11(file: Path) -> None:
         assert path not in ("torch/extension.h", "torch/all.h", "ATen/ATen.h"), (
             "include what is used"
         )
+
+
+@parametrize_files(sources(CSRC))
+def test_csrc_imports_nothing_of_memopt(file: Path) -> None:
+    """What the engine needs of memopt's Python is handed to it as callables."""
+    assert not re.search(r'"memopt\.(?!_C\b)\w+(\.\w+)*"', file.read_text())
 
 
 @parametrize_files([f for f in sources(CSRC) if f.suffix in (".h", ".cuh")])

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "../kernels/cpu/kernels.h"
-#include "recompute.h"
 #include "region.h"
+#include "scope.h"
 
 namespace {
 
@@ -60,5 +60,5 @@ PYBIND11_MODULE(_C, m) {
   m.def("cpu_capability", &cpu_capability,
         "The instruction set in use: 'baseline', 'avx2' or 'avx512'.");
   memopt::python::register_region(m);
-  memopt::python::register_recompute(m);
+  memopt::python::register_scope(m);
 }
