@@ -143,9 +143,15 @@ Call::Leaf Call::leaf(py::handle value, Seen& seen) {
   if (attributes.empty()) return plain;
   Holder holder{plain.object, {}};
   for (const auto& [name, tensor] : attributes)
-    holder.attributes.push_back({name, tensor_number(tensor, seen)});
+    holder.attributes.push_back({name, tensor_number(tensor, seen), tensor});
   if (settings().options.arguments.defined()) {
-    if (auto copy = without_tensors(value, attributes)) holder.object = std::move(copy);
+    auto copy = without_tensors(value, attributes);
+    for (auto& held : holder.attributes) {
+      if (copy) held.then = py::object();
+      // The object itself goes on holding them.
+      if (!copy) tensors_[held.tensor].may_leave_device = false;
+    }
+    if (copy) holder.object = std::move(copy);
   }
   seen.holders.emplace(value.ptr(), objects_->holders.size());
   objects_->holders.push_back(std::move(holder));
@@ -166,17 +172,23 @@ Call::Argument Call::take_apart(py::object name, py::handle value, Seen& seen) {
 }
 
 py::object Call::with_tensors(const Holder& holder, const std::vector<py::object>& tensors) {
-  const auto is_unchanged = [&](const Attribute& held) {
-    const auto now = attribute(holder.object, held.name);
-    return now && now.is(tensors[held.tensor]);
-  };
-  if (std::all_of(holder.attributes.begin(), holder.attributes.end(), is_unchanged))
+  const auto& attributes = holder.attributes;
+  const auto now = [&](const Attribute& held) { return attribute(holder.object, held.name); };
+  if (std::all_of(attributes.begin(), attributes.end(),
+                  [&](const Attribute& held) { return now(held).is(tensors[held.tensor]); })) {
     return holder.object;
+  }
   auto copy = shallow_copy(holder.object);
-  TORCH_CHECK_TYPE(copy, "checkpoint: an argument whose tensors were exchanged after forward must ",
-                   "have a shallow copy (copy.copy) of its class, got none of ",
-                   std::string(py::str(py::type::of(holder.object))));
-  for (const auto& held : holder.attributes) set_attribute(copy, held.name, tensors[held.tensor]);
+  if (!copy) {
+    TORCH_CHECK_TYPE(
+        std::all_of(attributes.begin(), attributes.end(),
+                    [&](const Attribute& held) { return now(held).is(held.then); }),
+        "checkpoint: an argument whose tensors are exchanged after forward must have a shallow ",
+        "copy (copy.copy) of its class, got none of ",
+        std::string(py::str(py::type::of(holder.object))));
+    return holder.object;
+  }
+  for (const auto& held : attributes) set_attribute(copy, held.name, tensors[held.tensor]);
   return copy;
 }
 

@@ -62,6 +62,7 @@ class Call : public saved::Function {
   struct Attribute {
     pybind11::object name;
     size_t tensor;
+    pybind11::object then;  // what it was in forward; null where the holder has a copy
   };
   // An object with tensors among its attributes.
   struct Holder {
