@@ -1,8 +1,9 @@
 """memopt: what becomes of a tensor that autograd saves for backward.
 
-Kept, recomputed from what is saved anyway (memopt.functional, memopt.nn; memopt.recompute() for any
-consumer), checkpointed or offloaded (memopt.checkpoint, memopt.checkpoint_wrapper). memopt.convert
-brings them to a model that nobody rewrites.
+Kept, made again from what is saved anyway (memopt.functional, memopt.nn; memopt.recompute() for any
+consumer), checkpointed or offloaded (memopt.checkpoint, memopt.checkpoint_wrapper).
+memopt.saved_tensors picks the fate of each tensor. memopt.convert brings them to an unmodified
+model.
 """
 
 from memopt import functional, nn
@@ -25,6 +26,7 @@ from memopt.checkpoint import (
 
 # So does this one (memopt.convert.report).
 from memopt.convert import convert, patch_functional, revert
+from memopt.fates import saved_tensors
 from memopt.recipes import recompute
 
 __all__ = [
@@ -44,5 +46,6 @@ __all__ = [
     "patch_functional",
     "recompute",
     "revert",
+    "saved_tensors",
     "unwrap",
 ]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
-import torch
-
-from memopt._extension import _C
+from memopt.fates import saved_tensors
 
 
 def recompute() -> AbstractContextManager[None]:
     """Inside this context no op keeps an output of memopt's ops for backward, or a view of one.
+
+    It is `memopt.saved_tensors("recipe")`, under a name of its own.
 
     What is kept in its place is the output's recipe: the op, and the tensors that the op's own node
     saves anyway. So an unmodified Linear, three separate ones for query, key and value, or a LoRA
@@ -33,7 +33,7 @@ def recompute() -> AbstractContextManager[None]:
     anywhere. Saved-tensor hooks that are active around the context (save_on_cpu, a checkpointed
     region, a user's own) get every tensor that has no recipe; hooks inside it get all. A context
     inside another does nothing; under torch.compile, in torch.func's transforms and in
-    torch.jit.trace it does nothing either. (PyTorch refuses such a transform inside any
+    torch.jit.trace it does nothing either. (PyTorch raises an error for such a transform inside any
     saved-tensor hooks, and so inside this context.) It belongs to the thread that enters it.
 
     Host time: about 1 us per saved tensor beyond that of saved-tensor hooks that do nothing, and a
@@ -46,4 +46,4 @@ def recompute() -> AbstractContextManager[None]:
     Source: llm.c's and flash-attention's recomputation of norms and activations, here for any
     consumer.
     """
-    return nullcontext() if torch.compiler.is_compiling() else _C.Recompute()
+    return saved_tensors("recipe")

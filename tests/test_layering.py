@@ -20,10 +20,11 @@ CSRC_LAYERS = ("kernels", "ops", "autograd", "saved", "python")
 # Each package or module of memopt may import itself and the ones before it. Those of one line do
 # not know each other. The demo is a user of the public names in __init__.
 MEMOPT_LAYERS = (
-    {"_version"},
+    {"_version", "_compat"},
     {"_C"},
     {"_extension"},
-    {"_subclass", "recipes"},
+    {"_subclass", "fates"},
+    {"recipes"},
     {"functional"},
     {"nn"},
     {"checkpoint", "offload"},
@@ -102,20 +103,37 @@ def test_headers_have_pragma_once() -> None:
             assert "#pragma once" in file.read_text(), file
 
 
+def test_csrc_imports_nothing_of_memopt() -> None:
+    """What the engine needs of memopt's Python is handed to it as callables."""
+    for file in sources(CSRC):
+        assert not re.search(r'"memopt\.(?!_C\b)\w+(\.\w+)*"', file.read_text()), file
+
+
+# The layers that know each concept. (The norms are one op below the public ones: norm_*.)
+EVERY_LAYER = (
+    "csrc/kernels/{}.h",
+    "csrc/kernels/cpu/{}.cpp",
+    "csrc/kernels/cuda/{}.cu",
+    "csrc/ops/{}.cpp",
+    "csrc/autograd/{}.cpp",
+)
+PUBLIC = ("memopt/nn/{}.py", "tests/ops/test_{}.py", "tests/nn/test_{}.py", "benchmarks/{}.py")
+CONCEPTS = {
+    "activation": EVERY_LAYER + PUBLIC,
+    "dropout": EVERY_LAYER + PUBLIC,
+    "gated": EVERY_LAYER + PUBLIC,
+    "layer_norm": ("csrc/kernels/{}.h", "csrc/autograd/{}.cpp", *PUBLIC),
+    "rms_norm": ("csrc/kernels/{}.h", "csrc/autograd/{}.cpp", *PUBLIC),
+    "norm": ("csrc/kernels/{}.h", "csrc/ops/{}.h", "csrc/autograd/{}.cpp"),
+    "norm_forward": ("csrc/kernels/cpu/{}.cpp", "csrc/ops/{}.cpp"),
+    "norm_backward": ("csrc/kernels/cpu/{}.cpp", "csrc/ops/{}.cpp"),
+}
+
+
 def test_one_concept_bears_one_name_in_every_layer() -> None:
-    for concept in ("activation", "dropout", "gated", "layer_norm", "layer_norm_gelu"):
-        for path in (
-            f"csrc/kernels/{concept}.h",
-            f"csrc/kernels/cpu/{concept}.cpp",
-            f"csrc/kernels/cuda/{concept}.cu",
-            f"csrc/ops/{concept}.cpp",
-            f"csrc/autograd/{concept}.cpp",
-            f"memopt/nn/{concept}.py",
-            f"tests/ops/test_{concept}.py",
-            f"tests/nn/test_{concept}.py",
-            f"benchmarks/{concept}.py",
-        ):
-            assert (ROOT / path).is_file(), path
+    for concept, places in CONCEPTS.items():
+        for place in places:
+            assert (ROOT / place.format(concept)).is_file(), place.format(concept)
 
 
 def memopt_files() -> list[Path]:

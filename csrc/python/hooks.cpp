@@ -111,8 +111,8 @@ class PythonHooks : public saved::Packer {
           PyObject_CallOneArg(object_of(unpack_), object_of(packed_)));
       if (!tensor) throw py::error_already_set();
       TORCH_CHECK_TYPE(THPVariable_Check(tensor.ptr()),
-                       "memopt: the unpack hook around memopt.recompute() must return a tensor, "
-                       "got ",
+                       "memopt: the unpack hook around memopt.saved_tensors() must return a "
+                       "tensor, got ",
                        Py_TYPE(tensor.ptr())->tp_name);
       return THPVariable_Unpack(tensor.ptr());
     }

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "../kernels/cpu/kernels.h"
-#include "recompute.h"
 #include "region.h"
+#include "scope.h"
 
 namespace {
 
@@ -71,5 +71,5 @@ PYBIND11_MODULE(_C, m) {
   m.def("activations", &activations,
         "The names of the activations; of each, whether it takes a scalar.");
   memopt::python::register_region(m);
-  memopt::python::register_recompute(m);
+  memopt::python::register_scope(m);
 }

@@ -3,23 +3,23 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "compat.h"
+
 namespace memopt::python {
 
 namespace {
 
 namespace py = pybind11;
 
-PyTypeObject* type_at(const char* module, const char* name) {
-  const py::object type = py::module_::import(module).attr(name);
-  return reinterpret_cast<PyTypeObject*>(type.inc_ref().ptr());  // kept for good
-}
-
 bool is_instance(PyObject* object, PyTypeObject* type) {
   return PyType_IsSubtype(Py_TYPE(object), type) != 0;
 }
 
 // A walk over everything that a call can be seen to use. It runs with every recompute, so it reads
-// the objects as they lie in memory and costs about 0.1 us for each.
+// the objects as they lie in memory and costs about 0.1 us for each. What it finds is not kept for
+// the next time, not even for a module: PyTorch says nothing when a module tree changes (a child
+// that is replaced, or switched to eval), so that to see whether the last result still holds would
+// be the same walk.
 class Walk {
  public:
   std::vector<py::object> run(const std::vector<py::handle>& roots) {
@@ -45,8 +45,9 @@ class Walk {
   }
 
   void visit(PyObject* item) {
-    static auto* const module_type = type_at("torch.nn", "Module");
-    static auto* const partial_type = type_at("functools", "partial");
+    static auto* const module_type = compat::module_type();
+    static const py::handle partial_type =
+        py::object(py::module_::import("functools").attr("partial")).release();
     if (is_instance(item, module_type)) {
       found_.push_back(py::reinterpret_borrow<py::object>(item));
       static PyObject* const modules_name = PyUnicode_InternFromString("_modules");
@@ -54,7 +55,7 @@ class Walk {
     } else if (PyMethod_Check(item)) {
       push(PyMethod_GET_SELF(item));
       push(PyMethod_GET_FUNCTION(item));
-    } else if (is_instance(item, partial_type)) {
+    } else if (is_instance(item, reinterpret_cast<PyTypeObject*>(partial_type.ptr()))) {
       for (const char* part : {"func", "args", "keywords"}) push(py::handle(item).attr(part).ptr());
     } else if (PyFunction_Check(item)) {
       push_used_by_function(item);
@@ -88,7 +89,7 @@ class Walk {
         push(PyCell_GET(PyTuple_GET_ITEM(closure, i)));  // null: a variable not assigned yet
       }
     }
-    static auto* const module_type = type_at("torch.nn", "Module");
+    static auto* const module_type = compat::module_type();
     const py::tuple names = py::handle(PyFunction_GET_CODE(function)).attr("co_names");
     for (auto name : names) {
       auto* used = PyDict_GetItemWithError(PyFunction_GET_GLOBALS(function), name.ptr());
@@ -108,7 +109,7 @@ std::vector<py::object> modules_reached(const std::vector<py::handle>& roots) {
 }
 
 std::vector<py::object> norm_layers_with_moving_statistics(const std::vector<py::handle>& roots) {
-  static auto* const norm_type = type_at("torch.nn.modules.batchnorm", "_NormBase");
+  static auto* const norm_type = compat::norm_base_type();
   auto found = modules_reached(roots);
   const auto is_other = [&](const py::object& module) {
     return !is_instance(module.ptr(), norm_type) || !py::bool_(module.attr("training")) ||

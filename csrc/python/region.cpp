@@ -9,6 +9,7 @@
 #include "../saved/host_copy.h"
 #include "../saved/region.h"
 #include "call.h"
+#include "fates.h"
 #include "hooks.h"
 #include "modules_reached.h"
 #include "settings.h"
@@ -32,8 +33,9 @@ void count_pass(const Settings& settings, const py::object& owner, int step) {
 }
 
 py::object forward(const py::object& fn, const py::tuple& args, const py::dict& kwargs,
-                   const Settings& settings, const py::object& owner) {
-  auto call = std::make_unique<Call>(fn, args, kwargs, settings, owner);
+                   const py::object& settings_object, const py::object& owner) {
+  const auto& settings = settings_object.cast<Settings&>();
+  auto call = std::make_unique<Call>(fn, args, kwargs, settings_object, owner);
   auto& made = *call;
   const auto region =
       c10::make_intrusive<saved::Region>(std::move(call), made.tensors(), settings.options);
@@ -44,7 +46,7 @@ py::object forward(const py::object& fn, const py::tuple& args, const py::dict& 
   try {
     const saved::FlagsGuard flags({/*checkpointing=*/first, /*recomputing=*/!first, false});
     const HooksGuard hooks(region, settings.on_saved);
-    auto result = call_function(fn, args, kwargs);
+    auto result = call_function(settings, fn, args, kwargs);
     if (!result) throw_python_error();
     region->forward_ended();
     return result;
@@ -61,8 +63,8 @@ PyObject* run_region(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   auto *fn = arguments[0], *args = arguments[1], *kwargs = arguments[2];
   if (is_plain_call()) return PyObject_Call(fn, args, kwargs);
   const auto borrow = [](PyObject* object) { return py::reinterpret_borrow<py::object>(object); };
-  return forward(borrow(fn), borrow(args), borrow(kwargs),
-                 py::handle(arguments[3]).cast<Settings&>(), borrow(arguments[4]))
+  return forward(borrow(fn), borrow(args), borrow(kwargs), borrow(arguments[3]),
+                 borrow(arguments[4]))
       .release()
       .ptr();
   END_HANDLE_TH_ERRORS
@@ -78,28 +80,33 @@ PyMethodDef functions[] = {
 void register_region(py::module_& m) {
   register_hooks(m);
   py::class_<Settings>(m, "RegionSettings", "How a region runs.")
-      .def(py::init([](bool preserve_rng_state, bool check_metadata, bool early_stop,
-                       bool offload_to_cpu, py::object on_pass, py::object on_saved,
-                       py::object again, py::object diagnose) {
-             return Settings{{preserve_rng_state, check_metadata, early_stop, offload_to_cpu},
-                             std::move(on_pass),
-                             std::move(on_saved),
-                             std::move(again),
-                             std::move(diagnose)};
+      .def(py::init([](py::object call_uncompiled, py::object region_name,
+                       py::object hold_statistics, bool preserve_rng_state, bool check_metadata,
+                       bool early_stop, const py::object& arguments, py::object on_pass,
+                       py::object on_saved, py::object again, py::object diagnose) {
+             return Settings{
+                 {preserve_rng_state, check_metadata, early_stop, fate_of_arguments(arguments)},
+                 std::move(call_uncompiled),
+                 std::move(region_name),
+                 std::move(hold_statistics),
+                 std::move(on_pass),
+                 std::move(on_saved),
+                 std::move(again),
+                 std::move(diagnose)};
            }),
-           py::kw_only(), py::arg("preserve_rng_state") = true, py::arg("check_metadata") = true,
-           py::arg("early_stop") = true, py::arg("offload_to_cpu") = false,
-           py::arg("on_pass") = py::none(), py::arg("on_saved") = py::none(),
-           py::arg("again") = py::none(), py::arg("diagnose") = py::none());
+           py::kw_only(), py::arg("call_uncompiled"), py::arg("region_name"),
+           py::arg("hold_statistics"), py::arg("preserve_rng_state") = true,
+           py::arg("check_metadata") = true, py::arg("early_stop") = true,
+           py::arg("arguments") = "keep", py::arg("on_pass") = py::none(),
+           py::arg("on_saved") = py::none(), py::arg("again") = py::none(),
+           py::arg("diagnose") = py::none());
   if (PyModule_AddFunctions(m.ptr(), functions) < 0) throw py::error_already_set();
 
-  m.def(
-      "flags",
-      [] {
-        const auto& flags = saved::flags();
-        return std::tuple(flags.checkpointing, flags.recomputing, flags.disabled);
-      },
-      "The thread's (checkpointing, recomputing, disabled).");
+  py::class_<saved::Flags>(m, "Flags", "Where a thread is.")
+      .def_readonly("checkpointing", &saved::Flags::checkpointing)
+      .def_readonly("recomputing", &saved::Flags::recomputing)
+      .def_readonly("disabled", &saved::Flags::disabled);
+  m.def("flags", [] { return saved::flags(); }, "The thread's flags as they are now.");
   m.def(
       "set_disabled",
       [](bool disabled) { return std::exchange(saved::flags().disabled, disabled); },
@@ -113,14 +120,12 @@ void register_region(py::module_& m) {
       },
       "The modules that calling one of the arguments can be seen to use.");
   m.def("live_regions", &saved::Region::live, "How many regions are alive.");
-  m.def(
-      "link_traffic",
-      [] {
-        const auto traffic = saved::link_traffic();
-        return std::tuple(traffic.tensors_to_host, traffic.bytes_to_host, traffic.tensors_to_device,
-                          traffic.bytes_to_device);
-      },
-      "(tensors to host, bytes to host, tensors to device, bytes to device) offloaded so far.");
+  py::class_<saved::LinkTraffic>(m, "LinkTraffic", "What was offloaded and brought back.")
+      .def_readonly("tensors_to_host", &saved::LinkTraffic::tensors_to_host)
+      .def_readonly("bytes_to_host", &saved::LinkTraffic::bytes_to_host)
+      .def_readonly("tensors_to_device", &saved::LinkTraffic::tensors_to_device)
+      .def_readonly("bytes_to_device", &saved::LinkTraffic::bytes_to_device);
+  m.def("link_traffic", &saved::link_traffic, "What has been offloaded since the process began.");
   m.def(
       "pretend_accelerator",
       [](const std::optional<std::string>& type) {

@@ -1,4 +1,4 @@
-// How a region runs; made once by Python for many calls.
+// How a region runs; made once by Python for many calls (memopt/checkpoint/settings.py).
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,6 +9,10 @@ namespace memopt::python {
 
 struct Settings {
   saved::RegionOptions options;
+  // What the engine needs of memopt's Python: callables.
+  pybind11::object call_uncompiled;  // (fn, args, kwargs) -> result, unseen by torch.compile
+  pybind11::object region_name;      // (module or function) -> text for errors
+  pybind11::object hold_statistics;  // (norm layers) -> callable that gives their statistics back
   // Callables or None.
   pybind11::object on_pass;  // (owner, +1) before a first forward, (owner, -1) before a recompute
   pybind11::object

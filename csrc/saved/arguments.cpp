@@ -1,37 +1,36 @@
 #include "arguments.h"
 
-#include "host_copy.h"
 #include "kept.h"
 
 namespace memopt::saved {
 
-Arguments::Arguments(const std::vector<ArgumentTensor>& tensors, bool offload_to_cpu) {
-  kept_.reserve(tensors.size());
+Arguments::Arguments(const std::vector<ArgumentTensor>& tensors, Fate* fate) {
+  held_.reserve(tensors.size());
   for (const auto& [tensor, may_leave_device] : tensors) {
-    Kept kept{Version(tensor), {}, {}};
-    if (tensor.is_inference()) {  // autograd refuses to save these
-      kept.handle = c10::make_intrusive<saved::Kept>(tensor);
-    } else if (offload_to_cpu && may_leave_device && is_worth_a_host_copy(tensor)) {
-      kept.handle = c10::make_intrusive<HostCopy>(tensor);
-    } else {
-      kept.saved = torch::autograd::SavedVariable(tensor, /*is_output=*/false);
+    Held held{Version(tensor), {}, {}};
+    if (tensor.is_inference()) {  // autograd does not save these
+      held.handle = c10::make_intrusive<Kept>(tensor);
+    } else if (fate != nullptr && may_leave_device) {
+      held.handle = fate->take(tensor);
     }
-    kept_.push_back(std::move(kept));
+    if (!held.handle.defined())
+      held.saved = torch::autograd::SavedVariable(tensor, /*is_output=*/false);
+    held_.push_back(std::move(held));
   }
 }
 
 std::vector<at::Tensor> Arguments::restore() const {
   std::vector<at::Tensor> tensors;
-  tensors.reserve(kept_.size());
-  for (const auto& kept : kept_) {
-    tensors.push_back(kept.handle.defined() ? kept.handle->restore() : kept.saved.unpack());
+  tensors.reserve(held_.size());
+  for (const auto& held : held_) {
+    tensors.push_back(held.handle.defined() ? held.handle->restore() : held.saved.unpack());
   }
   return tensors;
 }
 
 std::optional<Arguments::Written> Arguments::first_written() const {
-  for (size_t number = 0; number < kept_.size(); ++number) {
-    const auto& version = kept_[number].version;
+  for (size_t number = 0; number < held_.size(); ++number) {
+    const auto& version = held_[number].version;
     if (version.moved()) return Written{number, version};
   }
   return std::nullopt;

@@ -1,7 +1,8 @@
-// The tensors among a region's arguments, kept from its forward until its recompute.
+// The tensors among a region's arguments, held from its forward until its recompute.
 //
-// Each is saved for backward like the input of any autograd function, so that whatever watches
-// saved tensors (an enclosing region, save_on_cpu, a byte counter) sees it, or copied to the host.
+// A fate may take them (a copy on the host). Each of the others is saved for backward like the
+// input of any autograd function, so that whatever watches saved tensors (an enclosing region,
+// save_on_cpu, a byte counter) sees it.
 #pragma once
 
 #include <torch/csrc/autograd/saved_variable.h>
@@ -9,7 +10,7 @@
 #include <optional>
 #include <vector>
 
-#include "handle.h"
+#include "fate.h"
 #include "version.h"
 
 namespace memopt::saved {
@@ -21,8 +22,8 @@ struct ArgumentTensor {
 
 class Arguments {
  public:
-  // `tensors` are distinct.
-  Arguments(const std::vector<ArgumentTensor>& tensors, bool offload_to_cpu);
+  // `tensors` are distinct; `fate` may be null.
+  Arguments(const std::vector<ArgumentTensor>& tensors, Fate* fate);
 
   std::vector<at::Tensor> restore() const;
 
@@ -30,16 +31,16 @@ class Arguments {
     size_t number;
     Version version;
   };
-  // The first tensor that was written in place since it was kept.
+  // The first tensor that was written in place since.
   std::optional<Written> first_written() const;
 
  private:
-  struct Kept {
+  struct Held {
     Version version;
-    torch::autograd::SavedVariable saved;  // empty where `handle` holds the tensor
+    torch::autograd::SavedVariable saved;  // empty where `handle` stands for the tensor
     c10::intrusive_ptr<Handle> handle;
   };
-  std::vector<Kept> kept_;
+  std::vector<Held> held_;
 };
 
 }  // namespace memopt::saved

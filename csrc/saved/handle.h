@@ -1,17 +1,42 @@
 // The one type of what the autograd graph holds in place of a tensor that it saved for backward.
 //
-// Every fate of a saved tensor is a Handle: kept (kept.h), made again by running a region (slot.h),
-// waiting in host memory (host_copy.h). A Packer decides which. Nothing here or in this folder
-// knows Python; python/hooks.cpp makes Packers the saved-tensor hooks of a scope.
+// Whatever becomes of a saved tensor is a Handle: kept (kept.h), made again from a recipe
+// (recipe.h), waiting in host memory (host_copy.h), made again by running a region (slot.h), or
+// what a user's own class makes of it (python/fates.h). Two decorators go around any of them:
+// shared.h has it restored once for several readers, unwritten.h sees to it that nobody wrote the
+// tensor since. A Packer decides which. Nothing here or in this folder knows Python;
+// python/hooks.cpp makes Packers the saved-tensor hooks of a scope.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <atomic>
+
 namespace memopt::saved {
 
 struct Handle : c10::intrusive_ptr_target {
+  Handle() { live_.fetch_add(1, std::memory_order_relaxed); }
+  ~Handle() override { live_.fetch_sub(1, std::memory_order_relaxed); }
+
   virtual at::Tensor restore() = 0;
+
+  // Whether restore() costs nothing, so that several readers have nothing to share.
+  virtual bool is_at_hand() const { return false; }
+
+  // Whether what it is made of is still in memory. Sharded parameters leave it after their module's
+  // forward and are back only for that module's backward, so that another module's must not need
+  // them.
+  virtual bool is_there() const { return true; }
+
+  // How many recipes it is made through, one after another.
+  virtual int64_t chain_length() const { return 0; }
+
+  // How many there are, to see that they die with their graph.
+  static int64_t live() { return live_.load(); }
+
+ private:
+  static inline std::atomic<int64_t> live_{0};
 };
 
 // An empty handle from pack() ends the function whose tensors are being saved. (It is no exception,

@@ -18,12 +18,6 @@ std::atomic<int64_t> bytes_to_device{0};
 // -1: none pretended.
 std::atomic<int> pretended{-1};
 
-bool is_on_accelerator(const at::Tensor& tensor) {
-  const int pretend = pretended.load();
-  if (pretend >= 0) return static_cast<int>(tensor.device().type()) == pretend;
-  return !tensor.is_cpu() && !tensor.is_meta();
-}
-
 c10::Stream current_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
@@ -60,15 +54,21 @@ at::Tensor HostCopy::restore() {
   return tensor.set_requires_grad(requires_grad_);
 }
 
-bool is_worth_a_host_copy(const at::Tensor& tensor) {
+bool is_on_accelerator(const at::Tensor& tensor) {
+  const int pretend = pretended.load();
+  if (pretend >= 0) return static_cast<int>(tensor.device().type()) == pretend;
+  return !tensor.is_cpu() && !tensor.is_meta();
+}
+
+c10::intrusive_ptr<Handle> ToHost::take(const at::Tensor& tensor) {
   if (!is_on_accelerator(tensor) || tensor.layout() != at::kStrided || tensor.is_quantized() ||
       tensor.is_nested()) {
-    return false;
+    return {};
   }
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
-    if (tensor.stride(dim) == 0 && tensor.size(dim) > 1) return false;
+    if (tensor.stride(dim) == 0 && tensor.size(dim) > 1) return {};
   }
-  return true;
+  return c10::make_intrusive<HostCopy>(tensor);
 }
 
 LinkTraffic link_traffic() {

@@ -11,7 +11,7 @@
 
 #include <optional>
 
-#include "handle.h"
+#include "fate.h"
 
 namespace memopt::saved {
 
@@ -30,10 +30,16 @@ class HostCopy : public Handle {
   std::optional<c10::Event> copied_;  // the copy to the host; none where the device has no streams
 };
 
-// Whether a host copy frees device memory and gives the same tensor back. Expanded tensors are
-// views of smaller ones; subclasses and layouts other than strided have no values that a plain copy
-// keeps.
-bool is_worth_a_host_copy(const at::Tensor& tensor);
+// A copy of each tensor that it is asked for, where that frees device memory and gives the same
+// tensor back. Expanded tensors are views of smaller ones; layouts other than strided have no
+// values that a plain copy keeps.
+class ToHost : public Fate {
+ public:
+  c10::intrusive_ptr<Handle> take(const at::Tensor& tensor) override;
+};
+
+// Whether it is on a device whose memory a copy would free.
+bool is_on_accelerator(const at::Tensor& tensor);
 
 // What went over the link since the process began.
 struct LinkTraffic {

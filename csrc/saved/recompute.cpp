@@ -7,17 +7,15 @@
 
 namespace memopt::saved {
 
-Recompute::Recompute(Region& region, int64_t task, std::vector<c10::intrusive_ptr<Slot>> wanted)
-    : region_(region),
-      task_(task),
-      forward_ended_(region.forward_ended_),
-      metadata_(region.metadata()),
+Recompute::Recompute(Forward forward, std::vector<c10::intrusive_ptr<Slot>> wanted, Fill fill)
+    : forward_(std::move(forward)),
       wanted_(std::move(wanted)),
+      fill_(std::move(fill)),
       to_fill_(std::count_if(wanted_.begin(), wanted_.end(),
                              [](const auto& slot) { return slot.defined(); })) {}
 
 bool Recompute::stops() const {
-  return region_.options_.early_stop && to_fill_ == 0;
+  return forward_.options.early_stop && to_fill_ == 0;
 }
 
 c10::intrusive_ptr<Handle> Recompute::pack(const at::Tensor& tensor) {
@@ -25,35 +23,35 @@ c10::intrusive_ptr<Handle> Recompute::pack(const at::Tensor& tensor) {
   const size_t index = saved_++;
   auto kept = detached(tensor);
   if (index < wanted_.size()) {
-    if (region_.options_.check_metadata) {
+    if (forward_.options.check_metadata) {
       const auto got = Metadata::of(tensor);
-      const auto& expected = metadata_[index];
+      const auto& expected = forward_.metadata[index];
       if (!(got == expected)) {
         fail(c10::str("as tensor ", index, " what its forward saved, ", expected.text()),
              got.text());
       }
     }
     if (auto slot = std::move(wanted_[index]); slot.defined()) {
-      region_.put(*slot, task_, kept);
+      fill_(*slot, kept);
       --to_fill_;
       if (stops()) return {};
     }
-  } else if (forward_ended_) {
+  } else if (forward_.ended) {
     fail(c10::str("the ", wanted_.size(), " tensors that its forward saved"), "more");
   }
   return c10::make_intrusive<Kept>(std::move(kept));
 }
 
 void Recompute::check_ended() const {
-  const bool fewer = saved_ < wanted_.size() && (to_fill_ > 0 || !region_.options_.early_stop);
+  const bool fewer = saved_ < wanted_.size() && (to_fill_ > 0 || !forward_.options.early_stop);
   if (fewer) {
     fail(c10::str("the ", wanted_.size(), " tensors that its forward saved"), c10::str(saved_));
   }
 }
 
 void Recompute::fail(const std::string& expected, const std::string& got) const {
-  TORCH_CHECK(false, "checkpoint: recompute of region ", region_.function_->name(), " must save ",
-              expected, ", got ", got, region_.function_->diagnosis());
+  TORCH_CHECK(false, "checkpoint: recompute of region ", forward_.function.name(), " must save ",
+              expected, ", got ", got, forward_.function.diagnosis());
 }
 
 }  // namespace memopt::saved

@@ -1,6 +1,7 @@
 // One run of a region's function in backward: counts what it saves and fills the slots wanted.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -12,8 +13,17 @@ namespace memopt::saved {
 
 class Recompute : public Packer {
  public:
+  // What it has to agree with. The region outlives its recompute.
+  struct Forward {
+    const RegionOptions& options;
+    const Function& function;
+    std::vector<Metadata> metadata;  // of what forward has saved so far
+    bool ended;
+  };
+  using Fill = std::function<void(Slot& slot, at::Tensor tensor)>;
+
   // `wanted` has a place for each slot of the region, empty for those not wanted.
-  Recompute(Region& region, int64_t task, std::vector<c10::intrusive_ptr<Slot>> wanted);
+  Recompute(Forward forward, std::vector<c10::intrusive_ptr<Slot>> wanted, Fill fill);
 
   // Empty when every wanted slot is filled, to end the function.
   c10::intrusive_ptr<Handle> pack(const at::Tensor& tensor) override;
@@ -25,11 +35,9 @@ class Recompute : public Packer {
   bool stops() const;
   [[noreturn]] void fail(const std::string& expected, const std::string& got) const;
 
-  Region& region_;
-  const int64_t task_;
-  const bool forward_ended_;
-  const std::vector<Metadata> metadata_;  // of what forward has saved so far
+  const Forward forward_;
   std::vector<c10::intrusive_ptr<Slot>> wanted_;
+  const Fill fill_;
   size_t to_fill_;
   size_t saved_ = 0;
 };

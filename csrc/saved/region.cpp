@@ -57,10 +57,10 @@ Devices devices_of(const std::vector<ArgumentTensor>& tensors) {
 
 Region::Region(std::unique_ptr<Function> function, const std::vector<ArgumentTensor>& tensors,
                RegionOptions options)
-    : options_(options),
+    : options_(std::move(options)),
       function_(std::move(function)),
-      arguments_(tensors, options.offload_to_cpu),
-      ambient_(Ambient::capture(devices_of(tensors), options.preserve_rng_state)) {
+      arguments_(tensors, options_.arguments.get()),
+      context_state_(ContextState::capture(devices_of(tensors), options_.preserve_rng_state)) {
   ++live_regions;
 }
 
@@ -70,7 +70,7 @@ Region::~Region() {
 
 void Region::release_resources() {
   if (function_ == nullptr) return;  // the second time
-  arguments_ = Arguments({}, false);
+  arguments_ = Arguments({}, nullptr);
   function_.reset();
   --live_regions;
 }
@@ -97,7 +97,7 @@ c10::intrusive_ptr<Handle> Region::pack(const at::Tensor& tensor) {
 }
 
 void Region::forward_ended() {
-  ambient_.forward_ended();
+  context_state_.forward_ended();
   forward_ended_ = true;
 }
 
@@ -156,10 +156,10 @@ Region::Slots Region::wanted(const Task& task, const Slot& slot) {
   return slots;
 }
 
-void Region::put(Slot& slot, int64_t task, const at::Tensor& tensor) {
+void Region::put(Slot& slot, int64_t task, at::Tensor tensor) {
   std::optional<Slot::Rebuilt> before;  // dropped after the lock
   const std::lock_guard<std::mutex> lock(mutex_);
-  before = slot.put(task, tensor);
+  before = slot.put(task, std::move(tensor));
 }
 
 void Region::forget(int64_t task) {
@@ -177,17 +177,19 @@ void Region::forget(int64_t task) {
   }
 }
 
-std::vector<Metadata> Region::metadata() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return metadata_;
-}
-
 void Region::recompute(const Task& task, Slots wanted) {
   check_arguments_unwritten();
   const auto tensors = arguments_.restore();
-  const auto recompute = c10::make_intrusive<Recompute>(*this, task.id, std::move(wanted));
+  Recompute::Forward forward{options_, *function_, {}, forward_ended_};
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    forward.metadata = metadata_;
+  }
+  const auto recompute = c10::make_intrusive<Recompute>(
+      std::move(forward), std::move(wanted),
+      [this, id = task.id](Slot& slot, at::Tensor tensor) { put(slot, id, std::move(tensor)); });
   try {
-    const AmbientGuard ambient(ambient_);
+    const ContextStateGuard context(context_state_);
     const FlagsGuard flags({/*checkpointing=*/false, /*recomputing=*/true, /*disabled=*/false});
     const at::AutoGradMode grad_mode(true);
     const c10::impl::ExcludeDispatchKeyGuard outside_transforms(active_transforms());

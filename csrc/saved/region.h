@@ -28,8 +28,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "ambient.h"
 #include "arguments.h"
+#include "context_state.h"
 #include "metadata.h"
 #include "slot.h"
 
@@ -55,7 +55,8 @@ struct RegionOptions {
   bool preserve_rng_state = true;
   bool check_metadata = true;
   bool early_stop = true;
-  bool offload_to_cpu = false;
+  // What becomes of the arguments' tensors; empty: they are saved for backward as usual.
+  c10::intrusive_ptr<Fate> arguments;
 };
 
 class Region : public Packer {
@@ -83,8 +84,6 @@ class Region : public Packer {
   at::Tensor fill(Slot& slot);
 
  private:
-  friend class Recompute;
-
   // The running backward, or the torch.utils.checkpoint.GraphExecGroup that several share.
   struct Task {
     int64_t id;
@@ -99,15 +98,14 @@ class Region : public Packer {
   // Those to fill in the recompute that `slot` asks for.
   Slots wanted(const Task& task, const Slot& slot);
   void recompute(const Task& task, Slots wanted);
-  void put(Slot& slot, int64_t task, const at::Tensor& tensor);
+  void put(Slot& slot, int64_t task, at::Tensor tensor);
   void forget(int64_t task);
   void check_arguments_unwritten() const;
-  std::vector<Metadata> metadata();
 
   const RegionOptions options_;
   std::unique_ptr<Function> function_;
   Arguments arguments_;
-  Ambient ambient_;
+  ContextState context_state_;
 
   // Guards what follows and the slots' tensors. Nothing is called, and no tensor dropped, under it.
   std::mutex mutex_;

@@ -21,6 +21,12 @@ class Version {
   uint32_t now() const { return counter_.enabled() ? counter_.current_version() : then_; }
   bool moved() const { return now() != then_; }
 
+  // Raises if it has moved.
+  void check_unwritten() const {
+    TORCH_CHECK(!moved(), "memopt: a tensor saved for backward must not be written in place, got ",
+                "version ", now(), "; it was saved at version ", then());
+  }
+
  private:
   c10::VariableVersion counter_;
   uint32_t then_ = 0;

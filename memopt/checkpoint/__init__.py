@@ -6,6 +6,7 @@ from memopt.checkpoint.sequential import checkpoint_sequential
 from memopt.checkpoint.wrapper import ...`:
 
     region      `checkpoint` and its options
+    settings    how a region runs, and what the engine calls in this package
     wrapper     a module whose every forward is a region
     apply       which submodules of a model are wrapped
     sequential  a chain of stages whose segments are regions
@@ -13,6 +14,7 @@ from memopt.checkpoint.wrapper import ...`:
     stage_bytes what each stage of it saves, counted
     flags       where the calling thread is: first forward, recompute, or neither
     selective   the operators that a selective checkpoint should keep
+    uncompiled  a region's function runs out of sight of torch.compile
     batch_norm  running statistics that stand still in the recompute
     debug       the operators that forward and recompute ran, for error messages
     naming      what error messages call a region

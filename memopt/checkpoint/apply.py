@@ -49,7 +49,7 @@ def apply_checkpointing(
         The qualified names of the modules that were wrapped, in order; empty if none was chosen.
 
     Raises:
-        TypeError: an argument is of the wrong type, or `checkpoint_wrapper` refuses a module.
+        TypeError: an argument is of the wrong type, or `checkpoint_wrapper` raises it for a module.
         ValueError: an argument is out of its range, both `every` and `fraction` are given, or there
             is no `check_fn` and the model has no such list. After any error the model is as before.
     """

@@ -4,12 +4,14 @@ For the time of a recompute the layers get copies of their statistics, which the
 move as it likes, and afterwards their own tensors back. In training the output does not depend on
 them, and passing them as usual, rather than not at all, saves the same tensors as forward did.
 
-The engine finds the layers (csrc/python/norm_layers.h) and calls the two functions here.
+The engine finds the layers (csrc/python/modules_reached.h) and calls `hold_statistics`.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
@@ -20,8 +22,8 @@ _own_buffers: dict[nn.Module, dict[str, Tensor | None]] = {}
 _holders: dict[nn.Module, int] = {}
 
 
-def hold_statistics(layers: list[nn.Module]) -> None:
-    """Until they are given back, whatever calls `layers` moves copies of their statistics."""
+def hold_statistics(layers: list[nn.Module]) -> Callable[[], None]:
+    """Until the result is called, whatever calls `layers` moves copies of their statistics."""
     with _lock:
         for layer in layers:
             if layer not in _holders:
@@ -30,10 +32,10 @@ def hold_statistics(layers: list[nn.Module]) -> None:
                 layer._buffers.update(copies)
                 _own_buffers[layer] = own
             _holders[layer] = _holders.get(layer, 0) + 1
+    return functools.partial(_give_back, layers)
 
 
-def give_back_statistics(layers: list[nn.Module]) -> None:
-    """Undo one `hold_statistics`."""
+def _give_back(layers: list[nn.Module]) -> None:
     with _lock:
         for layer in layers:
             _holders[layer] -= 1

@@ -17,7 +17,7 @@ def is_checkpointing() -> bool:
 
     Code that is run again in backward can use it together with `is_recomputing` to act once only.
     """
-    return _C.flags()[0]
+    return _C.flags().checkpointing
 
 
 def is_recomputing() -> bool:
@@ -26,7 +26,7 @@ def is_recomputing() -> bool:
     A region that is nested in one that is recomputed is part of that recompute: there,
     `is_checkpointing` is False and `is_recomputing` is True.
     """
-    return _C.flags()[1]
+    return _C.flags().recomputing
 
 
 @contextmanager

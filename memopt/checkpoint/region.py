@@ -1,8 +1,7 @@
 """`checkpoint`: a call whose saved tensors are dropped and made again in backward.
 
 The engine is C++ (csrc/saved/region.h says how it works). Here are the options and what they mean
-for it; it calls the user's function, and of this package only `call_uncompiled`, naming.py and
-batch_norm.py, each where it is needed.
+for it; settings.py holds what the engine calls in this package.
 """
 
 from __future__ import annotations
@@ -15,13 +14,15 @@ from typing import Any
 import torch
 from torch.utils import checkpoint as torch_checkpoint
 
+from memopt._compat import checkpoint_options_set_globally
 from memopt._extension import _C
 from memopt.checkpoint.debug import OperatorLogs
+from memopt.checkpoint.settings import region_settings
 
 ContextFn = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 
 _no_contexts = torch_checkpoint.noop_context_fn
-_DEFAULT_SETTINGS = _C.RegionSettings()
+_DEFAULT_SETTINGS = region_settings()
 _DETERMINISM_CHECKS = ("default", "none")
 
 
@@ -47,11 +48,12 @@ def checkpoint(
     heeded, and its selective checkpoint contexts work as `context_fn`.
 
     Arguments and results may be of any kind. Tensors in lists, dicts, tuples and whatever else is
-    registered with `torch.utils._pytree` are tracked; tensors inside other objects are kept with
-    the object. Results are the very objects that `fn` returned. Random numbers (of the CPU, of the
-    devices of the arguments and of the current accelerator), autocast, the default dtype and the
-    default device are in the recompute what they were in forward; statistics of batch norm layers
-    move in forward only.
+    registered with `torch.utils._pytree` are tracked, and so are attributes of other objects (a
+    dataclass, say) that are tensors themselves: the recompute gets the object, or a shallow copy of
+    it where its tensors were exchanged since. What lies deeper is kept with its object. Results are
+    the very objects that `fn` returned. Random numbers (of the CPU, of the devices of the arguments
+    and of the current accelerator), autocast, the default dtype and the default device are in the
+    recompute what they were in forward; statistics of batch norm layers move in forward only.
 
     With gradients disabled, inside `disable_checkpointing`, inside a transform of `torch.func`, and
     while `torch.jit.trace` looks on, this is the plain call. Under `torch.compile` it is
@@ -92,8 +94,7 @@ def checkpoint(
         and determinism_check == "default"
         and not debug
         and not use_reentrant
-        and torch_checkpoint._enable_checkpoint_early_stop is None
-        and torch_checkpoint._checkpoint_debug_enabled is None
+        and checkpoint_options_set_globally() == (None, None)
     ):
         return run_region(fn, args, kwargs)
     _check_options(use_reentrant, context_fn, determinism_check, debug)
@@ -109,18 +110,20 @@ def checkpoint(
             early_stop=early_stop,
         )
     contexts, diagnose = context_fn, None
-    if _unless_set(torch_checkpoint._checkpoint_debug_enabled, debug):
+    global_early_stop, global_debug = checkpoint_options_set_globally()
+    if _unless_set(global_debug, debug):
         logs = OperatorLogs()
         contexts, diagnose = logs.contexts, logs.first_difference
     forward, again = fn, None
     if contexts is not _no_contexts:
         in_forward, in_recompute = contexts()
-        if torch.is_grad_enabled() and not _C.flags()[2]:  # else it is no region, but a plain call
+        # Else it is no region, but a plain call.
+        if torch.is_grad_enabled() and not _C.flags().disabled:
             forward, again = _inside(in_forward, fn), _inside(in_recompute, fn)
-    settings = _C.RegionSettings(
+    settings = region_settings(
         preserve_rng_state=preserve_rng_state,
         check_metadata=determinism_check == "default",
-        early_stop=_unless_set(torch_checkpoint._enable_checkpoint_early_stop, early_stop),
+        early_stop=_unless_set(global_early_stop, early_stop),
         again=again,
         diagnose=diagnose,
     )
@@ -176,15 +179,3 @@ def _inside(context: AbstractContextManager[Any], fn: Callable[..., Any]) -> Cal
             return fn(*args, **kwargs)
 
     return call
-
-
-def call_uncompiled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call out of sight of torch.compile. The engine calls this once torch._dynamo is imported."""
-    return _disabled(_apply)(fn, args, kwargs)
-
-
-def _apply(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return fn(*args, **kwargs)
-
-
-_disabled = functools.cache(torch.compiler.disable)

@@ -18,11 +18,12 @@ from memopt._extension import _C
 from memopt.checkpoint.flags import is_checkpointing, is_recomputing
 from memopt.checkpoint.region import run_region
 from memopt.checkpoint.segments import equal_segments, sqrt_segments
+from memopt.checkpoint.settings import region_settings
 from memopt.checkpoint.stage_bytes import StageBytes
 
 Stage = Callable[..., Any]
 
-_SETTINGS = {keep: _C.RegionSettings(preserve_rng_state=keep) for keep in (True, False)}
+_SETTINGS = {keep: region_settings(preserve_rng_state=keep) for keep in (True, False)}
 
 
 def checkpoint_sequential(
@@ -142,7 +143,7 @@ def _run_optimal(
         return _run(stages, lengths, args, kwargs, unpack, preserve_rng_state)
 
     stage_bytes = StageBytes(stages)
-    settings = _C.RegionSettings(
+    settings = region_settings(
         preserve_rng_state=bool(preserve_rng_state), on_saved=stage_bytes.add_saved
     )
     result = _run_measured(stages, args, kwargs, unpack, stage_bytes, settings)

@@ -25,6 +25,7 @@ from memopt._subclass import (
     take_away,
 )
 from memopt.checkpoint.region import compiled_region
+from memopt.checkpoint.settings import region_settings
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -154,8 +155,8 @@ class _Checkpointed(Around):
 
 @functools.cache
 def _region_settings(settings: Settings) -> _C.RegionSettings:
-    return _C.RegionSettings(
-        offload_to_cpu=settings.offload_to_cpu,
+    return region_settings(
+        arguments="host" if settings.offload_to_cpu else "keep",
         on_pass=_count if settings.maintain_forward_counter else None,
     )
 

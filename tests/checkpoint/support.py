@@ -97,14 +97,19 @@ class Watch:
 
     @property
     def to_host(self) -> tuple[int, int]:
-        return self._since()[:2]
+        now = _C.link_traffic()
+        return (
+            now.tensors_to_host - self._before.tensors_to_host,
+            now.bytes_to_host - self._before.bytes_to_host,
+        )
 
     @property
     def to_device(self) -> tuple[int, int]:
-        return self._since()[2:]
-
-    def _since(self) -> tuple[int, ...]:
-        return tuple(now - then for now, then in zip(_C.link_traffic(), self._before, strict=True))
+        now = _C.link_traffic()
+        return (
+            now.tensors_to_device - self._before.tensors_to_device,
+            now.bytes_to_device - self._before.bytes_to_device,
+        )
 
 
 @contextmanager

@@ -299,7 +299,7 @@ def test_saved_tensor_hooks_around_and_inside(x: Tensor, model: nn.Sequential) -
     assert_same_bits(step_results(inside, tensors), step_results(lambda: model(x).exp(), tensors))
 
 
-def test_inputs_are_saved_where_ambient_hooks_see_them(x: Tensor) -> None:
+def test_inputs_are_saved_where_hooks_around_see_them(x: Tensor) -> None:
     seen = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (seen.append(t), t)[1], lambda t: t):
         y = checkpoint(lambda a, *, b: (a * b["c"]).exp(), x, b={"c": torch.ones(8)})

@@ -1,6 +1,6 @@
 """Proves: what would give wrong gradients raises an error that names the region instead: arguments
 written in place (saved, offloaded, nested, under hooks), saved tensors written in place, a
-recompute that saves other tensors than forward; and bad calls are refused by name.
+recompute that saves other tensors than forward; and bad calls raise errors that name the rule.
 """
 
 from __future__ import annotations

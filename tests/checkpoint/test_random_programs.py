@@ -133,7 +133,7 @@ def differentiate(loss: Tensor, leaves: list[Tensor], how: str) -> list[Tensor |
     return [grad.detach() for grad in found]
 
 
-def ambient_state() -> list[object]:
+def context_state() -> list[object]:
     return [
         torch.get_rng_state().tolist(),
         torch.is_grad_enabled(),
@@ -156,7 +156,7 @@ def run(program: Program, weights: Weights, regions: bool) -> Run:
         [value.detach() for value in values],
         [value.requires_grad for value in values],
         gradients,
-        ambient_state(),
+        context_state(),
         [buffer.clone() for buffer in weights.norm.buffers()],
     )
 
@@ -185,9 +185,9 @@ def test_regions_of_random_programs_die_with_their_graph(
 ) -> None:
     weights = Weights()
     run(program, weights, regions=True)
-    before = _C.live_regions(), _C.live_cells()
+    before = _C.live_regions(), _C.live_handles()
     run(program, weights, regions=True)
-    assert (_C.live_regions(), _C.live_cells()) == before
+    assert (_C.live_regions(), _C.live_handles()) == before
 
 
 @given(programs, st.integers(0, 12))
@@ -204,7 +204,7 @@ def test_exceptions_in_forward_leave_what_the_plain_run_leaves(program: Program,
         except Failure:
             outcome = "raised"
         weights.fuse.left = None
-        after.append((outcome, ambient_state()))
+        after.append((outcome, context_state()))
     assert after[1] == after[0]
     expected = run(program, weights, regions=False)
     assert_same_run(run(program, weights, regions=True), expected, program)
@@ -224,7 +224,7 @@ def test_exceptions_in_the_recompute_leave_the_graph_usable(program: Program, at
     with scope(program.recipes):
         loss = forward(build(program, weights, regions=True), values)
     torch.rand(1)
-    before = ambient_state()
+    before = context_state()
     buffers = [buffer.clone() for buffer in weights.norm.buffers()]
     own = list(weights.norm.buffers())
     weights.fuse.left = at
@@ -232,12 +232,12 @@ def test_exceptions_in_the_recompute_leave_the_graph_usable(program: Program, at
     with contextlib.suppress(Failure):  # a recompute may have fewer operations than that
         torch.autograd.grad(loss, tensors, retain_graph=True, materialize_grads=True)
     weights.fuse.left = None
-    assert ambient_state() == before
+    assert context_state() == before
     assert all(a is b for a, b in zip(weights.norm.buffers(), own, strict=True))
     if "torch" not in program.kinds():
         assert_same_bits(weights.norm.buffers(), buffers)
     assert_same_bits(torch.autograd.grad(loss, tensors, materialize_grads=True), expected)
-    assert ambient_state() == before
+    assert context_state() == before
 
 
 @pytest.mark.parametrize("how", BACKWARDS)

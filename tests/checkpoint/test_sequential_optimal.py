@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memopt._extension import _C
 from memopt.checkpoint import checkpoint, checkpoint_sequential, disable_checkpointing, sequential
 from memopt.checkpoint.region import run_region
 from memopt.checkpoint.segments import optimal_segments
+from memopt.checkpoint.settings import region_settings
 from memopt.checkpoint.stage_bytes import StageBytes
 from memopt.demo.memory import profile_memory
 from tests.checkpoint.support import CountCalls, assert_same_bits, mlp, step_results
@@ -91,7 +91,7 @@ def test_the_second_call_holds_what_the_chosen_partition_holds() -> None:
 
 def watched(on_saved: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A region whose saved tensors are shown to `on_saved`."""
-    return run_region(fn, args, kwargs, _C.RegionSettings(on_saved=on_saved))
+    return run_region(fn, args, kwargs, region_settings(on_saved=on_saved))
 
 
 def test_bytes_of_a_stage_are_what_autograd_saves_in_it(device: torch.device) -> None:

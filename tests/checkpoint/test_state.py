@@ -25,7 +25,7 @@ class Failure(Exception):
     """Raised by a function under test."""
 
 
-def ambient_state(device: torch.device) -> list[object]:
+def context_state(device: torch.device) -> list[object]:
     """Everything that a region may change while it runs, in a form that compares."""
     return [
         torch.get_rng_state().tolist(),
@@ -74,7 +74,7 @@ def test_random_numbers_after_backward_go_on_as_in_the_plain_run(device: torch.d
         loss = way(model, x).sum()
         torch.randn(3, device=device)  # so that backward does not end where forward did
         loss.backward()
-        states.append(ambient_state(device))
+        states.append(context_state(device))
     assert states[0] == states[1]
 
 
@@ -99,7 +99,7 @@ def test_autocast_is_replayed(device: torch.device, dtype: torch.dtype, cache: b
     seen = []
 
     def function(x: Tensor) -> Tensor:
-        seen.append(ambient_state(device)[2:5])
+        seen.append(context_state(device)[2:5])
         return (x @ x).exp()
 
     x = torch.randn(4, 4, device=device, requires_grad=True)
@@ -275,7 +275,7 @@ def test_exception_in_forward(device: torch.device) -> None:
         module.norm.reset_running_stats()
         with pytest.raises(Failure, match="the original"):
             way(module, x)
-        states.append(ambient_state(device))
+        states.append(context_state(device))
         buffers.append([buffer.clone() for buffer in module.norm.buffers()])
     assert states[1] == states[0]
     assert_same_bits(buffers[1], buffers[0])
@@ -287,11 +287,11 @@ def test_exception_in_the_recompute(device: torch.device) -> None:
     x = torch.randn(3, 4, device=device, requires_grad=True)
     y = checkpoint(module, x).sum()
     torch.randn(3, device=device)  # so that the recompute does not raise where forward ended
-    before = ambient_state(device), [buffer.clone() for buffer in module.norm.buffers()]
+    before = context_state(device), [buffer.clone() for buffer in module.norm.buffers()]
     own_buffers = list(module.norm.buffers())
     with pytest.raises(Failure, match="the original"):
         y.backward(retain_graph=True)
-    assert ambient_state(device) == before[0]
+    assert context_state(device) == before[0]
     assert all(a is b for a, b in zip(module.norm.buffers(), own_buffers, strict=True))
     assert_same_bits(module.norm.buffers(), before[1])
     module.in_recompute = False  # the region is still of use

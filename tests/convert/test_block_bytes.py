@@ -39,11 +39,11 @@ def assert_a_converted_block_keeps(
     terms: tuple[Term, ...], block: nn.Module, h: int, *more: Tensor, **symbols: int
 ) -> None:
     """And that it is alive no longer than its graph."""
-    live = _C.live_cells()
+    live = _C.live_handles()
     memopt.convert(block)
     saved, _ = run(block, torch.bfloat16, h, *more)
     assert_kept(terms, saved, tokens=BATCH * TOKENS, h=h, **symbols)
-    assert _C.live_cells() == live
+    assert _C.live_handles() == live
 
 
 @pytest.mark.parametrize(("h", "heads"), [(64, 4), (96, 3)])

@@ -49,10 +49,10 @@ def gradients(
 
 def assert_same_gradients(run: Callable[[], Tensor], leaves: list[Tensor]) -> None:
     """With recipes and without, in every bit; and nothing stays alive."""
-    live = _C.live_cells()
+    live = _C.live_handles()
     expected = gradients(run, leaves, recipes=False)
     actual = gradients(run, leaves, recipes=True)
     for a, e in zip(actual, expected, strict=True):
         assert (a is None) == (e is None)
         assert a is None or torch.equal(a, e)
-    assert _C.live_cells() == live
+    assert _C.live_handles() == live

@@ -99,7 +99,7 @@ def test_graphs_that_are_kept() -> None:
 
 @pytest.mark.parametrize("wanted", [[X], [W, B], LINEARS[:1], LINEARS[1:], [LINEARS[2], X]])
 def test_partial_backwards(wanted: list[Tensor]) -> None:
-    live = _C.live_cells()
+    live = _C.live_handles()
     for keep in (True, False):
         results = []
         for recipes in (False, True):
@@ -112,17 +112,17 @@ def test_partial_backwards(wanted: list[Tensor]) -> None:
             del loss
         for a, e in zip(*results, strict=True):
             assert torch.equal(a, e)
-    assert _C.live_cells() == live
+    assert _C.live_handles() == live
 
 
 def test_a_graph_that_is_never_differentiated_dies() -> None:
     """Also where an op saves its own output, which has the op's node for its history."""
-    live = _C.live_cells()
+    live = _C.live_handles()
     with memopt.recompute():
         y = M.gelu(X).sigmoid().softmax(0).tanh().exp()
-    assert _C.live_cells() > live
+    assert _C.live_handles() > live
     del y
-    assert _C.live_cells() == live
+    assert _C.live_handles() == live
 
 
 def test_a_partial_backward_leaves_no_output_behind() -> None:
@@ -236,7 +236,7 @@ def test_regions_around(kind: str) -> None:
     def plain(x: Tensor) -> Tensor:
         return F.linear(M.gelu(block(x)), LINEARS[0])
 
-    live = _C.live_cells(), _C.live_regions()
+    live = _C.live_handles(), _C.live_regions()
     expected = gradients(lambda: plain(plain(X)).square().mean(), LEAVES, recipes=False)
     for a, e in zip(gradients(run, LEAVES, recipes=False), expected, strict=True):
         if kind == "reentrant":  # which adds up the parameters' gradients in another order
@@ -244,7 +244,7 @@ def test_regions_around(kind: str) -> None:
         else:
             assert torch.equal(a, e)
     assert_same_gradients(run, LEAVES)
-    assert (_C.live_cells(), _C.live_regions()) == live
+    assert (_C.live_handles(), _C.live_regions()) == live
 
 
 def test_a_region_around_runs_once_more_and_not_twice() -> None:
@@ -337,7 +337,7 @@ def test_compiled_functions_step_aside() -> None:
 
 def test_an_exception_leaves_the_scope() -> None:
     top = torch._C._autograd._top_saved_tensors_default_hooks
-    live = _C.live_cells()
+    live = _C.live_handles()
 
     def fails() -> None:
         with memopt.recompute():
@@ -347,7 +347,7 @@ def test_an_exception_leaves_the_scope() -> None:
     with pytest.raises(ValueError, match="stop"):
         fails()
     assert top(True) is None
-    assert _C.live_cells() == live
+    assert _C.live_handles() == live
     scope = memopt.recompute()
     with scope, scope, memopt.recompute():
         loss = F.linear(M.gelu(X), LINEARS[0]).sum()

@@ -105,7 +105,7 @@ NESTINGS = {
 
 @pytest.mark.parametrize("nesting", NESTINGS)
 def test_the_order_of_nesting_changes_no_gradient(nesting: str) -> None:
-    live = _C.live_cells()
+    live = _C.live_handles()
     expected = torch.autograd.grad(run(), LEAVES)
     loss = NESTINGS[nesting](run)
     first = torch.autograd.grad(loss, LEAVES, retain_graph=True)
@@ -114,7 +114,7 @@ def test_the_order_of_nesting_changes_no_gradient(nesting: str) -> None:
         assert torch.equal(a, e)
         assert torch.equal(b, e)
     del loss
-    assert _C.live_cells() == live
+    assert _C.live_handles() == live
 
 
 def test_hooks_that_change_strides() -> None:

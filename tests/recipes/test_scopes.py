@@ -1,5 +1,5 @@
 """Proves: scopes may be left by generators, in any order, and a thread cannot leave what another
-has entered; afterwards no hooks and no book are there.
+has entered; afterwards no hooks and no registry are there.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def suspended() -> Iterator[None]:
 def test_left_twice() -> None:
     scope = memopt.recompute()
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"recompute\(\): a scope must be left once, by the"):
+        with pytest.raises(RuntimeError, match=r"a scope must be left once, by the"):
             scope.__exit__(None, None, None)
         with scope:
             assert is_open()

@@ -23,10 +23,10 @@ struct Autocast {
   bool operator==(const Autocast& other) const;
 };
 
-class Ambient {
+class ContextState {
  public:
   // For the CPU and `devices`; with `random`, of their generators too.
-  static Ambient capture(const Devices& devices, bool random);
+  static ContextState capture(const Devices& devices, bool random);
 
   // To be called when forward has ended.
   void forward_ended() {
@@ -34,7 +34,7 @@ class Ambient {
   }
 
  private:
-  friend class AmbientGuard;
+  friend class ContextStateGuard;
   std::optional<Generators> generators_;
   c10::SmallVector<Autocast, 2> autocast_;
   bool autocast_cache_ = true;
@@ -42,12 +42,12 @@ class Ambient {
 };
 
 // Runs a scope in the state of a snapshot; afterwards everything is as it was before the scope.
-class AmbientGuard {
+class ContextStateGuard {
  public:
-  explicit AmbientGuard(const Ambient& then);
-  ~AmbientGuard();
-  AmbientGuard(const AmbientGuard&) = delete;
-  AmbientGuard& operator=(const AmbientGuard&) = delete;
+  explicit ContextStateGuard(const ContextState& then);
+  ~ContextStateGuard();
+  ContextStateGuard(const ContextStateGuard&) = delete;
+  ContextStateGuard& operator=(const ContextStateGuard&) = delete;
 
  private:
   std::optional<GeneratorsGuard> generators_;

@@ -1,10 +1,10 @@
-// memopt.recompute().
+// The with-statement's object of memopt.saved_tensors().
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 namespace memopt::python {
 
-void register_recompute(pybind11::module_& module);
+void register_scope(pybind11::module_& module);
 
 }  // namespace memopt::python

@@ -1,4 +1,4 @@
-#include "ambient.h"
+#include "context_state.h"
 
 #include <ATen/autocast_mode.h>
 
@@ -29,23 +29,23 @@ bool Autocast::operator==(const Autocast& other) const {
   return device_type == other.device_type && enabled == other.enabled && dtype == other.dtype;
 }
 
-Ambient Ambient::capture(const Devices& devices, bool random) {
-  Ambient ambient;
-  if (random) ambient.generators_ = Generators::capture(devices);
-  ambient.autocast_.push_back(Autocast::now(c10::kCPU));
+ContextState ContextState::capture(const Devices& devices, bool random) {
+  ContextState context;
+  if (random) context.generators_ = Generators::capture(devices);
+  context.autocast_.push_back(Autocast::now(c10::kCPU));
   for (const auto& device : devices) {
     const auto is_same = [&](const Autocast& a) { return a.device_type == device.type(); };
     if (has_autocast(device.type()) &&
-        std::none_of(ambient.autocast_.begin(), ambient.autocast_.end(), is_same)) {
-      ambient.autocast_.push_back(Autocast::now(device.type()));
+        std::none_of(context.autocast_.begin(), context.autocast_.end(), is_same)) {
+      context.autocast_.push_back(Autocast::now(device.type()));
     }
   }
-  ambient.autocast_cache_ = at::autocast::is_autocast_cache_enabled();
-  ambient.default_dtype_ = c10::get_default_dtype();
-  return ambient;
+  context.autocast_cache_ = at::autocast::is_autocast_cache_enabled();
+  context.default_dtype_ = c10::get_default_dtype();
+  return context;
 }
 
-AmbientGuard::AmbientGuard(const Ambient& then)
+ContextStateGuard::ContextStateGuard(const ContextState& then)
     : autocast_cache_before_(at::autocast::is_autocast_cache_enabled()),
       default_dtype_before_(c10::get_default_dtype()) {
   if (then.generators_.has_value()) generators_.emplace(*then.generators_);
@@ -61,7 +61,7 @@ AmbientGuard::AmbientGuard(const Ambient& then)
   if (then.default_dtype_ != default_dtype_before_) c10::set_default_dtype(then.default_dtype_);
 }
 
-AmbientGuard::~AmbientGuard() {
+ContextStateGuard::~ContextStateGuard() {
   if (c10::get_default_dtype() != default_dtype_before_) {
     c10::set_default_dtype(default_dtype_before_);
   }

@@ -1,0 +1,48 @@
+#include "compat.h"
+
+namespace memopt::python::compat {
+
+namespace py = pybind11;
+
+namespace {
+
+py::handle attribute(const char* module, const char* name) {
+  return py::object(py::module_::import(module).attr(name)).release();
+}
+
+PyTypeObject* type(const char* module, const char* name) {
+  return reinterpret_cast<PyTypeObject*>(attribute(module, name).ptr());
+}
+
+}  // namespace
+
+py::handle tree_flatten() {
+  static const auto function = attribute("torch.utils._pytree", "tree_flatten");
+  return function;
+}
+
+py::handle tree_unflatten() {
+  static const auto function = attribute("torch.utils._pytree", "tree_unflatten");
+  return function;
+}
+
+PyTypeObject* module_type() {
+  static auto* const found = type("torch.nn", "Module");
+  return found;
+}
+
+PyTypeObject* norm_base_type() {
+  static auto* const found = type("torch.nn.modules.batchnorm", "_NormBase");
+  return found;
+}
+
+bool is_being_compiled() {
+  // Nothing is compiled before torch._dynamo is imported; afterwards it hooks frames only while a
+  // compiled function runs. To ask costs a tenth of calling past it.
+  static PyObject* const dynamo = PyUnicode_InternFromString("torch._dynamo");
+  if (PyDict_GetItemWithError(PyImport_GetModuleDict(), dynamo) == nullptr) return false;
+  static const auto callback = attribute("torch._C._dynamo.eval_frame", "get_eval_frame_callback");
+  return !callback().is_none();
+}
+
+}  // namespace memopt::python::compat

@@ -1,0 +1,187 @@
+#include "fates.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/SafePyObject.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "../saved/detached.h"
+#include "../saved/host_copy.h"
+#include "../saved/kept.h"
+#include "../saved/metadata.h"
+#include "../saved/once_per_storage.h"
+#include "../saved/untracked.h"
+#include "../saved/unwritten.h"
+#include "objects.h"
+
+namespace memopt::python {
+
+namespace {
+
+namespace py = pybind11;
+using c10::intrusive_ptr;
+using saved::Fate;
+using saved::Handle;
+
+constexpr const char* kKeep = "keep";
+constexpr const char* kRecipe = "recipe";
+constexpr const char* kHost = "host";
+
+bool is_text(py::handle value, const char* text) {
+  return PyUnicode_Check(value.ptr()) && PyUnicode_CompareWithASCIIString(value.ptr(), text) == 0;
+}
+
+bool is_built_in(py::handle value) {
+  return is_text(value, kKeep) || is_text(value, kRecipe) || is_text(value, kHost);
+}
+
+bool is_fate_of_a_user(py::handle value) {
+  return !PyUnicode_Check(value.ptr()) && !PyType_Check(value.ptr()) && py::hasattr(value, "pack");
+}
+
+c10::SafePyObject safe(py::handle object) {
+  return {object.inc_ref().ptr(), getPyInterpreter()};
+}
+
+py::handle object_of(const c10::SafePyObject& object) {
+  return object.ptr(getPyInterpreter());
+}
+
+py::object wrap(const at::Tensor& tensor) {
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+}
+
+const char* class_of(py::handle object) {
+  return Py_TYPE(object.ptr())->tp_name;
+}
+
+// Around a user's code that packs and restores: it computes values, whatever surrounds it.
+struct Aside {
+  at::NoGradGuard no_grad;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+  c10::impl::ExcludeDispatchKeyGuard outside_transforms{saved::active_transforms()};
+};
+
+// What a user's pack() gave.
+class UserHandle : public Handle {
+ public:
+  UserHandle(const at::Tensor& tensor, py::handle object)
+      : packed_(saved::Metadata::of(tensor)), object_(safe(object)) {}
+
+  at::Tensor restore() override {
+    const py::gil_scoped_acquire gil;
+    const Aside aside;
+    const auto object = object_of(object_);
+    const py::object restored = object.attr("restore")();
+    TORCH_CHECK_TYPE(THPVariable_Check(restored.ptr()), "memopt.saved_tensors(): restore() of ",
+                     class_of(object), " must return a tensor, got ", class_of(restored));
+    const auto& tensor = THPVariable_Unpack(restored.ptr());
+    const auto got = saved::Metadata::of(tensor);
+    TORCH_CHECK_VALUE(got == packed_, "memopt.saved_tensors(): restore() of ", class_of(object),
+                      " must return a tensor like the one that was packed, ", packed_.text(),
+                      ", got ", got.text());
+    return tensor;
+  }
+
+ private:
+  saved::Metadata packed_;
+  c10::SafePyObject object_;
+};
+
+class UserFate : public Fate {
+ public:
+  explicit UserFate(py::handle object) : object_(safe(object)) {}
+
+  intrusive_ptr<Handle> take(const at::Tensor& tensor) override {
+    const py::gil_scoped_acquire gil;
+    const Aside aside;
+    const auto fate = object_of(object_);
+    const auto packed = fate.attr("pack")(wrap(saved::detached(tensor)));
+    if (packed.is_none()) return {};
+    TORCH_CHECK_TYPE(py::hasattr(packed, "restore"), "memopt.saved_tensors(): pack() of ",
+                     class_of(fate), " must return an object with a method restore, or None, got ",
+                     class_of(packed));
+    return c10::make_intrusive<saved::Unwritten>(tensor,
+                                                 c10::make_intrusive<UserHandle>(tensor, packed));
+  }
+
+ private:
+  c10::SafePyObject object_;
+};
+
+// Whether somebody holds the tensor's memory anyway, as modules do their parameters; and
+// subclasses, of whose values a plain copy is not all.
+bool is_held(const at::Tensor& tensor) {
+  const py::gil_scoped_acquire gil;
+  return !is_of_base_class(wrap(tensor)) ||
+         (tensor.is_view() && !is_of_base_class(wrap(at::Tensor(tensor._base()))));
+}
+
+intrusive_ptr<Fate> host_fate() {
+  return c10::make_intrusive<saved::OncePerStorage>(c10::make_intrusive<saved::ToHost>(), is_held);
+}
+
+// Asks a user's callable for each tensor.
+class Asked : public Fate {
+ public:
+  Asked(py::handle policy, intrusive_ptr<saved::RecipeRegistry> registry)
+      : policy_(safe(policy)), registry_(std::move(registry)) {}
+
+  intrusive_ptr<Handle> take(const at::Tensor& tensor) override {
+    const py::gil_scoped_acquire gil;
+    const auto answer = ask(tensor);
+    if (is_text(answer, kKeep)) return saved::keep(tensor);
+    if (is_text(answer, kRecipe)) return registry_->take(tensor);
+    if (is_text(answer, kHost)) return host_->take(tensor);
+    TORCH_CHECK_TYPE(is_fate_of_a_user(answer), "memopt.saved_tensors(): a policy must answer ",
+                     "'keep', 'recipe', 'host' or an object with a method pack, got ",
+                     std::string(py::repr(answer)));
+    return UserFate(answer).take(tensor);
+  }
+
+ private:
+  py::object ask(const at::Tensor& tensor) {
+    const Aside aside;
+    return object_of(policy_)(wrap(tensor));
+  }
+
+  c10::SafePyObject policy_;
+  intrusive_ptr<saved::RecipeRegistry> registry_;
+  intrusive_ptr<Fate> host_ = host_fate();
+};
+
+}  // namespace
+
+void check_policy(py::handle policy) {
+  TORCH_CHECK_VALUE(!PyUnicode_Check(policy.ptr()) || is_built_in(policy),
+                    "memopt.saved_tensors(): policy must be 'keep', 'recipe' or 'host' if it is a "
+                    "string, got ",
+                    std::string(py::repr(policy)));
+  TORCH_CHECK_TYPE(
+      is_built_in(policy) || is_fate_of_a_user(policy) || PyCallable_Check(policy.ptr()) != 0,
+      "memopt.saved_tensors(): policy must be a string, an object with a method pack "
+      "or a callable, got ",
+      std::string(py::repr(policy)));
+}
+
+Policy policy_of(py::handle policy) {
+  if (is_text(policy, kKeep)) return {c10::make_intrusive<saved::Keep>(), {}};
+  if (is_text(policy, kHost)) return {host_fate(), {}};
+  if (is_fate_of_a_user(policy)) return {c10::make_intrusive<UserFate>(policy), {}};
+  auto registry = c10::make_intrusive<saved::RecipeRegistry>();
+  if (is_text(policy, kRecipe)) return {registry, registry};
+  return {c10::make_intrusive<Asked>(policy, registry), registry};
+}
+
+intrusive_ptr<Fate> fate_of_arguments(py::handle fate) {
+  if (is_text(fate, kKeep)) return {};
+  if (is_text(fate, kHost)) return c10::make_intrusive<saved::ToHost>();
+  TORCH_CHECK_TYPE(is_fate_of_a_user(fate),
+                   "memopt: the fate of a region's arguments must be 'keep', 'host' or an object "
+                   "with a method pack, got ",
+                   std::string(py::repr(fate)));
+  return c10::make_intrusive<UserFate>(fate);
+}
+
+}  // namespace memopt::python

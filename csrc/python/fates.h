@@ -1,0 +1,29 @@
+// What users call policies and fates, as Fates of csrc/saved.
+//
+// A policy is the name of a built-in fate; a fate of a user's own, an object whose pack(tensor)
+// gives an object with restore(); or a callable that is asked for each tensor and answers with one
+// of these. Built-in fates run no Python.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+#include <pybind11/pybind11.h>
+
+#include "../saved/fate.h"
+#include "../saved/recipe_registry.h"
+
+namespace memopt::python {
+
+// Raises TypeError or ValueError unless it is a policy.
+void check_policy(pybind11::handle policy);
+
+// A policy made ready for one scope.
+struct Policy {
+  c10::intrusive_ptr<saved::Fate> fate;
+  c10::intrusive_ptr<saved::RecipeRegistry> registry;  // empty where no recipes are made
+};
+Policy policy_of(pybind11::handle policy);
+
+// Of the tensors among a region's arguments; empty for "keep".
+c10::intrusive_ptr<saved::Fate> fate_of_arguments(pybind11::handle fate);
+
+}  // namespace memopt::python

@@ -1,0 +1,158 @@
+#include "recipe_registry.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace memopt::saved {
+
+namespace {
+
+// Recipes through which a tensor is made, at most: each takes a few frames of the stack.
+constexpr int64_t kLongestChain = 64;
+
+}  // namespace
+
+void RecipeRegistry::add(const at::Tensor& output, autograd::Recipe recipe) {
+  if (!is_plain(output) || output.storage_offset() != 0) return;
+  auto entry = std::make_shared<Output>(Output{name_of_storage(output),
+                                               Version(output),
+                                               Geometry::of(output),
+                                               {},
+                                               std::move(recipe.run),
+                                               /*chain_length=*/1,
+                                               std::nullopt});
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const at::Tensor& tensor : recipe.inputs) {
+    if (!tensor.defined()) {
+      entry->inputs.emplace_back();
+      continue;
+    }
+    if (!is_plain(tensor)) return;
+    auto made_by = output_of(tensor);
+    if (made_by != nullptr && made_by->chain_length >= kLongestChain) made_by = nullptr;
+    if (made_by != nullptr)
+      entry->chain_length = std::max(entry->chain_length, 1 + made_by->chain_length);
+    entry->inputs.emplace_back(
+        Input{name_of_storage(tensor), Geometry::of(tensor), Version(tensor), std::move(made_by)});
+  }
+  sweep();
+  outputs_.insert_or_assign(storage_of(output), std::move(entry));
+}
+
+c10::intrusive_ptr<Handle> RecipeRegistry::reader_of(const Input& input, Alive& alive) {
+  if (input.version.moved()) return {};
+  if (const auto found = held_.find(input.storage._unsafe_get_target()); found != held_.end()) {
+    for (const Held& held : found->second) {
+      if (held.version.moved() || !(held.geometry == input.geometry)) continue;
+      auto handle = held.handle.lock();
+      if (!handle.defined()) continue;
+      alive.push_back(handle);
+      if (!handle->is_there()) continue;
+      if (handle->is_at_hand()) return handle;
+      auto shared =
+          c10::intrusive_ptr<SharedTensor>::reclaim_copy(static_cast<SharedTensor*>(handle.get()));
+      return c10::make_intrusive<Reader>(std::move(shared), held.view);
+    }
+  }
+  if (input.made_by == nullptr) return {};
+  auto shared = recipe_of(*input.made_by, alive);
+  if (!shared.defined()) return {};
+  return c10::make_intrusive<Reader>(std::move(shared), input.geometry);
+}
+
+std::shared_ptr<RecipeRegistry::Output> RecipeRegistry::output_of(const at::Tensor& tensor) {
+  const auto found = outputs_.find(storage_of(tensor));
+  if (found == outputs_.end()) return nullptr;
+  const Output& output = *found->second;
+  if (output.version.moved() || output.geometry.dtype != tensor.scalar_type()) return nullptr;
+  // tensor.data counts its writes apart.
+  if (Version(tensor).then() != output.version.then()) return nullptr;
+  return found->second;
+}
+
+c10::intrusive_ptr<SharedTensor> RecipeRegistry::recipe_of(Output& output, Alive& alive) {
+  if (output.shared.has_value()) {
+    if (auto shared = output.shared->lock(); shared.defined()) {
+      alive.push_back(shared);
+      if (shared->is_there()) return shared;
+      return {};
+    }
+  }
+  RecipeHandle::Inputs inputs;
+  inputs.reserve(output.inputs.size());
+  for (const std::optional<Input>& input : output.inputs) {
+    inputs.push_back(input.has_value() ? reader_of(*input, alive) : nullptr);
+    if (!inputs.back().defined() && input.has_value()) {
+      for (auto& reader : inputs) alive.push_back(std::move(reader));
+      return {};
+    }
+  }
+  auto shared = c10::make_intrusive<SharedTensor>(
+      c10::make_intrusive<RecipeHandle>(std::move(inputs), output.run, output.geometry));
+  alive.push_back(shared);
+  if (shared->chain_length() > kLongestChain) return {};
+  output.shared = c10::weak_intrusive_ptr<SharedTensor>(shared);
+  return shared;
+}
+
+c10::intrusive_ptr<Handle> RecipeRegistry::take(const at::Tensor& tensor) {
+  if (!is_plain(tensor)) return {};
+  Alive alive;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto output = output_of(tensor);
+  if (output == nullptr) return {};
+  auto shared = recipe_of(*output, alive);
+  if (!shared.defined()) return {};
+  const Geometry view = Geometry::of(tensor);
+  remember(tensor, shared, view);
+  return c10::make_intrusive<Reader>(std::move(shared), view);
+}
+
+c10::intrusive_ptr<Handle> RecipeRegistry::hold(const at::Tensor& tensor,
+                                                c10::intrusive_ptr<Handle> handle) {
+  if (!is_plain(tensor)) return handle;
+  if (handle->is_at_hand()) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    remember(tensor, handle, std::nullopt);
+    return handle;
+  }
+  auto* reader = dynamic_cast<Reader*>(handle.get());
+  if (reader == nullptr) {
+    handle = c10::make_intrusive<Reader>(c10::make_intrusive<SharedTensor>(std::move(handle)),
+                                         std::nullopt);
+    reader = static_cast<Reader*>(handle.get());
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  remember(tensor, reader->shared(), reader->view());
+  return handle;
+}
+
+void RecipeRegistry::remember(const at::Tensor& tensor, const c10::intrusive_ptr<Handle>& handle,
+                              std::optional<Geometry> view) {
+  sweep();
+  auto& all = held_[storage_of(tensor)];
+  Held held{name_of_storage(tensor), Geometry::of(tensor), Version(tensor),
+            c10::weak_intrusive_ptr<Handle>(handle), std::move(view)};
+  for (Held& other : all) {
+    if (!other.handle.expired() && !(other.geometry == held.geometry)) continue;
+    other = std::move(held);
+    return;
+  }
+  all.push_back(std::move(held));
+}
+
+void RecipeRegistry::sweep() {
+  if (outputs_.size() + held_.size() < sweep_at_) return;
+  for (auto entry = outputs_.begin(); entry != outputs_.end();) {
+    entry = entry->second->storage.expired() ? outputs_.erase(entry) : std::next(entry);
+  }
+  for (auto entry = held_.begin(); entry != held_.end();) {
+    auto& all = entry->second;
+    const auto gone = [](const Held& held) { return held.handle.expired(); };
+    all.erase(std::remove_if(all.begin(), all.end(), gone), all.end());
+    entry = all.empty() ? held_.erase(entry) : std::next(entry);
+  }
+  sweep_at_ = std::max<size_t>(256, 2 * (outputs_.size() + held_.size()));
+}
+
+}  // namespace memopt::saved

@@ -1,0 +1,100 @@
+// Which saved tensors have a recipe (recipe.h).
+//
+// Inside memopt.recompute() the ops write their outputs into this registry (autograd/recipe.h), by
+// storage, weakly. When autograd saves a tensor on such a storage, whatever op saves it and
+// whichever view of the output it is, the handle becomes a reader of the recipe with the view's
+// geometry. Recipes chain: an input may itself have one.
+//
+// A recipe is used if it saves memory, that is, if each of its inputs is held by a handle of this
+// scope already (the op's own node saved it, or another op did), or has such a recipe itself. (A
+// dropout saves 16 bytes and not its input; so its output has a recipe only where something else
+// saves that input or it can be made again.) It is not used if the output was written in place
+// since, for subclasses and for views of another dtype, nor once an input has left the memory (the
+// weight of a sharded module whose output another module saves).
+//
+// A recipe takes its inputs from the handles that hold them, whatever those are, so that an input
+// that has moved to the host stays there.
+//
+// A pair of saved-tensor hooks around a scope costs what PyTorch takes to call it from C++; the
+// registry adds two hash lookups and about 200 bytes per saved tensor.
+#pragma once
+
+#include <c10/util/SmallVector.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "../autograd/recipe.h"
+#include "fate.h"
+#include "geometry.h"
+#include "recipe.h"
+#include "shared.h"
+#include "version.h"
+
+namespace memopt::saved {
+
+class RecipeRegistry : public Fate, public autograd::RecipeBook {
+ public:
+  void add(const at::Tensor& output, autograd::Recipe recipe) override;
+
+  // A reader of the tensor's recipe; empty if it has none or that would save nothing.
+  c10::intrusive_ptr<Handle> take(const at::Tensor& tensor) override;
+
+  // To be called with what another fate made of a tensor, so that recipes can read it from there;
+  // returns the handle for the graph.
+  c10::intrusive_ptr<Handle> hold(const at::Tensor& tensor, c10::intrusive_ptr<Handle> handle);
+
+ private:
+  struct Output;
+  // An input of a recipe: enough to find the handle that holds it, even when the tensor is gone.
+  struct Input {
+    StorageName storage;
+    Geometry geometry;
+    Version version;
+    std::shared_ptr<Output> made_by;  // if it is an output with a recipe itself, perhaps unsaved
+  };
+  struct Output {
+    StorageName storage;
+    Version version;
+    Geometry geometry;
+    c10::SmallVector<std::optional<Input>, 4> inputs;
+    RecipeHandle::Run run;
+    int64_t chain_length;                                         // of recipes, by made_by
+    std::optional<c10::weak_intrusive_ptr<SharedTensor>> shared;  // once it was saved
+  };
+  // A tensor that a handle of this scope holds: one at hand, or a shared one.
+  struct Held {
+    StorageName storage;
+    Geometry geometry;
+    Version version;
+    c10::weak_intrusive_ptr<Handle> handle;
+    std::optional<Geometry> view;  // of the shared tensor, unless that is it
+  };
+
+  // Handles that a call has looked at. Another thread may drop the last other reference meanwhile,
+  // and a tensor's end may run anything: they are dropped after the lock.
+  using Alive = c10::SmallVector<c10::intrusive_ptr<Handle>, 8>;
+
+  // The output on `tensor`'s storage, unless it was written in place since, also under tensor.data,
+  // or is of another dtype.
+  std::shared_ptr<Output> output_of(const at::Tensor& tensor);
+  // Its recipe; empty if that would save nothing.
+  c10::intrusive_ptr<SharedTensor> recipe_of(Output& output, Alive& alive);
+  c10::intrusive_ptr<Handle> reader_of(const Input& input, Alive& alive);
+  void remember(const at::Tensor& tensor, const c10::intrusive_ptr<Handle>& handle,
+                std::optional<Geometry> view);
+  // Forgets what is gone, when there is twice as much as after the last time.
+  void sweep();
+
+  // Backward inside the scope may save tensors on other threads (create_graph=True). Nothing is
+  // called, and no tensor dropped, under the lock.
+  std::mutex mutex_;
+  std::unordered_map<c10::StorageImpl*, std::shared_ptr<Output>> outputs_;
+  std::unordered_map<c10::StorageImpl*, c10::SmallVector<Held, 1>> held_;
+  size_t sweep_at_ = 256;
+};
+
+}  // namespace memopt::saved

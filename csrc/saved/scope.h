@@ -1,0 +1,42 @@
+// What becomes of the tensors that autograd saves in one scope (memopt.saved_tensors).
+//
+// Each is offered to the scope's fate. What that does not take goes to `outer`, the hooks that were
+// active around the scope, or is kept. Where recipes may be made, the registry learns of every
+// tensor what holds it.
+#pragma once
+
+#include "fate.h"
+#include "kept.h"
+#include "recipe_registry.h"
+
+namespace memopt::saved {
+
+class Scope : public Packer {
+ public:
+  // `registry` and `outer` may be empty.
+  Scope(c10::intrusive_ptr<Fate> fate, c10::intrusive_ptr<RecipeRegistry> registry,
+        c10::intrusive_ptr<Packer> outer)
+      : fate_(std::move(fate)), registry_(std::move(registry)), outer_(std::move(outer)) {}
+
+  c10::intrusive_ptr<Handle> pack(const at::Tensor& tensor) override {
+    auto handle = fate_->take(tensor);
+    if (handle.defined() && is_recipe_scope()) return handle;
+    if (!handle.defined()) {
+      handle = outer_.defined() ? outer_->pack(tensor) : keep(tensor);
+      if (!handle.defined()) return {};
+    }
+    return registry_.defined() ? registry_->hold(tensor, std::move(handle)) : handle;
+  }
+
+  // Null if no recipes are made here.
+  RecipeRegistry* registry() const { return registry_.get(); }
+  // Whether making recipes is all it does.
+  bool is_recipe_scope() const { return fate_.get() == registry_.get(); }
+
+ private:
+  c10::intrusive_ptr<Fate> fate_;
+  c10::intrusive_ptr<RecipeRegistry> registry_;
+  c10::intrusive_ptr<Packer> outer_;
+};
+
+}  // namespace memopt::saved

@@ -1,0 +1,101 @@
+#include "shared.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+namespace memopt::saved {
+
+namespace {
+
+// What torch::autograd::get_current_graph_task_id() returns outside backward.
+constexpr int64_t kNoBackward = -1;
+
+std::optional<c10::Stream> current_stream(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return std::nullopt;
+  return c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device());
+}
+
+}  // namespace
+
+void SharedTensor::release_resources() {
+  restored_.reset();
+  source_.reset();
+}
+
+void SharedTensor::add_reader() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++readers_;
+}
+
+at::Tensor SharedTensor::drop_if_read_by_all() {
+  if (!restored_.has_value() || have_read_ < readers_) return {};
+  at::Tensor dropped = std::move(restored_->tensor);
+  restored_.reset();
+  return dropped;
+}
+
+void SharedTensor::remove_reader(const Reader& reader) {
+  at::Tensor dropped;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  --readers_;
+  if (restored_.has_value() && reader.read_in_ == restored_->task) --have_read_;
+  dropped = drop_if_read_by_all();
+}
+
+void SharedTensor::forget(int64_t task) {
+  at::Tensor dropped;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!restored_.has_value() || restored_->task != task) return;
+  dropped = std::move(restored_->tensor);
+  restored_.reset();
+}
+
+at::Tensor SharedTensor::restore_for(Reader& reader) {
+  const int64_t task = torch::autograd::get_current_graph_task_id();
+  at::Tensor dropped;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (restored_.has_value() && restored_->task == task &&
+        restored_->stream == current_stream(restored_->tensor)) {
+      at::Tensor tensor = restored_->tensor;
+      if (reader.read_in_ != task) ++have_read_;
+      reader.read_in_ = task;
+      dropped = drop_if_read_by_all();
+      return tensor;
+    }
+  }
+  at::Tensor tensor = restore();
+  if (task == kNoBackward) return tensor;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  // A reader that asks a second time, or after the others, has nobody to share it with.
+  if (reader.read_in_ == task || readers_ == 1 ||
+      (restored_.has_value() && restored_->task == task)) {
+    return tensor;
+  }
+  // Of a backward that raised, or of another.
+  if (restored_.has_value()) dropped = std::move(restored_->tensor);
+  restored_ = Restored{task, current_stream(tensor), tensor};
+  have_read_ = 1;
+  reader.read_in_ = task;
+  // Backward may end without asking every consumer (inputs=), and the graph may live on.
+  auto self = c10::weak_intrusive_ptr<SharedTensor>(
+      c10::intrusive_ptr<SharedTensor>::unsafe_reclaim_from_nonowning(this));
+  torch::autograd::Engine::get_default_engine().queue_callback([self, task]() {
+    if (auto shared = self.lock(); shared.defined()) shared->forget(task);
+  });
+  return tensor;
+}
+
+at::Tensor Reader::restore() {
+  const at::Tensor tensor = shared_->restore_for(*this);
+  return view_.has_value() ? view_of_storage(tensor, *view_) : tensor;
+}
+
+void Reader::release_resources() {
+  if (!shared_.defined()) return;
+  shared_->remove_reader(*this);
+  shared_.reset();
+}
+
+}  // namespace memopt::saved

@@ -1,0 +1,89 @@
+// A decorator of handles: has a tensor restored once per backward for all its readers.
+//
+// Each consumer's handle, and each recipe that reads the tensor, is a Reader. The first one that
+// asks in a backward has the tensor restored; it stays until every other reader has asked as well
+// or is gone, and at most until that backward ends. So it is made once per backward, and lives no
+// longer than its consumers need.
+//
+// Tensors are restored outside the lock: that may run Python (a user's hooks) or a whole region,
+// and nothing must wait for those. Two threads that come at the same time each have it restored, in
+// the same bits.
+#pragma once
+
+#include <c10/core/Stream.h>
+
+#include <mutex>
+#include <optional>
+
+#include "geometry.h"
+#include "handle.h"
+
+namespace memopt::saved {
+
+class Reader;
+
+class SharedTensor : public Handle {
+ public:
+  explicit SharedTensor(c10::intrusive_ptr<Handle> source) : source_(std::move(source)) {}
+
+  // Runs when the last reader goes, though others may know this weakly for longer.
+  void release_resources() override;
+
+  // For a reader that shares with nobody.
+  at::Tensor restore() override { return source_->restore(); }
+  bool is_there() const override { return source_->is_there(); }
+  int64_t chain_length() const override { return source_->chain_length(); }
+
+ private:
+  friend class Reader;
+
+  // What this backward has restored, for the readers that have not asked yet. On an accelerator it
+  // belongs to the stream that it was restored on; a reader on another one has its own.
+  struct Restored {
+    int64_t task;
+    std::optional<c10::Stream> stream;
+    at::Tensor tensor;
+  };
+
+  at::Tensor restore_for(Reader& reader);
+  void add_reader();
+  void remove_reader(const Reader& reader);
+  void forget(int64_t task);
+  // The tensor to drop after the lock, if no reader is left to ask for it.
+  at::Tensor drop_if_read_by_all();
+
+  c10::intrusive_ptr<Handle> source_;
+  std::mutex mutex_;
+  int64_t readers_ = 0;
+  int64_t have_read_ = 0;  // of the readers that there are, in restored_'s task
+  std::optional<Restored> restored_;
+};
+
+// One of those who read a shared tensor, as it is or as a view of its storage. Not for two threads
+// at once, as autograd's nodes are not.
+class Reader : public Handle {
+ public:
+  Reader(c10::intrusive_ptr<SharedTensor> shared, std::optional<Geometry> view)
+      : shared_(std::move(shared)), view_(std::move(view)) {
+    shared_->add_reader();
+  }
+  Reader(const Reader&) = delete;
+  Reader& operator=(const Reader&) = delete;
+  ~Reader() override { release_resources(); }
+
+  void release_resources() override;
+  at::Tensor restore() override;
+  bool is_there() const override { return shared_->is_there(); }
+  int64_t chain_length() const override { return shared_->chain_length(); }
+
+  const c10::intrusive_ptr<SharedTensor>& shared() const { return shared_; }
+  const std::optional<Geometry>& view() const { return view_; }
+
+ private:
+  friend class SharedTensor;
+  c10::intrusive_ptr<SharedTensor> shared_;
+  std::optional<Geometry> view_;
+  int64_t read_in_ = -1;  // the backward in which it has read the shared tensor
+};
+
+}  // namespace memopt::saved

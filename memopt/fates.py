@@ -1,0 +1,111 @@
+"""memopt.saved_tensors(): what becomes of each tensor that autograd saves for backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from memopt._extension import _C
+
+__all__ = ["BuiltIn", "Fate", "Handle", "Policy", "saved_tensors"]
+
+BuiltIn: TypeAlias = Literal["keep", "recipe", "host"]
+"""The names of the built-in fates."""
+
+
+@runtime_checkable
+class Handle(Protocol):
+    """What stands in the autograd graph for a saved tensor."""
+
+    def restore(self) -> Tensor:
+        """The tensor, of the shape, dtype and device of the one that was packed.
+
+        Called in each backward that needs it, perhaps in another thread; without gradients and
+        autocast.
+        """
+
+
+@runtime_checkable
+class Fate(Protocol):
+    """What becomes of a saved tensor, as a user's own class."""
+
+    def pack(self, tensor: Tensor) -> Handle | None:
+        """What stands in for `tensor`, which comes without its history (but a leaf as it is).
+
+        None leaves it to the hooks around the scope; without any it is kept. Called without
+        gradients and autocast.
+        """
+
+
+Policy: TypeAlias = BuiltIn | Fate | Callable[[Tensor], BuiltIn | Fate]
+"""A fate for all tensors, or a callable that picks one for each."""
+
+
+def saved_tensors(policy: Policy) -> AbstractContextManager[None]:
+    """Inside this context `policy` decides what becomes of each tensor that autograd saves.
+
+    Args:
+        policy: a fate for all tensors, or a callable that gets each saved tensor and answers with
+            its fate. (It must not keep the tensor: one that is a node's own output would hold its
+            whole graph.) A fate is one of
+
+            - "keep": the graph holds the tensor itself, as autograd does. In a checkpointed region,
+              a tensor that is kept is not dropped.
+            - "recipe": an output of memopt's ops, or a view of one, is not kept but made again from
+              what is kept anyway. See `memopt.recompute`, which is this policy.
+            - "host": a copy in (pinned) host memory, which comes back when backward needs it, by
+              copies that do not block the host. A storage is copied once, whole, however many ops
+              save it and whichever views of it. Left alone are parameters (and every leaf that
+              requires a gradient), subclasses of Tensor, storages of less than 1 KB and tensors
+              that are in host memory already: without an accelerator everything stays where it is.
+            - an object with a method `pack(tensor)` that returns an object with a method
+              `restore()`, see `Fate` and `Handle`: for trying an idea, in Python.
+
+    What a fate does not take (an output without a recipe, a parameter that is not copied) goes to
+    the saved-tensor hooks that are active around the context: another context of this kind, a
+    checkpointed region, save_on_cpu, a user's own. If there are none, it is kept. So
+
+        with memopt.saved_tensors("host"), memopt.saved_tensors("recipe"):
+
+    makes outputs of memopt's ops again and copies the rest. Hooks inside the context get all.
+
+    Whatever the fate, a tensor that is written in place between forward and backward makes backward
+    raise an error, as autograd does by itself. The built-in fates run no Python for a tensor. Under
+    torch.compile, in torch.func's transforms and in torch.jit.trace the context does nothing. It
+    belongs to the thread that enters it; it may be entered again, also inside itself.
+
+    This keeps float32 tensors, except parameters, in 16 bits, at the price of rounded gradients:
+
+        >>> import torch, memopt
+        >>> class Half:
+        ...     def __init__(self, tensor):
+        ...         self.values = tensor.bfloat16()
+        ...     def restore(self):
+        ...         return self.values.float()
+        >>> class ToHalf:
+        ...     def pack(self, tensor):
+        ...         return Half(tensor)
+        >>> def policy(tensor):
+        ...     is_weight = tensor.is_leaf and tensor.requires_grad
+        ...     return ToHalf() if tensor.dtype == torch.float32 and not is_weight else "recipe"
+        >>> x, weight = torch.randn(8, 16), torch.randn(16, 16, requires_grad=True)
+        >>> with memopt.saved_tensors(policy):
+        ...     loss = torch.nn.functional.linear(x, weight).sum()
+        >>> loss.backward()
+        >>> torch.allclose(weight.grad, x.bfloat16().float().sum(0).expand(16, 16), atol=1e-5)
+        True
+
+    Raises:
+        TypeError: `policy` is no fate and not callable. In forward: it answers with something else
+            than a fate, or a user's `pack` returns something without `restore`. In backward:
+            `restore` returns no tensor.
+        ValueError: `policy` is a string that names no fate. In backward: `restore` returns a tensor
+            of another shape, dtype or device.
+
+    Source: PyTorch's saved-tensor hooks (torch.autograd.graph.saved_tensors_hooks).
+    """
+    return nullcontext() if torch.compiler.is_compiling() else _C.SavedTensors(policy)
