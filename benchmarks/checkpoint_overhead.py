@@ -39,8 +39,8 @@ from benchmarks.cli import RESULTS
 from benchmarks.clocks import Clock, CpuClock
 from benchmarks.harness import QUICK, Effort, alternate, spread
 from benchmarks.summary import describe, table
+from memopt.measure import SavedTensors
 from tests.checkpoint.support import CountCalls
-from tests.support.saved_bytes import SavedTensors
 
 Forward = Callable[[Tensor], Tensor]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from tests.support.saved_bytes import SavedTensors
+from memopt.measure import SavedTensors
 
 
 def saved_bytes(forward: Callable[[], object], parameters: Iterable[Tensor] = ()) -> int:

@@ -2,7 +2,7 @@
 
 Kept, recomputed from what is saved anyway (memopt.functional, memopt.nn; memopt.recompute() for any
 consumer), checkpointed or offloaded (memopt.checkpoint, memopt.checkpoint_wrapper). memopt.convert
-brings them to a model that nobody rewrites.
+brings them to an unmodified model, and memopt.saved_bytes counts what is left.
 """
 
 from memopt import functional, nn
@@ -25,6 +25,7 @@ from memopt.checkpoint import (
 
 # So does this one (memopt.convert.report).
 from memopt.convert import convert, patch_functional, revert
+from memopt.measure import saved_bytes
 from memopt.recipes import recompute
 
 __all__ = [
@@ -44,5 +45,6 @@ __all__ = [
     "patch_functional",
     "recompute",
     "revert",
+    "saved_bytes",
     "unwrap",
 ]

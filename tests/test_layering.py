@@ -24,8 +24,8 @@ CSRC_LAYERS = ("kernels", "ops", "autograd", "saved", "python")
 MEMOPT_LAYERS = (
     {"_version"},
     {"_C"},
-    {"_extension"},
-    {"_subclass", "recipes"},
+    {"_compat", "_extension"},
+    {"_class_patch", "measure", "recipes"},
     {"functional"},
     {"nn"},
     {"checkpoint", "offload"},

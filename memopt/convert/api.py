@@ -1,40 +1,31 @@
-"""convert and revert: memopt for a model that nobody rewrites."""
+"""convert and revert: memopt for an unmodified model."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from torch import nn
 
-from memopt._subclass import Changed, changes, check_can_change, take_away, unchanged_on_error
-from memopt.checkpoint.apply import apply_checkpointing
-from memopt.checkpoint.wrapper import (
-    check_can_unwrap,
-    checkpoint_wrapper,
-    settings_of,
-    unwrap_itself,
+from memopt._class_patch import (
+    Patched,
+    check_can_patch,
+    patches_of,
+    remove_patch,
+    restored_on_error,
 )
-from memopt.convert.around import Recomputing, has_recipes, turn_recipes_on
-from memopt.convert.eligible import has_kernels_for
-from memopt.convert.known import SAVES_ITS_OUTPUT, Chooser
-from memopt.convert.measure import saved_bytes
-from memopt.convert.probe import quiet
-from memopt.convert.report import Left, Report
-from memopt.convert.report import Swapped as SwappedEntry
-from memopt.convert.swap import Swap, Swapped, swap
-from memopt.convert.transformer_layer import (
-    activation_function,
-    revert_function,
-    swap_function,
-)
+from memopt.convert.match import Context, Match, Reason, match
+from memopt.convert.recipes import RecipesOn, has_recipes, turn_recipes_on
+from memopt.convert.regions import Choice, Regions, check_can_revert_region, revert_region
+from memopt.convert.register import registered_rules
+from memopt.convert.report import Left, Report, Swapped
+from memopt.convert.rules import RULES
+from memopt.convert.supported import has_kernels_for
+from memopt.convert.swap import Swap, SwappedModule, undo_swap
+from memopt.measure import check_can_measure, saved_bytes
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
-Choice = Callable[[nn.Module], bool] | type[nn.Module] | Sequence[type[nn.Module]]
-
-# On a module that convert made a checkpointed region: the settings it had before, or None.
-_SETTINGS_BEFORE = "_memopt_convert_settings_before"
 
 STEP_ASIDE = (
     "recipes are on around the model's forward; under torch.compile they step aside, where the "
@@ -98,37 +89,28 @@ def convert(
             model has no blocks. After any error the model is as before.
     """
     _check_model(model)
-    blocks = checkpoint is True
-    checkpoint_fn = None if isinstance(checkpoint, bool) else _predicate("checkpoint", checkpoint)
-    offload_fn = _predicate("offload", offload)
+    regions = Regions(checkpoint, offload)
     before = None if sample_input is None else _measure(model, sample_input)
-    swaps, functions, swapped, left = _plan(model, recompute)
-    notes = []
-    with unchanged_on_error(model):
-        for module, to in swaps:
-            swap(module, to)
-        for module in functions:
-            swap_function(module)
-        checkpointed, offloaded = _apply_regions(model, blocks, checkpoint_fn, offload_fn)
-        nothing_new = not swapped and not checkpointed and not offloaded
-        if nothing_new and (has_recipes(model) or not recompute) and _is_converted(model):
-            notes.append(NOTHING_NEW)
+    matches = match(Context(model, recompute), (*registered_rules(), *RULES))
+    with restored_on_error(model):
+        for found in matches:
+            if isinstance(found.answer, Swap):
+                found.answer.apply(found.module)
+        regions.apply(model)
+        notes = _notes(model, recompute, changed=_has_swaps(matches) or bool(regions))
         if recompute:
             turn_recipes_on(model)
-        if has_recipes(model):
-            notes.append(STEP_ASIDE)
-        notes += _devices_without_kernels(model)
         after = None if sample_input is None else _measure(model, sample_input)
     return Report(
         model=type(model).__qualname__,
-        swapped=tuple(swapped),
-        left=tuple(left),
+        swapped=_swapped(matches),
+        left=_left(matches),
         recompute=has_recipes(model),
-        checkpointed=tuple(checkpointed),
-        offloaded=tuple(offloaded),
+        checkpointed=regions.checkpointed,
+        offloaded=regions.offloaded,
         bytes_before=before,
         bytes_after=after,
-        notes=tuple(notes),
+        notes=notes,
     )
 
 
@@ -146,74 +128,72 @@ def revert(model: ModuleT) -> ModuleT:
         RuntimeError: something else (FSDP2, a parametrization) has changed the class of one of the
             modules since it was converted. None is reverted then.
     """
-    check_can_change("revert", "model", model)
+    check_can_patch("revert", "model", model)
     modules = list(model.modules())
     for module in modules:
-        for mixin in (Swapped, Recomputing):
+        for mixin in (SwappedModule, RecipesOn):
             if issubclass(type(module), mixin) and not _has(module, mixin):
                 raise RuntimeError(
                     "revert: model must have the classes that convert gave it, got "
                     f"{type(module).__name__}, a class derived from one of them"
                 )
-        if _SETTINGS_BEFORE in module.__dict__ and settings_of(module) is not None:
-            check_can_unwrap("revert", module)
+        check_can_revert_region(module)
     for module in modules:
-        for mixin in (Swapped, Recomputing):
-            if _has(module, mixin):
-                take_away(module, mixin)
-        revert_function(module)
-        _revert_region(module)
+        undo_swap(module)
+        if _has(module, RecipesOn):
+            remove_patch(module, RecipesOn)
+        revert_region(module)
     return model
 
 
-def _has(module: nn.Module, mixin: type[Changed]) -> bool:
-    return any(change.mixin is mixin for change in changes(type(module)))
+def _has(module: nn.Module, mixin: type[Patched]) -> bool:
+    return any(patch.mixin is mixin for patch in patches_of(type(module)))
 
 
-def _is_converted(model: nn.Module) -> bool:
-    return any(issubclass(type(module), (Swapped, Recomputing)) for module in model.modules())
+def _has_swaps(matches: list[Match]) -> bool:
+    return any(isinstance(found.answer, Swap) for found in matches)
 
 
-def _plan(
-    model: nn.Module, recompute: bool
-) -> tuple[list[tuple[nn.Module, Swap]], list[nn.Module], list[SwappedEntry], list[Left]]:
-    """What to swap, and the report of it. Changes nothing."""
-    chooser = Chooser(recompute)
-    paths = {module: path for path, module in model.named_modules()}
-    swaps, functions, swapped, left = [], [], [], []
-    with quiet():
-        # Those inside come first: a gated unit asks for its activation.
-        for module in reversed(paths):
-            name = type(module).__qualname__
-            choice = chooser.choose(module)
-            if isinstance(choice, str):
-                left.append(Left(paths[module], name, choice))
-            elif choice is not None:
-                swaps.append((module, choice))
-                swapped.append(SwappedEntry(paths[module], name, choice.to))
-            function = activation_function(module)
-            if function is not None:
-                path = f"{paths[module]}.activation".removeprefix(".")
-                name = f"torch.nn.functional.{function}"
-                if function == "relu" and not recompute:
-                    left.append(Left(path, name, SAVES_ITS_OUTPUT))
-                else:
-                    functions.append(module)
-                    swapped.append(SwappedEntry(path, name, f"memopt.functional.{function}"))
-    return swaps, functions, swapped[::-1], left[::-1]
+def _swapped(matches: list[Match]) -> tuple[Swapped, ...]:
+    return tuple(
+        Swapped(*found.origin(), found.answer.becomes())
+        for found in matches
+        if isinstance(found.answer, Swap)
+    )
 
 
-def _devices_without_kernels(model: nn.Module) -> list[str]:
+def _left(matches: list[Match]) -> tuple[Left, ...]:
+    return tuple(
+        Left(*found.origin(), found.answer.text)
+        for found in matches
+        if isinstance(found.answer, Reason) and found.answer.text
+    )
+
+
+def _notes(model: nn.Module, recompute: bool, changed: bool) -> tuple[str, ...]:
+    """Of a model whose recipes will be on if `recompute`, and are on now if they were before."""
+    notes = []
+    if not changed and (has_recipes(model) or not recompute) and _was_converted(model):
+        notes.append(NOTHING_NEW)
+    if recompute or has_recipes(model):
+        notes.append(STEP_ASIDE)
     devices = {parameter.device for parameter in model.parameters()}
-    return [
+    notes += [
         f"this build of memopt has no kernels for {device}: what is there stays PyTorch's"
         for device in sorted({d.type for d in devices if not has_kernels_for(d)})
     ]
+    return tuple(notes)
+
+
+def _was_converted(model: nn.Module) -> bool:
+    return any(issubclass(type(module), (SwappedModule, RecipesOn)) for module in model.modules())
 
 
 def _measure(model: nn.Module, sample_input: Any) -> int:
+    check_can_measure("convert", model)
+    args, kwargs = _as_arguments(sample_input)
     try:
-        return saved_bytes(model, sample_input)
+        return int(saved_bytes(model, *args, **kwargs))
     except Exception as error:
         raise ValueError(
             "convert: sample_input must be a tensor, a tuple or list of positional arguments, or a "
@@ -223,50 +203,16 @@ def _measure(model: nn.Module, sample_input: Any) -> int:
         ) from error
 
 
-def _apply_regions(
-    model: nn.Module,
-    blocks: bool,
-    checkpoint: Callable[[nn.Module], bool] | None,
-    offload: Callable[[nn.Module], bool] | None,
-) -> tuple[list[str], list[str]]:
-    before = {module: settings_of(module) for module in model.modules()}
-    checkpointed, offloaded = [], []
-    if blocks or checkpoint is not None:
-        checkpointed = apply_checkpointing(model, None if blocks else checkpoint)
-    if offload is not None:
-        offloaded = apply_checkpointing(model, offload, offload_to_cpu=True)
-    for path in {*checkpointed, *offloaded}:
-        module = model.get_submodule(path)
-        module.__dict__.setdefault(_SETTINGS_BEFORE, before[module])
-    return [path for path in checkpointed if path not in offloaded], offloaded
-
-
-def _revert_region(module: nn.Module) -> None:
-    if _SETTINGS_BEFORE not in module.__dict__:
-        return
-    settings = module.__dict__.pop(_SETTINGS_BEFORE)
-    if settings is not None:
-        checkpoint_wrapper(module, settings.offload_to_cpu, settings.maintain_forward_counter)
-    elif settings_of(module) is not None:  # else it was unwrapped since
-        unwrap_itself(module)
-
-
-def _predicate(name: str, choice: object) -> Callable[[nn.Module], bool] | None:
-    if choice is None:
-        return None
-    if isinstance(choice, type) or not callable(choice):
-        classes: Any = tuple(choice) if isinstance(choice, (list, tuple, set)) else (choice,)
-        if classes and all(isinstance(c, type) and issubclass(c, nn.Module) for c in classes):
-            return lambda module: isinstance(module, classes)
-        raise TypeError(
-            f"convert: {name} must be a function of a module, a subclass of nn.Module, or a "
-            f"sequence of such classes, got {choice!r}"
-        )
-    return choice
+def _as_arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(sample_input, Mapping):
+        return (), dict(sample_input)
+    if isinstance(sample_input, (tuple, list)):
+        return tuple(sample_input), {}
+    return (sample_input,), {}
 
 
 def _check_model(model: nn.Module) -> None:
-    check_can_change("convert", "model", model)
+    check_can_patch("convert", "model", model)
     # Where nobody imported it, nothing is compiled.
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")
     for path, module in model.named_modules():

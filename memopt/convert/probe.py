@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _python_dispatch
 
-from memopt._subclass import original_class
+from memopt._class_patch import original_class
+from memopt._compat import without_dispatch_modes, without_function_modes
 
 _MODULE_ATTRIBUTES = frozenset(nn.Module().__dict__)
 _SIMPLE = (bool, int, float, str, type(None))
@@ -38,8 +38,8 @@ def quiet() -> Iterator[None]:
         torch.inference_mode(False),
         torch.enable_grad(),
         torch.autocast("cpu", enabled=False),
-        torch._C.DisableTorchFunction(),
-        _python_dispatch._disable_current_modes(),
+        without_function_modes(),
+        without_dispatch_modes(),
     ):
         warnings.simplefilter("ignore")
         yield

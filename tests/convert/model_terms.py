@@ -32,6 +32,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import memopt
+from memopt.measure import SavedTensors
 from tests.convert.models import MODELS
 from tests.convert.sizes import (
     SEQUENCES,
@@ -77,7 +78,6 @@ from tests.convert.terms import (
     times,
 )
 from tests.support.byte_table import Term
-from tests.support.saved_bytes import SavedTensors
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import functools
 import pytest
 
 import memopt
+from memopt.measure import SavedTensors
 from tests.convert.model_terms import (
     MODEL_TERMS,
     count,
@@ -21,7 +22,6 @@ from tests.convert.model_terms import (
 from tests.convert.models import MODELS
 from tests.convert.sizes import Sizes
 from tests.support.byte_table import assert_kept
-from tests.support.saved_bytes import SavedTensors
 
 # No two symbols alike, so that terms of different symbols differ in size.
 SMALL = Sizes(n=2, h=48, heads=6, kv_heads=2, m=112, words=101, tokens=20)

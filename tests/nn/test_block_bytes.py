@@ -23,6 +23,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from memopt.measure import SavedTensors
 from tests.support.blocks import (
     GPT2Block,
     LlamaBlock,
@@ -33,7 +34,6 @@ from tests.support.blocks import (
     fuse_llama_recompute_all,
 )
 from tests.support.byte_table import Term, assert_kept, sum_per_token
-from tests.support.saved_bytes import SavedTensors
 
 BATCH, TOKENS = 2, 24
 

@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from .saved_bytes import SavedTensors
+from memopt.measure import SavedTensors
 
 
 class Term:

@@ -1,4 +1,4 @@
-"""Whether a module is a gated unit between linears, and which of its submodules does what.
+"""Rule for gated units between linears.
 
     down(f(gate(x)) up(x))     three linears, or two where one gives gate and up in one tensor
 
@@ -23,8 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from memopt import functional
-from memopt.convert.activation import ACTIVATIONS, activation_name
-from memopt.convert.eligible import casts, takes
+from memopt.convert.match import Answer, Context
 from memopt.convert.probe import (
     Constants,
     are_constant,
@@ -36,14 +35,16 @@ from memopt.convert.probe import (
     stand_in,
     takes_one_tensor,
 )
-from memopt.convert.swap import Plain
+from memopt.convert.rules.activation import ACTIVATIONS, activation_name
+from memopt.convert.supported import casts, supports
+from memopt.convert.swap import ClassSwap, Plain
 
 # Of the stand-in's linears: input and output of the unit, and between.
 _OUTSIDE, _INSIDE = 6, 10
 
 
 @dataclass(frozen=True)
-class Gated:
+class GatedSwap(ClassSwap):
     """Which submodules a gated unit calls, by name."""
 
     linears: tuple[str, ...]
@@ -65,13 +66,10 @@ class Gated:
     casts_to_weight: bool
     """The product is cast to the dtype of down's weight, as T5 does."""
 
-    base: None = None
-
     constants: Constants = ()
     """With others it computes something else."""
 
-    @property
-    def to(self) -> str:
+    def becomes(self) -> str:
         packed = "" if len(self.linears) == 2 else "_packed" * (self.layout != "second")
         return f"memopt.functional.gated{packed}({self.activation!r})"
 
@@ -99,19 +97,28 @@ class Gated:
     def _product(self, outputs: list[Tensor]) -> Tensor:
         if len(outputs) == 1:
             packed = outputs[0]
-            if self.layout != "second" and takes(packed) and packed.shape[-1] % 2 == 0:
+            if self.layout != "second" and supports(packed) and packed.shape[-1] % 2 == 0:
                 return functional.gated_packed(
                     packed, self.activation, interleaved=self.layout == "interleaved"
                 )
             outputs = list(_halves(packed, self.layout))
         gate, up = outputs if self.layout != "second" else outputs[::-1]
         same_dtype = gate.dtype == up.dtype or (casts(gate) and casts(up))
-        if takes(gate) and takes(up) and gate.shape == up.shape and same_dtype:
+        if supports(gate) and supports(up) and gate.shape == up.shape and same_dtype:
             return functional.gated(gate, up, self.activation)
         return ACTIVATIONS[self.activation][1](gate) * up
 
 
-def may_be_gated(module: nn.Module) -> bool:
+def gated_unit(module: nn.Module, context: Context) -> Answer | None:
+    """A module with two or three linears that is compared with the formula."""
+    if not _may_be_gated(module):
+        return None
+    _, activations, _ = _sorted(module)
+    names = tuple(activation_name(child, context.answer(child)) for child in activations.values())
+    return context.once(lambda unit: _recognise(unit, names), module, names)
+
+
+def _may_be_gated(module: nn.Module) -> bool:
     """Submodules and a forward that a gated unit might have."""
     linears, activations, _ = _sorted(module)
     return (
@@ -124,16 +131,15 @@ def may_be_gated(module: nn.Module) -> bool:
     )
 
 
-def recognise_gated(module: nn.Module, known: dict[nn.Module, str]) -> Gated | None:
+def _recognise(module: nn.Module, named: tuple[str | None, ...]) -> GatedSwap | None:
     """What the module, which may be one, calls; None if it is no gated unit.
 
     Args:
-        known: the activation that submodules were found to compute.
+        named: the activation that each submodule computes that may be one.
     """
-    linears, activations, _ = _sorted(module)
-    named = {known.get(a) or activation_name(a) for a in activations.values()}
     if None in named:
         return None
+    linears, activations, _ = _sorted(module)
     names = [name for name in ACTIVATIONS if not named or name in named]
     for down in reversed(linears):
         others = [name for name in linears if name != down]
@@ -231,7 +237,7 @@ class _Probe:
             and len(set(calls)) == len(calls)
             and sorted(called) == sorted(linears)
         )
-        self.description = Gated(
+        self.description = GatedSwap(
             linears=called,
             down=down,
             between=tuple(name for name in calls[:at] if name in others),
@@ -242,7 +248,7 @@ class _Probe:
             casts_to_weight=False,
         )
 
-    def matches(self, found: Gated) -> bool:
+    def matches(self, found: GatedSwap) -> bool:
         """Whether output and gradients are those of `found`."""
         if not self.ran or self._y is None:
             return False
@@ -259,7 +265,7 @@ class _Probe:
             for a, b in zip([self._y, *ours], [expected, *theirs], strict=True)
         )
 
-    def _formula(self, found: Gated) -> Tensor:
+    def _formula(self, found: GatedSwap) -> Tensor:
         outputs = [self._modules[name](self._x) for name in found.linears]
         gate, up = outputs if len(outputs) == 2 else _halves(outputs[0], found.layout)
         if found.layout == "second":
