@@ -14,10 +14,11 @@ def saved_bytes(forward: Callable[[], object], parameters: Iterable[Tensor] = ()
     """Bytes that `forward` leaves saved for backward, each storage whole and once, without those of
     `parameters`.
     """
-    with SavedTensors(exclude=parameters) as saved:
+    with SavedTensors(exclude=parameters, dropped=False) as saved:
         result = forward()
+    held = saved.bytes
     del result
-    return saved.bytes
+    return held
 
 
 def held_bytes(fn: Callable[[], Tensor], device: torch.device) -> int:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import memopt
+from benchmarks.convert_models.byte_terms import Term, sum_per_token
 from memopt._extension import _C
 from tests.convert.modules import FeedForward, PlainRMSNorm
 from tests.nn.test_block_bytes import (
@@ -28,7 +29,7 @@ from tests.nn.test_block_bytes import (
     run,
 )
 from tests.support.blocks import GPT2Block, LlamaBlock, angles, rotated
-from tests.support.byte_table import Term, assert_kept, sum_per_token
+from tests.support.byte_table import assert_kept
 
 
 def states(calls: int) -> tuple[Term, ...]:

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import memopt
-from tests.convert.models import MODELS, WORDS, transformers
+from benchmarks.convert_models.models import MODELS, WORDS
+
+transformers: Any = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.slow  # for whichever test imports a library first
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import collections
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ import torch._dynamo.testing
 from torch import Tensor, nn
 
 import memopt
-from tests.convert.models import HIDDEN, MODELS, Model, transformers
+from benchmarks.convert_models.models import HIDDEN, MODELS, Model
 from tests.convert.support import assert_as_accurate, assert_same, exact_step, state, step
+
+transformers: Any = pytest.importorskip("transformers")
 
 ALL = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 GENERATING = pytest.mark.parametrize(
