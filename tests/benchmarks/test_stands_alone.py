@@ -21,10 +21,9 @@ def imported(file: Path) -> set[str]:
 def test_benchmarks_import_nothing_from_the_tests() -> None:
     files = sorted(BENCHMARKS.rglob("*.py"))
     assert len(files) > 10
-    found = {
-        file.name: name
-        for file in files
-        for name in imported(file)
-        if name.split(".")[0] == "tests"
-    }
+    found = {file.name: name for file in files for name in imported(file) if is_of_tests(name)}
     assert found == {}
+
+
+def is_of_tests(module: str) -> bool:
+    return module.split(".")[0] == "tests"
