@@ -42,35 +42,43 @@ def convert(
     checkpoint: Choice | bool | None = None,
     offload: Choice | None = None,
 ) -> Report:
-    """Let memopt compute what it can of `model`, in place; `revert(model)` undoes it.
+    """Have memopt's ops compute what they can of `model`, in place; `revert(model)` undoes it.
 
-    Modules that memopt has an op for are swapped: torch.nn's LayerNorm, RMSNorm, GELU, SiLU, ReLU,
-    Sigmoid and Dropout, and their subclasses that keep the forward; any module that computes one of
-    these norms or memopt's activations, whatever its class is called (as transformers', timm's or
-    your own); and gated units between linears, down(f(gate(x)) up(x)). The latter are known by
-    structure and by comparing what they compute with the formula, on stand-ins with small tensors
-    of their own on the CPU, so that nothing of the model is read, written or called; it may be on
-    any device, meta included. What memopt does not know, it leaves alone.
+    A list of rules says which modules are swapped:
 
-    A swapped module is the object that it was, of a subclass of its class: parameters, buffers,
-    keys, hooks, training flag, copies and pickles (which need memopt to load) stay. Calls that
-    memopt's ops do not take, of other dtypes or devices or of distributed tensors, are PyTorch's as
-    before; and the module's own, where it is known by probes and a number, string or function among
-    its attributes was changed since (but a norm's eps). Results differ by rounding; dropout draws
-    other random numbers; under autocast norms return the autocast dtype. The activation in front of
-    a gated product is not called as a module, unless it has a hook.
+    - torch.nn's LayerNorm, RMSNorm, GELU, SiLU, ReLU, Sigmoid and Dropout, and subclasses of them
+      that keep the forward; the activation function of torch.nn's transformer layers.
+    - Any module that computes one of these norms or memopt's activations, whatever its class is
+      called: those of transformers and timm, or your own.
+    - Gated units between linears, down(f(gate(x)) up(x)).
+    - What rules of your own say, which are asked first: see `memopt.convert.rule`.
+
+    The modules of the second and third kind are recognised by their structure, and by comparing
+    what they compute with the formula. This is done on stand-ins with small tensors of their own on
+    the CPU: no tensor of the model is read or written, no module of it is called, and it may be on
+    any device, meta included. Modules that no rule knows stay as they are.
+
+    A swapped module is still the same object; its class is a subclass of the one it had.
+    Parameters, buffers, state_dict keys, hooks and the training flag stay, and so do copies and
+    pickles (which need memopt to load). Calls that memopt's ops do not support, with other dtypes
+    or devices or with distributed tensors, run the module's own forward. So does a module that was
+    recognised by a comparison, once a number, string or function among its attributes was changed
+    (except a norm's eps). Results differ by rounding; dropout draws other random numbers; under
+    autocast norms return the autocast dtype. The activation in front of a gated product is not
+    called as a module, unless it has a hook.
 
     Recipes (see `memopt.recompute`) are turned on around the model's forward, so that the tensors
     that these ops return are not stored for backward by whatever uses them.
 
-    Converting again swaps what has been added since; there is nothing to do otherwise, and the
-    report says so. Convert before torch.compile, DistributedDataParallel, FSDP.
+    Converting again swaps what has been added since. If that is nothing, the report says so.
+    Convert before torch.compile, DistributedDataParallel and FSDP.
 
     Args:
         model: changed in place.
         sample_input: with one, the model runs once before and once after, and the report has the
             bytes saved for backward. A tensor; a tuple or list of positional arguments; or a
-            mapping of keyword arguments. Random numbers and buffers are left as they were.
+            mapping of keyword arguments. Measured as `memopt.saved_bytes` does, which leaves the
+            model as it was.
         recompute: turn recipes on. Without them ReLU and Sigmoid stay PyTorch's, which save their
             output like the layer behind them, and not their input.
         checkpoint: submodules to make checkpointed regions (see `checkpoint_wrapper`): a predicate,
@@ -86,7 +94,10 @@ def convert(
         TypeError: `model` is no nn.Module, is a ScriptModule, compiled or quantised, or
             `checkpoint` or `offload` is of another kind.
         ValueError: the model's forward raises with `sample_input`, or `checkpoint` is True and the
-            model has no blocks. After any error the model is as before.
+            model has no blocks.
+        RuntimeError: a rule raises, or there is a `sample_input` and torch.inference_mode() is on.
+
+    After any error the model is as before.
     """
     _check_model(model)
     regions = Regions(checkpoint, offload)
@@ -213,7 +224,7 @@ def _as_arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _check_model(model: nn.Module) -> None:
     check_can_patch("convert", "model", model)
-    # Where nobody imported it, nothing is compiled.
+    # Before this module of PyTorch's is imported, nothing is compiled.
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")
     for path, module in model.named_modules():
         where = f" at {path!r}" if path else ""

@@ -76,7 +76,9 @@ class _Patched(TorchFunctionMode):
         if patch is not None:
             try:
                 output = patch(*args, **kwargs)
-            except TypeError:  # arguments that PyTorch's function does not take either: its error
+            except (
+                TypeError
+            ):  # arguments that PyTorch's function rejects as well, with its own message
                 output = NotImplemented
             if output is not NotImplemented:
                 return output
@@ -90,10 +92,10 @@ def patch_functional() -> Iterator[None]:
 
     For forwards that call the functions and have no modules to `convert`. Calls that memopt's ops
     do not support (`inplace=True`, integers, other devices, sparse, nested or distributed tensors)
-    are PyTorch's as before. The scope ends with exceptions too; other threads are not concerned.
+    go to PyTorch as before. The scope applies to this thread only, and ends on exceptions too.
 
     relu saves its input, where PyTorch's saves its output: a gain only with recipes on
-    (`memopt.recompute`). `torch.sigmoid` and methods of tensors are left alone for that reason.
+    (`memopt.recompute`). For the same reason `torch.sigmoid` and tensor methods stay PyTorch's.
 
     A checkpointed region must run with the same functions again in backward, where no mode is on
     (PyTorch turns them off while it handles `backward` itself): enter the scope inside the region.

@@ -1,4 +1,4 @@
-"""Proves, storage by storage, what transformer blocks in bfloat16 that nobody rewrote keep for
+"""Proves, storage by storage, what transformer blocks in bfloat16 that are unmodified keep for
 backward once `memopt.convert` has been at them: the terms of memopt's own modules
 (tests/nn/test_block_bytes.py), one for one. Per token, with h the width, m the MLP's and kv the
 width of all key heads together:

@@ -1,4 +1,4 @@
-"""Proves: training loops that nobody wrote for memopt train a converted model to the losses of the
+"""Proves: training loops that know nothing of memopt train a converted model to the losses of the
 unconverted one: transformers' Trainer, with its gradient checkpointing too, accelerate, Lightning.
 """
 

@@ -1,4 +1,4 @@
-"""Proves: models of transformers that nobody rewrote, converted, compute what they computed, to the
+"""Proves: unmodified models of transformers, converted, compute what they computed, to the
 accuracy of the unconverted model, and are in every other respect the models that they were.
 """
 

@@ -54,8 +54,8 @@ ACTIVATIONS: dict[str, tuple[Function, Function]] = {
     "sigmoid": (functional.sigmoid, F.sigmoid),
 }
 
-# PyTorch's own save their output, which the next layer saves as well, and memopt's their input: a
-# gain only where a recipe makes both again.
+# PyTorch saves the output of these, which the next layer saves as well. memopt saves their input,
+# which is a gain only where a recipe computes the output again.
 SAVE_THEIR_OUTPUT = frozenset(("relu", "sigmoid"))
 
 
@@ -66,7 +66,7 @@ class ActivationSwap(ClassSwap):
     name: str
 
     constants: Constants = ()
-    """With others it computes something else."""
+    """If an attribute has another value, the module computes something else."""
 
     def becomes(self) -> str:
         if self.name == "gelu_tanh":
@@ -98,6 +98,8 @@ def activation_name(module: nn.Module, swap: Answer | None = None) -> str | None
     Args:
         swap: what was decided for the module, if it is not swapped yet.
     """
+    if "forward" in module.__dict__:  # whatever its class computes
+        return None
     swap = swap_of(module) or swap
     if isinstance(swap, ActivationSwap):
         return swap.name if are_constant(module, swap.constants) else None
@@ -138,9 +140,9 @@ def _may_be_activation(module: nn.Module) -> bool:
 def _recognise(module: nn.Module) -> str | None:
     """The name of the activation that `module`, which may be one, computes; None for any other.
 
-    Its forward and gradient are compared with those of every activation in float32, at values where
-    they differ by far more than rounding; in training and evaluation mode; and in bfloat16, of
-    which it must return the dtype.
+    Its forward and gradient are compared with those of every activation in float32, in training and
+    in evaluation mode, at values where the activations differ by far more than rounding. In
+    bfloat16 it must return bfloat16.
     """
     x = _values().requires_grad_()
     output = forward_of(stand_in(module, training=True), x)

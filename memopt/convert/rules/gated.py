@@ -2,14 +2,14 @@
 
     down(f(gate(x)) up(x))     three linears, or two where one gives gate and up in one tensor
 
-Known by structure: a forward of one argument; two or three submodules that hold matrices, at most
-one that is an activation, and others (dropout, Identity, a norm) that are called between the
-product and `down` or behind it. And by what it computes: a stand-in with small linears is compared
-with the formula, outputs and gradients, in float64.
+Such a module has a forward of one argument; two or three submodules that hold matrices; at most one
+that is an activation; and perhaps others (dropout, Identity, a norm), called between the product
+and `down` or after `down`. The output and the gradients of a stand-in with small linears are
+compared with the formula, in float64.
 
-In place of the module's forward the same submodules are called, in the same order, so that their
-hooks run, adapters and quantised linears work, and random numbers are drawn in the same order; only
-the product and the activation in front of it become one op.
+The new forward calls the same submodules in the same order. So their hooks run, adapters and
+quantised linears work, and random numbers are drawn in the same order. Only the product and the
+activation in front of it become one op.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _OUTSIDE, _INSIDE = 6, 10
 
 @dataclass(frozen=True)
 class GatedSwap(ClassSwap):
-    """Which submodules a gated unit calls, by name."""
+    """A gated unit: the names of the submodules that it calls."""
 
     linears: tuple[str, ...]
     """(gate, up) in the order of their calls, or the one that gives both."""
@@ -67,7 +67,7 @@ class GatedSwap(ClassSwap):
     """The product is cast to the dtype of down's weight, as T5 does."""
 
     constants: Constants = ()
-    """With others it computes something else."""
+    """If an attribute has another value, the module computes something else."""
 
     def becomes(self) -> str:
         packed = "" if len(self.linears) == 2 else "_packed" * (self.layout != "second")
@@ -79,7 +79,7 @@ class GatedSwap(ClassSwap):
         submodules = module._modules
         if self.activation_module is not None:
             activation = submodules[self.activation_module]
-            # A hook wants to see it, or another was put in its place.
+            # A hook has to see the call, or another activation was put in its place.
             if _has_hooks(activation) or activation_name(activation) != self.activation:
                 return plain(module, input)
         h: Tensor = self._product([submodules[name](input) for name in self.linears])

@@ -3,9 +3,9 @@
     rms_norm    x / sqrt(mean(x^2) + eps) w    or, with a zero-centred weight, (1 + w)
     layer_norm  (x - mean(x)) / sqrt(var(x) + eps) w + b
 
-Known by structure: one weight of one dimension, at most one bias, no buffers, no submodules; and by
-what it computes: the forward of a stand-in with random parameters is compared with the formulas, in
-float32 and in the module's dtype, on rows small enough that eps shows.
+Such a module has one weight of one dimension, at most one bias, no buffers and no submodules. The
+forward of a stand-in with random parameters is compared with the formulas, in float32 and in the
+module's dtype, on rows so small that eps matters.
 """
 
 from __future__ import annotations
@@ -36,17 +36,16 @@ from memopt.convert.probe import (
 from memopt.convert.supported import casts, supports
 from memopt.convert.swap import ClassSwap, Plain
 
-# What eps is set to on the stand-in: no module's default, so that it tells the attribute.
+# The stand-in's eps. No module has it as its default, so that the right attribute is found.
 _PROBE_EPS = 3e-4
 _ROW_SCALES = (1.0, 30.0, 1e-2, 1e-3, 1e-5)
-
 
 NO_NORM = "it computes neither a layer norm nor an RMS norm over its last dimension"
 
 
 @dataclass(frozen=True)
 class NormSwap(ClassSwap):
-    """How a norm that is not torch.nn's finds its arguments."""
+    """A norm that is not torch.nn's, and where it finds its arguments."""
 
     op: str
     """"rms_norm" or "layer_norm"."""
@@ -60,10 +59,10 @@ class NormSwap(ClassSwap):
 
     zero_centered_weight: bool
     returns_input_dtype: bool
-    """Also beside a weight of another dtype; else PyTorch's promotion decides."""
+    """Even if the weight has another dtype. Otherwise PyTorch's type promotion decides."""
 
     constants: Constants = ()
-    """With others, beside eps, it computes something else."""
+    """Attributes other than eps. If one has another value, the module computes something else."""
 
     def becomes(self) -> str:
         centred = "zero_centered_weight=True" if self.zero_centered_weight else ""
