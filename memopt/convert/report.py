@@ -23,9 +23,7 @@ class Swapped(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A module that stays as it was, although memopt has ops for modules of its kind, or a rule said
-    why it stays.
-    """
+    """A module that stays as it was, although it looks like one that memopt knows, and why."""
 
     path: str
     from_class: str
