@@ -76,9 +76,7 @@ class _Patched(TorchFunctionMode):
         if patch is not None:
             try:
                 output = patch(*args, **kwargs)
-            except (
-                TypeError
-            ):  # arguments that PyTorch's function rejects as well, with its own message
+            except TypeError:  # PyTorch's function raises for these arguments too
                 output = NotImplemented
             if output is not NotImplemented:
                 return output
