@@ -144,12 +144,19 @@ class ForwardSwap(ClassSwap):
         def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not isinstance(self, generated):
                 return type(self).forward(self, *args, **kwargs)
-            tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-            if not supports(next(tensors, None), *self._parameters.values()):
+            input = _first_tensor(*args, *kwargs.values())
+            if not supports(input, *self._parameters.values()):
                 return plain(self, *args, **kwargs)
             return swapped(self, *args, **kwargs)
 
         return forward
+
+
+def _first_tensor(*values: object) -> Tensor | None:
+    for value in values:
+        if isinstance(value, Tensor):
+            return value
+    return None
 
 
 @dataclass(frozen=True)

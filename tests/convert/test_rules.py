@@ -128,6 +128,16 @@ def test_further_arguments_and_unsupported_calls() -> None:
     assert memopt_ops(lambda: module(x)) == []
 
 
+def test_a_swap_of_your_own_compiles() -> None:
+    registered(swap_log_norm, LogNorm)
+    model, x = nn.Sequential(LogNorm()), torch.randn(3, 8)
+    memopt.convert(model)
+    expected = model(x)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), expected)
+
+
 def test_subclasses_with_another_forward_are_not_asked_about() -> None:
     registered(swap_log_norm, LogNorm)
     report = memopt.convert(nn.Sequential(Shifted()))
