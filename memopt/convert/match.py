@@ -158,6 +158,8 @@ def _key(value: object) -> str:
     """Equal for attributes that are alike; all of them live while modules are matched."""
     if isinstance(value, (bool, int, float, str, type(None))):
         return repr(value)
+    if isinstance(value, tuple):
+        return repr(tuple(map(_key, value)))
     return f"object {id(getattr(value, '__func__', value))}"
 
 
