@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -65,5 +66,10 @@ class StageBytes:
         return totals
 
     def _variable(self, values: Iterable[object]) -> dict[Hashable, int]:
-        tensors = (value for value in values if isinstance(value, Tensor))
-        return {s: size for s, size in storages(tensors).items() if s not in self._constant}
+        found: dict[Hashable, int] = {}
+        for tensor in (value for value in values if isinstance(value, Tensor)):
+            if tensor.layout is torch.strided:
+                found |= storages([tensor])
+            else:  # sparse: its dense size is what its gradients may take, counted each time
+                found[object()] = tensor.numel() * tensor.element_size()
+        return {s: size for s, size in found.items() if s not in self._constant}
