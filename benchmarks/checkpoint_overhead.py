@@ -39,8 +39,7 @@ from benchmarks.cli import RESULTS
 from benchmarks.clocks import Clock, CpuClock
 from benchmarks.harness import QUICK, Effort, alternate, spread
 from benchmarks.summary import describe, table
-from tests.checkpoint.support import CountCalls
-from tests.support.saved_bytes import SavedTensors
+from memopt.measure import SavedTensors
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -80,6 +79,18 @@ class Block(nn.Module):
 def linears(dropout: float) -> nn.Module:
     between = [nn.ReLU(), nn.Dropout(dropout)] if dropout else [nn.ReLU()]
     return nn.Sequential(nn.Linear(16, 16), *between, nn.Linear(16, 16))
+
+
+class CountCalls(nn.Module):
+    """Passes its input on and counts how often it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x
 
 
 @dataclasses.dataclass(frozen=True)

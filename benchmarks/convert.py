@@ -1,4 +1,4 @@
-"""A training step of whole models of transformers that nobody rewrote: as they are, after
+"""A training step of whole unmodified models of transformers: as they are, after
 `memopt.convert(model)`, and with torch.utils.checkpoint around each block (transformers' own
 gradient_checkpointing_enable).
 

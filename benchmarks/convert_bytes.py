@@ -4,7 +4,7 @@ beside the formula that says why.
 Models with random weights in bfloat16 on the CPU, with PyTorch's fused attention, without dropout
 and without a cache of keys and values. Bytes are counted by saved-tensor hooks, each storage whole
 and once, without parameters and buffers, and the same in every run; no times are taken. The
-formulas are those of tests/convert/model_terms.py, and a count that differs from its formula ends
+formulas are those of convert_models/model_terms.py, and a count that differs from its formula ends
 the run.
 
 `python -m benchmarks.convert_bytes [--out FILE.json]` writes the JSON and prints the README's
@@ -17,6 +17,7 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,9 @@ import torch
 
 from benchmarks import record
 from benchmarks.cli import RESULTS
+from benchmarks.convert_models.model_terms import MODEL_TERMS, count_before_and_after
+from benchmarks.convert_models.sizes import Sizes
 from benchmarks.summary import table
-from tests.convert.model_terms import MODEL_TERMS, count_before_and_after
-from tests.convert.models import transformers
-from tests.convert.sizes import Sizes
 
 OP = "convert_bytes"
 OUT = f"cpu_{OP}.json"
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         torch.device("cpu"),
         copy_bandwidths={},
     )
-    header["versions"]["transformers"] = transformers.__version__
+    header["versions"]["transformers"] = metadata.version("transformers")
     results = record.Record(args.out, header, resume=False)
     for name in MODEL_TERMS:
         results.add(name, measure(name, SIZES))

@@ -7,17 +7,18 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from tests.support.saved_bytes import SavedTensors
+from memopt.measure import SavedTensors
 
 
 def saved_bytes(forward: Callable[[], object], parameters: Iterable[Tensor] = ()) -> int:
     """Bytes that `forward` leaves saved for backward, each storage whole and once, without those of
     `parameters`.
     """
-    with SavedTensors(exclude=parameters) as saved:
+    with SavedTensors(exclude=parameters, dropped=False) as saved:
         result = forward()
+    held = saved.bytes
     del result
-    return saved.bytes
+    return held
 
 
 def held_bytes(fn: Callable[[], Tensor], device: torch.device) -> int:

@@ -3,7 +3,7 @@
 Kept, made again from what is saved anyway (memopt.functional, memopt.nn; memopt.recompute() for any
 consumer), checkpointed or offloaded (memopt.checkpoint, memopt.checkpoint_wrapper).
 memopt.saved_tensors picks the fate of each tensor. memopt.convert brings them to an unmodified
-model.
+model, and memopt.saved_bytes counts what is left.
 """
 
 from memopt import functional, nn
@@ -27,6 +27,7 @@ from memopt.checkpoint import (
 # So does this one (memopt.convert.report).
 from memopt.convert import convert, patch_functional, revert
 from memopt.fates import saved_tensors
+from memopt.measure import saved_bytes
 from memopt.recipes import recompute
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "patch_functional",
     "recompute",
     "revert",
+    "saved_bytes",
     "saved_tensors",
     "unwrap",
 ]

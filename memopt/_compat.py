@@ -1,14 +1,17 @@
-"""PyTorch's private names that memopt's Python uses, all in this one place.
-
-A new version of PyTorch may rename or drop any of them; then this file is what has to change. What
-the C++ side looks up by name stands in csrc/python/compat.h.
+"""Every private name of PyTorch that memopt's Python uses, so that a new release of PyTorch is
+checked in one place. Each entry says what is relied upon. What the C++ side looks up by name stands
+in csrc/python/compat.h.
 """
 
 from __future__ import annotations
 
-from torch.utils import checkpoint as _checkpoint
+from typing import Any
 
-__all__ = ["checkpoint_options_set_globally"]
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad, grad_mode
+from torch.utils import _python_dispatch
+from torch.utils import checkpoint as _checkpoint
 
 
 def checkpoint_options_set_globally() -> tuple[bool | None, bool | None]:
@@ -16,3 +19,40 @@ def checkpoint_options_set_globally() -> tuple[bool | None, bool | None]:
     torch.utils.checkpoint have set: (early_stop, debug), each None where nothing was set.
     """
     return _checkpoint._enable_checkpoint_early_stop, _checkpoint._checkpoint_debug_enabled
+
+
+def in_function_transform() -> bool:
+    """Whether a transform of torch.func (grad, vmap, ...) runs; those forbid saved-tensor hooks."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def in_transform() -> bool:
+    """The same, or a forward-mode derivative (torch.autograd.forward_ad)."""
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def without_function_modes() -> Any:
+    """A context in which no TorchFunctionMode and no `__torch_function__` sees a call."""
+    return torch._C.DisableTorchFunction()
+
+
+def without_dispatch_modes() -> Any:
+    """A context in which no TorchDispatchMode sees an operator."""
+    return _python_dispatch._disable_current_modes()
+
+
+def wraps_tensors(tensor: Tensor) -> bool:
+    """Whether `tensor` is of a subclass that holds other tensors (DTensor, for one), which
+    `__tensor_flatten__` names.
+    """
+    return bool(_python_dispatch.is_traceable_wrapper_subclass(tensor))
+
+
+def preserved_versions(tensors: tuple[Tensor, ...]) -> Any:
+    """A context at whose end the version counters of `tensors` are what they were at its start."""
+    return grad_mode._unsafe_preserve_version_counter(tensors)
+
+
+def view_base(tensor: Tensor) -> Tensor | None:
+    """The tensor that `tensor` is a view of, as autograd knows it; None if it is no view."""
+    return tensor._base

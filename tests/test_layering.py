@@ -23,7 +23,7 @@ MEMOPT_LAYERS = (
     {"_version", "_compat"},
     {"_C"},
     {"_extension"},
-    {"_subclass", "fates"},
+    {"_class_patch", "fates", "measure"},
     {"recipes"},
     {"functional"},
     {"nn"},

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from memopt._subclass import unchanged_on_error
+from memopt._class_patch import restored_on_error
 from memopt.checkpoint.wrapper import checkpoint_wrapper, class_before_wrapping
 
 NamedModules = list[tuple[str, nn.Module]]
@@ -72,7 +72,7 @@ def apply_checkpointing(
     candidates = _blocks(model) if check_fn is None else _submodules(model, check_fn)
     end = max(0, len(candidates) - skip_last)
     chosen = _choose(candidates[skip_first:end], every, fraction)
-    with unchanged_on_error(model):
+    with restored_on_error(model):
         for _, module in chosen:
             checkpoint_wrapper(module, offload_to_cpu, maintain_forward_counter)
     return [name for name, _ in chosen]

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
 from memopt._extension import _C
 from memopt.checkpoint.segments import least_peak_segments
+from memopt.measure import storages
 
 
 class StageBytes:
     """Counts storages, each whole and once, without the parameters and buffers of the stages.
 
-    Storages are told apart by weak references: those of a region are freed when it ends, and
-    another storage could get the address of one that nothing refers to.
+    This is no `memopt.saved_bytes` of each stage: the stages run as regions, which drop what they
+    save, and the storages that several stages share decide which of them to join.
     """
 
     def __init__(self, stages: Iterable[object]) -> None:
@@ -65,18 +66,10 @@ class StageBytes:
         return totals
 
     def _variable(self, values: Iterable[object]) -> dict[Hashable, int]:
-        tensors = (value for value in values if isinstance(value, Tensor))
-        return {s: size for s, size in storages(tensors).items() if s not in self._constant}
-
-
-def storages(tensors: Iterable[Tensor]) -> dict[Hashable, int]:
-    """The distinct storages behind `tensors` and the bytes of each."""
-    found: dict[Hashable, int] = {}
-    for tensor in tensors:
-        try:
-            storage = tensor.untyped_storage()
-        except NotImplementedError:  # sparse: its dense size, counted each time, is no less
-            found[object()] = tensor.numel() * tensor.element_size()
-        else:
-            found[StorageWeakRef(storage)] = storage.nbytes()
-    return found
+        found: dict[Hashable, int] = {}
+        for tensor in (value for value in values if isinstance(value, Tensor)):
+            if tensor.layout is torch.strided:
+                found |= storages([tensor])
+            else:  # sparse: its dense size is what its gradients may take, counted each time
+                found[object()] = tensor.numel() * tensor.element_size()
+        return {s: size for s, size in found.items() if s not in self._constant}

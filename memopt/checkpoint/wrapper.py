@@ -1,6 +1,6 @@
 """checkpoint_wrapper: a module whose every forward is a checkpointed region.
 
-The module stays the object it is; only its class changes (memopt/_subclass.py says how), to one
+The module stays the object it is; only its class changes (memopt/_class_patch.py says how), to one
 whose `forward` runs the original one as a region.
 """
 
@@ -14,16 +14,16 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
-from memopt._extension import _C
-from memopt._subclass import (
-    Around,
-    Change,
-    Changed,
-    changes,
-    check_can_change,
-    put_around,
-    take_away,
+from memopt._class_patch import (
+    ClassPatch,
+    ForwardWrapper,
+    Patched,
+    check_can_patch,
+    patches_of,
+    remove_patch,
+    wrap_forward,
 )
+from memopt._extension import _C
 from memopt.checkpoint.region import compiled_region
 from memopt.checkpoint.settings import region_settings
 
@@ -71,9 +71,9 @@ def checkpoint_wrapper(
     Raises:
         TypeError: `module` is no `nn.Module`, is a ScriptModule, or its class allows no subclass.
     """
-    check_can_change("checkpoint_wrapper", "module", module)
+    check_can_patch("checkpoint_wrapper", "module", module)
     if not _is_wrapped(type(module)):
-        put_around(module, Change(_Checkpointed))
+        wrap_forward(module, ClassPatch(_Checkpointed))
     elif _SETTINGS not in module.__dict__ and "forward" in module.__dict__:
         # Made by calling the class of a wrapped module.
         module.__dict__[_INSTANCE_FORWARD] = module.__dict__.pop("forward")
@@ -106,7 +106,7 @@ def unwrap(module: ModuleT) -> ModuleT:
 
 def check_can_unwrap(who: str, module: nn.Module) -> None:
     """Raises RuntimeError if a wrapped module's class was derived from since."""
-    if all(change.mixin is not _Checkpointed for change in changes(type(module))):
+    if all(patch.mixin is not _Checkpointed for patch in patches_of(type(module))):
         raise RuntimeError(
             f"{who}: module must have the class that checkpoint_wrapper gave it, got "
             f"{type(module).__name__}, a class derived from that one"
@@ -116,7 +116,7 @@ def check_can_unwrap(who: str, module: nn.Module) -> None:
 def unwrap_itself(module: nn.Module) -> None:
     """`unwrap`, of this module alone, which is wrapped."""
     _set_settings(module, None)
-    take_away(module, _Checkpointed)
+    remove_patch(module, _Checkpointed)
 
 
 def settings_of(module: nn.Module) -> Settings | None:
@@ -125,12 +125,12 @@ def settings_of(module: nn.Module) -> Settings | None:
 
 
 def class_before_wrapping(module: nn.Module) -> type[nn.Module]:
-    """The class of `module`, or the one that it had before memopt changed it."""
-    unchanged = (cls for cls in type(module).__mro__ if not issubclass(cls, Changed))
+    """The class of `module`, or the one that it had before memopt patched it."""
+    unchanged = (cls for cls in type(module).__mro__ if not issubclass(cls, Patched))
     return cast("type[nn.Module]", next(unchanged))
 
 
-class _Checkpointed(Around):
+class _Checkpointed(ForwardWrapper):
     """Mixin of the classes that wrapped modules get, ahead of the original class."""
 
     _memopt_who = "checkpoint_wrapper: a wrapped"

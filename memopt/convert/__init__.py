@@ -1,21 +1,41 @@
-"""memopt for models that nobody rewrites.
+"""memopt for unmodified models: modules are matched against a list of rules, and swapped.
 
-After `import memopt`, the attribute `memopt.convert` is the function. The modules of this package:
+    api          convert and revert: match, swap, report
+    match        asks the rules about each module of a model
+    rules        memopt's own rules, one file each, and the list of them
+    register     rules of your own
+    swap         what a rule answers: how a module becomes memopt's
+    recipes, regions   what convert puts around the forward of the model, and of its blocks
+    report       what convert returns
+    supported    which calls memopt's ops support
+    probe        runs stand-ins of modules, to see what these compute
+    patch        patch_functional
 
-    api                convert and revert
-    patch              patch_functional
-    report             what convert returns
-    known              which swap a module gets, or why none
-    activation, norm, gated   what a module computes, by structure and probes
-    transformer_layer  the activation function of torch.nn's transformer layers
-    swap, around       how a module's forward changes; recipes around a model's
-    eligible           which calls memopt's ops take
-    probe              stand-ins for modules
-    measure            bytes saved for backward
+After `import memopt`, the attribute `memopt.convert` is the function. It has the names below as
+attributes (`memopt.convert.rule`); `from memopt.convert import rule` works as well.
 """
 
 from memopt.convert.api import convert, revert
+from memopt.convert.match import Context, Reason, Rule
 from memopt.convert.patch import patch_functional
+from memopt.convert.register import register_rule, rule
 from memopt.convert.report import Report
+from memopt.convert.swap import ClassSwap, ForwardSwap, Swap
 
-__all__ = ["Report", "convert", "patch_functional", "revert"]
+__all__ = [
+    "ClassSwap",
+    "Context",
+    "ForwardSwap",
+    "Reason",
+    "Report",
+    "Rule",
+    "Swap",
+    "convert",
+    "patch_functional",
+    "register_rule",
+    "revert",
+    "rule",
+]
+
+for _attribute in (ClassSwap, Context, ForwardSwap, Reason, Report, Swap, register_rule, rule):
+    setattr(convert, _attribute.__name__, _attribute)

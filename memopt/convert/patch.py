@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from memopt import functional
-from memopt.convert.eligible import takes
+from memopt.convert.supported import supports
 
 
 def _layer_norm(
@@ -21,7 +21,7 @@ def _layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Any:
-    if not takes(input, weight, bias):
+    if not supports(input, weight, bias):
         return NotImplemented
     return functional.layer_norm(input, normalized_shape, weight, bias, eps)
 
@@ -32,25 +32,25 @@ def _rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Any:
-    if not takes(input, weight):
+    if not supports(input, weight):
         return NotImplemented
     return functional.rms_norm(input, normalized_shape, weight, eps)
 
 
 def _gelu(input: Tensor, *, approximate: str = "none") -> Any:
-    return functional.gelu(input, approximate) if takes(input) else NotImplemented
+    return functional.gelu(input, approximate) if supports(input) else NotImplemented
 
 
 def _silu(input: Tensor, inplace: bool = False) -> Any:
-    return functional.silu(input) if takes(input) and not inplace else NotImplemented
+    return functional.silu(input) if supports(input) and not inplace else NotImplemented
 
 
 def _relu(input: Tensor, inplace: bool = False) -> Any:
-    return functional.relu(input) if takes(input) and not inplace else NotImplemented
+    return functional.relu(input) if supports(input) and not inplace else NotImplemented
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    if not takes(input) or inplace:
+    if not supports(input) or inplace:
         return NotImplemented
     return functional.dropout(input, p, training)
 
@@ -76,7 +76,7 @@ class _Patched(TorchFunctionMode):
         if patch is not None:
             try:
                 output = patch(*args, **kwargs)
-            except TypeError:  # arguments that PyTorch's function does not take either: its error
+            except TypeError:  # PyTorch's function raises for these arguments too
                 output = NotImplemented
             if output is not NotImplemented:
                 return output
@@ -89,11 +89,11 @@ def patch_functional() -> Iterator[None]:
     dropout are memopt's.
 
     For forwards that call the functions and have no modules to `convert`. Calls that memopt's ops
-    do not take (`inplace=True`, integers, other devices, sparse, nested or distributed tensors)
-    are PyTorch's as before. The scope ends with exceptions too; other threads are not concerned.
+    do not support (`inplace=True`, integers, other devices, sparse, nested or distributed tensors)
+    go to PyTorch as before. The scope applies to this thread only, and ends on exceptions too.
 
     relu saves its input, where PyTorch's saves its output: a gain only with recipes on
-    (`memopt.recompute`). `torch.sigmoid` and methods of tensors are left alone for that reason.
+    (`memopt.recompute`). For the same reason `torch.sigmoid` and tensor methods stay PyTorch's.
 
     A checkpointed region must run with the same functions again in backward, where no mode is on
     (PyTorch turns them off while it handles `backward` itself): enter the scope inside the region.

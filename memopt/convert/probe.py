@@ -1,8 +1,8 @@
-"""Calls the forward of a stand-in for a module, to see what the module computes.
+"""Probes: calls the forward of a stand-in for a module, to see what the module computes.
 
-A stand-in has the module's class and attributes, and tensors and submodules of its own in place of
-the module's: small ones, on the CPU. So nothing of the module is read or written, whatever its
-device, and its hooks do not run.
+A stand-in has the class and the attributes of the module, but small tensors and submodules of its
+own, on the CPU. So no tensor of the module is read or written, whatever its device, and its hooks
+do not run.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _python_dispatch
 
-from memopt._subclass import original_class
+from memopt._class_patch import original_class
+from memopt._compat import without_dispatch_modes, without_function_modes
 
 _MODULE_ATTRIBUTES = frozenset(nn.Module().__dict__)
 _SIMPLE = (bool, int, float, str, type(None))
@@ -26,27 +26,29 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _MISSING = object()
 
 Constants = tuple[tuple[str, Any], ...]
-"""Attributes, by name, on which what a module computes may depend."""
+"""Names and values of attributes that may decide what a module computes."""
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Leaves random numbers, warnings and the modes of the caller alone."""
+    """A scope for probes: no mode of the caller is on, no warning is shown, and the random numbers
+    that are drawn do not count.
+    """
     with (
         torch.random.fork_rng(devices=[]),
         warnings.catch_warnings(),
         torch.inference_mode(False),
         torch.enable_grad(),
         torch.autocast("cpu", enabled=False),
-        torch._C.DisableTorchFunction(),
-        _python_dispatch._disable_current_modes(),
+        without_function_modes(),
+        without_dispatch_modes(),
     ):
         warnings.simplefilter("ignore")
         yield
 
 
 def random_normal(*size: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    """Standard normal numbers on the CPU that draw on no generator of the process."""
+    """Standard normal numbers on the CPU, from a generator of their own."""
     generator = torch.Generator("cpu").manual_seed(seed)
     return torch.randn(size, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
 
@@ -71,7 +73,7 @@ def stand_in(
 
 
 def own_attributes(module: nn.Module) -> dict[str, Any]:
-    """What the module's class put on it beside tensors and submodules."""
+    """The attributes that the module's class gave it, other than tensors and submodules."""
     return {
         name: value
         for name, value in module.__dict__.items()
@@ -80,8 +82,8 @@ def own_attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def simple_attributes(module: nn.Module) -> tuple[tuple[str, Any], ...] | None:
-    """`own_attributes` in an order, hashable; None if one is no number, string or function: a
-    module with such a one may keep a state in it.
+    """`own_attributes`, sorted and hashable. None if one of them is no number, string or function,
+    since the module may keep a state in it.
     """
     found = []
     for name, value in sorted(own_attributes(module).items()):
@@ -95,8 +97,8 @@ def simple_attributes(module: nn.Module) -> tuple[tuple[str, Any], ...] | None:
 
 
 def constants_of(module: nn.Module, read: str | float = "") -> Constants:
-    """The numbers, strings and functions among `own_attributes` but for `read`, which is looked up
-    in every call: as they were when the module was probed.
+    """The numbers, strings and functions among `own_attributes`, as they are when the module is
+    probed. Without `read`, the name of one that is looked up in every call.
     """
     return tuple(
         (name, value)
@@ -106,20 +108,20 @@ def constants_of(module: nn.Module, read: str | float = "") -> Constants:
 
 
 def are_constant(module: nn.Module, constants: Constants) -> bool:
-    """Whether nobody has changed them since. In front of every call."""
+    """Whether the module's attributes still have these values. Runs before every call."""
     attributes = module.__dict__
     return all(attributes.get(name, _MISSING) == value for name, value in constants)
 
 
 def has_containers(module: nn.Module) -> bool:
-    """Whether a list, dict, set or tensor is among `own_attributes`, which a stand-in would share:
-    forward might keep a state in it.
+    """Whether a list, dict, set or tensor is among `own_attributes`. A stand-in would share it with
+    the module, and forward might keep a state in it.
     """
     return any(isinstance(v, (list, dict, set, Tensor)) for v in own_attributes(module).values())
 
 
 def _function(value: Any) -> Any:
-    """Stands for a function among attributes: the same for bound methods of several instances."""
+    """What identifies a function: for a method, the same in all instances."""
     return getattr(value, "__func__", repr(value))
 
 
@@ -145,9 +147,8 @@ def takes_one_tensor(module: nn.Module) -> bool:
 
 
 def forward_of(module: nn.Module, input: Tensor) -> Tensor | None:
-    """What the forward of a stand-in returns; None if it raises, if that is no tensor, and if it
-    sets an attribute: a module that counts its calls or shows its last output does more than
-    compute.
+    """What the forward of a stand-in returns. None if it raises, if it returns something other than
+    a tensor, or if it sets an attribute: a module that counts its calls does more than compute.
     """
     before = dict(module.__dict__)
     try:

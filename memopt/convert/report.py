@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class Swapped(NamedTuple):
-    """A module that is computed by memopt now."""
+    """A module that memopt computes now."""
 
     path: str
     """In the model, as named_modules() has it; empty for the model itself."""
@@ -23,7 +23,7 @@ class Swapped(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A module that stays as it was, although it looks like one that memopt knows."""
+    """A module that stays as it was, although it looks like one that memopt knows, and why."""
 
     path: str
     from_class: str

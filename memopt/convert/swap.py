@@ -1,80 +1,65 @@
-"""A module whose forward is computed by an op of memopt: the change, and what describes it.
+"""Swaps: what a module becomes, and how it is made that.
 
-The subclass that the module gets depends on a description alone, which is a small frozen dataclass:
-nothing is stored on the module, so copies and pickles are converted as it is, and taking the class
-away undoes it.
+A swap is a small frozen dataclass, the same for modules that are alike. A ClassSwap gives the
+module a subclass that depends on the swap alone: nothing is stored on the module, so copies and
+pickles are converted as it is, and removing the subclass undoes the swap. An AttributeSwap puts
+another function in an attribute.
 """
 
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
 
-from memopt._subclass import Change, Changed, Forward, changes, set_changes
-from memopt.convert.eligible import takes
+from memopt._class_patch import ClassPatch, Forward, Patched, patches_of, remove_patch, set_patches
+from memopt.convert.supported import supports
 
 Plain = Callable[[nn.Module, Tensor], Tensor]
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+# On a function that AttributeSwap puts in an attribute: the one that was there.
+_REPLACES = "_memopt_replaces"
 
 
-class Swap(Protocol):
-    """What computes a module's forward in place of its own. Hashable and picklable."""
+class Swap:
+    """What a rule answers for a module that memopt can compute."""
 
-    @property
-    def to(self) -> str:
-        """What the report says it became."""
+    def becomes(self) -> str:
+        """The module of memopt.nn or the function of memopt.functional, for the report."""
+        raise NotImplementedError
 
-    @property
-    def base(self) -> type[nn.Module] | None:
-        """The module of memopt.nn that a module of torch.nn becomes an instance of, or None."""
+    def origin(self, path: str, module: nn.Module) -> tuple[str, str]:
+        """Path and name of what is swapped, for the report."""
+        return path, type(module).__qualname__
+
+    def needs_recipes(self) -> bool:
+        """Whether it saves more than the original where `memopt.recompute` is off."""
+        return False
+
+    def apply(self, module: nn.Module) -> None:
+        """Swap `module`, in place."""
+        raise NotImplementedError
+
+
+class ClassSwap(Swap):
+    """A swap that replaces the module's forward, of one tensor, by `run`."""
 
     def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
-        """The forward; `plain` is the original one, for calls that memopt's ops do not take."""
+        """The forward; `plain` is the original one, for calls that memopt's ops do not support."""
+        raise NotImplementedError
 
+    def bases(self, original: type[nn.Module]) -> tuple[type, ...]:
+        """What the module's class derives from; `original` is the class that it had."""
+        return (original,)
 
-@dataclass(frozen=True)
-class Module:
-    """A module of torch.nn, or of a subclass without a forward of its own, by memopt.nn's."""
-
-    base: type[nn.Module]
-    parameters: tuple[str, ...] = ()
-    """Names of those that the op takes beside its input."""
-
-    @property
-    def to(self) -> str:
-        return f"memopt.nn.{self.base.__name__}"
-
-    def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
-        found = module._parameters  # quicker than attributes, but a parametrization's are not there
-        parameters = [
-            found[name] if name in found else getattr(module, name) for name in self.parameters
-        ]
-        if not takes(input, *parameters):
-            return plain(module, input)
-        output: Tensor = self.base.forward(module, input)
-        return output
-
-
-class Swapped(Changed):
-    """Mixin of the classes of modules that were swapped."""
-
-    _memopt_who = "convert: a converted"
-    _memopt_undo = "revert"
-
-    @classmethod
-    def _memopt_bases(cls, original: type[nn.Module], key: Swap) -> tuple[type, ...]:
-        if key.base is None:
-            return (cls, original)
-        if issubclass(key.base, original):  # torch.nn's own class
-            return (cls, key.base)
-        return (cls, original, key.base)  # a subclass of torch.nn's
-
-    @classmethod
-    def _memopt_forward(cls, generated: type, original: type[nn.Module], key: Swap) -> Forward:
-        run, plain = key.run, original.forward
+    def make_forward(self, generated: type, plain: Forward) -> Forward:
+        """The forward of the class `generated`, in place of `plain`."""
+        run = self.run
 
         def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not isinstance(self, generated):  # reverted; code that kept the method calls it
@@ -85,15 +70,156 @@ class Swapped(Changed):
 
         return forward
 
+    def apply(self, module: nn.Module) -> None:
+        """Inside whatever wraps the module's forward already."""
+        swap = ClassPatch(SwappedModule, cast("Hashable", self))
+        set_patches(module, [swap, *patches_of(type(module))])
 
-def swap_of(module: nn.Module) -> Swap | None:
-    """What `module` was swapped for; None if it was not."""
-    for change in changes(type(module)):
-        if change.mixin is Swapped:
-            return cast("Swap", change.key)
+
+@dataclass(frozen=True)
+class TorchSwap(ClassSwap):
+    """A module of torch.nn, or of a subclass that keeps its forward, becomes memopt.nn's."""
+
+    base: type[nn.Module]
+    parameters: tuple[str, ...] = ()
+    """Names of those that the op takes beside its input."""
+
+    saves_input_for_output: bool = False
+    """PyTorch's saves its output, which the next layer saves as well."""
+
+    def becomes(self) -> str:
+        return f"memopt.nn.{self.base.__name__}"
+
+    def needs_recipes(self) -> bool:
+        return self.saves_input_for_output
+
+    def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
+        found = module._parameters  # quicker than attributes, but a parametrization's are not there
+        parameters = [
+            found[name] if name in found else getattr(module, name) for name in self.parameters
+        ]
+        if not supports(input, *parameters):
+            return plain(module, input)
+        output: Tensor = self.base.forward(module, input)
+        return output
+
+    def bases(self, original: type[nn.Module]) -> tuple[type, ...]:
+        if issubclass(self.base, original):  # torch.nn's own class
+            return (self.base,)
+        return (original, self.base)  # a subclass of torch.nn's
+
+
+@dataclass(frozen=True)
+class ForwardSwap(ClassSwap):
+    """A swap for rules of your own: `forward(module, *args, **kwargs)` computes the module.
+
+    A call runs the module's own forward instead where memopt's ops do not support the first tensor
+    among its arguments together with the module's own parameters: see `memopt.convert`.
+    """
+
+    forward: Callable[..., Any]
+    """Defined at the top level of a file, if converted modules are to be pickled."""
+
+    to: str
+    """What the report says the module becomes."""
+
+    with_recipes_only: bool = False
+    """Leave the module where recipes are off (`convert(model, recompute=False)`)."""
+
+    def __post_init__(self) -> None:
+        if not callable(self.forward):
+            raise TypeError(f"ForwardSwap: forward must be callable, got {self.forward!r}")
+        if not isinstance(self.to, str):
+            raise TypeError(f"ForwardSwap: to must be a string, got {self.to!r}")
+
+    def becomes(self) -> str:
+        return self.to
+
+    def needs_recipes(self) -> bool:
+        return self.with_recipes_only
+
+    def make_forward(self, generated: type, plain: Forward) -> Forward:
+        swapped = self.forward
+
+        def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(self, generated):
+                return type(self).forward(self, *args, **kwargs)
+            input = _first_tensor(*args, *kwargs.values())
+            if not supports(input, *self._parameters.values()):
+                return plain(self, *args, **kwargs)
+            return swapped(self, *args, **kwargs)
+
+        return forward
+
+
+def _first_tensor(*values: object) -> Tensor | None:
+    for value in values:
+        if isinstance(value, Tensor):
+            return value
     return None
 
 
-def swap(module: nn.Module, to: Swap) -> None:
-    """Give `module` the forward of `to`, inside whatever is around its forward already."""
-    set_changes(module, [Change(Swapped, cast("Hashable", to)), *changes(type(module))])
+@dataclass(frozen=True)
+class AttributeSwap(Swap):
+    """An attribute that holds a function of PyTorch's gets one of memopt's."""
+
+    attribute: str
+    function: Callable[..., Any]
+    """Made by `replaces`."""
+
+    saves_input_for_output: bool = False
+
+    def becomes(self) -> str:
+        return f"memopt.functional.{self.function.__name__}"
+
+    def origin(self, path: str, module: nn.Module) -> tuple[str, str]:
+        original = self.function.__dict__[_REPLACES].__name__
+        return f"{path}.{self.attribute}".removeprefix("."), f"torch.nn.functional.{original}"
+
+    def needs_recipes(self) -> bool:
+        return self.saves_input_for_output
+
+    def apply(self, module: nn.Module) -> None:
+        module.__dict__[self.attribute] = self.function
+
+
+def replaces(original: Callable[..., Any]) -> Callable[[FunctionT], FunctionT]:
+    """Marks a function of the top level that AttributeSwap puts in the place of `original`."""
+
+    def mark(function: FunctionT) -> FunctionT:
+        function.__dict__[_REPLACES] = original
+        return function
+
+    return mark
+
+
+class SwappedModule(Patched):
+    """Mixin of the classes of modules that were swapped."""
+
+    _memopt_who = "convert: a converted"
+    _memopt_undo = "revert"
+
+    @classmethod
+    def _memopt_bases(cls, original: type[nn.Module], key: ClassSwap) -> tuple[type, ...]:
+        return (cls, *key.bases(original))
+
+    @classmethod
+    def _memopt_forward(cls, generated: type, original: type[nn.Module], key: ClassSwap) -> Forward:
+        return key.make_forward(generated, original.forward)
+
+
+def swap_of(module: nn.Module) -> ClassSwap | None:
+    """The class swap of `module`; None if it has none."""
+    for patch in patches_of(type(module)):
+        if patch.mixin is SwappedModule:
+            return cast("ClassSwap", patch.key)
+    return None
+
+
+def undo_swap(module: nn.Module) -> None:
+    """Undo what `apply` of a swap did to `module`, if anything."""
+    if swap_of(module) is not None:
+        remove_patch(module, SwappedModule)
+    for name, value in module.__dict__.items():
+        if isinstance(value, types.FunctionType) and _REPLACES in value.__dict__:
+            module.__dict__[name] = value.__dict__[_REPLACES]

@@ -5,6 +5,9 @@ follows its storage from there to the moment it is freed. So the figures are exa
 same in every run. Not seen: scratch memory that a kernel allocates and frees inside one operator,
 and a random number generator's saved state. On CUDA the figures are the caching allocator's, with
 scratch memory.
+
+memopt.saved_bytes asks autograd what it saves. This asks what is alive, at any time, gradients and
+the tensors of backward included.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 from benchmarks import convert_bytes
 from benchmarks.cli import RESULTS
-from tests.convert.model_terms import MODEL_TERMS
+from benchmarks.convert_models.model_terms import MODEL_TERMS
 
 SMALL = dataclasses.replace(convert_bytes.SIZES, n=2, h=32, heads=4, m=48, words=101, tokens=10)
 

@@ -1,4 +1,4 @@
-"""Proves: what convert and revert cannot take is refused by name, and after any error the model is
+"""Proves: what convert and revert cannot take raises by name, and after any error the model is
 as it was.
 """
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.convert import api
+from memopt.convert.swap import ClassSwap
 from tests.convert import modules
 from tests.convert.support import state
 
@@ -143,7 +143,7 @@ def test_an_error_in_the_middle(monkeypatch: pytest.MonkeyPatch, kind, at: int) 
     model = example()
     before = state(model)
     calls = 0
-    swap = api.swap
+    swap = ClassSwap.apply
 
     def failing(*args: object) -> None:
         nonlocal calls
@@ -152,7 +152,7 @@ def test_an_error_in_the_middle(monkeypatch: pytest.MonkeyPatch, kind, at: int) 
             raise kind("in the middle")
         swap(*args)
 
-    monkeypatch.setattr(api, "swap", failing)
+    monkeypatch.setattr(ClassSwap, "apply", failing)
     with pytest.raises(kind, match="in the middle"):
         memopt.convert(model, checkpoint=[modules.FeedForward])
     assert calls == at

@@ -1,4 +1,4 @@
-"""Proves, storage by storage, what transformer blocks in bfloat16 that nobody rewrote keep for
+"""Proves, storage by storage, what transformer blocks in bfloat16 that are unmodified keep for
 backward once `memopt.convert` has been at them: the terms of memopt's own modules
 (tests/nn/test_block_bytes.py), one for one. Per token, with h the width, m the MLP's and kv the
 width of all key heads together:
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import memopt
+from benchmarks.convert_models.byte_terms import Term, sum_per_token
 from memopt._extension import _C
 from tests.convert.modules import FeedForward, PlainRMSNorm
 from tests.nn.test_block_bytes import (
@@ -28,7 +29,7 @@ from tests.nn.test_block_bytes import (
     run,
 )
 from tests.support.blocks import GPT2Block, LlamaBlock, angles, rotated
-from tests.support.byte_table import Term, assert_kept, sum_per_token
+from tests.support.byte_table import assert_kept
 
 
 def states(calls: int) -> tuple[Term, ...]:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt.convert.known import NO_NORM, SAVES_ITS_OUTPUT
+from memopt.convert.match import SAVES_ITS_OUTPUT
+from memopt.convert.rules.norm import NO_NORM
 from tests.checkpoint.support import CountCalls
 from tests.convert import modules
 from tests.convert.support import memopt_ops, one_step, state

@@ -114,6 +114,21 @@ def test_an_activation_put_in_later_is_used() -> None:
     assert uses_gated(twin)
 
 
+def test_an_activation_with_a_forward_of_its_own_is_called() -> None:
+    """Put on the instance, before convert or after it."""
+    for before in (True, False):
+        unit = modules.Decorated()
+        twin = copy.deepcopy(unit)
+        for each in (unit, twin):
+            if before:
+                each.act.forward = torch.tanh
+        memopt.convert(nn.Sequential(twin))
+        for each in (unit, twin):
+            each.act.forward = torch.tanh
+        assert not uses_gated(twin)
+        assert_equal_steps(twin, unit)
+
+
 class Adapter(nn.Module):
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()

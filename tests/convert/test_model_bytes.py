@@ -12,16 +12,18 @@ import functools
 import pytest
 
 import memopt
-from tests.convert.model_terms import (
+from benchmarks.convert_models.model_terms import (
     MODEL_TERMS,
     count,
     count_before_and_after,
     model_and_inputs,
 )
-from tests.convert.models import MODELS
-from tests.convert.sizes import Sizes
+from benchmarks.convert_models.models import MODELS
+from benchmarks.convert_models.sizes import Sizes
+from memopt.measure import SavedTensors
 from tests.support.byte_table import assert_kept
-from tests.support.saved_bytes import SavedTensors
+
+pytest.importorskip("transformers")
 
 # No two symbols alike, so that terms of different symbols differ in size.
 SMALL = Sizes(n=2, h=48, heads=6, kv_heads=2, m=112, words=101, tokens=20)

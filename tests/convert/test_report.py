@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt.convert import Report, eligible
+from memopt.convert import Report, supported
 from tests.convert import modules
 from tests.convert.support import memopt_ops
 
@@ -173,7 +173,7 @@ def test_the_model_s_own_mode_is_measured() -> None:
 
 def test_a_device_without_kernels_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As CUDA is where memopt was built without it: the model runs there as before."""
-    monkeypatch.setattr(eligible, "_DEVICES", frozenset(("cuda",)))
+    monkeypatch.setattr(supported, "_DEVICES", frozenset(("cuda",)))
     model = example()
     report = memopt.convert(model)
     assert report.notes[-1] == (

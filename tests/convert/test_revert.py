@@ -1,5 +1,5 @@
 """Proves: revert gives every module the class and attributes that it had, whatever was put around
-it before or since; and where it must refuse, nothing is reverted.
+it before or since; and where it raises, nothing is reverted.
 """
 
 from __future__ import annotations

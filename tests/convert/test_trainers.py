@@ -1,4 +1,4 @@
-"""Proves: training loops that nobody wrote for memopt train a converted model to the losses of the
+"""Proves: training loops that know nothing of memopt train a converted model to the losses of the
 unconverted one: transformers' Trainer, with its gradient checkpointing too, accelerate, Lightning.
 """
 
@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import memopt
-from tests.convert.models import MODELS, WORDS, transformers
+from benchmarks.convert_models.models import MODELS, WORDS
+
+transformers: Any = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.slow  # for whichever test imports a library first
 

@@ -1,4 +1,4 @@
-"""Proves: models of transformers that nobody rewrote, converted, compute what they computed, to the
+"""Proves: unmodified models of transformers, converted, compute what they computed, to the
 accuracy of the unconverted model, and are in every other respect the models that they were.
 """
 
@@ -7,6 +7,7 @@ from __future__ import annotations
 import collections
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import torch._dynamo.testing
 from torch import Tensor, nn
 
 import memopt
-from tests.convert.models import HIDDEN, MODELS, Model, transformers
+from benchmarks.convert_models.models import HIDDEN, MODELS, Model
 from tests.convert.support import (
     DRAWS,
     assert_as_accurate,
@@ -23,6 +24,8 @@ from tests.convert.support import (
     state,
     step,
 )
+
+transformers: Any = pytest.importorskip("transformers")
 
 ALL = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 GENERATING = pytest.mark.parametrize(

@@ -23,6 +23,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.convert_models.byte_terms import Term, sum_per_token
+from memopt.measure import SavedTensors
 from tests.support.blocks import (
     GPT2Block,
     LlamaBlock,
@@ -32,8 +34,7 @@ from tests.support.blocks import (
     fuse_llama,
     fuse_llama_recompute_all,
 )
-from tests.support.byte_table import Term, assert_kept, sum_per_token
-from tests.support.saved_bytes import SavedTensors
+from tests.support.byte_table import assert_kept
 
 BATCH, TOKENS = 2, 24
 

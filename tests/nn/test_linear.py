@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import memopt.nn as mnn
 from memopt.demo.model import LayerNormThenGELU
+from memopt.measure import SavedTensors
 from tests.support.modules import assert_copies
-from tests.support.saved_bytes import SavedTensors
 
 PAIRS: dict[str, tuple[type, Callable[[], nn.Module]]] = {
     "LayerNormLinear": (mnn.LayerNormLinear, lambda: nn.LayerNorm(6, eps=1e-3)),

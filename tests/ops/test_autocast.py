@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from memopt.measure import SavedTensors
 from tests.support.cases import (
     NORMALIZING_CASES,
     OP_CASES,
@@ -16,7 +17,6 @@ from tests.support.cases import (
     assert_same_bits,
     evaluate,
 )
-from tests.support.saved_bytes import SavedTensors
 from tests.support.shapes import BFLOAT16, FLOAT32, FLOAT64, Dtypes
 
 every_op = pytest.mark.parametrize("case", [case for case in OP_CASES if case.autocasts], ids=str)

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 import memopt
+from memopt.measure import SavedTensors
 from tests.support.cases import DROPOUT_ADD_NORM_CASES, Call, OpCase, evaluate
 from tests.support.cases.dropout import DropoutAddNormCase, keep_scales
 from tests.support.cases.rms_norm import RmsNormCase
 from tests.support.record_ops import RecordOps
-from tests.support.saved_bytes import SavedTensors
 from tests.support.shapes import BFLOAT16, DTYPES, FLOAT32, FLOAT64, LAYOUTS, Dtypes
 
 ops = torch.ops.memopt

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from memopt.functional import dropout
+from memopt.measure import SavedTensors
 from tests.support.record_ops import RecordOps
-from tests.support.saved_bytes import SavedTensors
 from tests.support.shapes import random_normal
 
 ops = torch.ops.memopt

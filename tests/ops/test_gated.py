@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import memopt
+from memopt.measure import SavedTensors
 from tests.support.cases import GATED_CASES, PACKED_CASES, OpCase, evaluate
 from tests.support.cases.activation import ACTIVATION_CASES
 from tests.support.record_ops import RecordOps
-from tests.support.saved_bytes import SavedTensors
 from tests.support.shapes import BFLOAT16, FLOAT32, FLOAT64, Dtypes
 
 gated = memopt.functional.gated

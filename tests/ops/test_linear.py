@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import memopt.functional as M
 from memopt import checkpoint
-from tests.support.saved_bytes import SavedTensors
+from memopt.measure import SavedTensors
 
 ACTIVATIONS = {
     "gelu": M.gelu,

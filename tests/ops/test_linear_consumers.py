@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import memopt.functional as M
+from memopt.measure import SavedTensors
 from tests.support.record_ops import RecordOps
-from tests.support.saved_bytes import SavedTensors
 
 ROWS, FEATURES, OUT, RANK = 12, 8, 6, 2
 MEMOPT = torch.ops.memopt

@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from memopt.measure import SavedTensors
 from tests.support.live_bytes import LiveBytes
 from tests.support.mlp import (
     FEATURES,
@@ -18,7 +19,6 @@ from tests.support.mlp import (
     make_tensors,
 )
 from tests.support.record_ops import RecordOps
-from tests.support.saved_bytes import SavedTensors
 
 STATISTICS_BYTES = {"none": 0, "layer_norm": 8, "rms_norm": 4}
 STATE_BYTES = 16

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from memopt.measure import SavedTensors
 from tests.support.cases import (
     ACTIVATION_CASES,
     ACTIVATION_DROPOUT_CASES,
@@ -25,7 +26,6 @@ from tests.support.cases import (
     OpCase,
     as_tuple,
 )
-from tests.support.saved_bytes import SavedTensors
 from tests.support.selection import every_op_with
 from tests.support.shapes import BFLOAT16, COLS, DTYPES, FLOAT32, LAYOUTS, Dtypes
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import memopt
 from memopt._extension import _C
-from tests.support.saved_bytes import SavedTensors
+from memopt.measure import SavedTensors
 
 FEATURES = 16
 

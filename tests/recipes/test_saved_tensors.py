@@ -26,7 +26,7 @@ import memopt.functional as M
 from memopt._extension import _C
 from tests.checkpoint.support import Watch, collector_disabled, taken_for_an_accelerator
 from tests.recipes.support import leaf
-from tests.support.saved_bytes import SavedTensors
+from memopt.measure import SavedTensors
 
 FEATURES = 32
 X = leaf(16, FEATURES)

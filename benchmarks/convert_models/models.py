@@ -9,11 +9,8 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import pytest
 import torch
 from torch import Tensor, nn
-
-transformers: Any = pytest.importorskip("transformers")
 
 WORDS, HIDDEN, LAYERS, HEADS, INNER = 99, 32, 2, 4, 64
 SIZES = {
@@ -65,6 +62,8 @@ def _of(name: str, config: str, **settings: Any) -> Callable[..., nn.Module]:
     settings["attn_implementation"] = "eager"
 
     def make(*, seed: int = 0, **changes: Any) -> nn.Module:
+        import transformers  # which the formulas do without
+
         torch.manual_seed(seed)
         built = getattr(transformers, config)(**{**settings, **changes})
         model: nn.Module = getattr(transformers, name)(built)

@@ -1,13 +1,12 @@
-"""Which calls memopt's ops take. The others go to PyTorch, with PyTorch's results and errors."""
+"""Which calls memopt's ops support. The others go to PyTorch, with PyTorch's results and errors."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import Parameter
-from torch.utils import _python_dispatch
 
+from memopt._compat import in_transform, wraps_tensors
 from memopt._extension import _C
 
 _PLAIN = frozenset((Tensor, Parameter))
@@ -15,15 +14,15 @@ _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64
 _DEVICES = frozenset(("cpu", "meta", *(("cuda",) if _C.build_info()["cuda"] else ())))
 
 
-def takes(input: object, *parameters: Tensor | None) -> bool:
-    """Whether an op computes this input beside these parameters as PyTorch's op would.
+def supports(input: object, *parameters: Tensor | None) -> bool:
+    """Whether memopt's ops compute this input with these parameters as PyTorch's do.
 
-    Not: other dtypes and devices, sparse and nested tensors, tensors that are distributed or
-    otherwise wrap others, parameters of a dtype other than input's and float32, and calls inside a
-    transform of torch.func or a forward-mode derivative, which memopt's ops refuse.
+    Not supported: other dtypes and devices; sparse and nested tensors; distributed tensors and
+    others that wrap tensors; parameters of a dtype other than input's and float32; and calls inside
+    a transform of torch.func or a forward-mode derivative, for which memopt's ops raise.
     """
     # In front of every call of a swapped module: microseconds count.
-    if type(input) not in _PLAIN and (not isinstance(input, Tensor) or _wraps_others(input)):
+    if type(input) not in _PLAIN and (not isinstance(input, Tensor) or wraps_tensors(input)):
         return False
     assert isinstance(input, Tensor)
     if (
@@ -31,8 +30,7 @@ def takes(input: object, *parameters: Tensor | None) -> bool:
         or input.device.type not in _DEVICES
         or input.layout is not torch.strided
         or input.is_nested
-        or forward_ad._current_level >= 0
-        or torch._C._are_functorch_transforms_active()
+        or in_transform()
     ):
         return False
     for parameter in parameters:
@@ -51,12 +49,8 @@ def casts(input: Tensor) -> bool:
     return input.dtype != torch.float64 and torch.is_autocast_enabled(input.device.type)
 
 
-def _wraps_others(tensor: Tensor) -> bool:
-    return bool(_python_dispatch.is_traceable_wrapper_subclass(tensor))
-
-
 def _fits(parameter: Tensor, input: Tensor) -> bool:
-    if type(parameter) not in _PLAIN and _wraps_others(parameter):
+    if type(parameter) not in _PLAIN and wraps_tensors(parameter):
         return False
     if parameter.device != input.device:
         return False

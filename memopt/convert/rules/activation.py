@@ -1,4 +1,4 @@
-"""Which activation of memopt's a module computes, whatever its class is called."""
+"""Rule for modules that compute an activation of memopt's, whatever their class is called."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from torch.nn import functional as F
 
 import memopt.nn
 from memopt import functional
-from memopt._subclass import original_class
-from memopt.convert.eligible import takes
+from memopt._class_patch import original_class
+from memopt.convert.match import Answer, Context, Reason
 from memopt.convert.probe import (
     Constants,
     are_constant,
+    constants_of,
     forward_of,
     gradients,
     random_normal,
@@ -25,7 +26,8 @@ from memopt.convert.probe import (
     stand_in,
     takes_one_tensor,
 )
-from memopt.convert.swap import Plain, swap_of
+from memopt.convert.supported import supports
+from memopt.convert.swap import ClassSwap, Plain, TorchSwap, swap_of
 
 Function = Callable[[Tensor], Tensor]
 
@@ -52,49 +54,67 @@ ACTIVATIONS: dict[str, tuple[Function, Function]] = {
     "sigmoid": (functional.sigmoid, F.sigmoid),
 }
 
-# PyTorch's own save their output, which the next layer saves as well, and memopt's their input: a
-# gain only where a recipe makes both again.
+# PyTorch saves the output of these, which the next layer saves as well. memopt saves their input,
+# which is a gain only where a recipe computes the output again.
 SAVE_THEIR_OUTPUT = frozenset(("relu", "sigmoid"))
 
 
 @dataclass(frozen=True)
-class Activation:
+class ActivationSwap(ClassSwap):
     """A module that is not torch.nn's and computes one of ACTIVATIONS."""
 
     name: str
-    base: None = None
 
     constants: Constants = ()
-    """With others it computes something else."""
+    """If an attribute has another value, the module computes something else."""
 
-    @property
-    def to(self) -> str:
+    def becomes(self) -> str:
         if self.name == "gelu_tanh":
             return "memopt.functional.gelu(approximate='tanh')"
         return f"memopt.functional.{self.name}"
 
+    def needs_recipes(self) -> bool:
+        return self.name in SAVE_THEIR_OUTPUT
+
     def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
-        if not takes(input) or not are_constant(module, self.constants):
+        if not supports(input) or not are_constant(module, self.constants):
             return plain(module, input)
         return ACTIVATIONS[self.name][0](input)
 
 
-def activation_name(module: nn.Module) -> str | None:
-    """The name of the activation that `module` is known to compute, without a probe."""
-    swap = swap_of(module)
-    if isinstance(swap, Activation):
+def activation(module: nn.Module, context: Context) -> Answer | None:
+    """A module without tensors whose forward is compared with the activations."""
+    if not _may_be_activation(module):
+        return None
+    name = context.once(_recognise, module)
+    if name is None:
+        return Reason("it computes no activation that memopt has")
+    return ActivationSwap(name, constants=constants_of(module))
+
+
+def activation_name(module: nn.Module, swap: Answer | None = None) -> str | None:
+    """The name of the activation that `module` is known to compute, without a probe.
+
+    Args:
+        swap: what was decided for the module, if it is not swapped yet.
+    """
+    if "forward" in module.__dict__:  # whatever its class computes
+        return None
+    swap = swap_of(module) or swap
+    if isinstance(swap, ActivationSwap):
         return swap.name if are_constant(module, swap.constants) else None
-    return name_of_kind(original_class(type(module)) if swap is None else swap.base, module)
+    kind = swap.base if isinstance(swap, TorchSwap) else original_class(type(module))
+    return _name_of_kind(kind, module)
 
 
-def name_of_kind(kind: type[nn.Module] | None, module: nn.Module) -> str | None:
-    """`activation_name` of a module that computes what `kind` of torch.nn or memopt.nn does."""
+def _name_of_kind(kind: type[nn.Module], module: nn.Module) -> str | None:
+    """Of a module that computes what `kind` of torch.nn or memopt.nn does."""
     if kind in (nn.GELU, memopt.nn.GELU):
         return "gelu_tanh" if module.approximate == "tanh" else "gelu"
     return _KNOWN.get(kind)
 
 
-_KNOWN: dict[type[nn.Module] | None, str] = {
+_KNOWN: dict[type[nn.Module], str] = {
     nn.SiLU: "silu",
     nn.ReLU: "relu",
     nn.Sigmoid: "sigmoid",
@@ -106,7 +126,7 @@ _KNOWN: dict[type[nn.Module] | None, str] = {
 }
 
 
-def may_be_activation(module: nn.Module) -> bool:
+def _may_be_activation(module: nn.Module) -> bool:
     """No tensors, no submodules, no state, and a forward of one argument."""
     return (
         not module._parameters
@@ -117,12 +137,12 @@ def may_be_activation(module: nn.Module) -> bool:
     )
 
 
-def recognise_activation(module: nn.Module) -> str | None:
-    """The name of the activation that `module`, which may be one, computes; None for another.
+def _recognise(module: nn.Module) -> str | None:
+    """The name of the activation that `module`, which may be one, computes; None for any other.
 
-    Its forward and gradient are compared with those of every activation in float32, at values where
-    they differ by far more than rounding; in training and evaluation mode; and in bfloat16, of
-    which it must return the dtype.
+    Its forward and gradient are compared with those of every activation in float32, in training and
+    in evaluation mode, at values where the activations differ by far more than rounding. In
+    bfloat16 it must return bfloat16.
     """
     x = _values().requires_grad_()
     output = forward_of(stand_in(module, training=True), x)

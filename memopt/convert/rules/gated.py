@@ -1,15 +1,15 @@
-"""Whether a module is a gated unit between linears, and which of its submodules does what.
+"""Rule for gated units between linears.
 
     down(f(gate(x)) up(x))     three linears, or two where one gives gate and up in one tensor
 
-Known by structure: a forward of one argument; two or three submodules that hold matrices, at most
-one that is an activation, and others (dropout, Identity, a norm) that are called between the
-product and `down` or behind it. And by what it computes: a stand-in with small linears is compared
-with the formula, outputs and gradients, in float64.
+Such a module has a forward of one argument; two or three submodules that hold matrices; at most one
+that is an activation; and perhaps others (dropout, Identity, a norm), called between the product
+and `down` or after `down`. The output and the gradients of a stand-in with small linears are
+compared with the formula, in float64.
 
-In place of the module's forward the same submodules are called, in the same order, so that their
-hooks run, adapters and quantised linears work, and random numbers are drawn in the same order; only
-the product and the activation in front of it become one op.
+The new forward calls the same submodules in the same order. So their hooks run, adapters and
+quantised linears work, and random numbers are drawn in the same order. Only the product and the
+activation in front of it become one op.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from memopt import functional
-from memopt.convert.activation import ACTIVATIONS, activation_name
-from memopt.convert.eligible import casts, takes
+from memopt.convert.match import Answer, Context
 from memopt.convert.probe import (
     Constants,
     are_constant,
@@ -36,15 +35,17 @@ from memopt.convert.probe import (
     stand_in,
     takes_one_tensor,
 )
-from memopt.convert.swap import Plain
+from memopt.convert.rules.activation import ACTIVATIONS, activation_name
+from memopt.convert.supported import casts, supports
+from memopt.convert.swap import ClassSwap, Plain
 
 # Of the stand-in's linears: input and output of the unit, and between.
 _OUTSIDE, _INSIDE = 6, 10
 
 
 @dataclass(frozen=True)
-class Gated:
-    """Which submodules a gated unit calls, by name."""
+class GatedSwap(ClassSwap):
+    """A gated unit: the names of the submodules that it calls."""
 
     linears: tuple[str, ...]
     """(gate, up) in the order of their calls, or the one that gives both."""
@@ -65,13 +66,10 @@ class Gated:
     casts_to_weight: bool
     """The product is cast to the dtype of down's weight, as T5 does."""
 
-    base: None = None
-
     constants: Constants = ()
-    """With others it computes something else."""
+    """If an attribute has another value, the module computes something else."""
 
-    @property
-    def to(self) -> str:
+    def becomes(self) -> str:
         packed = "" if len(self.linears) == 2 else "_packed" * (self.layout != "second")
         return f"memopt.functional.gated{packed}({self.activation!r})"
 
@@ -81,7 +79,7 @@ class Gated:
         submodules = module._modules
         if self.activation_module is not None:
             activation = submodules[self.activation_module]
-            # A hook wants to see it, or another was put in its place.
+            # A hook has to see the call, or another activation was put in its place.
             if _has_hooks(activation) or activation_name(activation) != self.activation:
                 return plain(module, input)
         h: Tensor = self._product([submodules[name](input) for name in self.linears])
@@ -99,19 +97,28 @@ class Gated:
     def _product(self, outputs: list[Tensor]) -> Tensor:
         if len(outputs) == 1:
             packed = outputs[0]
-            if self.layout != "second" and takes(packed) and packed.shape[-1] % 2 == 0:
+            if self.layout != "second" and supports(packed) and packed.shape[-1] % 2 == 0:
                 return functional.gated_packed(
                     packed, self.activation, interleaved=self.layout == "interleaved"
                 )
             outputs = list(_halves(packed, self.layout))
         gate, up = outputs if self.layout != "second" else outputs[::-1]
         same_dtype = gate.dtype == up.dtype or (casts(gate) and casts(up))
-        if takes(gate) and takes(up) and gate.shape == up.shape and same_dtype:
+        if supports(gate) and supports(up) and gate.shape == up.shape and same_dtype:
             return functional.gated(gate, up, self.activation)
         return ACTIVATIONS[self.activation][1](gate) * up
 
 
-def may_be_gated(module: nn.Module) -> bool:
+def gated_unit(module: nn.Module, context: Context) -> Answer | None:
+    """A module with two or three linears that is compared with the formula."""
+    if not _may_be_gated(module):
+        return None
+    _, activations, _ = _sorted(module)
+    names = tuple(activation_name(child, context.answer(child)) for child in activations.values())
+    return context.once(lambda unit: _recognise(unit, names), module, names)
+
+
+def _may_be_gated(module: nn.Module) -> bool:
     """Submodules and a forward that a gated unit might have."""
     linears, activations, _ = _sorted(module)
     return (
@@ -124,16 +131,15 @@ def may_be_gated(module: nn.Module) -> bool:
     )
 
 
-def recognise_gated(module: nn.Module, known: dict[nn.Module, str]) -> Gated | None:
+def _recognise(module: nn.Module, named: tuple[str | None, ...]) -> GatedSwap | None:
     """What the module, which may be one, calls; None if it is no gated unit.
 
     Args:
-        known: the activation that submodules were found to compute.
+        named: the activation that each submodule computes that may be one.
     """
-    linears, activations, _ = _sorted(module)
-    named = {known.get(a) or activation_name(a) for a in activations.values()}
     if None in named:
         return None
+    linears, activations, _ = _sorted(module)
     names = [name for name in ACTIVATIONS if not named or name in named]
     for down in reversed(linears):
         others = [name for name in linears if name != down]
@@ -231,7 +237,7 @@ class _Probe:
             and len(set(calls)) == len(calls)
             and sorted(called) == sorted(linears)
         )
-        self.description = Gated(
+        self.description = GatedSwap(
             linears=called,
             down=down,
             between=tuple(name for name in calls[:at] if name in others),
@@ -242,7 +248,7 @@ class _Probe:
             casts_to_weight=False,
         )
 
-    def matches(self, found: Gated) -> bool:
+    def matches(self, found: GatedSwap) -> bool:
         """Whether output and gradients are those of `found`."""
         if not self.ran or self._y is None:
             return False
@@ -259,7 +265,7 @@ class _Probe:
             for a, b in zip([self._y, *ours], [expected, *theirs], strict=True)
         )
 
-    def _formula(self, found: Gated) -> Tensor:
+    def _formula(self, found: GatedSwap) -> Tensor:
         outputs = [self._modules[name](self._x) for name in found.linears]
         gate, up = outputs if len(outputs) == 2 else _halves(outputs[0], found.layout)
         if found.layout == "second":

@@ -1,11 +1,11 @@
-"""Whether a module computes a layer norm or an RMS norm over its last dimension, and how.
+"""Rule for modules that compute a layer norm or an RMS norm over their last dimension.
 
     rms_norm    x / sqrt(mean(x^2) + eps) w    or, with a zero-centred weight, (1 + w)
     layer_norm  (x - mean(x)) / sqrt(var(x) + eps) w + b
 
-Known by structure: one weight of one dimension, at most one bias, no buffers, no submodules; and by
-what it computes: the forward of a stand-in with random parameters is compared with the formulas, in
-float32 and in the module's dtype, on rows small enough that eps shows.
+Such a module has one weight of one dimension, at most one bias, no buffers and no submodules. The
+forward of a stand-in with random parameters is compared with the formulas, in float32 and in the
+module's dtype, on rows so small that eps matters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from memopt import functional
-from memopt.convert.eligible import casts, takes
+from memopt.convert.match import Answer, Context, Reason
 from memopt.convert.probe import (
     Constants,
     are_constant,
@@ -33,16 +33,19 @@ from memopt.convert.probe import (
     stand_in,
     takes_one_tensor,
 )
-from memopt.convert.swap import Plain
+from memopt.convert.supported import casts, supports
+from memopt.convert.swap import ClassSwap, Plain
 
-# What eps is set to on the stand-in: no module's default, so that it tells the attribute.
+# The stand-in's eps. No module has it as its default, so that the right attribute is found.
 _PROBE_EPS = 3e-4
 _ROW_SCALES = (1.0, 30.0, 1e-2, 1e-3, 1e-5)
 
+NO_NORM = "it computes neither a layer norm nor an RMS norm over its last dimension"
+
 
 @dataclass(frozen=True)
-class Norm:
-    """How a norm that is not torch.nn's finds its arguments."""
+class NormSwap(ClassSwap):
+    """A norm that is not torch.nn's, and where it finds its arguments."""
 
     op: str
     """"rms_norm" or "layer_norm"."""
@@ -56,15 +59,12 @@ class Norm:
 
     zero_centered_weight: bool
     returns_input_dtype: bool
-    """Also beside a weight of another dtype; else PyTorch's promotion decides."""
-
-    base: None = None
+    """Even if the weight has another dtype. Otherwise PyTorch's type promotion decides."""
 
     constants: Constants = ()
-    """With others, beside eps, it computes something else."""
+    """Attributes other than eps. If one has another value, the module computes something else."""
 
-    @property
-    def to(self) -> str:
+    def becomes(self) -> str:
         centred = "zero_centered_weight=True" if self.zero_centered_weight else ""
         return f"memopt.functional.{self.op}" + (f"({centred})" if centred else "")
 
@@ -72,7 +72,7 @@ class Norm:
         weight = getattr(module, self.weight)
         bias = None if self.bias is None else getattr(module, self.bias)
         if (
-            not takes(input, weight, bias)
+            not supports(input, weight, bias)
             or input.shape[-1:] != weight.shape
             or not (weight.dtype == input.dtype or self.returns_input_dtype or casts(input))
             or not are_constant(module, self.constants)
@@ -89,7 +89,14 @@ class Norm:
         )
 
 
-def may_be_norm(module: nn.Module) -> bool:
+def norm(module: nn.Module, context: Context) -> Answer | None:
+    """A module with one weight of one dimension whose forward is compared with the formulas."""
+    if not _may_be_norm(module):
+        return None
+    return context.once(_recognise, module) or Reason(NO_NORM)
+
+
+def _may_be_norm(module: nn.Module) -> bool:
     """One or two parameters of one dimension and the same length, and a forward of one argument."""
     parameters = [p for p in module._parameters.values() if p is not None]
     return (
@@ -103,8 +110,8 @@ def may_be_norm(module: nn.Module) -> bool:
     )
 
 
-def recognise_norm(module: nn.Module) -> Norm | None:
-    """How the module, which may be one, computes its norm; None if it computes another thing."""
+def _recognise(module: nn.Module) -> NormSwap | None:
+    """How the module, which may be one, computes its norm; None if it computes something else."""
     for candidate in _candidates(module):
         if _matches(module, candidate, torch.float32):
             dtype = next(p.dtype for p in module._parameters.values() if p is not None)
@@ -115,15 +122,15 @@ def recognise_norm(module: nn.Module) -> Norm | None:
     return None
 
 
-def _candidates(module: nn.Module) -> Iterator[Norm]:
+def _candidates(module: nn.Module) -> Iterator[NormSwap]:
     names = [name for name, p in module._parameters.items() if p is not None]
     for weight in names:
         bias = next((name for name in names if name != weight), None)
         for eps in _eps_candidates(module):
             if bias is None:
-                yield Norm("rms_norm", weight, None, eps, False, False)
-                yield Norm("rms_norm", weight, None, eps, True, False)
-            yield Norm("layer_norm", weight, bias, eps, False, False)
+                yield NormSwap("rms_norm", weight, None, eps, False, False)
+                yield NormSwap("rms_norm", weight, None, eps, True, False)
+            yield NormSwap("layer_norm", weight, bias, eps, False, False)
 
 
 def _eps_candidates(module: nn.Module) -> list[str | float]:
@@ -138,7 +145,7 @@ def _eps_candidates(module: nn.Module) -> list[str | float]:
     return [*attributes, *(value for value in constants if small(value))]
 
 
-def _matches(module: nn.Module, norm: Norm, dtype: torch.dtype) -> bool:
+def _matches(module: nn.Module, norm: NormSwap, dtype: torch.dtype) -> bool:
     eps = norm.eps if isinstance(norm.eps, float) else _PROBE_EPS
     x, parameters = _arguments(module, dtype, dtype)
     exact_x, exact = _widened(x, parameters)
@@ -177,14 +184,14 @@ def _same_gradients(
     )
 
 
-def _with_dtype_rule(module: nn.Module, norm: Norm) -> Norm:
+def _with_dtype_rule(module: nn.Module, norm: NormSwap) -> NormSwap:
     x, parameters = _arguments(module, torch.bfloat16, torch.float32)
     y = forward_of(_twin(module, norm, parameters, training=True), x)
     keeps = y is not None and y.dtype == torch.bfloat16
-    return Norm(norm.op, norm.weight, norm.bias, norm.eps, norm.zero_centered_weight, keeps)
+    return NormSwap(norm.op, norm.weight, norm.bias, norm.eps, norm.zero_centered_weight, keeps)
 
 
-def _twin(module: nn.Module, norm: Norm, parameters: dict[str, Tensor], training: bool) -> Any:
+def _twin(module: nn.Module, norm: NormSwap, parameters: dict[str, Tensor], training: bool) -> Any:
     eps = {norm.eps: _PROBE_EPS} if isinstance(norm.eps, str) else {}
     return stand_in(module, parameters, attributes=eps, training=training)
 
@@ -209,7 +216,7 @@ def _widened(x: Tensor, parameters: dict[str, Tensor]) -> tuple[Tensor, dict[str
     return x.detach().double().requires_grad_(), wide
 
 
-def _formula(norm: Norm, x: Tensor, parameters: dict[str, Tensor], eps: float) -> Tensor:
+def _formula(norm: NormSwap, x: Tensor, parameters: dict[str, Tensor], eps: float) -> Tensor:
     weight = parameters[norm.weight]
     if norm.op == "layer_norm":
         bias = None if norm.bias is None else parameters[norm.bias]

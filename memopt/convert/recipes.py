@@ -1,4 +1,4 @@
-"""Recipes on around a model's forward."""
+"""Turns recipes (memopt.recompute) on for every forward of a model."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from memopt._subclass import Around, Change, Forward, changes, put_around
+from memopt._class_patch import ClassPatch, Forward, ForwardWrapper, patches_of, wrap_forward
+from memopt._compat import in_function_transform
 from memopt.recipes import recompute
 
 
-class Recomputing(Around):
-    """Mixin of the classes of models that run inside memopt.recompute()."""
+class RecipesOn(ForwardWrapper):
+    """Mixin of the classes of models whose forward runs inside memopt.recompute()."""
 
     _memopt_who = "convert: a converted"
     _memopt_undo = "revert"
@@ -24,7 +25,7 @@ class Recomputing(Around):
     ) -> Any:
         if torch.compiler.is_compiling():  # there the compiler decides what is kept
             return forward(*args, **kwargs)
-        if torch._C._are_functorch_transforms_active():  # which refuse saved-tensor hooks
+        if in_function_transform():  # where PyTorch allows no saved-tensor hooks
             return forward(*args, **kwargs)
         with recompute():
             return forward(*args, **kwargs)
@@ -32,10 +33,10 @@ class Recomputing(Around):
 
 def turn_recipes_on(model: nn.Module) -> None:
     """Run every forward of `model` inside memopt.recompute(), if it does not do so already."""
-    if not issubclass(type(model), Recomputing):
-        put_around(model, Change(Recomputing))
+    if not issubclass(type(model), RecipesOn):
+        wrap_forward(model, ClassPatch(RecipesOn))
 
 
 def has_recipes(model: nn.Module) -> bool:
     """Whether `turn_recipes_on` was called for it."""
-    return any(change.mixin is Recomputing for change in changes(type(model)))
+    return any(patch.mixin is RecipesOn for patch in patches_of(type(model)))

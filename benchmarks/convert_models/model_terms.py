@@ -32,8 +32,9 @@ from typing import Any
 from torch import Tensor, nn
 
 import memopt
-from tests.convert.models import MODELS
-from tests.convert.sizes import (
+from benchmarks.convert_models.byte_terms import Term
+from benchmarks.convert_models.models import MODELS
+from benchmarks.convert_models.sizes import (
     SEQUENCES,
     Sizes,
     causal,
@@ -48,7 +49,7 @@ from tests.convert.sizes import (
     vit_symbols,
     whisper,
 )
-from tests.convert.terms import (
+from benchmarks.convert_models.terms import (
     ATTENTION,
     COPY,
     COS_SIN,
@@ -76,8 +77,7 @@ from tests.convert.terms import (
     t5_norm,
     times,
 )
-from tests.support.byte_table import Term
-from tests.support.saved_bytes import SavedTensors
+from memopt.measure import SavedTensors
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Terms of byte_table.py for what the parts of models keep for backward in bfloat16: before
+"""Terms (byte_terms.py) for what the parts of models keep for backward in bfloat16: before
 convert, after, and both times.
 """
 
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.support.byte_table import Term, format_sum, sum_per_token
+from benchmarks.convert_models.byte_terms import Term, format_sum, sum_per_token
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,301 @@
+"""Counts what autograd saves for backward.
+
+    memopt.saved_bytes(model, input)               one forward, as an int with a list of storages
+    with SavedTensors() as saved: model(input)     every tensor that is saved in the scope
+
+Memory is counted by storage: a tensor that is saved twice, or two views of one, cost their memory
+once, and a view keeps all of the memory that it looks into.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
+
+from memopt._compat import preserved_versions, view_base, wraps_tensors
+from memopt._extension import _C
+
+
+@dataclass(frozen=True)
+class SavedStorage:
+    """A piece of memory that is held for backward."""
+
+    nbytes: int
+    device: torch.device
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    """Of the first tensor saved that looks into it."""
+
+    is_input: bool
+    """Whether it belongs to a tensor among the arguments of the call, which the caller may hold
+    anyway.
+    """
+
+
+class SavedBytes(int):
+    """A number of bytes, and the storages that add up to it."""
+
+    storages: tuple[SavedStorage, ...]
+    """In the order in which they were saved first."""
+
+    def __new__(cls, storages: Iterable[SavedStorage]) -> SavedBytes:
+        storages = tuple(storages)
+        self = super().__new__(cls, sum(storage.nbytes for storage in storages))
+        self.storages = storages
+        return self
+
+    def __getnewargs__(self) -> tuple[tuple[SavedStorage, ...]]:  # type: ignore[override]
+        return (self.storages,)
+
+
+def saved_bytes(fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> SavedBytes:
+    """Bytes that are held for backward when `fn(*args, **kwargs)` has returned.
+
+        before = memopt.saved_bytes(model, input)
+        memopt.convert(model)
+        after = memopt.saved_bytes(model, input)
+        loss = memopt.saved_bytes(lambda: criterion(model(input), target))
+
+    Counted: each storage that the autograd graph holds then, whole and once, inputs of the call
+    among them (`storages` says which are). Under `memopt.recompute()` inside `fn`, as in a
+    converted model, an output that is computed again does not count, and what its recipe reads
+    does. Of a checkpointed region its arguments count; those that it offloads to the host do not.
+
+    Not counted: parameters and buffers, which are there anyway; tensors whose part of the graph was
+    dropped before the end; what saved-tensor hooks inside `fn` keep in place of tensors
+    (`torch.autograd.graph.save_on_cpu`, for one); tensors that a Python `autograd.Function` sets as
+    attributes of its context; and what threads save that `fn` starts. Hooks around this call
+    (a `memopt.recompute()` there too) do not apply.
+
+    `fn` runs once, with gradients enabled, in its own training or evaluation mode. Afterwards
+    PyTorch's random number generators are as they were, and so are the gradients, buffers (their
+    version counters included) and training flags of the modules that `fn` is or refers to, also if
+    it raises. No gradient is computed.
+
+    Args:
+        fn: a module, or any function. Of a function, the modules are found that it closes over or
+            names as globals, or gets as arguments.
+        args, kwargs: its arguments.
+
+    Returns:
+        An int, with the storages as `storages`.
+
+    Raises:
+        TypeError: `fn` is not callable.
+        RuntimeError: torch.inference_mode() is on, in which nothing is saved.
+    """
+    check_can_measure("saved_bytes", fn)
+    modules = _C.modules_reached(fn, args, kwargs)
+    inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    constant = [t for m in modules for t in (*m.parameters(), *m.buffers())]
+    saved = SavedTensors(exclude=constant, parameters=False, dropped=False)
+    with _unchanged(modules, inputs), torch.enable_grad(), saved:
+        output = fn(*args, **kwargs)
+    of_inputs = storages(inputs)
+    result = SavedBytes(
+        SavedStorage(nbytes, tensor.device, tuple(tensor.shape), tensor.dtype, key in of_inputs)
+        for key, (nbytes, tensor) in saved.by_storage().items()
+    )
+    del output  # which held the graph until here
+    return result
+
+
+def check_can_measure(who: str, fn: object) -> None:
+    """Raises, in the name of the function `who`, where `saved_bytes(fn)` could count nothing."""
+    if not callable(fn):
+        raise TypeError(f"{who}: fn must be a module or a function, got {type(fn).__name__}")
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            f"{who}: bytes saved for backward must be counted outside torch.inference_mode(), in "
+            "which autograd saves nothing, got inference mode on"
+        )
+
+
+class SavedTensors:
+    """Records the tensors that are saved for backward while it is entered.
+
+    Args:
+        exclude: tensors whose storages do not count.
+        parameters: count nn.Parameters and views of them, unless they are excluded.
+        dropped: record a tensor also if the graph that saved it is gone. These are kept alive.
+    """
+
+    def __init__(
+        self, exclude: Iterable[Tensor] = (), *, parameters: bool = True, dropped: bool = True
+    ) -> None:
+        self._excluded = set(storages(exclude))
+        self._parameters = parameters
+        self._dropped = dropped
+        self._packed: list[Callable[[], _Packed | None]] = []
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _Packed.unpack)
+
+    def _pack(self, tensor: Tensor) -> _Packed:
+        packed = _Packed(tensor)
+        if not self._parameters and _is_parameter(tensor):
+            self._excluded.update(storages([tensor]))
+        if not self._excluded.issuperset(storages([tensor])):
+            self._packed.append(_strong(packed) if self._dropped else weakref.ref(packed))
+        return packed
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors, each as often as it was saved; aliases of those without a history."""
+        return [packed.tensor for ref in self._packed if (packed := ref()) is not None]
+
+    def by_storage(self) -> dict[Hashable, tuple[int, Tensor]]:
+        """Of each distinct storage its bytes, and the first tensor that looks into it."""
+        found: dict[Hashable, tuple[int, Tensor]] = {}
+        for tensor in self.tensors:
+            for key, nbytes in storages([tensor]).items():
+                if key not in self._excluded:
+                    found.setdefault(key, (nbytes, tensor))
+        return found
+
+    @property
+    def storage_bytes(self) -> list[int]:
+        """Bytes of each distinct storage."""
+        return [nbytes for nbytes, _ in self.by_storage().values()]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(self.storage_bytes)
+
+    def __enter__(self) -> SavedTensors:
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._hooks.__exit__(kind, error, trace)
+
+
+class _Packed:
+    """What the graph holds in place of a tensor. It lives as long as the graph needs the tensor."""
+
+    __slots__ = ("__weakref__", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        # With its history, the tensor would keep the graph alive that holds it.
+        self.tensor = tensor if tensor.grad_fn is None else tensor.detach()
+
+    def unpack(self) -> Tensor:
+        return self.tensor
+
+
+def _strong(packed: _Packed) -> Callable[[], _Packed]:
+    return lambda: packed
+
+
+def _is_parameter(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) or isinstance(view_base(tensor), nn.Parameter)
+
+
+def storages(tensors: Iterable[Tensor]) -> dict[Hashable, int]:
+    """The distinct storages behind `tensors` and the bytes of each.
+
+    The keys are weak: they do not keep a storage alive, and no later one is equal to them.
+    """
+    found: dict[Hashable, int] = {}
+    for tensor in tensors:
+        for part in _parts(tensor):
+            try:
+                storage = part.untyped_storage()
+            except NotImplementedError:  # of a layout that is opaque: counted each time
+                found[object()] = part.numel() * part.element_size()
+            else:
+                found[StorageWeakRef(storage)] = storage.nbytes()
+    return found
+
+
+def _parts(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensors that hold the memory of a sparse tensor or one that wraps others."""
+    if wraps_tensors(tensor):
+        names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+        for name in names:
+            yield from _parts(getattr(tensor, name))
+    elif tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    else:
+        yield tensor
+
+
+@contextmanager
+def _unchanged(modules: Sequence[nn.Module], inputs: Sequence[Tensor]) -> Iterator[None]:
+    """Whatever runs inside, modules and generators are afterwards as they were."""
+    parameters = list({p: None for m in modules for p in m._parameters.values() if p is not None})
+    buffers = list({b: None for m in modules for b in m._buffers.values() if b is not None})
+    flags = [(module, module.training) for module in modules]
+    gradients = [(parameter, parameter.grad) for parameter in parameters]
+    with ExitStack() as stack:
+        stack.enter_context(_same_buffers(modules, buffers))
+        stack.enter_context(_same_generators((*parameters, *buffers, *inputs)))
+        try:
+            for parameter, gradient in gradients:
+                if gradient is not None:  # a backward inside would add to it in place
+                    parameter.grad = None
+            yield
+        finally:
+            for parameter, gradient in gradients:
+                if parameter.grad is not gradient:
+                    parameter.grad = gradient
+            for module, flag in flags:
+                module.training = flag
+
+
+@contextmanager
+def _same_buffers(modules: Sequence[nn.Module], buffers: Sequence[Tensor]) -> Iterator[None]:
+    registered = [(module._buffers, dict(module._buffers)) for module in modules]
+    # Outside inference mode nobody can write to inference tensors, which have no version either.
+    writable = tuple(buffer for buffer in buffers if not buffer.is_inference())
+    with preserved_versions(writable):
+        copies = [(buffer, buffer.detach().clone(), buffer._version) for buffer in writable]
+        try:
+            yield
+        finally:
+            for now, before in registered:
+                now.clear()
+                now.update(before)
+            with torch.no_grad():
+                for buffer, copy, version in copies:
+                    if _was_written(buffer, copy, version):
+                        buffer.copy_(copy)
+
+
+def _was_written(buffer: Tensor, copy: Tensor, version: int) -> bool:
+    if buffer.is_meta:
+        return False
+    if wraps_tensors(buffer) or buffer.layout is not torch.strided:
+        return buffer._version != version
+    return not torch.equal(buffer, copy)  # batch norm writes its statistics without a new version
+
+
+@contextmanager
+def _same_generators(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Forks the generators of the CPU and of the devices of `tensors`."""
+    devices: dict[str, set[int]] = {}
+    for tensor in tensors:
+        if tensor.device.type not in ("cpu", "meta"):
+            devices.setdefault(tensor.device.type, set()).add(tensor.device.index or 0)
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        for kind, indices in devices.items():
+            stack.enter_context(torch.random.fork_rng(devices=sorted(indices), device_type=kind))
+        yield
