@@ -3,7 +3,7 @@
 #include <ATen/ops/as_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "../autograd/support.h"
+#include "../autograd/ownership.h"
 #include "untracked.h"
 
 namespace memopt::saved {
