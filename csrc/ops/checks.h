@@ -8,6 +8,7 @@
 #include <optional>
 #include <string_view>
 
+#include "../kernels/activation.h"
 #include "../kernels/gelu.h"
 
 namespace memopt::ops {
