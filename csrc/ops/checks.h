@@ -9,7 +9,6 @@
 #include <string_view>
 
 #include "../kernels/activation.h"
-#include "../kernels/gelu.h"
 
 namespace memopt::ops {
 
