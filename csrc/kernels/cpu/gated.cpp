@@ -33,6 +33,18 @@ void put_together(const T* gate, const T* up, int64_t count, T* pairs) {
   }
 }
 
+// The same past the caches, if `streamed` and `pairs` allows it.
+template <class T>
+void put_together(const T* gate, const T* up, int64_t count, T* pairs, bool streamed) {
+  if (!streamed || !is_aligned(pairs)) return put_together(gate, up, count, pairs);
+  alignas(64) T block[2 * kBlock];
+  put_together(gate, up, count, block);
+  constexpr int64_t kVector = sizeof(FloatVec) / sizeof(T);
+  int64_t i = 0;
+  for (; i + kVector <= 2 * count; i += kVector) stream_vector(pairs + i, block + i);
+  std::copy_n(block + i, 2 * count - i, pairs + i);
+}
+
 // f(row, first column, columns) for every row of the elements [begin, end), at most `most` columns
 // at a time.
 template <class F>
@@ -74,9 +86,15 @@ __attribute__((noinline)) void forward_steps(const Function f, In<T> in, Out<T> 
   }
 }
 
+// Which stores go past the caches.
+struct Streamed {
+  bool grads;
+  bool y;
+};
+
 template <class T, class Function>
 __attribute__((noinline)) void backward_steps(const Function f, In<T> in, Out<T> out, int64_t count,
-                                              bool streamed) {
+                                              Streamed streamed) {
   using E = UnorderedElements<T>;
   using V = typename E::V;
   const auto [gate, up, dy] = in;
@@ -88,9 +106,9 @@ __attribute__((noinline)) void backward_steps(const Function f, In<T> in, Out<T>
     const Step<V> d = E::load(dy + i);
     const auto lo = gated_grad(f, d.lo, g.lo, u.lo);
     const auto hi = gated_grad(f, d.hi, g.hi, u.hi);
-    if (dgate) store<E>(dgate + i, Step<V>{lo.dgate, hi.dgate}, Whole{}, streamed);
-    if (dup) store<E>(dup + i, Step<V>{lo.dup, hi.dup}, Whole{}, streamed);
-    if (y) store<E>(y + i, Step<V>{lo.y, hi.y}, Whole{}, streamed);
+    if (dgate) store<E>(dgate + i, Step<V>{lo.dgate, hi.dgate}, Whole{}, streamed.grads);
+    if (dup) store<E>(dup + i, Step<V>{lo.dup, hi.dup}, Whole{}, streamed.grads);
+    if (y) store<E>(y + i, Step<V>{lo.y, hi.y}, Whole{}, streamed.y);
   }
 }
 
@@ -140,11 +158,13 @@ void backward(const Function& f, const GatedBackwardParams& p, int64_t begin, in
       from = {in.gate, in.up, from[2]};
       to = {to[0], out.gate, out.up};
     }
-    const bool streamed = p.stream_stores && !apart && std::ranges::all_of(to, is_aligned);
+    const bool streamed =
+        p.stream_stores && is_aligned(to[0]) && (apart || (is_aligned(to[1]) && is_aligned(to[2])));
     for_whole_steps<T, 3, 3>(n, from, to, [&](int64_t offset, In<T> x, Out<T> y, int64_t count) {
-      backward_steps<T>(f, x, y, count, streamed && offset == 0);
+      const bool past = streamed && offset == 0;
+      backward_steps<T>(f, x, y, count, {.grads = past && !apart, .y = past});
     });
-    if (apart) put_together(out.gate, out.up, n, pairs);
+    if (apart) put_together(out.gate, out.up, n, pairs, p.stream_stores);
   });
   if (p.stream_stores) stream_fence();
 }

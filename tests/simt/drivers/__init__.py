@@ -1,4 +1,4 @@
-"""How each family's launchers (bindings.cpp) are called: a module with TENSORS, forward and
+"""How each family's launchers are called: a module with TENSORS, forward and
 backward for each, as kernels.py documents them, over run.Run.
 """
 
