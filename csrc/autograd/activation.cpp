@@ -57,8 +57,8 @@ namespace {
 using DropoutForward = Results(const Tensor&, const OptionalTensor&, double, string_view, Scalar,
                                bool);
 
-Results dropout_forward(const ActivationOptions& o, const Tensor& input, const OptionalTensor& state,
-                        bool for_backward) {
+Results dropout_forward(const ActivationOptions& o, const Tensor& input,
+                        const OptionalTensor& state, bool for_backward) {
   static const auto op = find_op<DropoutForward>("memopt::_activation_dropout_forward");
   return op.call(input, state, o.p, o.activation, o.scalar, for_backward);
 }
@@ -116,9 +116,8 @@ Reproduced ActivationOp::backward(const Options& o, const variable_list& reads,
     op.call(grads[0], x, o.activation, o.scalar, as_optional(output));
     return {{grads[0]}, output};
   }
-  static const auto op =
-      find_op<Results(const Tensor&, const Tensor&, string_view, Scalar, bool)>(
-          "memopt::_activation_backward");
+  static const auto op = find_op<Results(const Tensor&, const Tensor&, string_view, Scalar, bool)>(
+      "memopt::_activation_backward");
   const auto [dx, output] = op.call(grads[0], x, o.activation, o.scalar, request.output);
   return {{dx}, output};
 }

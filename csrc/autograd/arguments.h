@@ -58,8 +58,7 @@ class Places {
   bool all_given() const { return given_ == static_cast<int64_t>(places_.size()); }
 
   bool needs_grad(AutogradContext* ctx, size_t argument) const {
-    return places_[argument] >= 0 &&
-           ctx->needs_input_grad(static_cast<size_t>(places_[argument]));
+    return places_[argument] >= 0 && ctx->needs_input_grad(static_cast<size_t>(places_[argument]));
   }
 
   // What a node returns: a gradient for each tensor that there is, between those of the two

@@ -91,8 +91,7 @@ struct Declaration<kFunction> {
     static const auto op = find_op<Result(Arguments...)>(name);
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(
         at::autocast::get_autocast_dispatch_key_from_device_type(kDevice));
-    return op.call(
-        autocast::cast(arguments, kDevice, (parameter_positions >> kPlace & 1) != 0)...);
+    return op.call(autocast::cast(arguments, kDevice, (parameter_positions >> kPlace & 1) != 0)...);
   }
 };
 

@@ -85,7 +85,8 @@ Tensor _dropout_backward(const Tensor& grad_output, const Tensor& state, double 
 // As PyTorch's dropout.
 const Autocast kKeepsDtype{{}, /*casts=*/false};
 
-MEMOPT_DECLARE(dropout, kKeepsDtype, kDrawsRandomNumbers, "dropout(Tensor input, float p=0.5) -> Tensor");
+MEMOPT_DECLARE(dropout, kKeepsDtype, kDrawsRandomNumbers,
+               "dropout(Tensor input, float p=0.5) -> Tensor");
 
 }  // namespace
 

@@ -18,28 +18,31 @@ Tensor layer_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
 Tensor layer_norm_gelu(const Tensor& input, c10::SymIntArrayRef normalized_shape,
                        const OptionalTensor& weight, const OptionalTensor& bias, double eps,
                        std::string_view approximate) {
-  return run_norm("layer_norm_gelu", {.eps = eps, .activation = ops::gelu_name("layer_norm_gelu", approximate)}, input, normalized_shape, weight, bias);
+  return run_norm("layer_norm_gelu",
+                  {.eps = eps, .activation = ops::gelu_name("layer_norm_gelu", approximate)}, input,
+                  normalized_shape, weight, bias);
 }
 
 TwoTensors add_layer_norm(const Tensor& input, const Tensor& residual,
                           c10::SymIntArrayRef normalized_shape, const OptionalTensor& weight,
                           const OptionalTensor& bias, double eps) {
-  return run_add_norm("add_layer_norm", {.eps = eps}, input, residual, normalized_shape, weight, bias);
+  return run_add_norm("add_layer_norm", {.eps = eps}, input, residual, normalized_shape, weight,
+                      bias);
 }
 
 TwoTensors dropout_add_layer_norm(const Tensor& input, const Tensor& residual, double p,
                                   c10::SymIntArrayRef normalized_shape,
                                   const OptionalTensor& weight, const OptionalTensor& bias,
                                   double eps) {
-  return run_add_norm("dropout_add_layer_norm", {.eps = eps, .drops = true, .p = p}, input, residual,
-                  normalized_shape, weight, bias);
+  return run_add_norm("dropout_add_layer_norm", {.eps = eps, .drops = true, .p = p}, input,
+                      residual, normalized_shape, weight, bias);
 }
 
 std::vector<Tensor> layer_norm_linear(const Tensor& input, const OptionalTensor& norm_weight,
                                       const OptionalTensor& norm_bias, at::TensorList weights,
                                       const c10::List<OptionalTensor>& biases, double eps) {
   return run_norm_linear("layer_norm_linear", {.eps = eps}, input, norm_weight, norm_bias, weights,
-                     biases);
+                         biases);
 }
 
 const Autocast kNorm{{"weight", "bias"}}, kNormLinear{{"norm_weight", "norm_bias"}};

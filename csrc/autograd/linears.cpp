@@ -23,8 +23,7 @@ Tensor as_matrix(const Tensor& tensor) {
 
 void check_features(const char* op, const char* name, const Tensor& tensor) {
   ops::check_input(op, name, tensor);
-  TORCH_CHECK(tensor.dim() >= 1, op, ": ", name,
-              " must have at least one dimension, got a scalar");
+  TORCH_CHECK(tensor.dim() >= 1, op, ": ", name, " must have at least one dimension, got a scalar");
 }
 
 void check_linears(const char* op, const Tensor& input, const c10::SymInt& features,

@@ -54,11 +54,9 @@ Produced normalize(const MlpOptions& o, const variable_list& in, bool for_backwa
   return NormOp::forward(norm_options(o), in, for_backward);
 }
 
-Produced activate(const MlpOptions& o, const variable_list& pre, bool for_backward,
-                  bool in_place) {
-  return with_activation(o, [&](auto op) {
-    return op.forward(activation_options(o), pre, for_backward, in_place);
-  });
+Produced activate(const MlpOptions& o, const variable_list& pre, bool for_backward, bool in_place) {
+  return with_activation(
+      o, [&](auto op) { return op.forward(activation_options(o), pre, for_backward, in_place); });
 }
 
 // What forward may keep beside the arguments; undefined where it does not.
@@ -191,8 +189,8 @@ struct MlpBackward {
     dn.push_back(input_grad(d.p, t.first.weights));
     const variable_list in = t.norm_inputs();
     if (composed) {
-      d.norm = NormOp::differentiable_backward(norm_options(o), in, kept.norm_extras, dn,
-                                               d.wanted_norm);
+      d.norm =
+          NormOp::differentiable_backward(norm_options(o), in, kept.norm_extras, dn, d.wanted_norm);
     } else {
       const bool output = d.wants_first_weights && !kept.n.defined();
       const Request request{d.wanted_norm, output, /*may_overwrite_grads=*/true};

@@ -69,7 +69,7 @@ MlpNeeds what_backward_needs(const MlpOptions& options, const MlpTensors& tensor
 
 // Which gradients a backward is asked for, and these gradients.
 struct MlpGradients {
-  Wanted wanted_norm;                   // x, norm's weight, bias
+  Wanted wanted_norm;                    // x, norm's weight, bias
   Wanted wanted_weights, wanted_biases;  // of the first linears
   Wanted wanted_p;
   bool wants_norm = false;

@@ -63,8 +63,9 @@ void check(const MlpOptions& o, const MlpTensors& t, const OptionalTensor& gate_
   check_probability("dropout", o.dropout);
   TORCH_CHECK(o.gated || !gate_bias.has_value() || !gate_bias->defined(), op,
               ": gate_bias must be None without gate_weight");
-  TORCH_CHECK(o.norm_kind() != MlpNorm::kNone || (!t.norm_weight.defined() && !t.norm_bias.defined()), op,
-              ": norm_weight and norm_bias must be None where norm is 'none'");
+  TORCH_CHECK(
+      o.norm_kind() != MlpNorm::kNone || (!t.norm_weight.defined() && !t.norm_bias.defined()), op,
+      ": norm_weight and norm_bias must be None where norm is 'none'");
   TORCH_CHECK(o.norm_kind() != MlpNorm::kRmsNorm || !t.norm_bias.defined(), op,
               ": norm_bias must be None where norm is 'rms_norm'");
   ops::check_parameters(op, t.x, t.x.sym_sizes().slice(static_cast<size_t>(t.x.dim() - 1)),

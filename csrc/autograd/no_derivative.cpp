@@ -19,8 +19,7 @@ void check_has_no_graph(const c10::OperatorHandle& op, const at::Tensor& tensor)
 
 void in_place(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   if (at::GradMode::is_enabled()) {
-    for (const at::IValue& argument :
-         torch::jit::last(*stack, op.schema().arguments().size())) {
+    for (const at::IValue& argument : torch::jit::last(*stack, op.schema().arguments().size())) {
       if (argument.isTensor()) check_has_no_graph(op, argument.toTensor());
     }
   }

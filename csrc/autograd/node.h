@@ -38,8 +38,8 @@ struct Node : torch::autograd::Function<Node<Op>> {
   using Options = typename Op::Options;
 
   // The arguments are the op's inputs, the weights, the biases.
-  static variable_list forward(AutogradContext* ctx, const Options& options,
-                               at::TensorList given, Arguments& arguments) {
+  static variable_list forward(AutogradContext* ctx, const Options& options, at::TensorList given,
+                               Arguments& arguments) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const variable_list& in = arguments.inputs;
     const Linears& behind = arguments.behind;

@@ -83,11 +83,10 @@ Reproduced dropout_add_norm_backward(const NormOp::Options& o, const variable_li
 Reproduced norm_backward(const NormOp::Options& o, const variable_list& reads,
                          const variable_list& extras, const variable_list& grads,
                          std::array<bool, 3> wanted, bool output_again) {
-  static const auto op =
-      find_op<Results4(const Tensor&, const OptionalTensor&, const Tensor&, int64_t,
-                       const OptionalTensor&, const Tensor&, const OptionalTensor&,
-                       const OptionalTensor&, std::array<bool, 3>, bool, string_view, bool,
-                       Activation)>("memopt::_norm_backward");
+  static const auto op = find_op<Results4(
+      const Tensor&, const OptionalTensor&, const Tensor&, int64_t, const OptionalTensor&,
+      const Tensor&, const OptionalTensor&, const OptionalTensor&, std::array<bool, 3>, bool,
+      string_view, bool, Activation)>("memopt::_norm_backward");
   auto [dx, dweight, dbias, output] =
       op.call(grads[0], o.adds ? as_optional(grads[1]) : std::nullopt, reads[0], o.normalized_dims,
               as_optional(extras[0]), extras[1], as_optional(reads[1]), as_optional(reads[2]),
@@ -98,11 +97,10 @@ Reproduced norm_backward(const NormOp::Options& o, const variable_list& reads,
 // The gradient of the input is written over the incoming one.
 Reproduced norm_backward_(const NormOp::Options& o, const variable_list& reads,
                           const variable_list& extras, const Tensor& grad, const Request& request) {
-  static const auto op =
-      find_op<std::tuple<Tensor, Tensor, Tensor>(
-          const Tensor&, const Tensor&, int64_t, const OptionalTensor&, const Tensor&,
-          const OptionalTensor&, const OptionalTensor&, std::array<bool, 2>, bool, string_view,
-          bool, Activation)>("memopt::_norm_backward_");
+  static const auto op = find_op<std::tuple<Tensor, Tensor, Tensor>(
+      const Tensor&, const Tensor&, int64_t, const OptionalTensor&, const Tensor&,
+      const OptionalTensor&, const OptionalTensor&, std::array<bool, 2>, bool, string_view, bool,
+      Activation)>("memopt::_norm_backward_");
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   auto [dweight, dbias, output] =
       op.call(grad, reads[0], o.normalized_dims, as_optional(extras[0]), extras[1],
@@ -116,8 +114,8 @@ Reproduced norm_backward_(const NormOp::Options& o, const variable_list& reads,
 Produced NormOp::forward(const Options& o, const variable_list& in, bool for_backward) {
   if (o.drops) return dropout_add_norm_forward(o, in, for_backward);
   const size_t weight = o.adds ? 2 : 1;
-  auto [output, sum, mean, rstd] = norm_forward(o, in[0], o.adds ? in[1] : Tensor(), in[weight],
-                                                in[weight + 1], for_backward);
+  auto [output, sum, mean, rstd] =
+      norm_forward(o, in[0], o.adds ? in[1] : Tensor(), in[weight], in[weight + 1], for_backward);
   if (!o.adds) return {output, in, {mean, rstd}, {}};
   return {output, {sum, in[2], in[3]}, {mean, rstd}, {sum}};
 }
@@ -154,8 +152,7 @@ variable_list NormOp::differentiable_backward(const Options& o, const variable_l
   if (!grads[0].defined()) return sum_backward(o, extras, grads[1], w);
   const variable_list norm =
       differentiable_norm_backward(o, reads, extras, grads[0], {w[0] || w[1], w[2], w[3]});
-  const Tensor dsum =
-      norm[0].defined() && grads[1].defined() ? norm[0] + grads[1] : norm[0];
+  const Tensor dsum = norm[0].defined() && grads[1].defined() ? norm[0] + grads[1] : norm[0];
   variable_list all = sum_backward(o, extras, dsum, w);
   all[2] = norm[1];
   all[3] = norm[2];
@@ -186,15 +183,15 @@ std::tuple<Tensor, Tensor> run_add_norm(const char* name, NormOp::Options o, con
                                         const OptionalTensor& weight, const OptionalTensor& bias) {
   o.adds = true;
   o.normalized_dims = checked_dims(name, input, normalized_shape);
-  const variable_list outputs = run<NormOp>(
-      name, o, {input, residual, value_or_undefined(weight), value_or_undefined(bias)});
+  const variable_list outputs =
+      run<NormOp>(name, o, {input, residual, value_or_undefined(weight), value_or_undefined(bias)});
   return {outputs[0], outputs[1]};
 }
 
 std::vector<Tensor> run_norm_linear(const char* name, const NormOp::Options& o, const Tensor& input,
-                                const OptionalTensor& weight, const OptionalTensor& bias,
-                                at::TensorList weights,
-                                const c10::List<OptionalTensor>& biases) {
+                                    const OptionalTensor& weight, const OptionalTensor& bias,
+                                    at::TensorList weights,
+                                    const c10::List<OptionalTensor>& biases) {
   check_features(name, "input", input);
   ops::check_parameters(name, input, input.sym_sizes().slice(input.dim() - 1), weight, bias,
                         {"norm_weight", "norm_bias"});
@@ -203,7 +200,8 @@ std::vector<Tensor> run_norm_linear(const char* name, const NormOp::Options& o, 
     behind.biases.push_back(value_or_undefined(static_cast<OptionalTensor>(entry)));
   }
   check_linears(name, input, input.sym_size(-1), behind);
-  return run<NormOp>(name, o, {input, value_or_undefined(weight), value_or_undefined(bias)}, std::move(behind));
+  return run<NormOp>(name, o, {input, value_or_undefined(weight), value_or_undefined(bias)},
+                     std::move(behind));
 }
 
 }  // namespace memopt::autograd

@@ -48,9 +48,9 @@ variable_list layer_norm_backward(const NormOp::Options& o, const variable_list&
   Tensor weight = wide[1];
   if (!weight.defined() && wide[2].defined()) weight = at::ones_like(wide[2]);
   wanted = {wanted[0], wanted[1] && wide[1].defined(), wanted[2] && wide[2].defined()};
-  const auto [dv, dweight, dbias] = at::native_layer_norm_backward_symint(
-      dy, wide[0], row_of(o, wide[0]), extras[0], extras[1], as_optional(weight),
-      as_optional(wide[2]), wanted);
+  const auto [dv, dweight, dbias] =
+      at::native_layer_norm_backward_symint(dy, wide[0], row_of(o, wide[0]), extras[0], extras[1],
+                                            as_optional(weight), as_optional(wide[2]), wanted);
   return {dv, dweight, dbias};
 }
 
@@ -64,9 +64,9 @@ struct RmsNorm {
 
   RmsNorm(const NormOp::Options& o, const variable_list& wide) {
     const Tensor& v = wide[0];
-    const double eps = o.eps.value_or(v.scalar_type() == at::kDouble
-                                          ? std::numeric_limits<double>::epsilon()
-                                          : std::numeric_limits<float>::epsilon());
+    const double eps =
+        o.eps.value_or(v.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
+                                                      : std::numeric_limits<float>::epsilon());
     for (int64_t i = 0; i < o.normalized_dims; ++i) row.push_back(i - o.normalized_dims);
     for (int64_t i = 0; i < v.dim() - o.normalized_dims; ++i) leading.push_back(i);
     rstd = (v * v).mean(row, /*keepdim=*/true).add(eps).rsqrt();
@@ -114,7 +114,8 @@ variable_list differentiable_norm_backward(const NormOp::Options& o, const varia
 
 Tensor differentiable_norm(const NormOp::Options& o, const variable_list& reads) {
   const Tensor z = normalized(o, widen(reads));
-  return (o.activation.empty() ? z : activation_value({o.activation}, z)).to(reads[0].scalar_type());
+  return (o.activation.empty() ? z : activation_value({o.activation}, z))
+      .to(reads[0].scalar_type());
 }
 
 }  // namespace memopt::autograd

@@ -36,9 +36,9 @@ void remember(const typename Op::Options& options, const Produced& made) {
   const auto reads = static_cast<std::ptrdiff_t>(inputs.size());
   if (Op::kRandom) inputs.insert(inputs.end(), made.extras.begin(), made.extras.end());
   recipe_book()->add(made.output, {std::move(inputs), [options, reads](const auto& saved) {
-                                     return Op::forward_again(options,
-                                                              {saved.begin(), saved.begin() + reads},
-                                                              {saved.begin() + reads, saved.end()});
+                                     return Op::forward_again(
+                                         options, {saved.begin(), saved.begin() + reads},
+                                         {saved.begin() + reads, saved.end()});
                                    }});
 }
 

@@ -40,7 +40,8 @@ std::string op_name(std::string_view activation, bool backward) {
 }
 
 // y may be x. Both are dense, with the same strides.
-void run_forward(const char* op, const Tensor& x, const Tensor& y, const ActivationSpec& activation) {
+void run_forward(const char* op, const Tensor& x, const Tensor& y,
+                 const ActivationSpec& activation) {
   const bool in_place = y.is_same(x);
   const kernels::ActivationForwardParams p{x.const_data_ptr(), y.mutable_data_ptr(),
                                            x.numel(),          scalar_type(x),
@@ -142,8 +143,7 @@ ActivationSpec parse_activation(const char* op, std::string_view name, Scalar sc
     TORCH_CHECK(false, op, ": activation must be one of ", names, ", got '", name, "'");
   }
   TORCH_CHECK(found->takes_scalar || !scalar.has_value(), op,
-              ": activation_scalar must be None for '", name, "', which takes none, got ",
-              *scalar);
+              ": activation_scalar must be None for '", name, "', which takes none, got ", *scalar);
   TORCH_CHECK(!found->takes_scalar || (scalar.has_value() && std::isfinite(*scalar) && *scalar > 0),
               op, ": activation_scalar must be finite and positive for '", name, "', got ",
               scalar.has_value() ? std::to_string(*scalar) : "None");

@@ -41,8 +41,8 @@ std::tuple<Tensor, Tensor> _activation_dropout_forward(const Tensor& input,
   const Tensor x = input.contiguous();
   const Drop drop = drawn_drop(x, p, state.given, state.drawn);
   const kernels::ActivationForwardParams params{
-      x.const_data_ptr(), y.mutable_data_ptr(), x.numel(), scalar_type(x), activation,
-      exceeds_cache(y, 2), /*drops=*/true,      drop.rule, drop.state};
+      x.const_data_ptr(),  y.mutable_data_ptr(), x.numel(), scalar_type(x), activation,
+      exceeds_cache(y, 2), /*drops=*/true,       drop.rule, drop.state};
   launch(
       kForward, x,
       [&](const Kernels& cpu) {

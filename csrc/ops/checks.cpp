@@ -110,8 +110,8 @@ void check_parameters(const char* op, const at::Tensor& input, c10::SymIntArrayR
   const bool has_bias = bias.has_value() && bias->defined();
   if (has_weight) check_parameter(op, names[0], *weight, input, normalized_shape);
   if (has_bias) check_parameter(op, names[1], *bias, input, normalized_shape);
-  TORCH_CHECK(!has_weight || !has_bias || weight->scalar_type() == bias->scalar_type(), op,
-              ": ", names[1], " must have ", names[0], "'s dtype ", weight->scalar_type(), ", got ",
+  TORCH_CHECK(!has_weight || !has_bias || weight->scalar_type() == bias->scalar_type(), op, ": ",
+              names[1], " must have ", names[0], "'s dtype ", weight->scalar_type(), ", got ",
               bias->scalar_type());
 }
 

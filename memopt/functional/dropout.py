@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import memopt._extension  # noqa: F401  (registers the operators)
+from memopt.functional.activation import ACTIVATIONS, gelu_name
 from memopt.functional.activation import activation as activate
-from memopt.functional.activation import gelu_name
 from memopt.functional.norm import add_layer_norm, add_rms_norm
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
@@ -73,7 +73,8 @@ def activation_dropout(
         ValueError: p is not between 0 and 1.
         RuntimeError: an unsupported dtype, device or layout, or another `activation`.
     """
-    if not _drops("activation_dropout", p, training):
+    # The op's error names the op, where the name is unknown.
+    if not _drops("activation_dropout", p, training) and activation in ACTIVATIONS:
         return activate(input, activation, activation_scalar)
     output: Tensor = torch.ops.memopt.activation_dropout(
         input, p, activation=activation, activation_scalar=activation_scalar

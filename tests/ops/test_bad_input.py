@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import memopt
 from tests.support.cases import GELU_CASES, NORM_CASES, NORMALIZING_CASES, OP_CASES, Call, OpCase
 from tests.support.cases.op import Saved
 from tests.support.shapes import FLOAT32, FLOAT64, Dtypes
@@ -26,18 +27,18 @@ every_statistic = pytest.mark.parametrize(
 )
 
 
-def refused(case: OpCase, call: Call, rule: str, keywords: dict[str, Any] | None = None) -> None:
-    """The public op raises "<op>: <rule>", and so does the forward op; the arguments stay as they
-    were.
+def refused(case: OpCase, call: Call, rule: str, private: bool = True) -> None:
+    """The public op raises "<op>: <rule>", and so does the private forward op unless that takes no
+    such argument; the arguments stay as they were.
     """
     tensors = [t for t in call.given.values() if isinstance(t, torch.Tensor) and not t.is_meta]
     versions = [t._version for t in tensors]
-    for op, (arguments, usual_keywords) in (
-        (case.public_op, case.public_arguments(call)),
-        (case.forward_op, case.forward_arguments(call)),
-    ):
+    calls = [(case.public_op, case.public_arguments(call))]
+    if private:
+        calls.append((case.forward_op, case.forward_arguments(call)))
+    for op, (arguments, keywords) in calls:
         with pytest.raises(RuntimeError, match=re.escape(f"{case.family}: {rule}")):
-            op(*arguments, **(usual_keywords if keywords is None else keywords))
+            op(*arguments, **keywords)
     assert [t._version for t in tensors] == versions
 
 
@@ -120,20 +121,21 @@ def test_normalized_shape(
     case: OpCase, normalized_shape: tuple[int, ...], rule: str, device: torch.device
 ) -> None:
     call = case.make_call((4, 8), FLOAT32, device, weight=False, bias=False)
-    refused(case, call.replace(normalized_shape=normalized_shape), rule)
+    refused(case, call.replace(normalized_shape=normalized_shape), rule, private=False)
 
 
 @every_norm
 def test_empty_normalized_dimension(case: OpCase, device: torch.device) -> None:
     call = case.make_call((4, 0), FLOAT32, device)
-    refused(case, call, "normalized_shape must be positive in every dimension, got [0]")
+    rule = "normalized_shape must be positive in every dimension, got [0]"
+    refused(case, call, rule)
 
 
 @every_norm
 def test_input_without_dimensions(case: OpCase, device: torch.device) -> None:
     call = case.make_call((8,), FLOAT32, device)
     rule = "normalized_shape must be the last dimensions of input's shape [], got [8]"
-    refused(case, call.replace(input=torch.ones((), device=device)), rule)
+    refused(case, call.replace(input=torch.ones((), device=device)), rule, private=False)
 
 
 @every_parameter
@@ -215,9 +217,10 @@ def test_eps(case: OpCase, eps: float, got: str, device: torch.device) -> None:
 @pytest.mark.parametrize("case", [GELU_CASES[0], NORM_CASES[1]], ids=str)
 @pytest.mark.parametrize("approximate", ["", "erf", "Tanh", "none "])
 def test_approximate(case: OpCase, approximate: str, device: torch.device) -> None:
-    call = case.make_call((4, 8), FLOAT32, device)
-    rule = f"approximate must be 'none' or 'tanh', got '{approximate}'"
-    refused(case, call, rule, {"approximate": approximate})
+    (*arguments,), _ = case.arguments(case.make_call((4, 8), FLOAT32, device))
+    rule = f"{case.family}: approximate must be 'none' or 'tanh', got '{approximate}'"
+    with pytest.raises(RuntimeError, match=re.escape(rule)):
+        getattr(memopt.functional, case.family)(*arguments, approximate=approximate)
 
 
 # The backward ops check what they are given too: a wrong call must not read past a buffer.

@@ -30,7 +30,7 @@ class Front:
     """Of the input, the parameters, a weight and a bias."""
     forward: object
     backward: object
-    """The one that writes over the incoming gradient."""
+    """Not the one that writes over the incoming gradient: a dispatch mode is watching."""
 
     def __call__(self, input: Tensor, *parameters: Tensor | None) -> Tensor:
         return self.run(input, *parameters)
@@ -38,16 +38,13 @@ class Front:
 
 FRONTS = {
     "layer_norm": Front(
-        2,
-        M.layer_norm_linear,
-        MEMOPT._layer_norm_forward.default,
-        MEMOPT._layer_norm_backward_.default,
+        2, M.layer_norm_linear, MEMOPT._norm_forward.default, MEMOPT._norm_backward.default
     ),
     "rms_norm": Front(
-        1, M.rms_norm_linear, MEMOPT._rms_norm_forward.default, MEMOPT._rms_norm_backward_.default
+        1, M.rms_norm_linear, MEMOPT._norm_forward.default, MEMOPT._norm_backward.default
     ),
     "gelu": Front(
-        0, M.gelu_linear, MEMOPT._activation_forward.default, MEMOPT._activation_backward_.default
+        0, M.gelu_linear, MEMOPT._activation_forward.default, MEMOPT._activation_backward.default
     ),
 }
 every_front = pytest.mark.parametrize("front", FRONTS.values(), ids=FRONTS.keys())
@@ -85,7 +82,7 @@ def sums(ops: RecordOps) -> int:
 def again(front: Front, ops: RecordOps) -> list[bool]:
     """For each run of the front's backward, whether it wrote the output again."""
     return [
-        bool(arguments.get("recompute_output", False)) or arguments.get("output") is not None
+        bool(arguments.get("recompute_output", False))
         for arguments in ops.arguments_of(front.backward)
     ]
 
@@ -147,9 +144,8 @@ def test_a_frozen_input_in_front_of_trainable_norm_parameters(name: str) -> None
     parameters = parameters_of(front)
     ops = backward(front(x, *parameters, leaf(OUT, FEATURES), leaf(OUT)))
     assert products(ops) == [INPUT_W, WEIGHT_W]
-    # Not the op that writes the input's gradient over the incoming one.
-    (arguments,) = ops.arguments_of(getattr(MEMOPT, f"_{name}_backward").default)
-    assert list(arguments["output_mask"]) == [False] + [True] * front.parameters
+    (arguments,) = ops.arguments_of(front.backward)
+    assert list(arguments["output_mask"]) == ([False] + [True] * front.parameters + [False])[:3]
     assert x.grad is None
 
 

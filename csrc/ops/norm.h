@@ -1,0 +1,71 @@
+// What forward and backward of the norms share below autograd: LayerNorm and RMSNorm, with what
+// stands in front of them and behind them (kernels/norm.h).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string_view>
+#include <tuple>
+
+#include "../kernels/norm.h"
+
+namespace memopt::ops {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+struct Norm {
+  kernels::NormKind kind;
+  bool zero_centered;
+  kernels::ActivationSpec activation;
+  const char* op;  // in errors: what a user calls
+
+  bool is_layer_norm() const { return kind == kernels::NormKind::kLayerNorm; }
+};
+
+struct InFront {
+  bool adds = false;  // a residual
+  bool drops = false;
+};
+
+// The arguments of the private ops. An error names the op that has this kind and these parts.
+Norm parse_norm(std::string_view kind, bool zero_centered,
+                std::optional<std::string_view> activation, InFront front, bool backward);
+
+// v, a matrix whose rows are normalised, and the parameters.
+struct NormArguments {
+  const at::Tensor& v;
+  int64_t normalized_dims;
+  const OptionalTensor& weight;
+  const OptionalTensor& bias;
+
+  c10::SymIntArrayRef row() const {
+    return v.sym_sizes().slice(static_cast<size_t>(v.dim() - normalized_dims));
+  }
+  // Not for tensors with symbolic sizes.
+  int64_t cols() const {
+    return c10::multiply_integers(v.sizes().slice(static_cast<size_t>(v.dim() - normalized_dims)));
+  }
+};
+
+void check_norm(const Norm& norm, const NormArguments& arguments);
+
+// Input's leading dimensions, then a one for each normalised one: as torch.native_layer_norm shapes
+// them.
+c10::SymDimVector statistics_shape(const NormArguments& arguments);
+
+// Like v, contiguous; undefined where it is not wanted.
+at::Tensor empty_like_v(const NormArguments& arguments, bool wanted);
+
+// A parameter's, null where there is none. One whose storage was freed (sharding does that) must
+// not pass for none.
+const void* parameter_data(const Norm& norm, const char* name, const at::Tensor& parameter);
+
+kernels::ScalarType parameter_type(const at::Tensor& weight, const at::Tensor& bias,
+                                   const at::Tensor& v);
+
+inline bool is_given(const OptionalTensor& tensor) {
+  return tensor.has_value() && tensor->defined();
+}
+
+}  // namespace memopt::ops

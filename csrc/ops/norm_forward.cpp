@@ -1,0 +1,145 @@
+// Forward of the norms below autograd.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <array>
+#include <limits>
+#include <string_view>
+#include <tuple>
+
+#include "checks.h"
+#include "dropout.h"
+#include "launch.h"
+#include "norm.h"
+#include "tensors.h"
+
+namespace memopt::ops {
+namespace {
+
+using at::Tensor;
+using kernels::NormForwardParams;
+using kernels::cpu::Kernels;
+
+using Activation = std::optional<std::string_view>;
+using Results4 = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using Results5 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+// PyTorch's defaults: 1e-5 for layer_norm; for rms_norm the distance from 1 to the next number of
+// the type that is computed in.
+double checked_eps(const Norm& norm, std::optional<double> eps, const Tensor& v) {
+  if (!eps.has_value() && norm.is_layer_norm()) return 1e-5;
+  if (!eps.has_value()) {
+    return v.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
+                                          : std::numeric_limits<float>::epsilon();
+  }
+  check_eps(norm.op, *eps);
+  return *eps;
+}
+
+Tensor empty_statistic(const NormArguments& a, bool wanted) {
+  if (!wanted) return Tensor();
+  return at::empty_symint(statistics_shape(a), a.v.options().dtype(accumulate_type(a.v)));
+}
+
+struct Outputs {
+  Tensor output;
+  Tensor sum;   // undefined without a residual
+  Tensor mean;  // these undefined without a backward; the mean for RMSNorm
+  Tensor rstd;
+};
+
+// `drop` draws and says what is dropped; null: nothing. Not called for meta tensors.
+Outputs forward(const Norm& norm, const NormArguments& a, const OptionalTensor& residual,
+                std::optional<double> eps_or_default, bool for_backward,
+                c10::function_ref<Drop()>* draw) {
+  const char* op = norm.op;
+  check_norm(norm, a);
+  const double eps = checked_eps(norm, eps_or_default, a.v);
+  const bool adds = is_given(residual);
+  if (adds) check_like_input(op, "residual", *residual, a.v);
+  const Outputs out{empty_like_v(a, true), empty_like_v(a, adds),
+                    empty_statistic(a, for_backward && norm.is_layer_norm()),
+                    empty_statistic(a, for_backward)};
+  if (a.v.is_meta()) return out;
+
+  const int64_t cols = a.cols();
+  const int64_t rows = a.v.numel() / cols;
+  const Rows x = as_rows(a.v, rows, cols);
+  const Rows added = adds ? as_rows(*residual, rows, cols) : Rows{Tensor(), 0};
+  const Tensor gamma = contiguous_parameter(a.weight), beta = contiguous_parameter(a.bias);
+  NormForwardParams p{};
+  p.x = x.data();
+  p.gamma = parameter_data(norm, "weight", gamma);
+  p.beta = parameter_data(norm, "bias", beta);
+  p.y = out.output.mutable_data_ptr();
+  p.mean = mutable_data(out.mean);
+  p.rstd = mutable_data(out.rstd);
+  p.rows = rows;
+  p.cols = cols;
+  p.x_row_stride = x.row_stride;
+  p.eps = eps;
+  p.dtype = scalar_type(a.v);
+  p.param_dtype = parameter_type(gamma, beta, a.v);
+  p.stream_stores = exceeds_cache(out.output, adds ? 4 : 2);
+  p.kind = norm.kind;
+  p.zero_centered = norm.zero_centered;
+  p.activation = norm.activation;
+  p.residual = const_data(added.tensor);
+  p.residual_row_stride = added.row_stride;
+  p.sum = mutable_data(out.sum);
+  Drop drop{};
+  if (draw != nullptr) {
+    drop = (*draw)();
+    p.drops = true;
+    p.rule = drop.rule;
+    p.state = drop.state;
+  }
+  launch(
+      op, a.v,
+      [&](const Kernels& cpu) {
+        leave_state(drop);
+        parallel(rows, cols, [&](int64_t begin, int64_t end) { cpu.norm_forward(p, begin, end); });
+      },
+      MEMOPT_CUDA_KERNEL(norm_forward), p);
+  return out;
+}
+
+Results4 _norm_forward(const Tensor& input, const OptionalTensor& residual, int64_t normalized_dims,
+                       const OptionalTensor& weight, const OptionalTensor& bias,
+                       std::optional<double> eps, std::string_view kind, bool zero_centered_weight,
+                       Activation activation, bool for_backward) {
+  const Norm norm = parse_norm(kind, zero_centered_weight, activation, {is_given(residual)},
+                               /*backward=*/false);
+  const Outputs out = forward(norm, {input, normalized_dims, weight, bias}, residual, eps,
+                              for_backward, /*draw=*/nullptr);
+  return {out.output, out.sum, out.mean, out.rstd};
+}
+
+Results5 _dropout_add_norm_forward(const Tensor& input, const Tensor& residual,
+                                   const OptionalTensor& rng_state, double p,
+                                   int64_t normalized_dims, const OptionalTensor& weight,
+                                   const OptionalTensor& bias, std::optional<double> eps,
+                                   std::string_view kind, bool zero_centered_weight,
+                                   bool for_backward) {
+  const Norm norm = parse_norm(kind, zero_centered_weight, std::nullopt, {true, true},
+                               /*backward=*/false);
+  check_input(norm.op, "input", input);
+  check_p(norm.op, p);
+  const StateArgument state = state_argument(norm.op, rng_state, input, for_backward);
+  const auto draw = [&] { return drawn_drop(input, p, state.given, state.drawn); };
+  c10::function_ref<Drop()> drop(draw);
+  const Outputs out =
+      forward(norm, {input, normalized_dims, weight, bias}, residual, eps, for_backward, &drop);
+  return {out.output, out.sum, out.mean, out.rstd, state.drawn};
+}
+
+}  // namespace
+
+// One function serves the CPU, CUDA and meta; every other backend gets check_input's error.
+TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {
+  m.impl("_norm_forward", _norm_forward);
+  m.impl("_dropout_add_norm_forward", _dropout_add_norm_forward);
+}
+
+}  // namespace memopt::ops
