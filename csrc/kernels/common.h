@@ -59,23 +59,12 @@ struct Math<float> {
     return ::exp2f(x);
 #endif
   }
-  // e^x for x <= 0. On a GPU by the hardware's 2^y: y = x log2(e) is rounded, which would cost |x|
-  // roundings of e^x; what it and the rounded log2(e) lack is put back to first order.
-  static MEMOPT_HD float exp(float x) {
-#if defined(__CUDA_ARCH__)
-    const float log2_e = 1.442695021629333f, log2_e_rest = 1.925963033500e-8f;
-    const float y = x * log2_e;
-    const float lacks = fma(x, log2_e_rest, fma(x, log2_e, -y));
-    const float rough = exp2(y);
-    return fma(rough, lacks * 0.6931471805599453f, rough);
-#else
-    return ::expf(x);
-#endif
-  }
+  // 2^n for an integer n <= 0.
+  static MEMOPT_HD float power_of_two(float n) { return exp2(n); }
   static MEMOPT_HD float sqrt(float x) { return ::sqrtf(x); }
-  // 1 / x for x >= 1. On a GPU the hardware's, right to one ulp and 0 from 2^126 on: the correctly
-  // rounded quotient takes a branch and ten instructions, a third of what memory traffic leaves
-  // time for. (There is an intrinsic for neither.)
+  // 1 / x for x >= 1/2. On a GPU the hardware's, right to one ulp and 0 from 2^126 on: the
+  // correctly rounded quotient takes a branch and ten instructions, a third of what memory traffic
+  // leaves time for. (There is an intrinsic for neither.)
   static MEMOPT_HD float reciprocal(float x) {
 #if defined(__CUDA_ARCH__)
     float r;
@@ -85,10 +74,13 @@ struct Math<float> {
     return 1.0f / x;
 #endif
   }
-  // a / b for b >= 1.
+  // a / b for 1/2 <= b, finite. On a GPU from 1 / b and what the product with it lacks,
+  // which is NaN where a is infinite.
   static MEMOPT_HD float divide(float a, float b) {
 #if defined(__CUDA_ARCH__)
-    return a * reciprocal(b);
+    const float r = reciprocal(b), q = a * r;
+    const float lacks = fma(-q, b, a);
+    return lacks == lacks ? fma(lacks, r, q) : q;
 #else
     return a / b;
 #endif
@@ -108,6 +100,7 @@ struct Math<double> {
   static MEMOPT_HD double exp2(double x) { return ::exp2(x); }
   static MEMOPT_HD double sqrt(double x) { return ::sqrt(x); }
   static MEMOPT_HD double reciprocal(double x) { return 1.0 / x; }
+  static MEMOPT_HD double divide(double a, double b) { return a / b; }
   static MEMOPT_HD double clamp_max(double x, double limit) { return x > limit ? limit : x; }
   static MEMOPT_HD double if_negative(double sign, double a, double b) { return sign < 0 ? a : b; }
   static MEMOPT_HD double if_positive(double x, double a, double b) { return x <= 0 ? b : a; }

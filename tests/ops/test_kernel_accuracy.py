@@ -67,9 +67,7 @@ def test_logistic_functions_to_the_last_place(
     }
     assert len(errors) == 4
     for name, (ours, theirs) in errors.items():
-        # silu rounds s(x) before it is multiplied by x, which PyTorch's quotient does not.
-        allowed = 3.6 if name in ("silu", "swiglu") else 1.02 * theirs
-        assert ours <= allowed, f"{name}: {ours:.2f} ulp, PyTorch's has {theirs:.2f}"
+        assert ours <= 1.02 * theirs, f"{name}: {ours:.2f} ulp, PyTorch's has {theirs:.2f}"
 
 
 def weight_gradient(norm, x: Tensor, dy: Tensor) -> Tensor:
@@ -81,8 +79,12 @@ def weight_gradient(norm, x: Tensor, dy: Tensor) -> Tensor:
 @pytest.mark.parametrize("rows", [100, 2000, 16384, 65536])
 @pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
 def test_weight_gradients_over_many_rows(norm: str, rows: int) -> None:
-    """The root mean square of the error over all columns against PyTorch's, over some draws."""
-    cols = 64
+    """The root mean square of the error over all columns against PyTorch's, over some draws.
+
+    One draw's ratio scatters by 5 percent over 512 columns and by 13 over 64, their mean by 2 and 5:
+    many rows have the smaller ratio by far, and make do with few columns.
+    """
+    cols = 512 if rows <= 2000 else 64
     ours = lambda x, w: getattr(memopt.functional, norm)(x, (cols,), w)  # noqa: E731
     theirs = lambda x, w: getattr(F, norm)(x, (cols,), w)  # noqa: E731
     ratios = []

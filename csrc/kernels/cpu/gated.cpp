@@ -6,6 +6,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cstring>
+#include <type_traits>
 
 #include "kernels.h"
 #include "table.h"
@@ -17,19 +20,50 @@ namespace {
 // Elements of gate in a block.
 constexpr int64_t kBlock = 512;
 
+// Of elements that are taken apart and put together two at a time, as the halves of a word: that
+// compilers do with vectors.
+template <class T>
+constexpr bool kHasWord = sizeof(T) <= 4 && std::endian::native == std::endian::little;
+template <class T>
+using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
+template <class T>
+using Word = std::conditional_t<sizeof(T) == 2, uint32_t, uint64_t>;
+
 // `count` pairs of neighbours: to two arrays, and from two.
 template <class T>
-void take_apart(const T* pairs, int64_t count, T* gate, T* up) {
-  for (int64_t i = 0; i < count; ++i) {
-    gate[i] = pairs[2 * i];
-    up[i] = pairs[2 * i + 1];
+void take_apart(const T* __restrict pairs, int64_t count, T* __restrict gate, T* __restrict up) {
+  if constexpr (kHasWord<T>) {
+    for (int64_t i = 0; i < count; ++i) {
+      Word<T> word;
+      std::memcpy(&word, pairs + 2 * i, sizeof(word));
+      const auto low = static_cast<Bits<T>>(word);
+      const auto high = static_cast<Bits<T>>(word >> 8 * sizeof(T));
+      std::memcpy(static_cast<void*>(gate + i), &low, sizeof(low));
+      std::memcpy(static_cast<void*>(up + i), &high, sizeof(high));
+    }
+  } else {
+    for (int64_t i = 0; i < count; ++i) {
+      gate[i] = pairs[2 * i];
+      up[i] = pairs[2 * i + 1];
+    }
   }
 }
 template <class T>
-void put_together(const T* gate, const T* up, int64_t count, T* pairs) {
-  for (int64_t i = 0; i < count; ++i) {
-    pairs[2 * i] = gate[i];
-    pairs[2 * i + 1] = up[i];
+void put_together(const T* __restrict gate, const T* __restrict up, int64_t count,
+                  T* __restrict pairs) {
+  if constexpr (kHasWord<T>) {
+    for (int64_t i = 0; i < count; ++i) {
+      Bits<T> low, high;
+      std::memcpy(&low, gate + i, sizeof(low));
+      std::memcpy(&high, up + i, sizeof(high));
+      const Word<T> word = low | static_cast<Word<T>>(high) << 8 * sizeof(T);
+      std::memcpy(static_cast<void*>(pairs + 2 * i), &word, sizeof(word));
+    }
+  } else {
+    for (int64_t i = 0; i < count; ++i) {
+      pairs[2 * i] = gate[i];
+      pairs[2 * i + 1] = up[i];
+    }
   }
 }
 

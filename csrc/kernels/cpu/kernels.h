@@ -36,10 +36,12 @@ struct Kernels {
 
 constexpr int64_t kMaxNormParts = 128;
 
-// A function of rows alone: the same sums whatever the number of threads.
+// A function of rows alone: the same sums whatever the number of threads. A part's rows are added
+// in order, the parts pairwise: so the fewer rows in a part, the less the sums lose to rounding.
 inline int64_t norm_rows_per_part(int64_t rows) {
+  constexpr int64_t kLeastRows = 16;
   const int64_t rows_per_part = ceil_div(rows, kMaxNormParts);
-  return rows_per_part < 32 ? 32 : rows_per_part;
+  return rows_per_part < kLeastRows ? kLeastRows : rows_per_part;
 }
 
 // The best table that this processor runs, or the one that the environment variable

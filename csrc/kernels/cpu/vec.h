@@ -47,44 +47,35 @@ struct Math<at::vec::Vectorized<float>> {
     return scale_by_power(p, n);
   }
 
-  // e^x for -104 <= x <= 0, within one unit in the last place, subnormal results too: x = n ln 2 +
-  // r with n an integer and |r| <= ln(2) / 2. The upper part of ln 2 has so few bits that its
-  // product with n is exact, so that r is right without a fused multiply-add as well. e^r by a
-  // polynomial (minimax in relative error, 4e-9, fitted for this file).
-  static MEMOPT_INLINE V exp(V x) {
-    const V n = (x * V(1.4426950409f)).round();
-    const V r = fma(n, V(2.12194440e-4f), fma(n, V(-0.693359375f), x));
-    V p = fma(V(1.3814539e-3f), r, V(8.368745e-3f));
-    p = fma(p, r, V(4.166839e-2f));
-    p = fma(p, r, V(1.6666521e-1f));
-    p = fma(p, r, V(4.9999994e-1f));
-    p = fma(p, r, V(1.0f));
-    p = fma(p, r, V(1.0f));
-    return scale_by_any_power(p, n);
-  }
-
 #if defined(CPU_CAPABILITY_AVX512)
-  // For finite x >= 1: the hardware's 14 bits and one Newton step, a third of a division's time.
+  // For finite x >= 1/2: the hardware's 14 bits and one Newton step, a third of a division's time.
   static MEMOPT_INLINE V reciprocal(V x) {
     const V r = _mm512_rcp14_ps(x);
     return fma(r, V(_mm512_fnmadd_ps(x, r, _mm512_set1_ps(1.0f))), r);
   }
-  // a / b likewise.
+  // a / b for such b. What the first quotient lacks is NaN where a is infinite, and is left away.
   static MEMOPT_INLINE V divide(V a, V b) {
     const V r = _mm512_rcp14_ps(b);
     const V q = a * r;
-    return fma(V(_mm512_fnmadd_ps(q, b, a)), r, q);
+    const V lacks = _mm512_fnmadd_ps(q, b, a);
+    return _mm512_mask3_fmadd_ps(lacks, r, q, _mm512_cmp_ps_mask(lacks, lacks, _CMP_ORD_Q));
   }
+  // 2^n for an integer n <= 0, subnormal ones too.
+  static MEMOPT_INLINE V power_of_two(V n) { return _mm512_scalef_ps(V(1.0f), n); }
   static MEMOPT_INLINE V if_negative(V sign, V a, V b) {
     return _mm512_mask_blend_ps(_mm512_movepi32_mask(_mm512_castps_si512(sign)), b, a);
   }
 
  private:
   static MEMOPT_INLINE V scale_by_power(V p, V n) { return _mm512_scalef_ps(p, n); }
-  static MEMOPT_INLINE V scale_by_any_power(V p, V n) { return scale_by_power(p, n); }
 #else
   static MEMOPT_INLINE V reciprocal(V x) { return V(1.0f) / x; }
   static MEMOPT_INLINE V divide(V a, V b) { return a / b; }
+  // In two steps, of which the second may round to a subnormal number.
+  static MEMOPT_INLINE V power_of_two(V n) {
+    const V first = at::vec::maximum(n, V(-100.0f));
+    return normal_power(first) * normal_power(n - first);
+  }
 #if defined(CPU_CAPABILITY_AVX2)
   static MEMOPT_INLINE V if_negative(V sign, V a, V b) { return _mm256_blendv_ps(b, a, sign); }
 #else
@@ -100,13 +91,8 @@ struct Math<at::vec::Vectorized<float>> {
     const V y = at::vec::cast<float>(at::vec::cast<int32_t>(p) + exponent);
     return V::blendv(y, V(0.0f), n < V(-125.0f));
   }
-  // p 2^n in two steps, of which the second may round to a subnormal number.
-  static MEMOPT_INLINE V scale_by_any_power(V p, V n) {
-    const V first = at::vec::maximum(n, V(-100.0f));
-    return p * power(first) * power(n - first);
-  }
   // 2^n for -126 <= n <= 0.
-  static MEMOPT_INLINE V power(V n) {
+  static MEMOPT_INLINE V normal_power(V n) {
     using Bits = at::vec::Vectorized<int32_t>;
     return at::vec::cast<float>(at::vec::cast<int32_t>(n + V(12582912.0f + 127.0f)) << Bits(23));
   }

@@ -138,9 +138,10 @@ def backward(
         dsum_row_stride=cols + gap,
         x_row_stride=cols + gap,
     )
-    results = Results(output=y, grad_input=dropout.get("dx_dropped", dx), grad_weight=dgamma)
+    results = Results(output=y, grad_input=dropout.get("dx_dropped", dx))
     if adds:
         results = results.updated(grad_residual=dx)
+    results = results.updated(grad_weight=dgamma)
     return results.updated(grad_bias=dbeta) if "bias" in case.parameters else results
 
 
