@@ -263,7 +263,7 @@ def _unchanged(modules: Sequence[nn.Module], inputs: Sequence[Tensor]) -> Iterat
 @contextmanager
 def _same_buffers(modules: Sequence[nn.Module], buffers: Sequence[Tensor]) -> Iterator[None]:
     registered = [(module._buffers, dict(module._buffers)) for module in modules]
-    # Outside inference mode nobody can write to inference tensors, which have no version either.
+    # Outside inference mode nothing can write to inference tensors, which have no version either.
     writable = tuple(buffer for buffer in buffers if not buffer.is_inference())
     with preserved_versions(writable):
         copies = [(buffer, buffer.detach().clone(), buffer._version) for buffer in writable]

@@ -12,6 +12,7 @@ from memopt.functional.activation import ACTIVATIONS, gelu_name
 from memopt.functional.activation import activation as activate
 from memopt.functional.norm import add_layer_norm, add_rms_norm
 
+
 def dropout(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     """Zeroes elements at random, each with probability p, and divides the others by 1 - p.
 
