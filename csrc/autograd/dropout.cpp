@@ -82,7 +82,7 @@ Tensor _dropout_backward(const Tensor& grad_output, const Tensor& state, double 
   return backward_op().call(grad_output, state, p);
 }
 
-// As PyTorch's dropout.
+// Autocast leaves PyTorch's dropout alone, too.
 const Autocast kKeepsDtype{{}, /*casts=*/false};
 
 MEMOPT_DECLARE(dropout, kKeepsDtype, kDrawsRandomNumbers,

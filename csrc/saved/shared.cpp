@@ -73,7 +73,7 @@ at::Tensor SharedTensor::restore_for(Reader& reader) {
       (restored_.has_value() && restored_->task == task)) {
     return tensor;
   }
-  // Of a backward that raised, or of another.
+  // What is left from a backward that raised, or from another one.
   if (restored_.has_value()) dropped = std::move(restored_->tensor);
   restored_ = Restored{task, current_stream(tensor), tensor};
   have_read_ = 1;

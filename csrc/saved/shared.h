@@ -55,7 +55,7 @@ class SharedTensor : public Handle {
   c10::intrusive_ptr<Handle> source_;
   std::mutex mutex_;
   int64_t readers_ = 0;
-  int64_t have_read_ = 0;  // of the readers that there are, in restored_'s task
+  int64_t have_read_ = 0;  // how many of them have read what restored_ holds
   std::optional<Restored> restored_;
 };
 

@@ -18,7 +18,7 @@ class MLP(nn.Module):
     """norm, linear (or a gate's and an up's), activation, linear: memopt.functional.mlp.
 
     state_dict keys: norm.*, gate.*, up.*, down.*: those of the norm and the linears under these
-    names, where there are such.
+    names, of those that it has.
 
     Args:
         in_features, hidden_features: of the first linears.
