@@ -1,5 +1,5 @@
-"""silu, relu, quick_gelu, relu_squared and sigmoid against PyTorch's ops: forward, backward, and
-both. GELU: benchmarks/gelu.py.
+"""The activations of EAGER against PyTorch's ops: forward, backward, and both. GELU:
+benchmarks/gelu.py.
 
 Backward alone calls the private op below autograd, against ATen's backward op where there is one;
 forward+backward goes through the public functions and autograd. `memopt+y` is the backward that
@@ -32,6 +32,9 @@ EAGER: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
 }
 
+# Of the activations that take one, the scalar that they are timed with.
+SCALARS: dict[str, float] = {}
+
 
 def eager_backward(name: str, x: Tensor, grad: Tensor) -> Callable[[], object]:
     """The ops that autograd runs for EAGER[name]."""
@@ -54,12 +57,13 @@ def build(
     peer_names: tuple[str, ...],
 ) -> list[Variant]:
     x = random_matrix(rows, cols, dtype, device, seed=0)
-    eager, ours = EAGER[name], getattr(memopt.functional, name)
+    named = {"activation": name, "activation_scalar": SCALARS.get(name)}
+    eager, ours = EAGER[name], functools.partial(memopt.functional.activation, **named)
     if direction == "forward":
         return [Variant("aten", lambda: eager(x)), Variant("memopt", lambda: ours(x))]
     grad = random_matrix(rows, cols, dtype, device, seed=1)
     if direction == "backward":
-        op = functools.partial(torch.ops.memopt._activation_backward, grad, x, activation=name)
+        op = functools.partial(torch.ops.memopt._activation_backward, grad, x, **named)
         again = functools.partial(op, recompute_output=True)
         return [
             Variant("aten", eager_backward(name, x, grad)),

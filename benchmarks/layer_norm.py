@@ -26,10 +26,10 @@ GOALS = {"forward": 1.0, "backward": 1.3}
 def forward_variants(x: Tensor, weight: Tensor, bias: Tensor) -> list[Variant]:
     shape = list(weight.shape)
     weight, bias = weight.detach(), bias.detach()
-    aten, ours = torch.ops.aten.native_layer_norm, torch.ops.memopt._layer_norm_forward
+    aten, ours = torch.ops.aten.native_layer_norm, torch.ops.memopt._norm_forward
     return [
         Variant("aten", lambda: aten(x, shape, weight, bias, EPS)),
-        Variant("memopt", lambda: ours(x, shape, weight, bias, EPS)),
+        Variant("memopt", lambda: ours(x, None, 1, weight, bias, EPS, norm="layer_norm")),
     ]
 
 
@@ -37,19 +37,22 @@ def backward_variants(x: Tensor, grad: Tensor, weight: Tensor, bias: Tensor) -> 
     shape = list(weight.shape)
     weight, bias = weight.detach(), bias.detach()
     _, aten_mean, aten_rstd = torch.ops.aten.native_layer_norm(x, shape, weight, bias, EPS)
-    _, mean, rstd = torch.ops.memopt._layer_norm_forward(x, shape, weight, bias, EPS)
-    aten, ours = torch.ops.aten.native_layer_norm_backward, torch.ops.memopt._layer_norm_backward
+    _, _, mean, rstd = torch.ops.memopt._norm_forward(
+        x, None, 1, weight, bias, EPS, norm="layer_norm"
+    )
+    aten = torch.ops.aten.native_layer_norm_backward
     everything = [True, True, True]
+    ours = functools.partial(
+        torch.ops.memopt._norm_backward,
+        grad, None, x, 1, mean, rstd, weight, bias, everything,
+        norm="layer_norm",
+    )  # fmt: skip
     return [
         Variant(
             "aten", lambda: aten(grad, x, shape, aten_mean, aten_rstd, weight, bias, everything)
         ),
-        Variant("memopt", lambda: ours(grad, x, shape, mean, rstd, weight, bias, everything)),
-        Variant(
-            "memopt+y",
-            lambda: ours(grad, x, shape, mean, rstd, weight, bias, everything, True),
-            extra_bytes=x.nbytes,
-        ),
+        Variant("memopt", ours),
+        Variant("memopt+y", functools.partial(ours, recompute_output=True), extra_bytes=x.nbytes),
     ]
 
 

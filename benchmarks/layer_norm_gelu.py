@@ -22,10 +22,19 @@ from benchmarks.inputs import EPS, affine_parameters, random_matrix, through_aut
 GOALS = {"forward+backward": 1.6}
 
 
+def _named(approximate: str) -> dict[str, str]:
+    """Of the private ops."""
+    return {"norm": "layer_norm", "activation": "gelu_tanh" if approximate == "tanh" else "gelu"}
+
+
 def forward_variants(x: Tensor, weight: Tensor, bias: Tensor, approximate: str) -> list[Variant]:
     shape = list(weight.shape)
     weight, bias = weight.detach(), bias.detach()
-    ours = torch.ops.memopt._layer_norm_gelu_forward
+    ours = functools.partial(
+        torch.ops.memopt._norm_forward,
+        x, None, 1, weight, bias, EPS,
+        **_named(approximate),
+    )  # fmt: skip
 
     def aten() -> object:
         z, mean, rstd = torch.ops.aten.native_layer_norm(x, shape, weight, bias, EPS)
@@ -33,7 +42,7 @@ def forward_variants(x: Tensor, weight: Tensor, bias: Tensor, approximate: str) 
 
     return [
         Variant("aten", aten),
-        Variant("memopt", lambda: ours(x, shape, weight, bias, EPS, approximate=approximate)),
+        Variant("memopt", ours),
     ]
 
 
@@ -43,8 +52,8 @@ def backward_variants(
     shape = list(weight.shape)
     weight, bias = weight.detach(), bias.detach()
     z, aten_mean, aten_rstd = torch.ops.aten.native_layer_norm(x, shape, weight, bias, EPS)
-    _, mean, rstd = torch.ops.memopt._layer_norm_gelu_forward(
-        x, shape, weight, bias, EPS, approximate=approximate
+    _, _, mean, rstd = torch.ops.memopt._norm_forward(
+        x, None, 1, weight, bias, EPS, **_named(approximate)
     )
     everything = [True, True, True]
 
@@ -55,9 +64,9 @@ def backward_variants(
         )
 
     ours = functools.partial(
-        torch.ops.memopt._layer_norm_gelu_backward,
-        grad, x, shape, mean, rstd, weight, bias, everything,
-        approximate=approximate,
+        torch.ops.memopt._norm_backward,
+        grad, None, x, 1, mean, rstd, weight, bias, everything,
+        **_named(approximate),
     )  # fmt: skip
     return [
         Variant("aten", aten),

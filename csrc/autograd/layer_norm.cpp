@@ -45,6 +45,17 @@ std::vector<Tensor> layer_norm_linear(const Tensor& input, const OptionalTensor&
                          biases);
 }
 
+std::vector<Tensor> batched_layer_norm_linear(const Tensor& input,
+                                              const OptionalTensor& norm_weight,
+                                              const OptionalTensor& norm_bias,
+                                              at::TensorList weights,
+                                              const c10::List<OptionalTensor>& biases, double eps) {
+  static const auto norm = find_op<Tensor(const Tensor&, c10::SymIntArrayRef, const OptionalTensor&,
+                                          const OptionalTensor&, double)>("memopt::layer_norm");
+  const Tensor normed = norm.call(input, input.sym_size(-1), norm_weight, norm_bias, eps);
+  return batched_linears(normed, weights, biases);
+}
+
 const Autocast kNorm{{"weight", "bias"}}, kNormLinear{{"norm_weight", "norm_bias"}};
 
 MEMOPT_DECLARE(layer_norm, kNorm, {},
@@ -66,4 +77,9 @@ MEMOPT_DECLARE(layer_norm_linear, kNormLinear, {},
                   Tensor[] weights, Tensor?[] biases, float eps=1e-05) -> Tensor[])");
 
 }  // namespace
+
+TORCH_LIBRARY_IMPL(memopt, FuncTorchBatchedDecomposition, m) {
+  m.impl("layer_norm_linear", batched_layer_norm_linear);
+}
+
 }  // namespace memopt::autograd

@@ -14,9 +14,12 @@ namespace memopt::autograd {
 
 namespace {
 
-// All leading dimensions as rows.
+// All leading dimensions as rows. (Not flatten, which vmap cannot batch below autograd.)
 Tensor as_matrix(const Tensor& tensor) {
-  return tensor.dim() == 1 ? tensor.unsqueeze(0) : tensor.flatten(0, -2);
+  const c10::SymIntArrayRef sizes = tensor.sym_sizes();
+  c10::SymInt rows = 1;
+  for (const c10::SymInt& size : sizes.slice(0, sizes.size() - 1)) rows *= size;
+  return tensor.reshape_symint({rows, sizes.back()});
 }
 
 }  // namespace

@@ -188,6 +188,23 @@ std::tuple<Tensor, Tensor> run_add_norm(const char* name, NormOp::Options o, con
   return {outputs[0], outputs[1]};
 }
 
+namespace {
+
+Linears linears_of(at::TensorList weights, const c10::List<OptionalTensor>& biases) {
+  Linears behind{weights.vec(), {}};
+  for (const auto& entry : biases) {
+    behind.biases.push_back(value_or_undefined(static_cast<OptionalTensor>(entry)));
+  }
+  return behind;
+}
+
+}  // namespace
+
+std::vector<Tensor> batched_linears(const Tensor& normed, at::TensorList weights,
+                                    const c10::List<OptionalTensor>& biases) {
+  return apply(linears_of(weights, biases), normed);
+}
+
 std::vector<Tensor> run_norm_linear(const char* name, const NormOp::Options& o, const Tensor& input,
                                     const OptionalTensor& weight, const OptionalTensor& bias,
                                     at::TensorList weights,
@@ -195,10 +212,7 @@ std::vector<Tensor> run_norm_linear(const char* name, const NormOp::Options& o, 
   check_features(name, "input", input);
   ops::check_parameters(name, input, input.sym_sizes().slice(input.dim() - 1), weight, bias,
                         {"norm_weight", "norm_bias"});
-  Linears behind{weights.vec(), {}};
-  for (const auto& entry : biases) {
-    behind.biases.push_back(value_or_undefined(static_cast<OptionalTensor>(entry)));
-  }
+  Linears behind = linears_of(weights, biases);
   check_linears(name, input, input.sym_size(-1), behind);
   return run<NormOp>(name, o, {input, value_or_undefined(weight), value_or_undefined(bias)},
                      std::move(behind));

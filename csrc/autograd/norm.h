@@ -67,6 +67,11 @@ std::tuple<Tensor, Tensor> run_add_norm(const char* name, NormOp::Options option
                                         c10::SymIntArrayRef normalized_shape,
                                         const OptionalTensor& weight, const OptionalTensor& bias);
 
+// Where vmap runs: PyTorch's loop over a batch takes no lists of tensors, but batches a norm and a
+// linear each. `normed` is the norm's output; nothing is fused.
+std::vector<Tensor> batched_linears(const Tensor& normed, at::TensorList weights,
+                                    const c10::List<OptionalTensor>& biases);
+
 // One norm in front of one or several linears: separate query, key and value projections, say.
 std::vector<Tensor> run_norm_linear(const char* name, const NormOp::Options& options,
                                     const Tensor& input, const OptionalTensor& weight,

@@ -43,6 +43,18 @@ std::vector<Tensor> rms_norm_linear(const Tensor& input, const OptionalTensor& n
                          input, norm_weight, std::nullopt, weights, biases);
 }
 
+std::vector<Tensor> batched_rms_norm_linear(const Tensor& input, const OptionalTensor& norm_weight,
+                                            at::TensorList weights,
+                                            const c10::List<OptionalTensor>& biases, Eps eps,
+                                            bool zero_centered_weight) {
+  static const auto norm =
+      find_op<Tensor(const Tensor&, c10::SymIntArrayRef, const OptionalTensor&, Eps, bool)>(
+          "memopt::rms_norm");
+  const Tensor normed =
+      norm.call(input, input.sym_size(-1), norm_weight, eps, zero_centered_weight);
+  return batched_linears(normed, weights, biases);
+}
+
 const Autocast kNorm{{"weight"}}, kNormLinear{{"norm_weight"}};
 
 MEMOPT_DECLARE(rms_norm, kNorm, {},
@@ -62,4 +74,9 @@ MEMOPT_DECLARE(rms_norm_linear, kNormLinear, {},
                   -> Tensor[])");
 
 }  // namespace
+
+TORCH_LIBRARY_IMPL(memopt, FuncTorchBatchedDecomposition, m) {
+  m.impl("rms_norm_linear", batched_rms_norm_linear);
+}
+
 }  // namespace memopt::autograd

@@ -12,16 +12,8 @@ strides. Parameters have input's dtype or float32. Under autocast the ops comput
 dtype and return it (PyTorch's own layer_norm returns float32 there).
 """
 
-from memopt.functional.activation import (
-    ACTIVATIONS,
-    activation,
-    gelu,
-    quick_gelu,
-    relu,
-    relu_squared,
-    sigmoid,
-    silu,
-)
+from memopt.functional.activation import *  # noqa: F403
+from memopt.functional.activation import __all__ as _activations
 from memopt.functional.dropout import (
     activation_dropout,
     dropout,
@@ -56,8 +48,6 @@ from memopt.functional.norm import (
 )
 
 __all__ = [
-    "ACTIVATIONS",
-    "activation",
     "activation_dropout",
     "activation_linear",
     "add_layer_norm",
@@ -71,21 +61,16 @@ __all__ = [
     "gated_packed_linear",
     "geglu",
     "geglu_packed",
-    "gelu",
     "gelu_dropout",
     "gelu_linear",
     "layer_norm",
     "layer_norm_gelu",
     "layer_norm_linear",
     "mlp",
-    "quick_gelu",
-    "relu",
-    "relu_squared",
     "rms_norm",
     "rms_norm_linear",
-    "sigmoid",
-    "silu",
     "swiglu",
     "swiglu_linear",
     "swiglu_packed",
 ]
+__all__ += _activations

@@ -7,6 +7,17 @@ from torch import Tensor
 
 from memopt._extension import _C
 
+__all__ = [
+    "ACTIVATIONS",
+    "activation",
+    "gelu",
+    "quick_gelu",
+    "relu",
+    "relu_squared",
+    "sigmoid",
+    "silu",
+]
+
 ACTIVATIONS: dict[str, bool] = _C.activations()
 """The activations that ops take by name; of each, whether it takes an activation_scalar. The list
 is the kernels' own (csrc/kernels/activation.h).

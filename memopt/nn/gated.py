@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from memopt import functional
+from memopt.functional.activation import gelu_name
 from memopt.nn.activation import check_activation, described
 
 
@@ -68,15 +69,18 @@ class GEGLU(Gated):
     Saves for backward: gate and up, or the packed tensor; not gelu(gate).
 
     Args:
-        approximate: "none" (default) or "tanh".
+        approximate: "none" (default) or "tanh"; RuntimeError for another.
         interleaved: as for SwiGLU.
 
     Shape: (*, n) and (*, n), or (*, 2 n), to (*, n).
     """
 
     def __init__(self, approximate: str = "none", interleaved: bool = False) -> None:
-        super().__init__("gelu_tanh" if approximate == "tanh" else "gelu", interleaved)
-        self.approximate = approximate
+        super().__init__(gelu_name("geglu", approximate), interleaved)
+
+    @property
+    def approximate(self) -> str:
+        return "tanh" if self.activation == "gelu_tanh" else "none"
 
     def extra_repr(self) -> str:
         interleaved = ", interleaved=True" if self.interleaved else ""

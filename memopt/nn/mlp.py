@@ -124,7 +124,8 @@ class MLP(nn.Module):
     def extra_repr(self) -> str:
         return (
             f"{described(self.activation, self.activation_scalar)}, "
-            f"activation_dropout={self.activation_dropout}, dropout={self.dropout}, residual={self.residual}, recompute={self.recompute!r}"
+            f"activation_dropout={self.activation_dropout}, dropout={self.dropout}, "
+            f"residual={self.residual}, recompute={self.recompute!r}"
         )
 
     @classmethod

@@ -20,13 +20,13 @@ PAIRS = [
         nn.DropoutAddLayerNorm,
         nn.AddLayerNorm,
         torch.nn.LayerNorm,
-        (ops.dropout_add_layer_norm.default, ops.add_layer_norm.default),
+        (ops._dropout_add_norm_forward.default, ops._norm_forward.default),
     ),
     (
         nn.DropoutAddRMSNorm,
         nn.AddRMSNorm,
         torch.nn.RMSNorm,
-        (ops.dropout_add_rms_norm.default, ops.add_rms_norm.default),
+        (ops._dropout_add_norm_forward.default, ops._norm_forward.default),
     ),
 ]
 every_pair = pytest.mark.parametrize(("ours", "plain", "torchs", "pair"), PAIRS)

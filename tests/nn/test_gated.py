@@ -17,15 +17,15 @@ def test_of_two_tensors_and_of_one(
     approximate: str | None, interleaved: bool, device: torch.device
 ) -> None:
     if approximate is None:
-        module, op = memopt.nn.SwiGLU(interleaved), "swiglu"
+        module = memopt.nn.SwiGLU(interleaved)
     else:
-        module, op = memopt.nn.GEGLU(approximate, interleaved), "geglu"
+        module = memopt.nn.GEGLU(approximate, interleaved)
     gate, up = torch.randn(3, 7, device=device), torch.randn(3, 7, device=device)
     packed = torch.stack((gate, up), -1 if interleaved else -2).flatten(-2)
     with RecordOps() as ops:
         outputs = module(gate, up), module(packed)
     ours = torch.ops.memopt
-    assert ops.ops == [getattr(ours, op).default, getattr(ours, f"{op}_packed").default]
+    assert ops.ops == [ours._gated_forward.default, ours._gated_packed_forward.default]
     value = F.silu(gate) if approximate is None else F.gelu(gate, approximate=approximate)
     assert torch.equal(outputs[0], outputs[1])
     torch.testing.assert_close(outputs[0], value * up)

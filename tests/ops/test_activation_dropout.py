@@ -13,15 +13,15 @@ from torch import Tensor
 
 import memopt
 from memopt.functional import activation_dropout, gelu_dropout
+from tests.support.cases.activation import TORCH, named
 from tests.support.philox import keep_mask, scaled
 from tests.support.record_ops import RecordOps
 from tests.support.shapes import COLS, random_normal
 
 ops = torch.ops.memopt
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu", "quick_gelu", "relu_squared", "sigmoid")
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-every_activation = pytest.mark.parametrize("name", ACTIVATIONS)
+every_activation = pytest.mark.parametrize("name", TORCH)
 
 
 def normal(*size: int, dtype: torch.dtype = torch.float32, device: object = "cpu") -> Tensor:
@@ -29,11 +29,11 @@ def normal(*size: int, dtype: torch.dtype = torch.float32, device: object = "cpu
 
 
 def forward(x: Tensor, p: float, name: str, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    return ops._activation_dropout_forward(x, state, p, activation=name)
+    return ops._activation_dropout_forward(x, state, p, **named(name))
 
 
 def activation_gradient(grad: Tensor, x: Tensor, name: str) -> Tensor:
-    return ops._activation_backward(grad, x, activation=name)[0]
+    return ops._activation_backward(grad, x, **named(name))[0]
 
 
 @every_activation
@@ -48,10 +48,10 @@ def test_the_activation_and_its_gradient_times_dropouts_mask(
     grad = grad.cos()
     output, state = forward(x, p, name)
     keep = keep_mask(state, size, p)
-    value = ops._activation_forward(x, activation=name)
+    value = ops._activation_forward(x, **named(name))
     assert torch.equal(output, scaled(value, keep, p))
     dx, again = ops._activation_dropout_backward(
-        grad, x, state, p, activation=name, recompute_output=True
+        grad, x, state, p, **named(name), recompute_output=True
     )
     assert torch.equal(dx, activation_gradient(scaled(grad, keep, p), x, name))
     assert torch.equal(again, output)
@@ -68,8 +68,8 @@ def test_nothing_is_rounded_between_the_activation_and_the_mask(
     output, state = forward(x, p, name)
     wide, _ = forward(x.float(), p, name, state)
     assert torch.equal(output, wide.to(dtype))
-    dx, _ = ops._activation_dropout_backward(grad, x, state, p, activation=name)
-    wide, _ = ops._activation_dropout_backward(grad.float(), x.float(), state, p, activation=name)
+    dx, _ = ops._activation_dropout_backward(grad, x, state, p, **named(name))
+    wide, _ = ops._activation_dropout_backward(grad.float(), x.float(), state, p, **named(name))
     assert torch.equal(dx, wide.to(dtype))
 
 
@@ -91,19 +91,19 @@ def test_p_of_zero_and_eval_are_the_activation(
 ) -> None:
     """Its op itself, and nothing is drawn; the op with p = 0 has its bits."""
     x = normal(6, 130, dtype=dtype, device=device)
-    expected = ops._activation_forward(x, activation=name)
+    expected = ops._activation_forward(x, **named(name))
     before = torch.get_rng_state()
     for p, training in ((0.0, True), (0.5, False), (1.0, False)):
         with RecordOps() as record:
-            output = activation_dropout(x, p, training, name)
+            output = activation_dropout(x, p, training, **named(name))
         assert torch.equal(output, expected)
         assert record.ops == [ops._activation_forward.default]
-        assert activation_dropout(x.T, p, training, name).stride() == x.T.stride()
+        assert activation_dropout(x.T, p, training, **named(name)).stride() == x.T.stride()
     assert torch.equal(torch.get_rng_state(), before)
     output, state = forward(x, 0.0, name)
     assert torch.equal(output, expected)
     grad = x.cos()
-    dx, _ = ops._activation_dropout_backward(grad, x, state, 0.0, activation=name)
+    dx, _ = ops._activation_dropout_backward(grad, x, state, 0.0, **named(name))
     assert torch.equal(dx, activation_gradient(grad, x, name))
 
 
@@ -112,7 +112,7 @@ def test_gelu_dropout_is_activation_dropout_of_gelu(approximate: str, device: to
     x = normal(6, 130, device=device)
     name = "gelu_tanh" if approximate == "tanh" else "gelu"
     torch.manual_seed(0)
-    expected = activation_dropout(x, 0.3, activation=name)
+    expected = activation_dropout(x, 0.3, **named(name))
     torch.manual_seed(0)
     assert torch.equal(gelu_dropout(x, 0.3, approximate=approximate), expected)
     for p, training in ((0.0, True), (0.3, False)):
@@ -126,11 +126,11 @@ def test_p_of_one_multiplies_by_zero(name: str, dtype: torch.dtype, device: torc
     """NaN and infinite values of the activation become NaN, as in PyTorch."""
     values = [1.0, -1.0, 0.0, math.inf, -math.inf, math.nan]
     x = torch.tensor(values, dtype=dtype, device=device)
-    expected = 0 * ops._activation_forward(x, activation=name)
-    output = activation_dropout(x, 1.0, activation=name)
+    expected = 0 * ops._activation_forward(x, **named(name))
+    output = activation_dropout(x, 1.0, **named(name))
     torch.testing.assert_close(output, expected, rtol=0, atol=0, equal_nan=True)
     leaf = normal(1000, dtype=dtype, device=device).requires_grad_()
-    activation_dropout(leaf, 1.0, activation=name).sum().backward()
+    activation_dropout(leaf, 1.0, **named(name)).sum().backward()
     assert not leaf.grad.any()
 
 

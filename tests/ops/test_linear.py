@@ -5,6 +5,7 @@ what the op in front keeps; and nothing is computed that no gradient asks for.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,16 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import memopt.functional as M
 from memopt import checkpoint
 from memopt.measure import SavedTensors
+from tests.support.cases.activation import TORCH, named
 
-ACTIVATIONS = {
-    "gelu": M.gelu,
-    "gelu_tanh": lambda x: M.gelu(x, "tanh"),
-    "silu": M.silu,
-    "relu": M.relu,
-    "quick_gelu": M.quick_gelu,
-    "relu_squared": M.relu_squared,
-    "sigmoid": M.sigmoid,
-}
+ACTIVATIONS = {name: functools.partial(M.activation, **named(name)) for name in TORCH}
 
 
 @dataclass(frozen=True)
@@ -97,7 +91,7 @@ CASES = (
     *(
         Case(
             name,
-            single(lambda x, weight, bias, name=name: M.activation_linear(x, weight, bias, name)),
+            single(functools.partial(M.activation_linear, **named(name))),
             activation,
             lambda leading, n: [torch.randn(*leading, n)],
             1,
@@ -315,10 +309,19 @@ BAD = {
         lambda: M.gelu_linear(X, torch.randn(3, 5)),
         r"gelu_linear: weight must have shape \[out, 4\]",
     ),
-    "weight dtype": (lambda: M.gelu_linear(X, W.double()), "gelu_linear: weight must have input's dtype"),
+    "weight dtype": (
+        lambda: M.gelu_linear(X, W.double()),
+        "gelu_linear: weight must have input's dtype",
+    ),
     "weight 1-d": (lambda: M.gelu_linear(X, W[0]), r"must have shape \[out, 4\] .*got \[4\]"),
-    "bias": (lambda: M.gelu_linear(X, W, torch.zeros(4)), r"gelu_linear: bias must have shape \[3\]"),
-    "bias dtype": (lambda: M.gelu_linear(X, W, torch.zeros(3).half()), "gelu_linear: bias must have its"),
+    "bias": (
+        lambda: M.gelu_linear(X, W, torch.zeros(4)),
+        r"gelu_linear: bias must have shape \[3\]",
+    ),
+    "bias dtype": (
+        lambda: M.gelu_linear(X, W, torch.zeros(3).half()),
+        "gelu_linear: bias must have its",
+    ),
     "no weights": (lambda: M.layer_norm_linear(X, None, None, []), "at least one weight"),
     "biases": (
         lambda: M.rms_norm_linear(X, None, [W, W], [None]),

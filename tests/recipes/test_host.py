@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import memopt
+from memopt.measure import SavedTensors
 from tests.checkpoint.support import Watch
 from tests.recipes.model import FEATURES, LEAVES, B, W, X, model
-from memopt.measure import SavedTensors
 
 
 def test_built_in_policies_of_a_host_without_an_accelerator_keep() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.support.cases import NORM_CASES, OP_CASES, OpCase
+from tests.support.cases.activation import TORCH
 from tests.support.cases.dropout import ActivationDropoutCase
 from tests.support.cases.gated import PackedCase
 from tests.support.oracle import assert_results_accurate
@@ -265,13 +266,11 @@ def compiled_kernels(device: Device) -> set[str]:
 def test_every_compiled_kernel_runs(simt: Device) -> None:
     """Short and long rows of every type, by vectors and off alignment, through every op."""
     # The table of ops has the packed units of some activations only.
-    activations = ("gelu", "quick_gelu", "relu", "relu_squared", "sigmoid")
-    packed = [PackedCase("gated_packed", name, interleaved=True) for name in activations]
+    packed = [PackedCase("gated_packed", name, interleaved=True) for name in TORCH]
     for dtype in dropout.DTYPES:
         for offset in (0, 1):
             dropout.run(simt, torch.ones(128, dtype=dtype), 0.5, offset=offset)
-    others = ("gelu_tanh", "relu", "quick_gelu", "sigmoid")
-    dropped = [ActivationDropoutCase("activation_dropout", activation=name) for name in others]
+    dropped = [ActivationDropoutCase("activation_dropout", activation=name) for name in TORCH]
     for case in (*(case for case in OP_CASES if case.family in DRIVERS), *packed, *dropped):
         for dtypes in DTYPES:
             beyond_registers = 32768 // dtypes.tensor.itemsize + 8

@@ -1,42 +1,72 @@
-"""Counts the bytes that ops' results take at one time.
+"""Counts the bytes that are allocated at one time, as the allocator itself says.
 
     with LiveBytes() as live:
         output.backward()
     live.most
 
-Memory is counted by storage, from the op that returned it until nobody holds it. What is inside a
-kernel (a workspace) is not seen; what was there before counts for nothing.
+What was there before counts for nothing, nor does what an operator allocates and frees inside
+itself. No dispatch mode is involved: under one, ops write over nothing (csrc/autograd/ownership.h).
 """
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._C._profiler import _EventType
+from torch.profiler import ProfilerActivity, profile
 
 
-class LiveBytes(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.most = 0
-        self._live: dict[int, int] = {}
-        self._number = 0
+class LiveBytes:
+    """On the CPU, of one thread. `most` is known when the scope ends."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        before = {t.untyped_storage().data_ptr() for t in args if isinstance(t, Tensor)}
-        for tensor in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in before:
-                self._add(tensor)
-        self.most = max(self.most, sum(self._live.values()))
-        return result
+    def __enter__(self) -> LiveBytes:
+        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        self._profile.__enter__()
+        return self
 
-    def _add(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        self._number += 1
-        self._live[self._number] = storage.nbytes()
-        weakref.finalize(storage, self._live.pop, self._number, None)
+    def __exit__(self, *error: object) -> None:
+        self._profile.__exit__(*error)
+        tree = self._profile.profiler.kineto_results.experimental_event_tree()
+        self.most = _most_live(_allocations(tree))
+
+
+# An allocation (bytes > 0) or its end (bytes < 0), at an address, inside operators.
+Allocation = tuple[int, int, int, frozenset[int]]
+
+
+def _allocations(tree: list[Any]) -> list[Allocation]:
+    found: list[Allocation] = []
+
+    def visit(event: Any, inside: frozenset[int]) -> None:
+        if event.typed[0] == _EventType.Allocation:
+            fields = event.typed[1]
+            found.append((event.start_time_ns, fields.ptr, fields.alloc_size, inside))
+        if event.typed[0] == _EventType.TorchOp and event.name.startswith(("memopt::_", "aten::")):
+            inside = inside | {event.id}
+        for child in event.children:
+            visit(child, inside)
+
+    for root in tree:
+        visit(root, frozenset())
+    return sorted(found, key=lambda allocation: allocation[0])
+
+
+def _most_live(allocations: list[Allocation]) -> int:
+    begun: dict[int, int] = {}  # by address, the place in the list of what is allocated there
+    scratch: set[int] = set()  # these places, where an operator freed what it had allocated
+    for place, (_, address, size, inside) in enumerate(allocations):
+        if size > 0:
+            begun[address] = place
+        elif address in begun:
+            beginning = begun.pop(address)
+            if inside & allocations[beginning][3]:
+                scratch.add(beginning)
+    live: dict[int, int] = {}
+    most = 0
+    for place, (_, address, size, _) in enumerate(allocations):
+        if size < 0:
+            live.pop(address, None)
+        elif place not in scratch:
+            live[address] = size
+            most = max(most, sum(live.values()))
+    return most

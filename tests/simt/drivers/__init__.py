@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from tests.support.cases import ACTIVATION_CASES
+
 from . import (
     activation,
     activation_dropout,
@@ -18,7 +20,7 @@ from . import (
 
 # By OpCase.family. A family of the table of ops that is not here has no kernel of its own.
 DRIVERS: dict[str, ModuleType] = {
-    **dict.fromkeys(("gelu", "silu", "relu", "quick_gelu", "relu_squared", "sigmoid"), activation),
+    **dict.fromkeys((case.family for case in ACTIVATION_CASES), activation),
     **dict.fromkeys(("gated", "swiglu", "geglu"), gated),
     **dict.fromkeys(("gated_packed", "swiglu_packed", "geglu_packed"), gated),
     "layer_norm": layer_norm,

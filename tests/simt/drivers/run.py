@@ -12,6 +12,7 @@ from torch import Tensor
 from tests.simt.device import Device
 from tests.simt.memory import Memory
 from tests.simt.params import activations
+from tests.support.cases.activation import SCALARS
 
 # Any number that a launcher cannot know: each launch has to carry it.
 STREAM = 0x5157
@@ -75,7 +76,7 @@ class Run:
 
 def activation_spec(name: str) -> dict[str, object]:
     """memopt::kernels::ActivationSpec."""
-    return {"kind": activations()[name]}
+    return {"kind": activations()[name], "scalar": SCALARS.get(name, 0.0)}
 
 
 def _field(value: object) -> object:

@@ -1,11 +1,14 @@
-"""gelu in both forms, silu, relu, quick_gelu, relu_squared, sigmoid.
+"""The activations: gelu in both forms, silu, relu, quick_gelu, relu_squared, sigmoid.
 
-All are one op, which takes the activation's name.
+All are one op, which takes the activation's name. A new one is a line in each table of this file;
+its gated unit, its forms with dropout and with a linear behind, and its kernels under the
+interpreter are tested through these.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,6 +25,11 @@ from .op import OpCase, Saved
 GELU_SLOPE = 1.13
 GELU_CURVATURE = 0.8
 
+# Of the activations that take one, the scalar that they are tested with, and its name in the
+# public function.
+SCALARS: dict[str, float] = {}
+SCALAR_NAMES: dict[str, str] = {}
+
 # Bounds of the first derivatives, for each activation whose derivative is bounded.
 SLOPES = {
     "gelu": GELU_SLOPE,
@@ -31,6 +39,12 @@ SLOPES = {
     "quick_gelu": 1.1,
     "sigmoid": 0.25,
 }
+
+
+def named(activation: str) -> dict[str, Any]:
+    """An op's keyword arguments for the activation, with its scalar if it takes one."""
+    scalar = {"activation_scalar": SCALARS[activation]} if activation in SCALARS else {}
+    return {"activation": activation, **scalar}
 
 
 def exact_gelu(x: Tensor, approximate: str) -> Tensor:
@@ -45,34 +59,40 @@ def exact_gelu(x: Tensor, approximate: str) -> Tensor:
     return torch.where(x < 0, 0.0, x) + n * cdf
 
 
+# By PyTorch's own ops.
+TORCH: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "relu": F.relu,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu_squared": lambda x: F.relu(x).square(),
+    "sigmoid": torch.sigmoid,
+}
+
+
 def torch_activation(name: str, x: Tensor) -> Tensor:
-    """By PyTorch's own ops."""
-    if name == "gelu":
-        return F.gelu(x)
-    if name == "gelu_tanh":
-        return F.gelu(x, approximate="tanh")
-    if name == "silu":
-        return F.silu(x)
-    if name == "relu":
-        return F.relu(x)
-    if name == "quick_gelu":
-        return x * torch.sigmoid(1.702 * x)
-    if name == "relu_squared":
-        return F.relu(x).square()
-    return torch.sigmoid(x)
+    return TORCH[name](x)
+
+
+def logistic(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x)) without the overflow of exp(-x) in the left tail."""
+    e = torch.exp(torch.where(x < 0, x, -x))
+    return torch.where(x < 0, e, 1.0) / (1 + e)
+
+
+# In float64, exact to float32 in both tails, where PyTorch's formula is not.
+EXACT: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": lambda x: exact_gelu(x, "none"),
+    "gelu_tanh": lambda x: exact_gelu(x, "tanh"),
+    "silu": lambda x: x * logistic(x),
+    "quick_gelu": lambda x: x * logistic(1.702 * x),
+    "sigmoid": logistic,
+}
 
 
 def exact_activation(name: str, x: Tensor) -> Tensor:
-    """The same for float64, exact to float32 in both tails."""
-    if name in ("gelu", "gelu_tanh"):
-        return exact_gelu(x, "tanh" if name == "gelu_tanh" else "none")
-    if name.startswith("relu"):
-        return torch_activation(name, x)
-    scaled = 1.702 * x if name == "quick_gelu" else x
-    # exp(-x) would overflow in the left tail.
-    e = torch.exp(torch.where(scaled < 0, scaled, -scaled))
-    logistic = torch.where(scaled < 0, e, 1.0) / (1 + e)
-    return logistic if name == "sigmoid" else x * logistic
+    return EXACT.get(name, TORCH[name])(x)
 
 
 def value_magnitude(name: str, x: Tensor) -> Tensor:
@@ -107,8 +127,15 @@ class ActivationCase(OpCase):
 
     @property
     def activation(self) -> str:
-        """The name that the backward op and the gated units know."""
+        """The name that ops take."""
         return "gelu_tanh" if self.approximate == "tanh" else self.family
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Of the public function."""
+        if self.family in SCALARS:
+            return {SCALAR_NAMES[self.family]: SCALARS[self.family]}
+        return {} if self.approximate is None else {"approximate": self.approximate}
 
     def make_call(
         self,
@@ -123,7 +150,7 @@ class ActivationCase(OpCase):
         return Call(
             tensors={"input": x.to(device, dtypes.tensor)},
             grads={"output": random_normal(*size, seed=4).to(device, dtypes.tensor)},
-            options={} if self.approximate is None else {"approximate": self.approximate},
+            options=self.keywords,
         )
 
     @property
@@ -131,7 +158,7 @@ class ActivationCase(OpCase):
         return torch.ops.memopt.activation.default
 
     def public_arguments(self, call: Call) -> tuple[tuple, dict[str, Any]]:
-        return (call.input,), {"activation": self.activation}
+        return (call.input,), named(self.activation)
 
     def backward_arguments(
         self,
@@ -140,7 +167,7 @@ class ActivationCase(OpCase):
         output_mask: tuple[bool, ...] | None = None,
         recompute_output: bool = False,
     ) -> tuple[tuple, dict[str, Any]]:
-        keywords = {"activation": self.activation, "recompute_output": recompute_output}
+        keywords = {**named(self.activation), "recompute_output": recompute_output}
         return (call.grad_output, call.input), keywords
 
     def torch(self, call: Call) -> Tensor:
@@ -160,5 +187,5 @@ class ActivationCase(OpCase):
 GELU_CASES = (ActivationCase("gelu", "none"), ActivationCase("gelu", "tanh"))
 ACTIVATION_CASES = (
     *GELU_CASES,
-    *map(ActivationCase, ("silu", "relu", "quick_gelu", "relu_squared", "sigmoid")),
+    *(ActivationCase(name) for name in TORCH if not name.startswith("gelu")),
 )

@@ -18,7 +18,14 @@ from tests.support.philox import keep_mask
 from tests.support.shapes import Dtypes, random_normal
 from tests.support.tolerances import sums_dtype
 
-from .activation import exact_activation, slope_magnitude, torch_activation, value_magnitude
+from .activation import (
+    SCALARS,
+    exact_activation,
+    named,
+    slope_magnitude,
+    torch_activation,
+    value_magnitude,
+)
 from .add_norm import AddNormCase
 from .call import Call, Results
 from .layer_norm import NormCase
@@ -127,10 +134,10 @@ class ActivationDropoutCase(DropoutCase):
         return f"{self.family}-{self.activation}"
 
     def arguments(self, call: Call) -> tuple[tuple, dict[str, Any]]:
-        return (call.input, call.p), {"activation": self.activation}
+        return (call.input, call.p), named(self.activation)
 
     def forward_arguments(self, call: Call) -> tuple[tuple, dict[str, Any]]:
-        return (call.input, None, call.p), {"activation": self.activation}
+        return (call.input, None, call.p), named(self.activation)
 
     def backward_arguments(
         self,
@@ -139,7 +146,7 @@ class ActivationDropoutCase(DropoutCase):
         output_mask: tuple[bool, ...] | None = None,
         recompute_output: bool = False,
     ) -> tuple[tuple, dict[str, Any]]:
-        keywords = {"activation": self.activation, "recompute_output": recompute_output}
+        keywords = {**named(self.activation), "recompute_output": recompute_output}
         return (call.grad_output, call.input, saved["rng_state"], call.p), keywords
 
     def torch(self, call: Call) -> Tensor:
@@ -270,7 +277,7 @@ class DropoutAddRmsNormCase(DropoutAddNormCase):
 
 ACTIVATION_DROPOUT_CASES = tuple(
     ActivationDropoutCase("activation_dropout", activation=name)
-    for name in ("gelu", "silu", "relu_squared")
+    for name in ("gelu", "silu", "relu_squared", *SCALARS)
 )
 DROPOUT_ADD_NORM_CASES = (
     DropoutAddLayerNormCase("dropout_add_layer_norm", NormCase("layer_norm")),

@@ -13,7 +13,14 @@ from torch import Tensor
 
 from tests.support.shapes import Dtypes, random_normal
 
-from .activation import exact_activation, slope_magnitude, torch_activation, value_magnitude
+from .activation import (
+    TORCH,
+    exact_activation,
+    named,
+    slope_magnitude,
+    torch_activation,
+    value_magnitude,
+)
 from .call import Call, Results
 from .op import OpCase, Saved
 
@@ -33,9 +40,9 @@ class GatedCase(OpCase):
         return f"{self.family}-{self.activation}"
 
     @property
-    def options(self) -> dict[str, str]:
+    def options(self) -> dict[str, Any]:
         if self.family.startswith("gated"):
-            return {"activation": self.activation}
+            return named(self.activation)
         if self.family.startswith("geglu"):
             return {"approximate": "tanh" if self.activation == "gelu_tanh" else "none"}
         return {}
@@ -62,7 +69,7 @@ class GatedCase(OpCase):
         return getattr(torch.ops.memopt, self.private).default
 
     def public_arguments(self, call: Call) -> tuple[tuple, dict[str, Any]]:
-        return tuple(call.tensors.values()), {"activation": self.activation}
+        return tuple(call.tensors.values()), named(self.activation)
 
     def backward_arguments(
         self,
@@ -72,7 +79,7 @@ class GatedCase(OpCase):
         recompute_output: bool = False,
     ) -> tuple[tuple, dict[str, Any]]:
         keywords = {
-            "activation": self.activation,
+            **named(self.activation),
             "output_mask": output_mask or (True, True),
             "recompute_output": recompute_output,
         }
@@ -136,7 +143,7 @@ class PackedCase(GatedCase):
         recompute_output: bool = False,
     ) -> tuple[tuple, dict[str, Any]]:
         keywords = {
-            "activation": self.activation,
+            **named(self.activation),
             "interleaved": self.interleaved,
             "recompute_output": recompute_output,
         }
@@ -162,7 +169,7 @@ GATED_CASES = (
     GatedCase("swiglu", "silu"),
     GatedCase("geglu", "gelu"),
     GatedCase("geglu", "gelu_tanh"),
-    *(GatedCase("gated", name) for name in ("relu", "quick_gelu", "relu_squared", "sigmoid")),
+    *(GatedCase("gated", name) for name in TORCH if name not in ("silu", "gelu", "gelu_tanh")),
 )
 PACKED_CASES = (
     PackedCase("swiglu_packed", "silu", interleaved=False),
