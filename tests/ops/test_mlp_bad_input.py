@@ -1,4 +1,4 @@
-"""Proves: arguments of mlp that break a rule raise an error with the argument, the rule and the value."""
+"""Proves: mlp raises an error for what breaks a rule, with the argument, the rule and the value."""
 
 from __future__ import annotations
 
