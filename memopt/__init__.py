@@ -1,9 +1,10 @@
 """memopt: what becomes of a tensor that autograd saves for backward.
 
-Kept, made again from what is saved anyway (memopt.functional, memopt.nn; memopt.recompute() for any
-consumer), checkpointed or offloaded (memopt.checkpoint, memopt.checkpoint_wrapper).
-memopt.saved_tensors picks the fate of each tensor. memopt.convert brings them to an unmodified
-model, and memopt.saved_bytes counts what is left.
+It may be kept; made again from what is saved anyway (memopt.functional and memopt.nn, and
+memopt.recompute() for whatever reads their outputs); or belong to a region that is checkpointed or
+offloaded (memopt.checkpoint, memopt.checkpoint_wrapper). memopt.saved_tensors picks the fate of
+each tensor. memopt.convert brings all this to an unmodified model, and memopt.saved_bytes counts
+the bytes that are saved.
 """
 
 from memopt import functional, nn

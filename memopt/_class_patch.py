@@ -49,7 +49,7 @@ class Patched:
 
     @classmethod
     def _memopt_bases(cls, original: type[nn.Module], key: Any) -> tuple[type, ...]:
-        """Of the subclass that is made of `original`."""
+        """The bases of the subclass that is made of `original`."""
         return (cls, original)
 
     @classmethod
@@ -197,7 +197,7 @@ def restored_on_error(model: nn.Module) -> Iterator[None]:
 
 
 def check_can_patch(who: str, argument: str, module: object) -> None:
-    """Raises TypeError, in the name of the function `who`, for what is no module of Python."""
+    """Raises TypeError, in the name of the function `who`, unless `module` is a Python module."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"{who}: {argument} must be an nn.Module, got {type(module).__name__}")
     if isinstance(module, torch.jit.ScriptModule):

@@ -49,18 +49,20 @@ def build_info() -> dict[str, Any]:
 
     Keys:
         version: memopt's version.
-        torch: the PyTorch that it was built beside; torch_running: the one that is running.
-        torch_cuda: the CUDA version of the PyTorch it was built beside, None for a CPU build.
-        cuda: the CUDA toolkit that compiled the CUDA kernels, None if there are none.
+        torch: the PyTorch that it was built beside.
+        torch_running: the PyTorch that is running.
+        torch_cuda: the CUDA version of the PyTorch it was built beside; None for a CPU build.
+        cuda: the CUDA toolkit that compiled the CUDA kernels; None if there are none.
         cuda_architectures: what they were compiled for, as in TORCH_CUDA_ARCH_LIST; None if there
-        are none. compiler: the C++ compiler's version. cpu_capabilities: instruction sets that CPU
-        kernels were compiled for. cpu_capability: the one in use: the best that this processor
-        runs, or what the environment variable
-            MEMOPT_CPU_CAPABILITY names.
+            are none.
+        compiler: the C++ compiler's version.
+        cpu_capabilities: the instruction sets that the CPU kernels were compiled for.
+        cpu_capability: the one in use: the best that this processor runs, or what the environment
+            variable MEMOPT_CPU_CAPABILITY names.
 
     Raises:
         RuntimeError: MEMOPT_CPU_CAPABILITY names an instruction set that is not compiled in or
-        cannot run here.
+            cannot run here.
     """
     info: dict[str, Any] = dict(_C.build_info())
     info["torch_running"] = torch.__version__

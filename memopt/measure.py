@@ -33,7 +33,7 @@ class SavedStorage:
     device: torch.device
     shape: tuple[int, ...]
     dtype: torch.dtype
-    """Of the first tensor saved that looks into it."""
+    """Shape and dtype of the first saved tensor that looks into it."""
 
     is_input: bool
     """Whether it belongs to a tensor among the arguments of the call, which the caller may hold
@@ -152,7 +152,7 @@ class SavedTensors:
         return [packed.tensor for ref in self._packed if (packed := ref()) is not None]
 
     def by_storage(self) -> dict[Hashable, tuple[int, Tensor]]:
-        """Of each distinct storage its bytes, and the first tensor that looks into it."""
+        """The bytes of each distinct storage, and the first tensor that looks into it."""
         found: dict[Hashable, tuple[int, Tensor]] = {}
         for tensor in self.tensors:
             for key, nbytes in storages([tensor]).items():
@@ -263,7 +263,7 @@ def _unchanged(modules: Sequence[nn.Module], inputs: Sequence[Tensor]) -> Iterat
 @contextmanager
 def _same_buffers(modules: Sequence[nn.Module], buffers: Sequence[Tensor]) -> Iterator[None]:
     registered = [(module._buffers, dict(module._buffers)) for module in modules]
-    # Outside inference mode nobody can write to inference tensors, which have no version either.
+    # Outside inference mode nothing can write to inference tensors, which have no version either.
     writable = tuple(buffer for buffer in buffers if not buffer.is_inference())
     with preserved_versions(writable):
         copies = [(buffer, buffer.detach().clone(), buffer._version) for buffer in writable]

@@ -10,26 +10,26 @@ from memopt.fates import saved_tensors
 def recompute() -> AbstractContextManager[None]:
     """Inside this context no op keeps an output of memopt's ops for backward, or a view of one.
 
-    It is `memopt.saved_tensors("recipe")`, under a name of its own.
+    This is `memopt.saved_tensors("recipe")` under a name of its own.
 
-    What is kept in its place is the output's recipe: the op, and the tensors that the op's own node
+    What is kept instead is the output's recipe: the op, and the tensors that the op's own node
     saves anyway. So an unmodified Linear, three separate ones for query, key and value, or a LoRA
     layer stop storing the LayerNorm or GELU output that they read. Backward runs the op's forward
     kernel once more, once per backward for all readers of an output, and drops the result after the
-    last. Recipes chain: dropout of GELU of LayerNorm keeps LayerNorm's input, statistics and 16
+    last one has read it. Recipes chain: dropout(gelu(layer_norm(x))) keeps x, the statistics and 16
     bytes. Gradients have the same bits. retain_graph, partial backward (inputs=), create_graph,
-    several threads, detached aliases and checkpointed regions work as without.
+    several threads, detached aliases and checkpointed regions work as they do outside.
 
-    A recipe is used if it saves memory: if each tensor that it reads is kept by something inside
-    the context already. Else the output is kept: that of a dropout behind a Linear, say, since
-    nobody keeps the Linear's output. It is also kept if it was written in place after the op, and
-    where PyTorch could not tell (views of another dtype, tensor subclasses), and where a weight
-    that the op read has left the memory, as sharded ones do after their module's forward. If a
+    A recipe is used if it saves memory: if something inside the context keeps each tensor that it
+    reads already. Otherwise the output itself is kept. That is so for a dropout behind a Linear,
+    since nothing keeps the Linear's output; if the output was written in place after the op, or
+    PyTorch could not tell (views of another dtype, tensor subclasses); and if a weight that the op
+    read has left the memory, as sharded ones do after their module's forward. If a
     tensor that a recipe reads is written in place before backward (a weight by an optimizer's step,
     say), backward raises an error, as the op's own backward would. Writes that PyTorch does not
     count (through another tensor's .data, or NumPy) must not be made between the op and backward.
 
-    Only ops that run inside the context and record a graph are remembered; backward may run
+    Only ops that run inside the context and record a graph have recipes; backward may run
     anywhere. Saved-tensor hooks that are active around the context (save_on_cpu, a checkpointed
     region, a user's own) get every tensor that has no recipe; hooks inside it get all. A context
     inside another does nothing; under torch.compile, in torch.func's transforms and in

@@ -22,7 +22,7 @@ struct Linears {
   }
 };
 
-// Of the arguments in their order: the inputs, the weights, the biases.
+// Which arguments there are, in their order: the inputs, the weights, the biases.
 class Places {
  public:
   Places(const variable_list& inputs, const Linears& behind) : linears_(behind.weights.size()) {

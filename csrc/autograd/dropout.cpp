@@ -55,7 +55,7 @@ Tensor DropoutOp::differentiable_forward(const Options& o, const variable_list& 
 
 namespace {
 
-// The mask of a given state: dropout's derivative, and that derivative's own.
+// Applies the mask of a given state: dropout's derivative, which is its own derivative too.
 struct Masked : torch::autograd::Function<Masked> {
   static constexpr bool is_traceable = true;
 
@@ -82,7 +82,7 @@ Tensor _dropout_backward(const Tensor& grad_output, const Tensor& state, double 
   return backward_op().call(grad_output, state, p);
 }
 
-// As PyTorch's dropout.
+// Autocast leaves PyTorch's dropout alone, too.
 const Autocast kKeepsDtype{{}, /*casts=*/false};
 
 MEMOPT_DECLARE(dropout, kKeepsDtype, kDrawsRandomNumbers,

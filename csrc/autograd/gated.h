@@ -14,7 +14,7 @@
 namespace memopt::autograd {
 
 struct GatedOp : OpDefaults {
-  // The dropout behind it is a step of its own, and mlp's alone.
+  // Only mlp has a dropout behind it, which is a step of its own.
   using Options = ActivationOptions;
   template <class Options, class F>
   static void visit(Options& o, F&& f) {

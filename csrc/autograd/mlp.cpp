@@ -2,13 +2,13 @@
 //
 //   n = norm(x)    p_i = n W_i^T + b_i    a = f(p)    y = drop(a V^T + c) + x
 //
-// norm, dropouts and the added x may be missing. By level of recomputation, saved for backward in
+// norm, dropouts and the added x may be missing. By the option `recompute`, saved for backward in
 // bfloat16, with h features and m of the hidden ones (g = 2 linears in front of a gated unit, else
 // 1), beside the norm's statistics and 16 bytes for each dropout:
 //
 //   none         x, n, p, a   (4 h + 2 (g + 1) m) bytes a row
 //   activations  x, p         (2 h + 2 g m)          backward's kernels write n and a again
-//   all          x            2 h                    and p comes by the first product once more
+//   all          x            2 h                    and p comes from the first product again
 //
 //   dy_kept = drop(dy)                                               V's input gradient: da
 //   one kernel: dp_i from da and p, and a written again              dV = dy_kept^T a
@@ -108,14 +108,15 @@ Tensor run_forward(const MlpOptions& o, const MlpTensors& t, const MlpNeeds& nee
   return o.residual ? add_to(std::move(y), t.x) : y;
 }
 
-// One run of backward: what was kept comes in `kept` and goes when it has been used, the gradients
-// come out in `d`.
+// One run of backward. What was kept comes in `kept` and is released when it has been used; the
+// gradients come out in `d`.
 struct MlpBackward {
   const MlpOptions& o;
   const MlpTensors& t;
   Kept kept;
   MlpGradients d;
-  // create_graph=True: what depends on an argument comes from it again, by differentiable ops.
+  // create_graph=True: what depends on an argument is computed from it again, by differentiable
+  // ops.
   const bool composed = at::GradMode::is_enabled();
   bool p_is_ours = false;
 
@@ -217,7 +218,7 @@ struct MlpBackward {
 struct Mlp : torch::autograd::Function<Mlp> {
   static constexpr bool is_traceable = true;
   using Options = MlpOptions;
-  // Not the level: what was saved says it.
+  // `recompute` is not among them: what was saved shows it.
   template <class Options, class F>
   static void visit(Options& o, F&& f) {
     f(o.norm, o.eps, o.zero_centered_weight, o.gated, o.activation, o.activation_scalar,

@@ -49,7 +49,7 @@ variable_list MlpTensors::if_needed(const MlpNeeds& needs) const {
 namespace {
 
 void check_probability(const char* name, double p) {
-  // Not so for NaN.
+  // False for NaN.
   TORCH_CHECK_VALUE(p >= 0.0 && p <= 1.0, "mlp: ", name, " must be between 0 and 1, got ", p);
 }
 

@@ -1,7 +1,7 @@
 // The private ops have no derivative: they are called below autograd, by the nodes of the public
-// ones. Called above it, an op that returns tensors makes their backward an error (PyTorch's
-// fallback); an op that writes over its argument is an error at once, since the argument keeps the
-// graph of the values that it had.
+// ones. Above autograd, an op that returns tensors can be called, and their backward raises an
+// error (PyTorch's fallback). An op that writes over its argument raises one at once, since the
+// argument keeps the graph of the values that it had.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>

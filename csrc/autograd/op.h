@@ -1,13 +1,13 @@
 // What an op declares, once. Its node (node.h), its recipe (recipe.h), the linears behind it
 // (linears.h), mlp and the dispatcher's registrations (declare.h) follow from that.
 //
-// An op is a struct of static members whose output backward can write again, beside the gradients
-// of its inputs, so that whoever reads the output need not save it:
+// An op is a struct of static members. Backward can write its output again, beside the gradients of
+// its inputs, so that what reads the output need not save it:
 //
 //   Options              plain fields; visit(options, f) calls f(field...) with what backward needs
 //   kReads               how many tensors `output` is a function of
 //   inputs(options)      how many inputs there are
-//   OpDefaults           the rest of what is constant, where it is not as usual
+//   OpDefaults           its base: constants, to be hidden where the op differs
 //
 //   Produced forward(options, in, for_backward)
 //   Tensor forward_again(options, reads, extras)             the same bits as forward's output
@@ -15,9 +15,9 @@
 //   variable_list differentiable_backward(options, reads, extras, grads, wanted)
 //   Tensor differentiable_forward(options, reads, extras)
 //
-// All run by dispatcher ops, forward and backward below autograd. The differentiable ones are for
-// create_graph=True. An op that can have linears behind it also says features(options, in), the
-// last dimension of its output.
+// All of these call dispatcher ops; forward and backward run below autograd, the differentiable
+// ones are for create_graph=True. An op that can have linears behind it also has
+// features(options, in), the last dimension of its output.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -33,7 +33,7 @@ struct OpDefaults {
   static constexpr bool kRandom = false;
   // Whether backward reads what output is a function of.
   static constexpr bool kSavesReads = true;
-  // Of how many of the first inputs the other outputs are functions.
+  // The other outputs are functions of this many of the first inputs.
   static constexpr size_t kOthersFrom = 0;
   // Drops from the reads what no gradient of an input asks for.
   static void drop_unread(variable_list* /*reads*/) {}
@@ -52,7 +52,7 @@ struct Request {
   Wanted grads;                      // of the inputs
   bool output = false;               // the output again
   bool may_overwrite_grads = false;  // the first incoming gradient may be ours (ownership.h)
-  bool may_overwrite_reads = false;  // so may be what forward read
+  bool may_overwrite_reads = false;  // and so may what forward read
 };
 
 struct Reproduced {

@@ -9,7 +9,7 @@
 namespace memopt::autograd {
 namespace {
 
-// Somebody sees every op that runs in this thread.
+// Whether something sees every op that runs in this thread.
 bool is_observed() {
   return c10::impl::TorchDispatchModeTLS::any_modes_set() ||
          c10::impl::tls_is_dispatch_key_included(

@@ -1,8 +1,8 @@
-// How an op's output is made again: the op's own arguments, which its node saves anyway.
+// How an op's output is made again: by the op, from its own arguments, which its node saves anyway.
 //
-// An op that runs with a node tells the thread's RecipeBook, if there is one (inside
-// memopt.recompute()); who keeps the book may then save the recipe in the output's place
-// (saved/recipes.h).
+// Inside memopt.recompute() a thread has a RecipeBook, the interface of the registry in
+// saved/recipe_registry.h. An op that runs with a node enters its recipe there, and the registry
+// may then save the recipe in place of the output.
 #pragma once
 
 #include <functional>

@@ -5,8 +5,8 @@
 
 namespace memopt::autograd {
 
-// Whether a graph node is needed. A forward-mode tangent is an error by name, whatever the grad
-// mode: without a node it would be dropped in silence.
+// Whether a graph node is needed. A forward-mode tangent raises an error that names the op, whatever
+// the grad mode: without a node it would be dropped silently.
 bool needs_node(const char* op, at::TensorList tensors);
 
 inline bool needs_node(const char* op, const Arguments& arguments) {
@@ -19,9 +19,9 @@ inline bool needs_node(const char* op, const Arguments& arguments) {
 
 // Function::apply, for a node that may save outputs of its own.
 //
-// Packing what was saved may throw: a checkpointed region stops its recomputation there. PyTorch
-// then leaves the output in the node's list of what is to be saved, and the output already has the
-// node as its grad_fn: a cycle, which nobody would ever free.
+// Packing what was saved may throw: a checkpointed region stops its recompute there. PyTorch then
+// leaves the output in the node's list of what is to be saved, and the output already has the node
+// as its grad_fn: a cycle, which would never be freed.
 template <class Op>
 variable_list apply_node(const typename Op::Options& options, Arguments& arguments) {
   const variable_list given = arguments.given();

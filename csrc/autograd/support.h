@@ -30,7 +30,7 @@ inline OptionalTensor as_optional(const Tensor& tensor) {
   return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
 }
 
-// Not ctx->needs_input_grad(), which is wrong in Function::forward inside a recomputation.
+// Not ctx->needs_input_grad(), which is wrong in Function::forward inside a recompute.
 inline bool any_requires_grad(at::TensorList tensors) {
   for (const Tensor& tensor : tensors) {
     if (tensor.defined() && tensor.requires_grad()) return true;

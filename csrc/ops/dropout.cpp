@@ -19,7 +19,7 @@ using kernels::DropoutParams;
 using kernels::cpu::Kernels;
 
 void check_p(const char* op, double p) {
-  // Not so for NaN.
+  // False for NaN.
   TORCH_CHECK_VALUE(p >= 0.0 && p <= 1.0, op, ": p must be between 0 and 1, got ", p);
 }
 

@@ -56,7 +56,7 @@ const char* class_of(py::handle object) {
   return Py_TYPE(object.ptr())->tp_name;
 }
 
-// Around a user's code that packs and restores: it computes values, whatever surrounds it.
+// A guard for a user's code that packs and restores: it computes values, whatever modes are on.
 struct Aside {
   at::NoGradGuard no_grad;
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
@@ -110,8 +110,8 @@ class UserFate : public Fate {
   c10::SafePyObject object_;
 };
 
-// Whether somebody holds the tensor's memory anyway, as modules do their parameters; and
-// subclasses, of whose values a plain copy is not all.
+// Whether the tensor's memory is held anyway, as modules hold their parameters. True for subclasses
+// too: a plain copy would not have all of their values.
 bool is_held(const at::Tensor& tensor) {
   const py::gil_scoped_acquire gil;
   return !is_of_base_class(wrap(tensor)) ||

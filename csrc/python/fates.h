@@ -1,8 +1,8 @@
-// What users call policies and fates, as Fates of csrc/saved.
+// Policies and fates, as users write them, made Fates of csrc/saved.
 //
-// A policy is the name of a built-in fate; a fate of a user's own, an object whose pack(tensor)
-// gives an object with restore(); or a callable that is asked for each tensor and answers with one
-// of these. Built-in fates run no Python.
+// A policy is the name of a built-in fate; or a user's own fate, an object whose pack(tensor)
+// returns an object with restore(); or a callable that is asked for each tensor and answers with
+// one of these. Built-in fates run no Python.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -23,7 +23,7 @@ struct Policy {
 };
 Policy policy_of(pybind11::handle policy);
 
-// Of the tensors among a region's arguments; empty for "keep".
+// The fate of the tensors among a region's arguments; empty for "keep".
 c10::intrusive_ptr<saved::Fate> fate_of_arguments(pybind11::handle fate);
 
 }  // namespace memopt::python

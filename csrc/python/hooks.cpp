@@ -85,7 +85,7 @@ PyObject* object_of(const c10::SafePyObject& safe) {
   return safe.ptr(getPyInterpreter());
 }
 
-// Somebody else's hooks.
+// Hooks that are not memopt's.
 class PythonHooks : public saved::Packer {
  public:
   PythonHooks(c10::SafePyObject pack, c10::SafePyObject unpack)

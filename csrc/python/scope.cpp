@@ -28,7 +28,7 @@ class OpenScope {
     registries().push_back(scope_->registry());
     autograd::recipe_book() = scope_->registry();
   }
-  // Scopes may be left in another order than that of their entering, by generators say.
+  // Scopes may be left in another order than they were entered, by generators for instance.
   ~OpenScope() {
     if (scope_->registry() == nullptr) return;
     auto& all = registries();
@@ -54,7 +54,7 @@ class SavedTensors {
  public:
   explicit SavedTensors(py::object policy) : policy_(std::move(policy)) { check_policy(policy_); }
   ~SavedTensors() {
-    // Hooks are a thread's own: what another one has entered and not left, it keeps.
+    // Hooks belong to a thread: what another thread has entered and not left stays there.
     for (Entered& entered : entered_) {
       if (entered.thread != std::this_thread::get_id()) static_cast<void>(entered.scope.release());
     }
@@ -108,7 +108,7 @@ void register_scope(py::module_& m) {
       .def("__enter__", &SavedTensors::enter)
       .def("__exit__", &SavedTensors::exit);
   m.def("live_handles", &saved::Handle::live,
-        "How many handles stand in for saved tensors, or are read by such.");
+        "How many handles stand in for saved tensors, or are read by those that do.");
 }
 
 }  // namespace memopt::python

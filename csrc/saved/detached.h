@@ -1,5 +1,5 @@
-// A tensor without its history, to be held by the graph: PyTorch gives default hooks the tensor
-// itself, and where that is a node's own output the node would hold itself.
+// A tensor without its history, for the graph to hold. PyTorch gives default hooks the tensor
+// itself; if that is a node's own output, the node would hold itself.
 //
 // A leaf has no history: the graph holds the very tensor, as it does without hooks, so that it
 // keeps no memory of a parameter whose data is exchanged between forward and backward (sharding by

@@ -1,8 +1,8 @@
 // One thing that may become of a tensor that is saved for backward.
 //
 // A fate is one file of this folder: kept.h, recipe_registry.h, host_copy.h, and python/fates.h for
-// those that users write. Which tensors it is asked for is a matter of whoever asks: a scope
-// (scope.h), or a region for its arguments (arguments.h).
+// those that users write. The caller chooses the tensors that it asks for: a scope (scope.h), or a
+// region for its arguments (arguments.h).
 #pragma once
 
 #include "handle.h"
@@ -10,8 +10,8 @@
 namespace memopt::saved {
 
 struct Fate : c10::intrusive_ptr_target {
-  // What stands in for the tensor; empty where this fate would gain nothing or cannot be. Then the
-  // tensor goes on to the hooks around, or is kept. May be called by several threads.
+  // What stands in for the tensor; empty where this fate is impossible or would gain nothing. The
+  // tensor then goes to the outer hooks, or is kept. May be called by several threads.
   virtual c10::intrusive_ptr<Handle> take(const at::Tensor& tensor) = 0;
 };
 

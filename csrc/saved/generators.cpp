@@ -20,7 +20,7 @@ bool has_generator(c10::Device device) {
          device.is_hpu() || device.is_privateuseone();
 }
 
-// The current accelerator device, unless asking would start an accelerator that nobody uses.
+// The current accelerator device, unless asking would start an accelerator that is not in use.
 std::optional<c10::Device> accelerator_in_use() {
   // Asked once: to ask costs more than the rest of a snapshot, and a process has one kind.
   static const auto type = at::getAccelerator(/*checked=*/false);

@@ -43,7 +43,7 @@ struct DeviceGeneratorState {
 
 class Generators {
  public:
-  // Of the CPU, of `devices`, and of the accelerator device in use.
+  // The generators of the CPU, of `devices`, and of the accelerator device in use.
   static Generators capture(const Devices& devices);
 
   // Keep only those that have moved since.

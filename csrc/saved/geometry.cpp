@@ -54,7 +54,7 @@ StorageName name_of_storage(const at::Tensor& tensor) {
 at::Tensor view_of_storage(const at::Tensor& tensor, const Geometry& geometry) {
   if (Geometry::of(tensor) == geometry) return tensor;
   if (is_plain(tensor)) return alias(tensor, geometry);
-  const Untracked untracked;  // what somebody's hooks gave back
+  const Untracked untracked;  // what other hooks gave back
   return tensor.as_strided(geometry.sizes, geometry.strides, geometry.offset);
 }
 

@@ -1,4 +1,4 @@
-// Which elements of its storage a tensor is, and of what.
+// Which elements of its storage a tensor is, and their dtype.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +16,7 @@ struct Geometry {
   bool operator==(const Geometry& other) const;
 };
 
-// Whether a storage and a geometry say all about a tensor's values.
+// Whether its storage and geometry determine a tensor's values.
 bool is_plain(const at::Tensor& tensor);
 
 // Whether a tensor's storage was not freed under it.

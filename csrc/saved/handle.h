@@ -1,11 +1,11 @@
-// The one type of what the autograd graph holds in place of a tensor that it saved for backward.
+// A Handle: what the autograd graph holds in place of a tensor that it saved for backward.
 //
-// Whatever becomes of a saved tensor is a Handle: kept (kept.h), made again from a recipe
-// (recipe.h), waiting in host memory (host_copy.h), made again by running a region (slot.h), or
-// what a user's own class makes of it (python/fates.h). Two decorators go around any of them:
-// shared.h has it restored once for several readers, unwritten.h sees to it that nobody wrote the
-// tensor since. A Packer decides which. Nothing here or in this folder knows Python;
-// python/hooks.cpp makes Packers the saved-tensor hooks of a scope.
+// There is one kind of Handle for each thing that may become of a saved tensor: it is kept
+// (kept.h), made again from a recipe (recipe.h), waits in host memory (host_copy.h), is made again
+// by running a region (slot.h), or is what a user's own class makes of it (python/fates.h). Two
+// decorators go around any of them: shared.h restores the tensor once for several readers,
+// unwritten.h checks that it was not written in place since. A Packer decides which. Nothing in
+// this folder knows Python; python/hooks.cpp makes Packers the saved-tensor hooks of a scope.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,15 +24,15 @@ struct Handle : c10::intrusive_ptr_target {
   // Whether restore() costs nothing, so that several readers have nothing to share.
   virtual bool is_at_hand() const { return false; }
 
-  // Whether what it is made of is still in memory. Sharded parameters leave it after their module's
-  // forward and are back only for that module's backward, so that another module's must not need
-  // them.
+  // Whether what restore() reads is still in memory. Sharded parameters leave it after their
+  // module's forward and are back only for that module's backward, so the backward of another
+  // module must not need them.
   virtual bool is_there() const { return true; }
 
   // How many recipes it is made through, one after another.
   virtual int64_t chain_length() const { return 0; }
 
-  // How many there are, to see that they die with their graph.
+  // How many are alive, to see that they die with their graph.
   static int64_t live() { return live_.load(); }
 
  private:

@@ -13,7 +13,7 @@ class Kept : public Handle {
   explicit Kept(at::Tensor tensor)
       : tensor_(std::move(tensor)), version_(tensor_), storage_(storage_of(tensor_)) {}
 
-  // Runs when the last reader goes, though others may know the handle weakly for longer.
+  // Runs when the last reader goes; weak references may stay longer.
   void release_resources() override { tensor_.reset(); }
 
   at::Tensor restore() override {
@@ -23,7 +23,7 @@ class Kept : public Handle {
 
   bool is_at_hand() const override { return true; }
 
-  // A parameter's memory is freed under it, or its data exchanged.
+  // Sharding frees a parameter's memory, or exchanges its data.
   bool is_there() const override {
     return storage_of(tensor_) == storage_ && (storage_ == nullptr || has_memory(tensor_));
   }
@@ -35,7 +35,7 @@ class Kept : public Handle {
 
   at::Tensor tensor_;
   Version version_;
-  const c10::StorageImpl* storage_;  // then, to compare
+  const c10::StorageImpl* storage_;  // when it was saved; only compared
 };
 
 inline c10::intrusive_ptr<Handle> keep(const at::Tensor& tensor) {

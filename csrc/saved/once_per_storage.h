@@ -3,8 +3,8 @@
 // So a tensor that several ops save, and views of one memory, are copied once. Like a kept view, a
 // handle holds its whole storage.
 //
-// Left alone are tensors that somebody holds anyway, so that nothing would be freed (leaves that
-// require a gradient, and whatever `is_held` says), and small ones.
+// It leaves alone small tensors, and those whose memory is held anyway, so that nothing would be
+// freed: leaves that require a gradient, and whatever `is_held` says.
 #pragma once
 
 #include <mutex>

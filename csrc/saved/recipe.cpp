@@ -34,8 +34,8 @@ at::Tensor RecipeHandle::restore() {
   const Untracked untracked;
   const at::Tensor output = run_(tensors);
   if (output.strides() == at::IntArrayRef(geometry_.strides)) return output;
-  // The hooks around gave an input back in other strides, and an activation's output has its
-  // input's.
+  // Outer hooks gave an input back in other strides, and an activation's output takes its input's
+  // strides.
   return at::empty_strided(geometry_.sizes, geometry_.strides, output.options()).copy_(output);
 }
 

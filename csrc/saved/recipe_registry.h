@@ -1,15 +1,15 @@
 // Which saved tensors have a recipe (recipe.h).
 //
-// Inside memopt.recompute() the ops write their outputs into this registry (autograd/recipe.h), by
-// storage, weakly. When autograd saves a tensor on such a storage, whatever op saves it and
-// whichever view of the output it is, the handle becomes a reader of the recipe with the view's
+// Inside memopt.recompute() the ops enter their outputs in this registry (autograd/recipe.h), by
+// storage and weakly. When autograd then saves a tensor on such a storage, whatever op saves it and
+// whichever view of the output it is, its handle becomes a reader of the recipe with the view's
 // geometry. Recipes chain: an input may itself have one.
 //
 // A recipe is used if it saves memory, that is, if each of its inputs is held by a handle of this
 // scope already (the op's own node saved it, or another op did), or has such a recipe itself. (A
 // dropout saves 16 bytes and not its input; so its output has a recipe only where something else
 // saves that input or it can be made again.) It is not used if the output was written in place
-// since, for subclasses and for views of another dtype, nor once an input has left the memory (the
+// since, for subclasses, for views of another dtype, or once an input has left the memory (the
 // weight of a sharded module whose output another module saves).
 //
 // A recipe takes its inputs from the handles that hold them, whatever those are, so that an input
@@ -43,8 +43,8 @@ class RecipeRegistry : public Fate, public autograd::RecipeBook {
   // A reader of the tensor's recipe; empty if it has none or that would save nothing.
   c10::intrusive_ptr<Handle> take(const at::Tensor& tensor) override;
 
-  // To be called with what another fate made of a tensor, so that recipes can read it from there;
-  // returns the handle for the graph.
+  // Tells the registry which handle another fate made for a tensor, so that recipes can read the
+  // tensor from it. Returns the handle for the graph.
   c10::intrusive_ptr<Handle> hold(const at::Tensor& tensor, c10::intrusive_ptr<Handle> handle);
 
  private:

@@ -12,8 +12,8 @@
 // weakly. So the graph dies by reference counting, and with it everything here.
 //
 // Backward may reach a region from several threads. Those of one backward wait for the recompute
-// that one of them runs; but a thread that is inside a recompute itself waits for nobody, since
-// others may wait for it: it recomputes what it needs.
+// that one of them runs. But a thread that is inside a recompute itself never waits, since others
+// may wait for it: it recomputes what it needs.
 //
 // A region costs what its arguments keep alive, about 0.5 KB, and about 200 bytes per saved tensor.
 #pragma once

@@ -1,8 +1,8 @@
 // What becomes of the tensors that autograd saves in one scope (memopt.saved_tensors).
 //
-// Each is offered to the scope's fate. What that does not take goes to `outer`, the hooks that were
-// active around the scope, or is kept. Where recipes may be made, the registry learns of every
-// tensor what holds it.
+// Each is offered to the scope's fate. What the fate does not take goes to `outer`, the hooks that
+// were active when the scope was entered, or is kept. If the scope makes recipes, the registry is
+// told which handle holds each tensor.
 #pragma once
 
 #include "fate.h"

@@ -68,12 +68,12 @@ at::Tensor SharedTensor::restore_for(Reader& reader) {
   at::Tensor tensor = restore();
   if (task == kNoBackward) return tensor;
   const std::lock_guard<std::mutex> lock(mutex_);
-  // A reader that asks a second time, or after the others, has nobody to share it with.
+  // A reader that asks a second time, or after the others, has no one to share it with.
   if (reader.read_in_ == task || readers_ == 1 ||
       (restored_.has_value() && restored_->task == task)) {
     return tensor;
   }
-  // Of a backward that raised, or of another.
+  // What is left from a backward that raised, or from another one.
   if (restored_.has_value()) dropped = std::move(restored_->tensor);
   restored_ = Restored{task, current_stream(tensor), tensor};
   have_read_ = 1;

@@ -1,13 +1,13 @@
 // A decorator of handles: has a tensor restored once per backward for all its readers.
 //
 // Each consumer's handle, and each recipe that reads the tensor, is a Reader. The first one that
-// asks in a backward has the tensor restored; it stays until every other reader has asked as well
-// or is gone, and at most until that backward ends. So it is made once per backward, and lives no
-// longer than its consumers need.
+// asks in a backward restores the tensor; it stays until every other reader has asked as well or is
+// gone, and at most until that backward ends. So it is made once per backward, and lives no longer
+// than its consumers need.
 //
 // Tensors are restored outside the lock: that may run Python (a user's hooks) or a whole region,
-// and nothing must wait for those. Two threads that come at the same time each have it restored, in
-// the same bits.
+// and nothing must wait for those. Two threads that come at the same time each restore it, in the
+// same bits.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -26,10 +26,10 @@ class SharedTensor : public Handle {
  public:
   explicit SharedTensor(c10::intrusive_ptr<Handle> source) : source_(std::move(source)) {}
 
-  // Runs when the last reader goes, though others may know this weakly for longer.
+  // Runs when the last reader goes; weak references may stay longer.
   void release_resources() override;
 
-  // For a reader that shares with nobody.
+  // For a reader that shares with no other.
   at::Tensor restore() override { return source_->restore(); }
   bool is_there() const override { return source_->is_there(); }
   int64_t chain_length() const override { return source_->chain_length(); }
@@ -55,12 +55,12 @@ class SharedTensor : public Handle {
   c10::intrusive_ptr<Handle> source_;
   std::mutex mutex_;
   int64_t readers_ = 0;
-  int64_t have_read_ = 0;  // of the readers that there are, in restored_'s task
+  int64_t have_read_ = 0;  // how many of them have read what restored_ holds
   std::optional<Restored> restored_;
 };
 
-// One of those who read a shared tensor, as it is or as a view of its storage. Not for two threads
-// at once, as autograd's nodes are not.
+// Reads a shared tensor, as it is or as a view of its storage. Like autograd's nodes, not for two
+// threads at once.
 class Reader : public Handle {
  public:
   Reader(c10::intrusive_ptr<SharedTensor> shared, std::optional<Geometry> view)

@@ -1,5 +1,5 @@
-// Around what is computed in backward to give back what forward saved: as forward ran it, outside
-// whatever surrounds backward.
+// A guard for code that backward runs to give back what forward saved: it must compute as forward
+// did, outside of the modes that surround backward.
 #pragma once
 
 #include <ATen/autocast_mode.h>
@@ -10,7 +10,7 @@
 namespace memopt::saved {
 
 // The modes of torch.vmap and torch.func that this thread is in. A backward may run inside one
-// (autograd.grad with is_grads_batched); what is made again is what forward saved, outside.
+// (autograd.grad with is_grads_batched), but what is made again was saved outside of it.
 inline c10::DispatchKeySet active_transforms() {
   const c10::DispatchKeySet transforms(
       {c10::DispatchKey::VmapMode, c10::DispatchKey::FuncTorchDynamicLayerFrontMode,

@@ -1,5 +1,5 @@
 // A decorator of handles: raises in backward if the tensor was written in place since it was saved,
-// as autograd does where no hooks are. For fates that hold something else than the tensor.
+// as autograd does without hooks. For fates that hold something other than the tensor.
 #pragma once
 
 #include "handle.h"

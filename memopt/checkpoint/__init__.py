@@ -1,9 +1,7 @@
 """Activation checkpointing: regions whose saved tensors are made again in backward.
 
 After `import memopt`, the attribute `memopt.checkpoint` is the function. The modules of this
-package are there for `from memopt.checkpoint.selective import ops_worth_saving
-from memopt.checkpoint.sequential import checkpoint_sequential
-from memopt.checkpoint.wrapper import ...`:
+package can still be imported (`from memopt.checkpoint.wrapper import unwrap`):
 
     region      `checkpoint` and its options
     settings    how a region runs, and what the engine calls in this package

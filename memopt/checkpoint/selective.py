@@ -36,9 +36,9 @@ def ops_worth_saving() -> list[OpOverload]:
         contexts = functools.partial(create_selective_checkpoint_contexts, ops_worth_saving())
         memopt.checkpoint(block, x, context_fn=contexts)
 
-    memopt's own operators appear to a selective checkpoint by name (`memopt._layer_norm_forward`,
-    ...) and are not in the list: running one again costs a pass over its input, less than what
-    keeping its output would save.
+    memopt's own operators appear to a selective checkpoint by name (`memopt._norm_forward`, ...)
+    and are not in the list: running one again costs a pass over its input, less than what keeping
+    its output would save.
     """
     found = []
     for name in _NAMES:

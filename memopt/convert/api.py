@@ -182,7 +182,7 @@ def _left(matches: list[Match]) -> tuple[Left, ...]:
 
 
 def _notes(model: nn.Module, recompute: bool, changed: bool) -> tuple[str, ...]:
-    """Of a model whose recipes will be on if `recompute`, and are on now if they were before."""
+    """The report's notes. `recompute` says whether recipes will be on; they may be on already."""
     notes = []
     if not changed and (has_recipes(model) or not recompute) and _was_converted(model):
         notes.append(NOTHING_NEW)

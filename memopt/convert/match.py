@@ -27,7 +27,7 @@ class Reason:
     """What a rule answers for a module that is to stay as it is."""
 
     text: str
-    """For the report; empty if the module is not to be mentioned."""
+    """For the report; empty if the report should not mention the module."""
 
     declined: Swap | None = None
     """The swap that was not made, if the reason speaks against that."""

@@ -98,7 +98,7 @@ def simple_attributes(module: nn.Module) -> tuple[tuple[str, Any], ...] | None:
 
 def constants_of(module: nn.Module, read: str | float = "") -> Constants:
     """The numbers, strings and functions among `own_attributes`, as they are when the module is
-    probed. Without `read`, the name of one that is looked up in every call.
+    probed. All but `read`, the name of one that every call looks up.
     """
     return tuple(
         (name, value)
@@ -162,7 +162,7 @@ def forward_of(module: nn.Module, input: Tensor) -> Tensor | None:
 
 
 def gradients(output: Tensor, inputs: list[Tensor], seed: int = 1) -> list[Tensor] | None:
-    """Of a random linear function of `output`; None if backward raises."""
+    """The gradients of a random linear function of `output`; None if backward raises."""
     grad = random_normal(*output.shape, dtype=output.dtype, seed=seed)
     try:
         found = torch.autograd.grad(output, inputs, grad, retain_graph=True, allow_unused=True)

@@ -56,5 +56,5 @@ def _fits(parameter: Tensor, input: Tensor) -> bool:
         return False
     if parameter.dtype in (input.dtype, torch.float32):
         return True
-    # Autocast casts both: see csrc/autograd/autocast.cpp.
+    # Autocast casts both: see csrc/autograd/declare.h.
     return casts(input) and parameter.dtype in _DTYPES and parameter.dtype != torch.float64

@@ -47,7 +47,7 @@ class Swap:
 
 
 class ClassSwap(Swap):
-    """A swap that replaces the module's forward, of one tensor, by `run`."""
+    """A swap that replaces the module's forward, which takes one tensor, by `run`."""
 
     def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
         """The forward; `plain` is the original one, for calls that memopt's ops do not support."""
@@ -71,7 +71,7 @@ class ClassSwap(Swap):
         return forward
 
     def apply(self, module: nn.Module) -> None:
-        """Inside whatever wraps the module's forward already."""
+        """The new forward runs inside whatever wraps the module's forward already."""
         swap = ClassPatch(SwappedModule, cast("Hashable", self))
         set_patches(module, [swap, *patches_of(type(module))])
 

@@ -1,10 +1,11 @@
 """memopt's ops with torch.nn.functional's signatures.
 
 Each is one fused kernel forward and one backward, on the CPU and on CUDA, and saves for backward
-only what its docstring says: backward recomputes the rest. Results match torch.nn.functional's
-within rounding; statistics and sums are float32 (float64 for float64 tensors) whatever the dtype.
-All are dispatcher ops (torch.ops.memopt.*): they work under torch.compile, autocast, checkpointing
-and double backward; forward-mode differentiation and torch.func.grad are refused.
+only what its docstring says: backward computes the rest again. Results match
+torch.nn.functional's within rounding; statistics and sums are float32 (float64 for float64 tensors)
+whatever the dtype. All run dispatcher ops (torch.ops.memopt.*): they work under torch.compile,
+autocast, checkpointing and double backward. Forward-mode differentiation and torch.func.grad raise
+an error.
 
 Common rules. `input` is float32, float16, bfloat16 or float64, on the CPU or a CUDA device, of any
 strides. Parameters have input's dtype or float32. Under autocast the ops compute in the autocast

@@ -55,7 +55,7 @@ def gated_packed(
         A contiguous tensor of shape (*, n) and input's dtype.
 
     Raises:
-        RuntimeError: an odd last dimension or none, or what gated refuses.
+        RuntimeError: the last dimension is odd or there is none; or as for gated.
     """
     output: Tensor = torch.ops.memopt.gated_packed(
         input,

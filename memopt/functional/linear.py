@@ -1,9 +1,9 @@
-"""Linears behind an op whose output backward writes again, so that nobody stores it.
+"""Linears behind an op whose output backward writes again, so that it is not stored.
 
-Each equals, in every bit of outputs and gradients, the op of its name's first part followed by
-torch.nn.functional.linear; saved for backward is only what the first op saves. Backward runs the
+Each has the outputs and gradients, bit for bit, of the op in the first part of its name followed by
+torch.nn.functional.linear. It saves for backward only what that first op saves. Backward runs the
 input-gradient product, then one kernel that writes both the op's gradient and its output, then the
-weight-gradient products. Nothing is computed for gradients that nobody asks for. Under autocast
+weight-gradient products. Nothing is computed for gradients that are not asked for. Under autocast
 input and weights are cast to the autocast dtype.
 """
 

@@ -1,4 +1,4 @@
-"""A transformer's MLP as one op, with levels of recomputation."""
+"""A transformer's MLP as one op, with a choice of what backward computes again."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def mlp(
         "all"          2 features: the first linears run once more in backward
 
     (2 features for input, which without a norm is what the first linears save.) Nothing is saved
-    or computed for gradients that nobody asks for. Where weights are frozen and there is no norm,
-    input is not saved, and create_graph=True is refused by name. Levels: Karpathy's llm.c (-r),
-    Dao's FusedMLP in flash-attention (checkpoint_lvl).
+    or computed for gradients that are not asked for. Where weights are frozen and there is no norm,
+    input is not saved, and create_graph=True raises an error that says so. Levels: Karpathy's llm.c
+    (-r), Dao's FusedMLP in flash-attention (checkpoint_lvl).
 
     Args:
         input: (*, features).

@@ -1,4 +1,4 @@
-"""Activations as modules: torch.nn's, and two that it has not."""
+"""Activations as modules: torch.nn's, two more with a class of their own, and any by its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the modules with a linear behind share: being made of modules that are there."""
+"""What the modules with a linear behind share: they can be made of existing modules."""
 
 from __future__ import annotations
 

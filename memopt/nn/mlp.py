@@ -1,4 +1,4 @@
-"""A transformer's MLP as one module, with levels of recomputation."""
+"""A transformer's MLP as one module, with a choice of what backward computes again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MLP(nn.Module):
     """norm, linear (or a gate's and an up's), activation, linear: memopt.functional.mlp.
 
     state_dict keys: norm.*, gate.*, up.*, down.*: those of the norm and the linears under these
-    names, where there are such.
+    names, of those that it has.
 
     Args:
         in_features, hidden_features: of the first linears.
@@ -31,7 +31,7 @@ class MLP(nn.Module):
         activation_dropout, dropout: the probability of zeroing an element behind the activation,
             and behind the second linear, in training. Default 0.
         residual: whether the input is added at the end. Default False.
-        recompute: what backward makes again: "none", "activations" (default) or "all"; see
+        recompute: what backward computes again: "none", "activations" (default) or "all"; see
             memopt.functional.mlp for the bytes.
         device, dtype: of all parameters.
 

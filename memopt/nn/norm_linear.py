@@ -22,7 +22,7 @@ class _NormLinear(nn.Module):
     """A norm, and behind it one linear or several that share its output."""
 
     kind: ClassVar[type[nn.Module]]
-    """Of the norm."""
+    """The class of the norm."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Proves: code written for FairScale's checkpoint_wrapper finds the behaviour it relies on, and
 each defect of FairScale's that was reported or found by reading is absent here. Numbers are those
-of facebookresearch/fairscale's issues and pull requests; letters are defects that nobody reported.
+of facebookresearch/fairscale's issues and pull requests; letters are unreported defects.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Proves: what convert and revert cannot take raises by name, and after any error the model is
-as it was.
+"""Proves: what convert and revert cannot take raises an error that names it, and after any error
+the model is as it was.
 """
 
 from __future__ import annotations

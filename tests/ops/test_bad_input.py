@@ -1,5 +1,5 @@
-"""Proves: every argument that breaks a rule is refused with an error that names the op, the rule
-and what was got, at the call and not in a kernel, and nothing is changed.
+"""Proves: every argument that breaks a rule raises an error that names the op, the rule and what
+was got, at the call and not in a kernel, and nothing is changed.
 """
 
 from __future__ import annotations

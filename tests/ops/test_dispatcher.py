@@ -1,6 +1,6 @@
 """Proves: all ops, public and private, are well-formed dispatcher ops (torch.library.opcheck:
 schema, autograd registration, meta kernels, AOTAutograd with static and dynamic shapes), nothing is
-computed or kept that nobody asked for, and transforms that the ops do not support refuse by name.
+computed or kept that was not asked for, and transforms that the ops do not support raise an error.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Proves: dropout keeps exactly the elements that its rule names (Philox4x32-10 by the published
 known answers, one seed and offset a call, the element's index), whatever the dtype, layout, number
-of threads or instruction set; p = 0, p = 1 and special values as in PyTorch; bad arguments by name.
+of threads or instruction set; p = 0, p = 1 and special values are as in PyTorch; bad arguments
+raise an error that names them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Proves what is particular to the gated units: the named ones are gated with their activation, the
 packed forms have the bits of the others without copies, halves of a tensor are not copied, only
-what the wanted gradients need is saved, and gates and ups that do not fit are refused by name.
+what the wanted gradients need is saved, and gates and ups that do not fit raise an error.
 """
 
 from __future__ import annotations

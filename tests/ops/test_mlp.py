@@ -1,4 +1,4 @@
-"""Proves: mlp equals, in every bit of its output and gradients and at every level of recomputation,
+"""Proves: mlp equals, in every bit of its output and gradients and for every `recompute`,
 memopt's ops one after another, whatever asks for gradients; and its dropouts are the same again in
 backward.
 """

@@ -1,4 +1,4 @@
-"""Proves: mlp refuses what breaks a rule, with the argument, the rule and the value."""
+"""Proves: mlp raises an error for what breaks a rule, with the argument, the rule and the value."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Proves: mlp saves exactly what its level of recomputation says, and nothing for gradients that
-nobody asks for; it runs no product that no gradient asks for; and its buffers are written over.
+"""Proves: mlp saves exactly what its `recompute` says, and nothing for gradients that are not asked
+for; it runs no product that no gradient needs; and its buffers are written over.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Proves: on calls that nobody thought of (random shapes, normalised dimensions, strides, offsets,
-dtypes, values) every op is accurate, re-emits its output and leaves its arguments alone. hypothesis
-shrinks what fails.
+"""Proves: on random calls (shapes, normalised dimensions, strides, offsets, dtypes,
+values) every op is accurate, re-emits its output and leaves its arguments alone. hypothesis shrinks
+what fails.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def test_recipes_chain() -> None:
 
 
 def test_a_recipe_that_would_save_nothing_is_not_used() -> None:
-    """Nobody keeps the linear's output that dropout reads: keeping dropout's own costs the same."""
+    """Nothing keeps the linear's output, which dropout reads; to keep dropout's costs the same."""
 
     def run() -> Tensor:
         return F.linear(M.dropout(F.linear(X, LINEAR), 0.5), LINEAR)

@@ -24,7 +24,7 @@ def exact_results(case: OpCase, call: Call) -> Results:
 
 
 def magnitudes(case: OpCase, call: Call) -> Results:
-    """Of each result, elementwise: its first-order error in roundings of the type of the sums."""
+    """The first-order error of each result, elementwise, in roundings of the type of the sums."""
     return case.magnitudes(_wide(call))
 
 

@@ -31,7 +31,7 @@ KNOWN_ANSWERS = (
 
 
 def philox4x32_10(counter: Tensor, key: tuple[int, int]) -> Tensor:
-    """Of each row of `counter`, [n, 4] int64 holding 32-bit words: the four random words."""
+    """The four random words for each row of `counter`, [n, 4] int64 that holds 32-bit words."""
     x = [counter[:, i] for i in range(4)]
     k0, k1 = key
     for _ in range(10):

@@ -93,7 +93,7 @@ def worst_error(actual: Tensor, exact: Tensor, allowed: Tensor) -> float:
 
 
 def root_mean_square(t: Tensor) -> float:
-    """Of all elements."""
+    """The root mean square of all elements."""
     return float(t.square().mean().sqrt())
 
 

@@ -108,7 +108,7 @@ def activation_name(module: nn.Module, swap: Answer | None = None) -> str | None
 
 
 def _name_of_kind(kind: type[nn.Module], module: nn.Module) -> str | None:
-    """Of a module that computes what `kind` of torch.nn or memopt.nn does."""
+    """The name for a module that computes what `kind` of torch.nn or memopt.nn does."""
     if kind in (nn.GELU, memopt.nn.GELU):
         return "gelu_tanh" if module.approximate == "tanh" else "gelu"
     return _KNOWN.get(kind)
@@ -127,7 +127,7 @@ _KNOWN: dict[type[nn.Module], str] = {
 
 
 def _may_be_activation(module: nn.Module) -> bool:
-    """No tensors, no submodules, no state, and a forward of one argument."""
+    """Whether it has no tensors, submodules or state, and a forward of one argument."""
     return (
         not module._parameters
         and not module._buffers
@@ -159,7 +159,7 @@ def _is_throughout(module: nn.Module, x: Tensor, reference: Function) -> bool:
     coarse = forward_of(stand_in(module, training=True), narrow)
     if coarse is None or coarse.dtype != torch.bfloat16:
         return False
-    # Composed in bfloat16: a rounding a step, of numbers as large as x.
+    # A composition in bfloat16 rounds at each step, numbers as large as x.
     rounding = torch.finfo(torch.bfloat16).eps * (1 + narrow.float().abs())
     exact = reference(narrow.float())
     if ((coarse.float() - exact).abs() > 4 * rounding * (1 + exact.abs() / (1 + x.abs()))).any():

@@ -119,7 +119,7 @@ def gated_unit(module: nn.Module, context: Context) -> Answer | None:
 
 
 def _may_be_gated(module: nn.Module) -> bool:
-    """Submodules and a forward that a gated unit might have."""
+    """Whether it has submodules and a forward that a gated unit might have."""
     linears, activations, _ = _sorted(module)
     return (
         len(linears) in (2, 3)

@@ -97,7 +97,7 @@ def norm(module: nn.Module, context: Context) -> Answer | None:
 
 
 def _may_be_norm(module: nn.Module) -> bool:
-    """One or two parameters of one dimension and the same length, and a forward of one argument."""
+    """Whether it has one or two vectors of one length and a forward of one argument."""
     parameters = [p for p in module._parameters.values() if p is not None]
     return (
         len(parameters) in (1, 2)
@@ -150,8 +150,8 @@ def _matches(module: nn.Module, norm: NormSwap, dtype: torch.dtype) -> bool:
     x, parameters = _arguments(module, dtype, dtype)
     exact_x, exact = _widened(x, parameters)
     expected = _formula(norm, exact_x, exact, eps)
-    # Twice rounded to the dtype, as x / rms and as its product with the weight, and once more on
-    # the way; the sums are float32's, relative to the largest of a row.
+    # Three roundings to the dtype: of x / rms, of its product with the weight, and one on the way.
+    # The sums are float32's; their error is relative to the largest number of a row.
     largest = expected.detach().abs().amax(-1, keepdim=True)
     tolerance = 3 * torch.finfo(dtype).eps * expected.detach().abs() + 1e-5 * largest
     for training in (True, False):

@@ -33,7 +33,7 @@ UNMENTIONED = Reason("")
 
 
 def memopts_own(module: nn.Module, context: Context) -> Answer | None:
-    """Modules of memopt.nn are what others would become."""
+    """Leaves the modules of memopt.nn, which others would become."""
     in_memopt = original_class(type(module)).__module__.startswith("memopt.")
     return UNMENTIONED if in_memopt else None
 

@@ -1,7 +1,7 @@
 """Rule for torch.nn's transformer layers, whose activation function is an attribute and no module.
 
-The layers' fast path in evaluation asks for the attribute `activation_relu_or_gelu`, which their
-constructor sets, and not for the function: it is taken as before.
+The layers' fast path in evaluation looks at the attribute `activation_relu_or_gelu`, which their
+constructor sets, and not at the function. So it is taken as before.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SWAPS: dict[Callable[..., Tensor], AttributeSwap] = {
 
 
 def transformer_layer(module: nn.Module, context: Context) -> Answer | None:
-    """PyTorch's gelu or relu in the attribute `activation`; the modules inside have their own."""
+    """PyTorch's gelu or relu in the attribute `activation`; other rules swap the modules inside."""
     if not isinstance(module, _LAYERS):
         return None
     function = module.__dict__.get("activation")

@@ -116,7 +116,7 @@ def slope_magnitude(name: str, x: Tensor) -> Tensor | float:
 @dataclass(frozen=True)
 class ActivationCase(OpCase):
     approximate: str | None = None
-    """Of gelu; None for the others."""
+    """Which form of gelu; None for the others."""
 
     private: ClassVar[str] = "activation"
     elementwise: ClassVar[bool] = True

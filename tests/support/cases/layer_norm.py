@@ -23,7 +23,7 @@ from .op import OpCase, Saved
 
 
 class Moments(NamedTuple):
-    """Of each row, in the shape of the op's statistics."""
+    """The moments of each row, in the shape of the op's statistics."""
 
     mean: Tensor
     std: Tensor
@@ -50,7 +50,7 @@ def exact_moments(call: Call) -> Moments:
 @dataclass(frozen=True)
 class NormCase(OpCase):
     approximate: str | None = None
-    """Of the GELU after the norm; None: there is none."""
+    """Which form of GELU stands behind the norm; None if there is none."""
 
     private: ClassVar[str] = "norm"
     forward_results: ClassVar[tuple[str, ...]] = ("output", "sum", "mean", "rstd")
@@ -110,7 +110,7 @@ class NormCase(OpCase):
 
     @property
     def norm_keywords(self) -> dict[str, Any]:
-        """Of the private ops."""
+        """Keyword arguments of the private ops."""
         activation = {None: None, "none": "gelu", "tanh": "gelu_tanh"}[self.approximate]
         return {"norm": "layer_norm", "activation": activation}
 

@@ -35,7 +35,7 @@ class OpCase:
     """The ops that it is made of: torch.ops.memopt._NAME_forward and _NAME_backward."""
 
     outputs: ClassVar[tuple[str, ...]] = ("output",)
-    """Of the public op, in order."""
+    """The outputs of the public op, in order."""
 
     parameters: ClassVar[tuple[str, ...]] = ()
     """Which of its tensors are weights (see Call)."""
@@ -123,11 +123,11 @@ class OpCase:
         return tuple(call.tensors.values()), dict(call.options)
 
     def public_arguments(self, call: Call) -> tuple[tuple, dict[str, Any]]:
-        """Of the public op."""
+        """Positional and keyword arguments of the public op."""
         return self.arguments(call)
 
     def forward_arguments(self, call: Call) -> tuple[tuple, dict[str, Any]]:
-        """Of the forward op."""
+        """Positional and keyword arguments of the forward op."""
         return self.public_arguments(call)
 
     def backward_arguments(
@@ -151,7 +151,7 @@ class OpCase:
         return self.torch(call)
 
     def magnitudes(self, call: Call) -> Results:
-        """Of each result of a float64 call, elementwise: its first-order error in roundings of the
+        """The first-order error of each result of a float64 call, elementwise, in roundings of the
         type of the sums (oracle.py).
         """
         raise NotImplementedError
@@ -175,8 +175,8 @@ class OpCase:
         return call.map_activations(lambda t: t.to(dtype) if t.is_floating_point() else t)
 
     def statistics(self, call: Call) -> dict[str, tuple[Tensor, Tensor]]:
-        """Of each row, exactly: the statistics among `saved`, each with the size of what is rounded
-        in it.
+        """The exact statistics of each row among `saved`, each with the size of what is rounded in
+        it.
         """
         return {}
 

@@ -82,7 +82,7 @@ class RmsNormCase(OpCase):
 
     @property
     def norm_keywords(self) -> dict[str, Any]:
-        """Of the private ops."""
+        """Keyword arguments of the private ops."""
         return {"norm": "rms_norm", **self._keywords}
 
     @property
