@@ -30,10 +30,11 @@ EAGER: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu_squared": lambda x: torch.nn.functional.relu(x).square(),
     "sigmoid": torch.sigmoid,
+    "softcap": lambda x: 30.0 * torch.tanh(x / 30.0),
 }
 
 # Of the activations that take one, the scalar that they are timed with.
-SCALARS: dict[str, float] = {}
+SCALARS: dict[str, float] = {"softcap": 30.0}
 
 
 def eager_backward(name: str, x: Tensor, grad: Tensor) -> Callable[[], object]:

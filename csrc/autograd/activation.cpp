@@ -7,6 +7,8 @@
 #include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/sigmoid.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/tanh_backward.h>
 #include <ATen/ops/threshold_backward.h>
 
 #include <tuple>
@@ -37,6 +39,7 @@ Tensor activation_value(const ActivationOptions& f, const Tensor& x) {
   if (name == "quick_gelu") return x.mul(at::sigmoid(x.mul(1.702)));
   if (name == "relu_squared") return at::relu(x).square();
   if (name == "sigmoid") return at::sigmoid(x);
+  if (name == "softcap") return at::tanh(x.div(*f.scalar)).mul(*f.scalar);
   TORCH_INTERNAL_ASSERT(false, "no differentiable form of ", name);
 }
 
@@ -46,6 +49,7 @@ Tensor activation_gradient(const ActivationOptions& f, const Tensor& grad, const
   if (name == "gelu_tanh") return at::gelu_backward(grad, x, "tanh");
   if (name == "relu") return at::threshold_backward(grad, x, 0);
   if (name == "relu_squared") return at::threshold_backward(grad.mul(x).mul(2), x, 0);
+  if (name == "softcap") return at::tanh_backward(grad, at::tanh(x.div(*f.scalar)));
   const double scale = name == "quick_gelu" ? 1.702 : 1.0;
   const Tensor s = at::sigmoid(x.mul(scale));
   const Tensor ds = s.mul(s.neg().add(1));

@@ -5,11 +5,13 @@
 //   quick_gelu    f = x s(1.702 x)           f' = s + 1.702 x s (1 - s), s at 1.702 x
 //   relu_squared  f = max(x, 0)^2            f' = 2 max(x, 0)
 //   sigmoid       f = s(x)                   f' = s (1 - s)
+//   softcap       f = c tanh(x / c)          f' = 1 - tanh(x / c)^2, c > 0 its scalar
 //   gelu          kernels/gelu.h
 //
 // s(x) = 1 / (1 + exp(-x)) is the logistic function. Sources: SiLU, Elfwing et al.,
 // arXiv:1702.03118; quick_gelu, Hendrycks & Gimpel, arXiv:1606.08415, section 2; relu_squared, So
-// et al., arXiv:2109.08668.
+// et al., arXiv:2109.08668; softcap, Gemma 2 (Riviere et al., arXiv:2408.00118, section 2), which
+// caps attention and output logits by it.
 //
 // Saved for backward: x, 2 bytes an element in bfloat16. Recomputed: f(x), which the backward
 // kernel writes out again beside the gradient if asked, so that nobody needs to store it.
@@ -175,6 +177,42 @@ struct Sigmoid {
   }
 };
 
+// tanh(a) for a = |x| / c: below 1/2 an odd polynomial (Cephes' tanhf, Moshier), which keeps the
+// digits of small values; above, 2 s(2 a) - 1, which is 1 in float long before a = 52.
+struct Softcap {
+  double cap;
+
+  template <class V>
+  MEMOPT_HD V value(V x) const {
+    return value_and_grad(x).value;
+  }
+
+  template <class V>
+  MEMOPT_HD ValueGrad<V> value_and_grad(V x) const {
+    using M = Math<V>;
+    const V one(1.0f), c(static_cast<float>(cap)), per_cap(static_cast<float>(1.0 / cap));
+    const V a = M::clamp_max(M::abs(x) * per_cap, V(52.0f));
+    const V z = a * a;
+    V p = M::fma(z, V(-5.70498872745e-3f), V(2.06390887954e-2f));
+    p = M::fma(z, p, V(-5.37397155531e-2f));
+    p = M::fma(z, p, V(1.33314422036e-1f));
+    p = M::fma(z, p, V(-3.33332819422e-1f));
+    const V small = M::fma(a * z, p, a);
+    const LogisticGrad<V> f = logistic_grad(a + a, logistic(a + a));
+    const V above = a - V(0.5f);
+    const V t = M::if_negative(above, small, M::fma(V(2.0f), f.s, V(-1.0f)));
+    const V dt = M::if_negative(above, M::fma(V(0.0f) - small, small, one), V(4.0f) * f.ds);
+    return {c * (M::if_negative(x, V(-1.0f), one) * t), dt};
+  }
+
+  // float64 exists for gradcheck and as an oracle: the library's function.
+  MEMOPT_HD double value(double x) const { return cap * ::tanh(x / cap); }
+  MEMOPT_HD ValueGrad<double> value_and_grad(double x) const {
+    const double t = ::tanh(x / cap);
+    return {cap * t, 1.0 - t * t};
+  }
+};
+
 // Whether a zero derivative stops every gradient, infinite ones and NaN too, as PyTorch's threshold
 // does.
 template <class Function>
@@ -204,7 +242,8 @@ MEMOPT_HD V chain(V dy, V grad) {
   ACTIVATION("relu", kRelu, Relu)                       \
   ACTIVATION("quick_gelu", kQuickGelu, QuickGelu)       \
   ACTIVATION("relu_squared", kReluSquared, ReluSquared) \
-  ACTIVATION("sigmoid", kSigmoid, Sigmoid)
+  ACTIVATION("sigmoid", kSigmoid, Sigmoid)              \
+  ACTIVATION("softcap", kSoftcap, Softcap)
 
 #define MEMOPT_ACTIVATION_KIND(name, kind, Function) kind,
 enum class Activation : int32_t { kIdentity, MEMOPT_ACTIVATIONS(MEMOPT_ACTIVATION_KIND) };

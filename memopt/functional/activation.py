@@ -16,6 +16,7 @@ __all__ = [
     "relu_squared",
     "sigmoid",
     "silu",
+    "softcap",
 ]
 
 ACTIVATIONS: dict[str, bool] = _C.activations()
@@ -114,3 +115,16 @@ def sigmoid(input: Tensor) -> Tensor:
     Shape, errors and what is saved as for gelu.
     """
     return activation(input, "sigmoid")
+
+
+def softcap(input: Tensor, cap: float) -> Tensor:
+    """cap tanh(x / cap) element by element: x near 0, and never beyond cap.
+
+    Shape, errors and what is saved as for gelu. Source: Gemma 2 (arXiv:2408.00118), which caps
+    attention logits at 50 and output logits at 30.
+
+    Args:
+        input: any shape.
+        cap: finite and positive.
+    """
+    return activation(input, "softcap", cap)

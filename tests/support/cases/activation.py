@@ -27,8 +27,8 @@ GELU_CURVATURE = 0.8
 
 # Of the activations that take one, the scalar that they are tested with, and its name in the
 # public function.
-SCALARS: dict[str, float] = {}
-SCALAR_NAMES: dict[str, str] = {}
+SCALARS: dict[str, float] = {"softcap": 2.0}
+SCALAR_NAMES: dict[str, str] = {"softcap": "cap"}
 
 # Bounds of the first derivatives, for each activation whose derivative is bounded.
 SLOPES = {
@@ -38,6 +38,7 @@ SLOPES = {
     "relu": 1.0,
     "quick_gelu": 1.1,
     "sigmoid": 0.25,
+    "softcap": 1.0,
 }
 
 
@@ -68,6 +69,7 @@ TORCH: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu_squared": lambda x: F.relu(x).square(),
     "sigmoid": torch.sigmoid,
+    "softcap": lambda x: SCALARS["softcap"] * torch.tanh(x / SCALARS["softcap"]),
 }
 
 
