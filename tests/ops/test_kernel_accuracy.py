@@ -81,8 +81,8 @@ def weight_gradient(norm, x: Tensor, dy: Tensor) -> Tensor:
 def test_weight_gradients_over_many_rows(norm: str, rows: int) -> None:
     """The root mean square of the error over all columns against PyTorch's, over some draws.
 
-    One draw's ratio scatters by 5 percent over 512 columns and by 13 over 64, their mean by 2 and 5:
-    many rows have the smaller ratio by far, and make do with few columns.
+    One draw's ratio scatters by 5 percent over 512 columns and by 13 over 64, their mean by 2 and
+    5: many rows have the smaller ratio by far, and make do with few columns.
     """
     cols = 512 if rows <= 2000 else 64
     ours = lambda x, w: getattr(memopt.functional, norm)(x, (cols,), w)  # noqa: E731
