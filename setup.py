@@ -228,7 +228,7 @@ def steps(folder: Path, macros: Sequence[str], include: Sequence[str]) -> Iterat
         yield Step("cxx", str(source), f"{folder}/{part}.o", host, f"{part}: {len(sources)} files")
     dispatch = "csrc/kernels/cpu/dispatch.cpp"
     yield Step("cxx", dispatch, f"{folder}/dispatch.o", host, dispatch)
-    # On x86 only processors of before 2013 run the baseline, where -O3 takes twice as long to compile.
+    # On x86 only processors of before 2013 run the baseline, and -O3 takes twice as long there.
     copies = {"baseline": ("DEFAULT", ["-O2"] if IS_X86 else [])}
     for name, flags in INSTRUCTION_SETS.items() if IS_X86 else ():
         copies[name] = (name.upper(), flags)

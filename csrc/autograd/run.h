@@ -5,8 +5,8 @@
 
 namespace memopt::autograd {
 
-// Whether a graph node is needed. A forward-mode tangent raises an error that names the op, whatever
-// the grad mode: without a node it would be dropped silently.
+// Whether a graph node is needed. A forward-mode tangent raises an error that names the op,
+// whatever the grad mode: without a node it would be dropped silently.
 bool needs_node(const char* op, at::TensorList tensors);
 
 inline bool needs_node(const char* op, const Arguments& arguments) {

@@ -1,6 +1,6 @@
 // The second fate: an output of one of memopt's ops is not kept. Its recipe stands in for it: the
-// op, and what the op's own node saves anyway (autograd/recipe.h). recipe_registry.h finds out which
-// tensor has one.
+// op, and what the op's own node saves anyway (autograd/recipe.h). recipe_registry.h finds out
+// which tensor has one.
 #pragma once
 
 #include <functional>
