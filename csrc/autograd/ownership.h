@@ -1,8 +1,8 @@
 // When an op may write its results over a tensor: only where the tensor is provably ours alone.
 //
 // Version counters do not show who holds a tensor. So the one rule of all ops is: the reference in
-// our hands is the only one to the tensor, and the tensor the only one to its memory; and nothing is
-// active that could have kept a value without a reference to the tensor: no dispatch mode (a
+// our hands is the only one to the tensor, and the tensor the only one to its memory; and nothing
+// is active that could have kept a value without a reference to the tensor: no dispatch mode (a
 // selective checkpoint), no transform of torch.func, no tracer. A traced graph is left to its
 // compiler, which reuses buffers itself.
 #pragma once
