@@ -20,8 +20,8 @@ namespace {
 // Elements of gate in a block.
 constexpr int64_t kBlock = 512;
 
-// Of elements that are taken apart and put together two at a time, as the halves of a word: that
-// compilers do with vectors.
+// 16-bit elements are taken apart and put together two at a time, as the halves of a word: that
+// compilers do with vectors. Of floats they make slow ones, so these are vectors here.
 template <class T>
 constexpr bool kHasWord = sizeof(T) <= 4 && std::endian::native == std::endian::little;
 template <class T>
@@ -32,8 +32,18 @@ using Word = std::conditional_t<sizeof(T) == 2, uint32_t, uint64_t>;
 // `count` pairs of neighbours: to two arrays, and from two.
 template <class T>
 void take_apart(const T* __restrict pairs, int64_t count, T* __restrict gate, T* __restrict up) {
+  int64_t i = 0;
+  if constexpr (std::is_same_v<T, float>) {
+    constexpr int64_t kLanes = FloatVec::size();
+    for (; i + kLanes <= count; i += kLanes) {
+      const auto [even, odd] = at::vec::deinterleave2<float>(
+          FloatVec::loadu(pairs + 2 * i), FloatVec::loadu(pairs + 2 * i + kLanes));
+      even.store(gate + i);
+      odd.store(up + i);
+    }
+  }
   if constexpr (kHasWord<T>) {
-    for (int64_t i = 0; i < count; ++i) {
+    for (; i < count; ++i) {
       Word<T> word;
       std::memcpy(&word, pairs + 2 * i, sizeof(word));
       const auto low = static_cast<Bits<T>>(word);
@@ -42,7 +52,7 @@ void take_apart(const T* __restrict pairs, int64_t count, T* __restrict gate, T*
       std::memcpy(static_cast<void*>(up + i), &high, sizeof(high));
     }
   } else {
-    for (int64_t i = 0; i < count; ++i) {
+    for (; i < count; ++i) {
       gate[i] = pairs[2 * i];
       up[i] = pairs[2 * i + 1];
     }
@@ -51,8 +61,18 @@ void take_apart(const T* __restrict pairs, int64_t count, T* __restrict gate, T*
 template <class T>
 void put_together(const T* __restrict gate, const T* __restrict up, int64_t count,
                   T* __restrict pairs) {
+  int64_t i = 0;
+  if constexpr (std::is_same_v<T, float>) {
+    constexpr int64_t kLanes = FloatVec::size();
+    for (; i + kLanes <= count; i += kLanes) {
+      const auto [low, high] =
+          at::vec::interleave2<float>(FloatVec::loadu(gate + i), FloatVec::loadu(up + i));
+      low.store(pairs + 2 * i);
+      high.store(pairs + 2 * i + kLanes);
+    }
+  }
   if constexpr (kHasWord<T>) {
-    for (int64_t i = 0; i < count; ++i) {
+    for (; i < count; ++i) {
       Bits<T> low, high;
       std::memcpy(&low, gate + i, sizeof(low));
       std::memcpy(&high, up + i, sizeof(high));
@@ -60,7 +80,7 @@ void put_together(const T* __restrict gate, const T* __restrict up, int64_t coun
       std::memcpy(static_cast<void*>(pairs + 2 * i), &word, sizeof(word));
     }
   } else {
-    for (int64_t i = 0; i < count; ++i) {
+    for (; i < count; ++i) {
       pairs[2 * i] = gate[i];
       pairs[2 * i + 1] = up[i];
     }
