@@ -14,9 +14,11 @@ from typing import overload
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 import memopt._extension  # noqa: F401  (registers the operators)
 from memopt.functional.activation import gelu_name
+from memopt.functional.norm import layer_norm, rms_norm
 
 Tensors = Sequence[Tensor]
 OptionalTensors = Sequence[Tensor | None]
@@ -67,6 +69,9 @@ def layer_norm_linear(
         RuntimeError: an argument breaks a rule above; the message names it and what was got.
     """
     weights, biases = _as_lists(weight, bias)
+    if torch.jit.is_tracing():
+        normed = layer_norm(input, input.shape[-1:], norm_weight, norm_bias, eps)
+        return _traced(normed, weight, weights, biases)
     outputs = torch.ops.memopt.layer_norm_linear(
         input, norm_weight, norm_bias, weights, biases, eps
     )
@@ -115,6 +120,11 @@ def rms_norm_linear(
     Returns, Raises: as for layer_norm_linear.
     """
     weights, biases = _as_lists(weight, bias)
+    if torch.jit.is_tracing():
+        normed = rms_norm(
+            input, input.shape[-1:], norm_weight, eps, zero_centered_weight=zero_centered_weight
+        )
+        return _traced(normed, weight, weights, biases)
     outputs = torch.ops.memopt.rms_norm_linear(
         input, norm_weight, weights, biases, eps, zero_centered_weight=zero_centered_weight
     )
@@ -209,6 +219,14 @@ def gated_packed_linear(
         activation_scalar=activation_scalar,
     )
     return output
+
+
+def _traced(
+    normed: Tensor, weight: Tensor | Tensors, weights: Tensors, biases: OptionalTensors
+) -> Tensor | tuple[Tensor, ...]:
+    """The linears apart: torch.jit.trace takes no op with a list of optional tensors."""
+    outputs = [linear(normed, *pair) for pair in zip(weights, biases, strict=True)]
+    return outputs[0] if isinstance(weight, Tensor) else tuple(outputs)
 
 
 def _as_lists(

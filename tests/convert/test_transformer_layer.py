@@ -40,7 +40,7 @@ def test_training_goes_through_memopt(activation) -> None:
     x = torch.randn(2, 5, 16, requires_grad=True)
     ops = memopt_ops(lambda: converted(x))
     assert ops.count("memopt::_norm_forward") == 4
-    assert sum(op in ("memopt::gelu", "memopt::relu") for op in ops) == 2
+    assert ops.count("memopt::_activation_forward") == 2
     for ours, theirs in zip(
         one_step(lambda: converted(x), x, *converted.parameters()),
         one_step(lambda: plain(x), x, *plain.parameters()),
@@ -68,7 +68,7 @@ def test_a_decoder_layer() -> None:
     converted = copy.deepcopy(plain)
     memopt.convert(converted)
     x, memory = torch.randn(2, 2, 5, 16)
-    assert "memopt::gelu" in memopt_ops(lambda: converted(x, memory))
+    assert "memopt::_activation_forward" in memopt_ops(lambda: converted(x, memory))
     torch.testing.assert_close(converted(x, memory), plain(x, memory))
 
 

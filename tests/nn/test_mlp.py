@@ -103,7 +103,7 @@ def test_bad_arguments() -> None:
         mnn.MLP(6, 10, recompute="half")
     with pytest.raises(ValueError, match="MLP: dropout must be between 0 and 1, got -1"):
         mnn.MLP(6, 10, dropout=-1)
-    with pytest.raises(RuntimeError, match=r"activation must be 'gelu', .*got 'tanh'"):
+    with pytest.raises(RuntimeError, match=r"activation must be one of 'gelu', .*got 'tanh'"):
         mnn.MLP(6, 10, activation="tanh")(torch.randn(2, 6))
     with pytest.raises(TypeError, match="up must be a Linear, got GELU"):
         mnn.MLP.from_modules(nn.GELU(), linear)  # type: ignore[arg-type]

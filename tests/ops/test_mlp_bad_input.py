@@ -29,7 +29,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "norm size": (
         lambda: M.mlp(X, UP, None, DOWN, norm="layer_norm", norm_weight=torch.ones(3)),
         RuntimeError,
-        r"layer_norm: weight must have shape \[4\]",
+        r"mlp: norm_weight must have shape \[4\]",
     ),
     "norm parameters without a norm": (
         lambda: M.mlp(X, UP, None, DOWN, norm_weight=torch.ones(4)),

@@ -57,14 +57,14 @@ def test_made_once_for_all_its_readers() -> None:
         h = norm(X)
         loss = torch.stack([F.linear(h, linear).sum() for linear in LINEARS]).sum()
     del h
-    assert counted(loss, LEAVES)["memopt.layer_norm.default"] == 1
+    assert counted(loss, LEAVES)["memopt._norm_forward.default"] == 1
 
 
 def test_a_chain_is_made_once_each() -> None:
     with memopt.recompute():
         loss = F.linear(M.dropout(M.gelu(norm(X)), 0.5), LINEARS[0]).square().sum()
     ops = counted(loss, LEAVES[:4])
-    assert ops["memopt.layer_norm.default"] == 1
+    assert ops["memopt._norm_forward.default"] == 1
     assert ops["memopt._activation_forward.default"] == 1
     assert ops["memopt._dropout_backward.default"] == 2  # again, and backward
 
@@ -133,7 +133,7 @@ def test_a_partial_backward_leaves_no_output_behind() -> None:
     del h
     with LiveBytes() as live:
         torch.autograd.grad(a, LINEARS[0], retain_graph=True)
-    assert sum(live._live.values()) == 0
+    assert live.left == 0
     torch.autograd.grad(a + b, [x, *LINEARS[:2]])
 
 

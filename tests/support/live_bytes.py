@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 
 class LiveBytes:
-    """On the CPU, of one thread. `most` is known when the scope ends."""
+    """On the CPU, of one thread. When the scope has ended: `most`, and `left`, what is still there."""
 
     def __enter__(self) -> LiveBytes:
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
@@ -27,7 +27,7 @@ class LiveBytes:
     def __exit__(self, *error: object) -> None:
         self._profile.__exit__(*error)
         tree = self._profile.profiler.kineto_results.experimental_event_tree()
-        self.most = _most_live(_allocations(tree))
+        self.most, self.left = _most_and_last(_allocations(tree))
 
 
 # An allocation (bytes > 0) or its end (bytes < 0), at an address, inside operators.
@@ -51,7 +51,7 @@ def _allocations(tree: list[Any]) -> list[Allocation]:
     return sorted(found, key=lambda allocation: allocation[0])
 
 
-def _most_live(allocations: list[Allocation]) -> int:
+def _most_and_last(allocations: list[Allocation]) -> tuple[int, int]:
     begun: dict[int, int] = {}  # by address, the place in the list of what is allocated there
     scratch: set[int] = set()  # these places, where an operator freed what it had allocated
     for place, (_, address, size, inside) in enumerate(allocations):
@@ -69,4 +69,4 @@ def _most_live(allocations: list[Allocation]) -> int:
         elif place not in scratch:
             live[address] = size
             most = max(most, sum(live.values()))
-    return most
+    return most, sum(live.values())
