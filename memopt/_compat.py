@@ -41,6 +41,11 @@ def without_dispatch_modes() -> Any:
     return _python_dispatch._disable_current_modes()
 
 
+def in_jit_trace() -> bool:
+    """Whether torch.jit.trace runs in this thread."""
+    return torch._C._get_tracing_state() is not None
+
+
 def wraps_tensors(tensor: Tensor) -> bool:
     """Whether `tensor` is of a subclass that holds other tensors (DTensor, for one), which
     `__tensor_flatten__` names.

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 import memopt._extension  # noqa: F401  (registers the operators)
+from memopt._compat import in_jit_trace
 from memopt.functional.activation import gelu_name
 from memopt.functional.norm import layer_norm, rms_norm
 
@@ -69,8 +70,8 @@ def layer_norm_linear(
         RuntimeError: an argument breaks a rule above; the message names it and what was got.
     """
     weights, biases = _as_lists(weight, bias)
-    if torch.jit.is_tracing():
-        normed = layer_norm(input, input.shape[-1:], norm_weight, norm_bias, eps)
+    if not torch.compiler.is_compiling() and in_jit_trace():
+        normed = layer_norm(input, [int(input.shape[-1])], norm_weight, norm_bias, eps)
         return _traced(normed, weight, weights, biases)
     outputs = torch.ops.memopt.layer_norm_linear(
         input, norm_weight, norm_bias, weights, biases, eps
@@ -120,9 +121,13 @@ def rms_norm_linear(
     Returns, Raises: as for layer_norm_linear.
     """
     weights, biases = _as_lists(weight, bias)
-    if torch.jit.is_tracing():
+    if not torch.compiler.is_compiling() and in_jit_trace():
         normed = rms_norm(
-            input, input.shape[-1:], norm_weight, eps, zero_centered_weight=zero_centered_weight
+            input,
+            [int(input.shape[-1])],
+            norm_weight,
+            eps,
+            zero_centered_weight=zero_centered_weight,
         )
         return _traced(normed, weight, weights, biases)
     outputs = torch.ops.memopt.rms_norm_linear(

@@ -13,8 +13,7 @@ import torch
 import memopt
 from memopt.measure import SavedTensors
 from tests.support.cases import GATED_CASES, PACKED_CASES, OpCase, evaluate
-from tests.support.cases.activation import ACTIVATION_CASES
-from tests.support.cases.activation import named
+from tests.support.cases.activation import ACTIVATION_CASES, named
 from tests.support.record_ops import RecordOps
 from tests.support.shapes import BFLOAT16, FLOAT32, FLOAT64, Dtypes
 

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 
 class LiveBytes:
-    """On the CPU, of one thread. When the scope has ended: `most`, and `left`, what is still there."""
+    """On the CPU, of one thread. When it has ended: `most`, and `left`, what is still there."""
 
     def __enter__(self) -> LiveBytes:
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
