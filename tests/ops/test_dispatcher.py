@@ -257,3 +257,78 @@ def test_defaults_of_the_public_schema(case: OpCase, device: torch.device) -> No
     assert torch.equal(op(*required), op(*required, **keywords))
     if normalizes:
         assert torch.equal(op(*required), op(*required, None, None, 1e-5))
+
+
+def _normal(*size: int, grad: bool = False) -> torch.Tensor:
+    return torch.randn(size).requires_grad_(grad)
+
+
+def _linears(grad: bool) -> dict[str, tuple[tuple, dict]]:
+    """Arguments of the ops with linears and of mlp, which have no case."""
+    x, n = _normal(2, 3, 8, grad=grad), _normal(8, grad=grad)
+    w, b = _normal(5, 8, grad=grad), _normal(5, grad=grad)
+    silu = {"activation": "silu"}
+    return {
+        "layer_norm_linear": ((x, n, n, [w, w], [b, None]), {}),
+        "rms_norm_linear": ((x, n, [w], [b]), {"zero_centered_weight": True}),
+        "activation_linear": ((x, w, b), silu),
+        "gated_linear": ((x, _normal(2, 3, 8, grad=grad), w, b), silu),
+        "gated_packed_linear": ((_normal(2, 3, 16, grad=grad), w, None), silu),
+        "mlp": ((x, w, b, _normal(8, 5, grad=grad), None), {"residual": True}),
+    }
+
+
+def _writing() -> dict[str, tuple[tuple, dict]]:
+    """Arguments of the private ops that write over one of them."""
+    x, up, grad, row = _normal(4, 8), _normal(4, 8), _normal(4, 8), torch.ones(4, 1)
+    silu = {"activation": "silu"}
+    norm = (grad, x, 1, row, row, None, None, (False, False), True)
+    return {
+        "_activation_forward_": ((x.clone(),), silu),
+        "_activation_backward_": ((grad, x), {**silu, "output": torch.empty(4, 8)}),
+        "_gated_forward_": ((x.clone(), up), silu),
+        "_gated_backward_": ((grad, x, up), {**silu, "grad_up": torch.empty(4, 8)}),
+        "_norm_backward_": (norm, {"norm": "layer_norm"}),
+    }
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("name", _linears(False))
+def test_opcheck_of_the_ops_with_linears(name: str, grad: bool) -> None:
+    arguments, keywords = _linears(grad)[name]
+    torch.library.opcheck(getattr(torch.ops.memopt, name).default, arguments, keywords)
+
+
+# Not test_aot_dispatch_dynamic: nothing traces them, since traced graphs leave buffers to their
+# compiler (csrc/autograd/ownership.h).
+WRITING_CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
+
+
+@pytest.mark.parametrize("name", _writing())
+def test_opcheck_of_the_ops_that_write_over_an_argument(name: str) -> None:
+    arguments, keywords = _writing()[name]
+    op = getattr(torch.ops.memopt, name).default
+    torch.library.opcheck(op, arguments, keywords, test_utils=WRITING_CHECKS)
+
+
+@pytest.mark.parametrize("name", _writing())
+def test_ops_that_write_over_an_argument_refuse_a_graph(name: str) -> None:
+    """At once and by name: the argument would keep the graph of the values that it had."""
+    (first, *rest), keywords = _writing()[name]
+    before = first.clone()
+    with pytest.raises(RuntimeError, match=f"{name} writes over its argument"):
+        getattr(torch.ops.memopt, name)(first.requires_grad_(), *rest, **keywords)
+    assert torch.equal(first.detach(), before)
+
+
+def test_every_op_of_the_library_is_checked() -> None:
+    """No op is forgotten by the tests above."""
+    by_cases = {
+        op for case in OP_CASES for op in (case.public_op, case.forward_op, case.backward_op)
+    }
+    checked = {op.name() for op in by_cases}
+    checked |= {f"memopt::{name}" for name in (*_linears(False), *_writing())}
+    everything = {
+        name for name in torch._C._dispatch_get_all_op_names() if name.startswith("memopt::")
+    }
+    assert everything == checked
