@@ -178,7 +178,7 @@ struct Sigmoid {
 };
 
 // tanh(a) for a = |x| / c: below 1/2 an odd polynomial (Cephes' tanhf, Moshier), which keeps the
-// digits of small values; above, 2 s(2 a) - 1, which is 1 in float long before a = 52.
+// digits of small values; above, 1 - 2 s(-2 a), which is 1 in float long before a = 52.
 struct Softcap {
   double cap;
 
@@ -198,9 +198,10 @@ struct Softcap {
     p = M::fma(z, p, V(1.33314422036e-1f));
     p = M::fma(z, p, V(-3.33332819422e-1f));
     const V small = M::fma(a * z, p, a);
-    const LogisticGrad<V> f = logistic_grad(a + a, logistic(a + a));
+    const V down = a * V(-2.0f);
+    const LogisticGrad<V> f = logistic_grad(down, logistic(down));
     const V above = a - V(0.5f);
-    const V t = M::if_negative(above, small, M::fma(V(2.0f), f.s, V(-1.0f)));
+    const V t = M::if_negative(above, small, M::fma(V(-2.0f), f.s, one));
     const V dt = M::if_negative(above, M::fma(V(0.0f) - small, small, one), V(4.0f) * f.ds);
     return {c * (M::if_negative(x, V(-1.0f), one) * t), dt};
   }
