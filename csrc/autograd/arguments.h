@@ -33,7 +33,7 @@ class Places {
 
   // Nothing where all arguments of an op without linears are there.
   void save(AutogradContext* ctx) const {
-    if (linears_ == 0 && given_ == static_cast<int64_t>(places_.size())) return;
+    if (linears_ == 0 && all_given()) return;
     std::vector<int64_t> saved(places_.begin(), places_.end());
     saved.push_back(static_cast<int64_t>(linears_));
     ctx->saved_data["places"] = std::move(saved);

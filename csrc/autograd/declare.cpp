@@ -37,12 +37,13 @@ const char* declare(const char* schema, const Tags& tags, std::vector<Kernel> ke
   return (new std::string("memopt::" + name))->c_str();
 }
 
-uint64_t positions(const char* schema, const std::vector<std::string>& names) {
-  const auto parsed = torch::jit::parseSchema(on_one_line(schema));
+uint64_t positions(const char* op, const std::vector<std::string>& names) {
+  const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(op, "");
   uint64_t found = 0;
   for (const std::string& name : names) {
-    const auto position = parsed.argumentIndexWithName(name);
-    if (position.has_value()) found |= uint64_t{1} << *position;
+    const auto position = handle.schema().argumentIndexWithName(name);
+    TORCH_INTERNAL_ASSERT(position.has_value(), op, " has no argument ", name);
+    found |= uint64_t{1} << *position;
   }
   return found;
 }

@@ -39,8 +39,8 @@ struct Kernel {
 // Returns the op's name, "memopt::layer_norm"; it lasts for ever.
 const char* declare(const char* schema, const Tags& tags, std::vector<Kernel> kernels);
 
-// The positions in `schema` of the arguments with these names, as bits.
-uint64_t positions(const char* schema, const std::vector<std::string>& names);
+// The positions of the declared op's arguments with these names, as bits.
+uint64_t positions(const char* op, const std::vector<std::string>& names);
 
 namespace autocast {
 
@@ -62,7 +62,6 @@ struct Declaration;
 template <class Result, class... Arguments, Result (*kFunction)(Arguments...)>
 struct Declaration<kFunction> {
   Declaration(const Autocast& autocast, const Tags& tags, const char* schema) {
-    parameter_positions = positions(schema, autocast.float32_parameters);
     std::vector<Kernel> kernels;
     const auto add = [&](c10::DispatchKey key, auto* function) {
       kernels.push_back({key, torch::CppFunction(function)});
@@ -74,6 +73,7 @@ struct Declaration<kFunction> {
       add(c10::DispatchKey::AutocastCUDA, &under_autocast<c10::DeviceType::CUDA>);
     }
     name = declare(schema, tags, std::move(kernels));
+    parameter_positions = positions(name, autocast.float32_parameters);
   }
 
   // Plain types: a static member of a template may be initialised after its use here.

@@ -62,6 +62,7 @@ void check_linear(const char* op, const char* weight_name, const char* bias_name
 }
 
 variable_list apply(const Linears& linears, const Tensor& x) {
+  if (linears.weights.empty()) return {x};
   variable_list outputs;
   outputs.reserve(linears.weights.size());
   for (size_t i = 0; i < linears.weights.size(); ++i) {

@@ -20,6 +20,7 @@ void check_linear(const char* op, const char* weight_name, const char* bias_name
                   const Tensor& input, const c10::SymInt& features, const Tensor& weight,
                   const Tensor& bias);
 
+// The linears' outputs; x itself where there is none.
 variable_list apply(const Linears& linears, const Tensor& x);
 
 // The sum of `start`, where there is one, and of dy_i W_i, in the order in which autograd would add

@@ -46,13 +46,8 @@ struct Node : torch::autograd::Function<Node<Op>> {
     const bool for_inputs = any_requires_grad(in);
     Produced made = Op::forward(options, in, /*for_backward=*/true);
     save(ctx, options, arguments, made, for_inputs);
-    variable_list outputs;
-    if (behind.weights.empty()) {
-      remember<Op>(options, made);
-      outputs.push_back(std::move(made.output));
-    } else {
-      outputs = apply(behind, made.output);
-    }
+    if (behind.weights.empty()) remember<Op>(options, made);
+    variable_list outputs = apply(behind, made.output);
     variable_list constants;
     for (size_t i = 0; i < behind.weights.size(); ++i) {
       if (!for_inputs && !behind.requires_grad(i)) constants.push_back(outputs[i]);

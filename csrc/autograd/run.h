@@ -44,12 +44,7 @@ variable_list run(const char* name, const typename Op::Options& options, variabl
   if (needs_node(name, arguments)) return apply_node<Op>(options, arguments);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   Produced made = Op::forward(options, arguments.inputs, /*for_backward=*/false);
-  variable_list outputs;
-  if (arguments.behind.weights.empty()) {
-    outputs.push_back(std::move(made.output));
-  } else {
-    outputs = apply(arguments.behind, made.output);
-  }
+  variable_list outputs = apply(arguments.behind, made.output);
   for (Tensor& other : made.others) outputs.push_back(std::move(other));
   return outputs;
 }

@@ -49,7 +49,7 @@ struct Outputs {
   Tensor rstd;
 };
 
-// `drop` draws and says what is dropped; null: nothing. Not called for meta tensors.
+// `draw` says what is dropped; null: nothing. Not called for meta tensors.
 Outputs forward(const Norm& norm, const NormArguments& a, const OptionalTensor& residual,
                 std::optional<double> eps_or_default, bool for_backward,
                 c10::function_ref<Drop()>* draw) {

@@ -17,9 +17,6 @@ from tests.support.record_ops import RecordOps
 from tests.support.shapes import BFLOAT16, FLOAT32, LAYOUTS, Dtypes
 
 every_op = pytest.mark.parametrize("case", OP_CASES, ids=str)
-every_op_with_statistics = pytest.mark.parametrize(
-    "case", [case for case in OP_CASES if case.forward_op != case.public_op], ids=str
-)
 every_norm = pytest.mark.parametrize("case", NORM_CASES, ids=str)
 
 BFLOAT16_WITH_FLOAT32 = Dtypes(torch.bfloat16, torch.float32)
@@ -50,7 +47,7 @@ def test_opcheck_of_the_public_op(
     torch.library.opcheck(case.public_op, arguments, keywords)
 
 
-@every_op_with_statistics
+@every_op
 @every_opcheck_call
 def test_opcheck_of_the_forward_op(case: OpCase, make, device: torch.device) -> None:
     arguments, keywords = case.forward_arguments(make(case, device))
@@ -151,9 +148,10 @@ def test_private_ops_refuse_to_be_differentiated(case: OpCase, device: torch.dev
     """They have no derivative of their own: a clear error, not a silent constant."""
     leaves = case.make_call((4, 10), FLOAT32, device).leaves()
     outputs, saved = case.forward(leaves)
-    results = [(case.backward_op, case.backward(leaves, saved, recompute_output=True))]
-    if case.forward_op != case.public_op:
-        results.append((case.forward_op, outputs))
+    results = [
+        (case.backward_op, case.backward(leaves, saved, recompute_output=True)),
+        (case.forward_op, outputs),
+    ]
     for op, result in results:
         tensor = next(t for t in result.values() if t is not None)
         name = op.name().removeprefix("memopt::")

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
@@ -278,10 +279,8 @@ def test_jit_trace(function: Any) -> None:
         assert torch.equal(ours, theirs)
 
 
-def allocated(run: Callable[[], object]) -> list[str]:
+def private_ops(run: Callable[[], object]) -> list[str]:
     """The private ops that `run` called, as the profiler names them."""
-    from torch.profiler import ProfilerActivity, profile
-
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         run()
     return [event.name for event in profiled.events() if event.name.startswith("memopt::_")]
@@ -300,7 +299,7 @@ def test_where_nobody_watches_the_gradient_is_written_over_the_incoming_one(
 ) -> None:
     run, leaves = STEPS[name]()
     loss = run()
-    assert op in allocated(lambda: torch.autograd.grad(loss, leaves))
+    assert op in private_ops(lambda: torch.autograd.grad(loss, leaves))
 
 
 def test_a_weight_that_is_shared_with_the_gradient_is_not_written() -> None:
