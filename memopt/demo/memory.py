@@ -4,8 +4,8 @@ On the CPU a dispatch mode sees every tensor that an operator returns, forward a
 follows its storage from there to the moment it is freed. So the figures are exact bytes and the
 same in every run. Not seen: scratch memory that a kernel allocates and frees inside one operator,
 and a random number generator's saved state. While a dispatch mode watches, fused ops write over
-nothing (csrc/autograd/ownership.h), so on the CPU their peaks are upper bounds. On CUDA the figures are the caching allocator's, with
-scratch memory.
+nothing (csrc/autograd/ownership.h), so on the CPU their peaks are upper bounds. On CUDA the figures
+are the caching allocator's, with scratch memory.
 
 memopt.saved_bytes asks autograd what it saves. This asks what is alive, at any time, gradients and
 the tensors of backward included.
