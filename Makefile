@@ -59,7 +59,7 @@ test-versions:
 	.ci/test-versions $(VERSIONS)
 
 lint: torch
-	@$(call need,lint,ruff clang_format mypy)
+	@$(call need,lint,ruff clang_format mypy rich matplotlib)
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(CLANG_FORMAT) --dry-run --Werror $(CXX_FILES)
