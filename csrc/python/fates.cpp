@@ -44,10 +44,6 @@ c10::SafePyObject safe(py::handle object) {
   return {object.inc_ref().ptr(), getPyInterpreter()};
 }
 
-py::handle object_of(const c10::SafePyObject& object) {
-  return object.ptr(getPyInterpreter());
-}
-
 py::object wrap(const at::Tensor& tensor) {
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
 }

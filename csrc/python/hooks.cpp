@@ -5,6 +5,8 @@
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "objects.h"
+
 namespace memopt::python {
 
 namespace {
@@ -81,10 +83,6 @@ PyObject* restore(PyObject*, PyObject* object) {
 PyMethodDef restore_definition = {"restore", restore, METH_O,
                                   "The tensor that a saved-tensor handle stands for."};
 
-PyObject* object_of(const c10::SafePyObject& safe) {
-  return safe.ptr(getPyInterpreter());
-}
-
 // Hooks that are not memopt's.
 class PythonHooks : public saved::Packer {
  public:
@@ -94,7 +92,7 @@ class PythonHooks : public saved::Packer {
   intrusive_ptr<saved::Handle> pack(const at::Tensor& tensor) override {
     const py::gil_scoped_acquire gil;
     const auto argument = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
-    auto* packed = PyObject_CallOneArg(object_of(pack_), argument.ptr());
+    auto* packed = PyObject_CallOneArg(object_of(pack_).ptr(), argument.ptr());
     if (packed == nullptr) throw py::error_already_set();
     return c10::make_intrusive<Packed>(c10::SafePyObject(packed, getPyInterpreter()), unpack_);
   }
@@ -108,7 +106,7 @@ class PythonHooks : public saved::Packer {
     at::Tensor restore() override {
       const py::gil_scoped_acquire gil;
       const auto tensor = py::reinterpret_steal<py::object>(
-          PyObject_CallOneArg(object_of(unpack_), object_of(packed_)));
+          PyObject_CallOneArg(object_of(unpack_).ptr(), object_of(packed_).ptr()));
       if (!tensor) throw py::error_already_set();
       TORCH_CHECK_TYPE(THPVariable_Check(tensor.ptr()),
                        "memopt: the unpack hook around memopt.saved_tensors() must return a "
@@ -175,7 +173,7 @@ HooksGuard::~HooksGuard() {
 intrusive_ptr<saved::Packer> active_hooks() {
   auto hooks = at::SavedTensorDefaultHooks::get_hooks();
   if (!hooks.has_value()) return {};
-  auto* object = object_of(hooks->first);
+  auto* object = object_of(hooks->first).ptr();
   if (Py_IS_TYPE(object, &pack_type)) return reinterpret_cast<PackObject*>(object)->packer;
   return c10::make_intrusive<PythonHooks>(std::move(hooks->first), std::move(hooks->second));
 }

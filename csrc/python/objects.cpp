@@ -1,5 +1,6 @@
 #include "objects.h"
 
+#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "compat.h"
@@ -7,6 +8,10 @@
 namespace memopt::python {
 
 namespace py = pybind11;
+
+py::handle object_of(const c10::SafePyObject& held) {
+  return held.ptr(getPyInterpreter());
+}
 
 namespace {
 

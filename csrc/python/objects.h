@@ -4,11 +4,15 @@
 // Modules, classes, functions and methods are not looked into: what they hold is theirs.
 #pragma once
 
+#include <c10/core/SafePyObject.h>
 #include <pybind11/pybind11.h>
 
 #include <vector>
 
 namespace memopt::python {
+
+// What is held, borrowed.
+pybind11::handle object_of(const c10::SafePyObject& held);
 
 // Whether it is a torch.Tensor and of no class derived from that, as a parameter is.
 bool is_of_base_class(pybind11::handle tensor);

@@ -2,9 +2,10 @@
 
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <atomic>
+
+#include "current.h"
 
 namespace memopt::saved {
 
@@ -18,10 +19,6 @@ std::atomic<int64_t> bytes_to_device{0};
 // -1: none pretended.
 std::atomic<int> pretended{-1};
 
-c10::Stream current_stream(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
 }  // namespace
 
 HostCopy::HostCopy(const at::Tensor& tensor)
@@ -29,20 +26,21 @@ HostCopy::HostCopy(const at::Tensor& tensor)
       strides_(tensor.strides().vec()),
       requires_grad_(tensor.requires_grad()) {
   const at::AutoDispatchBelowAutograd below_autograd;
-  const bool has_streams = !device_.is_cpu();
+  const auto stream = current_stream(device_);
   values_ = at::empty_like(
-      tensor, tensor.options().device(c10::kCPU).pinned_memory(has_streams).requires_grad(false));
+      tensor,
+      tensor.options().device(c10::kCPU).pinned_memory(stream.has_value()).requires_grad(false));
   values_.copy_(tensor, /*non_blocking=*/true);
-  if (has_streams) {
+  if (stream.has_value()) {
     copied_.emplace(device_.type());
-    copied_->record(current_stream(device_));
+    copied_->record(*stream);
   }
   ++tensors_to_host;
   bytes_to_host += static_cast<int64_t>(values_.nbytes());
 }
 
 at::Tensor HostCopy::restore() {
-  if (copied_.has_value()) copied_->block(current_stream(device_));
+  if (copied_.has_value()) copied_->block(*current_stream(device_));
   at::Tensor tensor;
   {
     const at::AutoDispatchBelowAutograd below_autograd;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "current.h"
 #include "flags.h"
 #include "recompute.h"
 #include "untracked.h"
@@ -15,9 +16,6 @@
 namespace memopt::saved {
 
 namespace {
-
-// What torch::autograd::get_current_graph_task_id() returns outside backward.
-constexpr int64_t kNoBackward = -1;
 
 std::atomic<int64_t> live_regions{0};
 

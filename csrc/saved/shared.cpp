@@ -1,22 +1,10 @@
 #include "shared.h"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/graph_task.h>
+
+#include "current.h"
 
 namespace memopt::saved {
-
-namespace {
-
-// What torch::autograd::get_current_graph_task_id() returns outside backward.
-constexpr int64_t kNoBackward = -1;
-
-std::optional<c10::Stream> current_stream(const at::Tensor& tensor) {
-  if (tensor.is_cpu()) return std::nullopt;
-  return c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device());
-}
-
-}  // namespace
 
 void SharedTensor::release_resources() {
   restored_.reset();
@@ -57,7 +45,7 @@ at::Tensor SharedTensor::restore_for(Reader& reader) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (restored_.has_value() && restored_->task == task &&
-        restored_->stream == current_stream(restored_->tensor)) {
+        restored_->stream == current_stream(restored_->tensor.device())) {
       at::Tensor tensor = restored_->tensor;
       if (reader.read_in_ != task) ++have_read_;
       reader.read_in_ = task;
@@ -75,7 +63,7 @@ at::Tensor SharedTensor::restore_for(Reader& reader) {
   }
   // What is left from a backward that raised, or from another one.
   if (restored_.has_value()) dropped = std::move(restored_->tensor);
-  restored_ = Restored{task, current_stream(tensor), tensor};
+  restored_ = Restored{task, current_stream(tensor.device()), tensor};
   have_read_ = 1;
   reader.read_in_ = task;
   // Backward may end without asking every consumer (inputs=), and the graph may live on.

@@ -33,6 +33,7 @@ using Word = std::conditional_t<sizeof(T) == 2, uint32_t, uint64_t>;
 template <class T>
 void take_apart(const T* __restrict pairs, int64_t count, T* __restrict gate, T* __restrict up) {
   int64_t i = 0;
+#if !defined(MEMOPT_NO_VECTORS)
   if constexpr (std::is_same_v<T, float>) {
     constexpr int64_t kLanes = FloatVec::size();
     for (; i + kLanes <= count; i += kLanes) {
@@ -42,6 +43,7 @@ void take_apart(const T* __restrict pairs, int64_t count, T* __restrict gate, T*
       odd.store(up + i);
     }
   }
+#endif
   if constexpr (kHasWord<T>) {
     for (; i < count; ++i) {
       Word<T> word;
@@ -62,6 +64,7 @@ template <class T>
 void put_together(const T* __restrict gate, const T* __restrict up, int64_t count,
                   T* __restrict pairs) {
   int64_t i = 0;
+#if !defined(MEMOPT_NO_VECTORS)
   if constexpr (std::is_same_v<T, float>) {
     constexpr int64_t kLanes = FloatVec::size();
     for (; i + kLanes <= count; i += kLanes) {
@@ -71,6 +74,7 @@ void put_together(const T* __restrict gate, const T* __restrict up, int64_t coun
       high.store(pairs + 2 * i + kLanes);
     }
   }
+#endif
   if constexpr (kHasWord<T>) {
     for (; i < count; ++i) {
       Bits<T> low, high;
@@ -93,7 +97,7 @@ void put_together(const T* gate, const T* up, int64_t count, T* pairs, bool stre
   if (!streamed || !is_aligned(pairs)) return put_together(gate, up, count, pairs);
   alignas(64) T block[2 * kBlock];
   put_together(gate, up, count, block);
-  constexpr int64_t kVector = sizeof(FloatVec) / sizeof(T);
+  constexpr int64_t kVector = kStreamBytes / sizeof(T);
   int64_t i = 0;
   for (; i + kVector <= 2 * count; i += kVector) stream_vector(pairs + i, block + i);
   std::copy_n(block + i, 2 * count - i, pairs + i);

@@ -8,6 +8,9 @@
 // bfloat16 elements widens to two of floats, and two independent chains hide latency. Kernels are
 // written over steps and a tail; the tail runs the same vector arithmetic on fewer lanes, so no
 // element's value depends on where its array starts or ends.
+//
+// The baseline of x86 has no vectors: only processors from before 2013 run it, at::vec's vectors
+// are arrays there, and with them it took as long to compile as both other copies.
 #pragma once
 
 #include <algorithm>
@@ -16,13 +19,23 @@
 #include <cstring>
 #include <utility>
 
+#if defined(__x86_64__) && !defined(CPU_CAPABILITY_AVX2) && !defined(CPU_CAPABILITY_AVX512)
+#define MEMOPT_NO_VECTORS
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include "../common.h"
+#else
 #include "vec_math.h"
+#endif
 
 namespace memopt::kernels {
 
 namespace cpu::MEMOPT_CPU_NAMESPACE {
 
+#if !defined(MEMOPT_NO_VECTORS)
 using FloatVec = at::vec::Vectorized<float>;
+#endif
 
 template <class V>
 struct Step {
@@ -36,13 +49,20 @@ struct Step {
 template <class T>
 struct Elements;
 
+#if defined(MEMOPT_NO_VECTORS)
+constexpr int64_t kStreamBytes = 16;
+#else
+constexpr int64_t kStreamBytes = sizeof(FloatVec);
+#endif
+
+// Copies kStreamBytes past the caches.
 MEMOPT_INLINE void stream_vector(void* to, const void* aligned_from) {
 #if defined(CPU_CAPABILITY_AVX512)
   _mm512_stream_si512(static_cast<__m512i*>(to), *static_cast<const __m512i*>(aligned_from));
 #elif defined(CPU_CAPABILITY_AVX2)
   _mm256_stream_si256(static_cast<__m256i*>(to), *static_cast<const __m256i*>(aligned_from));
 #else
-  std::memcpy(to, aligned_from, sizeof(FloatVec));
+  std::memcpy(to, aligned_from, kStreamBytes);
 #endif
 }
 
@@ -53,6 +73,36 @@ MEMOPT_INLINE void stream_fence() {
 #endif
 }
 
+// A step of two plain numbers. float64 has it everywhere: it serves gradcheck, and the library's
+// erfc and exp do the rest.
+template <class T>
+struct PlainElements {
+  using V = Accumulate<T>;
+  static constexpr int64_t kStep = 2;
+
+  static MEMOPT_INLINE Step<V> load(const T* p) {
+    return {static_cast<V>(p[0]), static_cast<V>(p[1])};
+  }
+  static MEMOPT_INLINE Step<V> load(const T* p, int64_t) { return {static_cast<V>(p[0]), V(0)}; }
+  static MEMOPT_INLINE void store(T* p, Step<V> s) {
+    p[0] = static_cast<T>(s.lo);
+    p[1] = static_cast<T>(s.hi);
+  }
+  static MEMOPT_INLINE void store(T* p, Step<V> s, int64_t) { p[0] = static_cast<T>(s.lo); }
+  static MEMOPT_INLINE void stream(T* p, Step<V> s) { store(p, s); }
+};
+
+template <>
+struct Elements<double> : PlainElements<double> {};
+
+#if defined(MEMOPT_NO_VECTORS)
+template <>
+struct Elements<float> : PlainElements<float> {};
+template <>
+struct Elements<c10::BFloat16> : PlainElements<c10::BFloat16> {};
+template <>
+struct Elements<c10::Half> : PlainElements<c10::Half> {};
+#else
 template <>
 struct Elements<float> {
   using V = FloatVec;
@@ -114,26 +164,10 @@ struct InOrder {
 };
 
 template <>
-struct Elements<c10::BFloat16> : NarrowElements<c10::BFloat16, InOrder<c10::BFloat16>> {};
+struct Elements<c10::BFloat16> : NarrowElements<c10::BFloat16, InOrder<c10::BFloat16> > {};
 template <>
-struct Elements<c10::Half> : NarrowElements<c10::Half, InOrder<c10::Half>> {};
-
-// float64 serves gradcheck: a step is two plain doubles, and the library's erfc and exp do the
-// rest.
-template <>
-struct Elements<double> {
-  using V = double;
-  static constexpr int64_t kStep = 2;
-
-  static MEMOPT_INLINE Step<V> load(const double* p) { return {p[0], p[1]}; }
-  static MEMOPT_INLINE Step<V> load(const double* p, int64_t) { return {p[0], 0.0}; }
-  static MEMOPT_INLINE void store(double* p, Step<V> s) {
-    p[0] = s.lo;
-    p[1] = s.hi;
-  }
-  static MEMOPT_INLINE void store(double* p, Step<V> s, int64_t) { p[0] = s.lo; }
-  static MEMOPT_INLINE void stream(double* p, Step<V> s) { store(p, s); }
-};
+struct Elements<c10::Half> : NarrowElements<c10::Half, InOrder<c10::Half> > {};
+#endif
 
 // Elements whose lanes may stand in any order within a step, as an elementwise kernel's may.
 template <class T>
@@ -145,6 +179,7 @@ struct UnorderedElements : Elements<T> {
   }
 };
 
+#if !defined(MEMOPT_NO_VECTORS)
 // bfloat16 is then taken apart and put together in half the instructions: a 32-bit lane holds two
 // neighbours, and each is the upper half of a float already. lo gets the even elements and hi the
 // odd ones.
@@ -207,6 +242,7 @@ struct UnorderedElements<c10::BFloat16> : NarrowElements<c10::BFloat16, EvenOdd>
 #endif
   }
 };
+#endif
 
 // How many elements a step really holds: all kStep of them (known to the compiler), or the count of
 // a tail.
@@ -251,15 +287,18 @@ template <class V>
 MEMOPT_INLINE Step<V> keep_valid(Step<V> s, Whole) {
   return s;
 }
-MEMOPT_INLINE Step<double> keep_valid(Step<double> s, Tail) {
-  return {s.lo, 0.0};
+template <class V>
+MEMOPT_INLINE Step<V> keep_valid(Step<V> s, Tail) {  // a tail of a plain step is its first number
+  return {s.lo, V(0)};
 }
+#if !defined(MEMOPT_NO_VECTORS)
 MEMOPT_INLINE Step<FloatVec> keep_valid(Step<FloatVec> s, Tail tail) {
   const int64_t n = FloatVec::size();
   const FloatVec zero(0.0f);
   return {FloatVec::set(zero, s.lo, tail.count),
           FloatVec::set(zero, s.hi, tail.count < n ? 0 : tail.count - n)};
 }
+#endif
 
 // body(offset, Whole) for every whole step of the elements [begin, end) of T, then body(offset,
 // Tail) for what is left.
@@ -301,9 +340,15 @@ MEMOPT_INLINE void for_whole_steps(int64_t n, const std::array<const T*, kIn>& i
 MEMOPT_INLINE double sum_lanes(double v) {
   return v;
 }
+#if defined(MEMOPT_NO_VECTORS)
+MEMOPT_INLINE float sum_lanes(float v) {
+  return v;
+}
+#else
 MEMOPT_INLINE float sum_lanes(FloatVec v) {
   return at::vec::vec_reduce_all<float>([](FloatVec a, FloatVec b) { return a + b; }, v);
 }
+#endif
 
 MEMOPT_INLINE bool is_aligned(const void* p) {
   return reinterpret_cast<uintptr_t>(p) % 64 == 0;
