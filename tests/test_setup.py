@@ -59,10 +59,15 @@ def test_unknown_value_of_memopt_cuda(child_environment: dict[str, str]) -> None
     ("wanted", "torch_cuda", "toolkit", "built"),
     [
         ("auto", "None", "'/toolkit'", False),  # a CPU-only PyTorch could never run the kernels
-        ("auto", "'13.0'", "'/toolkit'", True),
-        ("auto", "'13.0'", "None", False),
-        ("1", "None", "'/toolkit'", True),
-        ("0", "'13.0'", "'/toolkit'", False),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("auto", "'13.0'", "'/toolkit'", True),
+                ("auto", "'13.0'", "None", False),
+                ("1", "None", "'/toolkit'", True),
+                ("0", "'13.0'", "'/toolkit'", False),
+            )
+        ),
     ],
 )
 def test_when_cuda_kernels_are_built(
@@ -95,11 +100,16 @@ def test_one_without_a_compiler_is_an_error(child_environment: dict[str, str]) -
             False,
             "8.0;9.0;12.0+PTX",
         ),  # what both this nvcc and the list have
-        (None, ("editable_wheel",), False, "8.0;9.0;12.0+PTX"),
-        ("all", ("bdist_wheel",), True, "8.0;9.0;12.0+PTX"),
-        ("9.0", ("bdist_wheel",), True, "9.0"),
-        (None, ("bdist_wheel",), True, "8.9"),
-        (None, ("editable_wheel",), True, "8.9"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (None, ("editable_wheel",), False, "8.0;9.0;12.0+PTX"),
+                ("all", ("bdist_wheel",), True, "8.0;9.0;12.0+PTX"),
+                ("9.0", ("bdist_wheel",), True, "9.0"),
+                (None, ("bdist_wheel",), True, "8.9"),
+                (None, ("editable_wheel",), True, "8.9"),
+            )
+        ),
     ],
 )
 def test_architectures(

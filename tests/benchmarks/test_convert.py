@@ -44,6 +44,7 @@ def test_every_variant_is_a_step_of_the_same_model(name: str) -> None:
         torch.testing.assert_close(a, e, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_file_and_the_report_have_every_case(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

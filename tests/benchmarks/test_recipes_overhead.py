@@ -37,6 +37,7 @@ def test_figures_are_differences_for_each_tensor() -> None:
     assert "over_identity_us" not in found[FLOOR]
 
 
+@pytest.mark.slow
 def test_the_file_names_every_case_and_contender(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

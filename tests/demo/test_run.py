@@ -35,6 +35,7 @@ def out(tmp_path_factory: pytest.TempPathFactory, run_demo: RunDemo) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_the_record_is_whole(out: Path) -> None:
     record = read(out)
     assert [mode["mode"] for mode in record["modes"]] == list(MODES)
@@ -48,17 +49,20 @@ def test_the_record_is_whole(out: Path) -> None:
         assert len(mode["memory"]["ms"]) == len(mode["memory"]["live"])
 
 
+@pytest.mark.slow
 def test_the_figure_is_an_image_with_something_in_it(out: Path) -> None:
     image = matplotlib.image.imread(out / "demo.png")
     assert min(image.shape[:2]) > 500
     assert len({tuple(pixel) for pixel in image[::7, ::7].reshape(-1, image.shape[2])}) > 50
 
 
+@pytest.mark.slow
 def test_the_loss_falls(out: Path) -> None:
     for mode in read(out)["modes"]:
         assert mode["losses"][-1] < mode["losses"][0] - 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODES)
 def test_promised_losses_are_equal_to_the_last_bit(out: Path, name: str) -> None:
     modes = {mode["mode"]: mode for mode in read(out)["modes"]}
@@ -80,6 +84,7 @@ def test_promised_losses_are_equal_to_the_last_bit(out: Path, name: str) -> None
         }
 
 
+@pytest.mark.slow
 def test_a_mode_alone_trains_as_among_others(out: Path, tmp_path: Path, run_demo: RunDemo) -> None:
     assert run_demo(tmp_path, "--steps", "3", "--modes", "checkpoint") == 0
     (alone,) = read(tmp_path)["modes"]
@@ -109,6 +114,7 @@ def ctrl_c_interrupts() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ctrl_c_interrupts")
 def test_ctrl_c_reports_what_there_is(
     tmp_path: Path,

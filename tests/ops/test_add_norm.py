@@ -42,6 +42,7 @@ def test_outputs_have_the_bits_of_the_two_steps(
             assert ours.is_contiguous()
 
 
+@pytest.mark.slow
 @every_case
 def test_large_tensors_are_stored_past_the_caches(case: OpCase) -> None:
     """More than the last-level cache holds, so the sum waits beside the output row."""

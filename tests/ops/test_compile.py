@@ -62,8 +62,16 @@ def assert_compiled_gives_eagers_bits(function, run, call: Call) -> None:
 
 
 @every_op
-@pytest.mark.parametrize("dtypes", [FLOAT32, BFLOAT16], ids=str)
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("dtypes", "dynamic"),
+    [
+        (FLOAT32, False),
+        (BFLOAT16, True),
+        pytest.param(FLOAT32, True, marks=pytest.mark.slow),
+        pytest.param(BFLOAT16, False, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_forward_and_backward_equal_eager(
     case: OpCase, dtypes: Dtypes, dynamic: bool, device: torch.device
 ) -> None:

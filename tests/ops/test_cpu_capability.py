@@ -137,6 +137,7 @@ print(digest.hexdigest())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", RUNNABLE)
 def test_stores_past_the_cache_write_the_same_bits(
     capability: str, child_environment: dict[str, str]

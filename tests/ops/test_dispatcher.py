@@ -38,7 +38,7 @@ every_opcheck_call = pytest.mark.parametrize("make", OPCHECK_CALLS.values(), ids
 
 @every_op
 @every_opcheck_call
-@pytest.mark.parametrize("requires_grad", [True, False])
+@pytest.mark.parametrize("requires_grad", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_opcheck_of_the_public_op(
     case: OpCase, make, requires_grad: bool, device: torch.device
 ) -> None:
@@ -56,7 +56,7 @@ def test_opcheck_of_the_forward_op(case: OpCase, make, device: torch.device) -> 
 
 @every_op
 @every_opcheck_call
-@pytest.mark.parametrize("recompute_output", [True, False])
+@pytest.mark.parametrize("recompute_output", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_opcheck_of_the_backward_op(
     case: OpCase, make, recompute_output: bool, device: torch.device
 ) -> None:

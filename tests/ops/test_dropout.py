@@ -250,6 +250,7 @@ print(digest.hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_every_instruction_set_gives_the_same_bits(child_environment: dict[str, str]) -> None:
     """Also where stores go past the cache."""
     digests = set()

@@ -66,6 +66,7 @@ def test_the_sum_is_rounded_once_and_the_output_is_its_norm(
         assert output.is_contiguous()
 
 
+@pytest.mark.slow
 @every_case
 def test_large_tensors_are_stored_past_the_caches(case: DropoutAddNormCase) -> None:
     """More than the last-level cache holds, so the sum waits beside the output row."""

@@ -51,6 +51,7 @@ for name, mine, reference, exact in (
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", RUNNABLE)
 def test_logistic_functions_to_the_last_place(
     capability: str, child_environment: dict[str, str]
