@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from memopt.live_bytes import LiveBytes
 from memopt.measure import SavedTensors
-from tests.support.live_bytes import LiveBytes
 from tests.support.mlp import (
     FEATURES,
     HIDDEN,

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 import memopt
 import memopt.functional as M
 from memopt._extension import _C
+from memopt.live_bytes import LiveBytes
 from tests.recipes.support import FEATURES, assert_same_gradients, gradients, leaf
-from tests.support.live_bytes import LiveBytes
 from tests.support.record_ops import RecordOps
 
 X = leaf(6, FEATURES)
