@@ -4,8 +4,9 @@ Tests that take `device` run on the CPU and, where memopt has CUDA kernels and P
 on that as well: the same suite, with no GPU files of its own.
 
 `make test` leaves out the tests that bear the mark `slow`: those that take more than about two
-seconds, and of tests that run over all ops those of a family's further cases, which differ from its
-first one in a keyword.
+seconds; the interpreter's, which compile the CUDA kernels as C++; of tests that run over all ops
+those of a family's further cases, which differ from its first one in a keyword; and of a test with
+more than 100 combinations all but every k-th. `make test-full` runs everything.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
+
+SIMT = Path(__file__).parent / "simt"
 
 # The same examples in every run, and no time limit per example on a busy machine.
 hypothesis.settings.register_profile(
@@ -45,13 +49,31 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    cases = sys.modules.get("tests.support.cases")
-    if cases is None:  # no test of ops is among them
-        return
+    cases = sys.modules.get("tests.support.cases")  # None where no test of ops is among them
+    combinations: dict[str, list[pytest.Item]] = {}
     for item in items:
         case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
-        if isinstance(case, cases.OpCase) and case not in cases.FAMILIES:
+        further = (
+            cases is not None and isinstance(case, cases.OpCase) and case not in cases.FAMILIES
+        )
+        if further or item.path.is_relative_to(SIMT):
             item.add_marker(pytest.mark.slow)
+        elif not item.get_closest_marker("slow"):
+            combinations.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for some in combinations.values():
+        step = _step(len(some), most=100)
+        for item in (item for k, item in enumerate(some) if k % step):
+            item.add_marker(pytest.mark.slow)
+
+
+def _step(number: int, most: int) -> int:
+    """How many combinations of `number` to go on by, to meet `most` of them or a few more.
+
+    A prime that does not divide their number, so that it divides the length of no list that was
+    crossed: each value of each list is met.
+    """
+    primes = (1, 2, 3, 5, 7, 11, 13, 17, 19, 23)
+    return next((p for p in primes if number <= most * p and (p == 1 or number % p)), 1)
 
 
 def pytest_collection_finish() -> None:

@@ -77,9 +77,7 @@ def test_the_sum_has_the_cpus_bits(
 
 @every_case
 @a_dtype_of_each_size
-@pytest.mark.parametrize(
-    "shared_bytes", [96 * 1024, pytest.param(4 * 1024, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("shared_bytes", [96 * 1024, 4 * 1024])
 def test_long_rows(
     simt: Device, case: DropoutAddNormCase, dtypes: Dtypes, shared_bytes: int
 ) -> None:
@@ -120,7 +118,7 @@ def test_same_bits_wherever_the_tensors_lie(
 
 
 @every_case
-@pytest.mark.parametrize("cols", [520, pytest.param(8200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cols", [520, 8200])
 def test_any_subset_of_results_has_the_same_bits(
     simt: Device, case: DropoutAddNormCase, cols: int
 ) -> None:
@@ -151,7 +149,7 @@ def test_in_place_backward_has_the_same_bits(
 
 @every_case
 @every_dtype
-@pytest.mark.parametrize("cols", [129, 520, pytest.param(8200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cols", [129, 520, 8200])
 def test_without_the_sums_gradient_residuals_is_the_norms(
     simt: Device, case: DropoutAddNormCase, dtypes: Dtypes, cols: int
 ) -> None:

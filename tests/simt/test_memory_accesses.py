@@ -20,8 +20,6 @@ from .kernels import DENSE, Layout
 
 CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.slow
-
 CASES = [case for case in OP_CASES if case.family in DRIVERS]
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 

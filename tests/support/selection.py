@@ -58,18 +58,16 @@ def each_value(*lists: Sequence[Any], turn: int = 0) -> list[tuple[Any, ...]]:
 def every_op_with(cases: Iterable[OpCase], **lists: Sequence[Any]) -> pytest.MarkDecorator:
     """Parametrizes a test by `case` and by a selection from the named lists.
 
-    Ops that see rows get every pair of values. Of elementwise ops, whose kernels see nothing but a
-    number of elements, each gets every value, and all of them together every pair.
+    Ops that see rows get every pair of values: those that together have every value once, and the
+    others as slow tests. Of elementwise ops, whose kernels see nothing but a number of elements,
+    each gets every value, and all of them together every pair.
     """
     parameters = []
-    elementwise = 0
-    for case in cases:
-        if case.elementwise:
-            chosen = each_value(*lists.values(), turn=elementwise)
-            elementwise += 1
-        else:
-            chosen = pairwise(*lists.values())
-        for values in chosen:
+    for turn, case in enumerate(cases):
+        chosen = each_value(*lists.values(), turn=turn)
+        more = [] if case.elementwise else [c for c in pairwise(*lists.values()) if c not in chosen]
+        for values in (*chosen, *more):
             name = "-".join(map(str, (*values, case)))
-            parameters.append(pytest.param(case, *values, id=name))
+            marks = [pytest.mark.slow] if values in more else []
+            parameters.append(pytest.param(case, *values, id=name, marks=marks))
     return pytest.mark.parametrize(("case", *lists), parameters)
