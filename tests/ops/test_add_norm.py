@@ -39,7 +39,7 @@ def test_outputs_have_the_bits_of_the_two_steps(
             call = call.map_activations(LAYOUTS[layout])
         for ours, expected in zip(case.memopt(call), in_two_steps(case, call), strict=True):
             assert torch.equal(ours, expected)
-            assert ours.is_contiguous()
+            assert ours.stride() == expected.stride()
 
 
 @every_case
