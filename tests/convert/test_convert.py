@@ -249,7 +249,9 @@ def test_under_autocast_a_norm_keeps_the_dtype_or_lowers_it() -> None:
 
 
 def test_autocast_norms_is_one_of_two() -> None:
-    with pytest.raises(ValueError, match="autocast_norms must be 'keep' or 'lower', got 'bfloat16'"):
+    with pytest.raises(
+        ValueError, match="autocast_norms must be 'keep' or 'lower', got 'bfloat16'"
+    ):
         memopt.convert(nn.LayerNorm(8), autocast_norms="bfloat16")
 
 

@@ -14,7 +14,14 @@ from torch import Tensor
 
 import memopt
 import memopt.functional as M
-from tests.recipes.support import FEATURES, assert_same_gradients, gradients, kept_bytes, leaf, scope
+from tests.recipes.support import (
+    FEATURES,
+    assert_same_gradients,
+    gradients,
+    kept_bytes,
+    leaf,
+    scope,
+)
 from tests.support.record_ops import RecordOps
 
 X = leaf(6, FEATURES)
@@ -66,8 +73,6 @@ WHAT: dict[str, tuple[Callable[[], Tensor], int]] = {
     "three dimensions": (lambda: linear(norm(X.view(2, 3, -1))), COPY),
     "by hand": (lambda: torch.mm(norm(X).to(LOW), LINEARS[0].to(LOW)), COPY),
 }
-
-
 
 
 @pytest.mark.parametrize("what", WHAT)
