@@ -168,7 +168,7 @@ MEMOPT_DECLARE(activation, {}, {},
 MEMOPT_DECLARE(activation_dropout, {}, kDrawsRandomNumbers,
                R"(activation_dropout(Tensor input, float p=0.5, *, str activation,
                   float? activation_scalar=None) -> Tensor)");
-MEMOPT_DECLARE(activation_linear, {}, {},
+MEMOPT_DECLARE(activation_linear, {AutocastTo::kLow}, {},
                R"(activation_linear(Tensor input, Tensor weight, Tensor? bias=None, *,
                   str activation, float? activation_scalar=None) -> Tensor)");
 

@@ -49,34 +49,39 @@ uint64_t positions(const char* op, const std::vector<std::string>& names) {
 }
 
 namespace autocast {
-namespace {
 
-Tensor cast(const Tensor& tensor, c10::DeviceType device) {
-  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), tensor, device);
+void promote(const Tensor& tensor, bool is_parameter, std::optional<at::ScalarType>* dtype) {
+  if (is_parameter || !tensor.defined() || !tensor.is_floating_point()) return;
+  const at::ScalarType own = tensor.scalar_type();
+  *dtype = dtype->has_value() ? c10::promoteTypes(**dtype, own) : own;
 }
 
-}  // namespace
-
-Tensor cast(const Tensor& tensor, c10::DeviceType device, bool is_parameter) {
-  const bool stays = !tensor.defined() || (is_parameter && tensor.scalar_type() == at::kFloat);
-  return stays ? tensor : cast(tensor, device);
+Tensor cast(const Tensor& tensor, const Target& target, bool is_parameter) {
+  if (!tensor.defined()) return tensor;
+  at::ScalarType dtype = target.dtype;
+  if (is_parameter) {
+    if (tensor.scalar_type() == at::kFloat) return tensor;
+    // Of another 16-bit type than the input: float32 holds both exactly.
+    if (target.to == AutocastTo::kWidest && tensor.scalar_type() != dtype) dtype = at::kFloat;
+  }
+  return at::autocast::cached_cast(dtype, tensor, target.device);
 }
 
-OptionalTensor cast(const OptionalTensor& tensor, c10::DeviceType device, bool is_parameter) {
-  return tensor.has_value() ? OptionalTensor(cast(*tensor, device, is_parameter)) : tensor;
+OptionalTensor cast(const OptionalTensor& tensor, const Target& target, bool is_parameter) {
+  return tensor.has_value() ? OptionalTensor(cast(*tensor, target, is_parameter)) : tensor;
 }
 
-std::vector<Tensor> cast(at::TensorList tensors, c10::DeviceType device, bool is_parameter) {
+std::vector<Tensor> cast(at::TensorList tensors, const Target& target, bool is_parameter) {
   std::vector<Tensor> all;
-  for (const Tensor& tensor : tensors) all.push_back(cast(tensor, device, is_parameter));
+  for (const Tensor& tensor : tensors) all.push_back(cast(tensor, target, is_parameter));
   return all;
 }
 
-c10::List<OptionalTensor> cast(const c10::List<OptionalTensor>& tensors, c10::DeviceType device,
+c10::List<OptionalTensor> cast(const c10::List<OptionalTensor>& tensors, const Target& target,
                                bool is_parameter) {
   c10::List<OptionalTensor> all;
   for (const auto& entry : tensors) {
-    all.push_back(cast(static_cast<OptionalTensor>(entry), device, is_parameter));
+    all.push_back(cast(static_cast<OptionalTensor>(entry), target, is_parameter));
   }
   return all;
 }

@@ -5,15 +5,20 @@
 //
 // The function is a composition of dispatcher ops (run.h) and has no kernel of its own.
 //
-// Under autocast an op computes in the autocast dtype and returns it, with float32 statistics
-// inside. Every tensor argument is cast, as autocast casts a linear's; only the parameters of norms
-// stay float32, which the kernels take beside a 16-bit input. float64 is left alone, as autocast
-// leaves it.
+// Under autocast results have the dtype that PyTorch's CPU gives them. Activations and norms keep
+// their input's, so that a float32 residual stream stays float32; tensors of several dtypes get the
+// widest, as PyTorch's own arithmetic promotes them. An op with linears behind computes in the
+// autocast dtype inside: every tensor argument is cast, as autocast casts a linear's. The
+// parameters of norms may stay float32 either way, which the kernels take beside a 16-bit input.
+// float64 is left alone, as autocast leaves it.
+//
+// A recipe (recipe.h) goes through the cast that the next matrix product makes of such a result.
 #pragma once
 
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,9 +27,15 @@
 
 namespace memopt::autograd {
 
+enum class AutocastTo {
+  kInput,   // no cast: of one tensor, in its dtype
+  kWidest,  // of the tensors' dtypes
+  kLow,     // the autocast dtype
+};
+
 struct Autocast {
-  std::vector<std::string> float32_parameters;  // the arguments that stay float32
-  bool casts = true;                            // else the op keeps its input's dtype
+  AutocastTo to = AutocastTo::kInput;
+  std::vector<std::string> float32_parameters = {};  // the arguments that may stay float32
 };
 using Tags = std::vector<at::Tag>;
 
@@ -44,15 +55,26 @@ uint64_t positions(const char* op, const std::vector<std::string>& names);
 
 namespace autocast {
 
-Tensor cast(const Tensor& tensor, c10::DeviceType device, bool is_parameter);
-OptionalTensor cast(const OptionalTensor& tensor, c10::DeviceType device, bool is_parameter);
-std::vector<Tensor> cast(at::TensorList tensors, c10::DeviceType device, bool is_parameter);
-c10::List<OptionalTensor> cast(const c10::List<OptionalTensor>& tensors, c10::DeviceType device,
+struct Target {
+  c10::DeviceType device;
+  AutocastTo to;
+  at::ScalarType dtype;  // of the tensors that are no parameters
+};
+
+Tensor cast(const Tensor& tensor, const Target& target, bool is_parameter);
+OptionalTensor cast(const OptionalTensor& tensor, const Target& target, bool is_parameter);
+std::vector<Tensor> cast(at::TensorList tensors, const Target& target, bool is_parameter);
+c10::List<OptionalTensor> cast(const c10::List<OptionalTensor>& tensors, const Target& target,
                                bool is_parameter);
 template <class T>
-const T& cast(const T& argument, c10::DeviceType, bool) {
+const T& cast(const T& argument, const Target&, bool) {
   return argument;
 }
+
+// The promotion of dtype with an argument's, if that is a tensor and no parameter.
+void promote(const Tensor& tensor, bool is_parameter, std::optional<at::ScalarType>* dtype);
+template <class T>
+void promote(const T&, bool, std::optional<at::ScalarType>*) {}
 
 }  // namespace autocast
 
@@ -68,17 +90,19 @@ struct Declaration<kFunction> {
     };
     add(c10::DispatchKey::Autograd, kFunction);
     add(c10::DispatchKey::CompositeExplicitAutograd, kFunction);
-    if (autocast.casts) {
+    if (autocast.to != AutocastTo::kInput) {
       add(c10::DispatchKey::AutocastCPU, &under_autocast<c10::DeviceType::CPU>);
       add(c10::DispatchKey::AutocastCUDA, &under_autocast<c10::DeviceType::CUDA>);
     }
     name = declare(schema, tags, std::move(kernels));
     parameter_positions = positions(name, autocast.float32_parameters);
+    autocast_to = autocast.to;
   }
 
   // Plain types: a static member of a template may be initialised after its use here.
   static inline uint64_t parameter_positions = 0;
   static inline const char* name = nullptr;
+  static inline AutocastTo autocast_to = AutocastTo::kInput;
 
  private:
   template <c10::DeviceType kDevice>
@@ -91,7 +115,14 @@ struct Declaration<kFunction> {
     static const auto op = find_op<Result(Arguments...)>(name);
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(
         at::autocast::get_autocast_dispatch_key_from_device_type(kDevice));
-    return op.call(autocast::cast(arguments, kDevice, (parameter_positions >> kPlace & 1) != 0)...);
+    const auto is_parameter = [](size_t place) { return (parameter_positions >> place & 1) != 0; };
+    std::optional<at::ScalarType> widest;
+    (autocast::promote(arguments, is_parameter(kPlace), &widest), ...);
+    const autocast::Target target{kDevice, autocast_to,
+                                  autocast_to == AutocastTo::kLow
+                                      ? at::autocast::get_autocast_dtype(kDevice)
+                                      : widest.value_or(at::kFloat)};
+    return op.call(autocast::cast(arguments, target, is_parameter(kPlace))...);
   }
 };
 

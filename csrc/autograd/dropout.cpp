@@ -82,11 +82,7 @@ Tensor _dropout_backward(const Tensor& grad_output, const Tensor& state, double 
   return backward_op().call(grad_output, state, p);
 }
 
-// Autocast leaves PyTorch's dropout alone, too.
-const Autocast kKeepsDtype{{}, /*casts=*/false};
-
-MEMOPT_DECLARE(dropout, kKeepsDtype, kDrawsRandomNumbers,
-               "dropout(Tensor input, float p=0.5) -> Tensor");
+MEMOPT_DECLARE(dropout, {}, kDrawsRandomNumbers, "dropout(Tensor input, float p=0.5) -> Tensor");
 
 }  // namespace
 

@@ -209,16 +209,16 @@ Tensor gated_packed_linear(const Tensor& input, const Tensor& weight, const Opti
                                         {input}, weight, bias);
 }
 
-MEMOPT_DECLARE(gated, {}, {},
+MEMOPT_DECLARE(gated, {AutocastTo::kWidest}, {},
                R"(gated(Tensor gate, Tensor up, *, str activation, float? activation_scalar=None)
                   -> Tensor)");
 MEMOPT_DECLARE(gated_packed, {}, {},
                R"(gated_packed(Tensor input, *, str activation, bool interleaved=False,
                   float? activation_scalar=None) -> Tensor)");
-MEMOPT_DECLARE(gated_linear, {}, {},
+MEMOPT_DECLARE(gated_linear, {AutocastTo::kLow}, {},
                R"(gated_linear(Tensor gate, Tensor up, Tensor weight, Tensor? bias=None, *,
                   str activation, float? activation_scalar=None) -> Tensor)");
-MEMOPT_DECLARE(gated_packed_linear, {}, {},
+MEMOPT_DECLARE(gated_packed_linear, {AutocastTo::kLow}, {},
                R"(gated_packed_linear(Tensor input, Tensor weight, Tensor? bias=None, *,
                   str activation, bool interleaved=False, float? activation_scalar=None)
                   -> Tensor)");

@@ -56,7 +56,8 @@ std::vector<Tensor> batched_layer_norm_linear(const Tensor& input,
   return batched_linears(normed, weights, biases);
 }
 
-const Autocast kNorm{{"weight", "bias"}}, kNormLinear{{"norm_weight", "norm_bias"}};
+const Autocast kNorm{AutocastTo::kWidest, {"weight", "bias"}};
+const Autocast kNormLinear{AutocastTo::kLow, {"norm_weight", "norm_bias"}};
 
 MEMOPT_DECLARE(layer_norm, kNorm, {},
                R"(layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None,

@@ -300,7 +300,7 @@ Tensor mlp(const Tensor& input, const Tensor& up_weight, const OptionalTensor& u
   return run_forward(options, tensors, {}, /*for_backward=*/false, &nothing);
 }
 
-const Autocast kAutocast{{"norm_weight", "norm_bias"}};
+const Autocast kAutocast{AutocastTo::kLow, {"norm_weight", "norm_bias"}};
 
 MEMOPT_DECLARE(mlp, kAutocast, kDrawsRandomNumbers,
                R"(mlp(Tensor input, Tensor up_weight, Tensor? up_bias, Tensor down_weight,

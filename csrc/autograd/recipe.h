@@ -23,6 +23,8 @@ struct Recipe {
 struct RecipeBook {
   virtual ~RecipeBook() = default;
   virtual void add(const Tensor& output, Recipe recipe) = 0;
+  // Where an output that was added stands in the graph, once it does: what casts it leads there.
+  virtual void place(const Tensor& output) = 0;
 };
 
 // This thread's; null outside memopt.recompute().

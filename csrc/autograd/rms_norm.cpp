@@ -55,7 +55,8 @@ std::vector<Tensor> batched_rms_norm_linear(const Tensor& input, const OptionalT
   return batched_linears(normed, weights, biases);
 }
 
-const Autocast kNorm{{"weight"}}, kNormLinear{{"norm_weight"}};
+const Autocast kNorm{AutocastTo::kWidest, {"weight"}};
+const Autocast kNormLinear{AutocastTo::kLow, {"norm_weight"}};
 
 MEMOPT_DECLARE(rms_norm, kNorm, {},
                R"(rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None,

@@ -26,7 +26,11 @@ template <class Op>
 variable_list apply_node(const typename Op::Options& options, Arguments& arguments) {
   const variable_list given = arguments.given();
   try {
-    return Node<Op>::apply(options, at::TensorList(given), arguments);
+    variable_list outputs = Node<Op>::apply(options, at::TensorList(given), arguments);
+    if (recipe_book() != nullptr && arguments.behind.weights.empty() && !is_traced(outputs[0])) {
+      recipe_book()->place(outputs[0]);
+    }
+    return outputs;
   } catch (...) {
     for (const Tensor& output : arguments.saved_outputs) {
       torch::autograd::impl::set_gradient_edge(output, torch::autograd::Edge());

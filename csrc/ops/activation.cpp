@@ -1,5 +1,4 @@
-// Activations below autograd. Elementwise: work on any dense layout in memory order, and the output
-// takes input's strides.
+// Activations below autograd. Elementwise: work on any dense layout in memory order.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
@@ -12,6 +11,7 @@
 #include "activation.h"
 #include "checks.h"
 #include "launch.h"
+#include "layout.h"
 #include "tensors.h"
 
 namespace memopt::ops {
@@ -21,25 +21,13 @@ using at::Tensor;
 using kernels::ActivationSpec;
 using kernels::cpu::Kernels;
 
-// tensor in the memory order of `like`: itself, or a copy.
-Tensor in_order_of(const Tensor& tensor, const Tensor& like) {
-  if (tensor.strides() == like.strides()) return tensor;
-  return at::empty_like(like).copy_(tensor);
-}
-
-// input, or a copy without the gaps and overlaps of a sliced or expanded one. Either has the
-// strides of empty_like(input), as the meta path says.
-Tensor dense(const Tensor& input) {
-  return input.is_non_overlapping_and_dense() ? input : at::empty_like(input).copy_(input);
-}
-
 // The name in errors: the activation's, as a user calls it.
 std::string op_name(std::string_view activation, bool backward) {
   const std::string name(activation == "gelu_tanh" ? "gelu" : activation);
   return backward ? name + " backward" : name;
 }
 
-// y may be x. Both are dense, with the same strides.
+// y may be x. Both are dense, in the same order.
 void run_forward(const char* op, const Tensor& x, const Tensor& y,
                  const ActivationSpec& activation) {
   const bool in_place = y.is_same(x);
@@ -62,10 +50,14 @@ Tensor _activation_forward(const Tensor& input, std::string_view name, Scalar sc
   const std::string name_in_errors = op_name(name, /*backward=*/false);
   const char* op = name_in_errors.c_str();
   check_input(op, "input", input);
-  if (input.is_meta()) return at::empty_like(input);
-  const Tensor x = dense(input);
-  const Tensor y = at::empty_like(x);
-  run_forward(op, x, y, activation);
+  const Tensor y = empty_elementwise(input);
+  if (input.is_meta()) return y;
+  if (in_same_order(input, y)) {
+    run_forward(op, input, y, activation);
+  } else {
+    y.copy_(input);
+    run_forward(op, y, y, activation);
+  }
   return y;
 }
 
@@ -78,7 +70,7 @@ void _activation_forward_(const Tensor& input, std::string_view name, Scalar sca
   if (!input.is_meta()) run_forward(op, input, input, activation);
 }
 
-// All dense, with the same strides. dx may be dy, y undefined or x.
+// All dense, in the same order. dx may be dy, y undefined or x.
 void run_backward(const char* op, const Tensor& dy, const Tensor& x, const Tensor& dx,
                   const Tensor& y, const ActivationSpec& activation) {
   const bool in_place = dx.is_same(dy);
@@ -107,10 +99,13 @@ std::tuple<Tensor, Tensor> _activation_backward(const Tensor& grad_output, const
   const char* op = name_in_errors.c_str();
   check_input(op, "input", input);
   check_like_input(op, "grad_output", grad_output, input);
-  const Tensor x = input.is_meta() ? input : dense(input);
-  const Tensor dx = at::empty_like(x);
-  const Tensor y = recompute_output ? at::empty_like(x) : Tensor();
-  if (!input.is_meta()) run_backward(op, in_order_of(grad_output, x), x, dx, y, activation);
+  const Tensor dx = empty_activation_gradient(activation, grad_output, input);
+  const Tensor y = recompute_output ? empty_elementwise(input) : Tensor();
+  if (input.is_meta()) return {dx, y};
+  const bool y_fits = !y.defined() || in_same_order(y, dx);
+  const Tensor y_written = y_fits ? y : at::empty_like(dx);
+  run_backward(op, in_order_of(grad_output, dx), in_order_of(input, dx), dx, y_written, activation);
+  deliver(y_written, y);
   return {dx, y};
 }
 
@@ -148,6 +143,14 @@ ActivationSpec parse_activation(const char* op, std::string_view name, Scalar sc
               op, ": activation_scalar must be finite and positive for '", name, "', got ",
               scalar.has_value() ? std::to_string(*scalar) : "None");
   return {found->kind, scalar.value_or(0.0)};
+}
+
+Tensor empty_activation_gradient(const ActivationSpec& activation, const Tensor& dy,
+                                 const Tensor& x) {
+  using kernels::Activation;
+  const bool is_relu =
+      activation.kind == Activation::kRelu || activation.kind == Activation::kReluSquared;
+  return is_relu ? empty_elementwise({x, dy}) : empty_elementwise({dy, x});
 }
 
 // One function serves the CPU, CUDA and meta; every other backend gets check_input's error.

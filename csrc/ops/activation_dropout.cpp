@@ -1,5 +1,5 @@
 // An activation with dropout behind it, below autograd. Elements are numbered as in the contiguous
-// tensor, and results are contiguous.
+// tensor, whatever their order in memory.
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
@@ -10,6 +10,7 @@
 #include "checks.h"
 #include "dropout.h"
 #include "launch.h"
+#include "layout.h"
 #include "tensors.h"
 
 namespace memopt::ops {
@@ -36,9 +37,9 @@ std::tuple<Tensor, Tensor> _activation_dropout_forward(const Tensor& input,
                                                        Scalar scalar, bool for_backward) {
   const ActivationSpec activation = check(kForward, input, p, name, scalar);
   const StateArgument state = state_argument(kForward, rng_state, input, for_backward);
-  const Tensor y = empty_contiguous(input);
-  if (input.is_meta()) return {y, state.drawn};
-  const Tensor x = input.contiguous();
+  const Tensor result = empty_elementwise(input);
+  if (input.is_meta()) return {result, state.drawn};
+  const Tensor x = input.contiguous(), y = contiguous_buffer(result);
   const Drop drop = drawn_drop(x, p, state.given, state.drawn);
   const kernels::ActivationForwardParams params{
       x.const_data_ptr(),  y.mutable_data_ptr(), x.numel(), scalar_type(x), activation,
@@ -52,7 +53,8 @@ std::tuple<Tensor, Tensor> _activation_dropout_forward(const Tensor& input,
         });
       },
       MEMOPT_CUDA_KERNEL(activation_forward), params);
-  return {y, state.drawn};
+  deliver(y, result);
+  return {result, state.drawn};
 }
 
 std::tuple<Tensor, Tensor> _activation_dropout_backward(const Tensor& grad_output,
@@ -63,11 +65,11 @@ std::tuple<Tensor, Tensor> _activation_dropout_backward(const Tensor& grad_outpu
   const ActivationSpec activation = check(kBackward, input, p, name, scalar);
   check_like_input(kBackward, "grad_output", grad_output, input);
   check_state(kBackward, rng_state, "input", input);
-  const Tensor dx = empty_contiguous(input);
-  const Tensor y = recompute_output ? empty_contiguous(input) : Tensor();
-  if (input.is_meta()) return {dx, y};
-  const Tensor x = input.contiguous();
-  const Tensor dy = grad_output.contiguous();
+  const Tensor grad_input = empty_activation_gradient(activation, grad_output, input);
+  const Tensor output = recompute_output ? empty_elementwise(input) : Tensor();
+  if (input.is_meta()) return {grad_input, output};
+  const Tensor x = input.contiguous(), dy = grad_output.contiguous();
+  const Tensor dx = contiguous_buffer(grad_input), y = contiguous_buffer(output);
   const Drop drop = given_drop(rng_state, p);
   const kernels::ActivationBackwardParams params{
       dy.const_data_ptr(), x.const_data_ptr(), dx.mutable_data_ptr(), mutable_data(y), x.numel(),
@@ -80,7 +82,9 @@ std::tuple<Tensor, Tensor> _activation_dropout_backward(const Tensor& grad_outpu
         });
       },
       MEMOPT_CUDA_KERNEL(activation_backward), params);
-  return {dx, y};
+  deliver(dx, grad_input);
+  deliver(y, output);
+  return {grad_input, output};
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Dropout below autograd. Elements are numbered as in the contiguous tensor, and results are
-// contiguous. Forward and backward are one kernel; they differ in where it finds its state.
+// Dropout below autograd. Elements are numbered as in the contiguous tensor, whatever their order
+// in memory. Forward and backward are one kernel; they differ in where it finds its state.
 #include "dropout.h"
 
 #include <ATen/ops/empty.h>
@@ -9,6 +9,7 @@
 
 #include "checks.h"
 #include "launch.h"
+#include "layout.h"
 #include "random.h"
 #include "tensors.h"
 
@@ -60,10 +61,9 @@ StateArgument state_argument(const char* op, const std::optional<Tensor>& rng_st
 
 namespace {
 
-// input times what `drop` says.
-Tensor apply(const char* op, const Tensor& input, const Drop& drop) {
-  const Tensor x = input.contiguous();
-  const Tensor y = empty_contiguous(x);
+// `result`: input times what `drop` says.
+void apply(const char* op, const Tensor& input, const Drop& drop, const Tensor& result) {
+  const Tensor x = input.contiguous(), y = contiguous_buffer(result);
   const DropoutParams p{x.const_data_ptr(), y.mutable_data_ptr(), drop.rule,          drop.state,
                         x.numel(),          scalar_type(x),       exceeds_cache(y, 2)};
   launch(
@@ -73,7 +73,7 @@ Tensor apply(const char* op, const Tensor& input, const Drop& drop) {
         parallel_blocks(p.size, [&](int64_t begin, int64_t end) { cpu.dropout(p, begin, end); });
       },
       MEMOPT_CUDA_KERNEL(dropout), p);
-  return y;
+  deliver(y, result);
 }
 
 void check(const char* op, const Tensor& input, double p) {
@@ -84,8 +84,11 @@ void check(const char* op, const Tensor& input, double p) {
 std::tuple<Tensor, Tensor> _dropout_forward(const Tensor& input, double p, bool for_backward) {
   check("dropout", input, p);
   const Tensor state = for_backward ? new_state(input) : Tensor();
-  if (input.is_meta()) return {empty_contiguous(input), state};
-  return {apply("dropout", input, drawn_drop(input, p, /*given=*/Tensor(), state)), state};
+  const Tensor output = empty_elementwise(input);
+  if (!input.is_meta()) {
+    apply("dropout", input, drawn_drop(input, p, /*given=*/Tensor(), state), output);
+  }
+  return {output, state};
 }
 
 Tensor _dropout_backward(const Tensor& grad_output, const Tensor& rng_state, double p) {
@@ -93,8 +96,9 @@ Tensor _dropout_backward(const Tensor& grad_output, const Tensor& rng_state, dou
   check_input(op, "grad_output", grad_output);
   check_p(op, p);
   check_state(op, rng_state, "grad_output", grad_output);
-  if (grad_output.is_meta()) return empty_contiguous(grad_output);
-  return apply(op, grad_output, given_drop(rng_state, p));
+  const Tensor grad_input = empty_elementwise(grad_output);
+  if (!grad_output.is_meta()) apply(op, grad_output, given_drop(rng_state, p), grad_input);
+  return grad_input;
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 // Gated units below autograd. gate and up are taken by rows, where their strides allow it without a
-// copy: the halves of one tensor do. Outputs are contiguous.
+// copy: the halves of one tensor do. Kernels write contiguous tensors: where the results are dense
+// in another order, they get all tensors with their dimensions in that order.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <torch/library.h>
 
 #include <array>
@@ -11,6 +13,7 @@
 #include "activation.h"
 #include "checks.h"
 #include "launch.h"
+#include "layout.h"
 #include "tensors.h"
 
 namespace memopt::ops {
@@ -67,7 +70,19 @@ void run(const char* op, const Tensor& device, const GatedBackwardParams& p) {
       MEMOPT_CUDA_KERNEL(gated_backward), p);
 }
 
-// y may be gate, if that is contiguous.
+// `tensors` with their dimensions in the order that those of `dense` have in memory.
+template <size_t kCount>
+std::array<Tensor, kCount> permuted_like(const Tensor& dense,
+                                         const std::array<Tensor, kCount>& tensors) {
+  const at::DimVector order = memory_order(dense);
+  std::array<Tensor, kCount> permuted;
+  for (size_t i = 0; i < kCount; ++i) {
+    if (tensors[i].defined()) permuted[i] = tensors[i].permute(order);
+  }
+  return permuted;
+}
+
+// y is contiguous, and may be gate.
 void run_forward(const char* op, const Tensor& gate, const Tensor& up, const Tensor& y,
                  const ActivationSpec& activation) {
   const Shape shape(y);
@@ -113,8 +128,14 @@ Tensor _gated_forward(const Tensor& gate, const Tensor& up, std::string_view nam
   const ActivationSpec activation = parse_activation("gated", name, scalar);
   const char* op = op_name(name, /*packed=*/false, /*backward=*/false);
   check_forward(op, gate, up);
-  const Tensor y = empty(gate.sym_sizes(), gate);
-  if (!gate.is_meta()) run_forward(op, gate, up, y, activation);
+  const Tensor y = empty_elementwise(gate);
+  if (gate.is_meta()) return y;
+  if (y.is_contiguous()) {
+    run_forward(op, gate, up, y, activation);
+  } else {
+    const auto in_order = permuted_like<3>(y, {gate, up, y});
+    run_forward(op, in_order[0], in_order[1], in_order[2], activation);
+  }
   return y;
 }
 
@@ -126,20 +147,19 @@ void _gated_forward_(const Tensor& gate, const Tensor& up, std::string_view name
   if (!gate.is_meta()) run_forward(op, gate, up, gate, activation);
 }
 
-// Undefined: not wanted. dgate may be dy, dup up and y gate, if those are contiguous.
+// Undefined: not wanted. Contiguous for a kernel; dgate may be dy, dup up and y gate.
 struct Gradients {
   Tensor dgate;
   Tensor dup;
   Tensor y;
 };
 
-void run_backward(const char* op, const Tensor& dy, const Tensor& gate, const OptionalTensor& up,
+void run_backward(const char* op, const Tensor& dy, const Tensor& gate, const Tensor& up,
                   const Gradients& to, const ActivationSpec& activation) {
   const Shape shape(gate);
   const Rows dys = as_rows(dy, shape.rows, shape.cols);
   const Rows gates = as_rows(gate, shape.rows, shape.cols);
-  const bool has_up = up.has_value() && up->defined();
-  const Rows ups = has_up ? as_rows(*up, shape.rows, shape.cols) : Rows{Tensor(), shape.cols};
+  const Rows ups = up.defined() ? as_rows(up, shape.rows, shape.cols) : Rows{Tensor(), shape.cols};
   GatedBackwardParams p{.dy = dys.data(),
                         .gate = gates.data(),
                         .up = const_data(ups.tensor),
@@ -178,13 +198,23 @@ std::tuple<Tensor, Tensor, Tensor> _gated_backward(const Tensor& grad_output, co
   const bool has_up = up.has_value() && up->defined();
   TORCH_CHECK(has_up || !(output_mask[0] || recompute_output), op,
               ": up must be a tensor where grad_gate or the output is wanted, got None");
-  const auto result = [&](bool wanted) {
-    return wanted ? empty(gate.sym_sizes(), gate) : Tensor();
-  };
-  const Gradients to{result(output_mask[0]), result(output_mask[1]), result(recompute_output)};
-  const bool anything = output_mask[0] || output_mask[1] || recompute_output;
-  if (!gate.is_meta() && anything) run_backward(op, grad_output, gate, up, to, activation);
-  return {to.dgate, to.dup, to.y};
+  const auto [wants_dgate, wants_dup] = output_mask;
+  const std::array<Tensor, 3> results = {
+      wants_dgate ? empty_activation_gradient(activation, grad_output, gate) : Tensor(),
+      wants_dup ? empty_elementwise({grad_output, gate}) : Tensor(),
+      recompute_output ? empty_elementwise(gate) : Tensor()};
+  const Tensor& first = results[wants_dgate ? 0 : wants_dup ? 1 : 2];
+  if (!gate.is_meta() && first.defined()) {
+    const Tensor u = up.value_or(Tensor());
+    std::array<Tensor, 6> t = {grad_output, gate, u, results[0], results[1], results[2]};
+    if (!first.is_contiguous()) t = permuted_like(first, t);
+    const Gradients to{contiguous_buffer(t[3]), contiguous_buffer(t[4]), contiguous_buffer(t[5])};
+    run_backward(op, t[0], t[1], t[2], to, activation);
+    deliver(to.dgate, t[3]);
+    deliver(to.dup, t[4]);
+    deliver(to.y, t[5]);
+  }
+  return {results[0], results[1], results[2]};
 }
 
 void _gated_backward_(const Tensor& grad_output, const Tensor& gate, const Tensor& up,
@@ -224,12 +254,22 @@ const char* up_of(const void* gate, const Tensor& tensor, int64_t cols, bool int
          (interleaved ? 1 : cols) * static_cast<int64_t>(tensor.element_size());
 }
 
+// Uninitialised: f(gate) up of the halves by PyTorch's ops.
+Tensor empty_packed_output(c10::SymIntArrayRef sizes, const Tensor& input, bool interleaved) {
+  if (input.is_contiguous_or_false()) return empty(sizes, input);
+  c10::SymDimVector strides(input.sym_strides().begin(), input.sym_strides().end());
+  if (interleaved) strides.back() *= 2;
+  return at::empty_strided_symint(sizes, elementwise_strides(sizes, c10::SymIntArrayRef(strides)),
+                                  input.options());
+}
+
 Tensor _gated_packed_forward(const Tensor& input, std::string_view name, Scalar scalar,
                              bool interleaved) {
   const ActivationSpec activation = parse_activation("gated_packed", name, scalar);
   const char* op = op_name(name, /*packed=*/true, /*backward=*/false);
-  const Tensor y = empty(packed_sizes(op, input), input);
-  if (input.is_meta()) return y;
+  const Tensor output = empty_packed_output(packed_sizes(op, input), input, interleaved);
+  if (input.is_meta()) return output;
+  const Tensor y = contiguous_buffer(output);
   const Shape shape(y);
   const Rows x = as_rows(input, shape.rows, 2 * shape.cols);
   GatedForwardParams p{.gate = x.data(),
@@ -245,7 +285,16 @@ Tensor _gated_packed_forward(const Tensor& input, std::string_view name, Scalar 
                        .stream_stores = exceeds_cache(y, 3)};
   join_rows(p, interleaved && x.row_stride == 2 * p.cols);
   run(op, input, p);
-  return y;
+  deliver(y, output);
+  return output;
+}
+
+// Uninitialised: the halves' gradients, concatenated, which keeps channels-last alone.
+Tensor empty_packed_gradient(const Tensor& grad_output, const Tensor& input, bool interleaved) {
+  if (interleaved || !is_channels_last(grad_output)) return empty(input.sym_sizes(), input);
+  const auto sizes = input.sym_sizes();
+  return at::empty_strided_symint(sizes, elementwise_strides(sizes, grad_output.sym_strides()),
+                                  input.options());
 }
 
 std::tuple<Tensor, Tensor> _gated_packed_backward(const Tensor& grad_output, const Tensor& input,
@@ -255,9 +304,11 @@ std::tuple<Tensor, Tensor> _gated_packed_backward(const Tensor& grad_output, con
   const char* op = op_name(name, /*packed=*/true, /*backward=*/true);
   const c10::SymDimVector sizes = packed_sizes(op, input);
   check_like(op, "grad_output", grad_output, "input", input, sizes);
-  const Tensor dx = empty(input.sym_sizes(), input);
-  const Tensor y = recompute_output ? empty(sizes, input) : Tensor();
-  if (input.is_meta()) return {dx, y};
+  const Tensor grad_input = empty_packed_gradient(grad_output, input, interleaved);
+  const Tensor output =
+      recompute_output ? empty_packed_output(sizes, input, interleaved) : Tensor();
+  if (input.is_meta()) return {grad_input, output};
+  const Tensor dx = contiguous_buffer(grad_input), y = contiguous_buffer(output);
   const Shape shape(grad_output);
   const Rows dys = as_rows(grad_output, shape.rows, shape.cols);
   const Rows x = as_rows(input, shape.rows, 2 * shape.cols);
@@ -280,7 +331,9 @@ std::tuple<Tensor, Tensor> _gated_packed_backward(const Tensor& grad_output, con
                         .stream_stores = exceeds_cache(grad_output, 5)};
   join_rows(p, interleaved && x.row_stride == 2 * p.cols && p.dy_row_stride == p.cols);
   run(op, input, p);
-  return {dx, y};
+  deliver(dx, grad_input);
+  deliver(y, output);
+  return {grad_input, output};
 }
 
 }  // namespace

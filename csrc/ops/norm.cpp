@@ -6,6 +6,7 @@
 
 #include "activation.h"
 #include "checks.h"
+#include "layout.h"
 #include "tensors.h"
 
 namespace memopt::ops {
@@ -64,8 +65,12 @@ c10::SymDimVector statistics_shape(const NormArguments& a) {
   return shape;
 }
 
-Tensor empty_like_v(const NormArguments& a, bool wanted) {
-  return wanted ? at::empty_symint(a.v.sym_sizes(), a.v.options()) : Tensor();
+Tensor empty_like_v(const Norm& norm, const NormArguments& a, bool wanted, const Tensor& decides) {
+  if (!wanted) return Tensor();
+  if (!norm.is_layer_norm() && is_channels_last(a.v) && is_channels_last(decides)) {
+    return empty_elementwise(a.v);
+  }
+  return at::empty_symint(a.v.sym_sizes(), a.v.options());
 }
 
 const void* parameter_data(const Norm& norm, const char* name, const Tensor& parameter) {

@@ -54,8 +54,10 @@ void check_norm(const Norm& norm, const NormArguments& arguments);
 // them.
 c10::SymDimVector statistics_shape(const NormArguments& arguments);
 
-// Like v, contiguous; undefined where it is not wanted.
-at::Tensor empty_like_v(const NormArguments& arguments, bool wanted);
+// Like v, uninitialised; undefined where it is not wanted. Contiguous, as PyTorch's layer_norm has
+// it; its rms_norm keeps channels-last. `decides` is v, or beside it a gradient.
+at::Tensor empty_like_v(const Norm& norm, const NormArguments& arguments, bool wanted,
+                        const at::Tensor& decides);
 
 // A parameter's, null where there is none. One whose storage was freed (sharding does that) must
 // not pass for none.

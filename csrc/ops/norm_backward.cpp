@@ -11,6 +11,7 @@
 #include "checks.h"
 #include "dropout.h"
 #include "launch.h"
+#include "layout.h"
 #include "norm.h"
 #include "tensors.h"
 
@@ -68,6 +69,12 @@ void check_backward(const Norm& norm, const NormArguments& a, const Saved& saved
   }
 }
 
+// Of v. PyTorch adds the norm's part to the sum's own gradient.
+Tensor empty_v_gradient(const Norm& norm, const NormArguments& a, const Saved& saved, bool wanted) {
+  if (wanted && is_given(saved.grad_sum)) return empty_elementwise(*saved.grad_sum);
+  return empty_like_v(norm, a, wanted, saved.grad_output);
+}
+
 // Of weight and bias, where wanted and there.
 Tensor empty_parameter_gradient(bool wanted, const OptionalTensor& parameter) {
   const bool there = parameter.has_value() && parameter->defined();
@@ -108,8 +115,10 @@ void backward(const Norm& norm, const NormArguments& a, const Saved& saved, cons
   p.beta = parameter_data(norm, "bias", beta);
   p.mean = const_data(saved.mean.value_or(Tensor()));
   p.rstd = saved.rstd.const_data_ptr();
-  p.dx = mutable_data(to.v);
-  p.y = mutable_data(to.output);
+  const Tensor dx = contiguous_buffer(to.v), y = contiguous_buffer(to.output);
+  const Tensor dropped = contiguous_buffer(to.dropped);
+  p.dx = mutable_data(dx);
+  p.y = mutable_data(y);
   p.dgamma = mutable_data(to.weight);
   p.dbeta = mutable_data(to.bias);
   p.rows = rows;
@@ -125,7 +134,7 @@ void backward(const Norm& norm, const NormArguments& a, const Saved& saved, cons
   p.activation = norm.activation;
   p.dsum = const_data(dsum.tensor);
   p.dsum_row_stride = dsum.row_stride;
-  p.dx_dropped = mutable_data(to.dropped);
+  p.dx_dropped = mutable_data(dropped);
   p.rule = rule;
   p.parts = part_count(norm.op, a.v, rows, cols);
   Tensor partials;
@@ -143,6 +152,9 @@ void backward(const Norm& norm, const NormArguments& a, const Saved& saved, cons
                  [&](int64_t begin, int64_t end) { cpu.norm_reduce_parts(p, begin, end); });
       },
       MEMOPT_CUDA_KERNEL(norm_backward), p);
+  deliver(dx, to.v);
+  deliver(y, to.output);
+  deliver(dropped, to.dropped);
 }
 
 Results4 _norm_backward(const Tensor& grad_output, const OptionalTensor& grad_sum, const Tensor& x,
@@ -155,9 +167,10 @@ Results4 _norm_backward(const Tensor& grad_output, const OptionalTensor& grad_su
   const NormArguments a{x, normalized_dims, weight, bias};
   const Saved saved{grad_output, grad_sum, mean, rstd};
   check_backward(norm, a, saved);
-  const Gradients to{
-      empty_like_v(a, output_mask[0]), empty_parameter_gradient(output_mask[1], weight),
-      empty_parameter_gradient(output_mask[2], bias), empty_like_v(a, recompute_output), Tensor()};
+  const Gradients to{empty_v_gradient(norm, a, saved, output_mask[0]),
+                     empty_parameter_gradient(output_mask[1], weight),
+                     empty_parameter_gradient(output_mask[2], bias),
+                     empty_like_v(norm, a, recompute_output, x), Tensor()};
   backward(norm, a, saved, to);
   return {to.v, to.weight, to.bias, to.output};
 }
@@ -175,7 +188,7 @@ std::tuple<Tensor, Tensor, Tensor> _norm_backward_(
   check_contiguous(norm.op, "grad_output", grad_output);
   const Gradients to{grad_output, empty_parameter_gradient(output_mask[0], weight),
                      empty_parameter_gradient(output_mask[1], bias),
-                     empty_like_v(a, recompute_output), Tensor()};
+                     empty_like_v(norm, a, recompute_output, x), Tensor()};
   backward(norm, a, saved, to);
   return {to.weight, to.bias, to.output};
 }
@@ -195,10 +208,11 @@ Results5 _dropout_add_norm_backward(const Tensor& grad_output, const OptionalTen
   const NormArguments a{sum, normalized_dims, weight, bias};
   const Saved saved{grad_output, grad_sum, mean, rstd};
   check_backward(norm, a, saved);
-  const Gradients to{empty_like_v(a, output_mask[1]),
+  const Gradients to{empty_v_gradient(norm, a, saved, output_mask[1]),
                      empty_parameter_gradient(output_mask[2], weight),
                      empty_parameter_gradient(output_mask[3], bias),
-                     empty_like_v(a, recompute_output), empty_like_v(a, output_mask[0])};
+                     empty_like_v(norm, a, recompute_output, sum),
+                     empty_v_gradient(norm, a, saved, output_mask[0])};
   Drop drop{};
   if (to.dropped.defined() && !sum.is_meta()) drop = given_drop(rng_state, p);
   backward(norm, a, saved, to, drop.rule);

@@ -1,6 +1,7 @@
 // Forward of the norms below autograd.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <torch/library.h>
 
 #include <array>
@@ -11,6 +12,7 @@
 #include "checks.h"
 #include "dropout.h"
 #include "launch.h"
+#include "layout.h"
 #include "norm.h"
 #include "tensors.h"
 
@@ -42,6 +44,15 @@ Tensor empty_statistic(const NormArguments& a, bool wanted) {
   return at::empty_symint(statistics_shape(a), a.v.options().dtype(accumulate_type(a.v)));
 }
 
+// Uninitialised: input + residual by PyTorch's ops, input perhaps dropped before.
+Tensor empty_sum(const Tensor& input, const Tensor& residual, bool drops) {
+  if (!drops || input.is_contiguous_or_false()) return empty_elementwise({input, residual});
+  const auto sizes = input.sym_sizes();
+  const c10::SymDimVector dropped = elementwise_strides(sizes, input.sym_strides());
+  return at::empty_strided_symint(
+      sizes, elementwise_strides(sizes, {dropped, residual.sym_strides()}), input.options());
+}
+
 struct Outputs {
   Tensor output;
   Tensor sum;   // undefined without a residual
@@ -58,11 +69,14 @@ Outputs forward(const Norm& norm, const NormArguments& a, const OptionalTensor& 
   const double eps = checked_eps(norm, eps_or_default, a.v);
   const bool adds = is_given(residual);
   if (adds) check_like_input(op, "residual", *residual, a.v);
-  const Outputs out{empty_like_v(a, true), empty_like_v(a, adds),
+  const Tensor sum = adds ? empty_sum(a.v, *residual, draw != nullptr) : Tensor();
+  const NormArguments normed{adds ? sum : a.v, a.normalized_dims, a.weight, a.bias};
+  const Outputs out{empty_like_v(norm, normed, true, normed.v), sum,
                     empty_statistic(a, for_backward && norm.is_layer_norm()),
                     empty_statistic(a, for_backward)};
   if (a.v.is_meta()) return out;
 
+  const Tensor y = contiguous_buffer(out.output), v = contiguous_buffer(out.sum);
   const int64_t cols = a.cols();
   const int64_t rows = a.v.numel() / cols;
   const Rows x = as_rows(a.v, rows, cols);
@@ -72,7 +86,7 @@ Outputs forward(const Norm& norm, const NormArguments& a, const OptionalTensor& 
   p.x = x.data();
   p.gamma = parameter_data(norm, "weight", gamma);
   p.beta = parameter_data(norm, "bias", beta);
-  p.y = out.output.mutable_data_ptr();
+  p.y = y.mutable_data_ptr();
   p.mean = mutable_data(out.mean);
   p.rstd = mutable_data(out.rstd);
   p.rows = rows;
@@ -87,7 +101,7 @@ Outputs forward(const Norm& norm, const NormArguments& a, const OptionalTensor& 
   p.activation = norm.activation;
   p.residual = const_data(added.tensor);
   p.residual_row_stride = added.row_stride;
-  p.sum = mutable_data(out.sum);
+  p.sum = mutable_data(v);
   Drop drop{};
   if (draw != nullptr) {
     drop = (*draw)();
@@ -102,6 +116,8 @@ Outputs forward(const Norm& norm, const NormArguments& a, const OptionalTensor& 
         parallel(rows, cols, [&](int64_t begin, int64_t end) { cpu.norm_forward(p, begin, end); });
       },
       MEMOPT_CUDA_KERNEL(norm_forward), p);
+  deliver(y, out.output);
+  deliver(v, out.sum);
   return out;
 }
 

@@ -1,5 +1,8 @@
 #include "recipe_registry.h"
 
+#include <c10/util/accumulate.h>
+#include <torch/csrc/autograd/variable.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -9,6 +12,22 @@ namespace {
 
 // Recipes through which a tensor is made, at most: each takes a few frames of the stack.
 constexpr int64_t kLongestChain = 64;
+
+bool is_row_major(const Geometry& geometry) {
+  int64_t stride = 1;
+  for (size_t i = geometry.sizes.size(); i-- > 0;) {
+    if (geometry.sizes[i] != 1 && geometry.strides[i] != stride) return false;
+    stride *= geometry.sizes[i];
+  }
+  return true;
+}
+
+// Whether a copy's elements stand in its memory as those of what was copied in its own.
+bool is_in_order_of(const Geometry& copy, const Geometry& copied, bool reshaped) {
+  if (!reshaped) return copy.sizes == copied.sizes && copy.strides == copied.strides;
+  return is_row_major(copy) && is_row_major(copied) &&
+         c10::multiply_integers(copy.sizes) == c10::multiply_integers(copied.sizes);
+}
 
 }  // namespace
 
@@ -20,7 +39,8 @@ void RecipeRegistry::add(const at::Tensor& output, autograd::Recipe recipe) {
                                                {},
                                                std::move(recipe.run),
                                                /*chain_length=*/1,
-                                               std::nullopt});
+                                               std::nullopt,
+                                               output.device()});
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const at::Tensor& tensor : recipe.inputs) {
     if (!tensor.defined()) {
@@ -37,6 +57,18 @@ void RecipeRegistry::add(const at::Tensor& output, autograd::Recipe recipe) {
   }
   sweep();
   outputs_.insert_or_assign(storage_of(output), std::move(entry));
+}
+
+void RecipeRegistry::place(const at::Tensor& output) {
+  if (!is_plain(output)) return;
+  const auto edge = torch::autograd::impl::gradient_edge(output);
+  if (!edge.is_valid()) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto entry = output_of(output);
+  if (entry == nullptr) return;
+  entry->node = weak(edge.function);
+  entry->output_nr = edge.input_nr;
+  nodes_.insert_or_assign(edge.function.get(), entry);
 }
 
 c10::intrusive_ptr<Handle> RecipeRegistry::reader_of(const Input& input, Alive& alive) {
@@ -95,13 +127,52 @@ c10::intrusive_ptr<SharedTensor> RecipeRegistry::recipe_of(Output& output, Alive
   return shared;
 }
 
+c10::intrusive_ptr<SharedTensor> RecipeRegistry::recipe_of_cast(const at::Tensor& tensor,
+                                                                Alive& alive) {
+  if (nodes_.empty()) return {};
+  const auto cast = cast_of(tensor);
+  if (!cast.has_value()) return {};
+  const auto found = nodes_.find(cast->of.function.get());
+  if (found == nodes_.end()) return {};
+  Output& output = *found->second;
+  const Geometry copy = Geometry::of(cast->copy);
+  const bool same = output.node->lock() == cast->of.function &&
+                    output.output_nr == cast->of.input_nr && !output.version.moved() &&
+                    cast->copy.device() == output.device && copy.offset == 0;
+  if (!same || !is_in_order_of(copy, output.geometry, cast->reshaped)) return {};
+
+  auto& casts = output.casts;
+  casts.erase(std::remove_if(casts.begin(), casts.end(),
+                             [](const SharedCast& other) { return other.shared.expired(); }),
+              casts.end());
+  for (const SharedCast& other : casts) {
+    if (other.dtype != copy.dtype) continue;
+    if (auto shared = other.shared.lock(); shared.defined()) {
+      alive.push_back(shared);
+      return shared->is_there() ? shared : nullptr;
+    }
+  }
+  auto source = recipe_of(output, alive);
+  if (!source.defined()) return {};
+  Geometry converted = output.geometry;
+  converted.dtype = copy.dtype;
+  RecipeHandle::Inputs inputs{c10::make_intrusive<Reader>(std::move(source), std::nullopt)};
+  auto shared = c10::make_intrusive<SharedTensor>(c10::make_intrusive<RecipeHandle>(
+      std::move(inputs),
+      [dtype = copy.dtype](const std::vector<at::Tensor>& made) { return made[0].to(dtype); },
+      std::move(converted)));
+  alive.push_back(shared);
+  if (shared->chain_length() > kLongestChain) return {};
+  casts.push_back({copy.dtype, c10::weak_intrusive_ptr<SharedTensor>(shared)});
+  return shared;
+}
+
 c10::intrusive_ptr<Handle> RecipeRegistry::take(const at::Tensor& tensor) {
   if (!is_plain(tensor)) return {};
   Alive alive;
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto output = output_of(tensor);
-  if (output == nullptr) return {};
-  auto shared = recipe_of(*output, alive);
+  auto shared = output != nullptr ? recipe_of(*output, alive) : recipe_of_cast(tensor, alive);
   if (!shared.defined()) return {};
   const Geometry view = Geometry::of(tensor);
   remember(tensor, shared, view);
@@ -142,9 +213,12 @@ void RecipeRegistry::remember(const at::Tensor& tensor, const c10::intrusive_ptr
 }
 
 void RecipeRegistry::sweep() {
-  if (outputs_.size() + held_.size() < sweep_at_) return;
+  if (outputs_.size() + nodes_.size() + held_.size() < sweep_at_) return;
   for (auto entry = outputs_.begin(); entry != outputs_.end();) {
     entry = entry->second->storage.expired() ? outputs_.erase(entry) : std::next(entry);
+  }
+  for (auto entry = nodes_.begin(); entry != nodes_.end();) {
+    entry = entry->second->node->expired() ? nodes_.erase(entry) : std::next(entry);
   }
   for (auto entry = held_.begin(); entry != held_.end();) {
     auto& all = entry->second;
@@ -152,7 +226,7 @@ void RecipeRegistry::sweep() {
     all.erase(std::remove_if(all.begin(), all.end(), gone), all.end());
     entry = all.empty() ? held_.erase(entry) : std::next(entry);
   }
-  sweep_at_ = std::max<size_t>(256, 2 * (outputs_.size() + held_.size()));
+  sweep_at_ = std::max<size_t>(256, 2 * (outputs_.size() + nodes_.size() + held_.size()));
 }
 
 }  // namespace memopt::saved

@@ -12,6 +12,10 @@
 // since, for subclasses, for views of another dtype, or once an input has left the memory (the
 // weight of a sharded module whose output another module saves).
 //
+// A copy of an output in another dtype, as autocast makes one for each matrix product, has a recipe
+// as well: the output's, and the conversion. All copies in one dtype share what is made again. The
+// copy's grad_fn leads to the output's node (cast.h).
+//
 // A recipe takes its inputs from the handles that hold them, whatever those are, so that an input
 // that has moved to the host stays there.
 //
@@ -28,6 +32,7 @@
 #include <vector>
 
 #include "../autograd/recipe.h"
+#include "cast.h"
 #include "fate.h"
 #include "geometry.h"
 #include "recipe.h"
@@ -39,6 +44,7 @@ namespace memopt::saved {
 class RecipeRegistry : public Fate, public autograd::RecipeBook {
  public:
   void add(const at::Tensor& output, autograd::Recipe recipe) override;
+  void place(const at::Tensor& output) override;
 
   // A reader of the tensor's recipe; empty if it has none or that would save nothing.
   c10::intrusive_ptr<Handle> take(const at::Tensor& tensor) override;
@@ -56,6 +62,11 @@ class RecipeRegistry : public Fate, public autograd::RecipeBook {
     Version version;
     std::shared_ptr<Output> made_by;  // if it is an output with a recipe itself, perhaps unsaved
   };
+  // What was made again and converted.
+  struct SharedCast {
+    at::ScalarType dtype;
+    c10::weak_intrusive_ptr<SharedTensor> shared;
+  };
   struct Output {
     StorageName storage;
     Version version;
@@ -64,6 +75,11 @@ class RecipeRegistry : public Fate, public autograd::RecipeBook {
     RecipeHandle::Run run;
     int64_t chain_length;                                         // of recipes, by made_by
     std::optional<c10::weak_intrusive_ptr<SharedTensor>> shared;  // once it was saved
+    at::Device device;
+    // Where it stands in the graph; that of a cast of it leads here.
+    std::optional<WeakNode> node = {};
+    uint32_t output_nr = 0;
+    c10::SmallVector<SharedCast, 1> casts = {};
   };
   // A tensor that a handle of this scope holds: one at hand, or a shared one.
   struct Held {
@@ -83,6 +99,8 @@ class RecipeRegistry : public Fate, public autograd::RecipeBook {
   std::shared_ptr<Output> output_of(const at::Tensor& tensor);
   // Its recipe; empty if that would save nothing.
   c10::intrusive_ptr<SharedTensor> recipe_of(Output& output, Alive& alive);
+  // The same for a tensor that is a cast of an output or a view of one.
+  c10::intrusive_ptr<SharedTensor> recipe_of_cast(const at::Tensor& tensor, Alive& alive);
   c10::intrusive_ptr<Handle> reader_of(const Input& input, Alive& alive);
   void remember(const at::Tensor& tensor, const c10::intrusive_ptr<Handle>& handle,
                 std::optional<Geometry> view);
@@ -93,6 +111,7 @@ class RecipeRegistry : public Fate, public autograd::RecipeBook {
   // called, and no tensor dropped, under the lock.
   std::mutex mutex_;
   std::unordered_map<c10::StorageImpl*, std::shared_ptr<Output>> outputs_;
+  std::unordered_map<const torch::autograd::Node*, std::shared_ptr<Output>> nodes_;
   std::unordered_map<c10::StorageImpl*, c10::SmallVector<Held, 1>> held_;
   size_t sweep_at_ = 256;
 };

@@ -45,8 +45,13 @@ def has_kernels_for(device: torch.device) -> bool:
 
 
 def casts(input: Tensor) -> bool:
-    """Whether autocast gives an op that gets `input` the autocast dtype to compute in."""
+    """Whether autocast casts `input` in front of a matrix product."""
     return input.dtype != torch.float64 and torch.is_autocast_enabled(input.device.type)
+
+
+def lowered(input: Tensor) -> Tensor:
+    """`input` in the autocast dtype, where autocast is on."""
+    return input.to(torch.get_autocast_dtype(input.device.type)) if casts(input) else input
 
 
 def _fits(parameter: Tensor, input: Tensor) -> bool:
@@ -56,5 +61,5 @@ def _fits(parameter: Tensor, input: Tensor) -> bool:
         return False
     if parameter.dtype in (input.dtype, torch.float32):
         return True
-    # Autocast casts both: see csrc/autograd/declare.h.
+    # Autocast casts the parameter: see csrc/autograd/declare.h.
     return casts(input) and parameter.dtype in _DTYPES and parameter.dtype != torch.float64

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 from torch import Tensor, nn
 
 from memopt._class_patch import ClassPatch, Forward, Patched, patches_of, remove_patch, set_patches
-from memopt.convert.supported import supports
+from memopt.convert.supported import lowered, supports
 
 Plain = Callable[[nn.Module, Tensor], Tensor]
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -87,6 +87,9 @@ class TorchSwap(ClassSwap):
     saves_input_for_output: bool = False
     """PyTorch's saves its output, which the next layer saves as well."""
 
+    lowers: bool = False
+    """Under autocast it computes in the autocast dtype."""
+
     def becomes(self) -> str:
         return f"memopt.nn.{self.base.__name__}"
 
@@ -100,6 +103,8 @@ class TorchSwap(ClassSwap):
         ]
         if not supports(input, *parameters):
             return plain(module, input)
+        if self.lowers:
+            input = lowered(input)
         output: Tensor = self.base.forward(module, input)
         return output
 

@@ -8,8 +8,15 @@ autocast, checkpointing and double backward. Forward-mode differentiation and to
 an error.
 
 Common rules. `input` is float32, float16, bfloat16 or float64, on the CPU or a CUDA device, of any
-strides. Parameters have input's dtype or float32. Under autocast the ops compute in the autocast
-dtype and return it (PyTorch's own layer_norm returns float32 there).
+strides. Parameters have input's dtype or float32. Outputs have the strides that PyTorch's own ops
+give them.
+
+Under autocast activations, gated units, dropout and norms return their input's dtype, as PyTorch's
+do on the CPU; of tensors of several dtypes, the widest. (On CUDA autocast has layer_norm and
+rms_norm return float32 for 16-bit input as well.) So a float32 residual stream stays float32. What
+is saved for the next linear is its 16-bit copy of such an output, and memopt.recompute() makes that
+again. With a linear behind them the ops compute in the autocast dtype and return it. To have a norm
+compute in 16 bits, cast its input.
 """
 
 from memopt.functional.activation import *  # noqa: F403

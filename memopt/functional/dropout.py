@@ -16,7 +16,8 @@ from memopt.functional.norm import add_layer_norm, add_rms_norm
 def dropout(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     """Zeroes elements at random, each with probability p, and divides the others by 1 - p.
 
-    Which ones is a function of a seed and of the element's index: no mask is stored. Saves for
+    Which ones is a function of a seed and of the element's index, which counts elements in the
+    order of their indices (row-major), whatever input's strides: no mask is stored. Saves for
     backward: seed and offset, 16 bytes a call. They come from the default generator of input's
     device, so torch.manual_seed and checkpoints replay them; the mask depends on nothing else, not
     on dtype, threads or device properties. p is met to 2^-17. Source: Srivastava et al., JMLR 15
@@ -34,7 +35,8 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
         training: False returns input itself, and so does p = 0: no copy, nothing drawn.
 
     Returns:
-        A contiguous tensor of input's shape and dtype.
+        A tensor of input's shape and dtype, in its memory order: dense strides are kept. (For input
+        that is not contiguous that takes a copy to number the elements, and one back.)
 
     Raises:
         ValueError: p is not between 0 and 1.
@@ -56,8 +58,7 @@ def activation_dropout(
     """dropout(f(input)) for an activation f, in one kernel each way: f(input) never exists in
     memory, and is not rounded before it is dropped or scaled.
 
-    Saves for backward: input, and 16 bytes a call. Numbers and mask as for dropout; under autocast
-    input is cast, as for the activation alone.
+    Saves for backward: input, and 16 bytes a call. Numbers and mask as for dropout.
 
     Args:
         input: any shape.
@@ -68,7 +69,7 @@ def activation_dropout(
         activation_scalar: likewise. Default None.
 
     Returns:
-        A contiguous tensor of input's shape and dtype.
+        A tensor of input's shape and dtype, in its memory order, as from dropout.
 
     Raises:
         ValueError: p is not between 0 and 1.
@@ -126,7 +127,8 @@ def dropout_add_layer_norm(
         training: False is add_layer_norm, and so is p = 0: nothing is drawn.
 
     Returns:
-        (output, sum): the normalised sum, and the sum; contiguous, of input's shape and dtype.
+        (output, sum): the normalised sum, and the sum, of input's shape and dtype and with the
+        strides that add_layer_norm gives them.
 
     Raises:
         ValueError: p is not between 0 and 1.
@@ -162,7 +164,8 @@ def dropout_add_rms_norm(
         training: False is add_rms_norm, and so is p = 0: nothing is drawn.
 
     Returns:
-        (output, sum): the normalised sum, and the sum; contiguous, of input's shape and dtype.
+        (output, sum): the normalised sum, and the sum, of input's shape and dtype and with the
+        strides that add_layer_norm gives them.
 
     Raises:
         ValueError: p is not between 0 and 1.

@@ -23,7 +23,7 @@ def gated(
         activation, activation_scalar: f, as for memopt.functional.activation.
 
     Returns:
-        A contiguous tensor of gate's shape and dtype.
+        A tensor of gate's shape and dtype, in its memory order: dense strides are kept.
 
     Raises:
         RuntimeError: gate and up differ, an unsupported dtype, device or layout, or another
@@ -52,7 +52,7 @@ def gated_packed(
             and up alternate, gate first.
 
     Returns:
-        A contiguous tensor of shape (*, n) and input's dtype.
+        A tensor of shape (*, n) and input's dtype, its dimensions in input's memory order.
 
     Raises:
         RuntimeError: the last dimension is odd or there is none; or as for gated.

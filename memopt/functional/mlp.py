@@ -64,7 +64,8 @@ def mlp(
         activation_dropout, dropout: the probability of zeroing an element behind the activation,
             and behind the second linear. Default 0.
         training: False leaves both dropouts out. Default True.
-        residual: whether input is added at the end; out must be features. Default False.
+        residual: whether input is added at the end; out must be features. Under autocast the sum
+            is in input's dtype where that is the wider one. Default False.
         recompute: "none", "activations" (default) or "all".
         activation_scalar: as for memopt.functional.activation. Default None.
 
@@ -78,6 +79,8 @@ def mlp(
     for name, p in (("activation_dropout", activation_dropout), ("dropout", dropout)):
         if not 0.0 <= p <= 1.0:
             raise ValueError(f"mlp: {name} must be between 0 and 1, got {p}")
+    # Autocast casts the op's input, and a float32 residual stream is to stay float32.
+    adds_input = residual and _is_cast(input)
     output: Tensor = torch.ops.memopt.mlp(
         input,
         up_weight,
@@ -94,8 +97,14 @@ def mlp(
         zero_centered_weight=zero_centered_weight,
         activation_dropout=activation_dropout if training else 0.0,
         dropout=dropout if training else 0.0,
-        residual=residual,
+        residual=residual and not adds_input,
         recompute=recompute,
         activation_scalar=activation_scalar,
     )
-    return output
+    return output + input if adds_input else output
+
+
+def _is_cast(input: Tensor) -> bool:
+    """Whether autocast takes digits from it."""
+    device = input.device.type
+    return input.dtype == torch.float32 and torch.is_autocast_enabled(device)

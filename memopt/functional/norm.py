@@ -95,7 +95,8 @@ def rms_norm(
             weight the scale is 1 either way.
 
     Returns:
-        A contiguous tensor of input's shape and dtype.
+        A tensor of input's shape and dtype; contiguous, or in channels-last if input is, as
+        PyTorch has it.
 
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it and what was got.
@@ -120,8 +121,8 @@ def add_layer_norm(
     inside the norm's kernel, before rounding. Saves for backward: the sum, which is returned (so it
     must not change in place before backward), and 8 bytes a row.
 
-    Under autocast both tensors are cast, also a float32 residual stream: the sum has the autocast
-    dtype. Disable autocast around the call to keep it in float32.
+    Under autocast the two may differ in dtype; the sum has the wider one. So a float32 residual
+    stream stays float32.
 
     Args:
         input: (*, *normalized_shape).
@@ -129,7 +130,8 @@ def add_layer_norm(
         normalized_shape, weight, bias, eps: as for layer_norm.
 
     Returns:
-        (output, sum): the normalised sum, and the sum; contiguous, of input's shape and dtype.
+        (output, sum): the normalised sum, and the sum, of input's shape and dtype. The sum has the
+        strides of input + residual, the output those that the norm alone gives it.
 
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it and what was got.
@@ -159,7 +161,8 @@ def add_rms_norm(
         normalized_shape, weight, eps, zero_centered_weight: as for rms_norm.
 
     Returns:
-        (output, sum): the normalised sum, and the sum; contiguous, of input's shape and dtype.
+        (output, sum): the normalised sum, and the sum, of input's shape and dtype. The sum has the
+        strides of input + residual, the output those that the norm alone gives it.
 
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it and what was got.

@@ -233,12 +233,26 @@ def test_nested_tensors_are_pytorch_s() -> None:
         torch.testing.assert_close(ours, nn.functional.gelu(row))
 
 
-def test_under_autocast_a_norm_returns_the_autocast_dtype() -> None:
-    model = nn.Sequential(nn.LayerNorm(8), modules.PlainRMSNorm(8))
-    memopt.convert(model)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert model[0](torch.randn(2, 8)).dtype == torch.bfloat16
-        assert model(torch.randn(2, 8)).dtype == torch.bfloat16
+def test_under_autocast_a_norm_keeps_the_dtype_or_lowers_it() -> None:
+    """Lowered, it computes in 16 bits: what it returns is the norm of the rounded input."""
+    x = torch.randn(2, 8)
+    for choice, dtype in (("keep", torch.float32), ("lower", torch.bfloat16)):
+        model = nn.Sequential(nn.LayerNorm(8), modules.PlainRMSNorm(8))
+        memopt.convert(model, autocast_norms=choice)
+        rounded = model(x.to(dtype))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert model[0](x).dtype == dtype
+            assert model(x).dtype == dtype
+            assert torch.equal(model(x), rounded)
+        assert model(x).dtype == torch.float32
+        assert model(x.double()).dtype == torch.float64
+
+
+def test_autocast_norms_is_one_of_two() -> None:
+    with pytest.raises(
+        ValueError, match="autocast_norms must be 'keep' or 'lower', got 'bfloat16'"
+    ):
+        memopt.convert(nn.LayerNorm(8), autocast_norms="bfloat16")
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

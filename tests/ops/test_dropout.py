@@ -119,7 +119,7 @@ def test_an_element_does_not_depend_on_the_others(dtype: torch.dtype, device: to
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_layout_changes_no_bit(layout: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Elements are numbered as in the contiguous tensor; so is the output laid out."""
+    """Elements are numbered as in the contiguous tensor."""
     x, grad = normal(6, 10, 129, dtype=dtype, device=device), normal(6, 10, 129, device=device)
     grad = grad.to(dtype)
     results = []
@@ -127,7 +127,7 @@ def test_layout_changes_no_bit(layout: str, dtype: torch.dtype, device: torch.de
         leaf = change(x).detach().requires_grad_()
         torch.manual_seed(1)
         output = dropout(leaf, 0.4)
-        assert output.is_contiguous()
+        assert output.stride() == torch.nn.functional.dropout(leaf).stride()
         results.append((output, *torch.autograd.grad(output, leaf, change(grad))))
     for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)

@@ -1,6 +1,6 @@
 """Proves: strides, storage offsets and lazy views of inputs, gradients and parameters change no bit
-of any result, the memory between strided elements is never read, and outputs have the strides that
-PyTorch's ops give them.
+of any result, and the memory between strided elements is never read. (Which strides results have:
+test_strides.py.)
 """
 
 from __future__ import annotations
@@ -144,15 +144,3 @@ def test_overlapping_windows(case: OpCase, device: torch.device) -> None:
     whole = call.replace(**{name: windows(t).contiguous() for name, t in call.activations.items()})
     changed = relaid(whole, **{name: windows(t) for name, t in call.activations.items()})
     assert_same_bits(evaluate(case.memopt, changed), evaluate(case.memopt, whole))
-
-
-@every_op
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_strides_of_the_outputs(case: OpCase, layout: str, device: torch.device) -> None:
-    call = case.make_call((6, 10, 129), FLOAT32, device).map_activations(LAYOUTS[layout])
-    torchs = as_tuple(case.torch(call))
-    for output, expected in zip(as_tuple(case.memopt(call)), torchs, strict=True):
-        if case.keeps_strides:
-            assert output.stride() == expected.stride()
-        else:
-            assert output.is_contiguous()

@@ -277,13 +277,18 @@ def test_in_a_region_and_compiled(case: Case, device: torch.device) -> None:
     assert_same_bits(gradients(compiled(*inputs, weights, biases), tensors), expected)
 
 
+def as_cast(inputs: list[Any]) -> list[Any]:
+    """Activations in bfloat16; the parameters of a norm stay."""
+    return [t if t is None or t.dim() == 1 else t.bfloat16() for t in inputs]
+
+
 @every_case
 def test_autocast_casts_input_and_weights(case: Case, device: torch.device) -> None:
     inputs = as_leaves(case.make_inputs(torch.Size((6,)), FEATURES), device, torch.float32)
     weights, biases = (as_leaves(t, device, torch.float32) for t in make_linears((4,), True))
     with torch.autocast(device.type, torch.bfloat16):
         fused = case.fused(*inputs, weights, biases)
-        two = apart(case, inputs, weights, biases)
+        two = apart(case, as_cast(inputs), weights, biases)
     assert fused[0].dtype == torch.bfloat16
     assert_same_bits(fused, two)
     tensors = [*inputs, *weights, *biases]

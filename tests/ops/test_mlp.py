@@ -5,6 +5,8 @@ backward.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -190,8 +192,22 @@ def test_autocast_casts_input_and_weights(
     if variant.residual:
         tensors["input"] = tensors["input"].detach().bfloat16().requires_grad_()
     with torch.autocast(device.type, torch.bfloat16):
-        actual, expected = fused(variant, tensors, recompute), apart(variant, tensors)
+        actual = fused(variant, tensors, recompute)
+        expected = apart(variant, {**tensors, "input": tensors["input"].bfloat16()})
     assert actual.dtype == torch.bfloat16
+    assert torch.equal(actual, expected)
+    assert_same_bits(gradients(actual, tensors), gradients(expected, tensors))
+
+
+@every_level
+def test_a_float32_residual_under_autocast_stays(recompute: str, device: torch.device) -> None:
+    plain = Variant("plain", norm="layer_norm", dropout=0.1)
+    tensors = make_tensors(plain, device, torch.float32)
+    with torch.autocast(device.type, torch.bfloat16):
+        branch = fused(plain, tensors, recompute)
+        actual = fused(replace(plain, residual=True), tensors, recompute)
+    assert (branch.dtype, actual.dtype) == (torch.bfloat16, torch.float32)
+    expected = branch + tensors["input"]
     assert torch.equal(actual, expected)
     assert_same_bits(gradients(actual, tensors), gradients(expected, tensors))
 

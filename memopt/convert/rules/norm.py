@@ -33,7 +33,7 @@ from memopt.convert.probe import (
     stand_in,
     takes_one_tensor,
 )
-from memopt.convert.supported import casts, supports
+from memopt.convert.supported import casts, lowered, supports
 from memopt.convert.swap import ClassSwap, Plain
 
 # The stand-in's eps. No module has it as its default, so that the right attribute is found.
@@ -61,6 +61,9 @@ class NormSwap(ClassSwap):
     returns_input_dtype: bool
     """Even if the weight has another dtype. Otherwise PyTorch's type promotion decides."""
 
+    lowers: bool = False
+    """Under autocast it computes in the autocast dtype."""
+
     constants: Constants = ()
     """Attributes other than eps. If one has another value, the module computes something else."""
 
@@ -79,6 +82,8 @@ class NormSwap(ClassSwap):
         ):
             return plain(module, input)
         eps = getattr(module, self.eps) if isinstance(self.eps, str) else self.eps
+        if self.lowers:
+            input = lowered(input)
         return self._compute(input, weight, bias, eps)
 
     def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:

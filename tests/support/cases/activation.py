@@ -122,7 +122,6 @@ class ActivationCase(OpCase):
 
     private: ClassVar[str] = "activation"
     elementwise: ClassVar[bool] = True
-    keeps_strides: ClassVar[bool] = True
 
     def __str__(self) -> str:
         return "-".join(filter(None, (self.family, self.approximate)))

@@ -144,9 +144,6 @@ class AddNormCase(OpCase):
         named |= {"grad_input": e_dx, "grad_residual": e_dx}
         return Results({**named, **{f"grad_{n}": results[f"grad_{n}"] for n in self.parameters}})
 
-    def autocast(self, call: Call, dtype: torch.dtype) -> Call:
-        return super().autocast(call, dtype).replace(sum_dtype=_name(dtype))
-
     def statistics(self, call: Call) -> dict[str, tuple[Tensor, Tensor]]:
         return self.norm.statistics(self._norm_call(call, self.rounded_sum(call)))
 

@@ -68,7 +68,6 @@ class DropoutCase(OpCase):
     forward_results: ClassVar[tuple[str, ...]] = ("output", "rng_state")
     random: ClassVar[bool] = True
     linear: ClassVar[bool] = True
-    autocasts: ClassVar[bool] = False
     rows_are_independent: ClassVar[bool] = False
     kept: ClassVar[tuple[str, ...]] = ()
     saved: ClassVar[tuple[str, ...]] = ("rng_state",)
@@ -126,7 +125,6 @@ class ActivationDropoutCase(DropoutCase):
 
     private: ClassVar[str] = "activation_dropout"
     linear: ClassVar[bool] = False
-    autocasts: ClassVar[bool] = True
     kept: ClassVar[tuple[str, ...]] = ("input",)
     reemitted: ClassVar[tuple[str, ...]] = ("output",)
 

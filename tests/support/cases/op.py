@@ -67,11 +67,6 @@ class OpCase:
     elementwise: ClassVar[bool] = False
     """Whether an element of each result depends on the elements at the same place alone."""
 
-    keeps_strides: ClassVar[bool] = False
-    """Whether the output has the strides that PyTorch's elementwise ops give it; else it is
-    contiguous.
-    """
-
     rows_are_independent: ClassVar[bool] = True
     """Whether a row's bits are those of the row alone. (A GEMM's may depend on the others.)"""
 
@@ -82,9 +77,6 @@ class OpCase:
     """Whether it is a linear function of its only tensor: the backward op is given the gradient
     alone and has derivatives of its own.
     """
-
-    autocasts: ClassVar[bool] = True
-    """Whether autocast changes the dtype that it computes in."""
 
     def __str__(self) -> str:
         return self.family
@@ -167,12 +159,6 @@ class OpCase:
         """The dtype that each result must have: that of what it belongs to."""
         dtypes = {name: call.first.dtype for name in self.outputs}
         return dtypes | {f"grad_{name}": t.dtype for name, t in call.differentiable.items()}
-
-    def autocast(self, call: Call, dtype: torch.dtype) -> Call:
-        """The float32 call as autocast computes it: the activations cast, parameters as they
-        are.
-        """
-        return call.map_activations(lambda t: t.to(dtype) if t.is_floating_point() else t)
 
     def statistics(self, call: Call) -> dict[str, tuple[Tensor, Tensor]]:
         """The exact statistics of each row among `saved`, each with the size of what is rounded in
