@@ -21,7 +21,7 @@ namespace {
 using std::string_view;
 using Scalar = std::optional<double>;
 
-Tensor plain_forward(const ActivationOptions& o, const variable_list& in) {
+Tensor plain_unit(const ActivationOptions& o, const variable_list& in) {
   static const auto op =
       find_op<Tensor(const Tensor&, const Tensor&, string_view, Scalar)>("memopt::_gated_forward");
   return op.call(in[0], in[1], o.activation, o.scalar);
@@ -99,7 +99,7 @@ Produced GatedOp::forward(const Options& o, const variable_list& in, bool for_ba
     op.call(in[0], in[1], o.activation, o.scalar);
     output = in[0];
   } else {
-    output = plain_forward(o, in);
+    output = plain_unit(o, in);
   }
   if (!o.drops) return {output, in, {}, {}};
   Produced kept = DropoutOp::forward({o.p}, {output}, for_backward);
@@ -108,7 +108,7 @@ Produced GatedOp::forward(const Options& o, const variable_list& in, bool for_ba
 
 Tensor GatedOp::forward_again(const Options& o, const variable_list& reads,
                               const variable_list& extras) {
-  return dropped(o, plain_forward(o, reads), extras);
+  return dropped(o, plain_unit(o, reads), extras);
 }
 
 Reproduced GatedOp::backward(const Options& o, const variable_list& reads,

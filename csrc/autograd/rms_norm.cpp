@@ -55,21 +55,21 @@ std::vector<Tensor> batched_rms_norm_linear(const Tensor& input, const OptionalT
   return batched_linears(normed, weights, biases);
 }
 
-const Autocast kNorm{AutocastTo::kWidest, {"weight"}};
-const Autocast kNormLinear{AutocastTo::kLow, {"norm_weight"}};
+const Autocast kRmsNorm{AutocastTo::kWidest, {"weight"}};
+const Autocast kRmsNormLinear{AutocastTo::kLow, {"norm_weight"}};
 
-MEMOPT_DECLARE(rms_norm, kNorm, {},
+MEMOPT_DECLARE(rms_norm, kRmsNorm, {},
                R"(rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None,
                   float? eps=None, *, bool zero_centered_weight=False) -> Tensor)");
-MEMOPT_DECLARE(add_rms_norm, kNorm, {},
+MEMOPT_DECLARE(add_rms_norm, kRmsNorm, {},
                R"(add_rms_norm(Tensor input, Tensor residual, SymInt[] normalized_shape,
                   Tensor? weight=None, float? eps=None, *, bool zero_centered_weight=False)
                   -> (Tensor output, Tensor sum))");
-MEMOPT_DECLARE(dropout_add_rms_norm, kNorm, kDrawsRandomNumbers,
+MEMOPT_DECLARE(dropout_add_rms_norm, kRmsNorm, kDrawsRandomNumbers,
                R"(dropout_add_rms_norm(Tensor input, Tensor residual, float p,
                   SymInt[] normalized_shape, Tensor? weight=None, float? eps=None, *,
                   bool zero_centered_weight=False) -> (Tensor output, Tensor sum))");
-MEMOPT_DECLARE(rms_norm_linear, kNormLinear, {},
+MEMOPT_DECLARE(rms_norm_linear, kRmsNormLinear, {},
                R"(rms_norm_linear(Tensor input, Tensor? norm_weight, Tensor[] weights,
                   Tensor?[] biases, float? eps=None, *, bool zero_centered_weight=False)
                   -> Tensor[])");

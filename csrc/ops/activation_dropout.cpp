@@ -24,8 +24,8 @@ constexpr char kForward[] = "activation_dropout", kBackward[] = "activation_drop
 
 using Scalar = std::optional<double>;
 
-ActivationSpec check(const char* op, const Tensor& input, double p, std::string_view activation,
-                     Scalar scalar) {
+ActivationSpec check_activation_dropout(const char* op, const Tensor& input, double p,
+                                        std::string_view activation, Scalar scalar) {
   check_input(op, "input", input);
   check_p(op, p);
   return parse_activation(op, activation, scalar);
@@ -35,7 +35,7 @@ std::tuple<Tensor, Tensor> _activation_dropout_forward(const Tensor& input,
                                                        const std::optional<Tensor>& rng_state,
                                                        double p, std::string_view name,
                                                        Scalar scalar, bool for_backward) {
-  const ActivationSpec activation = check(kForward, input, p, name, scalar);
+  const ActivationSpec activation = check_activation_dropout(kForward, input, p, name, scalar);
   const StateArgument state = state_argument(kForward, rng_state, input, for_backward);
   const Tensor result = empty_elementwise(input);
   if (input.is_meta()) return {result, state.drawn};
@@ -62,7 +62,7 @@ std::tuple<Tensor, Tensor> _activation_dropout_backward(const Tensor& grad_outpu
                                                         const Tensor& rng_state, double p,
                                                         std::string_view name, Scalar scalar,
                                                         bool recompute_output) {
-  const ActivationSpec activation = check(kBackward, input, p, name, scalar);
+  const ActivationSpec activation = check_activation_dropout(kBackward, input, p, name, scalar);
   check_like_input(kBackward, "grad_output", grad_output, input);
   check_state(kBackward, rng_state, "input", input);
   const Tensor grad_input = empty_activation_gradient(activation, grad_output, input);

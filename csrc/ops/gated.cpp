@@ -83,8 +83,8 @@ std::array<Tensor, kCount> permuted_like(const Tensor& dense,
 }
 
 // y is contiguous, and may be gate.
-void run_forward(const char* op, const Tensor& gate, const Tensor& up, const Tensor& y,
-                 const ActivationSpec& activation) {
+void run_gated_forward(const char* op, const Tensor& gate, const Tensor& up, const Tensor& y,
+                       const ActivationSpec& activation) {
   const Shape shape(y);
   const Rows gates = as_rows(gate, shape.rows, shape.cols);
   const Rows ups = as_rows(up, shape.rows, shape.cols);
@@ -109,7 +109,7 @@ void check_forward(const char* op, const Tensor& gate, const Tensor& up) {
 }
 
 // The name in errors: the unit's where it has one of its own.
-const char* op_name(std::string_view activation, bool packed, bool backward) {
+const char* gated_op_name(std::string_view activation, bool packed, bool backward) {
   if (activation == "silu") {
     if (packed) return backward ? "swiglu_packed backward" : "swiglu_packed";
     return backward ? "swiglu backward" : "swiglu";
@@ -126,36 +126,36 @@ using Scalar = std::optional<double>;
 
 Tensor _gated_forward(const Tensor& gate, const Tensor& up, std::string_view name, Scalar scalar) {
   const ActivationSpec activation = parse_activation("gated", name, scalar);
-  const char* op = op_name(name, /*packed=*/false, /*backward=*/false);
+  const char* op = gated_op_name(name, /*packed=*/false, /*backward=*/false);
   check_forward(op, gate, up);
   const Tensor y = empty_elementwise(gate);
   if (gate.is_meta()) return y;
   if (y.is_contiguous()) {
-    run_forward(op, gate, up, y, activation);
+    run_gated_forward(op, gate, up, y, activation);
   } else {
     const auto in_order = permuted_like<3>(y, {gate, up, y});
-    run_forward(op, in_order[0], in_order[1], in_order[2], activation);
+    run_gated_forward(op, in_order[0], in_order[1], in_order[2], activation);
   }
   return y;
 }
 
 void _gated_forward_(const Tensor& gate, const Tensor& up, std::string_view name, Scalar scalar) {
   const ActivationSpec activation = parse_activation("gated", name, scalar);
-  const char* op = op_name(name, /*packed=*/false, /*backward=*/false);
+  const char* op = gated_op_name(name, /*packed=*/false, /*backward=*/false);
   check_forward(op, gate, up);
   check_contiguous(op, "gate", gate);
-  if (!gate.is_meta()) run_forward(op, gate, up, gate, activation);
+  if (!gate.is_meta()) run_gated_forward(op, gate, up, gate, activation);
 }
 
 // Undefined: not wanted. Contiguous for a kernel; dgate may be dy, dup up and y gate.
-struct Gradients {
+struct GatedGradients {
   Tensor dgate;
   Tensor dup;
   Tensor y;
 };
 
-void run_backward(const char* op, const Tensor& dy, const Tensor& gate, const Tensor& up,
-                  const Gradients& to, const ActivationSpec& activation) {
+void run_gated_backward(const char* op, const Tensor& dy, const Tensor& gate, const Tensor& up,
+                        const GatedGradients& to, const ActivationSpec& activation) {
   const Shape shape(gate);
   const Rows dys = as_rows(dy, shape.rows, shape.cols);
   const Rows gates = as_rows(gate, shape.rows, shape.cols);
@@ -181,8 +181,8 @@ void run_backward(const char* op, const Tensor& dy, const Tensor& gate, const Te
   run(op, gate, p);
 }
 
-void check_backward(const char* op, const Tensor& dy, const Tensor& gate,
-                    const OptionalTensor& up) {
+void check_gated_backward(const char* op, const Tensor& dy, const Tensor& gate,
+                          const OptionalTensor& up) {
   check_input(op, "gate", gate);
   check_like(op, "grad_output", dy, "gate", gate);
   if (up.has_value() && up->defined()) check_like(op, "up", *up, "gate", gate);
@@ -193,8 +193,8 @@ std::tuple<Tensor, Tensor, Tensor> _gated_backward(const Tensor& grad_output, co
                                                    Scalar scalar, std::array<bool, 2> output_mask,
                                                    bool recompute_output) {
   const ActivationSpec activation = parse_activation("gated backward", name, scalar);
-  const char* op = op_name(name, /*packed=*/false, /*backward=*/true);
-  check_backward(op, grad_output, gate, up);
+  const char* op = gated_op_name(name, /*packed=*/false, /*backward=*/true);
+  check_gated_backward(op, grad_output, gate, up);
   const bool has_up = up.has_value() && up->defined();
   TORCH_CHECK(has_up || !(output_mask[0] || recompute_output), op,
               ": up must be a tensor where grad_gate or the output is wanted, got None");
@@ -208,8 +208,9 @@ std::tuple<Tensor, Tensor, Tensor> _gated_backward(const Tensor& grad_output, co
     const Tensor u = up.value_or(Tensor());
     std::array<Tensor, 6> t = {grad_output, gate, u, results[0], results[1], results[2]};
     if (!first.is_contiguous()) t = permuted_like(first, t);
-    const Gradients to{contiguous_buffer(t[3]), contiguous_buffer(t[4]), contiguous_buffer(t[5])};
-    run_backward(op, t[0], t[1], t[2], to, activation);
+    const GatedGradients to{contiguous_buffer(t[3]), contiguous_buffer(t[4]),
+                            contiguous_buffer(t[5])};
+    run_gated_backward(op, t[0], t[1], t[2], to, activation);
     deliver(to.dgate, t[3]);
     deliver(to.dup, t[4]);
     deliver(to.y, t[5]);
@@ -221,9 +222,9 @@ void _gated_backward_(const Tensor& grad_output, const Tensor& gate, const Tenso
                       std::string_view name, Scalar scalar, const OptionalTensor& grad_up,
                       const OptionalTensor& output) {
   const ActivationSpec activation = parse_activation("gated backward", name, scalar);
-  const char* op = op_name(name, /*packed=*/false, /*backward=*/true);
-  check_backward(op, grad_output, gate, up);
-  const Gradients to{grad_output, grad_up.value_or(Tensor()), output.value_or(Tensor())};
+  const char* op = gated_op_name(name, /*packed=*/false, /*backward=*/true);
+  check_gated_backward(op, grad_output, gate, up);
+  const GatedGradients to{grad_output, grad_up.value_or(Tensor()), output.value_or(Tensor())};
   const auto check_result = [&](const char* name, const Tensor& tensor) {
     if (!tensor.defined()) return;
     check_like(op, name, tensor, "gate", gate);
@@ -232,7 +233,7 @@ void _gated_backward_(const Tensor& grad_output, const Tensor& gate, const Tenso
   check_result("grad_output", to.dgate);
   check_result("grad_up", to.dup);
   check_result("output", to.y);
-  if (!gate.is_meta()) run_backward(op, grad_output, gate, up, to, activation);
+  if (!gate.is_meta()) run_gated_backward(op, grad_output, gate, up, to, activation);
 }
 
 // The output's sizes: half of input's last dimension.
@@ -266,7 +267,7 @@ Tensor empty_packed_output(c10::SymIntArrayRef sizes, const Tensor& input, bool 
 Tensor _gated_packed_forward(const Tensor& input, std::string_view name, Scalar scalar,
                              bool interleaved) {
   const ActivationSpec activation = parse_activation("gated_packed", name, scalar);
-  const char* op = op_name(name, /*packed=*/true, /*backward=*/false);
+  const char* op = gated_op_name(name, /*packed=*/true, /*backward=*/false);
   const Tensor output = empty_packed_output(packed_sizes(op, input), input, interleaved);
   if (input.is_meta()) return output;
   const Tensor y = contiguous_buffer(output);
@@ -301,7 +302,7 @@ std::tuple<Tensor, Tensor> _gated_packed_backward(const Tensor& grad_output, con
                                                   std::string_view name, Scalar scalar,
                                                   bool interleaved, bool recompute_output) {
   const ActivationSpec activation = parse_activation("gated_packed backward", name, scalar);
-  const char* op = op_name(name, /*packed=*/true, /*backward=*/true);
+  const char* op = gated_op_name(name, /*packed=*/true, /*backward=*/true);
   const c10::SymDimVector sizes = packed_sizes(op, input);
   check_like(op, "grad_output", grad_output, "input", input, sizes);
   const Tensor grad_input = empty_packed_gradient(grad_output, input, interleaved);

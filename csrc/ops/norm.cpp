@@ -17,7 +17,7 @@ using kernels::NormKind;
 namespace {
 
 // The name of the public op, as in errors.
-const char* op_name(bool rms, bool activates, bool adds, bool drops, bool backward) {
+const char* norm_op_name(bool rms, bool activates, bool adds, bool drops, bool backward) {
   if (activates) return backward ? "layer_norm_gelu backward" : "layer_norm_gelu";
   if (drops && rms) return backward ? "dropout_add_rms_norm backward" : "dropout_add_rms_norm";
   if (drops) return backward ? "dropout_add_layer_norm backward" : "dropout_add_layer_norm";
@@ -34,7 +34,7 @@ Norm parse_norm(std::string_view norm, bool zero_centered,
   TORCH_CHECK(norm == "layer_norm" || norm == "rms_norm",
               "norm must be 'layer_norm' or 'rms_norm', got '", norm, "'");
   const bool rms = norm == "rms_norm";
-  const char* op = op_name(rms, activation.has_value(), front.adds, front.drops, backward);
+  const char* op = norm_op_name(rms, activation.has_value(), front.adds, front.drops, backward);
   Norm parsed{rms ? NormKind::kRmsNorm : NormKind::kLayerNorm,
               zero_centered,
               {kernels::Activation::kIdentity, 0.0},
