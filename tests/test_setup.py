@@ -173,7 +173,7 @@ SAMPLES = {
     "b": "namespace {\nusing T = int;\nint other(int x) {\n  return x;\n}\n}  // namespace\n",
     "c": "namespace {\nconst std::pair<int, int>& Same(int);\n}  // namespace\n",
     "d": "namespace {\nusing T = long;\n}  // namespace\nvoid T::member() {}\n",
-    "e": "int outside;\n" * 1100,
+    "e": "int outside;\n" * 2000,
 }
 
 
