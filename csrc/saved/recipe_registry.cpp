@@ -64,11 +64,13 @@ void RecipeRegistry::place(const at::Tensor& output) {
   const auto edge = torch::autograd::impl::gradient_edge(output);
   if (!edge.is_valid()) return;
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto entry = output_of(output);
-  if (entry == nullptr) return;
-  entry->node = weak(edge.function);
-  entry->output_nr = edge.input_nr;
-  nodes_.insert_or_assign(edge.function.get(), entry);
+  const auto found = outputs_.find(storage_of(output));
+  if (found == outputs_.end()) return;
+  Output& entry = *found->second;
+  entry.node = weak(edge.function);
+  entry.node_address = edge.function.get();
+  entry.output_nr = edge.input_nr;
+  placed_.push_back(found->second);
 }
 
 c10::intrusive_ptr<Handle> RecipeRegistry::reader_of(const Input& input, Alive& alive) {
@@ -129,9 +131,11 @@ c10::intrusive_ptr<SharedTensor> RecipeRegistry::recipe_of(Output& output, Alive
 
 c10::intrusive_ptr<SharedTensor> RecipeRegistry::recipe_of_cast(const at::Tensor& tensor,
                                                                 Alive& alive) {
-  if (nodes_.empty()) return {};
+  if (nodes_.empty() && placed_.empty()) return {};
   const auto cast = cast_of(tensor);
   if (!cast.has_value()) return {};
+  for (auto& entry : placed_) nodes_.insert_or_assign(entry->node_address, std::move(entry));
+  placed_.clear();
   const auto found = nodes_.find(cast->of.function.get());
   if (found == nodes_.end()) return {};
   Output& output = *found->second;
@@ -213,12 +217,15 @@ void RecipeRegistry::remember(const at::Tensor& tensor, const c10::intrusive_ptr
 }
 
 void RecipeRegistry::sweep() {
-  if (outputs_.size() + nodes_.size() + held_.size() < sweep_at_) return;
+  const auto size = [&] { return outputs_.size() + nodes_.size() + placed_.size() + held_.size(); };
+  if (size() < sweep_at_) return;
   for (auto entry = outputs_.begin(); entry != outputs_.end();) {
     entry = entry->second->storage.expired() ? outputs_.erase(entry) : std::next(entry);
   }
+  const auto lost = [](const std::shared_ptr<Output>& entry) { return entry->node->expired(); };
+  placed_.erase(std::remove_if(placed_.begin(), placed_.end(), lost), placed_.end());
   for (auto entry = nodes_.begin(); entry != nodes_.end();) {
-    entry = entry->second->node->expired() ? nodes_.erase(entry) : std::next(entry);
+    entry = lost(entry->second) ? nodes_.erase(entry) : std::next(entry);
   }
   for (auto entry = held_.begin(); entry != held_.end();) {
     auto& all = entry->second;
@@ -226,7 +233,7 @@ void RecipeRegistry::sweep() {
     all.erase(std::remove_if(all.begin(), all.end(), gone), all.end());
     entry = all.empty() ? held_.erase(entry) : std::next(entry);
   }
-  sweep_at_ = std::max<size_t>(256, 2 * (outputs_.size() + nodes_.size() + held_.size()));
+  sweep_at_ = std::max<size_t>(256, 2 * size());
 }
 
 }  // namespace memopt::saved

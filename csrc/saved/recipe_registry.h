@@ -78,6 +78,7 @@ class RecipeRegistry : public Fate, public autograd::RecipeBook {
     at::Device device;
     // Where it stands in the graph; that of a cast of it leads here.
     std::optional<WeakNode> node = {};
+    const torch::autograd::Node* node_address = nullptr;
     uint32_t output_nr = 0;
     c10::SmallVector<SharedCast, 1> casts = {};
   };
@@ -111,7 +112,9 @@ class RecipeRegistry : public Fate, public autograd::RecipeBook {
   // called, and no tensor dropped, under the lock.
   std::mutex mutex_;
   std::unordered_map<c10::StorageImpl*, std::shared_ptr<Output>> outputs_;
+  // Outputs by their nodes; the latest wait in `placed_` until a cast is saved.
   std::unordered_map<const torch::autograd::Node*, std::shared_ptr<Output>> nodes_;
+  std::vector<std::shared_ptr<Output>> placed_;
   std::unordered_map<c10::StorageImpl*, c10::SmallVector<Held, 1>> held_;
   size_t sweep_at_ = 256;
 };
