@@ -8,6 +8,7 @@ do not run.
 from __future__ import annotations
 
 import inspect
+import math
 import types
 import warnings
 from collections.abc import Iterator
@@ -79,6 +80,27 @@ def own_attributes(module: nn.Module) -> dict[str, Any]:
         for name, value in module.__dict__.items()
         if name not in _MODULE_ATTRIBUTES and not name.startswith("_memopt_")
     }
+
+
+def resized(module: nn.Module, size: int, other: int) -> dict[str, Any]:
+    """The attributes of a stand-in that has `other` columns where the module has `size`: numbers
+    and shapes that equal the size, and its square root or one by that.
+    """
+    if size == other:
+        return {}
+
+    def change(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return type(value)(map(change, value)) if type(value) in (tuple, torch.Size) else value
+        if type(value) is int and value == size:
+            return other
+        for power in (0.5, -0.5):
+            if type(value) is float and math.isclose(value, size**power, rel_tol=1e-6):
+                return other**power
+        return value
+
+    attributes = own_attributes(module)
+    return {k: new for k, v in attributes.items() if (new := change(v)) is not v}
 
 
 def simple_attributes(module: nn.Module) -> tuple[tuple[str, Any], ...] | None:

@@ -1,136 +1,306 @@
-"""Rule for modules that compute a layer norm or an RMS norm over their last dimension.
+"""Rule for modules that compute a layer norm or an RMS norm over their last dimension, or over the
+channels behind the batch.
 
-    rms_norm    x / sqrt(mean(x^2) + eps) w    or, with a zero-centred weight, (1 + w)
+    rms_norm    x / sqrt(mean(x^2) + eps) w       w may be 1, or stored as w - 1 (zero-centred)
     layer_norm  (x - mean(x)) / sqrt(var(x) + eps) w + b
 
-Such a module has one weight of one dimension, at most one bias, no buffers and no submodules. The
-forward of a stand-in with random parameters is compared with the formulas, in float32 and in the
-module's dtype, on rows so small that eps matters.
+Such a module has at most one weight and one bias, each a vector, no buffers and no submodules. The
+forward of a stand-in with random parameters is compared with the formulas: with its own number of
+columns, in float32 and in the module's dtype; and with few columns, for inputs of one to five
+dimensions whose sizes may be equal, with rows so small that eps matters, large ones, ones with a
+mean far from zero, with NaN and infinities, in training and evaluation, in each dtype.
 """
 
 from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from memopt import functional
 from memopt.convert.match import Answer, Context, Reason
 from memopt.convert.probe import (
-    Constants,
-    are_constant,
     constants_of,
     forward_of,
     gradients,
     has_containers,
     own_attributes,
     random_normal,
+    resized,
+    simple_attributes,
     stand_in,
     takes_one_tensor,
 )
-from memopt.convert.supported import casts, supports
-from memopt.convert.swap import ClassSwap, Plain
+from memopt.convert.rules.norm_swap import NormSwap
+
+NO_NORM = "it computes neither a layer norm nor an RMS norm over its last dimension or its channels"
 
 # The stand-in's eps. No module has it as its default, so that the right attribute is found.
 _PROBE_EPS = 3e-4
+# Where forward does not have its eps as a constant: defaults of functions that it calls.
+_COMMON_EPS = (1e-5, 1e-6, 1e-8, 1e-12)
+_LENGTH_EPS = 1e-12
+
 _ROW_SCALES = (1.0, 30.0, 1e-2, 1e-3, 1e-5)
+_FAR_SCALES = (1e4, 1e-4, 1e6, 1.0, 1e12)
+# Means of the rows, in their deviations.
+_FAR_MEANS = (0.0, 10.0, 0.5, 100.0, -3.0)
 
-NO_NORM = "it computes neither a layer norm nor an RMS norm over its last dimension"
+_FEW = 6
+_EQUAL_SIZES = 256
+"""Most columns with which inputs are probed that have as many rows, if few columns do not do."""
 
-
-@dataclass(frozen=True)
-class NormSwap(ClassSwap):
-    """A norm that is not torch.nn's, and where it finds its arguments."""
-
-    op: str
-    """"rms_norm" or "layer_norm"."""
-
-    weight: str
-    bias: str | None
-    """Names of the parameters."""
-
-    eps: str | float
-    """The attribute's name, or the number where forward has it as a constant."""
-
-    zero_centered_weight: bool
-    returns_input_dtype: bool
-    """Even if the weight has another dtype. Otherwise PyTorch's type promotion decides."""
-
-    constants: Constants = ()
-    """Attributes other than eps. If one has another value, the module computes something else."""
-
-    def becomes(self) -> str:
-        centred = "zero_centered_weight=True" if self.zero_centered_weight else ""
-        return f"memopt.functional.{self.op}" + (f"({centred})" if centred else "")
-
-    def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
-        weight = getattr(module, self.weight)
-        bias = None if self.bias is None else getattr(module, self.bias)
-        if (
-            not supports(input, weight, bias)
-            or input.shape[-1:] != weight.shape
-            or not (weight.dtype == input.dtype or self.returns_input_dtype or casts(input))
-            or not are_constant(module, self.constants)
-        ):
-            return plain(module, input)
-        eps = getattr(module, self.eps) if isinstance(self.eps, str) else self.eps
-        return self._compute(input, weight, bias, eps)
-
-    def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        if self.op == "layer_norm":
-            return functional.layer_norm(x, weight.shape, weight, bias, eps)
-        return functional.rms_norm(
-            x, weight.shape, weight, eps, zero_centered_weight=self.zero_centered_weight
-        )
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def norm(module: nn.Module, context: Context) -> Answer | None:
-    """A module with one weight of one dimension whose forward is compared with the formulas."""
+    """A module with at most two vectors whose forward is compared with the formulas."""
     if not _may_be_norm(module):
         return None
-    return context.once(_recognise, module) or Reason(NO_NORM)
+    found = context.once(_recognise, module)
+    return Reason(NO_NORM) if found is None and _parameters(module) else found
+
+
+def _parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in module._parameters.items() if p is not None}
 
 
 def _may_be_norm(module: nn.Module) -> bool:
-    """Whether it has one or two vectors of one length and a forward of one argument."""
-    parameters = [p for p in module._parameters.values() if p is not None]
-    return (
-        len(parameters) in (1, 2)
-        and all(p.dim() == 1 and p.shape == parameters[0].shape for p in parameters)
-        and parameters[0].numel() > 0
+    """Whether it has at most two vectors, of one shape, and a forward of one argument."""
+    parameters = list(_parameters(module).values())
+    return bool(
+        len(parameters) <= 2
+        and all(p.numel() == max(p.shape, default=0) > 1 for p in parameters)
+        and len({p.shape for p in parameters}) <= 1
         and not module._buffers
         and not module._modules
         and not has_containers(module)
+        and (parameters or simple_attributes(module) is not None)
         and takes_one_tensor(module)
     )
 
 
 def _recognise(module: nn.Module) -> NormSwap | None:
     """How the module, which may be one, computes its norm; None if it computes something else."""
-    for candidate in _candidates(module):
-        if _matches(module, candidate, torch.float32):
-            dtype = next(p.dtype for p in module._parameters.values() if p is not None)
-            if dtype != torch.float32 and not _matches(module, candidate, dtype):
-                return None
-            constants = constants_of(module, read=candidate.eps)
-            return replace(_with_dtype_rule(module, candidate), constants=constants)
+    parameters = _parameters(module)
+    size = next((p.numel() for p in parameters.values()), _size_attribute(module))
+    own = next((p.dtype for p in parameters.values()), torch.float32)
+    as_it_is = _Probe(module, size or _FEW)
+    found = next(iter(as_it_is.candidates()), None)
+    if found is None or not as_it_is.agrees_in(found, own):
+        return None
+    probe = _Probe(module, _FEW) if size is None or size > _FEW else as_it_is
+    dims = probe.dims(found)
+    if not dims and size is not None and size <= _EQUAL_SIZES:
+        probe = as_it_is
+        dims = probe.dims(found)
+    dtypes = probe.dtypes(found)
+    if not dims or (own, own) not in dtypes:
+        return None
+    return replace(
+        found,
+        size=None if parameters else size,
+        dims=dims,
+        dtypes=dtypes,
+        keeps_strides=probe.keeps_strides(found),
+        constants=constants_of(module, read=found.eps),
+    )
+
+
+def _size_attribute(module: nn.Module) -> int | None:
+    """The number of columns that a module without parameters has as an attribute."""
+    for value in own_attributes(module).values():
+        if isinstance(value, tuple) and len(value) == 1 and isinstance(value[0], int):
+            return value[0]
     return None
 
 
-def _candidates(module: nn.Module) -> Iterator[NormSwap]:
-    names = [name for name, p in module._parameters.items() if p is not None]
-    for weight in names:
-        bias = next((name for name in names if name != weight), None)
-        for eps in _eps_candidates(module):
-            if bias is None:
-                yield NormSwap("rms_norm", weight, None, eps, False, False)
-                yield NormSwap("rms_norm", weight, None, eps, True, False)
-            yield NormSwap("layer_norm", weight, bias, eps, False, False)
+class _Probe:
+    """A stand-in for a module with `cols` columns, and what it computes."""
+
+    def __init__(self, module: nn.Module, cols: int) -> None:
+        self._module = module
+        self._cols = cols
+        names = _parameters(module)
+        size = next((p.numel() for p in names.values()), _size_attribute(module))
+        self._resized = {} if size is None else resized(module, size, cols)
+        self._parameters = {
+            name: random_normal(cols, seed=2 + i).reshape([cols if n > 1 else 1 for n in p.shape])
+            for i, (name, p) in enumerate(names.items())
+        }
+
+    def candidates(self) -> Iterator[NormSwap]:
+        """The formulas that agree in float32 for one input, in training and evaluation."""
+        for channels_first in (False, True):
+            x = self._rows((5, 2, self._cols), _ROW_SCALES)
+            x = (x.movedim(-1, 1)[..., None] if channels_first else x).float()
+            outputs: dict[str | float, Tensor | None] = {}
+            for found in self._formulas(channels_first):
+                eps = found.eps if isinstance(found.eps, str) else 0.0
+                if eps not in outputs:
+                    outputs[eps] = forward_of(self._twin(found, torch.float32), x)
+                y = outputs[eps]
+                if y is not None and self._close(found, y, x) and self._same_gradients(found, x):
+                    yield found
+
+    def agrees_in(self, found: NormSwap, dtype: torch.dtype) -> bool:
+        """Whether it computes `found` in this dtype of parameters and input."""
+        return (dtype, dtype) in self.dtypes(found, (dtype,))
+
+    def dims(self, found: NormSwap) -> frozenset[int]:
+        """The numbers of dimensions of inputs for which it computes `found`."""
+        return frozenset(
+            dim
+            for dim in range(2 if found.channels_first else 1, 6)
+            if all(
+                self._agrees(found, x, training)
+                for x in self._inputs(found, dim)
+                for training in (True, False)
+            )
+        )
+
+    def dtypes(
+        self, found: NormSwap, dtypes: tuple[torch.dtype, ...] = _DTYPES
+    ) -> frozenset[tuple[torch.dtype, torch.dtype]]:
+        """Of input and parameters, with which it computes `found` in the input's dtype."""
+        x = self._rows((5, 2, self._cols), _ROW_SCALES)
+        x = x.movedim(-1, 1)[..., None] if found.channels_first else x
+        pairs = {(dtype, parameters) for dtype in dtypes for parameters in (dtype, torch.float32)}
+        return frozenset(
+            (dtype, parameters)
+            for dtype, parameters in pairs
+            if all(self._agrees(found, x.to(dtype), mode, parameters) for mode in (True, False))
+        )
+
+    def keeps_strides(self, found: NormSwap) -> bool:
+        """Whether the output of a contiguous input with channels in front is contiguous."""
+        if not found.channels_first:
+            return True
+        y = forward_of(self._twin(found, torch.float32), random_normal(2, self._cols, 3, 5))
+        return y is not None and y.is_contiguous()
+
+    def _formulas(self, channels_first: bool) -> Iterator[NormSwap]:
+        names = list(self._parameters)
+        roles: list[tuple[str | None, str | None]] = [(None, None)]
+        if names:
+            roles = [(w, next((n for n in names if n != w), None)) for w in names]
+        for weight, bias in roles:
+            for centred in (False, True) if weight is not None else (False,):
+                for eps in _eps_candidates(self._module):
+                    if bias is None:
+                        yield NormSwap("rms_norm", weight, None, eps, centred, channels_first)
+                    yield NormSwap("layer_norm", weight, bias, eps, centred, channels_first)
+                if bias is None:
+                    yield NormSwap(
+                        "rms_norm", weight, None, _LENGTH_EPS, centred, channels_first, True
+                    )
+
+    def _twin(self, found: NormSwap, dtype: torch.dtype, training: bool = True) -> Any:
+        eps = {found.eps: _PROBE_EPS} if isinstance(found.eps, str) else {}
+        parameters = {name: p.to(dtype) for name, p in self._parameters.items()}
+        return stand_in(
+            self._module, parameters, attributes={**self._resized, **eps}, training=training
+        )
+
+    def _agrees(
+        self,
+        found: NormSwap,
+        x: Tensor,
+        training: bool,
+        parameters: torch.dtype | None = None,
+    ) -> bool:
+        twin = self._twin(found, parameters or x.dtype, training)
+        y = forward_of(twin, x)
+        return y is not None and y.dtype == x.dtype and self._close(found, y, x, twin)
+
+    def _close(self, found: NormSwap, y: Tensor, x: Tensor, twin: nn.Module | None = None) -> bool:
+        """Whether `y` is the formula of `x`, to within rounding, and NaN where that is."""
+        if y.shape != x.shape:
+            return False
+        twin = twin or self._twin(found, x.dtype)
+        wide = {name: p.detach().double() for name, p in _parameters(twin).items()}
+        expected = self._formula(found, x.double(), wide)
+        y, expected = y.detach().double(), expected.detach()
+        dim = 1 if found.channels_first else -1
+        # The sums are float32's at least; their error is relative to the largest number of a row,
+        # and to the part of it that a mean far from zero leaves. bfloat16 may round at every step.
+        steps = 3 if x.dtype in (torch.float32, torch.float64) else 16
+        rounding = steps * torch.finfo(x.dtype).eps + 1e-5
+        largest = expected.abs().nan_to_num(0.0).amax(dim, keepdim=True)
+        if found.op == "layer_norm":
+            exact = x.double()
+            far = (exact.mean(dim, keepdim=True) / exact.std(dim, keepdim=True)).square()
+            largest = largest * (1 + far.nan_to_num(0.0, posinf=0.0))
+        error = (y - expected).abs()
+        return bool(
+            ((error <= rounding * largest) | (y.isnan() & expected.isnan()) | (y == expected)).all()
+        )
+
+    def _same_gradients(self, found: NormSwap, x: Tensor) -> bool:
+        for training in (True, False):
+            twin = self._twin(found, x.dtype, training)
+            x = x.detach().requires_grad_()
+            y = forward_of(twin, x)
+            exact_x = x.detach().double().requires_grad_()
+            exact = {n: p.detach().double().requires_grad_() for n, p in _parameters(twin).items()}
+            if y is None or not self._close(found, y, x, twin):
+                return False
+            ours = gradients(y, [x, *_parameters(twin).values()])
+            theirs = gradients(
+                self._formula(found, exact_x, exact), [exact_x, *exact.values()]
+            )
+            if ours is None or theirs is None:
+                return False
+            for a, b in zip(ours, theirs, strict=True):
+                if ((a - b).abs() > 1e-3 * b.abs() + 1e-4 * b.abs().max()).any():
+                    return False
+        return True
+
+    def _formula(self, found: NormSwap, x: Tensor, parameters: dict[str, Tensor]) -> Tensor:
+        eps = found.eps if isinstance(found.eps, float) else _PROBE_EPS
+        rows = x.movedim(1, -1) if found.channels_first else x
+        if found.bounds_length:
+            y = F.normalize(rows, dim=-1, eps=eps) * rows.shape[-1] ** 0.5
+        elif found.op == "layer_norm":
+            y = F.layer_norm(rows, rows.shape[-1:], None, None, eps)
+        else:
+            y = F.rms_norm(rows, rows.shape[-1:], None, eps)
+        if found.weight is not None:
+            y = y * (parameters[found.weight].flatten() + int(found.zero_centered_weight))
+        if found.bias is not None:
+            y = y + parameters[found.bias].flatten()
+        return y.movedim(-1, 1) if found.channels_first else y
+
+    def _inputs(self, found: NormSwap, dim: int) -> Iterator[Tensor]:
+        """Inputs of so many dimensions: sizes that differ and that equal the number of columns."""
+        c = self._cols
+        shapes = {
+            1: [(c,)],
+            2: [(5, c), (c, c)],
+            3: [(2, 5, c), (2, c, c), (c, 5, c)],
+            4: [(2, 5, 3, c), (2, c, 3, c), (2, 3, c, c), (2, c, c, c)],
+            5: [(2, 2, 5, 1, c), (2, c, 1, 2, c)],
+        }
+        for i, shape in enumerate(shapes[dim]):
+            x = self._rows(shape, _ROW_SCALES if i % 2 else _FAR_SCALES)
+            yield (x.movedim(-1, 1) if found.channels_first else x).float()
+        for number in (float("nan"), float("inf"), -float("inf")):
+            x = self._rows(shapes[dim][0], _ROW_SCALES)
+            x.reshape(-1, c)[-1, 1] = number
+            yield (x.movedim(-1, 1) if found.channels_first else x).float()
+
+    def _rows(self, shape: tuple[int, ...], scales: tuple[float, ...]) -> Tensor:
+        """In float64: rows along the last dimension, of different sizes and means."""
+        count = max(1, torch.Size(shape[:-1]).numel())
+        means = _FAR_MEANS if scales is _FAR_SCALES else (0.5,)
+        rows = random_normal(count, shape[-1], dtype=torch.float64)
+        rows += torch.tensor(means, dtype=torch.float64).repeat(count)[:count, None]
+        rows *= torch.tensor(scales, dtype=torch.float64).repeat(count)[:count, None]
+        return rows.reshape(shape)
 
 
 def _eps_candidates(module: nn.Module) -> list[str | float]:
@@ -142,84 +312,5 @@ def _eps_candidates(module: nn.Module) -> list[str | float]:
     attributes = [name for name, value in own_attributes(module).items() if small(value)]
     code = getattr(type(module).forward, "__code__", None)
     constants = code.co_consts if isinstance(code, types.CodeType) else ()
-    return [*attributes, *(value for value in constants if small(value))]
-
-
-def _matches(module: nn.Module, norm: NormSwap, dtype: torch.dtype) -> bool:
-    eps = norm.eps if isinstance(norm.eps, float) else _PROBE_EPS
-    x, parameters = _arguments(module, dtype, dtype)
-    exact_x, exact = _widened(x, parameters)
-    expected = _formula(norm, exact_x, exact, eps)
-    # Three roundings to the dtype: of x / rms, of its product with the weight, and one on the way.
-    # The sums are float32's; their error is relative to the largest number of a row.
-    largest = expected.detach().abs().amax(-1, keepdim=True)
-    tolerance = 3 * torch.finfo(dtype).eps * expected.detach().abs() + 1e-5 * largest
-    for training in (True, False):
-        twin = _twin(module, norm, parameters, training)
-        y = forward_of(twin, x)
-        if y is None or y.shape != x.shape or y.dtype != dtype:
-            return False
-        if ((y - expected).detach().abs() > tolerance).any():
-            return False
-        if dtype == torch.float32 and not _same_gradients(y, x, twin, expected, exact_x, exact):
-            return False
-    return True
-
-
-def _same_gradients(
-    y: Tensor,
-    x: Tensor,
-    twin: nn.Module,
-    expected: Tensor,
-    exact_x: Tensor,
-    exact: dict[str, Tensor],
-) -> bool:
-    ours = gradients(y, [x, *(p for p in twin._parameters.values() if p is not None)])
-    theirs = gradients(expected, [exact_x, *exact.values()])
-    if ours is None or theirs is None:
-        return False
-    return all(
-        bool(((a - b).abs() <= 1e-3 * b.abs() + 1e-4 * b.abs().max()).all())
-        for a, b in zip(ours, theirs, strict=True)
-    )
-
-
-def _with_dtype_rule(module: nn.Module, norm: NormSwap) -> NormSwap:
-    x, parameters = _arguments(module, torch.bfloat16, torch.float32)
-    y = forward_of(_twin(module, norm, parameters, training=True), x)
-    keeps = y is not None and y.dtype == torch.bfloat16
-    return NormSwap(norm.op, norm.weight, norm.bias, norm.eps, norm.zero_centered_weight, keeps)
-
-
-def _twin(module: nn.Module, norm: NormSwap, parameters: dict[str, Tensor], training: bool) -> Any:
-    eps = {norm.eps: _PROBE_EPS} if isinstance(norm.eps, str) else {}
-    return stand_in(module, parameters, attributes=eps, training=training)
-
-
-def _arguments(
-    module: nn.Module, dtype: torch.dtype, parameter_dtype: torch.dtype
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Rows of different sizes, and random parameters."""
-    names = [name for name, p in module._parameters.items() if p is not None]
-    cols = next(p.numel() for p in module._parameters.values() if p is not None)
-    scales = torch.tensor(_ROW_SCALES, dtype=torch.float64, device="cpu")
-    rows = random_normal(len(_ROW_SCALES), 2, cols, dtype=torch.float64) + 0.5
-    x = (rows * scales[:, None, None]).to(dtype).requires_grad_()
-    parameters = {
-        name: random_normal(cols, seed=2 + i).to(parameter_dtype) for i, name in enumerate(names)
-    }
-    return x, parameters
-
-
-def _widened(x: Tensor, parameters: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    wide = {name: p.double().requires_grad_() for name, p in parameters.items()}
-    return x.detach().double().requires_grad_(), wide
-
-
-def _formula(norm: NormSwap, x: Tensor, parameters: dict[str, Tensor], eps: float) -> Tensor:
-    weight = parameters[norm.weight]
-    if norm.op == "layer_norm":
-        bias = None if norm.bias is None else parameters[norm.bias]
-        return F.layer_norm(x, weight.shape, weight, bias, eps)
-    scale = 1 + weight if norm.zero_centered_weight else weight
-    return F.rms_norm(x, weight.shape, None, eps) * scale
+    found = [value for value in constants if small(value)]
+    return [*attributes, *found, *(value for value in _COMMON_EPS if value not in found)]
