@@ -173,7 +173,7 @@ def _recognise(module: nn.Module) -> _Found | None:
             if not _is_throughout(module, x, reference):
                 return None
             dtypes = frozenset(d for d in _DTYPES if _agrees_in(module, reference, d))
-            return _Found(name, dtypes) if _REQUIRED <= dtypes else None
+            return _Found(name, dtypes) if dtypes >= _REQUIRED else None
     return None
 
 

@@ -5,7 +5,8 @@
 Such a module has a forward of one argument; two or three submodules that hold matrices; at most one
 that is an activation; and perhaps others (dropout, Identity, a norm), called between the product
 and `down` or after `down`. The output and the gradients of a stand-in with small linears are
-compared with the formula, in float64.
+compared with the formula in float64; so is the output for inputs of one to four dimensions, far
+from zero and with NaN, and in float32 and bfloat16.
 
 The new forward calls the same submodules in the same order. So their hooks run, adapters and
 quantised linears work, and random numbers are drawn in the same order. Only the product and the
@@ -155,9 +156,33 @@ def _recognise(module: nn.Module, named: tuple[str | None, ...]) -> GatedSwap | 
                 layout=layout,
             )
             if first.matches(found) and second.matches(found):
+                if not all(p.agrees(found, x) for p in (first, second) for x in _inputs()):
+                    return None
+                if not _agrees_in_every_dtype(module, others, found):
+                    return None
                 narrow = _Probe(module, others, down, training=True, down_dtype=torch.float32)
                 return replace(found, casts_to_weight=narrow.ran, constants=constants_of(module))
     return None
+
+
+def _inputs() -> Iterator[Tensor]:
+    """Of one to four dimensions whose sizes may be equal, far from zero, and with NaN."""
+    size = _OUTSIDE
+    for shape in ((), (size,), (2, 3), (2, size), (size, size), (2, size, 3), (2, 3, size)):
+        x = random_normal(*shape, size, dtype=torch.float64)
+        yield x
+        for number in (1e4, -1e6, float("nan")):
+            far = x.clone()
+            far.view(-1)[-1] = number
+            yield far
+
+
+def _agrees_in_every_dtype(module: nn.Module, linears: list[str], found: GatedSwap) -> bool:
+    for dtype in (torch.float32, torch.bfloat16):
+        probe = _Probe(module, linears, found.down, training=True, dtype=dtype)
+        if not probe.agrees(found, random_normal(5, _OUTSIDE, dtype=dtype)):
+            return False
+    return True
 
 
 def _layouts(linears: int) -> Sequence[str]:
@@ -209,15 +234,16 @@ class _Probe:
         linears: list[str],
         down: str,
         training: bool,
-        down_dtype: torch.dtype = torch.float64,
+        dtype: torch.dtype = torch.float64,
+        down_dtype: torch.dtype | None = None,
     ) -> None:
         self.calls: list[str] = []
         _, _, others = _sorted(module)
         inside = _INSIDE * (3 - len(linears))
         self._modules: dict[str, nn.Module] = {
-            name: _Linear(self.calls, name, _OUTSIDE, inside) for name in linears
+            name: _Linear(self.calls, name, _OUTSIDE, inside, dtype) for name in linears
         }
-        self._modules[down] = _Linear(self.calls, down, _INSIDE, _OUTSIDE, down_dtype)
+        self._modules[down] = _Linear(self.calls, down, _INSIDE, _OUTSIDE, down_dtype or dtype)
         for i, name in enumerate(others):
             self._modules[name] = _Affine(self.calls, name, i)
         activations = {
@@ -225,9 +251,11 @@ class _Probe:
             for name, child in module._modules.items()
             if child is not None and name not in self._modules
         }
-        twin = stand_in(module, submodules={**activations, **self._modules}, training=training)
-        self._x = random_normal(5, _OUTSIDE, dtype=torch.float64).mul(2).requires_grad_()
-        self._y = forward_of(twin, self._x)
+        self._twin = stand_in(
+            module, submodules={**activations, **self._modules}, training=training
+        )
+        self._x = random_normal(5, _OUTSIDE, dtype=dtype).mul(2).requires_grad_()
+        self._y = forward_of(self._twin, self._x)
         calls = list(self.calls)
         at = calls.index(down) if down in calls else 0
         called = tuple(name for name in calls[:at] if name in linears)
@@ -255,7 +283,7 @@ class _Probe:
         calls = (self.description.linears, self.description.between, self.description.behind)
         if calls != (found.linears, found.between, found.behind):
             return False
-        expected = self._formula(found)
+        expected = self._formula(found, self._x)
         inputs = [self._x, *(p for m in self._modules.values() for p in m.parameters())]
         ours, theirs = gradients(self._y, inputs), gradients(expected, inputs)
         if ours is None or theirs is None:
@@ -265,8 +293,18 @@ class _Probe:
             for a, b in zip([self._y, *ours], [expected, *theirs], strict=True)
         )
 
-    def _formula(self, found: GatedSwap) -> Tensor:
-        outputs = [self._modules[name](self._x) for name in found.linears]
+    def agrees(self, found: GatedSwap, x: Tensor) -> bool:
+        """Whether the output for `x`, which may have NaN, is that of `found`."""
+        y, expected = forward_of(self._twin, x), self._formula(found, x)
+        if y is None or y.shape != expected.shape or y.dtype != expected.dtype:
+            return False
+        # A low precision rounds at each step, numbers as large as the largest of the product.
+        largest = expected.detach().abs().nan_to_num(0.0).amax(-1, keepdim=True)
+        equal = (y - expected).detach().abs() <= 16 * torch.finfo(x.dtype).eps * largest
+        return bool((equal | (y.isnan() & expected.isnan())).all())
+
+    def _formula(self, found: GatedSwap, x: Tensor) -> Tensor:
+        outputs = [self._modules[name](x) for name in found.linears]
         gate, up = outputs if len(outputs) == 2 else _halves(outputs[0], found.layout)
         if found.layout == "second":
             gate, up = up, gate

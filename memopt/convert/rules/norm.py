@@ -98,13 +98,13 @@ def _recognise(module: nn.Module) -> NormSwap | None:
     if not dims and size is not None and size <= _EQUAL_SIZES:
         probe = as_it_is
         dims = probe.dims(found)
+    found = replace(found, dims=dims)
     dtypes = probe.dtypes(found)
     if not dims or (own, own) not in dtypes:
         return None
     return replace(
         found,
         size=None if parameters else size,
-        dims=dims,
         dtypes=dtypes,
         keeps_strides=probe.keeps_strides(found),
         constants=constants_of(module, read=found.eps),
@@ -135,11 +135,10 @@ class _Probe:
 
     def candidates(self) -> Iterator[NormSwap]:
         """The formulas that agree in float32 for one input, in training and evaluation."""
-        for channels_first in (False, True):
-            x = self._rows((5, 2, self._cols), _ROW_SCALES)
-            x = (x.movedim(-1, 1)[..., None] if channels_first else x).float()
+        for channels_first, dim in ((False, 3), (True, 4), (True, 3)):
             outputs: dict[str | float, Tensor | None] = {}
-            for found in self._formulas(channels_first):
+            for found in self._formulas(channels_first, dim):
+                x = self._input(found, torch.float32)
                 eps = found.eps if isinstance(found.eps, str) else 0.0
                 if eps not in outputs:
                     outputs[eps] = forward_of(self._twin(found, torch.float32), x)
@@ -167,23 +166,30 @@ class _Probe:
         self, found: NormSwap, dtypes: tuple[torch.dtype, ...] = _DTYPES
     ) -> frozenset[tuple[torch.dtype, torch.dtype]]:
         """Of input and parameters, with which it computes `found` in the input's dtype."""
-        x = self._rows((5, 2, self._cols), _ROW_SCALES)
-        x = x.movedim(-1, 1)[..., None] if found.channels_first else x
         pairs = {(dtype, parameters) for dtype in dtypes for parameters in (dtype, torch.float32)}
         return frozenset(
             (dtype, parameters)
             for dtype, parameters in pairs
-            if all(self._agrees(found, x.to(dtype), mode, parameters) for mode in (True, False))
+            if all(
+                self._agrees(found, self._input(found, dtype), training, parameters)
+                for training in (True, False)
+            )
         )
 
     def keeps_strides(self, found: NormSwap) -> bool:
         """Whether the output of a contiguous input with channels in front is contiguous."""
         if not found.channels_first:
             return True
-        y = forward_of(self._twin(found, torch.float32), random_normal(2, self._cols, 3, 5))
+        x = self._input(found, torch.float32).contiguous()
+        y = forward_of(self._twin(found, torch.float32), x)
         return y is not None and y.is_contiguous()
 
-    def _formulas(self, channels_first: bool) -> Iterator[NormSwap]:
+    def _formulas(self, channels_first: bool, dim: int) -> Iterator[NormSwap]:
+        """What the module may compute for an input of `dim` dimensions."""
+        for found in self._roles(channels_first):
+            yield replace(found, dims=frozenset((dim,)))
+
+    def _roles(self, channels_first: bool) -> Iterator[NormSwap]:
         names = list(self._parameters)
         roles: list[tuple[str | None, str | None]] = [(None, None)]
         if names:
@@ -250,9 +256,7 @@ class _Probe:
             if y is None or not self._close(found, y, x, twin):
                 return False
             ours = gradients(y, [x, *_parameters(twin).values()])
-            theirs = gradients(
-                self._formula(found, exact_x, exact), [exact_x, *exact.values()]
-            )
+            theirs = gradients(self._formula(found, exact_x, exact), [exact_x, *exact.values()])
             if ours is None or theirs is None:
                 return False
             for a, b in zip(ours, theirs, strict=True):
@@ -273,12 +277,20 @@ class _Probe:
             y = y * (parameters[found.weight].flatten() + int(found.zero_centered_weight))
         if found.bias is not None:
             y = y + parameters[found.bias].flatten()
-        return y.movedim(-1, 1) if found.channels_first else y
+        return torch.movedim(y, -1, 1) if found.channels_first else y
+
+    def _input(self, found: NormSwap, dtype: torch.dtype) -> Tensor:
+        """Of the fewest dimensions that it takes, three if that may be."""
+        x = self._rows((5, 2, self._cols), _ROW_SCALES)
+        if found.channels_first:
+            x = x.movedim(-1, 1)
+            x = x if 3 in found.dims else x[..., None]
+        return x.to(dtype)
 
     def _inputs(self, found: NormSwap, dim: int) -> Iterator[Tensor]:
         """Inputs of so many dimensions: sizes that differ and that equal the number of columns."""
         c = self._cols
-        shapes = {
+        shapes: dict[int, list[tuple[int, ...]]] = {
             1: [(c,)],
             2: [(5, c), (c, c)],
             3: [(2, 5, c), (2, c, c), (c, 5, c)],
@@ -300,7 +312,7 @@ class _Probe:
         rows = random_normal(count, shape[-1], dtype=torch.float64)
         rows += torch.tensor(means, dtype=torch.float64).repeat(count)[:count, None]
         rows *= torch.tensor(scales, dtype=torch.float64).repeat(count)[:count, None]
-        return rows.reshape(shape)
+        return torch.reshape(rows, shape)
 
 
 def _eps_candidates(module: nn.Module) -> list[str | float]:
