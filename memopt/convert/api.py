@@ -19,6 +19,7 @@ from memopt.convert.match import Context, Match, Reason, match
 from memopt.convert.recipes import RecipesOn, has_recipes, turn_recipes_on
 from memopt.convert.regions import Choice, Regions, check_can_revert_region, revert_region
 from memopt.convert.register import registered_rules
+from memopt.convert.remaining import Remaining, remaining
 from memopt.convert.report import Left, Report, Swapped
 from memopt.convert.rules import RULES
 from memopt.convert.supported import has_kernels_for
@@ -75,10 +76,10 @@ def convert(
 
     Args:
         model: changed in place.
-        sample_input: with one, the model runs once before and once after, and the report has the
-            bytes saved for backward. A tensor; a tuple or list of positional arguments; or a
-            mapping of keyword arguments. Measured as `memopt.saved_bytes` does, which leaves the
-            model as it was.
+        sample_input: with one, the model runs once before and twice after, and the report has the
+            bytes saved for backward, and what still saves how many of them. A tensor; a tuple or
+            list of positional arguments; or a mapping of keyword arguments. Measured as
+            `memopt.saved_bytes` does, which leaves the model as it was.
         recompute: turn recipes on. Without them ReLU and Sigmoid stay PyTorch's, which save their
             output like the layer behind them, and not their input.
         checkpoint: submodules to make checkpointed regions (see `checkpoint_wrapper`): a predicate,
@@ -112,6 +113,7 @@ def convert(
         if recompute:
             turn_recipes_on(model)
         after = None if sample_input is None else _measure(model, sample_input)
+        rest = () if sample_input is None else _remaining(model, sample_input)
     return Report(
         model=type(model).__qualname__,
         swapped=_swapped(matches),
@@ -122,6 +124,8 @@ def convert(
         bytes_before=before,
         bytes_after=after,
         notes=notes,
+        remaining=rest,
+        idle=_idle(matches),
     )
 
 
@@ -173,6 +177,17 @@ def _swapped(matches: list[Match]) -> tuple[Swapped, ...]:
     )
 
 
+def _idle(matches: list[Match]) -> tuple[str, ...]:
+    """Paths of dropouts that drop nothing."""
+    return tuple(
+        found.path
+        for found in matches
+        if isinstance(found.answer, Swap)
+        and isinstance(found.module, nn.Dropout)
+        and found.module.p == 0
+    )
+
+
 def _left(matches: list[Match]) -> tuple[Left, ...]:
     return tuple(
         Left(*found.origin(), found.answer.text)
@@ -212,6 +227,11 @@ def _measure(model: nn.Module, sample_input: Any) -> int:
             f"{type(sample_input).__name__}, for which {type(model).__name__} raised "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def _remaining(model: nn.Module, sample_input: Any) -> tuple[Remaining, ...]:
+    args, kwargs = _as_arguments(sample_input)
+    return remaining(model, args, kwargs)
 
 
 def _as_arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
