@@ -22,6 +22,7 @@ from memopt.convert.register import registered_rules
 from memopt.convert.remaining import Remaining, remaining
 from memopt.convert.report import Left, Report, Swapped
 from memopt.convert.rules import RULES
+from memopt.convert.skip import Skip, outermost, skipped
 from memopt.convert.supported import has_kernels_for
 from memopt.convert.swap import Swap, SwappedModule, undo_swap
 from memopt.measure import check_can_measure, saved_bytes
@@ -42,6 +43,7 @@ def convert(
     recompute: bool = True,
     checkpoint: Choice | bool | None = None,
     offload: Choice | None = None,
+    skip: Skip | None = None,
 ) -> Report:
     """Have memopt's ops compute what they can of `model`, in place; `revert(model)` undoes it.
 
@@ -87,15 +89,19 @@ def convert(
             `apply_checkpointing` finds them.
         offload: the same, with the regions' inputs kept in host memory until backward. A module
             chosen by both is offloaded.
+        skip: modules that stay as they are, with all that is inside them: a path as
+            `named_modules()` has it or a pattern of such paths ("decoder.*.norm", as fnmatch reads
+            it, where * also matches dots), a class, a function of a module, or a sequence of these.
+            Regions are chosen apart from this. What an earlier call swapped stays swapped.
 
     Returns:
         A report of what was swapped, and what was left and why. `print` it; `to_dict()`.
 
     Raises:
         TypeError: `model` is no nn.Module, is a ScriptModule, compiled or quantised, or
-            `checkpoint` or `offload` is of another kind.
+            `checkpoint`, `offload` or `skip` is of another kind.
         ValueError: the model's forward raises with `sample_input`, or `checkpoint` is True and the
-            model has no blocks.
+            model has no blocks, or no module has a path that `skip` names.
         RuntimeError: a rule raises, or there is a `sample_input` and torch.inference_mode() is on.
 
     After any error the model is as before.
@@ -103,13 +109,16 @@ def convert(
     _check_model(model)
     regions = Regions(checkpoint, offload)
     before = None if sample_input is None else _measure(model, sample_input)
-    matches = match(Context(model, recompute), (*registered_rules(), *RULES))
+    left_alone = skipped(model, skip)
+    matches = match(Context(model, recompute, left_alone), (*registered_rules(), *RULES))
     with restored_on_error(model):
         for found in matches:
             if isinstance(found.answer, Swap):
                 found.answer.apply(found.module)
         regions.apply(model)
         notes = _notes(model, recompute, changed=_has_swaps(matches) or bool(regions))
+        if left_alone:
+            notes = (f"skipped: {', '.join(outermost(left_alone))}", *notes)
         if recompute:
             turn_recipes_on(model)
         after = None if sample_input is None else _measure(model, sample_input)

@@ -90,7 +90,9 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("settings", [{}, {"recompute": False}, {"checkpoint": Functional}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"recompute": False}, {"checkpoint": Functional}], ids=str
+)
 @pytest.mark.parametrize("make", EXAMPLES.values(), ids=EXAMPLES)
 def test_shares_are_the_allocator_s_count(make, settings) -> None:
     model, x = make(), sample()
@@ -117,9 +119,7 @@ def _saves_its_output(model: nn.Module) -> bool:
     names = [name for name in dir(output.grad_fn) if name.startswith("_saved_")]
     tensors = (getattr(output.grad_fn, name) for name in names)
     address = output.untyped_storage().data_ptr()
-    return any(
-        isinstance(t, Tensor) and t.untyped_storage().data_ptr() == address for t in tensors
-    )
+    return any(isinstance(t, Tensor) and t.untyped_storage().data_ptr() == address for t in tensors)
 
 
 def shares(report: memopt.Report) -> dict[str, tuple[str, tuple[str, ...], str]]:

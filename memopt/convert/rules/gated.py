@@ -115,6 +115,8 @@ def gated_unit(module: nn.Module, context: Context) -> Answer | None:
     if not _may_be_gated(module):
         return None
     _, activations, _ = _sorted(module)
+    if any(child in context.skipped for child in activations.values()):
+        return None
     names = tuple(activation_name(child, context.answer(child)) for child in activations.values())
     return context.once(lambda unit: _recognise(unit, names), module, names)
 
