@@ -155,12 +155,19 @@ def _hashable(value: object) -> bool:
     return True
 
 
-def takes_one_tensor(module: nn.Module) -> bool:
-    """Whether forward has exactly one parameter beside self, without a default."""
+def takes_one_tensor(module: nn.Module, or_more: bool = False) -> bool:
+    """Whether forward has exactly one parameter beside self, without a default.
+
+    Args:
+        or_more: it may have *args and **kwargs besides.
+    """
     try:
         parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
     except (TypeError, ValueError):
         return False
+    if or_more:
+        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        parameters = [parameter for parameter in parameters if parameter.kind not in variable]
     return (
         len(parameters) == 1
         and parameters[0].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD

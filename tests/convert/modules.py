@@ -176,6 +176,83 @@ class Interleaved(Packed):
         return self.down(self.act(both[..., ::2]) * both[..., 1::2])
 
 
+class GEGLU(nn.Module):
+    """diffusers': a projection and the product, further arguments on sufferance."""
+
+    def __init__(self, size: int = 8, inside: int = 16) -> None:
+        super().__init__()
+        self.proj = nn.Linear(size, 2 * inside)
+
+    def forward(self, hidden: Tensor, *args: object, **kwargs: object) -> Tensor:
+        if args or kwargs:
+            raise RuntimeError("deprecated")
+        hidden, gate = self.proj(hidden).chunk(2, dim=-1)
+        return hidden * F.gelu(gate)
+
+
+class GLU(nn.Module):
+    """x-transformers': the activation is a module."""
+
+    def __init__(self, size: int = 8, inside: int = 16) -> None:
+        super().__init__()
+        self.act = nn.SiLU()
+        self.proj = nn.Linear(size, 2 * inside)
+        self.bias = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, gate = self.proj(x).chunk(2, dim=-1)
+        return x * self.act(gate) * self.bias
+
+
+class TwoLinears(nn.Module):
+    """A gate and a value, and nothing behind them."""
+
+    def __init__(self, size: int = 8, inside: int = 16) -> None:
+        super().__init__()
+        self.gate, self.value = nn.Linear(size, inside), nn.Linear(size, inside)
+        self.drop = nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(F.relu(self.gate(x)) * self.value(x))
+
+
+class Halves(nn.Module):
+    """No linear at all."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, gate = x.chunk(2, dim=-1)
+        return x * F.gelu(gate)
+
+
+class OwnFormula(nn.Module):
+    """down(f(up(x))), with the formula of f written out."""
+
+    def __init__(self, size: int = 8, inside: int = 16) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(size, inside), nn.Linear(inside, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x)
+        return self.down(0.5 * h * (1 + torch.tanh(0.7978845608028654 * (h + 0.044715 * h**3))))
+
+
+class Squared(OwnFormula):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).relu().square())
+
+
+class Projection(nn.Module):
+    """An activation inside, and no second linear."""
+
+    def __init__(self, size: int = 8, inside: int = 16) -> None:
+        super().__init__()
+        self.dense = nn.Linear(size, inside)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.dense(x)
+        return h * torch.sigmoid(1.702 * h)
+
+
 class Residual(FeedForward):
     """A gated unit and more."""
 

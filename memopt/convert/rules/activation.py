@@ -101,8 +101,13 @@ def activation(module: nn.Module, context: Context) -> Answer | None:
         return None
     found = context.once(_recognise, module)
     if found is None:
-        return Reason(NO_ACTIVATION)
+        return None
     return ActivationSwap(found.name, found.dtypes, constants=constants_of(module))
+
+
+def other_function(module: nn.Module, context: Context) -> Answer | None:
+    """A module without tensors that no rule knows. It may be an activation; the report names it."""
+    return Reason(NO_ACTIVATION) if _may_be_activation(module) else None
 
 
 def activation_name(module: nn.Module, swap: Answer | None = None) -> str | None:
