@@ -5,13 +5,14 @@ Each model is small, has random weights, and runs one forward in training mode o
 float32. Bytes are exact; no times are taken. What the report of `convert` claims is compared with
 the allocator's count of the same forward, byte for byte.
 
-`python -m benchmarks.convert_zoo [--out FILE.json] [--docs FILE.md] [--only NAME ...]` writes the
-JSON and the table. Libraries that cannot be imported are skipped, by name.
+`python -m benchmarks.convert_zoo [--out FILE.json] [--docs FILE.md] [--only NAME ...] [--add]`
+writes the JSON and the table. Libraries that cannot be imported are skipped, by name.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import traceback
 import warnings
@@ -37,7 +38,7 @@ EXPLAINED = 0.8
 
 def measure(entry: Entry) -> dict[str, Any]:
     """The record of a model, as it stands in the JSON file."""
-    case: dict[str, Any] = {"library": entry.library}
+    case: dict[str, Any] = _of(entry)
     model, inputs = entry.make()
     report = memopt.convert(model, _sample(inputs))
     assert report.bytes_before is not None
@@ -108,7 +109,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--out", type=Path, default=RESULTS / OUT, help=f"default: benchmarks/results/{OUT}")
     add("--docs", type=Path, default=DOCS, help="the table; default: docs/models.md")
-    add("--only", nargs="*", help="names of models, all without")
+    add("--only", nargs="*", help="names of models or libraries, all without")
+    add(
+        "--add",
+        action="store_true",
+        help="to the file's other models: for libraries that cannot be installed side by side",
+    )
     args = parser.parse_args(argv)
 
     warnings.simplefilter("ignore")
@@ -121,10 +127,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         torch.device("cpu"),
         copy_bandwidths={},
     )
-    header["versions"]["libraries"] = _versions()
     results = record.Record(args.out, header, resume=False)
+    if args.add and args.out.exists():
+        results.cases.update(json.loads(args.out.read_text())["cases"])
     for entry in ZOO:
-        if args.only and entry.name not in args.only:
+        if args.only and not {entry.name, entry.library} & set(args.only):
             continue
         key = f"{entry.library}: {entry.name}"
         if not entry.importable():
@@ -135,24 +142,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Exception as error:
             traceback.print_exc()
             text = f"{type(error).__name__}: {error}"[:300]
-            results.add(key, {"library": entry.library, "error": text})
+            results.add(key, {**_of(entry), "error": text})
         case = results.cases[key]
         print(f"{key}: {case.get('error') or case['ratio']}", case.get("regions_ratio"), flush=True)
+    order = {f"{entry.library}: {entry.name}": i for i, entry in enumerate(ZOO)}
+    results.cases = dict(sorted(results.cases.items(), key=lambda item: order.get(item[0], -1)))
+    results.save()
     args.docs.parent.mkdir(parents=True, exist_ok=True)
     args.docs.write_text(markdown(results.cases, HEAD))
     return 0
 
 
-def _versions() -> dict[str, str]:
-    found = {}
-    for library in dict.fromkeys(entry.library for entry in ZOO):
-        try:
-            found[library] = metadata.version(
-                {"open_clip": "open_clip_torch"}.get(library, library)
-            )
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+def _of(entry: Entry) -> dict[str, Any]:
+    package = {"open_clip": "open_clip_torch"}.get(entry.library, entry.library)
+    return {"library": entry.library, "version": metadata.version(package)}
 
 
 if __name__ == "__main__":

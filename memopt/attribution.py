@@ -78,7 +78,7 @@ def attribute(
         recorder = _Recorder(paths, constant)
         with recorder:
             output = model(*args, **kwargs)
-        found.extend(recorder.attributed(_nodes(_tensors(output))))
+        found.extend(recorder.attributed(_nodes(tensors_of(output))))
 
     saved_bytes(run)
     return found
@@ -189,7 +189,7 @@ def _is_inner(node: Any) -> bool:
     return node is not None and not hasattr(node, "variable")
 
 
-def _tensors(output: object) -> Iterator[Tensor]:
+def tensors_of(output: object) -> Iterator[Tensor]:
     """Those in what a model returned, also in objects that keep tensors as attributes."""
     seen: set[int] = set()
     todo: list[Any] = [output]

@@ -306,7 +306,7 @@ ZOO: tuple[Entry, ...] = (
     *map(_seq2seq, ("bart", "mbart", "pegasus", "marian", "blenderbot", "m2m_100")),
     *map(_t5, ("t5", "mt5", "umt5", "longt5")),
     _whisper(),
-    *(_vision(kind, **_VIT) for kind in ("vit", "deit", "beit", "dinov2")),
+    *(_vision(kind, **_VIT) for kind in ("vit", "beit", "dinov2")),
     _vision(
         "swin",
         image_size=32,
@@ -326,7 +326,7 @@ ZOO: tuple[Entry, ...] = (
     _timm("deit3_small_patch16_224", **_TINY),
     _timm("eva02_tiny_patch14_224", **_TINY),
     _timm("vit_base_patch14_reg4_dinov2", **_TINY),
-    _timm("mixer_s16_224", img_size=32, embed_dim=HIDDEN, num_blocks=LAYERS),
+    _timm("mixer_s16_224", img_size=32, num_blocks=LAYERS),
     _timm("convnext_atto", depths=(1, 1, 1, 1), dims=(16, 16, 32, 32)),
     _timm(
         "swin_tiny_patch4_window7_224",
