@@ -279,7 +279,8 @@ def _peft(kind: str, targets: list[str]) -> Entry:
 ZOO: tuple[Entry, ...] = (
     *map(_causal, ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")),
     *map(_causal, ("phi", "olmo", "olmo2", "cohere", "starcoder2", "stablelm", "granite")),
-    *map(_causal, ("gpt_neox", "helium", "nemotron", "glm", "smollm3", "persimmon", "falcon")),
+    *map(_causal, ("gpt_neox", "helium", "nemotron", "glm", "smollm3", "persimmon")),
+    _gpt("falcon", hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=HEADS),
     _causal("phi3", rope_scaling=None),
     _causal("mixtral", num_local_experts=2),
     _causal(
@@ -326,7 +327,7 @@ ZOO: tuple[Entry, ...] = (
     _timm("deit3_small_patch16_224", **_TINY),
     _timm("eva02_tiny_patch14_224", **_TINY),
     _timm("vit_base_patch14_reg4_dinov2", **_TINY),
-    _timm("mixer_s16_224", img_size=32, num_blocks=LAYERS),
+    _timm("mixer_s16_224", img_size=32),
     _timm("convnext_atto", depths=(1, 1, 1, 1), dims=(16, 16, 32, 32)),
     _timm(
         "swin_tiny_patch4_window7_224",
