@@ -283,9 +283,7 @@ ZOO: tuple[Entry, ...] = (
     _gpt("falcon", hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=HEADS),
     _causal("phi3", rope_scaling=None),
     _causal("mixtral", num_local_experts=2),
-    _causal(
-        "qwen2_moe", num_experts=2, moe_intermediate_size=32, shared_expert_intermediate_size=32
-    ),
+    _causal("qwen2_moe", moe_intermediate_size=16, shared_expert_intermediate_size=32),
     _causal("opt", ffn_dim=INNER, word_embed_proj_dim=HIDDEN),
     _causal("biogpt"),
     _causal("xglm", d_model=HIDDEN, num_layers=LAYERS, attention_heads=HEADS, ffn_dim=INNER),
