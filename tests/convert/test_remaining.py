@@ -21,7 +21,7 @@ WIDTH = 64
 
 
 class Functional(nn.Module):
-    """Computes gelu by itself."""
+    """Computes gelu by itself, and takes more than one argument, so that no rule knows it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Functional(nn.Module):
         """As an extension of Python's does, which nothing sees from outside."""
         return torch._C._nn.gelu(x)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.down(self.gelu(self.up(x)))
 
 
