@@ -52,8 +52,10 @@ def convert(
     - torch.nn's LayerNorm, RMSNorm, GELU, SiLU, ReLU, Sigmoid and Dropout, and subclasses of them
       that keep the forward; the activation function of torch.nn's transformer layers.
     - Any module that computes one of these norms or memopt's activations, whatever its class is
-      called: those of transformers and timm, or your own.
-    - Gated units between linears, down(f(gate(x)) up(x)).
+      called: those of transformers and timm, or your own. Norms may also be over channels, without
+      a weight, with 1 + weight, or F.normalize times the root of the size.
+    - Gated units, down(f(gate(x)) up(x)), with and without their linears; and f(up(x)) where f is
+      a formula in the forward.
     - What rules of your own say, which are asked first: see `memopt.convert.rule`.
 
     The modules of the second and third kind are recognised by their structure, and by comparing
