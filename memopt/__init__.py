@@ -26,12 +26,13 @@ from memopt.checkpoint import (
 )
 
 # So does this one (memopt.convert.report).
-from memopt.convert import convert, patch_functional, revert
+from memopt.convert import Report, convert, patch_functional, revert
 from memopt.fates import saved_tensors
 from memopt.measure import saved_bytes
 from memopt.recipes import recompute
 
 __all__ = [
+    "Report",
     "__version__",
     "apply_checkpointing",
     "build_info",

@@ -24,7 +24,7 @@ MEMOPT_LAYERS = (
     {"_C"},
     {"_extension"},
     {"_class_patch", "fates", "live_bytes", "measure"},
-    {"recipes"},
+    {"attribution", "recipes"},
     {"functional"},
     {"nn"},
     {"checkpoint", "offload"},

@@ -24,8 +24,10 @@ from memopt.convert.match import Context, Match, Reason, match
 from memopt.convert.recipes import RecipesOn, has_recipes, turn_recipes_on
 from memopt.convert.regions import Choice, Regions, check_can_revert_region, revert_region
 from memopt.convert.register import registered_rules
+from memopt.convert.remaining import Remaining, remaining
 from memopt.convert.report import Left, Report, Swapped
 from memopt.convert.rules import RULES
+from memopt.convert.skip import Skip, outermost, skipped
 from memopt.convert.supported import has_kernels_for
 from memopt.convert.swap import Swap, SwappedModule, undo_swap
 from memopt.measure import check_can_measure, saved_bytes
@@ -47,6 +49,7 @@ def convert(
     checkpoint: Choice | bool | None = None,
     offload: Choice | None = None,
     autocast_norms: AutocastNorms = "keep",
+    skip: Skip | None = None,
 ) -> Report:
     """Have memopt's ops compute what they can of `model`, in place; `revert(model)` undoes it.
 
@@ -55,8 +58,10 @@ def convert(
     - torch.nn's LayerNorm, RMSNorm, GELU, SiLU, ReLU, Sigmoid and Dropout, and subclasses of them
       that keep the forward; the activation function of torch.nn's transformer layers.
     - Any module that computes one of these norms or memopt's activations, whatever its class is
-      called: those of transformers and timm, or your own.
-    - Gated units between linears, down(f(gate(x)) up(x)).
+      called: those of transformers and timm, or your own. Norms may also be over channels, without
+      a weight, with 1 + weight, or F.normalize times the root of the size.
+    - Gated units, down(f(gate(x)) up(x)), with and without their linears; and f(up(x)) where f is
+      a formula in the forward.
     - What rules of your own say, which are asked first: see `memopt.convert.rule`.
 
     The modules of the second and third kind are recognised by their structure, and by comparing
@@ -80,10 +85,10 @@ def convert(
 
     Args:
         model: changed in place.
-        sample_input: with one, the model runs once before and once after, and the report has the
-            bytes saved for backward. A tensor; a tuple or list of positional arguments; or a
-            mapping of keyword arguments. Measured as `memopt.saved_bytes` does, which leaves the
-            model as it was.
+        sample_input: with one, the model runs once before and twice after, and the report has the
+            bytes saved for backward, and what still saves how many of them. A tensor; a tuple or
+            list of positional arguments; or a mapping of keyword arguments. Measured as
+            `memopt.saved_bytes` does, which leaves the model as it was.
         recompute: turn recipes on. Without them ReLU and Sigmoid stay PyTorch's, which save their
             output like the layer behind them, and not their input.
         checkpoint: submodules to make checkpointed regions (see `checkpoint_wrapper`): a predicate,
@@ -97,15 +102,20 @@ def convert(
             of a float32 input and not 4, but what it returns is rounded to 16 bits: in models that
             add to that (BERT; BLOOM, by its embedding norm) gradients were 1.3 to 2.4 times as far
             from float64's.
+        skip: modules that stay as they are, with all that is inside them: a path as
+            `named_modules()` has it or a pattern of such paths ("decoder.*.norm", as fnmatch reads
+            it, where * also matches dots), a class, a function of a module, or a sequence of these.
+            Regions are chosen apart from this. What an earlier call swapped stays swapped.
 
     Returns:
         A report of what was swapped, and what was left and why. `print` it; `to_dict()`.
 
     Raises:
         TypeError: `model` is no nn.Module, is a ScriptModule, compiled or quantised, or
-            `checkpoint` or `offload` is of another kind.
+            `checkpoint`, `offload` or `skip` is of another kind.
         ValueError: the model's forward raises with `sample_input`, `checkpoint` is True and the
-            model has no blocks, or `autocast_norms` is another value.
+            model has no blocks, no module has a path that `skip` names, or `autocast_norms` is
+            another value.
         RuntimeError: a rule raises, or there is a `sample_input` and torch.inference_mode() is on.
 
     After any error the model is as before.
@@ -114,7 +124,8 @@ def convert(
     check_autocast_norms(autocast_norms)
     regions = Regions(checkpoint, offload)
     before = None if sample_input is None else _measure(model, sample_input)
-    matches = match(Context(model, recompute), (*registered_rules(), *RULES))
+    left_alone = skipped(model, skip)
+    matches = match(Context(model, recompute, left_alone), (*registered_rules(), *RULES))
     matches = with_autocast_norms(matches, autocast_norms)
     with restored_on_error(model):
         for found in matches:
@@ -122,9 +133,12 @@ def convert(
                 found.answer.apply(found.module)
         regions.apply(model)
         notes = _notes(model, recompute, changed=_has_swaps(matches) or bool(regions))
+        if left_alone:
+            notes = (f"skipped: {', '.join(outermost(left_alone))}", *notes)
         if recompute:
             turn_recipes_on(model)
         after = None if sample_input is None else _measure(model, sample_input)
+        rest = () if sample_input is None else _remaining(model, sample_input)
     return Report(
         model=type(model).__qualname__,
         swapped=_swapped(matches),
@@ -135,6 +149,8 @@ def convert(
         bytes_before=before,
         bytes_after=after,
         notes=notes,
+        remaining=rest,
+        idle=_idle(matches),
     )
 
 
@@ -186,6 +202,17 @@ def _swapped(matches: list[Match]) -> tuple[Swapped, ...]:
     )
 
 
+def _idle(matches: list[Match]) -> tuple[str, ...]:
+    """Paths of dropouts that drop nothing."""
+    return tuple(
+        found.path
+        for found in matches
+        if isinstance(found.answer, Swap)
+        and isinstance(found.module, nn.Dropout)
+        and found.module.p == 0
+    )
+
+
 def _left(matches: list[Match]) -> tuple[Left, ...]:
     return tuple(
         Left(*found.origin(), found.answer.text)
@@ -225,6 +252,11 @@ def _measure(model: nn.Module, sample_input: Any) -> int:
             f"{type(sample_input).__name__}, for which {type(model).__name__} raised "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def _remaining(model: nn.Module, sample_input: Any) -> tuple[Remaining, ...]:
+    args, kwargs = _as_arguments(sample_input)
+    return remaining(model, args, kwargs)
 
 
 def _as_arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from torch import nn
 
 from memopt.convert.match import Answer, Match
-from memopt.convert.rules.norm import NormSwap
+from memopt.convert.rules.norm_swap import NormSwap
 from memopt.convert.swap import TorchSwap
 
 AutocastNorms = Literal["keep", "lower"]

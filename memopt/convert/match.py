@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -48,8 +48,15 @@ class Context:
     recompute: bool
     """Whether recipes will be on around the model's forward (see `memopt.recompute`)."""
 
-    def __init__(self, model: nn.Module, recompute: bool) -> None:
+    skipped: Collection[nn.Module]
+    """Modules that stay as they are because the caller of `convert` says so. Rules are not asked
+    about them; a rule for a module around one must go on calling it."""
+
+    def __init__(
+        self, model: nn.Module, recompute: bool, skipped: Collection[nn.Module] = ()
+    ) -> None:
         self.recompute = recompute
+        self.skipped = skipped
         self.paths: dict[nn.Module, str] = {module: path for path, module in model.named_modules()}
         self.answers: dict[nn.Module, Answer] = {}
         self._remembered: dict[Hashable, Any] = {}
@@ -106,12 +113,15 @@ class Match:
 def match(context: Context, rules: Sequence[Rule]) -> list[Match]:
     """The first answer of `rules` for each module of the model, in the order of `named_modules()`.
 
-    Changes nothing. Not asked about: modules that are swapped already, and TorchScript's.
+    Changes nothing. Not asked about: modules that are swapped already, those of `context.skipped`,
+    and TorchScript's.
     """
     matches = []
     with quiet():
         for module in reversed(list(context.paths)):
             if isinstance(module, (SwappedModule, torch.jit.ScriptModule)):
+                continue
+            if module in context.skipped:
                 continue
             answer = _first_answer(rules, module, context)
             if isinstance(answer, Swap) and answer.needs_recipes() and not context.recompute:

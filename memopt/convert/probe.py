@@ -8,6 +8,7 @@ do not run.
 from __future__ import annotations
 
 import inspect
+import math
 import types
 import warnings
 from collections.abc import Iterator
@@ -81,6 +82,27 @@ def own_attributes(module: nn.Module) -> dict[str, Any]:
     }
 
 
+def resized(module: nn.Module, size: int, other: int) -> dict[str, Any]:
+    """The attributes of a stand-in that has `other` columns where the module has `size`: numbers
+    and shapes that equal the size, and its square root or one by that.
+    """
+    if size == other:
+        return {}
+
+    def change(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return type(value)(map(change, value)) if type(value) in (tuple, torch.Size) else value
+        if type(value) is int and value == size:
+            return other
+        for power in (0.5, -0.5):
+            if type(value) is float and math.isclose(value, size**power, rel_tol=1e-6):
+                return other**power
+        return value
+
+    attributes = own_attributes(module)
+    return {k: new for k, v in attributes.items() if (new := change(v)) is not v}
+
+
 def simple_attributes(module: nn.Module) -> tuple[tuple[str, Any], ...] | None:
     """`own_attributes`, sorted and hashable. None if one of them is no number, string or function,
     since the module may keep a state in it.
@@ -133,12 +155,19 @@ def _hashable(value: object) -> bool:
     return True
 
 
-def takes_one_tensor(module: nn.Module) -> bool:
-    """Whether forward has exactly one parameter beside self, without a default."""
+def takes_one_tensor(module: nn.Module, or_more: bool = False) -> bool:
+    """Whether forward has exactly one parameter beside self, without a default.
+
+    Args:
+        or_more: it may have *args and **kwargs besides.
+    """
     try:
         parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
     except (TypeError, ValueError):
         return False
+    if or_more:
+        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        parameters = [parameter for parameter in parameters if parameter.kind not in variable]
     return (
         len(parameters) == 1
         and parameters[0].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD

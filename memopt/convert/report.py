@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import io
 import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
+
+from memopt.convert.remaining import Remaining
+
+# Of what is still saved, the text has so many shares, if they are as large in percent.
+_MOST_SHARES = 8
+_LEAST_SHARE = 3.0
 
 
 class Swapped(NamedTuple):
@@ -54,6 +61,14 @@ class Report:
 
     notes: tuple[str, ...] = ()
 
+    remaining: tuple[Remaining, ...] = ()
+    """With a sample input: what is still saved, by what saves it and in which modules, the most
+    bytes first. Together they are `bytes_after`, to the byte."""
+
+    idle: tuple[str, ...] = ()
+    """Paths of swapped dropouts that drop nothing (p = 0). They are swapped in case p is set later,
+    and are in `swapped`, but not in the counts and rows of the text."""
+
     def to_dict(self) -> dict[str, Any]:
         """The same as lists, dicts, strings, numbers and None, as JSON has them."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -64,6 +79,10 @@ class Report:
             "checkpointed": list(self.checkpointed),
             "offloaded": list(self.offloaded),
             "notes": list(self.notes),
+            "remaining": [
+                {**entry._asdict(), "paths": list(entry.paths)} for entry in self.remaining
+            ],
+            "idle": list(self.idle),
         }
 
     def __str__(self) -> str:
@@ -79,6 +98,17 @@ class Report:
             for row in rows
         ]
         return "\n".join([self._title(), *table, *self._lines()])
+
+    def _repr_html_(self) -> str:
+        """A table, as notebooks show it."""
+        head = ("", "module", "becomes, or why it is left", "where")
+        rows = [(str(row.number), row.what, row.outcome, row.where) for row in self._rows()]
+        body = "".join(_html_row("td", row) for row in rows)
+        lines = "<br>".join(html.escape(line) for line in self._lines())
+        return (
+            f"<table><caption>{html.escape(self._title())}</caption>"
+            f"{_html_row('th', head)}{body}</table><p>{lines}</p>"
+        )
 
     def __rich__(self) -> Any:
         from rich.console import Group
@@ -101,11 +131,14 @@ class Report:
         return text.get().rstrip("\n")
 
     def _title(self) -> str:
-        return f"convert({self.model}): {len(self.swapped)} swapped, {len(self.left)} left"
+        swapped = len(self.swapped) - len(self.idle)
+        return f"convert({self.model}): {swapped} swapped, {len(self.left)} left"
 
     def _rows(self) -> list[_Row]:
         """Entries that differ in their path alone, as one."""
-        swapped = _grouped(((e.from_class, e.to, e.path) for e in self.swapped), True)
+        idle = set(self.idle)
+        active = (e for e in self.swapped if e.path not in idle)
+        swapped = _grouped(((e.from_class, e.to, e.path) for e in active), True)
         return swapped + _grouped(((e.from_class, e.reason, e.path) for e in self.left), False)
 
     def _lines(self) -> list[str]:
@@ -120,7 +153,31 @@ class Report:
             lines.append(f"checkpointed: {_where(self.checkpointed)}")
         if self.offloaded:
             lines.append(f"checkpointed, inputs offloaded: {_where(self.offloaded)}")
-        return [*lines, *self.notes]
+        return [*lines, *self._remaining_lines(), *self.notes]
+
+    def _remaining_lines(self) -> list[str]:
+        """The largest shares of what is still saved."""
+        if not self.remaining or not self.bytes_after:
+            return []
+        lines, rest = ["still saved:"], 100.0
+        for entry in self.remaining[:_MOST_SHARES]:
+            share = 100 * entry.nbytes / self.bytes_after
+            if share < _LEAST_SHARE:
+                break
+            rest -= share
+            where = f"{len(entry.paths)} x {entry.from_class} "
+            where += f"({_where(path or 'the model' for path in entry.paths)})"
+            help = f": {entry.help}" if entry.help else ""
+            lines.append(f"  {share:4.1f} %  {entry.what}, {where}{help}")
+        if rest >= 0.05:
+            lines.append(f"  {rest:4.1f} %  the rest")
+        if not self.checkpointed and not self.offloaded:
+            lines.append("checkpoint=True keeps the inputs of the model's blocks in place of these")
+        return lines
+
+
+def _html_row(tag: str, cells: Iterable[str]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
 
 class _Row(NamedTuple):

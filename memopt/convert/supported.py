@@ -18,8 +18,9 @@ def supports(input: object, *parameters: Tensor | None) -> bool:
     """Whether memopt's ops compute this input with these parameters as PyTorch's do.
 
     Not supported: other dtypes and devices; sparse and nested tensors; distributed tensors and
-    others that wrap tensors; parameters of a dtype other than input's and float32; and calls inside
-    a transform of torch.func or a forward-mode derivative, for which memopt's ops raise.
+    others that wrap tensors; parameters of a dtype other than input's and float32, and of float32
+    where input is float64; and calls inside a transform of torch.func or a forward-mode derivative,
+    for which memopt's ops raise.
     """
     # In front of every call of a swapped module: microseconds count.
     if type(input) not in _PLAIN and (not isinstance(input, Tensor) or wraps_tensors(input)):
@@ -59,7 +60,9 @@ def _fits(parameter: Tensor, input: Tensor) -> bool:
         return False
     if parameter.device != input.device:
         return False
-    if parameter.dtype in (input.dtype, torch.float32):
+    if parameter.dtype == input.dtype:
         return True
+    if parameter.dtype == torch.float32:
+        return input.dtype != torch.float64
     # Autocast casts the parameter: see csrc/autograd/declare.h.
     return casts(input) and parameter.dtype in _DTYPES and parameter.dtype != torch.float64

@@ -94,13 +94,19 @@ def test_a_llama_block(h: int, heads: int, kv_heads: int, m: int) -> None:
     assert_a_converted_block_keeps(LLAMA_KEPT, block, h, *cos_sin, heads=heads, kv=kv, m=m)
 
 
-def test_a_block_whose_norm_overrides_torch_nn_s_is_left_alone() -> None:
-    """LlamaBlock's norm is a subclass of nn.RMSNorm with a forward of its own, and the end of its
-    MLP takes two tensors: convert knows neither, and every term of the eager block stays.
+def test_a_block_whose_norm_overrides_torch_nn_s() -> None:
+    """LlamaBlock's norm is a subclass of nn.RMSNorm with a forward of its own, and known by what it
+    computes. The end of its MLP takes two tensors: convert does not know it, and its terms stay.
     """
+    norms = (
+        Term("RMSNorms: input", count=2, h=2),
+        Term("RMSNorms: rstd", count=2, one=4),
+    )
+    others = tuple(term for term in LLAMA_EAGER if not term.what.startswith("RMSNorms"))
+    assert len(LLAMA_EAGER) - len(others) == 4
     block = LlamaBlock(64, 4, 2, 172)
     cos_sin = angles(TOKENS, 16, torch.bfloat16)
-    assert_a_converted_block_keeps(LLAMA_EAGER, block, 64, *cos_sin, heads=4, kv=32, m=172)
+    assert_a_converted_block_keeps(norms + others, block, 64, *cos_sin, heads=4, kv=32, m=172)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1])

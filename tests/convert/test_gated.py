@@ -24,6 +24,16 @@ UNITS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "gate last": (lambda: modules.Packed("second"), "memopt.functional.gated('silu')"),
     "interleaved": (modules.Interleaved, "memopt.functional.gated_packed('silu')"),
+    "one linear in front": (modules.GEGLU, "memopt.functional.gated('gelu')"),
+    "with a module": (modules.GLU, "memopt.functional.gated('silu')"),
+    "two linears in front": (modules.TwoLinears, "memopt.functional.gated('relu')"),
+    "no linear": (modules.Halves, "memopt.functional.gated('gelu')"),
+}
+
+UNGATED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "own formula": (modules.OwnFormula, "memopt.functional.activation('gelu_tanh')"),
+    "squared": (modules.Squared, "memopt.functional.activation('relu_squared')"),
+    "projection": (modules.Projection, "memopt.functional.activation('quick_gelu')"),
 }
 
 
@@ -58,6 +68,39 @@ def test_gated_units_are_recognised(make, to: str) -> None:
     assert [e.to for e in report.swapped if e.path == "0"] == [to]
     assert uses_gated(model)
     assert_equal_steps(*converted(make)[::-1])
+
+
+@pytest.mark.parametrize(("make", "to"), UNGATED.values(), ids=UNGATED)
+def test_formulas_between_linears_are_recognised(make, to: str) -> None:
+    model = nn.Sequential(make())
+    report = memopt.convert(model)
+    assert [(e.path, e.to) for e in report.swapped] == [("0", to)]
+    x = torch.randn(3, 5, 8, requires_grad=True)
+    assert any("activation" in op for op in memopt_ops(lambda: model(x)))
+    assert_equal_steps(*converted(make)[::-1])
+
+
+ALL = {**UNITS, **UNGATED}
+
+
+@pytest.mark.parametrize(("make", "to"), ALL.values(), ids=ALL)
+def test_units_save_less(make, to: str) -> None:
+    """With a linear behind, which would store its input."""
+    outputs = make()(torch.randn(3, 8)).shape[-1]
+    model = nn.Sequential(nn.Linear(8, 8), make(), nn.Linear(outputs, 8))
+    report = memopt.convert(model, torch.randn(3, 5, 8))
+    assert report.bytes_after < report.bytes_before
+
+
+def test_further_arguments_go_to_the_unit_s_own_forward() -> None:
+    plain, twin = converted(modules.GEGLU)
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(twin(hidden=x), plain(x))
+    for unit in (plain, twin):
+        with pytest.raises(RuntimeError, match="deprecated"):
+            unit(x, 1.0)
+        with pytest.raises(RuntimeError, match="deprecated"):
+            unit(x, scale=1.0)
 
 
 @pytest.mark.parametrize(

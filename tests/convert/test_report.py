@@ -68,6 +68,8 @@ def test_dictionary_is_json() -> None:
         "bytes_before",
         "bytes_after",
         "notes",
+        "remaining",
+        "idle",
     ]
 
 

@@ -287,6 +287,7 @@ def test_memopt_s_rules_answer_alone_as_in_the_list() -> None:
         modules.PlainRMSNorm(8),
         modules.OwnGELU(),
         modules.FeedForward(),
+        modules.ClippedGELU(),
     )
     answers = {m.path: m.answer for m in match(Context(model, True), RULES)}
     for own_rule, path in zip(RULES, map(str, range(len(RULES))), strict=True):

@@ -56,9 +56,23 @@ def test_layers_are_recognised(name: str, arguments: tuple[int, ...], to: str) -
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"), [("LayerNorm2d", (8,)), ("RmsNorm2d", (8,)), ("LayerScale", (8,))]
-)
+@pytest.mark.parametrize(("name", "op"), [("LayerNorm2d", "layer_norm"), ("RmsNorm2d", "rms_norm")])
+def test_norms_over_channels(name: str, op: str) -> None:
+    plain = getattr(layers, name)(8)
+    converted = copy.deepcopy(plain)
+    report = memopt.convert(torch.nn.Sequential(converted))
+    assert [e.to for e in report.swapped] == [f"memopt.functional.{op}(channels first)"]
+    x = torch.randn(2, 8, 3, 5, requires_grad=True)
+    for ours, theirs in zip(
+        one_step(lambda: converted(x), x, *converted.parameters()),
+        one_step(lambda: plain(x), x, *plain.parameters()),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert converted(x).stride() == plain(x).stride()
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("GroupNorm1", (8,)), ("LayerScale", (8,))])
 def test_other_layers_are_left(name: str, arguments: tuple[int, ...]) -> None:
     layer = getattr(layers, name)(*arguments)
     report = memopt.convert(torch.nn.Sequential(layer))

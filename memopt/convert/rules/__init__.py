@@ -6,7 +6,7 @@ enter it here.
 """
 
 from memopt.convert.match import Rule
-from memopt.convert.rules.activation import activation
+from memopt.convert.rules.activation import activation, other_function
 from memopt.convert.rules.gated import gated_unit
 from memopt.convert.rules.norm import norm
 from memopt.convert.rules.torch_nn import memopts_own, other_module_of_torch, torch_module
@@ -19,7 +19,8 @@ RULES: tuple[Rule, ...] = (
     torch_module,  # torch.nn's LayerNorm, GELU, ... and subclasses that keep the forward
     other_module_of_torch,  # left
     # By structure and by what they compute, whatever the class is called: stand-ins are probed.
-    norm,  # one vector of weights, perhaps a bias: layer norm or RMS norm
+    norm,  # at most two vectors: layer norm or RMS norm
     activation,  # no tensors: one of memopt's activations
-    gated_unit,  # two or three linears: down(f(gate(x)) up(x))
+    gated_unit,  # at most three linears: down(f(gate(x)) up(x)), and parts of it
+    other_function,  # left
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,12 +58,21 @@ ACTIVATIONS: dict[str, tuple[Function, Function]] = {
 # which is a gain only where a recipe computes the output again.
 SAVE_THEIR_OUTPUT = frozenset(("relu", "sigmoid"))
 
+# What is left for this reason may be no activation at all.
+NO_ACTIVATION = "memopt has no op for what it computes"
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_REQUIRED = frozenset((torch.float32, torch.bfloat16))
+
 
 @dataclass(frozen=True)
 class ActivationSwap(ClassSwap):
     """A module that is not torch.nn's and computes one of ACTIVATIONS."""
 
     name: str
+
+    dtypes: frozenset[torch.dtype] = frozenset()
+    """Of inputs for which it computes the activation in that dtype."""
 
     constants: Constants = ()
     """If an attribute has another value, the module computes something else."""
@@ -77,7 +86,11 @@ class ActivationSwap(ClassSwap):
         return self.name in SAVE_THEIR_OUTPUT
 
     def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
-        if not supports(input) or not are_constant(module, self.constants):
+        if (
+            not supports(input)
+            or input.dtype not in self.dtypes
+            or not are_constant(module, self.constants)
+        ):
             return plain(module, input)
         return ACTIVATIONS[self.name][0](input)
 
@@ -86,10 +99,15 @@ def activation(module: nn.Module, context: Context) -> Answer | None:
     """A module without tensors whose forward is compared with the activations."""
     if not _may_be_activation(module):
         return None
-    name = context.once(_recognise, module)
-    if name is None:
-        return Reason("it computes no activation that memopt has")
-    return ActivationSwap(name, constants=constants_of(module))
+    found = context.once(_recognise, module)
+    if found is None:
+        return None
+    return ActivationSwap(found.name, found.dtypes, constants=constants_of(module))
+
+
+def other_function(module: nn.Module, context: Context) -> Answer | None:
+    """A module without tensors that no rule knows. It may be an activation; the report names it."""
+    return Reason(NO_ACTIVATION) if _may_be_activation(module) else None
 
 
 def activation_name(module: nn.Module, swap: Answer | None = None) -> str | None:
@@ -137,12 +155,19 @@ def _may_be_activation(module: nn.Module) -> bool:
     )
 
 
-def _recognise(module: nn.Module) -> str | None:
-    """The name of the activation that `module`, which may be one, computes; None for any other.
+@dataclass(frozen=True)
+class _Found:
+    name: str
+    dtypes: frozenset[torch.dtype]
+
+
+def _recognise(module: nn.Module) -> _Found | None:
+    """The activation that `module`, which may be one, computes; None for any other.
 
     Its forward and gradient are compared with those of every activation in float32, in training and
-    in evaluation mode, at values where the activations differ by far more than rounding. In
-    bfloat16 it must return bfloat16.
+    in evaluation mode, at values where the activations differ by far more than rounding; its
+    forward also for inputs of zero to five dimensions whose sizes may be equal, far from zero, with
+    NaN and infinities; and in each dtype.
     """
     x = _values().requires_grad_()
     output = forward_of(stand_in(module, training=True), x)
@@ -150,28 +175,49 @@ def _recognise(module: nn.Module) -> str | None:
         return None
     for name, (_, reference) in ACTIVATIONS.items():
         if _agree(output, reference(x), x):
-            return name if _is_throughout(module, x, reference) else None
+            if not _is_throughout(module, x, reference):
+                return None
+            dtypes = frozenset(d for d in _DTYPES if _agrees_in(module, reference, d))
+            return _Found(name, dtypes) if dtypes >= _REQUIRED else None
     return None
 
 
 def _is_throughout(module: nn.Module, x: Tensor, reference: Function) -> bool:
-    narrow = x.detach().bfloat16()
-    coarse = forward_of(stand_in(module, training=True), narrow)
-    if coarse is None or coarse.dtype != torch.bfloat16:
-        return False
-    # A composition in bfloat16 rounds at each step, numbers as large as x.
-    rounding = torch.finfo(torch.bfloat16).eps * (1 + narrow.float().abs())
-    exact = reference(narrow.float())
-    if ((coarse.float() - exact).abs() > 4 * rounding * (1 + exact.abs() / (1 + x.abs()))).any():
-        return False
     for training in (True, False):
-        y = forward_of(stand_in(module, training=training), x)
+        twin = stand_in(module, training=training)
+        y = forward_of(twin, x)
         if y is None or not _agree(y, reference(x), x):
             return False
         ours, theirs = gradients(y, [x]), gradients(reference(x), [x])
         if ours is None or theirs is None or not _agree(ours[0], theirs[0], x):
             return False
+        for other in _inputs():
+            y = forward_of(twin, other)
+            if y is None or y.shape != other.shape or not _agree_far(y, reference, other):
+                return False
     return True
+
+
+def _agrees_in(module: nn.Module, reference: Function, dtype: torch.dtype) -> bool:
+    x = _values().to(dtype)
+    y = forward_of(stand_in(module, training=True), x)
+    if y is None or y.dtype != dtype:
+        return False
+    # A composition in a low precision rounds at each step, numbers as large as x.
+    rounding = 4 * torch.finfo(dtype).eps + torch.finfo(torch.float32).eps
+    exact = reference(x.double())
+    size = (1 + x.double().abs()) * (1 + exact.abs() / (1 + x.double().abs()))
+    return bool(((y.double() - exact).abs() <= rounding * size).all())
+
+
+def _inputs() -> Iterator[Tensor]:
+    for shape in ((), (4,), (3, 4), (4, 4), (2, 3, 4), (4, 4, 4), (2, 4, 3, 4), (2, 3, 1, 2, 4)):
+        x = random_normal(*shape).mul(3)
+        yield x
+        for number in (1e4, -1e4, 1e9, -1e9, float("nan"), float("inf"), -float("inf")):
+            far = x.clone()
+            far.view(-1)[-1] = number
+            yield far
 
 
 def _values() -> Tensor:
@@ -187,3 +233,12 @@ def _agree(a: Tensor, b: Tensor, x: Tensor) -> bool:
     """Within a few roundings of numbers as large as x and the result."""
     scale = 1 + x.detach().abs() + b.detach().abs()
     return bool(((a - b).detach().abs() <= 16 * torch.finfo(a.dtype).eps * scale).all())
+
+
+def _agree_far(y: Tensor, reference: Function, x: Tensor) -> bool:
+    """The same for any x. At infinities PyTorch's own kernels may return NaN."""
+    exact = reference(x.double())
+    scale = 1 + x.double().abs() + exact.abs()
+    close = (y.double() - exact).abs() <= 16 * torch.finfo(y.dtype).eps * scale
+    nan = y.isnan() & (exact.isnan() | x.isinf())
+    return bool((nan | (~x.isnan() & ((y == exact) | (close & x.isfinite())))).all())

@@ -19,10 +19,6 @@ SWAPS: dict[type[nn.Module], TorchSwap] = {
     nn.Dropout: TorchSwap(memopt.nn.Dropout),
 }
 
-# Where these override a forward of torch.nn, it is often another way to compute the same. Whether
-# it is, a probe tells.
-_LIBRARIES = ("timm", "transformers")
-
 # Where torch.nn keeps what a reader of the report would look for.
 _TORCH_FAMILIES = tuple(
     f"torch.nn.modules.{name}"
@@ -45,9 +41,7 @@ def torch_module(module: nn.Module, context: Context) -> Answer | None:
         if not issubclass(cls, kind):
             continue
         if cls.forward is not kind.forward:
-            if cls.__module__.split(".")[0] in _LIBRARIES:
-                return None
-            return Reason(f"{cls.__qualname__} overrides the forward of {kind.__name__}")
+            return None  # often another way to compute the same; whether it is, a probe tells
         if getattr(module, "inplace", False):
             return Reason("inplace=True overwrites what backward needs")
         return swap

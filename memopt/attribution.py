@@ -1,0 +1,211 @@
+"""Who saves what for backward: each storage with the autograd nodes and the modules that saved it.
+
+A saved-tensor hook runs inside the op that saves. The innermost forward of a module among the
+Python frames says where that is, and the number that autograd gave its newest node says which node:
+the graph that is there afterwards has their names.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FrameType, FunctionType, MethodType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from memopt.measure import SavedTensors, saved_bytes, storages
+
+# Nodes that give another view of a tensor: what made the tensor stands in front of them.
+_VIEWS = frozenset(
+    f"{name}Backward{number}"
+    for name in (
+        "Alias", "AsStrided", "Expand", "Permute", "ReshapeAlias", "Select", "Slice", "Split",
+        "SplitWithSizes", "Squeeze", "T", "Transpose", "Unbind", "UnsafeView", "Unsqueeze", "View",
+    )
+    for number in range(4)
+)  # fmt: skip
+
+
+_MEMOPT = re.compile(r".*memopt::.*?(\w+)>*\s*>*$")
+
+
+@dataclass(frozen=True)
+class Attributed:
+    """A storage that is held for backward, and where it comes from."""
+
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    op: str
+    """The autograd node that saved it first: "GeluBackward0", or "memopt NormOp" for one of
+    memopt's. Empty if the node is not in the graph of the output."""
+
+    module: str
+    """The path of the innermost module whose forward ran then; empty for the model itself."""
+
+    function: str
+    """The innermost function of torch.nn.functional that ran in it then; empty if none did."""
+
+    made_by: str
+    made_in: str
+    """Node and module of which it is the output, as far as autograd knows; else empty."""
+
+    behind: str
+    """The node that made the first input of `op`; empty for a leaf."""
+
+    savers: frozenset[str]
+    """All nodes that saved it."""
+
+
+def attribute(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[Attributed]:
+    """The storages that `memopt.saved_bytes(model, *args, **kwargs)` counts, in its order, each
+    with what saved it. The model runs once and is afterwards as it was.
+    """
+    found: list[Attributed] = []
+
+    def run() -> None:
+        constant = [*model.parameters(), *model.buffers()]
+        paths = {module: path for path, module in model.named_modules()}
+        recorder = _Recorder(paths, constant)
+        with recorder:
+            output = model(*args, **kwargs)
+        found.extend(recorder.attributed(_nodes(tensors_of(output))))
+
+    saved_bytes(run)
+    return found
+
+
+@dataclass(frozen=True)
+class _Note:
+    """What is known when a tensor is saved. Nodes are kept as their numbers, not to live longer."""
+
+    node: int
+    module: str
+    function: str
+    made_by: int | None
+
+
+class _Recorder(SavedTensors):
+    def __init__(self, paths: Mapping[nn.Module, str], constant: Iterable[Tensor]) -> None:
+        super().__init__(exclude=constant, parameters=False, dropped=False)
+        self._paths = paths
+        self._notes: WeakKeyDictionary[Any, _Note] = WeakKeyDictionary()
+
+    def _pack(self, tensor: Tensor) -> Any:
+        packed = super()._pack(tensor)
+        module, function = self._place(sys._getframe(1))
+        node = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+        self._notes[packed] = _Note(node, module, function, _maker(tensor))
+        return packed
+
+    def _place(self, frame: FrameType | None) -> tuple[str, str]:
+        function = ""
+        while frame is not None:
+            code = frame.f_code
+            if not function and code.co_filename == _FUNCTIONAL:
+                function = code.co_name
+            if code.co_argcount:
+                first = frame.f_locals.get(code.co_varnames[0])
+                if isinstance(first, nn.Module) and first in self._paths:
+                    return self._paths[first], function
+            frame = frame.f_back
+        return "", function
+
+    def attributed(self, nodes: Mapping[int, Any]) -> Iterator[Attributed]:
+        """With the graph's nodes by their numbers; while the graph lives."""
+        names = {number: _name(node) for number, node in nodes.items()}
+        packed = [p for ref in self._packed if (p := ref()) is not None]
+        places = {note.node: note.module for p in packed if (note := self._notes[p])}
+        savers: dict[Any, list[_Note]] = {}
+        for p in packed:
+            for key in storages([p.tensor]):
+                savers.setdefault(key, []).append(self._notes[p])
+        for key, (nbytes, tensor) in self.by_storage().items():
+            notes = savers[key]
+            maker = next((n.made_by for n in notes if n.made_by is not None), None)
+            first = nodes.get(notes[0].node)
+            before = _before_views(first.next_functions[0][0] if first is not None else None)
+            yield Attributed(
+                nbytes,
+                tuple(tensor.shape),
+                tensor.dtype,
+                op=names.get(notes[0].node, ""),
+                module=notes[0].module,
+                function=notes[0].function,
+                made_by="" if maker is None else names.get(maker, ""),
+                made_in="" if maker is None else places.get(maker, ""),
+                behind="" if before is None else _name(before),
+                savers=frozenset(names.get(note.node, "") for note in notes),
+            )
+
+
+_FUNCTIONAL = nn.functional.__file__
+
+
+def _maker(tensor: Tensor) -> int | None:
+    """The number of the node whose output `tensor` is or views."""
+    node = _before_views(tensor.grad_fn)
+    return None if node is None else _number(node)
+
+
+def _before_views(node: Any) -> Any:
+    while node is not None and node.name() in _VIEWS:
+        node = node.next_functions[0][0]
+    return node
+
+
+def _name(node: Any) -> str:
+    return _MEMOPT.sub(r"memopt \1", node.name())
+
+
+def _number(node: Any) -> int:
+    number: int = node._sequence_nr()
+    return number
+
+
+def _nodes(tensors: Iterable[Tensor]) -> dict[int, Any]:
+    """All nodes behind these tensors, by number."""
+    nodes: dict[int, Any] = {}
+    todo: list[Any] = [tensor.grad_fn for tensor in tensors]
+    while todo:
+        node = todo.pop()
+        if node is not None and _number(node) not in nodes:
+            nodes[_number(node)] = node
+            todo.extend(after for after, _ in node.next_functions if _is_inner(after))
+    return nodes
+
+
+def _is_inner(node: Any) -> bool:
+    """Not one that accumulates the gradient of a leaf: those have no number of their own."""
+    return node is not None and not hasattr(node, "variable")
+
+
+def tensors_of(output: object) -> Iterator[Tensor]:
+    """Those in what a model returned, also in objects that keep tensors as attributes."""
+    seen: set[int] = set()
+    todo: list[Any] = [output]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, Tensor):
+            yield value
+        elif id(value) not in seen:
+            seen.add(id(value))
+            leaves = pytree.tree_leaves(value)
+            if len(leaves) == 1 and leaves[0] is value:
+                skip = (str, type, nn.Module, FunctionType, MethodType)
+                leaves = [] if isinstance(value, skip) else list(_attributes(value))
+            todo.extend(leaves)
+
+
+def _attributes(value: object) -> Iterable[Any]:
+    attributes: dict[str, Any] = getattr(value, "__dict__", {})
+    return attributes.values()
