@@ -69,9 +69,15 @@ def checkpoint_wrapper(
         `module`, the same object.
 
     Raises:
-        TypeError: `module` is no `nn.Module`, is a ScriptModule, or its class allows no subclass.
+        TypeError: `module` is no `nn.Module`, is a ScriptModule, has no forward (nn.ModuleList),
+            or its class allows no subclass.
     """
     check_can_patch("checkpoint_wrapper", "module", module)
+    if not has_forward(module):
+        raise TypeError(
+            "checkpoint_wrapper: module must have a forward, which is what runs as a region, got "
+            f"{type(module).__name__}, which is never called itself; wrap the modules in it"
+        )
     if not _is_wrapped(type(module)):
         wrap_forward(module, ClassPatch(_Checkpointed))
     elif _SETTINGS not in module.__dict__ and "forward" in module.__dict__:
@@ -128,6 +134,14 @@ def class_before_wrapping(module: nn.Module) -> type[nn.Module]:
     """The class of `module`, or the one that it had before memopt patched it."""
     unchanged = (cls for cls in type(module).__mro__ if not issubclass(cls, Patched))
     return cast("type[nn.Module]", next(unchanged))
+
+
+def has_forward(module: nn.Module) -> bool:
+    """Whether `module` can be called: nn.ModuleList, nn.ModuleDict and nn.ParameterList cannot."""
+    classes = (cls for cls in type(module).__mro__ if not issubclass(cls, Patched))
+    if next(cls for cls in classes if "forward" in cls.__dict__) is not nn.Module:
+        return True
+    return any(name == "forward" or name.endswith("_instance_forward") for name in module.__dict__)
 
 
 class _Checkpointed(ForwardWrapper):

@@ -15,9 +15,10 @@ from memopt._class_patch import (
     remove_patch,
     restored_on_error,
 )
+from memopt.checkpoint.apply import Choice
 from memopt.convert.match import Context, Match, Reason, match
 from memopt.convert.recipes import RecipesOn, has_recipes, turn_recipes_on
-from memopt.convert.regions import Choice, Regions, check_can_revert_region, revert_region
+from memopt.convert.regions import Regions, check_can_revert_region, revert_region
 from memopt.convert.register import registered_rules
 from memopt.convert.report import Left, Report, Swapped
 from memopt.convert.rules import RULES
@@ -40,7 +41,7 @@ def convert(
     *,
     recompute: bool = True,
     checkpoint: Choice | bool | None = None,
-    offload: Choice | None = None,
+    offload: Choice | bool | None = None,
 ) -> Report:
     """Have memopt's ops compute what they can of `model`, in place; `revert(model)` undoes it.
 
@@ -93,8 +94,8 @@ def convert(
     Raises:
         TypeError: `model` is no nn.Module, is a ScriptModule, compiled or quantised, or
             `checkpoint` or `offload` is of another kind.
-        ValueError: the model's forward raises with `sample_input`, or `checkpoint` is True and the
-            model has no blocks.
+        ValueError: the model's forward raises with `sample_input`, or `checkpoint` or
+            `offload` is True and the model has no blocks.
         RuntimeError: a rule raises, or there is a `sample_input` and torch.inference_mode() is on.
 
     After any error the model is as before.
@@ -109,6 +110,7 @@ def convert(
                 found.answer.apply(found.module)
         regions.apply(model)
         notes = _notes(model, recompute, changed=_has_swaps(matches) or bool(regions))
+        notes += regions.notes
         if recompute:
             turn_recipes_on(model)
         after = None if sample_input is None else _measure(model, sample_input)
