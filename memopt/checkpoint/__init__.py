@@ -7,6 +7,7 @@ package can still be imported (`from memopt.checkpoint.wrapper import unwrap`):
     settings    how a region runs, and what the engine calls in this package
     wrapper     a module whose every forward is a region
     apply       which submodules of a model are wrapped
+    blocks      which of them are its blocks
     sequential  a chain of stages whose segments are regions
     segments    where to cut such a chain
     stage_bytes what each stage of it saves, counted

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
 
 from memopt.checkpoint.wrapper import class_before_wrapping, has_forward
 
@@ -85,6 +86,8 @@ class _Search:
         container of blocks.
         """
         elements = [child for child in container.children() if _size(child)]
+        if any(isinstance(element, ParametrizationList) for element in elements):
+            return []
         runs = [has_forward(element) for element in elements]
         if elements and not any(runs):
             elements = list(_callables(elements))
@@ -112,9 +115,14 @@ class _Search:
         holding = [self._holds_blocks(module) for module in group]
         if class_before_wrapping(group[0]) is nn.Sequential:
             are_stages = any(holding)
+        elif kinds == len(group) > 2:  # each wider than the one before, say
+            are_stages = all(holding)
         else:
-            are_stages = all(holding) and (
-                kinds == len(group) > 2 or all(self._repeats(module) for module in group)
+            depths = {len(self.inside(module)) for module in group}
+            are_stages = (
+                all(holding)
+                and (len(group) <= 2 or len(depths) > 1)
+                and all(self._repeats(module) for module in group)
             )
         if not are_stages:
             return group
@@ -126,9 +134,10 @@ class _Search:
         return 2 * sum(map(_size, blocks)) > _size(module)
 
     def _repeats(self, module: nn.Module) -> bool:
-        """Whether most of the blocks inside have parameters of the same shapes."""
+        """Whether most of the blocks inside have their like among them, or there is only one."""
         looks = Counter(map(self._look, self.inside(module)))
-        return 2 * max(looks.values()) > looks.total()
+        alike = sum(number for number in looks.values() if number > 1)
+        return 2 * alike > looks.total() or looks.total() == 1
 
     def _look(self, module: nn.Module) -> Hashable:
         if module not in self._looks:
@@ -157,8 +166,13 @@ def _callables(containers: Iterable[nn.Module]) -> Iterator[nn.Module]:
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """A Linear, a convolution, a norm, and others with a weight and a bias."""
-    return not module._modules and len(module._parameters) <= 2
+    """A Linear, a convolution, a norm, and others with a weight and a bias, also as the only module
+    in another one.
+    """
+    children = list(module.children())
+    return (
+        len(list(module.parameters())) <= 2 and len(children) <= 1 and all(map(_is_layer, children))
+    )
 
 
 def _size(module: nn.Module) -> int:
