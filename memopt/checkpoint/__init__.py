@@ -16,6 +16,7 @@ package can still be imported (`from memopt.checkpoint.wrapper import unwrap`):
     uncompiled  a region's function runs out of sight of torch.compile
     batch_norm  running statistics that stand still in the recompute
     debug       the operators that forward and recompute ran, for error messages
+    caches      caches of keys and values, which must not grow twice
     naming      what error messages call a region
 
 The engine itself is csrc/saved: regions, slots, random generators, autocast, host copies.

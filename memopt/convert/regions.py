@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from memopt.checkpoint.apply import Choice, as_predicate, choose_modules
+from memopt.checkpoint.caches import note_on_caches
 from memopt.checkpoint.wrapper import (
     check_can_unwrap,
     checkpoint_wrapper,
@@ -53,6 +54,7 @@ class Regions:
             module.__dict__.setdefault(_SETTINGS_BEFORE, before)
         self.checkpointed = tuple(path for path, (_, to_cpu) in chosen.items() if not to_cpu)
         self.offloaded = tuple(path for path, (_, to_cpu) in chosen.items() if to_cpu)
+        notes[note_on_caches(model, (module for module, _ in chosen.values()))] = None
         self.notes = tuple(filter(None, notes))
 
 

@@ -172,6 +172,7 @@ def test_a_parametrization_is_no_list_of_blocks() -> None:
     assert apply_checkpointing(model) == ["blocks.0", "blocks.1"]
 
 
+@pytest.mark.slow
 def test_transformers_blocks_are_those_that_its_own_checkpointing_takes() -> None:
     transformers = pytest.importorskip("transformers")
     from transformers.modeling_layers import GradientCheckpointingLayer
