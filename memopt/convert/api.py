@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from memopt.convert.report import Left, Report, Swapped
 from memopt.convert.rules import RULES
 from memopt.convert.supported import has_kernels_for
 from memopt.convert.swap import Swap, SwappedModule, undo_swap
-from memopt.measure import check_can_measure, saved_bytes
+from memopt.measure import SavedBytes, check_can_measure, saved_bytes
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -79,7 +80,8 @@ def convert(
         sample_input: with one, the model runs once before and once after, and the report has the
             bytes saved for backward. A tensor; a tuple or list of positional arguments; or a
             mapping of keyword arguments. Measured as `memopt.saved_bytes` does, which leaves the
-            model as it was.
+            model as it was. Storages of the sample that are saved count; a note says how many bytes
+            they are.
         recompute: turn recipes on. Without them ReLU and Sigmoid stay PyTorch's, which save their
             output like the layer behind them, and not their input.
         checkpoint: submodules to make checkpointed regions (see `checkpoint_wrapper`): a predicate,
@@ -94,9 +96,10 @@ def convert(
     Raises:
         TypeError: `model` is no nn.Module, is a ScriptModule, compiled or quantised, or
             `checkpoint` or `offload` is of another kind.
-        ValueError: the model's forward raises with `sample_input`, or `checkpoint` or
+        ValueError: the model's forward has no parameters for `sample_input`, or `checkpoint` or
             `offload` is True and the model has no blocks.
         RuntimeError: a rule raises, or there is a `sample_input` and torch.inference_mode() is on.
+        Whatever the model's forward raises with `sample_input`: its own error, with a note.
 
     After any error the model is as before.
     """
@@ -121,9 +124,9 @@ def convert(
         recompute=has_recipes(model),
         checkpointed=regions.checkpointed,
         offloaded=regions.offloaded,
-        bytes_before=before,
-        bytes_after=after,
-        notes=notes,
+        bytes_before=None if before is None else int(before),
+        bytes_after=None if after is None else int(after),
+        notes=notes + _notes_on_sample(before, after),
     )
 
 
@@ -202,18 +205,63 @@ def _was_converted(model: nn.Module) -> bool:
     return any(issubclass(type(module), (SwappedModule, RecipesOn)) for module in model.modules())
 
 
-def _measure(model: nn.Module, sample_input: Any) -> int:
+def _measure(model: nn.Module, sample_input: Any) -> SavedBytes:
     check_can_measure("convert", model)
     args, kwargs = _as_arguments(sample_input)
+    _check_takes(model, sample_input, args, kwargs)
     try:
-        return int(saved_bytes(model, *args, **kwargs))
+        return saved_bytes(model, *args, **kwargs)
     except Exception as error:
+        _add_note(
+            error,
+            f"convert: this error is {type(model).__name__}'s own, raised when it ran with "
+            "sample_input to count bytes; the model is as it was before convert",
+        )
+        raise
+
+
+def _check_takes(
+    model: nn.Module, sample_input: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Raises ValueError unless the model's forward has parameters for these arguments."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # a forward that tells nothing
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
         raise ValueError(
             "convert: sample_input must be a tensor, a tuple or list of positional arguments, or a "
             f"mapping of keyword arguments that the model's forward takes, got "
-            f"{type(sample_input).__name__}, for which {type(model).__name__} raised "
-            f"{type(error).__name__}: {error}"
-        ) from error
+            f"{type(sample_input).__name__} for {type(model).__name__}.forward{signature}: {error}"
+        ) from None
+
+
+def _add_note(error: BaseException, note: str) -> None:
+    """BaseException.add_note, which Python 3.10 does not have."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:
+        error.__notes__ = [*getattr(error, "__notes__", ()), note]
+
+
+def _notes_on_sample(before: SavedBytes | None, after: SavedBytes | None) -> tuple[str, ...]:
+    if before is None or after is None:
+        return ()
+    if not before.storages:
+        return (
+            f"{'nothing' if not after.storages else 'nothing before'} was saved for backward with "
+            "sample_input: no parameter or input requires a gradient, or the model's forward turns "
+            "gradients off (torch.no_grad, torch.inference_mode)",
+        )
+    own = [sum(s.nbytes for s in saved.storages if s.is_input) for saved in (before, after)]
+    if not any(own):
+        return ()
+    return (
+        f"these bytes count the sample's own tensors, which the caller holds anyway: {own[0]:,} of "
+        f"those before, {own[1]:,} of those after",
+    )
 
 
 def _as_arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

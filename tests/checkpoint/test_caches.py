@@ -34,7 +34,7 @@ CONFIGS = {
     "T5": lambda: transformers.T5Config(**T5, decoder_start_token_id=0, pad_token_id=0),
     "Jamba": lambda: transformers.JambaConfig(
         **SMALL,
-        num_hidden_layers=2,
+        num_hidden_layers=4,
         intermediate_size=16,
         num_key_value_heads=2,
         attn_layer_period=2,
