@@ -243,7 +243,7 @@ def _unchanged(modules: Sequence[nn.Module], inputs: Sequence[Tensor]) -> Iterat
     """Whatever runs inside, modules, inputs and generators are afterwards as they were."""
     parameters = list({p: None for m in modules for p in m._parameters.values() if p is not None})
     buffers = list({b: None for m in modules for b in m._buffers.values() if b is not None})
-    attributes = [(module, type(module), dict(module.__dict__)) for module in modules]
+    attributes = [(module, dict(module.__dict__)) for module in modules]
     leaves = [*parameters, *(tensor for tensor in inputs if tensor.is_leaf)]
     gradients = [(leaf, leaf.grad) for leaf in leaves]
     with ExitStack() as stack:
@@ -258,12 +258,9 @@ def _unchanged(modules: Sequence[nn.Module], inputs: Sequence[Tensor]) -> Iterat
             for leaf, gradient in gradients:
                 if leaf.grad is not gradient:
                     leaf.grad = gradient
-            for module, cls, before in attributes:
-                # Training flags, counters, what a module keeps of its last input. Not of lazy
-                # modules, which are other ones after their first forward.
-                if type(module) is cls:
-                    module.__dict__.clear()
-                    module.__dict__.update(before)
+            for module, before in attributes:  # flags, counters, what is kept of the last input
+                module.__dict__.clear()
+                module.__dict__.update(before)
 
 
 @contextmanager

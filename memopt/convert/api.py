@@ -105,7 +105,7 @@ def convert(
     """
     _check_model(model)
     regions = Regions(checkpoint, offload)
-    before = None if sample_input is None else _measure(model, sample_input)
+    before = None if sample_input is None else _measure(model, sample_input, converted=False)
     matches = match(Context(model, recompute), (*registered_rules(), *RULES))
     with restored_on_error(model):
         for found in matches:
@@ -116,7 +116,7 @@ def convert(
         notes += regions.notes
         if recompute:
             turn_recipes_on(model)
-        after = None if sample_input is None else _measure(model, sample_input)
+        after = None if before is None else _measure(model, sample_input, converted=True)
     return Report(
         model=type(model).__qualname__,
         swapped=_swapped(matches),
@@ -205,7 +205,7 @@ def _was_converted(model: nn.Module) -> bool:
     return any(issubclass(type(module), (SwappedModule, RecipesOn)) for module in model.modules())
 
 
-def _measure(model: nn.Module, sample_input: Any) -> SavedBytes:
+def _measure(model: nn.Module, sample_input: Any, converted: bool) -> SavedBytes:
     check_can_measure("convert", model)
     args, kwargs = _as_arguments(sample_input)
     _check_takes(model, sample_input, args, kwargs)
@@ -214,8 +214,9 @@ def _measure(model: nn.Module, sample_input: Any) -> SavedBytes:
     except Exception as error:
         _add_note(
             error,
-            f"convert: this error is {type(model).__name__}'s own, raised when it ran with "
-            "sample_input to count bytes; the model is as it was before convert",
+            f"convert: {type(model).__name__} raised this when it ran with sample_input to count "
+            f"bytes, {'converted; as it was, it did not' if converted else 'as it was'}. It is as "
+            "it was before convert.",
         )
         raise
 
@@ -238,12 +239,10 @@ def _check_takes(
         ) from None
 
 
-def _add_note(error: BaseException, note: str) -> None:
+def _add_note(error: Exception, note: str) -> None:
     """BaseException.add_note, which Python 3.10 does not have."""
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-    else:
-        error.__notes__ = [*getattr(error, "__notes__", ()), note]
+    notes = getattr(error, "__notes__", [])
+    error.__dict__["__notes__"] = [*notes, note]
 
 
 def _notes_on_sample(before: SavedBytes | None, after: SavedBytes | None) -> tuple[str, ...]:
