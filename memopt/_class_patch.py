@@ -57,6 +57,17 @@ class Patched:
         """The forward of the subclass `generated`."""
         raise NotImplementedError
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Code that wraps the forward for a time, as accelerate's hooks do, puts the one back that
+        it found. If that is the class's own, it is meant as it is now, with its patches.
+        """
+        if name != "forward" or not _is_own_forward(self, value):
+            super().__setattr__(name, value)
+            return
+        for attribute in list(self.__dict__):
+            if attribute == "forward" or attribute.endswith("_instance_forward"):
+                del self.__dict__[attribute]
+
     def __prepare_scriptable__(self) -> NoReturn:
         """torch.jit.script calls this first; it would compile the original forward, if anything."""
         raise TypeError(
@@ -217,6 +228,19 @@ def _rebuild(
         for _, attributes in kept:
             module.__dict__.update(attributes)
     return module
+
+
+def _is_own_forward(module: object, value: object) -> bool:
+    """Whether `value` is the forward of one of the module's classes, or what that one wraps."""
+    if not isinstance(value, types.MethodType) or value.__self__ is not module:
+        return False
+    forwards = [cls.__dict__.get("forward") for cls in type(module).__mro__]
+    for forward in forwards:
+        while forward is not None:
+            if forward is value.__func__:
+                return True
+            forward = getattr(forward, "__wrapped__", None)
+    return False
 
 
 def _is_generated(cls: type) -> bool:
