@@ -248,6 +248,35 @@ def _is_generated(cls: type) -> bool:
     return "_memopt_patch" in cls.__dict__
 
 
+def _of_graph_modules() -> dict[str, Any]:
+    """Methods of patched torch.fx.GraphModules. Each of these has a class of its own, into which
+    `recompile` writes a forward, and which copies are derived from: that is the original class.
+    """
+
+    def recompile(self: Any) -> Any:
+        patched = type(self)
+        object.__setattr__(self, "__class__", original_class(patched))
+        try:
+            return self.recompile()
+        finally:
+            object.__setattr__(self, "__class__", patched)
+
+    def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+        patched = type(self)
+        object.__setattr__(self, "__class__", original_class(patched))
+        try:
+            copied = self.__deepcopy__(memo)
+        finally:
+            object.__setattr__(self, "__class__", patched)
+        for name, value in self.__dict__.items():
+            if name.startswith("_memopt"):
+                copied.__dict__.setdefault(name, value)
+        set_patches(copied, patches_of(patched))
+        return copied
+
+    return {"recompile": recompile, "__deepcopy__": deepcopy}
+
+
 # One subclass per class and patch, kept for as long as a module has it.
 _generated_classes: weakref.WeakKeyDictionary[
     type[nn.Module], dict[ClassPatch, weakref.ref[type[nn.Module]]]
@@ -259,7 +288,8 @@ def _generated_class(original: type[nn.Module], patch: ClassPatch) -> type[nn.Mo
     ref = of_original.get(patch)
     if ref is not None and (known := ref()) is not None:
         return known
-    namespace = {
+    namespace: dict[str, Any] = {
+        **(_of_graph_modules() if issubclass(original, torch.fx.GraphModule) else {}),
         "__doc__": original.__doc__,
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,

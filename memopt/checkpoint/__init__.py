@@ -22,6 +22,7 @@ package can still be imported (`from memopt.checkpoint.wrapper import unwrap`):
 The engine itself is csrc/saved: regions, slots, random generators, autocast, host copies.
 """
 
+from memopt._submodules import add_submodules
 from memopt.checkpoint.apply import apply_checkpointing
 from memopt.checkpoint.flags import disable_checkpointing, is_checkpointing, is_recomputing
 from memopt.checkpoint.region import checkpoint
@@ -40,3 +41,5 @@ __all__ = [
     "ops_worth_saving",
     "unwrap",
 ]
+
+add_submodules(checkpoint, __name__)

@@ -12,12 +12,10 @@ import pkgutil
 import subprocess
 import sys
 import types
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 import memopt
 from tests.convert.support import memopt_ops, one_step
@@ -107,3 +105,68 @@ def test_accelerate_s_unwrapping(first: str) -> None:
     unwrapped = accelerator.unwrap_model(prepared, keep_fp32_wrapper=False)
     assert unwrapped is model
     assert_converted(model)
+
+
+def traced(regions: bool) -> tuple[nn.Module, torch.fx.GraphModule]:
+    """A converted model, and the GraphModule that is or is in it, traced down to torch.nn."""
+    graph = torch.fx.symbolic_trace(Net())
+    model = nn.Sequential(graph) if regions else graph
+    memopt.convert(model, checkpoint=torch.fx.GraphModule if regions else None)
+    return model, graph
+
+
+@pytest.mark.parametrize("regions", [False, True])
+def test_graph_modules_are_copied(regions: bool) -> None:
+    model, graph = traced(regions)
+    expected = one_step(lambda: model(X), *model.parameters())
+    before = kept(model)
+    for copied in (copy.deepcopy(model), copy.copy(model), pickle.loads(pickle.dumps(model))):
+        assert copied is not model
+        assert isinstance(copied[0] if regions else copied, torch.fx.GraphModule)
+        for ours, theirs in zip(
+            one_step(lambda c=copied: c(X), *copied.parameters()), expected, strict=True
+        ):
+            assert torch.equal(ours, theirs)
+        assert kept(copied) == before
+        memopt.revert(copied)
+        assert "forward" not in type(copied).__name__
+    assert kept(model) == before
+    memopt.revert(model)
+    assert kept(model) > before
+    assert type(graph).__mro__[1] is torch.fx.GraphModule
+
+
+@pytest.mark.parametrize("regions", [False, True])
+def test_a_graph_that_is_edited_later_is_what_runs(regions: bool) -> None:
+    model, graph = traced(regions)
+    before = kept(model)
+    (act,) = (node for node in graph.graph.nodes if node.target == "act")
+    with graph.graph.inserting_after(act):
+        twice = graph.graph.call_function(torch.add, (act, act))
+    act.replace_all_uses_with(twice, delete_user_cb=lambda user: user is not twice)
+    expected = graph.down(2 * graph.act(graph.up(graph.norm(X))))
+    graph.recompile()
+    torch.testing.assert_close(model(X), expected)
+    # Beside the sum of two GELUs, which has no recipe.
+    assert kept(model) == before + (0 if regions else 4 * 16 * 4)
+    memopt.revert(model)
+    torch.testing.assert_close(model(X), expected)
+
+
+@pytest.mark.parametrize("package", ["convert", "checkpoint"])
+def test_modules_of_a_package_whose_name_is_a_function(package: str) -> None:
+    import memopt.checkpoint.wrapper
+    import memopt.convert.report as report
+
+    assert memopt.convert.report is report
+    assert memopt.checkpoint.wrapper.unwrap is memopt.unwrap
+    function = getattr(memopt, package)
+    assert isinstance(function, types.FunctionType)
+    path = importlib.import_module(f"memopt.{package}").__path__
+    names = [module.name for module in pkgutil.iter_modules(path)]
+    assert names
+    for name in names:
+        code = f"import memopt.{package}.{name} as m; assert m is memopt.{package}.{name}"
+        exec(code, {"memopt": memopt})
+    program = f"import memopt.{package}.{names[-1]}; memopt.{package}.{names[-1]}"
+    subprocess.run([sys.executable, "-c", program], check=True)
