@@ -253,28 +253,27 @@ def _of_graph_modules() -> dict[str, Any]:
     `recompile` writes a forward, and which copies are derived from: that is the original class.
     """
 
-    def recompile(self: Any) -> Any:
+    def as_original(self: Any, method: str, *args: Any) -> Any:
         patched = type(self)
         object.__setattr__(self, "__class__", original_class(patched))
         try:
-            return self.recompile()
+            return getattr(self, method)(*args)
         finally:
             object.__setattr__(self, "__class__", patched)
 
-    def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
-        patched = type(self)
-        object.__setattr__(self, "__class__", original_class(patched))
-        try:
-            copied = self.__deepcopy__(memo)
-        finally:
-            object.__setattr__(self, "__class__", patched)
+    def copied(self: Any, method: str, *args: Any) -> Any:
+        copy = as_original(self, method, *args)
         for name, value in self.__dict__.items():
             if name.startswith("_memopt"):
-                copied.__dict__.setdefault(name, value)
-        set_patches(copied, patches_of(patched))
-        return copied
+                copy.__dict__.setdefault(name, value)
+        set_patches(copy, patches_of(type(self)))
+        return copy
 
-    return {"recompile": recompile, "__deepcopy__": deepcopy}
+    return {
+        "recompile": lambda self: as_original(self, "recompile"),
+        "__copy__": lambda self: copied(self, "__copy__"),
+        "__deepcopy__": lambda self, memo: copied(self, "__deepcopy__", memo),
+    }
 
 
 # One subclass per class and patch, kept for as long as a module has it.
