@@ -57,6 +57,17 @@ class Patched:
         """The forward of the subclass `generated`."""
         raise NotImplementedError
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Code that wraps the forward for a time, as accelerate's hooks do, puts the one back that
+        it found. If that is the class's own, it is meant as it is now, with its patches.
+        """
+        if name != "forward" or not _is_own_forward(self, value):
+            super().__setattr__(name, value)
+            return
+        for attribute in list(self.__dict__):
+            if attribute == "forward" or attribute.endswith("_instance_forward"):
+                del self.__dict__[attribute]
+
     def __prepare_scriptable__(self) -> NoReturn:
         """torch.jit.script calls this first; it would compile the original forward, if anything."""
         raise TypeError(
@@ -219,9 +230,50 @@ def _rebuild(
     return module
 
 
+def _is_own_forward(module: object, value: object) -> bool:
+    """Whether `value` is the forward of one of the module's classes, or what that one wraps."""
+    if not isinstance(value, types.MethodType) or value.__self__ is not module:
+        return False
+    forwards = [cls.__dict__.get("forward") for cls in type(module).__mro__]
+    for forward in forwards:
+        while forward is not None:
+            if forward is value.__func__:
+                return True
+            forward = getattr(forward, "__wrapped__", None)
+    return False
+
+
 def _is_generated(cls: type) -> bool:
     """Whether `cls` was made here; a class derived from such a one was not."""
     return "_memopt_patch" in cls.__dict__
+
+
+def _of_graph_modules() -> dict[str, Any]:
+    """Methods of patched torch.fx.GraphModules. Each of these has a class of its own, into which
+    `recompile` writes a forward, and which copies are derived from: that is the original class.
+    """
+
+    def as_original(self: Any, method: str, *args: Any) -> Any:
+        patched = type(self)
+        object.__setattr__(self, "__class__", original_class(patched))
+        try:
+            return getattr(self, method)(*args)
+        finally:
+            object.__setattr__(self, "__class__", patched)
+
+    def copied(self: Any, method: str, *args: Any) -> Any:
+        copy = as_original(self, method, *args)
+        for name, value in self.__dict__.items():
+            if name.startswith("_memopt"):
+                copy.__dict__.setdefault(name, value)
+        set_patches(copy, patches_of(type(self)))
+        return copy
+
+    return {
+        "recompile": lambda self: as_original(self, "recompile"),
+        "__copy__": lambda self: copied(self, "__copy__"),
+        "__deepcopy__": lambda self, memo: copied(self, "__deepcopy__", memo),
+    }
 
 
 # One subclass per class and patch, kept for as long as a module has it.
@@ -235,7 +287,8 @@ def _generated_class(original: type[nn.Module], patch: ClassPatch) -> type[nn.Mo
     ref = of_original.get(patch)
     if ref is not None and (known := ref()) is not None:
         return known
-    namespace = {
+    namespace: dict[str, Any] = {
+        **(_of_graph_modules() if issubclass(original, torch.fx.GraphModule) else {}),
         "__doc__": original.__doc__,
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,

@@ -77,9 +77,10 @@ def saved_bytes(fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> Save
     (a `memopt.recompute()` there too) do not apply.
 
     `fn` runs once, with gradients enabled, in its own training or evaluation mode. Afterwards
-    PyTorch's random number generators are as they were, and so are the gradients, buffers (their
-    version counters included) and training flags of the modules that `fn` is or refers to, also if
-    it raises. No gradient is computed.
+    PyTorch's random number generators are as they were, and so are the arguments' values, and of
+    the modules that `fn` is or refers to the gradients, buffers (their version counters included),
+    training flags and other attributes, also if it raises. What `fn` writes into parameters, or
+    into lists and dicts that modules hold, stays. No gradient is computed.
 
     Args:
         fn: a module, or any function. Of a function, the modules are found that it closes over or
@@ -239,25 +240,27 @@ def _parts(tensor: Tensor) -> Iterator[Tensor]:
 
 @contextmanager
 def _unchanged(modules: Sequence[nn.Module], inputs: Sequence[Tensor]) -> Iterator[None]:
-    """Whatever runs inside, modules and generators are afterwards as they were."""
+    """Whatever runs inside, modules, inputs and generators are afterwards as they were."""
     parameters = list({p: None for m in modules for p in m._parameters.values() if p is not None})
     buffers = list({b: None for m in modules for b in m._buffers.values() if b is not None})
-    flags = [(module, module.training) for module in modules]
-    gradients = [(parameter, parameter.grad) for parameter in parameters]
+    attributes = [(module, dict(module.__dict__)) for module in modules]
+    leaves = [*parameters, *(tensor for tensor in inputs if tensor.is_leaf)]
+    gradients = [(leaf, leaf.grad) for leaf in leaves]
     with ExitStack() as stack:
-        stack.enter_context(_same_buffers(modules, buffers))
+        stack.enter_context(_same_buffers(modules, list(dict.fromkeys((*buffers, *inputs)))))
         stack.enter_context(_same_generators((*parameters, *buffers, *inputs)))
         try:
-            for parameter, gradient in gradients:
+            for leaf, gradient in gradients:
                 if gradient is not None:  # a backward inside would add to it in place
-                    parameter.grad = None
+                    leaf.grad = None
             yield
         finally:
-            for parameter, gradient in gradients:
-                if parameter.grad is not gradient:
-                    parameter.grad = gradient
-            for module, flag in flags:
-                module.training = flag
+            for leaf, gradient in gradients:
+                if leaf.grad is not gradient:
+                    leaf.grad = gradient
+            for module, before in attributes:  # flags, counters, what is kept of the last input
+                module.__dict__.clear()
+                module.__dict__.update(before)
 
 
 @contextmanager

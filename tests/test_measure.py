@@ -257,6 +257,76 @@ def test_sparse_buffers_are_no_hindrance_to_convert() -> None:
     assert report.bytes_after == 8 * 8 * FLOAT + 2 * 8 * FLOAT
 
 
+class Remembers(nn.Module):
+    """Keeps in attributes what goes with its buffer, as rotary embeddings that grow do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("positions", torch.arange(2))
+        self.longest = 2
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] > self.longest:
+            self.longest = x.shape[0]
+            self.positions = torch.arange(self.longest)
+        self.last = self.linear(x) + self.positions[: x.shape[0], None]
+        return self.last
+
+
+@pytest.mark.parametrize("measure", [memopt.saved_bytes, memopt.convert])
+def test_attributes_are_left_as_they_were(measure) -> None:
+    model = nn.Sequential(memopt.checkpoint_wrapper(Remembers(), maintain_forward_counter=True))
+    measure(model, torch.randn(5, 8))
+    assert (model[0].longest, model[0].positions.numel()) == (2, 2)
+    assert not hasattr(model[0], "last")
+    assert model[0]._checkpoint_fwd_counter == 0
+    assert model(torch.randn(5, 8)).shape == (5, 8)
+
+
+@pytest.mark.parametrize("measure", [memopt.saved_bytes, memopt.convert])
+def test_the_sample_is_left_as_it_was(measure) -> None:
+    class Inplace(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            x.relu_()
+            (x * y).sum().backward()
+            return (x * y).exp()
+
+    x, y = torch.randn(4, 8), torch.ones(4, 8, requires_grad=True)
+    before, version = x.clone(), x._version
+    output = y * x
+    measure(Inplace(), (x, y)) if measure is memopt.convert else measure(Inplace(), x, y)
+    assert torch.equal(x, before)
+    assert x._version == version
+    assert y.grad is None
+    output.sum().backward()
+
+
+def test_where_nothing_is_saved_the_report_says_why() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(8)
+
+        @torch.inference_mode()
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(x)
+
+    report = memopt.convert(Frozen(), torch.randn(2, 8))
+    assert (report.bytes_before, report.bytes_after) == (0, 0)
+    (note,) = (note for note in report.notes if "nothing was saved" in note)
+    assert "torch.inference_mode" in note
+
+
+def test_the_report_says_what_of_its_bytes_is_the_sample() -> None:
+    x = torch.randn(4, 8)
+    report = memopt.convert(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)), x)
+    (note,) = (note for note in report.notes if "sample's own" in note)
+    assert note.endswith(f"holds anyway: {x.nbytes} of those before, {x.nbytes} of those after")
+    report = memopt.convert(nn.Sequential(nn.Tanh(), nn.Linear(8, 8)), x)
+    assert not [note for note in report.notes if "sample's own" in note]
+
+
 def test_nothing_is_kept_alive() -> None:
     freed: list[int] = []
 

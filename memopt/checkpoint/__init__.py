@@ -7,6 +7,7 @@ package can still be imported (`from memopt.checkpoint.wrapper import unwrap`):
     settings    how a region runs, and what the engine calls in this package
     wrapper     a module whose every forward is a region
     apply       which submodules of a model are wrapped
+    blocks      which of them are its blocks
     sequential  a chain of stages whose segments are regions
     segments    where to cut such a chain
     stage_bytes what each stage of it saves, counted
@@ -15,11 +16,13 @@ package can still be imported (`from memopt.checkpoint.wrapper import unwrap`):
     uncompiled  a region's function runs out of sight of torch.compile
     batch_norm  running statistics that stand still in the recompute
     debug       the operators that forward and recompute ran, for error messages
+    caches      caches of keys and values, which must not grow twice
     naming      what error messages call a region
 
 The engine itself is csrc/saved: regions, slots, random generators, autocast, host copies.
 """
 
+from memopt._submodules import add_submodules
 from memopt.checkpoint.apply import apply_checkpointing
 from memopt.checkpoint.flags import disable_checkpointing, is_checkpointing, is_recomputing
 from memopt.checkpoint.region import checkpoint
@@ -38,3 +41,5 @@ __all__ = [
     "ops_worth_saving",
     "unwrap",
 ]
+
+add_submodules(checkpoint, __name__)

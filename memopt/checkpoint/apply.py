@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import nn
 
 from memopt._class_patch import restored_on_error
-from memopt.checkpoint.wrapper import checkpoint_wrapper, class_before_wrapping
+from memopt.checkpoint.blocks import find_blocks
+from memopt.checkpoint.wrapper import checkpoint_wrapper, has_forward
 
 NamedModules = list[tuple[str, nn.Module]]
+
+Predicate = Callable[[nn.Module], bool]
+Choice = Predicate | type[nn.Module] | Sequence[type[nn.Module]]
+"""How a caller says which submodules are meant."""
 
 
 def apply_checkpointing(
     model: nn.Module,
-    check_fn: Callable[[nn.Module], bool] | None = None,
+    check_fn: Choice | None = None,
     *,
     every: int | None = None,
     fraction: float | None = None,
@@ -25,18 +32,30 @@ def apply_checkpointing(
 ) -> list[str]:
     """Apply `checkpoint_wrapper`, in place, to chosen submodules; `unwrap(model)` undoes it.
 
-    Candidates are the submodules, never `model` itself, that `check_fn` is true for. Without it
-    they are the model's blocks: the elements of the longest nn.ModuleList or nn.Sequential in which
-    all elements are of the same class and have parameters. Of equally long lists all count, except
-    those inside an element of another one. From the candidates, in the order of
-    `model.named_modules()`, `skip_first` and `skip_last` are left out first; `every` or `fraction`
-    then choose among the rest. A candidate inside another is wrapped as well, a module that the
-    model holds in several places once. A chosen module that is wrapped already gets the new
-    settings; modules that are not chosen stay as they are.
+    Candidates are the submodules, never `model` itself, that `check_fn` is true for, and that have
+    a forward: nn.ModuleList and its like are never called, and are passed over. Without `check_fn`
+    candidates are the model's blocks:
+
+    - the elements of an nn.ModuleList, nn.Sequential or nn.ModuleDict that are of one class, or
+      mostly of classes that occur more than once, and are more than single layers. All such lists
+      count, of all towers of the model, but not those inside a block of another one.
+    - Stages, that is elements that differ in their parameters and consist of such lists (those of
+      Swin, ConvNeXt or ResNet), are no blocks; what their lists hold is.
+    - Of a list of lists, whose elements a loop takes out and calls, as in
+      `for attention, feed_forward in self.layers`, these modules. A warning says so.
+    - Never experts. A mixture of experts that is in no list is a block.
+    - Where all lists hold single layers, the elements of each ModuleList or Sequential that are of
+      one class.
+
+    From the candidates, in the order of `model.named_modules()`, `skip_first` and `skip_last` are
+    left out first; `every` or `fraction` then choose among the rest. A candidate inside another is
+    wrapped as well, a module that the model holds in several places once. A chosen module that is
+    wrapped already gets the new settings; modules that are not chosen stay as they are.
 
     Args:
         model: its submodules are changed; names, parameters and state_dict stay the same.
-        check_fn: called with each submodule, as by PyTorch's apply_activation_checkpointing.
+        check_fn: called with each submodule, as by PyTorch's apply_activation_checkpointing; or a
+            class or a sequence of classes, whose instances are meant.
         every: the first of each `every` candidates, at least 1. Default: all candidates.
         fraction: round(fraction * candidates) of them, spread evenly and beginning with the first;
             from 0 to 1. Not together with `every`.
@@ -49,16 +68,16 @@ def apply_checkpointing(
         The qualified names of the modules that were wrapped, in order; empty if none was chosen.
 
     Raises:
-        TypeError: an argument is of the wrong type, or `checkpoint_wrapper` raises it for a module.
+        TypeError: an argument is of the wrong type, none of the modules that `check_fn` chooses has
+            a forward, or `checkpoint_wrapper` raises it for a module.
         ValueError: an argument is out of its range, both `every` and `fraction` are given, or there
-            is no `check_fn` and the model has no such list. After any error the model is as before.
+            is no `check_fn` and the model has no blocks. After any error the model is as before.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"apply_checkpointing: model must be an nn.Module, got {type(model).__name__}"
         )
-    if check_fn is not None and not callable(check_fn):
-        raise TypeError(f"apply_checkpointing: check_fn must be callable or None, got {check_fn!r}")
+    predicate = as_predicate("apply_checkpointing: check_fn", check_fn)
     if every is not None and fraction is not None:
         raise ValueError(
             "apply_checkpointing: every and fraction must not be given together, got "
@@ -69,7 +88,9 @@ def apply_checkpointing(
     _check_count("skip_last", skip_last, least=0)
     _check_fraction(0 if fraction is None else fraction)
 
-    candidates = _blocks(model) if check_fn is None else _submodules(model, check_fn)
+    candidates, note = choose_modules(model, predicate)
+    if note:
+        warnings.warn(f"apply_checkpointing: {note}", stacklevel=2)
     end = max(0, len(candidates) - skip_last)
     chosen = _choose(candidates[skip_first:end], every, fraction)
     with restored_on_error(model):
@@ -78,39 +99,46 @@ def apply_checkpointing(
     return [name for name, _ in chosen]
 
 
-def _submodules(model: nn.Module, check_fn: Callable[[nn.Module], bool]) -> NamedModules:
-    return [(name, m) for name, m in model.named_modules() if m is not model and check_fn(m)]
-
-
-def _blocks(model: nn.Module) -> NamedModules:
-    """The elements of the longest lists of like modules, see apply_checkpointing."""
-    lists = [module for module in model.modules() if _is_list_of_blocks(module)]
-    if not lists:
-        raise ValueError(
-            "apply_checkpointing: without check_fn, model must have an nn.ModuleList or "
-            "nn.Sequential whose elements are all of the same class and have parameters, got "
-            f"{type(model).__name__} without one"
+def as_predicate(argument: str, choice: Choice | None) -> Predicate | None:
+    """`choice` as a function of a module; `argument` is what an error message calls it."""
+    if choice is None:
+        return None
+    if isinstance(choice, type) or not callable(choice):
+        classes: Any = tuple(choice) if isinstance(choice, (list, tuple, set)) else (choice,)
+        if classes and all(isinstance(c, type) and issubclass(c, nn.Module) for c in classes):
+            return lambda module: isinstance(module, classes)
+        raise TypeError(
+            f"{argument} must be a function of a module, a subclass of nn.Module, or a "
+            f"sequence of such classes, got {choice!r}"
         )
-    most = max(map(_length, lists))
-    longest = [module for module in lists if _length(module) == most]
-    blocks = {block for container in longest for block in container.children()}
-    inside = {module for block in blocks for module in block.modules()}
-    chosen = {b for container in longest if container not in inside for b in container.children()}
-    return _submodules(model, chosen.__contains__)
+    return choice
 
 
-def _is_list_of_blocks(module: nn.Module) -> bool:
-    blocks = list(module.children())
-    return (
-        isinstance(module, (nn.ModuleList, nn.Sequential))
-        and len({class_before_wrapping(block) for block in blocks}) == 1
-        and all(any(True for _ in block.parameters()) for block in blocks)
-    )
+def choose_modules(model: nn.Module, predicate: Predicate | None) -> tuple[NamedModules, str]:
+    """The candidates of `apply_checkpointing`, and what a user should know about the choice."""
+    if predicate is None:
+        blocks = find_blocks(model)
+        if not blocks.modules:
+            raise ValueError(
+                "apply_checkpointing: without check_fn, model must have an nn.ModuleList, "
+                "nn.Sequential or nn.ModuleDict whose elements are of the same class and have "
+                f"parameters, got {type(model).__name__} without one; check_fn (in convert: "
+                "checkpoint) chooses modules"
+            )
+        return _submodules(model, blocks.modules.__contains__), blocks.note
+    chosen = _submodules(model, predicate)
+    candidates = [(name, module) for name, module in chosen if has_forward(module)]
+    if chosen and not candidates:
+        name, module = chosen[0]
+        raise TypeError(
+            "apply_checkpointing: check_fn (in convert: checkpoint) must choose modules that have "
+            f"a forward, got {type(module).__name__} at {name!r}, which is never called itself"
+        )
+    return candidates, ""
 
 
-def _length(module: nn.Module) -> int:
-    """Distinct elements: one that is in the list twice is wrapped once."""
-    return len(list(module.children()))
+def _submodules(model: nn.Module, predicate: Predicate) -> NamedModules:
+    return [(name, m) for name, m in model.named_modules() if m is not model and predicate(m)]
 
 
 def _choose(candidates: NamedModules, every: int | None, fraction: float | None) -> NamedModules:

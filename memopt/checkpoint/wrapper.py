@@ -24,6 +24,7 @@ from memopt._class_patch import (
     wrap_forward,
 )
 from memopt._extension import _C
+from memopt.checkpoint.caches import has_cache, may_have_caches, without_cache
 from memopt.checkpoint.region import compiled_region
 from memopt.checkpoint.settings import region_settings
 
@@ -55,6 +56,11 @@ def checkpoint_wrapper(
     Wrapping a module again replaces its settings; `unwrap` undoes the wrapping. The module may be
     copied, pickled and saved like any other; a pickle of it needs memopt to load.
 
+    A layer of transformers gets no cache of keys and values in training, as under transformers'
+    own gradient checkpointing: it would grow a second time in the recompute. In evaluation mode a
+    module that is called with a cache runs without a region. Both warn. A forward raises
+    RuntimeError where neither is possible: set use_cache=False.
+
     Args:
         module: changed in place. A `forward` set on the instance is kept: the region runs it.
         offload_to_cpu: keep the tensors among the arguments in host memory until backward, pinned,
@@ -69,9 +75,15 @@ def checkpoint_wrapper(
         `module`, the same object.
 
     Raises:
-        TypeError: `module` is no `nn.Module`, is a ScriptModule, or its class allows no subclass.
+        TypeError: `module` is no `nn.Module`, is a ScriptModule, has no forward (nn.ModuleList),
+            or its class allows no subclass.
     """
     check_can_patch("checkpoint_wrapper", "module", module)
+    if not has_forward(module):
+        raise TypeError(
+            "checkpoint_wrapper: module must have a forward, which is what runs as a region, got "
+            f"{type(module).__name__}, which is never called itself; wrap the modules in it"
+        )
     if not _is_wrapped(type(module)):
         wrap_forward(module, ClassPatch(_Checkpointed))
     elif _SETTINGS not in module.__dict__ and "forward" in module.__dict__:
@@ -130,6 +142,14 @@ def class_before_wrapping(module: nn.Module) -> type[nn.Module]:
     return cast("type[nn.Module]", next(unchanged))
 
 
+def has_forward(module: nn.Module) -> bool:
+    """Whether `module` can be called: nn.ModuleList, nn.ModuleDict and nn.ParameterList cannot."""
+    classes = (cls for cls in type(module).__mro__ if not issubclass(cls, Patched))
+    if next(cls for cls in classes if "forward" in cls.__dict__) is not nn.Module:
+        return True
+    return any(name == "forward" or name.endswith("_instance_forward") for name in module.__dict__)
+
+
 class _Checkpointed(ForwardWrapper):
     """Mixin of the classes that wrapped modules get, ahead of the original class."""
 
@@ -148,6 +168,11 @@ class _Checkpointed(ForwardWrapper):
         settings = module.__dict__.get(_SETTINGS)
         if settings is None:  # made by calling the class of a wrapped module
             return forward(*args, **kwargs)
+        if may_have_caches() and has_cache(args, kwargs) and _is_region():
+            arguments = without_cache(module, args, kwargs)
+            if arguments is None:
+                return forward(*args, **kwargs)
+            args, kwargs = arguments
         if torch.compiler.is_compiling():
             return compiled_region(forward, args, kwargs)
         return _C.run_region(forward, args, kwargs, _region_settings(settings), module)
@@ -176,6 +201,11 @@ def _count(module: nn.Module | None, step: int) -> None:
     assert module is not None
     for submodule in module.modules():
         submodule.__dict__[_COUNTER] = submodule.__dict__.get(_COUNTER, 0) + step
+
+
+def _is_region() -> bool:
+    """Whether a wrapped module that is called here is one, and no plain call."""
+    return torch.is_grad_enabled() and not _C.flags().disabled
 
 
 def _is_wrapped(cls: type) -> bool:

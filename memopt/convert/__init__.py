@@ -13,10 +13,12 @@
     probe        runs stand-ins of modules, to see what these compute
     patch        patch_functional
 
-After `import memopt`, the attribute `memopt.convert` is the function. It has the names below as
-attributes (`memopt.convert.rule`); `from memopt.convert import rule` works as well.
+After `import memopt`, the attribute `memopt.convert` is the function. It has the names below and
+the modules above as attributes (`memopt.convert.rule`, `import memopt.convert.report`);
+`from memopt.convert import rule` works as well.
 """
 
+from memopt._submodules import add_submodules
 from memopt.convert.api import convert, revert
 from memopt.convert.match import Context, Reason, Rule
 from memopt.convert.patch import patch_functional
@@ -39,5 +41,6 @@ __all__ = [
     "rule",
 ]
 
+add_submodules(convert, __name__)
 for _attribute in (ClassSwap, Context, ForwardSwap, Reason, Report, Swap, register_rule, rule):
     setattr(convert, _attribute.__name__, _attribute)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from memopt._class_patch import (
     remove_patch,
     restored_on_error,
 )
+from memopt.checkpoint.apply import Choice
 from memopt.convert.autocast import (
     AutocastNorms,
     check_autocast_norms,
@@ -22,7 +24,7 @@ from memopt.convert.autocast import (
 )
 from memopt.convert.match import Context, Match, Reason, match
 from memopt.convert.recipes import RecipesOn, has_recipes, turn_recipes_on
-from memopt.convert.regions import Choice, Regions, check_can_revert_region, revert_region
+from memopt.convert.regions import Regions, check_can_revert_region, revert_region
 from memopt.convert.register import registered_rules
 from memopt.convert.remaining import Remaining, remaining
 from memopt.convert.report import Left, Report, Swapped
@@ -30,7 +32,7 @@ from memopt.convert.rules import RULES
 from memopt.convert.skip import Skip, outermost, skipped
 from memopt.convert.supported import has_kernels_for
 from memopt.convert.swap import Swap, SwappedModule, undo_swap
-from memopt.measure import check_can_measure, saved_bytes
+from memopt.measure import SavedBytes, check_can_measure, saved_bytes
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -47,7 +49,7 @@ def convert(
     *,
     recompute: bool = True,
     checkpoint: Choice | bool | None = None,
-    offload: Choice | None = None,
+    offload: Choice | bool | None = None,
     autocast_norms: AutocastNorms = "keep",
     skip: Skip | None = None,
 ) -> Report:
@@ -88,7 +90,8 @@ def convert(
         sample_input: with one, the model runs once before and twice after, and the report has the
             bytes saved for backward, and what still saves how many of them. A tensor; a tuple or
             list of positional arguments; or a mapping of keyword arguments. Measured as
-            `memopt.saved_bytes` does, which leaves the model as it was.
+            `memopt.saved_bytes` does, which leaves the model as it was. Storages of the sample that
+            are saved count; a note says how many bytes they are.
         recompute: turn recipes on. Without them ReLU and Sigmoid stay PyTorch's, which save their
             output like the layer behind them, and not their input.
         checkpoint: submodules to make checkpointed regions (see `checkpoint_wrapper`): a predicate,
@@ -113,17 +116,18 @@ def convert(
     Raises:
         TypeError: `model` is no nn.Module, is a ScriptModule, compiled or quantised, or
             `checkpoint`, `offload` or `skip` is of another kind.
-        ValueError: the model's forward raises with `sample_input`, `checkpoint` is True and the
-            model has no blocks, no module has a path that `skip` names, or `autocast_norms` is
-            another value.
+        ValueError: the model's forward has no parameters for `sample_input`, `checkpoint` or
+            `offload` is True and the model has no blocks, no module has a path that `skip` names,
+            or `autocast_norms` is another value.
         RuntimeError: a rule raises, or there is a `sample_input` and torch.inference_mode() is on.
+        Whatever the model's forward raises with `sample_input`: its own error, with a note.
 
     After any error the model is as before.
     """
     _check_model(model)
     check_autocast_norms(autocast_norms)
     regions = Regions(checkpoint, offload)
-    before = None if sample_input is None else _measure(model, sample_input)
+    before = None if sample_input is None else _measure(model, sample_input, converted=False)
     left_alone = skipped(model, skip)
     matches = match(Context(model, recompute, left_alone), (*registered_rules(), *RULES))
     matches = with_autocast_norms(matches, autocast_norms)
@@ -135,10 +139,11 @@ def convert(
         notes = _notes(model, recompute, changed=_has_swaps(matches) or bool(regions))
         if left_alone:
             notes = (f"skipped: {', '.join(outermost(left_alone))}", *notes)
+        notes += regions.notes
         if recompute:
             turn_recipes_on(model)
-        after = None if sample_input is None else _measure(model, sample_input)
-        rest = () if sample_input is None else _remaining(model, sample_input)
+        after = None if before is None else _measure(model, sample_input, converted=True)
+        rest = () if before is None else _remaining(model, sample_input)
     return Report(
         model=type(model).__qualname__,
         swapped=_swapped(matches),
@@ -146,9 +151,9 @@ def convert(
         recompute=has_recipes(model),
         checkpointed=regions.checkpointed,
         offloaded=regions.offloaded,
-        bytes_before=before,
-        bytes_after=after,
-        notes=notes,
+        bytes_before=None if before is None else int(before),
+        bytes_after=None if after is None else int(after),
+        notes=notes + _notes_on_sample(before, after),
         remaining=rest,
         idle=_idle(matches),
     )
@@ -240,18 +245,62 @@ def _was_converted(model: nn.Module) -> bool:
     return any(issubclass(type(module), (SwappedModule, RecipesOn)) for module in model.modules())
 
 
-def _measure(model: nn.Module, sample_input: Any) -> int:
+def _measure(model: nn.Module, sample_input: Any, converted: bool) -> SavedBytes:
     check_can_measure("convert", model)
     args, kwargs = _as_arguments(sample_input)
+    _check_takes(model, sample_input, args, kwargs)
     try:
-        return int(saved_bytes(model, *args, **kwargs))
+        return saved_bytes(model, *args, **kwargs)
     except Exception as error:
+        _add_note(
+            error,
+            f"convert: {type(model).__name__} raised this when it ran with sample_input to count "
+            f"bytes, {'converted; as it was, it did not' if converted else 'as it was'}. It is as "
+            "it was before convert.",
+        )
+        raise
+
+
+def _check_takes(
+    model: nn.Module, sample_input: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Raises ValueError unless the model's forward has parameters for these arguments."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # a forward that tells nothing
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
         raise ValueError(
             "convert: sample_input must be a tensor, a tuple or list of positional arguments, or a "
             f"mapping of keyword arguments that the model's forward takes, got "
-            f"{type(sample_input).__name__}, for which {type(model).__name__} raised "
-            f"{type(error).__name__}: {error}"
-        ) from error
+            f"{type(sample_input).__name__} for {type(model).__name__}.forward{signature}: {error}"
+        ) from None
+
+
+def _add_note(error: Exception, note: str) -> None:
+    """BaseException.add_note, which Python 3.10 does not have."""
+    notes = getattr(error, "__notes__", [])
+    error.__dict__["__notes__"] = [*notes, note]
+
+
+def _notes_on_sample(before: SavedBytes | None, after: SavedBytes | None) -> tuple[str, ...]:
+    if before is None or after is None:
+        return ()
+    if not before.storages:
+        return (
+            f"{'nothing' if not after.storages else 'nothing before'} was saved for backward with "
+            "sample_input: no parameter or input requires a gradient, or the model's forward turns "
+            "gradients off (torch.no_grad, torch.inference_mode)",
+        )
+    own = [sum(s.nbytes for s in saved.storages if s.is_input) for saved in (before, after)]
+    if not any(own):
+        return ()
+    return (
+        f"these bytes count the sample's own tensors, which the caller holds anyway: {own[0]:,} of "
+        f"those before, {own[1]:,} of those after",
+    )
 
 
 def _remaining(model: nn.Module, sample_input: Any) -> tuple[Remaining, ...]:

@@ -177,17 +177,19 @@ def test_settings_reach_the_wrapper() -> None:
     assert model.layers[0].__dict__[settings] == twin.layers[0].__dict__[settings]
 
 
-def test_equally_long_lists_all_count_but_those_inside_another() -> None:
+def test_all_lists_count_but_those_inside_a_block() -> None:
     model = nn.ModuleDict(
         {
-            "encoder": nn.ModuleList(nn.Linear(2, 2) for _ in range(3)),
-            "short": nn.ModuleList(nn.Linear(2, 2) for _ in range(2)),
+            "encoder": nn.ModuleList(Net() for _ in range(3)),
+            "short": nn.ModuleList(Net() for _ in range(2)),
             "decoder": nn.Sequential(
                 *(nn.Sequential(*(nn.Linear(2, 2) for _ in range(3))) for _ in range(3))
             ),
+            "heads": nn.ModuleList(nn.Linear(2, 2) for _ in range(5)),
         }
     )
-    expected = [f"{part}.{i}" for part in ("encoder", "decoder") for i in range(3)]
+    lengths = {"encoder": 3, "short": 2, "decoder": 3}
+    expected = [f"{part}.{i}" for part, length in lengths.items() for i in range(length)]
     assert apply_checkpointing(model) == expected == wrapped(model)
 
 
@@ -243,7 +245,12 @@ def test_a_check_fn_that_raises_leaves_the_model_alone() -> None:
             ValueError,
             "every and fraction must not be given together, got every=2 and fraction=0.5",
         ),
-        ({"check_fn": 3}, TypeError, "check_fn must be callable or None, got 3"),
+        (
+            {"check_fn": 3},
+            TypeError,
+            "check_fn must be a function of a module, a subclass of nn.Module, or a sequence of "
+            "such classes, got 3",
+        ),
     ],
     ids=str,
 )

@@ -72,15 +72,34 @@ def test_a_quantised_model() -> None:
 
 
 @pytest.mark.parametrize(
-    "sample", [torch.ones(2, 7), (torch.ones(2, 8), torch.ones(2, 8)), {"x": 1}, "text"], ids=str
+    "sample", [(torch.ones(2, 8), torch.ones(2, 8)), {"x": 1}, [], {}], ids=repr
 )
 def test_a_sample_that_does_not_fit(sample: object) -> None:
     model = example()
     before = state(model)
     with pytest.raises(
-        ValueError, match=rf"^convert: sample_input must .* got {type(sample).__name__}, for which"
+        ValueError, match=rf"^convert: sample_input must .* got {type(sample).__name__} for Seq"
     ):
         memopt.convert(model, sample)
+    assert state(model) == before
+
+
+@pytest.mark.parametrize("sample", [torch.ones(2, 7), "text"], ids=["shape", "string"])
+def test_the_model_s_own_error_stays_what_it_is(sample: object) -> None:
+    """Its type, its text, its cause and its traceback; a note says who ran the model."""
+    model = example()
+    before = state(model)
+    with pytest.raises((RuntimeError, TypeError)) as plain:
+        model(sample)
+    with pytest.raises(plain.type) as raised:
+        memopt.convert(model, sample)
+    assert str(raised.value) == str(plain.value)
+    assert raised.value.__cause__ is plain.value.__cause__ is None
+    assert [entry.name for entry in raised.traceback][-1] == plain.traceback[-1].name
+    assert raised.value.__notes__ == [
+        "convert: Sequential raised this when it ran with sample_input to count bytes, as it was. "
+        "It is as it was before convert."
+    ]
     assert state(model) == before
 
 
@@ -176,6 +195,7 @@ def test_a_second_measurement_that_fails_undoes_all() -> None:
 
     model = nn.Sequential(Fails())
     before = copy.copy(state(model))
-    with pytest.raises(ValueError, match="once only"):
+    with pytest.raises(RuntimeError, match=r"^once only\n") as raised:
         memopt.convert(model, torch.ones(2, 8))
+    assert ", converted; as it was, it did not." in raised.value.__notes__[0]
     assert state(model) == before

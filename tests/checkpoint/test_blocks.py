@@ -1,0 +1,211 @@
+"""Proves: a model's blocks are found as its author means them, whichever style it is written in:
+towers, stages, dicts, lists of lists, mixtures of experts; and what is found runs as a region.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import memopt
+from memopt.checkpoint import apply_checkpointing, checkpoint_wrapper
+from tests.checkpoint.block_styles import (
+    SIZE,
+    STYLES,
+    Alternating,
+    Block,
+    Experts,
+    FeedForward,
+    MambaBlock,
+    Tower,
+    blocks,
+    paths,
+)
+from tests.checkpoint.support import assert_same_bits, step_results
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_the_blocks_are_the_author_s_and_run_as_regions(style: str) -> None:
+    torch.manual_seed(0)
+    make, expected = STYLES[style]
+    model = make()
+    x = torch.randn(2, 3, SIZE, requires_grad=True)
+    plain = step_results(lambda: model(x), [x, *model.parameters()])
+    before = memopt.saved_bytes(model, x)
+    assert apply_checkpointing(model) == expected
+    assert_same_bits(step_results(lambda: model(x), [x, *model.parameters()]), plain)
+    assert memopt.saved_bytes(model, x) < before
+    for path in expected:
+        assert calls_of(model.get_submodule(path), lambda: model(x).sum().backward()) == 2
+
+
+def calls_of(module: nn.Module, call: Callable[[], Any]) -> int:
+    """How often what is in `module` runs; a recompute may end before the last of it."""
+    calls: Counter[nn.Module] = Counter()
+    parts = [m for m in module.modules() if not list(m.children())]
+    handles = [part.register_forward_pre_hook(lambda m, _: calls.update([m])) for part in parts]
+    call()
+    for handle in handles:
+        handle.remove()
+    return max(calls.values())
+
+
+@pytest.mark.parametrize("norms", [False, True])
+def test_of_a_list_of_lists_the_modules_inside_are_wrapped_and_a_warning_says_so(
+    norms: bool,
+) -> None:
+    model, x = nn.Sequential(Alternating(norms=norms)), torch.randn(2, 3, SIZE)
+    plain = step_results(lambda: model(x), model.parameters())
+    before = memopt.saved_bytes(model, x)
+    with pytest.warns(UserWarning, match=r"^apply_checkpointing: .* 0\.layers hold .*check_fn"):
+        names = apply_checkpointing(model)
+    assert names == [f"0.layers.{i}.{j + norms}" for i in range(3) for j in range(2)]
+    assert_same_bits(step_results(lambda: model(x), model.parameters()), plain)
+    assert memopt.saved_bytes(model, x) < before
+    assert calls_of(model[0].layers[0][norms], lambda: model(x).sum().backward()) == 2
+
+
+def test_convert_says_so_in_the_report() -> None:
+    report = memopt.convert(nn.Sequential(Alternating()), checkpoint=True)
+    (note,) = (note for note in report.notes if "check_fn" in note)
+    assert "0.layers" in note
+    assert note in str(report)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not apply_checkpointing(Alternating(), lambda m: False)
+
+
+def test_a_mixture_of_experts_in_no_list_is_one_block() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = Block(mlp=Experts())
+            self.second = Block(mlp=Experts())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x))
+
+    model = Model()
+    assert apply_checkpointing(model) == ["first.mlp", "second.mlp"]
+    assert apply_checkpointing(Experts()) == paths("experts.{}", 8)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.ModuleList([nn.Linear(2, 2)]),
+        nn.ModuleDict({"a": nn.Linear(2, 2)}),
+        nn.ParameterList([nn.Parameter(torch.ones(2))]),
+        nn.Module(),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_what_has_no_forward_is_no_region(module: nn.Module) -> None:
+    kind = type(module)
+    with pytest.raises(
+        TypeError, match=rf"^checkpoint_wrapper: module must have a forward, .* got {kind.__name__}"
+    ):
+        checkpoint_wrapper(module)
+    assert type(module) is kind
+    module.forward = lambda x: x  # type: ignore[method-assign]
+    checkpoint_wrapper(module)
+
+
+def test_check_fn_passes_over_what_has_no_forward() -> None:
+    model = Tower([Block(), nn.ModuleList([Block()])])
+    chosen = apply_checkpointing(model, lambda m: isinstance(m, (Block, nn.ModuleList)))
+    assert chosen == ["blocks.0", "blocks.1.0"]
+    for choose in (
+        lambda: apply_checkpointing(model, nn.ModuleList),
+        lambda: memopt.convert(model, checkpoint=nn.ModuleList),
+        lambda: memopt.convert(model, offload=lambda m: isinstance(m, nn.ModuleList)),
+    ):
+        with pytest.raises(TypeError, match=r"must choose modules that have a forward, got Mod"):
+            choose()
+
+
+@pytest.mark.parametrize("choice", [Block, [Block], (Block, MambaBlock)])
+def test_classes_choose_as_in_convert(choice: Any) -> None:
+    model = Tower([Block(), Block(), MambaBlock()])
+    expected = [
+        n
+        for n, m in model.named_modules()
+        if isinstance(m, choice if isinstance(choice, type) else tuple(choice))
+    ]
+    assert apply_checkpointing(model, choice) == expected
+    memopt.unwrap(model)
+    assert list(memopt.convert(model, checkpoint=choice).checkpointed) == expected
+
+
+@pytest.mark.parametrize("choice", ["Block", 3, [3], [], int, [nn.Linear, int], [nn.Linear(2, 2)]])
+def test_choices_of_another_kind(choice: object) -> None:
+    with pytest.raises(
+        TypeError,
+        match=r"^apply_checkpointing: check_fn must be a function of a module, a subclass of ",
+    ):
+        apply_checkpointing(Tower(blocks(2)), choice)
+
+
+def test_convert_offloads_the_blocks() -> None:
+    model, x = Tower(blocks(3)), torch.randn(2, 3, SIZE)
+    plain = step_results(lambda: model(x), model.parameters())
+    report = memopt.convert(model, offload=True)
+    assert (report.checkpointed, report.offloaded) == ((), ("blocks.0", "blocks.1", "blocks.2"))
+    memopt.revert(model)
+    assert_same_bits(step_results(lambda: model(x), model.parameters()), plain)
+    report = memopt.convert(model, checkpoint=True, offload=lambda m: m is model.blocks[1])
+    assert (report.checkpointed, report.offloaded) == (("blocks.0", "blocks.2"), ("blocks.1",))
+    report = memopt.convert(model, checkpoint=False, offload=False)
+    assert (report.checkpointed, report.offloaded) == ((), ())
+
+
+def test_a_parametrization_is_no_list_of_blocks() -> None:
+    model = Tower(blocks(2))
+    for _ in range(2):
+        nn.utils.parametrize.register_parametrization(model.stem, "weight", FeedForward())
+    assert apply_checkpointing(model) == ["blocks.0", "blocks.1"]
+
+
+@pytest.mark.slow
+def test_transformers_blocks_are_those_that_its_own_checkpointing_takes() -> None:
+    transformers = pytest.importorskip("transformers")
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    small = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+    few = {"num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 8}
+    t5 = {"vocab_size": 50, "d_model": 16, "d_ff": 16, "d_kv": 8, "num_heads": 2, "num_layers": 2}
+    bart = {
+        f"{part}_{name}": 2
+        for part in ("encoder", "decoder")
+        for name in ("layers", "attention_heads")
+    }
+    configs = [
+        transformers.LlamaConfig(**small, **few),
+        transformers.MixtralConfig(**small, **few, num_local_experts=4),
+        transformers.DeepseekV3Config(
+            **small, num_hidden_layers=3, n_routed_experts=8, first_k_dense_replace=1
+        ),
+        transformers.JambaConfig(
+            **small,
+            num_hidden_layers=4,
+            attn_layer_period=4,
+            attn_layer_offset=2,
+            use_mamba_kernels=False,
+        ),
+        transformers.BertConfig(**small, num_hidden_layers=2),
+        transformers.T5Config(**t5),
+        transformers.BartConfig(vocab_size=50, d_model=16, **bart),
+        transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2),
+        transformers.SegformerConfig(hidden_sizes=[8, 16, 16, 16], depths=[1, 2, 1, 1]),
+    ]
+    for config in configs:
+        with torch.device("meta"):
+            model = transformers.AutoModel.from_config(config)
+        theirs = [n for n, m in model.named_modules() if isinstance(m, GradientCheckpointingLayer)]
+        assert apply_checkpointing(model) == theirs, type(model)
