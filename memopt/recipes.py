@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+import torch
+
+from memopt._extension import _C
 from memopt.fates import saved_tensors
 
 
@@ -47,3 +50,10 @@ def recompute() -> AbstractContextManager[None]:
     consumer.
     """
     return saved_tensors("recipe")
+
+
+def recipes_are_on() -> bool:
+    """Whether what this thread saves now may have a recipe: the innermost saved-tensor hooks are
+    those of a scope with recipes. Never under torch.compile.
+    """
+    return not torch.compiler.is_compiling() and _C.recipes_are_on()
