@@ -124,7 +124,7 @@ def convert(
         regions.apply(model)
         notes = _notes(model, recompute, changed=_has_swaps(matches) or bool(regions))
         if recompute:
-            turn_recipes_on(model, functional)
+            turn_recipes_on(model, functional and _has_kernels(model))
         after = None if sample_input is None else _measure(model, sample_input)
     return Report(
         model=type(model).__qualname__,
@@ -209,6 +209,12 @@ def _notes(model: nn.Module, recompute: bool, changed: bool) -> tuple[str, ...]:
         for device in sorted({d.type for d in devices if not has_kernels_for(d)})
     ]
     return tuple(notes)
+
+
+def _has_kernels(model: nn.Module) -> bool:
+    """Whether this build has kernels for any of its devices."""
+    devices = {parameter.device for parameter in model.parameters()}
+    return not devices or any(map(has_kernels_for, devices))
 
 
 def _was_converted(model: nn.Module) -> bool:

@@ -245,11 +245,9 @@ def apply_swaps(model: nn.Module, swaps: Sequence[tuple[nn.Module, Swap]]) -> No
 
 
 def _has_no_state(module: nn.Module) -> bool:
-    return not any(
-        value
-        for name, value in module.__dict__.items()
-        if name in ("_parameters", "_buffers", "_modules") or name.endswith("_hooks")
-    )
+    held = (module._parameters, module._buffers, module._modules)
+    hooks = (value for name, value in module.__dict__.items() if name.endswith("_hooks"))
+    return not any(hooks) and all(value is None for of in held for value in of.values())
 
 
 def _double(module: nn.Module) -> nn.Module:
