@@ -68,6 +68,7 @@ def let_higher_order_ops_pass(key: str) -> None:
     fall through a dispatch key, as the dispatcher's backend fallback does for all other operators.
     """
     parsed = torch._C._parse_dispatch_key(key)
+    assert parsed is not None
     _ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(parsed)
     for operator in _ops._higher_order_ops.values():
         operator.fallthrough(parsed)

@@ -48,7 +48,7 @@ class RecipesOn(ForwardWrapper):
     _memopt_instance_forward = _INSTANCE_FORWARD
 
     @classmethod
-    def _memopt_forward(cls, generated: type, original: type[nn.Module], key: Any) -> Forward:
+    def _memopt_forward(cls, generated: type[Any], original: type[nn.Module], key: Any) -> Forward:
         functions = bool(key)
         in_recipes, is_compiling = _C.in_recipes, torch.compiler.is_compiling
 
@@ -69,7 +69,7 @@ class RecipesOn(ForwardWrapper):
 
     @classmethod
     def _memopt_methods(
-        cls, generated: type, original: type[nn.Module], key: Any
+        cls, generated: type[Any], original: type[nn.Module], key: Any
     ) -> dict[str, Callable[..., Any]]:
         return {
             name: _entry_point(name, generated, functions=bool(key))
@@ -77,7 +77,7 @@ class RecipesOn(ForwardWrapper):
         }
 
 
-def _entry_point(name: str, generated: type, functions: bool) -> Callable[..., Any]:
+def _entry_point(name: str, generated: type[Any], functions: bool) -> Callable[..., Any]:
     in_recipes, is_compiling = _C.in_recipes, torch.compiler.is_compiling
 
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -251,7 +251,7 @@ def _has_no_state(module: nn.Module) -> bool:
 
 
 def _double(module: nn.Module) -> nn.Module:
-    double = cast("nn.Module", object.__new__(type(module)))
+    double = object.__new__(type(module))
     object.__setattr__(double, "__dict__", module.__dict__)
     _originals[double] = module
     return double
