@@ -53,8 +53,7 @@ class PassOn {
 bool is_dense(const Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage() &&
          !autograd::is_traced(tensor) && !tensor.is_nested() && !tensor.is_conj() &&
-         !tensor.is_neg() && !tensor._is_zerotensor() &&
-         !tensor._fw_grad(/*level=*/0).defined();
+         !tensor.is_neg() && !tensor._is_zerotensor() && !tensor._fw_grad(/*level=*/0).defined();
 }
 
 // The rules of memopt/convert/supported.py.
@@ -121,10 +120,9 @@ Result call_op(const char* name, const Arguments&... arguments) {
 }
 
 Tensor activation(const Tensor& input, string_view name) {
-  static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("memopt::activation", "")
-          .typed<Tensor(const Tensor&, string_view, std::optional<double>)>();
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("memopt::activation", "")
+                             .typed<Tensor(const Tensor&, string_view, std::optional<double>)>();
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return op.call(input, name, std::nullopt);
 }
@@ -141,15 +139,18 @@ Tensor silu(const Tensor& self) {
   return are_ours() && supports(self) ? activation(self, "silu") : at::silu(self);
 }
 
+// relu and sigmoid: see is_kept_anyway().
 Tensor relu(const Tensor& self) {
   const PassOn pass_on;
-  return are_ours() && supports(self) ? activation(self, "relu") : at::relu(self);
+  const bool ours =
+      interceptions().without_recipes > 0 || (functions_are_ours() && is_kept_anyway(self));
+  return ours && supports(self) ? activation(self, "relu") : at::relu(self);
 }
 
 Tensor sigmoid(const Tensor& self) {
   const PassOn pass_on;
-  // Without recipes memopt's saves its input beside the output that the next layer saves.
-  return functions_are_ours() && supports(self) ? activation(self, "sigmoid") : at::sigmoid(self);
+  const bool ours = functions_are_ours() && is_kept_anyway(self) && supports(self);
+  return ours ? activation(self, "sigmoid") : at::sigmoid(self);
 }
 
 Tensor dropout(const Tensor& input, double p, bool train) {
@@ -169,11 +170,10 @@ Tensor layer_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
   if (!are_ours() || !supports_norm(input, normalized_shape, {&weight, &bias})) {
     return at::layer_norm_symint(input, normalized_shape, weight, bias, eps, cudnn_enable);
   }
-  static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("memopt::layer_norm", "")
-          .typed<Tensor(const Tensor&, c10::SymIntArrayRef, const OptionalTensor&,
-                        const OptionalTensor&, double)>();
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("memopt::layer_norm", "")
+                             .typed<Tensor(const Tensor&, c10::SymIntArrayRef,
+                                           const OptionalTensor&, const OptionalTensor&, double)>();
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return op.call(input, normalized_shape, weight, bias, eps);
 }
@@ -184,11 +184,10 @@ Tensor rms_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
   if (!are_ours() || !supports_norm(input, normalized_shape, {&weight})) {
     return at::rms_norm_symint(input, normalized_shape, weight, eps);
   }
-  static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("memopt::rms_norm", "")
-          .typed<Tensor(const Tensor&, c10::SymIntArrayRef, const OptionalTensor&,
-                        std::optional<double>, bool)>();
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("memopt::rms_norm", "")
+                             .typed<Tensor(const Tensor&, c10::SymIntArrayRef,
+                                           const OptionalTensor&, std::optional<double>, bool)>();
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return op.call(input, normalized_shape, weight, eps, false);
 }

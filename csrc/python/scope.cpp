@@ -3,6 +3,7 @@
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 
 #include <algorithm>
@@ -51,6 +52,10 @@ class OpenScope {
   // Whether making recipes is all it does.
   bool is_recipe_scope() const { return scope_->is_recipe_scope(); }
   bool has_grad_mode_of_now() const { return grad_mode_ == at::GradMode::is_enabled(); }
+
+  bool keeps_anyway(const at::Tensor& tensor) const {
+    return scope_->registry()->keeps_anyway(tensor);
+  }
 
   bool functions_are_ours = false;
 
@@ -188,6 +193,15 @@ PyObject* with_recipes(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
   END_HANDLE_TH_ERRORS
 }
 
+// is_kept_anyway(tensor)
+PyObject* kept_anyway(PyObject*, PyObject* tensor) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK_TYPE(THPVariable_Check(tensor), "memopt: is_kept_anyway takes a tensor, got ",
+                   Py_TYPE(tensor)->tp_name);
+  return PyBool_FromLong(is_kept_anyway(THPVariable_Unpack(tensor)) ? 1 : 0);
+  END_HANDLE_TH_ERRORS
+}
+
 PyMethodDef scope_functions[] = {
     {"in_recipes", in_recipes, METH_O,
      "in_recipes(functions): whether with_recipes would have nothing to do."},
@@ -198,6 +212,7 @@ PyMethodDef scope_functions[] = {
     {"recipes_are_on",
      [](PyObject*, PyObject*) { return PyBool_FromLong(recipes_are_on() ? 1 : 0); }, METH_NOARGS,
      "Whether what this thread saves now may have a recipe."},
+    {"is_kept_anyway", kept_anyway, METH_O, "Whether saving the tensor here would cost nothing."},
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
@@ -210,6 +225,10 @@ FunctionsScope::~FunctionsScope() = default;
 bool recipes_are_on() {
   const auto* scope = OpenScope::making_recipes();
   return scope != nullptr && scope->has_grad_mode_of_now();
+}
+
+bool is_kept_anyway(const at::Tensor& tensor) {
+  return recipes_are_on() && OpenScope::making_recipes()->keeps_anyway(tensor);
 }
 
 bool functions_are_ours() {

@@ -59,7 +59,8 @@ class RecipesOn(ForwardWrapper):
             plain: Any = self.__dict__.get(_INSTANCE_FORWARD)
             if plain is None:
                 # super(): a class derived from this one later, as FSDP2 does, is left in place.
-                plain = super(generated, self).forward
+                inherited: Any = super(generated, self)
+                plain = inherited.forward
             # Under torch.compile the compiler decides what is kept.
             if is_compiling() or in_recipes(functions):
                 return plain(*args, **kwargs)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from memopt._class_patch import ClassPatch, Forward, Patched, patches_of, remove_patch, set_patches
 from memopt.convert.supported import supports
-from memopt.recipes import recipes_are_on
+from memopt.recipes import is_kept_anyway, recipes_are_on
 
 Plain = Callable[[nn.Module, Tensor], Tensor]
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -40,8 +40,8 @@ class Swap:
         return path, type(module).__qualname__
 
     def needs_recipes(self) -> bool:
-        """Whether it saves more than the original where `memopt.recompute` is off. There a call
-        runs the original.
+        """Whether it saves its input where the original saves its output, so that it is a gain only
+        with recipes and where the input is kept anyway. Other calls run the original.
         """
         return False
 
@@ -63,7 +63,7 @@ class ClassSwap(Swap):
 
     def make_forward(self, generated: type, plain: Forward) -> Forward:
         """The forward of the class `generated`, in place of `plain`."""
-        run = self._run_with_recipes if self.needs_recipes() else self.run
+        run = self._run_if_kept_anyway if self.needs_recipes() else self.run
 
         def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not isinstance(self, generated):  # reverted; code that kept the method calls it
@@ -74,8 +74,8 @@ class ClassSwap(Swap):
 
         return forward
 
-    def _run_with_recipes(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
-        return self.run(module, input, plain) if recipes_are_on() else plain(module, input)
+    def _run_if_kept_anyway(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
+        return self.run(module, input, plain) if is_kept_anyway(input) else plain(module, input)
 
     def apply(self, module: nn.Module) -> None:
         """The new forward runs inside whatever wraps the module's forward already."""

@@ -1,5 +1,5 @@
-"""Proves: inside a converted model PyTorch's functions are memopt's, however they are called, in any
-entry and in regions; what memopt does not support is PyTorch's to the bit; and to whoever is
+"""Proves: inside a converted model PyTorch's functions are memopt's, however they are called and
+whatever is entered; what memopt does not support is PyTorch's to the bit; and to whoever is
 outside nothing has changed: names, pickles, other threads, modes, compiled functions.
 """
 
@@ -42,7 +42,9 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "a module": nn.ReLU(),
 }
 LEFT: dict[str, Callable[[Tensor], Tensor]] = {
-    "in place": lambda x: F.relu(x.clone(), inplace=True) + x.clone().sigmoid_() + x.clone().relu_(),
+    "in place": lambda x: (
+        F.relu(x.clone(), inplace=True) + x.clone().sigmoid_() + x.clone().relu_()
+    ),
     "dropout in place": lambda x: F.dropout(x.clone(), 0.0, inplace=True),
     "dropout of nothing": lambda x: F.dropout(x, 0.0) + F.dropout(x, 0.5, training=False),
     "sparse": lambda x: F.relu(x.to_sparse()).to_dense(),
