@@ -196,8 +196,8 @@ PyObject* with_recipes(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
 // is_kept_anyway(tensor)
 PyObject* kept_anyway(PyObject*, PyObject* tensor) {
   HANDLE_TH_ERRORS
-  TORCH_CHECK_TYPE(THPVariable_Check(tensor), "memopt: is_kept_anyway takes a tensor, got ",
-                   Py_TYPE(tensor)->tp_name);
+  // A call with another argument is for the module's own forward to refuse.
+  if (!THPVariable_Check(tensor)) Py_RETURN_FALSE;
   return PyBool_FromLong(is_kept_anyway(THPVariable_Unpack(tensor)) ? 1 : 0);
   END_HANDLE_TH_ERRORS
 }

