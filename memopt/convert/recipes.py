@@ -37,6 +37,11 @@ _PARAMETRIZATIONS = "parametrizations"
 
 _INSTANCE_FORWARD = "_memopt_recompute_instance_forward"
 
+_TRANSFORM_INSIDE = (
+    "memopt: convert put saved-tensor hooks around this call of the model; for code that uses such "
+    "transforms inside, convert(model, recompute=False) puts none"
+)
+
 
 class RecipesOn(ForwardWrapper):
     """Mixin of the classes of modules whose methods run inside memopt.recompute(). The patch's key
@@ -64,7 +69,7 @@ class RecipesOn(ForwardWrapper):
             # Under torch.compile the compiler decides what is kept.
             if is_compiling() or in_recipes(functions):
                 return plain(*args, **kwargs)
-            return _C.with_recipes(functions, plain, args, kwargs)
+            return _enter(functions, plain, args, kwargs)
 
         return forward
 
@@ -78,6 +83,18 @@ class RecipesOn(ForwardWrapper):
         }
 
 
+def _enter(
+    functions: bool, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    try:
+        return _C.with_recipes(functions, plain, args, kwargs)
+    except RuntimeError as error:
+        # PyTorch's, which does not know whose hooks these are. (No notes before Python 3.11.)
+        if "saved tensor hooks" in str(error) and hasattr(error, "add_note"):
+            error.add_note(_TRANSFORM_INSIDE)
+        raise
+
+
 def _entry_point(name: str, generated: type[Any], functions: bool) -> Callable[..., Any]:
     in_recipes, is_compiling = _C.in_recipes, torch.compiler.is_compiling
 
@@ -87,7 +104,7 @@ def _entry_point(name: str, generated: type[Any], functions: bool) -> Callable[.
         plain = getattr(super(generated, self), name)
         if is_compiling() or in_recipes(functions):
             return plain(*args, **kwargs)
-        return _C.with_recipes(functions, plain, args, kwargs)
+        return _enter(functions, plain, args, kwargs)
 
     return method
 

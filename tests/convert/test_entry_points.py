@@ -342,3 +342,25 @@ def test_an_exception_ends_the_scope() -> None:
         model.run(torch.randn(2, WIDTH))
     assert not _C.recipes_are_on()
     assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+
+
+def test_a_transform_inside_names_the_way_out() -> None:
+    class Scored(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+
+        def score(self, x: Tensor) -> Tensor:
+            return torch.func.grad(lambda x: self.net(x).sum())(x)  # type: ignore[no-any-return]
+
+    model = Scored()
+    x = torch.randn(2, WIDTH)
+    expected = model.score(x)
+    memopt.convert(model)
+    with pytest.raises(RuntimeError, match="saved tensor hooks") as raised:
+        model.score(x)
+    if hasattr(raised.value, "add_note"):
+        assert "recompute=False" in raised.value.__notes__[0]
+    memopt.revert(model)
+    memopt.convert(model, recompute=False)
+    torch.testing.assert_close(model.score(x), expected)
