@@ -68,6 +68,13 @@ class Patched:
             if attribute == "forward" or attribute.endswith("_instance_forward"):
                 del self.__dict__[attribute]
 
+    @classmethod
+    def _memopt_methods(
+        cls, generated: type, original: type[nn.Module], key: Any
+    ) -> dict[str, Callable[..., Any]]:
+        """Other methods of the subclass `generated`, by the names of those that they replace."""
+        return {}
+
     def __prepare_scriptable__(self) -> NoReturn:
         """torch.jit.script calls this first; it would compile the original forward, if anything."""
         raise TypeError(
@@ -193,17 +200,19 @@ def remove_patch(module: nn.Module, mixin: type[Patched]) -> None:
 
 @contextmanager
 def restored_on_error(model: nn.Module) -> Iterator[None]:
-    """If the scope raises, every module of `model` has the class and attributes again that it had
-    before.
+    """If the scope raises, every module of `model` has the class, attributes and submodules again
+    that it had before.
     """
-    before = [(m, type(m), dict(m.__dict__)) for m in model.modules()]
+    before = [(m, type(m), dict(m.__dict__), dict(m._modules)) for m in model.modules()]
     try:
         yield
     except BaseException:
-        for module, cls, attributes in before:
+        for module, cls, attributes, submodules in before:
             object.__setattr__(module, "__class__", cls)
             module.__dict__.clear()
             module.__dict__.update(attributes)
+            module._modules.clear()
+            module._modules.update(submodules)
         raise
 
 
@@ -310,6 +319,8 @@ def _generated_class(original: type[nn.Module], patch: ClassPatch) -> type[nn.Mo
             f"subclassed, got {original.__name__}"
         ) from error
     forward = patch.mixin._memopt_forward(generated, original, patch.key)
-    generated.forward = functools.wraps(original.forward)(forward)
+    methods = patch.mixin._memopt_methods(generated, original, patch.key)
+    for name, method in {**methods, "forward": forward}.items():
+        type.__setattr__(generated, name, functools.wraps(getattr(original, name))(method))
     of_original[patch] = weakref.ref(generated)
     return generated

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, _ops
 from torch.autograd import forward_ad, grad_mode
 from torch.utils import _python_dispatch
 from torch.utils import checkpoint as _checkpoint
@@ -61,3 +61,14 @@ def preserved_versions(tensors: tuple[Tensor, ...]) -> Any:
 def view_base(tensor: Tensor) -> Tensor | None:
     """The tensor that `tensor` is a view of, as autograd knows it; None if it is no view."""
     return tensor._base
+
+
+def let_higher_order_ops_pass(key: str) -> None:
+    """Make torch's higher-order operators (cond, flex_attention, ...), those of now and of later,
+    fall through a dispatch key, as the dispatcher's backend fallback does for all other operators.
+    """
+    parsed = torch._C._parse_dispatch_key(key)
+    assert parsed is not None
+    _ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(parsed)
+    for operator in _ops._higher_order_ops.values():
+        operator.fallthrough(parsed)

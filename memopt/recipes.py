@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+import torch
+from torch import Tensor
+
+from memopt._extension import _C
 from memopt.fates import saved_tensors
 
 
@@ -47,3 +51,21 @@ def recompute() -> AbstractContextManager[None]:
     consumer.
     """
     return saved_tensors("recipe")
+
+
+def recipes_are_on() -> bool:
+    """Whether what this thread saves now may have a recipe: the innermost saved-tensor hooks are
+    those of a scope with recipes. Never under torch.compile.
+    """
+    return not torch.compiler.is_compiling() and _C.recipes_are_on()
+
+
+def is_kept_anyway(tensor: Tensor) -> bool:
+    """Whether it would cost nothing to save `tensor` here: recipes are on, and it is held already
+    or has a recipe.
+
+    PyTorch's relu and sigmoid save their output, which the next layer saves as well. So memopt's,
+    which save their input, are a gain only there; elsewhere they would be none, and a loss where
+    the output is saved outside of the scope.
+    """
+    return not torch.compiler.is_compiling() and _C.is_kept_anyway(tensor)

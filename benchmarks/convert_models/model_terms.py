@@ -12,8 +12,6 @@ LayerNorm's statistics, which are float32.
 
 What stays though one might expect it to go, and why:
 
-- RoBERTa's head calls gelu() as a function, which only patch_functional() would catch; so does the
-  front of Whisper's encoder, twice.
 - GPT-NeoX and ModernBERT rotate queries and keys into copies; values are a view of the tensor with
   all three in it, which stays as a whole.
 - GPT-NeoX and Whisper hand attention queries with the heads in front; its output is laid out like
@@ -126,8 +124,8 @@ MODEL_TERMS: dict[str, ModelTerms] = {
     "RoBERTa": ModelTerms(
         layer=ATTENTION + layer_norm(2) + GELU,
         rest=layer_norm(2)
+        + Terms(before=(Term("head: gelu()'s output, which a norm reads", h=2),))
         + both(
-            Term("head: gelu()'s input", h=2),
             IDS,
             Term("token types, positions", count=2, one=8),
             *logits(2),
@@ -206,9 +204,10 @@ MODEL_TERMS: dict[str, ModelTerms] = {
         + GELU,
         rest=of("frames", layer_norm(1))
         + layer_norm(1)
+        + Terms(before=(Term("first gelu()'s output", per_call={"frames h": 4}),))
         + both(
             Term("the spectrum", per_call={"frames mel": 4}),
-            Term("first gelu()'s input and output", count=2, per_call={"frames h": 4}),
+            Term("first gelu()'s input", per_call={"frames h": 4}),
             Term("second gelu()'s input", per_call={"frames h": 2}),
             Term("the decoder's ids, its positions, labels", count=3, one=8),
             *logits(2),

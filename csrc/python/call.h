@@ -37,6 +37,8 @@ class Call : public saved::Function {
 
   // The distinct tensors, by number.
   const std::vector<saved::ArgumentTensor>& tensors() const { return tensors_; }
+  // Whether PyTorch's functions were memopt's where the region was called, and so are in it.
+  bool with_functions() const { return with_functions_; }
   // To be called when the region keeps them.
   void release_tensors() { tensors_.clear(); }
 
@@ -95,6 +97,7 @@ class Call : public saved::Function {
 
   std::unique_ptr<Objects> objects_;
   std::vector<saved::ArgumentTensor> tensors_;
+  const bool with_functions_;
 };
 
 }  // namespace memopt::python

@@ -159,6 +159,7 @@ HooksGuard::HooksGuard(intrusive_ptr<saved::Packer> packer, py::handle observer)
   object->vectorcall = pack;
   new (&object->packer) intrusive_ptr<saved::Packer>(std::move(packer));
   object->observer = observer.is_none() ? nullptr : observer.inc_ref().ptr();
+  pack_ = reinterpret_cast<PyObject*>(object);
   auto* interpreter = getPyInterpreter();
   c10::SafePyObject pack_hook(reinterpret_cast<PyObject*>(object), interpreter);
   c10::SafePyObject unpack_hook(Py_NewRef(restore_function), interpreter);
@@ -168,6 +169,12 @@ HooksGuard::HooksGuard(intrusive_ptr<saved::Packer> packer, py::handle observer)
 
 HooksGuard::~HooksGuard() {
   at::SavedTensorDefaultHooks::pop_hooks();
+}
+
+bool HooksGuard::are_innermost() const {
+  const auto& hooks = at::SavedTensorDefaultHooks::get_tls_state();
+  return !hooks.stack.empty() && !hooks.is_tracing &&
+         hooks.stack.top().first.ptr(getPyInterpreter()) == pack_;
 }
 
 intrusive_ptr<saved::Packer> active_hooks() {

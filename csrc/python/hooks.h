@@ -20,6 +20,13 @@ class HooksGuard {
   ~HooksGuard();
   HooksGuard(const HooksGuard&) = delete;
   HooksGuard& operator=(const HooksGuard&) = delete;
+
+  // Whether these are the hooks that autograd asks now: none were entered inside and none left in
+  // between. Without the GIL.
+  bool are_innermost() const;
+
+ private:
+  const PyObject* pack_;
 };
 
 // The hooks that are active in this thread, as a Packer; empty if there are none. One of ours is

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../kernels/cpu/kernels.h"
+#include "functions.h"
 #include "region.h"
 #include "scope.h"
 
@@ -72,4 +73,5 @@ PYBIND11_MODULE(_C, m) {
         "The names of the activations; of each, whether it takes a scalar.");
   memopt::python::register_region(m);
   memopt::python::register_scope(m);
+  memopt::python::register_functions(m);
 }

@@ -12,6 +12,7 @@
 #include "fates.h"
 #include "hooks.h"
 #include "modules_reached.h"
+#include "scope.h"
 #include "settings.h"
 
 namespace memopt::python {
@@ -46,6 +47,7 @@ py::object forward(const py::object& fn, const py::tuple& args, const py::dict& 
   try {
     const saved::FlagsGuard flags({/*checkpointing=*/first, /*recomputing=*/!first, false});
     const HooksGuard hooks(region, settings.on_saved);
+    const FunctionsScope functions(made.with_functions());
     auto result = call_function(settings, fn, args, kwargs);
     if (!result) throw_python_error();
     region->forward_ended();

@@ -1,15 +1,20 @@
 #include "scope.h"
 
 #include <ATen/SavedTensorHooks.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include "../saved/scope.h"
 #include "fates.h"
+#include "functions.h"
 #include "hooks.h"
 
 namespace memopt::python {
@@ -23,31 +28,61 @@ using c10::intrusive_ptr;
 class OpenScope {
  public:
   explicit OpenScope(const intrusive_ptr<saved::Scope>& scope)
-      : hooks_(scope, py::none()), scope_(scope) {
+      : hooks_(scope, py::none()), scope_(scope), grad_mode_(at::GradMode::is_enabled()) {
     if (scope_->registry() == nullptr) return;
-    registries().push_back(scope_->registry());
+    with_recipes().push_back(this);
     autograd::recipe_book() = scope_->registry();
   }
   // Scopes may be left in another order than they were entered, by generators for instance.
   ~OpenScope() {
     if (scope_->registry() == nullptr) return;
-    auto& all = registries();
-    all.erase(std::find(all.begin(), all.end(), scope_->registry()));
-    autograd::recipe_book() = all.empty() ? nullptr : all.back();
+    auto& all = with_recipes();
+    all.erase(std::find(all.begin(), all.end(), this));
+    autograd::recipe_book() = all.empty() ? nullptr : all.back()->scope_->registry();
   }
   OpenScope(const OpenScope&) = delete;
   OpenScope& operator=(const OpenScope&) = delete;
 
+  // The one that makes recipes of what this thread saves now, or null.
+  static OpenScope* making_recipes() {
+    auto& all = with_recipes();
+    return all.empty() || !all.back()->hooks_.are_innermost() ? nullptr : all.back();
+  }
+
+  // Whether making recipes is all it does.
+  bool is_recipe_scope() const { return scope_->is_recipe_scope(); }
+  bool has_grad_mode_of_now() const { return grad_mode_ == at::GradMode::is_enabled(); }
+
+  bool keeps_anyway(const at::Tensor& tensor) const {
+    return scope_->registry()->keeps_anyway(tensor);
+  }
+
+  bool functions_are_ours = false;
+
  private:
   // This thread's, in the order of entering.
-  static std::vector<saved::RecipeRegistry*>& registries() {
-    thread_local std::vector<saved::RecipeRegistry*> open;
+  static std::vector<OpenScope*>& with_recipes() {
+    thread_local std::vector<OpenScope*> open;
     return open;
   }
 
   HooksGuard hooks_;
   intrusive_ptr<saved::Scope> scope_;
+  const bool grad_mode_;
 };
+
+// Whether saved tensors can be exchanged at all. Transforms of torch.func forbid saved-tensor
+// hooks, and a traced graph would hold the handles.
+bool can_open() {
+  return at::SavedTensorDefaultHooks::is_enabled() &&
+         !at::SavedTensorDefaultHooks::get_tls_state().is_tracing &&
+         !torch::jit::tracer::isTracing();
+}
+
+std::unique_ptr<OpenScope> open_scope(Policy policy) {
+  return std::make_unique<OpenScope>(c10::make_intrusive<saved::Scope>(
+      std::move(policy.fate), std::move(policy.registry), active_hooks()));
+}
 
 // It may be entered again, inside itself, and by several threads.
 class SavedTensors {
@@ -64,19 +99,12 @@ class SavedTensors {
 
   void enter() {
     std::unique_ptr<OpenScope> scope;
-    // What is saved cannot be exchanged in transforms of torch.func, which forbid saved-tensor
-    // hooks, nor in a traced graph, which would hold the handles.
-    if (at::SavedTensorDefaultHooks::is_enabled() && !torch::jit::tracer::isTracing()) {
+    if (can_open()) {
       auto policy = policy_of(policy_);
-      auto outer = active_hooks();
-      const auto* around = dynamic_cast<saved::Scope*>(outer.get());
+      const auto* around = OpenScope::making_recipes();
       const bool is_repeated = policy.registry.get() == policy.fate.get() && around != nullptr &&
-                               around->is_recipe_scope() &&
-                               around->registry() == autograd::recipe_book();
-      if (!is_repeated) {
-        scope = std::make_unique<OpenScope>(c10::make_intrusive<saved::Scope>(
-            std::move(policy.fate), std::move(policy.registry), std::move(outer)));
-      }
+                               around->is_recipe_scope();
+      if (!is_repeated) scope = open_scope(std::move(policy));
     }
     entered_.push_back({std::this_thread::get_id(), std::move(scope)});
   }
@@ -100,7 +128,112 @@ class SavedTensors {
   std::vector<Entered> entered_;
 };
 
+// In a scope that is open, PyTorch's functions are memopt's while this lives.
+class FunctionsGuard {
+ public:
+  explicit FunctionsGuard(OpenScope* scope) : scope_(scope) {
+    scope_->functions_are_ours = true;
+    functions_.emplace();
+  }
+  ~FunctionsGuard() { scope_->functions_are_ours = false; }
+  FunctionsGuard(const FunctionsGuard&) = delete;
+  FunctionsGuard& operator=(const FunctionsGuard&) = delete;
+
+ private:
+  OpenScope* scope_;
+  std::optional<InterceptFunctions> functions_;
+};
+
+bool is_inside(bool functions) {
+  if (!can_open()) return true;  // as far as one can be
+  const auto* around = OpenScope::making_recipes();
+  return around != nullptr && around->is_recipe_scope() && around->has_grad_mode_of_now() &&
+         (!functions || around->functions_are_ours);
+}
+
+// Makes is_inside() true while it lives.
+class Inside {
+ public:
+  explicit Inside(bool functions) {
+    if (is_inside(functions)) return;
+    auto* scope = OpenScope::making_recipes();
+    if (scope == nullptr || !scope->is_recipe_scope() || !scope->has_grad_mode_of_now()) {
+      auto registry = c10::make_intrusive<saved::RecipeRegistry>();
+      opened_ = open_scope({registry, registry});
+      scope = opened_.get();
+    }
+    if (functions) functions_.emplace(scope);
+  }
+  ~Inside() {
+    if (opened_ == nullptr && !functions_.has_value()) return;
+    const py::error_scope pending;  // what the scope frees may run Python
+    functions_.reset();
+    opened_.reset();
+  }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+
+ private:
+  std::unique_ptr<OpenScope> opened_;
+  std::optional<FunctionsGuard> functions_;
+};
+
+// in_recipes(functions)
+PyObject* in_recipes(PyObject*, PyObject* functions) {
+  return PyBool_FromLong(is_inside(functions == Py_True) ? 1 : 0);
+}
+
+// with_recipes(functions, fn, args, kwargs)
+PyObject* with_recipes(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(count == 4, "memopt: with_recipes takes 4 arguments, got ", count);
+  const bool functions = arguments[0] == Py_True;
+  const Inside inside(functions);
+  return PyObject_Call(arguments[1], arguments[2], arguments[3]);
+  END_HANDLE_TH_ERRORS
+}
+
+// is_kept_anyway(tensor)
+PyObject* kept_anyway(PyObject*, PyObject* tensor) {
+  HANDLE_TH_ERRORS
+  // A call with another argument is for the module's own forward to refuse.
+  if (!THPVariable_Check(tensor)) Py_RETURN_FALSE;
+  return PyBool_FromLong(is_kept_anyway(THPVariable_Unpack(tensor)) ? 1 : 0);
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef scope_functions[] = {
+    {"in_recipes", in_recipes, METH_O,
+     "in_recipes(functions): whether with_recipes would have nothing to do."},
+    {"with_recipes", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(with_recipes)),
+     METH_FASTCALL,
+     "with_recipes(functions, fn, args, kwargs): call fn inside memopt.recompute(); if `functions` "
+     "is True, with PyTorch's functions replaced by memopt's."},
+    {"recipes_are_on",
+     [](PyObject*, PyObject*) { return PyBool_FromLong(recipes_are_on() ? 1 : 0); }, METH_NOARGS,
+     "Whether what this thread saves now may have a recipe."},
+    {"is_kept_anyway", kept_anyway, METH_O, "Whether saving the tensor here would cost nothing."},
+    {nullptr, nullptr, 0, nullptr}};
+
 }  // namespace
+
+FunctionsScope::FunctionsScope(bool on)
+    : inside_(on ? std::make_shared<Inside>(/*functions=*/true) : nullptr) {}
+
+FunctionsScope::~FunctionsScope() = default;
+
+bool recipes_are_on() {
+  const auto* scope = OpenScope::making_recipes();
+  return scope != nullptr && scope->has_grad_mode_of_now();
+}
+
+bool is_kept_anyway(const at::Tensor& tensor) {
+  return recipes_are_on() && OpenScope::making_recipes()->keeps_anyway(tensor);
+}
+
+bool functions_are_ours() {
+  return recipes_are_on() && OpenScope::making_recipes()->functions_are_ours;
+}
 
 void register_scope(py::module_& m) {
   py::class_<SavedTensors>(m, "SavedTensors", "The scope of memopt.saved_tensors().")
@@ -109,6 +242,7 @@ void register_scope(py::module_& m) {
       .def("__exit__", &SavedTensors::exit);
   m.def("live_handles", &saved::Handle::live,
         "How many handles stand in for saved tensors, or are read by those that do.");
+  if (PyModule_AddFunctions(m.ptr(), scope_functions) < 0) throw py::error_already_set();
 }
 
 }  // namespace memopt::python

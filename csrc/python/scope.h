@@ -1,10 +1,46 @@
-// The with-statement's object of memopt.saved_tensors().
+// The scopes that a thread has entered: the with-statement's object of memopt.saved_tensors(), and
+// the calls of a converted model's methods (memopt/convert/recipes.py).
+//
+// What is on is asked by the hooks that autograd would call now, and by nothing that a thread
+// remembers: a checkpointed region, memopt's or PyTorch's, puts hooks of its own inside, in forward
+// and in the recompute alike, wherever that runs. So both runs of a region find the same.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <pybind11/pybind11.h>
+
+#include <memory>
 
 namespace memopt::python {
 
 void register_scope(pybind11::module_& module);
+
+// A scope as a converted model's methods run in, if `on`: recipes, and PyTorch's functions
+// memopt's. A region that was called in one runs in one, in forward and in the recompute, since its
+// own hooks are inside the one around.
+class FunctionsScope {
+ public:
+  explicit FunctionsScope(bool on);
+  ~FunctionsScope();
+  FunctionsScope(const FunctionsScope&) = delete;
+  FunctionsScope& operator=(const FunctionsScope&) = delete;
+
+ private:
+  std::shared_ptr<void> inside_;
+};
+
+// Whether what this thread saves now may have a recipe. Not where the grad mode is another than the
+// scope began with: a reentrant checkpoint may be running its forward, whose recompute is in no
+// scope, and both must compute the same.
+bool recipes_are_on();
+
+// Whether it would cost nothing to save the tensor here: recipes are on, and it is held already or
+// has a recipe. PyTorch's relu and sigmoid save their output, which the next layer saves as well,
+// so that memopt's, which save their input, are a gain only there. Anywhere else they would be
+// none, and a loss where the output is saved outside of the scope.
+bool is_kept_anyway(const at::Tensor& tensor);
+
+// Whether PyTorch's functions are to be memopt's here: in such a scope.
+bool functions_are_ours();
 
 }  // namespace memopt::python

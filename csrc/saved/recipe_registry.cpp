@@ -183,6 +183,17 @@ c10::intrusive_ptr<Handle> RecipeRegistry::take(const at::Tensor& tensor) {
   return c10::make_intrusive<Reader>(std::move(shared), view);
 }
 
+bool RecipeRegistry::keeps_anyway(const at::Tensor& tensor) {
+  if (!is_plain(tensor)) return false;
+  Alive alive;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const Input input{name_of_storage(tensor), Geometry::of(tensor), Version(tensor),
+                    output_of(tensor)};
+  auto reader = reader_of(input, alive);
+  alive.push_back(reader);
+  return reader.defined();
+}
+
 c10::intrusive_ptr<Handle> RecipeRegistry::hold(const at::Tensor& tensor,
                                                 c10::intrusive_ptr<Handle> handle) {
   if (!is_plain(tensor)) return handle;

@@ -49,6 +49,10 @@ class RecipeRegistry : public Fate, public autograd::RecipeBook {
   // A reader of the tensor's recipe; empty if it has none or that would save nothing.
   c10::intrusive_ptr<Handle> take(const at::Tensor& tensor) override;
 
+  // Whether saving the tensor would cost nothing: a handle of this scope holds it already, or it
+  // has a recipe.
+  bool keeps_anyway(const at::Tensor& tensor);
+
   // Tells the registry which handle another fate made for a tensor, so that recipes can read the
   // tensor from it. Returns the handle for the graph.
   c10::intrusive_ptr<Handle> hold(const at::Tensor& tensor, c10::intrusive_ptr<Handle> handle);

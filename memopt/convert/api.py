@@ -31,7 +31,13 @@ from memopt.convert.report import Left, Report, Swapped
 from memopt.convert.rules import RULES
 from memopt.convert.skip import Skip, outermost, skipped
 from memopt.convert.supported import has_kernels_for
-from memopt.convert.swap import Swap, SwappedModule, undo_swap
+from memopt.convert.swap import (
+    Swap,
+    SwappedModule,
+    apply_swaps,
+    put_originals_back,
+    undo_swap,
+)
 from memopt.measure import SavedBytes, check_can_measure, saved_bytes
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -48,6 +54,7 @@ def convert(
     sample_input: Any = None,
     *,
     recompute: bool = True,
+    functional: bool = True,
     checkpoint: Choice | bool | None = None,
     offload: Choice | bool | None = None,
     autocast_norms: AutocastNorms = "keep",
@@ -71,7 +78,10 @@ def convert(
     the CPU: no tensor of the model is read or written, no module of it is called, and it may be on
     any device, meta included. Modules that no rule knows stay as they are.
 
-    A swapped module is still the same object; its class is a subclass of the one it had.
+    A swapped module is still the same object; its class is a subclass of the one it had. Not so a
+    module without tensors, submodules and hooks, which other models may share: it stays as it is,
+    and another object with the same `__dict__` takes its place in this model until `revert`. (One
+    with parameters that two models share is swapped for both: whoever holds it goes on holding it.)
     Parameters, buffers, state_dict keys, hooks and the training flag stay, and so do copies and
     pickles (which need memopt to load). Calls that memopt's ops do not support, with other dtypes
     or devices or with distributed tensors, run the module's own forward. So does a module that was
@@ -79,8 +89,11 @@ def convert(
     (except a norm's eps). Results differ by rounding; dropout draws other random numbers. The
     activation in front of a gated product is not called as a module, unless it has a hook.
 
-    Recipes (see `memopt.recompute`) are turned on around the model's forward, so that the tensors
-    that these ops return are not stored for backward by whatever uses them.
+    Recipes (see `memopt.recompute`) are turned on in whatever enters the model: its forward, the
+    other methods that its classes define (`training_step`, `encode_text`), and those of its
+    submodules that have submodules themselves, called alone. So the tensors that these ops return
+    are not stored for backward by whatever uses them. Not entered that way: properties, static and
+    class methods, generators and coroutines, and methods that were bound before.
 
     Converting again swaps what has been added since. If that is nothing, the report says so.
     Convert before torch.compile, DistributedDataParallel and FSDP.
@@ -93,7 +106,12 @@ def convert(
             `memopt.saved_bytes` does, which leaves the model as it was. Storages of the sample that
             are saved count; a note says how many bytes they are.
         recompute: turn recipes on. Without them ReLU and Sigmoid stay PyTorch's, which save their
-            output like the layer behind them, and not their input.
+            output like the layer behind them, and not their input. With them a call of either is
+            memopt's where its input is kept anyway, and PyTorch's elsewhere.
+        functional: with recipes, calls of PyTorch's gelu, silu, relu, sigmoid, dropout, layer_norm
+            and rms_norm inside the model are memopt's too, as functions of torch.nn.functional or
+            torch and as methods of tensors. In-place forms and what memopt's ops do not support
+            stay PyTorch's. Nothing outside the model's calls is concerned.
         checkpoint: submodules to make checkpointed regions (see `checkpoint_wrapper`): a predicate,
             a class or a sequence of classes, or True for the model's blocks as
             `apply_checkpointing` finds them.
@@ -132,16 +150,14 @@ def convert(
     matches = match(Context(model, recompute, left_alone), (*registered_rules(), *RULES))
     matches = with_autocast_norms(matches, autocast_norms)
     with restored_on_error(model):
-        for found in matches:
-            if isinstance(found.answer, Swap):
-                found.answer.apply(found.module)
+        apply_swaps(model, [(m.module, m.answer) for m in matches if isinstance(m.answer, Swap)])
         regions.apply(model)
         notes = _notes(model, recompute, changed=_has_swaps(matches) or bool(regions))
         if left_alone:
             notes = (f"skipped: {', '.join(outermost(left_alone))}", *notes)
         notes += regions.notes
         if recompute:
-            turn_recipes_on(model)
+            turn_recipes_on(model, functional and _has_kernels(model))
         after = None if before is None else _measure(model, sample_input, converted=True)
         rest = () if before is None else _remaining(model, sample_input)
     return Report(
@@ -188,6 +204,7 @@ def revert(model: ModuleT) -> ModuleT:
         if _has(module, RecipesOn):
             remove_patch(module, RecipesOn)
         revert_region(module)
+    put_originals_back(model)
     return model
 
 
@@ -239,6 +256,12 @@ def _notes(model: nn.Module, recompute: bool, changed: bool) -> tuple[str, ...]:
         for device in sorted({d.type for d in devices if not has_kernels_for(d)})
     ]
     return tuple(notes)
+
+
+def _has_kernels(model: nn.Module) -> bool:
+    """Whether this build has kernels for any of its devices."""
+    devices = {parameter.device for parameter in model.parameters()}
+    return not devices or any(map(has_kernels_for, devices))
 
 
 def _was_converted(model: nn.Module) -> bool:

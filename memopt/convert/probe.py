@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from memopt._class_patch import original_class
 from memopt._compat import without_dispatch_modes, without_function_modes
+from memopt.convert.patch import functions_paused
 
 _MODULE_ATTRIBUTES = frozenset(nn.Module().__dict__)
 _SIMPLE = (bool, int, float, str, type(None))
@@ -43,6 +44,7 @@ def quiet() -> Iterator[None]:
         torch.autocast("cpu", enabled=False),
         without_function_modes(),
         without_dispatch_modes(),
+        functions_paused(),
     ):
         warnings.simplefilter("ignore")
         yield

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Hashable
+import weakref
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from memopt._class_patch import ClassPatch, Forward, Patched, patches_of, remove_patch, set_patches
 from memopt.convert.supported import lowered, supports
+from memopt.recipes import is_kept_anyway, recipes_are_on
 
 Plain = Callable[[nn.Module, Tensor], Tensor]
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -38,7 +40,9 @@ class Swap:
         return path, type(module).__qualname__
 
     def needs_recipes(self) -> bool:
-        """Whether it saves more than the original where `memopt.recompute` is off."""
+        """Whether it saves its input where the original saves its output, so that it is a gain only
+        with recipes and where the input is kept anyway. Other calls run the original.
+        """
         return False
 
     def apply(self, module: nn.Module) -> None:
@@ -59,7 +63,7 @@ class ClassSwap(Swap):
 
     def make_forward(self, generated: type, plain: Forward) -> Forward:
         """The forward of the class `generated`, in place of `plain`."""
-        run = self.run
+        run = self._run_if_kept_anyway if self.needs_recipes() else self.run
 
         def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not isinstance(self, generated):  # reverted; code that kept the method calls it
@@ -69,6 +73,9 @@ class ClassSwap(Swap):
             return run(self, args[0], plain)
 
         return forward
+
+    def _run_if_kept_anyway(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
+        return self.run(module, input, plain) if is_kept_anyway(input) else plain(module, input)
 
     def apply(self, module: nn.Module) -> None:
         """The new forward runs inside whatever wraps the module's forward already."""
@@ -129,7 +136,8 @@ class ForwardSwap(ClassSwap):
     """What the report says the module becomes."""
 
     with_recipes_only: bool = False
-    """Leave the module where recipes are off (`convert(model, recompute=False)`)."""
+    """Leave the module where recipes are off: with `convert(model, recompute=False)`, and in calls
+    from outside the model."""
 
     def __post_init__(self) -> None:
         if not callable(self.forward):
@@ -144,13 +152,15 @@ class ForwardSwap(ClassSwap):
         return self.with_recipes_only
 
     def make_forward(self, generated: type, plain: Forward) -> Forward:
-        swapped = self.forward
+        swapped, with_recipes_only = self.forward, self.with_recipes_only
 
         def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not isinstance(self, generated):
                 return type(self).forward(self, *args, **kwargs)
             input = _first_tensor(*args, *kwargs.values())
-            if not supports(input, *self._parameters.values()):
+            if not supports(input, *self._parameters.values()) or (
+                with_recipes_only and not recipes_are_on()
+            ):
                 return plain(self, *args, **kwargs)
             return swapped(self, *args, **kwargs)
 
@@ -211,6 +221,55 @@ class SwappedModule(Patched):
     @classmethod
     def _memopt_forward(cls, generated: type, original: type[nn.Module], key: ClassSwap) -> Forward:
         return key.make_forward(generated, original.forward)
+
+
+# What stands in a model for a module without a state, and that module.
+_originals: weakref.WeakKeyDictionary[nn.Module, nn.Module] = weakref.WeakKeyDictionary()
+
+
+def apply_swaps(model: nn.Module, swaps: Sequence[tuple[nn.Module, Swap]]) -> None:
+    """Swap submodules of `model`, or `model` itself.
+
+    Modules without tensors, submodules and hooks are often one object for many models: the default
+    argument of a function, an entry of a table of activations. So they are left as they are, and a
+    double takes their place in the model's modules: another object with the same `__dict__`, so
+    that an attribute that is set on either is set on both.
+    """
+    places: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
+    for parent in model.modules():
+        for name, child in parent._modules.items():
+            if child is not None:
+                places.setdefault(child, []).append((parent, name))
+    for module, swap in swaps:
+        target = module
+        if module is not model and isinstance(swap, ClassSwap) and _has_no_state(module):
+            target = _double(module)
+            for parent, name in places[module]:
+                parent._modules[name] = target
+        swap.apply(target)
+
+
+def _has_no_state(module: nn.Module) -> bool:
+    held = (module._parameters, module._buffers, module._modules)
+    hooks = (value for name, value in module.__dict__.items() if name.endswith("_hooks"))
+    return not any(hooks) and all(value is None for of in held for value in of.values())
+
+
+def _double(module: nn.Module) -> nn.Module:
+    double = object.__new__(type(module))
+    object.__setattr__(double, "__dict__", module.__dict__)
+    _originals[double] = module
+    return double
+
+
+def put_originals_back(model: nn.Module) -> None:
+    """Put the modules back for which `apply_swaps` put doubles, where the swap is undone."""
+    for parent in model.modules():
+        for name, child in parent._modules.items():
+            original = None if child is None else _originals.get(child)
+            # Something else may be around the double: a checkpointed region.
+            if original is not None and not patches_of(type(child)):
+                parent._modules[name] = original
 
 
 def swap_of(module: nn.Module) -> ClassSwap | None:

@@ -78,7 +78,7 @@ def test_changed_after_convert(
     torch.manual_seed(0)
     plain = make()
     model = copy.deepcopy(plain)
-    report = memopt.convert(model)
+    report = memopt.convert(model, functional=False)  # swaps alone
     assert "" in [entry.path for entry in report.swapped]
     model = copied(model)
     x = torch.randn(4, 8, requires_grad=True)

@@ -37,11 +37,16 @@ def states(calls: int) -> tuple[Term, ...]:
 
 
 def assert_a_converted_block_keeps(
-    terms: tuple[Term, ...], block: nn.Module, h: int, *more: Tensor, **symbols: int
+    terms: tuple[Term, ...],
+    block: nn.Module,
+    h: int,
+    *more: Tensor,
+    functional: bool = True,
+    **symbols: int,
 ) -> None:
     """And that it is alive no longer than its graph."""
     live = _C.live_handles()
-    memopt.convert(block)
+    memopt.convert(block, functional=functional)
     saved, _ = run(block, torch.bfloat16, h, *more)
     assert_kept(terms, saved, tokens=BATCH * TOKENS, h=h, **symbols)
     assert _C.live_handles() == live
@@ -106,7 +111,8 @@ def test_a_block_whose_norm_overrides_torch_nn_s() -> None:
     assert len(LLAMA_EAGER) - len(others) == 4
     block = LlamaBlock(64, 4, 2, 172)
     cos_sin = angles(TOKENS, 16, torch.bfloat16)
-    assert_a_converted_block_keeps(norms + others, block, 64, *cos_sin, heads=4, kv=32, m=172)
+    symbols = {"heads": 4, "kv": 32, "m": 172}
+    assert_a_converted_block_keeps(norms + others, block, 64, *cos_sin, functional=False, **symbols)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1])

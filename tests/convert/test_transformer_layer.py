@@ -40,7 +40,8 @@ def test_training_goes_through_memopt(activation) -> None:
     x = torch.randn(2, 5, 16, requires_grad=True)
     ops = memopt_ops(lambda: converted(x))
     assert ops.count("memopt::_norm_forward") == 4
-    assert ops.count("memopt::_activation_forward") == 2
+    # A linear's output is kept by nobody else: ReLU is PyTorch's, which keeps its own output.
+    assert ops.count("memopt::_activation_forward") == (0 if activation == "relu" else 2)
     for ours, theirs in zip(
         one_step(lambda: converted(x), x, *converted.parameters()),
         one_step(lambda: plain(x), x, *plain.parameters()),

@@ -15,6 +15,7 @@ from memopt import functional
 from memopt.convert.match import Answer, Context
 from memopt.convert.supported import supports
 from memopt.convert.swap import AttributeSwap, replaces
+from memopt.recipes import is_kept_anyway
 
 _LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
@@ -27,8 +28,8 @@ def gelu(input: Tensor) -> Tensor:
 
 @replaces(F.relu)
 def relu(input: Tensor) -> Tensor:
-    """memopt.functional.relu, or PyTorch's where that does not support the call."""
-    return functional.relu(input) if supports(input) else F.relu(input)
+    """memopt.functional.relu where that is a gain, or PyTorch's."""
+    return functional.relu(input) if supports(input) and is_kept_anyway(input) else F.relu(input)
 
 
 _SWAPS: dict[Callable[..., Tensor], AttributeSwap] = {

@@ -1,0 +1,246 @@
+#include "functions.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/rms_norm.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/silu.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "../autograd/ownership.h"
+#include "scope.h"
+
+namespace memopt::python {
+
+namespace {
+
+namespace py = pybind11;
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+using std::string_view;
+
+// This thread's scopes, and how many of them want the functions whether or not recipes are on.
+struct Interceptions {
+  int scopes = 0;
+  int without_recipes = 0;
+};
+Interceptions& interceptions() {
+  thread_local Interceptions interceptions;
+  return interceptions;
+}
+
+void count_scope(int step) {
+  const int scopes = interceptions().scopes += step;
+  c10::impl::tls_set_dispatch_key_included(kInterceptKey, scopes > 0);
+}
+
+// The calls inside are PyTorch's, and so are those that they are composed of.
+class PassOn {
+  const c10::impl::ExcludeDispatchKeyGuard guard_{kInterceptKey};
+};
+
+bool is_dense(const Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage() &&
+         !autograd::is_traced(tensor) && !tensor.is_nested() && !tensor.is_conj() &&
+         !tensor.is_neg() && !tensor._is_zerotensor() && !tensor._fw_grad(/*level=*/0).defined();
+}
+
+// The rules of memopt/convert/supported.py.
+bool supports(const Tensor& input) {
+  if (!is_dense(input)) return false;
+  const auto type = input.scalar_type();
+  const auto device = input.device().type();
+#if defined(MEMOPT_WITH_CUDA)
+  const bool has_kernels = device == c10::kCPU || device == c10::kCUDA || device == c10::kMeta;
+#else
+  const bool has_kernels = device == c10::kCPU || device == c10::kMeta;
+#endif
+  // Set while a transform of torch.func runs.
+  constexpr auto kTransform = c10::DispatchKey::FuncTorchDynamicLayerFrontMode;
+  return has_kernels &&
+         (type == at::kFloat || type == at::kHalf || type == at::kBFloat16 ||
+          type == at::kDouble) &&
+         !torch::jit::tracer::isTracing() && !c10::impl::tls_is_dispatch_key_included(kTransform);
+}
+
+// Normalised over the last dimensions, with parameters that the kernels take.
+bool supports_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
+                   std::initializer_list<const OptionalTensor*> parameters) {
+  if (!supports(input) || normalized_shape.empty() ||
+      static_cast<int64_t>(normalized_shape.size()) > input.dim()) {
+    return false;
+  }
+  // There PyTorch's returns float32 for any input.
+  const auto device = input.device().type();
+  if (at::autocast::is_autocast_enabled(device) && device != c10::kCPU &&
+      input.scalar_type() != at::kFloat) {
+    return false;
+  }
+  const auto sizes = input.sym_sizes();
+  if (!sizes.slice(sizes.size() - normalized_shape.size()).equals(normalized_shape)) return false;
+  for (const auto& size : normalized_shape) {
+    if (size == 0) return false;
+  }
+  std::optional<at::ScalarType> type;
+  for (const auto* parameter : parameters) {
+    if (!parameter->has_value() || !(*parameter)->defined()) continue;
+    const Tensor& p = **parameter;
+    const bool fits = is_dense(p) && p.device() == input.device() &&
+                      p.sym_sizes().equals(normalized_shape) &&
+                      (p.scalar_type() == input.scalar_type() ||
+                       (p.scalar_type() == at::kFloat && input.scalar_type() != at::kDouble)) &&
+                      p.scalar_type() == type.value_or(p.scalar_type());
+    if (!fits) return false;
+    type = p.scalar_type();
+  }
+  return true;
+}
+
+bool are_ours() {
+  return interceptions().without_recipes > 0 || functions_are_ours();
+}
+
+template <class Result, class... Arguments>
+Result call_op(const char* name, const Arguments&... arguments) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+  // PyTorch's autocast leaves these functions the dtype of their input.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  return op.typed<Result(const Arguments&...)>().call(arguments...);
+}
+
+Tensor activation(const Tensor& input, string_view name) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("memopt::activation", "")
+                             .typed<Tensor(const Tensor&, string_view, std::optional<double>)>();
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  return op.call(input, name, std::nullopt);
+}
+
+Tensor gelu(const Tensor& self, string_view approximate) {
+  const PassOn pass_on;
+  const bool known = approximate == "none" || approximate == "tanh";
+  if (!known || !are_ours() || !supports(self)) return at::gelu(self, approximate);
+  return activation(self, approximate == "tanh" ? "gelu_tanh" : "gelu");
+}
+
+Tensor silu(const Tensor& self) {
+  const PassOn pass_on;
+  return are_ours() && supports(self) ? activation(self, "silu") : at::silu(self);
+}
+
+// relu and sigmoid: see is_kept_anyway().
+Tensor relu(const Tensor& self) {
+  const PassOn pass_on;
+  const bool ours =
+      interceptions().without_recipes > 0 || (functions_are_ours() && is_kept_anyway(self));
+  return ours && supports(self) ? activation(self, "relu") : at::relu(self);
+}
+
+Tensor sigmoid(const Tensor& self) {
+  const PassOn pass_on;
+  const bool ours = functions_are_ours() && is_kept_anyway(self) && supports(self);
+  return ours ? activation(self, "sigmoid") : at::sigmoid(self);
+}
+
+Tensor dropout(const Tensor& input, double p, bool train) {
+  const PassOn pass_on;
+  const bool drops = train && 0.0 < p && p <= 1.0;
+  if (!drops || !are_ours() || !supports(input)) return at::dropout(input, p, train);
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("memopt::dropout", "")
+                             .typed<Tensor(const Tensor&, double)>();
+  return op.call(input, p);
+}
+
+Tensor layer_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
+                  const OptionalTensor& weight, const OptionalTensor& bias, double eps,
+                  bool cudnn_enable) {
+  const PassOn pass_on;
+  if (!are_ours() || !supports_norm(input, normalized_shape, {&weight, &bias})) {
+    return at::layer_norm_symint(input, normalized_shape, weight, bias, eps, cudnn_enable);
+  }
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("memopt::layer_norm", "")
+                             .typed<Tensor(const Tensor&, c10::SymIntArrayRef,
+                                           const OptionalTensor&, const OptionalTensor&, double)>();
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  return op.call(input, normalized_shape, weight, bias, eps);
+}
+
+Tensor rms_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
+                const OptionalTensor& weight, std::optional<double> eps) {
+  const PassOn pass_on;
+  if (!are_ours() || !supports_norm(input, normalized_shape, {&weight})) {
+    return at::rms_norm_symint(input, normalized_shape, weight, eps);
+  }
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("memopt::rms_norm", "")
+                             .typed<Tensor(const Tensor&, c10::SymIntArrayRef,
+                                           const OptionalTensor&, std::optional<double>, bool)>();
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  return op.call(input, normalized_shape, weight, eps, false);
+}
+
+}  // namespace
+
+InterceptFunctions::InterceptFunctions() {
+  count_scope(+1);
+}
+
+InterceptFunctions::~InterceptFunctions() {
+  count_scope(-1);
+}
+
+void register_functions(py::module_& m) {
+  m.attr("INTERCEPT_KEY") = c10::toString(kInterceptKey);
+  m.def(
+      "begin_functions",
+      [] {
+        ++interceptions().without_recipes;
+        count_scope(+1);
+      },
+      "From here on this thread's calls of PyTorch's functions are memopt's.");
+  m.def(
+      "end_functions",
+      [] {
+        if (interceptions().without_recipes == 0) return;  // begun by another thread
+        --interceptions().without_recipes;
+        count_scope(-1);
+      },
+      "Ends what the last begin_functions began.");
+  m.def(
+      "pause_functions",
+      [](bool paused) {
+        const bool before = c10::impl::tls_is_dispatch_key_excluded(kInterceptKey);
+        c10::impl::tls_set_dispatch_key_excluded(kInterceptKey, paused);
+        return before;
+      },
+      "Whether this thread's calls are PyTorch's in any case; returns what was set before.");
+}
+
+TORCH_LIBRARY_IMPL(_, DeferredInit, m) {
+  m.fallback(torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
+  m.impl("gelu", gelu);
+  m.impl("silu", silu);
+  m.impl("relu", relu);
+  m.impl("sigmoid", sigmoid);
+  m.impl("dropout", dropout);
+  m.impl("layer_norm", layer_norm);
+  m.impl("rms_norm", rms_norm);
+}
+
+}  // namespace memopt::python
