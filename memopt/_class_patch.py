@@ -203,7 +203,11 @@ def restored_on_error(model: nn.Module) -> Iterator[None]:
     """If the scope raises, every module of `model` has the class, attributes and submodules again
     that it had before.
     """
-    before = [(m, type(m), dict(m.__dict__), dict(m._modules)) for m in model.modules()]
+    before = [
+        (m, type(m), dict(m.__dict__), dict(m._modules))
+        for m in model.modules()
+        if not isinstance(m, torch.jit.ScriptModule)  # nothing changes these
+    ]
     try:
         yield
     except BaseException:

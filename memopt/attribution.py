@@ -72,7 +72,7 @@ def attribute(
     """
     found: list[Attributed] = []
 
-    def run() -> None:
+    def run(*args: Any, **kwargs: Any) -> None:
         constant = [*model.parameters(), *model.buffers()]
         paths = {module: path for path, module in model.named_modules()}
         recorder = _Recorder(paths, constant)
@@ -80,7 +80,7 @@ def attribute(
             output = model(*args, **kwargs)
         found.extend(recorder.attributed(_nodes(tensors_of(output))))
 
-    saved_bytes(run)
+    saved_bytes(run, *args, **kwargs)
     return found
 
 

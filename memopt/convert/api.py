@@ -126,7 +126,8 @@ def convert(
         skip: modules that stay as they are, with all that is inside them: a path as
             `named_modules()` has it or a pattern of such paths ("decoder.*.norm", as fnmatch reads
             it, where * also matches dots), a class, a function of a module, or a sequence of these.
-            Regions are chosen apart from this. What an earlier call swapped stays swapped.
+            Regions are chosen apart from this. What an earlier call swapped stays swapped. What
+            functions these modules call is `functional`'s matter.
 
     Returns:
         A report of what was swapped, and what was left and why. `print` it; `to_dict()`.
@@ -157,7 +158,7 @@ def convert(
             notes = (f"skipped: {', '.join(outermost(left_alone))}", *notes)
         notes += regions.notes
         if recompute:
-            turn_recipes_on(model, functional and _has_kernels(model))
+            turn_recipes_on(model, functional and _has_kernels(model), left_alone)
         after = None if before is None else _measure(model, sample_input, converted=True)
         rest = () if before is None else _remaining(model, sample_input)
     return Report(

@@ -12,7 +12,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import torch
@@ -140,15 +140,20 @@ def _runs_later(function: Callable[..., Any]) -> bool:
     )
 
 
-def turn_recipes_on(model: nn.Module, functions: bool = False) -> None:
+def turn_recipes_on(
+    model: nn.Module, functions: bool = False, left_alone: Container[nn.Module] = ()
+) -> None:
     """Run what enters `model`, or one of its submodules, inside memopt.recompute().
 
     Args:
         functions: with PyTorch's functions replaced by memopt's there.
+        left_alone: submodules that keep their classes. They have recipes where they are called from
+            around.
     """
     _patch(model, functions, at=None)
-    inside = _modules_to_enter(model)
-    for module in inside:
+    for module in _modules_to_enter(model):
+        if module in left_alone:
+            continue
         # Inside a region: so its recompute makes recipes as its forward did.
         swaps = sum(not issubclass(p.mixin, ForwardWrapper) for p in patches_of(type(module)))
         try:
@@ -212,3 +217,8 @@ def _may_be_entered(module: nn.Module) -> bool:
 def has_recipes(model: nn.Module) -> bool:
     """Whether `turn_recipes_on` was called for it."""
     return any(patch.mixin is RecipesOn for patch in patches_of(type(model)))
+
+
+def has_functions(model: nn.Module) -> bool:
+    """Whether PyTorch's functions are memopt's in it."""
+    return any(patch.mixin is RecipesOn and patch.key for patch in patches_of(type(model)))

@@ -9,7 +9,7 @@ from torch import nn
 
 from memopt.attribution import Attributed, attribute
 from memopt.checkpoint.wrapper import settings_of
-from memopt.convert.recipes import has_recipes
+from memopt.convert.recipes import has_functions, has_recipes
 
 
 class Remaining(NamedTuple):
@@ -87,6 +87,7 @@ def remaining(
         {path: type(module).__qualname__ for path, module in modules.items()},
         frozenset(path for path, module in modules.items() if settings_of(module) is not None),
         has_recipes(model),
+        has_functions(model),
     )
     return grouped(attribute(model, args, kwargs), names)
 
@@ -102,6 +103,9 @@ class _Names(NamedTuple):
 
     recipes: bool
     """Whether recipes are on in the model."""
+
+    functions: bool
+    """Whether PyTorch's functions are memopt's in it."""
 
 
 def grouped(saved: Iterable[Attributed], names: _Names) -> tuple[Remaining, ...]:
@@ -134,7 +138,7 @@ def _reason(
             storage.made_in,
             storage.made_by,
             f"output of {again}, which `{where}` computes by itself",
-            f"memopt.functional.{again} in its forward",
+            _function(again, names),
         )
     made_by_memopt = storage.made_by.startswith("memopt ")
     if made_by_memopt and not op.startswith("memopt ") and not names.recipes:
@@ -145,10 +149,15 @@ def _reason(
     if op.startswith("MulBackward") and not storage.made_by and "Softmax" in storage.behind:
         return path, op, "masks of dropout on softmax weights", _ATTENTION_DROPOUT
     if storage.function == "dropout" or op.startswith("NativeDropout"):
-        return path, op, "masks of dropout", "memopt.functional.dropout in its forward"
+        return path, op, "masks of dropout", _function("dropout", names)
     what = next((words for name, words in _WORDS if op.startswith(name)), f"saved by {op}")
     help = _ATTENTION if what == "softmax weights" else ""
     return path, op, what if op else "saved by what the output does not lead to", help
+
+
+def _function(name: str, names: _Names) -> str:
+    own = f"memopt.functional.{name} in its forward"
+    return own if names.functions else f"convert with functional=True, or {own}"
 
 
 def _composed_norms(saved: Iterable[Attributed]) -> frozenset[str]:

@@ -5,7 +5,7 @@
 | eager | torch | kept | |
 | torch-checkpoint | torch | torch.utils.checkpoint | eager |
 | fused | memopt | kept | (eager, up to rounding) |
-| convert | memopt, but for the head: the model's code as it is | kept | (eager, up to rounding) |
+| convert | memopt: the model's code as it is | kept | (eager, up to rounding) |
 | checkpoint | torch | memopt.checkpoint_wrapper | eager |
 | fused+checkpoint | memopt | memopt.checkpoint_wrapper | fused |
 | fused+checkpoint+offload | memopt | the same, its inputs in host memory | fused |
@@ -37,8 +37,8 @@ class Mode:
     def reference(self) -> str | None:
         """The mode with the same kernels that keeps everything: the losses must equal its own.
 
-        `convert` has none. It computes what fused ops do except in the head, which is a subclass of
-        nn.LayerNorm with a forward of its own: that is left alone.
+        `convert` has none. It computes what fused ops do except in the head, where it rounds once
+        more: PyTorch's functions that are called there are memopt's one by one.
         """
         if self.checkpoint is None:
             return None

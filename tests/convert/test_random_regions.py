@@ -20,7 +20,7 @@ import memopt
 from memopt._extension import _C
 from memopt.checkpoint import wrapper
 from memopt.checkpoint.blocks import find_blocks
-from tests.support.live_bytes import LiveBytes
+from memopt.live_bytes import LiveBytes
 
 SIZE = 6
 

@@ -127,19 +127,25 @@ def shares(report: memopt.Report) -> dict[str, tuple[str, tuple[str, ...], str]]
 
 
 def test_an_activation_that_a_module_computes_by_itself_is_named_and_the_help_helps() -> None:
-    report = memopt.convert(example(Functional()), sample())
+    report = memopt.convert(example(Functional()), sample(), functional=False)
     what = "output of gelu, which `Functional` computes by itself"
     assert shares(report)[what] == (
         "Functional",
         ("2",),
-        "memopt.functional.gelu in its forward",
+        "convert with functional=True, or memopt.functional.gelu in its forward",
     )
     (entry,) = [e for e in report.remaining if e.what == what]
     assert entry.op == "GeluBackward0"
     assert entry.nbytes == 2 * 16 * 4 * WIDTH * 4
     percent = 100 * entry.nbytes / report.bytes_after
-    assert f"{percent:4.1f} %  {what}, 1 x Functional (2): memopt.functional.gelu" in str(report)
-    helped = memopt.convert(example(Helped()), sample())
+    assert f"{percent:4.1f} %  {what}, 1 x Functional (2): convert with functional=True" in str(
+        report
+    )
+    for helped in (
+        memopt.convert(example(Helped()), sample()),
+        memopt.convert(example(Functional()), sample()),
+    ):
+        assert report.bytes_after - helped.bytes_after == entry.nbytes
     assert report.bytes_after - helped.bytes_after == entry.nbytes
 
 
@@ -152,7 +158,7 @@ def test_ops_and_modules_are_named() -> None:
     named = shares(memopt.convert(example(OddNorm()), sample()))
     words = "`OddNorm` computes a root of a mean by itself"
     assert "register_rule" in named[words][2]
-    named = shares(memopt.convert(example(Attention(0.5)), sample()))
+    named = shares(memopt.convert(example(Attention(0.5)), sample(), functional=False))
     assert named["masks of dropout on softmax weights"][:2] == ("Attention", ("2",))
 
 
@@ -174,7 +180,7 @@ def test_of_regions_their_inputs_remain() -> None:
 
 
 def test_json_and_html() -> None:
-    report = memopt.convert(example(Functional()), sample())
+    report = memopt.convert(example(Functional()), sample(), functional=False)
     data = json.loads(json.dumps(report.to_dict()))
     assert sum(entry["nbytes"] for entry in data["remaining"]) == data["bytes_after"]
     text = report._repr_html_()

@@ -62,14 +62,15 @@ def gradients(model: GPT) -> list[torch.Tensor | None]:
 
 def test_convert_swaps_what_it_knows_and_adds_no_rounding(eager: GPT) -> None:
     """Its recipes change no bit of what the swapped modules compute; the head's class, whose
-    forward is not torch.nn's, is left.
+    forward is not torch.nn's, is left, and the functions that it calls are memopt's.
     """
     model = apply_mode(copy.deepcopy(eager), MODES["convert"])
     kinds = [type(module) for module in model.modules()]
     assert sum(issubclass(kind, torch.nn.LayerNorm) for kind in kinds) == 2 * SIZE.layers + 1
     assert not {torch.nn.LayerNorm, torch.nn.GELU} & set(kinds)
     assert LayerNormThenGELU in kinds
-    without_recipes = copy.deepcopy(eager)
+    model, without_recipes = copy.deepcopy(eager), copy.deepcopy(eager)
+    memopt.convert(model, functional=False)
     memopt.convert(without_recipes, recompute=False)
     for ours, theirs in zip(gradients(model), gradients(without_recipes), strict=True):
         assert ours is not None
