@@ -7,6 +7,7 @@
     swap         what a rule answers: how a module becomes memopt's
     recipes, regions   what convert puts around the forward of the model, and of its blocks
     report       what convert returns
+    sample       counts what the model saves with a sample input
     remaining    what is still saved, and what would help
     skip         which modules are to stay as they are
     supported    which calls memopt's ops support

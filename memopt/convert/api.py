@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from torch import nn
@@ -26,9 +24,9 @@ from memopt.convert.match import Context, Match, Reason, match
 from memopt.convert.recipes import RecipesOn, has_recipes, turn_recipes_on
 from memopt.convert.regions import Regions, check_can_revert_region, revert_region
 from memopt.convert.register import registered_rules
-from memopt.convert.remaining import Remaining, remaining
 from memopt.convert.report import Left, Report, Swapped
 from memopt.convert.rules import RULES
+from memopt.convert.sample import measure_sample, notes_on_sample, remaining_of_sample
 from memopt.convert.skip import Skip, outermost, skipped
 from memopt.convert.supported import has_kernels_for
 from memopt.convert.swap import (
@@ -38,7 +36,6 @@ from memopt.convert.swap import (
     put_originals_back,
     undo_swap,
 )
-from memopt.measure import SavedBytes, check_can_measure, saved_bytes
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -146,7 +143,7 @@ def convert(
     _check_model(model)
     check_autocast_norms(autocast_norms)
     regions = Regions(checkpoint, offload)
-    before = None if sample_input is None else _measure(model, sample_input, converted=False)
+    before = None if sample_input is None else measure_sample(model, sample_input, converted=False)
     left_alone = skipped(model, skip)
     matches = match(Context(model, recompute, left_alone), (*registered_rules(), *RULES))
     matches = with_autocast_norms(matches, autocast_norms)
@@ -159,8 +156,8 @@ def convert(
         notes += regions.notes
         if recompute:
             turn_recipes_on(model, functional and _has_kernels(model), left_alone)
-        after = None if before is None else _measure(model, sample_input, converted=True)
-        rest = () if before is None else _remaining(model, sample_input)
+        after = None if before is None else measure_sample(model, sample_input, converted=True)
+        rest = () if before is None else remaining_of_sample(model, sample_input)
     return Report(
         model=type(model).__qualname__,
         swapped=_swapped(matches),
@@ -170,7 +167,7 @@ def convert(
         offloaded=regions.offloaded,
         bytes_before=None if before is None else int(before),
         bytes_after=None if after is None else int(after),
-        notes=notes + _notes_on_sample(before, after),
+        notes=notes + notes_on_sample(before, after),
         remaining=rest,
         idle=_idle(matches),
     )
@@ -267,77 +264,6 @@ def _has_kernels(model: nn.Module) -> bool:
 
 def _was_converted(model: nn.Module) -> bool:
     return any(issubclass(type(module), (SwappedModule, RecipesOn)) for module in model.modules())
-
-
-def _measure(model: nn.Module, sample_input: Any, converted: bool) -> SavedBytes:
-    check_can_measure("convert", model)
-    args, kwargs = _as_arguments(sample_input)
-    _check_takes(model, sample_input, args, kwargs)
-    try:
-        return saved_bytes(model, *args, **kwargs)
-    except Exception as error:
-        _add_note(
-            error,
-            f"convert: {type(model).__name__} raised this when it ran with sample_input to count "
-            f"bytes, {'converted; as it was, it did not' if converted else 'as it was'}. It is as "
-            "it was before convert.",
-        )
-        raise
-
-
-def _check_takes(
-    model: nn.Module, sample_input: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Raises ValueError unless the model's forward has parameters for these arguments."""
-    try:
-        signature = inspect.signature(model.forward)
-    except (TypeError, ValueError):  # a forward that tells nothing
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise ValueError(
-            "convert: sample_input must be a tensor, a tuple or list of positional arguments, or a "
-            f"mapping of keyword arguments that the model's forward takes, got "
-            f"{type(sample_input).__name__} for {type(model).__name__}.forward{signature}: {error}"
-        ) from None
-
-
-def _add_note(error: Exception, note: str) -> None:
-    """BaseException.add_note, which Python 3.10 does not have."""
-    notes = getattr(error, "__notes__", [])
-    error.__dict__["__notes__"] = [*notes, note]
-
-
-def _notes_on_sample(before: SavedBytes | None, after: SavedBytes | None) -> tuple[str, ...]:
-    if before is None or after is None:
-        return ()
-    if not before.storages:
-        return (
-            f"{'nothing' if not after.storages else 'nothing before'} was saved for backward with "
-            "sample_input: no parameter or input requires a gradient, or the model's forward turns "
-            "gradients off (torch.no_grad, torch.inference_mode)",
-        )
-    own = [sum(s.nbytes for s in saved.storages if s.is_input) for saved in (before, after)]
-    if not any(own):
-        return ()
-    return (
-        f"these bytes count the sample's own tensors, which the caller holds anyway: {own[0]:,} of "
-        f"those before, {own[1]:,} of those after",
-    )
-
-
-def _remaining(model: nn.Module, sample_input: Any) -> tuple[Remaining, ...]:
-    args, kwargs = _as_arguments(sample_input)
-    return remaining(model, args, kwargs)
-
-
-def _as_arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(sample_input, Mapping):
-        return (), dict(sample_input)
-    if isinstance(sample_input, (tuple, list)):
-        return tuple(sample_input), {}
-    return (sample_input,), {}
 
 
 def _check_model(model: nn.Module) -> None:

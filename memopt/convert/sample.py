@@ -1,0 +1,83 @@
+"""convert's sample input: runs the model with it, to count what is saved for backward."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from memopt.convert.remaining import Remaining, remaining
+from memopt.measure import SavedBytes, check_can_measure, saved_bytes
+
+
+def measure_sample(model: nn.Module, sample_input: Any, converted: bool) -> SavedBytes:
+    check_can_measure("convert", model)
+    args, kwargs = _arguments(sample_input)
+    _check_takes(model, sample_input, args, kwargs)
+    try:
+        return saved_bytes(model, *args, **kwargs)
+    except Exception as error:
+        _add_note(
+            error,
+            f"convert: {type(model).__name__} raised this when it ran with sample_input to count "
+            f"bytes, {'converted; as it was, it did not' if converted else 'as it was'}. It is as "
+            "it was before convert.",
+        )
+        raise
+
+
+def _check_takes(
+    model: nn.Module, sample_input: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Raises ValueError unless the model's forward has parameters for these arguments."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # a forward that tells nothing
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ValueError(
+            "convert: sample_input must be a tensor, a tuple or list of positional arguments, or a "
+            f"mapping of keyword arguments that the model's forward takes, got "
+            f"{type(sample_input).__name__} for {type(model).__name__}.forward{signature}: {error}"
+        ) from None
+
+
+def _add_note(error: Exception, note: str) -> None:
+    """BaseException.add_note, which Python 3.10 does not have."""
+    notes = getattr(error, "__notes__", [])
+    error.__dict__["__notes__"] = [*notes, note]
+
+
+def notes_on_sample(before: SavedBytes | None, after: SavedBytes | None) -> tuple[str, ...]:
+    if before is None or after is None:
+        return ()
+    if not before.storages:
+        return (
+            f"{'nothing' if not after.storages else 'nothing before'} was saved for backward with "
+            "sample_input: no parameter or input requires a gradient, or the model's forward turns "
+            "gradients off (torch.no_grad, torch.inference_mode)",
+        )
+    own = [sum(s.nbytes for s in saved.storages if s.is_input) for saved in (before, after)]
+    if not any(own):
+        return ()
+    return (
+        f"these bytes count the sample's own tensors, which the caller holds anyway: {own[0]:,} of "
+        f"those before, {own[1]:,} of those after",
+    )
+
+
+def remaining_of_sample(model: nn.Module, sample_input: Any) -> tuple[Remaining, ...]:
+    args, kwargs = _arguments(sample_input)
+    return remaining(model, args, kwargs)
+
+
+def _arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(sample_input, Mapping):
+        return (), dict(sample_input)
+    if isinstance(sample_input, (tuple, list)):
+        return tuple(sample_input), {}
+    return (sample_input,), {}
