@@ -97,6 +97,8 @@ def test_contexts_are_around_forward_and_around_each_recompute(
 def test_contexts_see_the_exception_of_the_function(
     way: Callable[..., Any], raises_in: str, x: Tensor
 ) -> None:
+    if torch.__version__ < (2, 13) and way is torch_non_reentrant and raises_in == "forward":
+        pytest.skip("PyTorch 2.11's leaves the context without telling it")
     contexts = Contexts()
 
     def function(x: Tensor) -> Tensor:

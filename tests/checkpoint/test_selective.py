@@ -264,6 +264,7 @@ def test_operators_with_several_results_and_with_none_that_is_a_tensor(
     assert record.ops.count(aten._local_scalar_dense.default) == 1
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 13), reason="seen not to raise in PyTorch 2.11")
 @every_way
 def test_a_recompute_that_calls_another_operator_raises(way: Callable[..., Any]) -> None:
     calls: list[None] = []
