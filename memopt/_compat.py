@@ -5,10 +5,11 @@ in csrc/python/compat.h.
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import torch
-from torch import Tensor, _ops
+from torch import Tensor, _ops, nn
 from torch.autograd import forward_ad, grad_mode
 from torch.utils import _python_dispatch
 from torch.utils import checkpoint as _checkpoint
@@ -72,3 +73,15 @@ def let_higher_order_ops_pass(key: str) -> None:
     _ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(parsed)
     for operator in _ops._higher_order_ops.values():
         operator.fallthrough(parsed)
+
+
+def call_forward_alone(module: Any) -> None:
+    """From now on a call of `module` is one of its forward: no hook sees it, those that are
+    registered for all modules (torch.nn.modules.module) included.
+    """
+    module.__dict__["_compiled_call_impl"] = types.MethodType(type(module).forward, module)
+
+
+def is_parametrized(module: nn.Module) -> bool:
+    """Whether torch.nn.utils.parametrize owns the module's class."""
+    return "parametrizations" in module._modules

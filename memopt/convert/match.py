@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from memopt._class_patch import original_class
+from memopt._compat import is_parametrized
 from memopt.convert.probe import own_attributes, quiet
 from memopt.convert.swap import ClassSwap, Swap, SwappedModule
 
@@ -20,6 +21,9 @@ SAVES_ITS_OUTPUT = (
     "beside it where there are no recipes"
 )
 OWN_FORWARD = "its forward was replaced on the instance"
+PARAMETRIZED = (
+    "it is parametrized (torch.nn.utils.parametrize), which exchanges its class as convert does"
+)
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,8 @@ def match(context: Context, rules: Sequence[Rule]) -> list[Match]:
                 answer = Reason(SAVES_ITS_OUTPUT, answer)
             elif isinstance(answer, ClassSwap) and _has_own_forward(module):
                 answer = Reason(OWN_FORWARD, answer)
+            elif isinstance(answer, ClassSwap) and is_parametrized(module):
+                answer = Reason(PARAMETRIZED, answer)
             if answer is not None:
                 context.answers[module] = answer
                 matches.append(Match(context.path(module), module, answer))

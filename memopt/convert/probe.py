@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from memopt._class_patch import original_class
-from memopt._compat import without_dispatch_modes, without_function_modes
+from memopt._compat import call_forward_alone, without_dispatch_modes, without_function_modes
 from memopt.convert.patch import functions_paused
 
 _MODULE_ATTRIBUTES = frozenset(nn.Module().__dict__)
@@ -72,6 +72,8 @@ def stand_in(
     twin.__dict__["_parameters"] = {**dict.fromkeys(module._parameters), **wrapped}
     twin.__dict__["_modules"] = {**module._modules, **(submodules or {})}
     twin.__dict__.update(attributes or {}, training=training)
+    for own in (twin, *(submodules or {}).values()):
+        call_forward_alone(own)  # hooks for all modules must not see stand-ins
     return twin
 
 

@@ -27,13 +27,10 @@ from memopt._class_patch import (
     set_patches,
     wrap_forward,
 )
-from memopt._compat import let_higher_order_ops_pass
+from memopt._compat import is_parametrized, let_higher_order_ops_pass
 from memopt._extension import _C
 
 let_higher_order_ops_pass(_C.INTERCEPT_KEY)  # csrc/python/functions.h
-
-# Where torch.nn.utils.parametrize keeps its modules.
-_PARAMETRIZATIONS = "parametrizations"
 
 _INSTANCE_FORWARD = "_memopt_recompute_instance_forward"
 
@@ -189,7 +186,7 @@ def _modules_to_enter(model: nn.Module) -> list[nn.Module]:
         """Whether a module around it is worth entering for it."""
         if module not in chosen:
             chosen[module] = False  # should it contain itself
-            children = (c for name, c in module._modules.items() if name != _PARAMETRIZATIONS)
+            children = () if is_parametrized(module) else module._modules.values()
             below = [visit(child) for child in children if child is not None]
             foreign = original_class(type(module)).__module__.split(".")[0] != "torch"
             chosen[module] = any(below) or foreign or bool(patches_of(type(module)))
@@ -207,7 +204,7 @@ def _may_be_entered(module: nn.Module) -> bool:
     fx = sys.modules.get("torch.fx")
     if fx is not None and isinstance(module, fx.GraphModule):  # sets its class's forward itself
         return False
-    if isinstance(module, torch.jit.ScriptModule) or _PARAMETRIZATIONS in module._modules:
+    if isinstance(module, torch.jit.ScriptModule) or is_parametrized(module):
         return False  # the latter's class is put back by torch.nn.utils.parametrize
     cls = type(module)
     has_forward = cls.forward is not nn.Module.forward

@@ -16,8 +16,14 @@ import types
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.nn.utils import parametrize
 
 import memopt
+from tests.convert import modules
 from tests.convert.support import memopt_ops, one_step
 
 
@@ -170,3 +176,59 @@ def test_modules_of_a_package_whose_name_is_a_function(package: str) -> None:
         exec(code, {"memopt": memopt})
     program = f"import memopt.{package}.{names[-1]}; memopt.{package}.{names[-1]}"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+class Scaled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+def test_parametrizations_that_were_there_before_and_go() -> None:
+    """The parametrized module keeps its class, and the report says why; the others are swapped."""
+    model = Net()
+    parametrize.register_parametrization(model.norm, "weight", Scaled())
+    plain = copy.deepcopy(model)
+    report = memopt.convert(model)
+    assert [(e.path, e.reason.split(" (")[0]) for e in report.left] == [
+        ("norm", "it is parametrized")
+    ]
+    x = torch.randn(3, 8, requires_grad=True)
+    torch.testing.assert_close(model(x), plain(x))
+    for one in (model, plain):
+        parametrize.remove_parametrizations(one.norm, "weight")
+    assert type(model.norm) is nn.LayerNorm
+    torch.testing.assert_close(model(x), plain(x))
+
+
+def test_parametrizations_that_come_and_go_after_convert() -> None:
+    model = Net()
+    memopt.convert(model)
+    plain = copy.deepcopy(memopt.revert(copy.deepcopy(model)))
+    before = type(model.norm)
+    x = torch.randn(3, 8, requires_grad=True)
+    for one in (model, plain):
+        parametrize.register_parametrization(one.norm, "weight", Scaled())
+    torch.testing.assert_close(model(x), plain(x))
+    for one in (model, plain):
+        parametrize.remove_parametrizations(one.norm, "weight")
+    assert type(model.norm) is before
+    torch.testing.assert_close(model(x), plain(x))
+    assert memopt_ops(lambda: model(x))
+
+
+def test_hooks_of_all_modules_see_no_stand_in() -> None:
+    """Hooks that a profiler or a debugger registers for every module."""
+    seen: list[nn.Module] = []
+    hooks = (
+        register_module_forward_hook(lambda module, *_: seen.append(module)),
+        register_module_forward_pre_hook(lambda module, _: seen.append(module)),
+    )
+    try:
+        model = nn.Sequential(Net(), modules.Decorated())
+        memopt.convert(model)
+        assert seen == []
+        model(torch.randn(3, 8))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert set(seen) <= set(model.modules())
