@@ -189,9 +189,8 @@ def test_parametrizations_that_were_there_before_and_go() -> None:
     parametrize.register_parametrization(model.norm, "weight", Scaled())
     plain = copy.deepcopy(model)
     report = memopt.convert(model)
-    assert [(e.path, e.reason.split(" (")[0]) for e in report.left] == [
-        ("norm", "it is parametrized")
-    ]
+    reasons = {e.path: e.reason for e in report.left}
+    assert reasons["norm"].startswith("it is parametrized (torch.nn.utils.parametrize)")
     x = torch.randn(3, 8, requires_grad=True)
     torch.testing.assert_close(model(x), plain(x))
     for one in (model, plain):
