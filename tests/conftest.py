@@ -6,7 +6,7 @@ on that as well: the same suite, with no GPU files of its own.
 `make test` leaves out the tests that bear the mark `slow`: those that take more than about two
 seconds; the interpreter's, which compile the CUDA kernels as C++; of tests that run over all ops
 those of a family's further cases, which differ from its first one in a keyword; and of a test with
-more than 100 combinations all but every k-th. `make test-full` runs everything.
+more than 80 combinations all but every k-th. `make test-full` runs everything.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         elif not item.get_closest_marker("slow"):
             combinations.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for some in combinations.values():
-        step = _step(len(some), most=100)
+        step = _step(len(some), most=80)
         for item in (item for k, item in enumerate(some) if k % step):
             item.add_marker(pytest.mark.slow)
 

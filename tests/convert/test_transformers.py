@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import memopt
 from benchmarks.convert_models.models import HIDDEN, MODELS, Model
 from tests.convert.support import (
     DRAWS,
+    Results,
     assert_as_accurate,
     assert_same,
     exact_step,
@@ -33,20 +35,64 @@ GENERATING = pytest.mark.parametrize(
 )
 
 
+AUTOCAST = "autocast"
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, AUTOCAST], ids=str)
+
+
+def make(model: Model, dtype: torch.dtype | str, seed: int = 0) -> nn.Module:
+    return model.make(seed=seed).to(torch.float32 if dtype == AUTOCAST else dtype)
+
+
+def step_in(dtype: torch.dtype | str, model: nn.Module, inputs: dict[str, Tensor]) -> Results:
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == AUTOCAST):
+        return step(model, inputs)
+
+
 @ALL
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_outputs_and_gradients(model: Model, dtype: torch.dtype) -> None:
+@DTYPES
+def test_outputs_and_gradients(model: Model, dtype: torch.dtype | str) -> None:
     inputs = model.inputs()
     draws = []
     for seed in DRAWS:
-        plain = model.make(seed=seed).to(dtype)
+        plain = make(model, dtype, seed)
         converted = copy.deepcopy(plain)
         report = memopt.convert(converted)
         swapped = collections.Counter(e.from_class for e in report.swapped)
         assert swapped.pop("Dropout", 0) == sum(isinstance(m, nn.Dropout) for m in plain.modules())
         assert swapped == model.swapped
-        draws.append((step(converted, inputs), step(plain, inputs), exact_step(plain, inputs)))
+        steps = (step_in(dtype, one, inputs) for one in (converted, plain))
+        draws.append((*steps, exact_step(plain, inputs)))
     assert_as_accurate(draws)
+
+
+@pytest.mark.slow
+@ALL
+@DTYPES
+@pytest.mark.parametrize(
+    ("choice", "policy"),
+    [
+        ({"checkpoint": True}, "keep"),
+        ({"offload": True}, "keep"),
+        ({}, "host"),
+        ({"offload": True}, "host"),
+    ],
+    ids=["regions", "offloaded regions", "offloaded", "both"],
+)
+def test_regions_and_offload_change_no_bit(
+    model: Model, dtype: torch.dtype | str, choice: dict[str, bool], policy: str
+) -> None:
+    """So gradients are as right as those of the converted model without them, dropout included."""
+    inputs = model.inputs()
+    converted, other = (make(model, dtype).train() for _ in range(2))
+    memopt.convert(converted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of caches that regions turn off
+        memopt.convert(other, **choice)
+        torch.manual_seed(1)
+        expected = step_in(dtype, converted, inputs)
+        torch.manual_seed(1)
+        with memopt.saved_tensors(policy):
+            assert_same(step_in(dtype, other, inputs), expected)
 
 
 @ALL
