@@ -60,6 +60,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         elif not item.get_closest_marker("slow"):
             combinations.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    # It takes longest, alone, and must not be what is left at the end.
+    items.sort(key=lambda item: item.path.name != "test_address_sanitizer.py")
     for some in combinations.values():
         step = _step(len(some), most=80)
         for item in (item for k, item in enumerate(some) if k % step):
