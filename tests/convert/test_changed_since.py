@@ -186,8 +186,9 @@ class Scaled(nn.Module):
 def test_parametrizations_that_were_there_before_and_go() -> None:
     """The parametrized module keeps its class, and the report says why; the others are swapped."""
     model = Net()
-    parametrize.register_parametrization(model.norm, "weight", Scaled())
-    plain = copy.deepcopy(model)
+    plain = copy.deepcopy(model)  # before: copies of parametrized modules share a class
+    for one in (model, plain):
+        parametrize.register_parametrization(one.norm, "weight", Scaled())
     report = memopt.convert(model)
     reasons = {e.path: e.reason for e in report.left}
     assert reasons["norm"].startswith("it is parametrized (torch.nn.utils.parametrize)")
