@@ -40,7 +40,7 @@ from memopt.convert.swap import (
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 STEP_ASIDE = (
-    "recipes are on around the model's forward; under torch.compile they step aside, where the "
+    "recipes are on wherever the model is entered; under torch.compile they step aside, where the "
     "compiler decides what is kept"
 )
 NOTHING_NEW = "nothing changed: the model was converted before"

@@ -74,7 +74,7 @@ def rule(*classes: type[nn.Module]) -> Callable[[RuleT], RuleT]:
     >>> print(memopt.convert(model))
     convert(Sequential): 1 swapped, 0 left
     1 x  LogNorm  memopt.functional.rms_norm  0
-    recipes are on around the model's forward; under torch.compile they step aside, where the \
+    recipes are on wherever the model is entered; under torch.compile they step aside, where the \
 compiler decides what is kept
 
     Args:

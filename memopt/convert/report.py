@@ -48,7 +48,7 @@ class Report:
     left: tuple[Left, ...]
 
     recompute: bool
-    """Whether recipes are on around the model's forward."""
+    """Whether recipes are on wherever the model is entered."""
 
     checkpointed: tuple[str, ...] = ()
     offloaded: tuple[str, ...] = ()
