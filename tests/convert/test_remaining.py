@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import memopt
 from memopt.attribution import attribute
 from memopt.live_bytes import LiveBytes
+from memopt.measure import SavedTensors, storages
 from tests.convert import modules
 
 WIDTH = 64
@@ -115,11 +116,9 @@ def test_shares_are_the_allocator_s_count(make, settings) -> None:
 
 def _saves_its_output(model: nn.Module) -> bool:
     """Whether the output is among the storages that are saved, as attention's is."""
-    output = model(sample())
-    names = [name for name in dir(output.grad_fn) if name.startswith("_saved_")]
-    tensors = (getattr(output.grad_fn, name) for name in names)
-    address = output.untyped_storage().data_ptr()
-    return any(isinstance(t, Tensor) and t.untyped_storage().data_ptr() == address for t in tensors)
+    with SavedTensors() as saved:
+        output = model(sample())
+    return not storages([output]).keys().isdisjoint(saved.by_storage())
 
 
 def shares(report: memopt.Report) -> dict[str, tuple[str, tuple[str, ...], str]]:
