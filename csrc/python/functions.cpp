@@ -2,7 +2,6 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
@@ -19,6 +18,7 @@
 #include <utility>
 
 #include "../autograd/ownership.h"
+#include "../autograd/support.h"
 #include "scope.h"
 
 namespace memopt::python {
@@ -111,18 +111,11 @@ bool are_ours() {
   return interceptions().without_recipes > 0 || functions_are_ours();
 }
 
-template <class Result, class... Arguments>
-Result call_op(const char* name, const Arguments&... arguments) {
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
-  // PyTorch's autocast leaves these functions the dtype of their input.
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  return op.typed<Result(const Arguments&...)>().call(arguments...);
-}
-
 Tensor activation(const Tensor& input, string_view name) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("memopt::activation", "")
-                             .typed<Tensor(const Tensor&, string_view, std::optional<double>)>();
+  static const auto op =
+      autograd::find_op<Tensor(const Tensor&, string_view, std::optional<double>)>(
+          "memopt::activation");
+  // PyTorch's autocast leaves these functions the dtype of their input.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return op.call(input, name, std::nullopt);
 }
@@ -157,9 +150,7 @@ Tensor dropout(const Tensor& input, double p, bool train) {
   const PassOn pass_on;
   const bool drops = train && 0.0 < p && p <= 1.0;
   if (!drops || !are_ours() || !supports(input)) return at::dropout(input, p, train);
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("memopt::dropout", "")
-                             .typed<Tensor(const Tensor&, double)>();
+  static const auto op = autograd::find_op<Tensor(const Tensor&, double)>("memopt::dropout");
   return op.call(input, p);
 }
 
@@ -170,10 +161,9 @@ Tensor layer_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
   if (!are_ours() || !supports_norm(input, normalized_shape, {&weight, &bias})) {
     return at::layer_norm_symint(input, normalized_shape, weight, bias, eps, cudnn_enable);
   }
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("memopt::layer_norm", "")
-                             .typed<Tensor(const Tensor&, c10::SymIntArrayRef,
-                                           const OptionalTensor&, const OptionalTensor&, double)>();
+  static const auto op =
+      autograd::find_op<Tensor(const Tensor&, c10::SymIntArrayRef, const OptionalTensor&,
+                               const OptionalTensor&, double)>("memopt::layer_norm");
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return op.call(input, normalized_shape, weight, bias, eps);
 }
@@ -184,10 +174,9 @@ Tensor rms_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
   if (!are_ours() || !supports_norm(input, normalized_shape, {&weight})) {
     return at::rms_norm_symint(input, normalized_shape, weight, eps);
   }
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("memopt::rms_norm", "")
-                             .typed<Tensor(const Tensor&, c10::SymIntArrayRef,
-                                           const OptionalTensor&, std::optional<double>, bool)>();
+  static const auto op =
+      autograd::find_op<Tensor(const Tensor&, c10::SymIntArrayRef, const OptionalTensor&,
+                               std::optional<double>, bool)>("memopt::rms_norm");
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return op.call(input, normalized_shape, weight, eps, false);
 }
