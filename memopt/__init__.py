@@ -29,9 +29,17 @@ from memopt.checkpoint import (
 from memopt.convert import Report, convert, patch_functional, revert
 from memopt.fates import saved_tensors
 from memopt.measure import saved_bytes
+from memopt.offload import (
+    OffloadStats,
+    configure_offload,
+    empty_offload_cache,
+    offload,
+    offload_stats,
+)
 from memopt.recipes import recompute
 
 __all__ = [
+    "OffloadStats",
     "Report",
     "__version__",
     "apply_checkpointing",
@@ -39,12 +47,16 @@ __all__ = [
     "checkpoint",
     "checkpoint_sequential",
     "checkpoint_wrapper",
+    "configure_offload",
     "convert",
     "disable_checkpointing",
+    "empty_offload_cache",
     "functional",
     "is_checkpointing",
     "is_recomputing",
     "nn",
+    "offload",
+    "offload_stats",
     "ops_worth_saving",
     "patch_functional",
     "recompute",

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "event.h"
 
@@ -53,6 +54,9 @@ class Backend {
   // Room for `bytes` > 0; null where there is none (the pool's cap, a full disk).
   virtual std::unique_ptr<Room> reserve(size_t bytes) = 0;
 
+  // Why not, and what the user can do.
+  virtual std::string no_room(size_t bytes) = 0;
+
   // Device memory for the current stream. May raise, when the device has no memory left.
   virtual Memory allocate(size_t bytes) = 0;
 
@@ -65,10 +69,17 @@ class Backend {
   virtual EventPtr load(Room& from, const Memory& to, const EventPtr& ready,
                         const EventPtr& stored) = 0;
 
+  // The copy away that ends in `stored` is wanted no more. Where that is possible it ends early,
+  // and the event counts as failed.
+  virtual void cancel(const EventPtr& stored) { static_cast<void>(stored); }
+
   // What the current stream is given from now on runs after `event`. On the CPU: blocks.
   virtual void wait(const EventPtr& event) = 0;
 
   virtual RoomUse room_use() = 0;
+
+  // Gives back the memory or the disk blocks that nothing is in; returns their bytes.
+  virtual size_t trim() { return 0; }
 };
 
 }  // namespace memopt::offload

@@ -7,13 +7,13 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "../saved/detached.h"
-#include "../saved/host_copy.h"
 #include "../saved/kept.h"
 #include "../saved/metadata.h"
-#include "../saved/once_per_storage.h"
+#include "../saved/offloaded.h"
 #include "../saved/untracked.h"
 #include "../saved/unwritten.h"
 #include "objects.h"
+#include "offload.h"
 
 namespace memopt::python {
 
@@ -33,7 +33,8 @@ bool is_text(py::handle value, const char* text) {
 }
 
 bool is_built_in(py::handle value) {
-  return is_text(value, kKeep) || is_text(value, kRecipe) || is_text(value, kHost);
+  return is_text(value, kKeep) || is_text(value, kRecipe) || is_text(value, kHost) ||
+         py::isinstance<saved::OffloadOptions>(value);
 }
 
 bool is_fate_of_a_user(py::handle value) {
@@ -106,16 +107,11 @@ class UserFate : public Fate {
   c10::SafePyObject object_;
 };
 
-// Whether the tensor's memory is held anyway, as modules hold their parameters. True for subclasses
-// too: a plain copy would not have all of their values.
-bool is_held(const at::Tensor& tensor) {
-  const py::gil_scoped_acquire gil;
-  return !is_of_base_class(wrap(tensor)) ||
-         (tensor.is_view() && !is_of_base_class(wrap(at::Tensor(tensor._base()))));
-}
-
-intrusive_ptr<Fate> host_fate() {
-  return c10::make_intrusive<saved::OncePerStorage>(c10::make_intrusive<saved::ToHost>(), is_held);
+// "host", or a memopt._C.Offload.
+std::optional<saved::OffloadOptions> offload_of(py::handle value) {
+  if (is_text(value, kHost)) return saved::OffloadOptions{};
+  if (!py::isinstance<saved::OffloadOptions>(value)) return std::nullopt;
+  return value.cast<saved::OffloadOptions>();
 }
 
 // Asks a user's callable for each tensor.
@@ -129,7 +125,7 @@ class Asked : public Fate {
     const auto answer = ask(tensor);
     if (is_text(answer, kKeep)) return saved::keep(tensor);
     if (is_text(answer, kRecipe)) return registry_->take(tensor);
-    if (is_text(answer, kHost)) return host_->take(tensor);
+    if (is_built_in(answer)) return offload(answer)->take(tensor);
     TORCH_CHECK_TYPE(is_fate_of_a_user(answer), "memopt.saved_tensors(): a policy must answer ",
                      "'keep', 'recipe', 'host' or an object with a method pack, got ",
                      std::string(py::repr(answer)));
@@ -142,9 +138,18 @@ class Asked : public Fate {
     return object_of(policy_)(wrap(tensor));
   }
 
+  // One for each answer of the kind: a fate counts what its scope offloads.
+  intrusive_ptr<Fate> offload(const py::object& answer) {
+    for (const auto& [known, fate] : offloads_) {
+      if (object_of(known).is(answer)) return fate;
+    }
+    offloads_.emplace_back(safe(answer), saved::offload_in_scope(*offload_of(answer), is_held));
+    return offloads_.back().second;
+  }
+
   c10::SafePyObject policy_;
   intrusive_ptr<saved::RecipeRegistry> registry_;
-  intrusive_ptr<Fate> host_ = host_fate();
+  std::vector<std::pair<c10::SafePyObject, intrusive_ptr<Fate>>> offloads_;
 };
 
 }  // namespace
@@ -163,7 +168,9 @@ void check_policy(py::handle policy) {
 
 Policy policy_of(py::handle policy) {
   if (is_text(policy, kKeep)) return {c10::make_intrusive<saved::Keep>(), {}};
-  if (is_text(policy, kHost)) return {host_fate(), {}};
+  if (const auto options = offload_of(policy)) {
+    return {saved::offload_in_scope(*options, is_held), {}};
+  }
   if (is_fate_of_a_user(policy)) return {c10::make_intrusive<UserFate>(policy), {}};
   auto registry = c10::make_intrusive<saved::RecipeRegistry>();
   if (is_text(policy, kRecipe)) return {registry, registry};
@@ -172,7 +179,9 @@ Policy policy_of(py::handle policy) {
 
 intrusive_ptr<Fate> fate_of_arguments(py::handle fate) {
   if (is_text(fate, kKeep)) return {};
-  if (is_text(fate, kHost)) return c10::make_intrusive<saved::ToHost>();
+  if (const auto options = offload_of(fate)) {
+    return saved::offload_of_region(options->directory, is_held);
+  }
   TORCH_CHECK_TYPE(is_fate_of_a_user(fate),
                    "memopt: the fate of a region's arguments must be 'keep', 'host' or an object "
                    "with a method pack, got ",

@@ -10,6 +10,7 @@
 
 #include "../kernels/cpu/kernels.h"
 #include "functions.h"
+#include "offload.h"
 #include "region.h"
 #include "scope.h"
 
@@ -73,5 +74,6 @@ PYBIND11_MODULE(_C, m) {
         "The names of the activations; of each, whether it takes a scalar.");
   memopt::python::register_region(m);
   memopt::python::register_scope(m);
+  memopt::python::register_offload(m);
   memopt::python::register_functions(m);
 }

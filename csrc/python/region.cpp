@@ -6,7 +6,6 @@
 #include <torch/csrc/jit/frontend/tracer.h>
 
 #include "../saved/flags.h"
-#include "../saved/host_copy.h"
 #include "../saved/region.h"
 #include "call.h"
 #include "fates.h"
@@ -122,19 +121,6 @@ void register_region(py::module_& m) {
       },
       "The modules that calling one of the arguments can be seen to use.");
   m.def("live_regions", &saved::Region::live, "How many regions are alive.");
-  py::class_<saved::LinkTraffic>(m, "LinkTraffic", "What was offloaded and brought back.")
-      .def_readonly("tensors_to_host", &saved::LinkTraffic::tensors_to_host)
-      .def_readonly("bytes_to_host", &saved::LinkTraffic::bytes_to_host)
-      .def_readonly("tensors_to_device", &saved::LinkTraffic::tensors_to_device)
-      .def_readonly("bytes_to_device", &saved::LinkTraffic::bytes_to_device);
-  m.def("link_traffic", &saved::link_traffic, "What has been offloaded since the process began.");
-  m.def(
-      "pretend_accelerator",
-      [](const std::optional<std::string>& type) {
-        saved::pretend_accelerator(type.has_value() ? std::optional(c10::Device(*type).type())
-                                                    : std::nullopt);
-      },
-      "For tests: take this device type for an accelerator whose tensors can be offloaded.");
 }
 
 }  // namespace memopt::python

@@ -39,6 +39,7 @@ class Arguments {
     Version version;
     torch::autograd::SavedVariable saved;  // empty where `handle` stands for the tensor
     c10::intrusive_ptr<Handle> handle;
+    bool requires_grad;  // of what `handle` gives back
   };
   std::vector<Held> held_;
 };

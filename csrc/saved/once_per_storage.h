@@ -4,7 +4,8 @@
 // handle holds its whole storage.
 //
 // It leaves alone small tensors, and those whose memory is held anyway, so that nothing would be
-// freed: leaves that require a gradient, and whatever `is_held` says.
+// freed: leaves that require a gradient, whatever `is_held` says, and storages that were found
+// alive when they came back (a buffer, say).
 #pragma once
 
 #include <mutex>
@@ -17,14 +18,19 @@
 
 namespace memopt::saved {
 
-class OncePerStorage : public Fate {
+// What stands for storages that were taken. Fates may share one.
+class TakenStorages {
  public:
-  using IsHeld = bool (*)(const at::Tensor& tensor);
+  // What holds the storage already; empty if nothing does, or it was written since.
+  c10::intrusive_ptr<SharedTensor> find(const at::Tensor& tensor);
+  void remember(const at::Tensor& tensor, const c10::intrusive_ptr<SharedTensor>& shared);
 
-  OncePerStorage(c10::intrusive_ptr<Fate> fate, IsHeld is_held)
-      : fate_(std::move(fate)), is_held_(is_held) {}
+  // What stood for the storage is gone.
+  void forget(const StorageName& storage);
 
-  c10::intrusive_ptr<Handle> take(const at::Tensor& tensor) override;
+  // The storage is held by something else: to take it would free nothing.
+  void remember_held(const StorageName& storage);
+  bool is_held(const at::Tensor& tensor);
 
  private:
   struct Taken {
@@ -33,15 +39,31 @@ class OncePerStorage : public Fate {
     c10::weak_intrusive_ptr<SharedTensor> shared;
   };
 
-  // What holds the storage already; empty if nothing does, or it was written since.
-  c10::intrusive_ptr<SharedTensor> taken(const at::Tensor& tensor);
-  void remember(const at::Tensor& tensor, const c10::intrusive_ptr<SharedTensor>& shared);
-
-  c10::intrusive_ptr<Fate> fate_;
-  IsHeld is_held_;
   std::mutex mutex_;  // nothing is called, and no tensor dropped, under it
   std::unordered_map<c10::StorageImpl*, Taken> taken_;
+  std::unordered_map<c10::StorageImpl*, StorageName> held_;
   size_t sweep_at_ = 256;
+};
+
+class OncePerStorage : public Fate {
+ public:
+  using IsHeld = bool (*)(const at::Tensor& tensor);
+
+  // Storages of fewer than `min_bytes` are left alone.
+  OncePerStorage(c10::intrusive_ptr<Fate> fate, IsHeld is_held, size_t min_bytes,
+                 std::shared_ptr<TakenStorages> taken)
+      : fate_(std::move(fate)),
+        is_held_(is_held),
+        min_bytes_(min_bytes),
+        taken_(std::move(taken)) {}
+
+  c10::intrusive_ptr<Handle> take(const at::Tensor& tensor) override;
+
+ private:
+  c10::intrusive_ptr<Fate> fate_;
+  IsHeld is_held_;
+  size_t min_bytes_;
+  std::shared_ptr<TakenStorages> taken_;
 };
 
 }  // namespace memopt::saved

@@ -17,7 +17,8 @@ from torch.utils import checkpoint as torch_checkpoint
 from memopt._compat import checkpoint_options_set_globally
 from memopt._extension import _C
 from memopt.checkpoint.debug import OperatorLogs
-from memopt.checkpoint.settings import region_settings
+from memopt.checkpoint.settings import fate_of_arguments, region_settings
+from memopt.offload.place import Place
 
 ContextFn = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 
@@ -36,6 +37,7 @@ def checkpoint(
     determinism_check: str = "default",
     debug: bool = False,
     early_stop: bool = True,
+    offload: Place | None = None,
     **kwargs: Any,
 ) -> Any:
     """Call `fn(*args, **kwargs)` and drop what it saves for backward, which calls it again.
@@ -76,12 +78,16 @@ def checkpoint(
         debug: keep a log of the operators that forward runs, so that the error of a recompute that
             differs names the first one that does. Slow. Excludes `context_fn`.
         early_stop: end the recompute as soon as the last tensor that backward wants is there.
+        offload: "cpu", "disk" or a directory (a `pathlib.Path`): the tensors among the arguments
+            wait there for the recompute, in (pinned) host memory or in a file, and come back before
+            it begins; see `memopt.offload`. Left alone are what it leaves alone, apart from small
+            tensors. None: they are kept. No effect under `torch.compile`.
         **kwargs: for `fn`.
 
     Raises:
         TypeError: `fn` is not callable.
-        ValueError: an unknown `determinism_check`, `use_reentrant=True`, or `debug` with a
-            `context_fn`.
+        ValueError: an unknown `determinism_check` or `offload`, `use_reentrant=True`, or `debug`
+            with a `context_fn`.
         RuntimeError: in backward, if an argument was written in place or the recompute saved other
             tensors (in number, shape, dtype or device) than forward.
     """
@@ -94,6 +100,7 @@ def checkpoint(
         and determinism_check == "default"
         and not debug
         and not use_reentrant
+        and offload is None
         and checkpoint_options_set_globally() == (None, None)
     ):
         return run_region(fn, args, kwargs)
@@ -121,6 +128,7 @@ def checkpoint(
         if torch.is_grad_enabled() and not _C.flags().disabled:
             forward, again = _inside(in_forward, fn), _inside(in_recompute, fn)
     settings = region_settings(
+        arguments=fate_of_arguments("checkpoint: offload", offload),
         preserve_rng_state=preserve_rng_state,
         check_metadata=determinism_check == "default",
         early_stop=_unless_set(global_early_stop, early_stop),

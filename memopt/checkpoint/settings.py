@@ -12,6 +12,7 @@ from memopt.checkpoint.batch_norm import hold_statistics
 from memopt.checkpoint.naming import region_name
 from memopt.checkpoint.uncompiled import call_uncompiled
 from memopt.fates import Fate
+from memopt.offload.place import Place, directory_of
 
 
 def region_settings(
@@ -19,7 +20,7 @@ def region_settings(
     preserve_rng_state: bool = True,
     check_metadata: bool = True,
     early_stop: bool = True,
-    arguments: Literal["keep", "host"] | Fate = "keep",
+    arguments: Literal["keep", "host"] | Fate | _C.Offload = "keep",
     on_pass: Callable[[nn.Module | None, int], None] | None = None,
     on_saved: Callable[[Tensor], None] | None = None,
     again: Callable[..., Any] | None = None,
@@ -51,3 +52,8 @@ def region_settings(
         again=again,
         diagnose=diagnose,
     )
+
+
+def fate_of_arguments(who: str, place: Place | None) -> Literal["keep"] | _C.Offload:
+    """What `arguments` of `region_settings` is for a place that a user names."""
+    return "keep" if place is None else _C.Offload(directory=directory_of(who, place))

@@ -26,7 +26,8 @@ from memopt._class_patch import (
 from memopt._extension import _C
 from memopt.checkpoint.caches import has_cache, may_have_caches, without_cache
 from memopt.checkpoint.region import compiled_region
-from memopt.checkpoint.settings import region_settings
+from memopt.checkpoint.settings import fate_of_arguments, region_settings
+from memopt.offload.place import Place
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -41,15 +42,19 @@ _COUNTER = "_checkpoint_fwd_counter"
 class Settings:
     """How a wrapped module runs its region."""
 
-    offload_to_cpu: bool
-    """Keep the region's input tensors in (pinned) host memory between forward and recompute."""
+    offload: Place | None
+    """Where the region's input tensors wait for the recompute; None: where they are."""
 
     maintain_forward_counter: bool
     """Count forwards that wait for their recompute on every submodule."""
 
 
 def checkpoint_wrapper(
-    module: ModuleT, offload_to_cpu: bool = False, maintain_forward_counter: bool = False
+    module: ModuleT,
+    offload_to_cpu: bool = False,
+    maintain_forward_counter: bool = False,
+    *,
+    offload: Place | None = None,
 ) -> ModuleT:
     """Make every forward of `module` a checkpointed region (see `memopt.checkpoint`).
 
@@ -63,13 +68,13 @@ def checkpoint_wrapper(
 
     Args:
         module: changed in place. A `forward` set on the instance is kept: the region runs it.
-        offload_to_cpu: keep the tensors among the arguments in host memory until backward, pinned,
-            with copies that do not block the host. Parameters, tensors that are on the CPU already,
-            and expanded tensors stay where they are. Any object is taken by its truth value. No
-            effect under `torch.compile`.
+        offload_to_cpu: FairScale's name for offload="cpu". Any object is taken by its truth value.
         maintain_forward_counter: keep an integer `_checkpoint_fwd_counter` on every submodule, +1
             with each forward of `module` and -1 with each recompute, for code that must know
             whether a forward is the last. Not kept under `torch.compile`.
+        offload: "cpu", "disk" or a directory (a `pathlib.Path`): the tensors among the arguments
+            wait there for the recompute, see `memopt.checkpoint`. What host memory holds already
+            stays with "cpu". No effect under `torch.compile`.
 
     Returns:
         `module`, the same object.
@@ -77,8 +82,16 @@ def checkpoint_wrapper(
     Raises:
         TypeError: `module` is no `nn.Module`, is a ScriptModule, has no forward (nn.ModuleList),
             or its class allows no subclass.
+        ValueError: `offload` names no place, or not the one that `offload_to_cpu` does.
+        OSError: no file can be made in the directory.
     """
     check_can_patch("checkpoint_wrapper", "module", module)
+    if offload_to_cpu and offload not in (None, "cpu"):
+        raise ValueError(
+            f"checkpoint_wrapper: offload must be 'cpu' with offload_to_cpu=True, got {offload!r}"
+        )
+    place = "cpu" if offload_to_cpu else offload
+    fate_of_arguments("checkpoint_wrapper: offload", place)
     if not has_forward(module):
         raise TypeError(
             "checkpoint_wrapper: module must have a forward, which is what runs as a region, got "
@@ -89,7 +102,7 @@ def checkpoint_wrapper(
     elif _SETTINGS not in module.__dict__ and "forward" in module.__dict__:
         # Made by calling the class of a wrapped module.
         module.__dict__[_INSTANCE_FORWARD] = module.__dict__.pop("forward")
-    _set_settings(module, Settings(bool(offload_to_cpu), bool(maintain_forward_counter)))
+    _set_settings(module, Settings(place, bool(maintain_forward_counter)))
     return module
 
 
@@ -181,7 +194,7 @@ class _Checkpointed(ForwardWrapper):
 @functools.cache
 def _region_settings(settings: Settings) -> _C.RegionSettings:
     return region_settings(
-        arguments="host" if settings.offload_to_cpu else "keep",
+        arguments=fate_of_arguments("checkpoint_wrapper: offload", settings.offload),
         on_pass=_count if settings.maintain_forward_counter else None,
     )
 

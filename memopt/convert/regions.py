@@ -70,6 +70,8 @@ def revert_region(module: nn.Module) -> None:
         return
     settings = module.__dict__.pop(_SETTINGS_BEFORE)
     if settings is not None:
-        checkpoint_wrapper(module, settings.offload_to_cpu, settings.maintain_forward_counter)
+        checkpoint_wrapper(
+            module, False, settings.maintain_forward_counter, offload=settings.offload
+        )
     elif settings_of(module) is not None:  # else it was unwrapped since
         unwrap_itself(module)

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+import memopt
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint as torch_checkpoint
@@ -90,26 +92,33 @@ def taken_for_an_accelerator(device: torch.device | str) -> Iterator[None]:
 
 
 class Watch:
-    """What has been offloaded since this was made: (tensors, bytes) each way."""
+    """What has been offloaded since this was made: (copies, bytes) each way."""
 
     def __init__(self) -> None:
-        self._before = _C.link_traffic()
+        self._before = self._now()
+
+    @staticmethod
+    def _now() -> dict[str, tuple[int, int]]:
+        places = memopt.offload_stats().places
+        return {
+            way: (
+                sum(getattr(place, way).copies for place in places),
+                sum(getattr(place, way).bytes for place in places),
+            )
+            for way in ("out", "back")
+        }
+
+    def _since(self, way: str) -> tuple[int, int]:
+        before, now = self._before[way], self._now()[way]
+        return now[0] - before[0], now[1] - before[1]
 
     @property
     def to_host(self) -> tuple[int, int]:
-        now = _C.link_traffic()
-        return (
-            now.tensors_to_host - self._before.tensors_to_host,
-            now.bytes_to_host - self._before.bytes_to_host,
-        )
+        return self._since("out")
 
     @property
     def to_device(self) -> tuple[int, int]:
-        now = _C.link_traffic()
-        return (
-            now.tensors_to_device - self._before.tensors_to_device,
-            now.bytes_to_device - self._before.bytes_to_device,
-        )
+        return self._since("back")
 
 
 @contextmanager

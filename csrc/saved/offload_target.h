@@ -1,0 +1,76 @@
+// Where tensors are offloaded to: the host's memory, or a directory on disk. There is one for each
+// place, for the whole process, with an engine for each device, and what it holds away serves every
+// scope and region: a mask that all layers get is copied once.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "../offload/engine.h"
+#include "memory_peak.h"
+#include "once_per_storage.h"
+
+namespace memopt::saved {
+
+struct OffloadLimits {
+  size_t copies_in_flight = 4;
+  size_t most_host_bytes = SIZE_MAX;
+  bool checksums = false;  // of what is written to disk; for debugging
+};
+
+// One device's part of a target.
+struct OffloadDevice {
+  c10::Device device;
+  std::shared_ptr<offload::Engine> engine;
+  PeakWatch peak_watch;
+
+  // To be called when something goes or comes back.
+  void watch_peak() { peak_watch.see(device, engine->bytes_away()); }
+};
+
+class OffloadTarget {
+ public:
+  using Devices = std::unordered_map<c10::Device, std::shared_ptr<OffloadDevice>>;
+
+  // The one for this place, made when it is first asked for. `directory` is empty for host memory.
+  // Raises if nothing can be written to the directory.
+  static std::shared_ptr<OffloadTarget> get(const std::string& directory);
+  static std::vector<std::shared_ptr<OffloadTarget>> all();
+  // For the engines that are made from now on; those that hold nothing are made anew.
+  static void set_limits(OffloadLimits limits);
+  // Gives back the memory and the files that hold nothing; returns their bytes.
+  static size_t empty_cache();
+
+  explicit OffloadTarget(std::string directory) : directory_(std::move(directory)) {}
+
+  const std::string& directory() const { return directory_; }
+  bool is_disk() const { return !directory_.empty(); }
+
+  std::shared_ptr<OffloadDevice> device(c10::Device device);
+  Devices devices();
+
+  // What is away, by storage.
+  const std::shared_ptr<TakenStorages>& taken() const { return taken_; }
+
+  // The order of what the calling thread's regions offload.
+  std::shared_ptr<offload::Sequence> sequence_of_thread();
+
+ private:
+  size_t trim();
+
+  const std::string directory_;
+  const std::shared_ptr<TakenStorages> taken_ = std::make_shared<TakenStorages>();
+  std::mutex mutex_;
+  Devices devices_;
+  std::map<std::thread::id, std::shared_ptr<offload::Sequence>> sequences_;
+};
+
+}  // namespace memopt::saved

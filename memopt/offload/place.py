@@ -1,0 +1,59 @@
+"""Where tensors are offloaded to: "cpu", "disk", or a directory."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from memopt._extension import _C
+
+Place: TypeAlias = Literal["cpu", "disk"] | os.PathLike[str]
+"""Host memory, files in the directory that `configure_offload` was given, or files in this one."""
+
+# What configure_offload(directory=) was given.
+_directory: str | None = None
+
+
+def set_default_directory(directory: str | None) -> None:
+    global _directory
+    _directory = directory
+
+
+def directory_of(who: str, place: object, directory: object = None) -> str:
+    """The directory of a place; "" for host memory.
+
+    Raises:
+        TypeError, ValueError: no place, or a directory where none is needed or the wrong way round.
+        OSError: nothing can be written to the directory.
+    """
+    if place == "cpu":
+        if directory is not None:
+            raise ValueError(f"{who}: directory must be None with 'cpu', got {directory!r}")
+        return ""
+    if isinstance(place, os.PathLike):
+        return checked_directory(who, place)
+    if not isinstance(place, str):
+        raise TypeError(f"{who}: must be 'cpu', 'disk' or a path, got {type(place).__name__}")
+    if place != "disk":
+        raise ValueError(
+            f"{who}: must be 'cpu', 'disk' or a path, got {place!r} (a directory as pathlib.Path)"
+        )
+    chosen = directory if directory is not None else _directory
+    if chosen is None:
+        raise ValueError(
+            f"{who}: 'disk' needs a directory on a disk with room for the tensors: "
+            "directory=, or once for all memopt.configure_offload(directory=), got None "
+            f"({tempfile.gettempdir()} may be in memory itself)"
+        )
+    return checked_directory(who, chosen)
+
+
+def checked_directory(who: str, directory: object) -> str:
+    """The directory's own path, in which a file could be made just now."""
+    if not isinstance(directory, (str, os.PathLike)):
+        raise TypeError(f"{who}: directory must be a path, got {type(directory).__name__}")
+    path = Path(os.fspath(directory)).resolve()
+    _C.check_offload_directory(str(path))
+    return str(path)
