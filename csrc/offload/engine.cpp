@@ -43,6 +43,11 @@ std::shared_ptr<Ticket> Engine::offload(Memory source, const std::shared_ptr<Seq
     stats_.bytes_held += ticket->bytes_;
   }
   while (begin_next_store(*sequence)) make_way();
+  {
+    // Where copies run at once, this one is done.
+    const std::lock_guard<std::mutex> lock(mutex_);
+    poll(dropped);
+  }
   say_warnings();
   return ticket;
 }
@@ -167,7 +172,9 @@ Engine::Restored Engine::restore(Ticket& ticket, int64_t backward) {
 }
 
 bool Engine::is_away(const Ticket& ticket) {
+  Dropped dropped;
   const std::lock_guard<std::mutex> lock(mutex_);
+  poll(dropped);
   return !ticket.is_on_device();
 }
 

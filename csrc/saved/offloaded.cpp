@@ -37,6 +37,8 @@ class Offloaded : public Handle {
     device_->watch_peak();
   }
 
+  ~Offloaded() override { release_resources(); }
+
   void release_resources() override {
     if (ticket_ == nullptr) return;
     account_->away -= size_;
