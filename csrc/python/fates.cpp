@@ -114,18 +114,29 @@ std::optional<saved::OffloadOptions> offload_of(py::handle value) {
   return value.cast<saved::OffloadOptions>();
 }
 
+// Leaves every tensor to the hooks around.
+class Decline : public Fate {
+ public:
+  intrusive_ptr<Handle> take(const at::Tensor&) override { return {}; }
+};
+
+intrusive_ptr<Fate> offload(const saved::OffloadOptions& options, bool in_region) {
+  if (in_region) return c10::make_intrusive<Decline>();
+  return saved::offload_in_scope(options, is_held);
+}
+
 // Asks a user's callable for each tensor.
 class Asked : public Fate {
  public:
-  Asked(py::handle policy, intrusive_ptr<saved::RecipeRegistry> registry)
-      : policy_(safe(policy)), registry_(std::move(registry)) {}
+  Asked(py::handle policy, intrusive_ptr<saved::RecipeRegistry> registry, bool in_region)
+      : policy_(safe(policy)), registry_(std::move(registry)), in_region_(in_region) {}
 
   intrusive_ptr<Handle> take(const at::Tensor& tensor) override {
     const py::gil_scoped_acquire gil;
     const auto answer = ask(tensor);
     if (is_text(answer, kKeep)) return saved::keep(tensor);
     if (is_text(answer, kRecipe)) return registry_->take(tensor);
-    if (is_built_in(answer)) return offload(answer)->take(tensor);
+    if (is_built_in(answer)) return offload_for(answer)->take(tensor);
     TORCH_CHECK_TYPE(is_fate_of_a_user(answer), "memopt.saved_tensors(): a policy must answer ",
                      "'keep', 'recipe', 'host' or an object with a method pack, got ",
                      std::string(py::repr(answer)));
@@ -139,16 +150,17 @@ class Asked : public Fate {
   }
 
   // One for each answer of the kind: a fate counts what its scope offloads.
-  intrusive_ptr<Fate> offload(const py::object& answer) {
+  intrusive_ptr<Fate> offload_for(const py::object& answer) {
     for (const auto& [known, fate] : offloads_) {
       if (object_of(known).is(answer)) return fate;
     }
-    offloads_.emplace_back(safe(answer), saved::offload_in_scope(*offload_of(answer), is_held));
+    offloads_.emplace_back(safe(answer), offload(*offload_of(answer), in_region_));
     return offloads_.back().second;
   }
 
   c10::SafePyObject policy_;
   intrusive_ptr<saved::RecipeRegistry> registry_;
+  bool in_region_;
   std::vector<std::pair<c10::SafePyObject, intrusive_ptr<Fate>>> offloads_;
 };
 
@@ -166,15 +178,13 @@ void check_policy(py::handle policy) {
       std::string(py::repr(policy)));
 }
 
-Policy policy_of(py::handle policy) {
+Policy policy_of(py::handle policy, bool in_region) {
   if (is_text(policy, kKeep)) return {c10::make_intrusive<saved::Keep>(), {}};
-  if (const auto options = offload_of(policy)) {
-    return {saved::offload_in_scope(*options, is_held), {}};
-  }
+  if (const auto options = offload_of(policy)) return {offload(*options, in_region), {}};
   if (is_fate_of_a_user(policy)) return {c10::make_intrusive<UserFate>(policy), {}};
   auto registry = c10::make_intrusive<saved::RecipeRegistry>();
   if (is_text(policy, kRecipe)) return {registry, registry};
-  return {c10::make_intrusive<Asked>(policy, registry), registry};
+  return {c10::make_intrusive<Asked>(policy, registry, in_region), registry};
 }
 
 intrusive_ptr<Fate> fate_of_arguments(py::handle fate) {

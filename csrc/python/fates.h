@@ -21,7 +21,10 @@ struct Policy {
   c10::intrusive_ptr<saved::Fate> fate;
   c10::intrusive_ptr<saved::RecipeRegistry> registry;  // empty where no recipes are made
 };
-Policy policy_of(pybind11::handle policy);
+// `in_region`: the hooks around it are a checkpointed region's. That drops what it gets, so that
+// offloading would free nothing; and a storage that is offloaded in forward may be one that stays in
+// the recompute, where the region must get the same tensors. So nothing is offloaded then.
+Policy policy_of(pybind11::handle policy, bool in_region);
 
 // The fate of the tensors among a region's arguments; empty for "keep".
 c10::intrusive_ptr<saved::Fate> fate_of_arguments(pybind11::handle fate);

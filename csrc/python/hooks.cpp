@@ -89,6 +89,14 @@ class PythonHooks : public saved::Packer {
   PythonHooks(c10::SafePyObject pack, c10::SafePyObject unpack)
       : pack_(std::move(pack)), unpack_(std::move(unpack)) {}
 
+  // Of PyTorch's checkpoint. A callable that says otherwise of itself is taken for something else.
+  bool is_of_region() const override {
+    const py::gil_scoped_acquire gil;
+    const auto module = py::getattr(object_of(pack_), "__module__", py::none());
+    return py::isinstance<py::str>(module) &&
+           module.cast<std::string>() == "torch.utils.checkpoint";
+  }
+
   intrusive_ptr<saved::Handle> pack(const at::Tensor& tensor) override {
     const py::gil_scoped_acquire gil;
     const auto argument = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));

@@ -37,8 +37,14 @@ py::object forward(const py::object& fn, const py::tuple& args, const py::dict& 
   const auto& settings = settings_object.cast<Settings&>();
   auto call = std::make_unique<Call>(fn, args, kwargs, settings_object, owner);
   auto& made = *call;
+  auto options = settings.options;
+  if (options.arguments.defined()) {
+    // A region around this one drops its arguments: to offload them would free nothing.
+    const auto around = active_hooks();
+    if (around.defined() && around->is_of_region()) options.arguments.reset();
+  }
   const auto region =
-      c10::make_intrusive<saved::Region>(std::move(call), made.tensors(), settings.options);
+      c10::make_intrusive<saved::Region>(std::move(call), made.tensors(), std::move(options));
   made.release_tensors();
   // A region that is nested in one that is recomputed is part of that recompute.
   const bool first = !saved::flags().recomputing;

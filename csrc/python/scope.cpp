@@ -100,7 +100,8 @@ class SavedTensors {
   void enter() {
     std::unique_ptr<OpenScope> scope;
     if (can_open()) {
-      auto policy = policy_of(policy_);
+      const auto outer = active_hooks();
+      auto policy = policy_of(policy_, outer.defined() && outer->is_of_region());
       const auto* around = OpenScope::making_recipes();
       const bool is_repeated = policy.registry.get() == policy.fate.get() && around != nullptr &&
                                around->is_recipe_scope();

@@ -43,6 +43,10 @@ struct Handle : c10::intrusive_ptr_target {
 // because throwing one through four stack frames costs as much host time as the rest of a region.)
 struct Packer : c10::intrusive_ptr_target {
   virtual c10::intrusive_ptr<Handle> pack(const at::Tensor& tensor) = 0;
+
+  // Whether it is a checkpointed region's, in forward or in the recompute: what it gets is not held
+  // but made again, and both runs must give it the same tensors.
+  virtual bool is_of_region() const { return false; }
 };
 
 }  // namespace memopt::saved

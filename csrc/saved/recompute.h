@@ -27,6 +27,7 @@ class Recompute : public Packer {
 
   // Empty when every wanted slot is filled, to end the function.
   c10::intrusive_ptr<Handle> pack(const at::Tensor& tensor) override;
+  bool is_of_region() const override { return true; }
 
   // Raises unless the function has saved what forward saved. To be called when it has ended.
   void check_ended() const;

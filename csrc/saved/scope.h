@@ -28,6 +28,8 @@ class Scope : public Packer {
     return registry_.defined() ? registry_->hold(tensor, std::move(handle)) : handle;
   }
 
+  bool is_of_region() const override { return outer_.defined() && outer_->is_of_region(); }
+
   // Null if no recipes are made here.
   RecipeRegistry* registry() const { return registry_.get(); }
   // Whether making recipes is all it does.

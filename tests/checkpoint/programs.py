@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +20,7 @@ from memopt.checkpoint import checkpoint, checkpoint_wrapper
 from tests.checkpoint.support import torch_non_reentrant
 
 SIZE = 3  # every value is a SIZE x SIZE matrix
+DIRECTORY = TemporaryDirectory()  # of files without a name
 
 
 class Pair(NamedTuple):
@@ -195,8 +198,9 @@ class Region:
     """Runs `body` on some of the values, nested in `container`; appends the results."""
 
     kind: str
-    """checkpoint, torch (its own checkpoint), wrapped (a module), offloaded (likewise), recipes (a
-    scope of memopt.recompute())."""
+    """checkpoint, disk (with its arguments in a file), torch (its own checkpoint), wrapped (a
+    module), offloaded (likewise), recipes and offload (scopes of memopt.recompute() and, to a file,
+    memopt.offload())."""
     body: tuple[Op | Region, ...]
     inputs: tuple[int, ...] = (0,)
     container: str = "positional"
@@ -252,10 +256,15 @@ class Part(nn.Module):
     def _call(self, kind: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self.regions and kind == "checkpoint":
             return checkpoint(module, *args, **kwargs)
+        if self.regions and kind == "disk":
+            return checkpoint(module, *args, offload=Path(DIRECTORY.name), **kwargs)
         if self.regions and kind == "torch":
             return torch_non_reentrant(module, *args, **kwargs)
         if self.regions and kind == "recipes":
             with memopt.recompute():
+                return module(*args, **kwargs)
+        if self.regions and kind == "offload":
+            with memopt.offload("disk", directory=DIRECTORY.name, min_bytes=1, keep_last=1):
                 return module(*args, **kwargs)
         return module(*args, **kwargs)
 

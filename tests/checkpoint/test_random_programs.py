@@ -45,7 +45,9 @@ ops = st.builds(Op, st.sampled_from(sorted(OPS)), indices, indices)
 def regions(items: st.SearchStrategy[Op | Region]) -> st.SearchStrategy[Op | Region]:
     return st.builds(
         Region,
-        st.sampled_from(["checkpoint", "wrapped", "offloaded", "torch", "recipes"]),
+        st.sampled_from(
+            ["checkpoint", "disk", "wrapped", "offloaded", "torch", "recipes", "offload"]
+        ),
         st.lists(items, min_size=1, max_size=5).map(tuple),
         several,
         st.sampled_from(sorted(CONTAINERS)),
@@ -246,7 +248,7 @@ def test_one_program_with_everything(how: str, outer_first: bool) -> None:
     """Not drawn: what the strategies must be able to make, in one."""
     every = tuple(Op(name, i, i + 1) for i, name in enumerate(OPS))
     inner: tuple[Op | Region, ...] = every
-    for kind in ("wrapped", "offloaded", "recipes", "checkpoint", "wrapped"):
+    for kind in ("wrapped", "offloaded", "offload", "recipes", "disk", "checkpoint", "wrapped"):
         region = Region(kind, inner, (0, 1, 1, 2), "nested", (0, 1, 5), "dict")
         inner = (Op("dropout"), region, Op("matmul", 0, 1))
     program = Program(inner, how, outer_first, recipes=True)
