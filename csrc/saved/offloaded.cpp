@@ -16,10 +16,13 @@ std::atomic<int> pretended{-1};
 
 // How much of what one scope was offered is away.
 struct Account {
-  std::atomic<size_t> offered = 0;  // bytes, of all storages so far
-  std::atomic<size_t> taken = 0;    // of them: bytes that went
-  std::atomic<size_t> away = 0;     // now
+  std::atomic<size_t> away = 0;  // now, in bytes
   std::atomic<bool> has_warned = false;
+  // Of a scope with limits:
+  std::mutex mutex;
+  double offered = 0;  // bytes of all storages so far
+  double taken = 0;    // of them: bytes that went
+  std::unordered_map<c10::StorageImpl*, StorageName> staying;
 };
 
 class Offloaded : public Handle {
@@ -99,14 +102,7 @@ class Offload : public Fate {
   c10::intrusive_ptr<Handle> take(const at::Tensor& bytes) override {
     if (!can_leave(bytes)) return {};
     const auto size = static_cast<size_t>(bytes.numel());
-    const size_t offered = account_->offered += size;
-    const auto share = options_.fraction * static_cast<double>(offered);
-    if (static_cast<double>(account_->taken + size) > share) return {};
-    if (account_->away + size > options_.max_bytes) {
-      if (size > options_.max_bytes) warn_of_cap(size);
-      return {};
-    }
-    account_->taken += size;
+    if (is_limited() && !has_room(bytes, size)) return {};
     return c10::make_intrusive<Offloaded>(
         bytes, target_, account_, sequence_ == nullptr ? target_->sequence_of_thread() : sequence_);
   }
@@ -115,6 +111,25 @@ class Offload : public Fate {
   bool can_leave(const at::Tensor& bytes) const {
     if (bytes.is_meta() || bytes.numel() == 0) return false;
     return is_on_accelerator(bytes) || (target_->is_disk() && bytes.is_cpu());
+  }
+
+  bool is_limited() const { return options_.fraction < 1 || options_.max_bytes != SIZE_MAX; }
+
+  bool has_room(const at::Tensor& bytes, size_t size) {
+    const auto name = name_of_storage(bytes);
+    // What stays for one op that saves it stays for all: else a copy would free nothing.
+    const std::lock_guard<std::mutex> lock(account_->mutex);
+    if (account_->staying.count(name._unsafe_get_target()) != 0) return false;
+    account_->offered += static_cast<double>(size);
+    const bool is_share = account_->taken + static_cast<double>(size) <=
+                          options_.fraction * account_->offered;
+    if (is_share && account_->away + size <= options_.max_bytes) {
+      account_->taken += static_cast<double>(size);
+      return true;
+    }
+    if (size > options_.max_bytes) warn_of_cap(size);
+    account_->staying.emplace(name._unsafe_get_target(), name);
+    return false;
   }
 
   void warn_of_cap(size_t size) {
