@@ -3,6 +3,8 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <system_error>
+
 #include "objects.h"
 
 namespace memopt::python {
@@ -90,7 +92,14 @@ void register_offload(py::module_& m) {
   m.def(
       "check_offload_directory",
       [](const std::string& directory) {
-        OffloadTarget::get(directory)->device(c10::Device(c10::kCPU));
+        try {
+          OffloadTarget::get(directory)->device(c10::Device(c10::kCPU));
+        } catch (const std::system_error& error) {
+          // errno and text, which make OSError one of its own classes (FileNotFoundError).
+          const auto arguments = py::make_tuple(error.code().value(), error.what());
+          PyErr_SetObject(PyExc_OSError, arguments.ptr());
+          throw py::error_already_set();
+        }
       },
       "Raises OSError unless files can be made in the directory.");
   m.def(

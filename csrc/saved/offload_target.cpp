@@ -67,8 +67,7 @@ size_t OffloadTarget::empty_cache() {
 
 std::shared_ptr<OffloadDevice> OffloadTarget::device(c10::Device device) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  auto& made = devices_[device];
-  if (made != nullptr) return made;
+  if (const auto found = devices_.find(device); found != devices_.end()) return found->second;
   const auto limits = limits_now();
   std::unique_ptr<offload::Backend> backend;
   if (is_disk()) {
@@ -80,9 +79,10 @@ std::shared_ptr<OffloadDevice> OffloadTarget::device(c10::Device device) {
   } else {
     backend = std::make_unique<StreamBackend>(device, limits.most_host_bytes);
   }
-  made = std::make_shared<OffloadDevice>(
+  const auto made = std::make_shared<OffloadDevice>(
       device, std::make_shared<offload::Engine>(
                   std::move(backend), offload::EngineOptions{limits.copies_in_flight, warn}));
+  devices_.emplace(device, made);
   return made;
 }
 
