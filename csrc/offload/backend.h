@@ -65,6 +65,10 @@ class Backend {
   virtual EventPtr load(Room& from, const Memory& to, const EventPtr& ready,
                         const EventPtr& stored) = 0;
 
+  // The copy that `event` ends is not wanted any more: what of it has not begun is left out, and the
+  // event is reached, as failed. One that is about to end ends as it would have.
+  virtual void cancel(const EventPtr& /*event*/) {}
+
   // What the current stream is given from now on runs after `event`. On the CPU: blocks.
   virtual void wait(const EventPtr& event) = 0;
 

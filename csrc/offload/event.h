@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 namespace memopt::offload {
 
@@ -20,6 +21,9 @@ class Event {
   // After it is reached: whether the copy that it ends has failed (disk full, I/O error). Events
   // that end no copy never fail.
   virtual bool failed() { return false; }
+
+  // Why it has failed, for the user's eyes; empty where it has not.
+  virtual std::string error() { return {}; }
 
   // Seconds from `earlier`, an event of the same backend, to this one. Both have been reached.
   virtual double seconds_after(Event& earlier) = 0;
