@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "event.h"
 
@@ -53,6 +54,9 @@ class Backend {
   // Room for `bytes` > 0; null where there is none (the pool's cap, a full disk).
   virtual std::unique_ptr<Room> reserve(size_t bytes) = 0;
 
+  // Why not, and what the user can do.
+  virtual std::string no_room(size_t bytes) = 0;
+
   // Device memory for the current stream. May raise, when the device has no memory left.
   virtual Memory allocate(size_t bytes) = 0;
 
@@ -65,9 +69,9 @@ class Backend {
   virtual EventPtr load(Room& from, const Memory& to, const EventPtr& ready,
                         const EventPtr& stored) = 0;
 
-  // The copy that `event` ends is not wanted any more: what of it has not begun is left out, and the
-  // event is reached, as failed. One that is about to end ends as it would have.
-  virtual void cancel(const EventPtr& /*event*/) {}
+  // The copy away that ends in `stored` is wanted no more. Where that is possible it ends early,
+  // and the event counts as failed.
+  virtual void cancel(const EventPtr& stored) { static_cast<void>(stored); }
 
   // What the current stream is given from now on runs after `event`. On the CPU: blocks.
   virtual void wait(const EventPtr& event) = 0;

@@ -15,9 +15,13 @@ Memory Device::host_buffer(size_t bytes) {
   return {slab.data, bytes, std::move(slab.owner)};
 }
 
-EventPtr CpuDevice::now() { return HostEvent::now(); }
+EventPtr CpuDevice::now() {
+  return HostEvent::now();
+}
 
-Memory CpuDevice::allocate(size_t bytes) { return host_buffer(bytes); }
+Memory CpuDevice::allocate(size_t bytes) {
+  return host_buffer(bytes);
+}
 
 void CpuDevice::read(void* host, const Memory& from, size_t offset, size_t bytes) {
   std::memcpy(host, static_cast<const std::byte*>(from.data) + offset, bytes);

@@ -21,8 +21,7 @@ class Event {
   // After it is reached: whether the copy that it ends has failed (disk full, I/O error). Events
   // that end no copy never fail.
   virtual bool failed() { return false; }
-
-  // Why it has failed, for the user's eyes; empty where it has not.
+  // And why.
   virtual std::string error() { return {}; }
 
   // Seconds from `earlier`, an event of the same backend, to this one. Both have been reached.

@@ -27,7 +27,9 @@ SpillFile::SpillFile(FileOptions options) : options_(std::move(options)), space_
   is_direct_ = takes_direct();
 }
 
-SpillFile::~SpillFile() { ::close(file_); }
+SpillFile::~SpillFile() {
+  ::close(file_);
+}
 
 void SpillFile::open() {
   const std::string& directory = options_.directory;
@@ -37,9 +39,9 @@ void SpillFile::open() {
   std::string path = directory + "/memopt-offload-XXXXXX";
   file_ = ::mkostemp(path.data(), O_CLOEXEC);
   if (file_ < 0) {
-    throw std::system_error(errno, std::generic_category(),
-                            "memopt: no file for offloaded tensors can be made in directory '" +
-                                directory + "'");
+    throw std::system_error(
+        errno, std::generic_category(),
+        "memopt: no file for offloaded tensors can be made in directory '" + directory + "'");
   }
   ::unlink(path.c_str());
 }
@@ -64,15 +66,19 @@ bool SpillFile::takes_direct() {
 }
 
 std::vector<Range> SpillFile::reserve(size_t bytes) {
+  if (bytes == 0) throw std::invalid_argument("memopt: room of 0 bytes was asked for");
+  const size_t needed = space_.rounded(bytes);
+  if (needed < bytes) return {};
   const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<Range> ranges = space_.allocate(bytes);
   const size_t left = options_.most_bytes - std::min(options_.most_bytes, space_.size());
-  const size_t needed = space_.rounded(bytes);
-  const size_t missing = needed - std::min(needed, space_.available());
+  const size_t missing = std::max(kPage, needed - std::min(needed, space_.available()));
   // A whole step, or at least room for this, or at least what all that is free lacks to it.
   size_t more = std::max(space_.rounded(options_.step), needed);
   while (ranges.empty() && more > 0) {
-    if (more <= left && grow(more)) {
+    if (more > left) {
+      last_error_ = 0;
+    } else if (grow(more)) {
       ranges = space_.allocate(bytes);
       break;
     }
@@ -93,12 +99,22 @@ bool SpillFile::grow(size_t bytes) {
     result = ::ftruncate(file_, end + static_cast<off_t>(bytes));
   }
   if (result != 0) {
-    // Gives back the part that was reserved before the disk was full.
-    if (::ftruncate(file_, end) != 0) return false;
+    last_error_ = errno;
+    // What was reserved before the disk was full goes back; if not, it stays for the next try.
+    [[maybe_unused]] const int cut = ::ftruncate(file_, end);
     return false;
   }
   space_.grow(bytes, /*wall=*/false);
   return true;
+}
+
+std::string SpillFile::no_room(size_t bytes) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::string text = "memopt: no room for an offloaded tensor of " + std::to_string(bytes) +
+                           " bytes in directory '" + options_.directory + "', where " +
+                           std::to_string(space_.in_use()) + " bytes are";
+  if (last_error_ != 0) return text + ": " + std::strerror(last_error_);
+  return text + ": the limit is " + std::to_string(options_.most_bytes) + " bytes";
 }
 
 void SpillFile::release(const std::vector<Range>& ranges) {
@@ -121,8 +137,8 @@ void SpillFile::write(size_t offset, const void* data, size_t bytes) {
   const auto* from = static_cast<const std::byte*>(data);
   size_t done = 0;
   while (done < bytes) {
-    const ssize_t written = options_.calls.write(file_, from + done, bytes - done,
-                                                 static_cast<off_t>(offset + done));
+    const ssize_t written =
+        options_.calls.write(file_, from + done, bytes - done, static_cast<off_t>(offset + done));
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) raise("writing", errno);
     // What follows a part of a page must begin at that page again.
@@ -130,7 +146,7 @@ void SpillFile::write(size_t offset, const void* data, size_t bytes) {
     if (whole == 0) raise("writing", ENOSPC);
     done += whole;
   }
-  if (!is_direct_) drop_from_cache(offset, bytes);
+  if (!is_direct_) write_out(offset, bytes);
 }
 
 void SpillFile::read(size_t offset, void* data, size_t bytes) {
@@ -148,15 +164,20 @@ void SpillFile::read(size_t offset, void* data, size_t bytes) {
   if (!is_direct_) drop_from_cache(offset, bytes);
 }
 
-// Only pages that are on the disk are dropped, so they are written out first. Where that fails the
-// pages stay, which costs memory and no data.
+// Only pages that are on the disk can be dropped. That a page could not be written is told once,
+// here; where there is no disk below (tmpfs) nothing is.
+void SpillFile::write_out(size_t offset, size_t bytes) {
+  const unsigned all =
+      SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+  const int result =
+      ::sync_file_range(file_, static_cast<off_t>(offset), static_cast<off_t>(bytes), all);
+  if (result != 0 && (errno == EIO || errno == ENOSPC || errno == EDQUOT)) raise("writing", errno);
+  drop_from_cache(offset, bytes);
+}
+
 void SpillFile::drop_from_cache(size_t offset, size_t bytes) {
-  const auto begin = static_cast<off_t>(offset);
-  const auto length = static_cast<off_t>(bytes);
-  ::sync_file_range(
-      file_, begin, length,
-      SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
-  ::posix_fadvise(file_, begin, length, POSIX_FADV_DONTNEED);
+  ::posix_fadvise(file_, static_cast<off_t>(offset), static_cast<off_t>(bytes),
+                  POSIX_FADV_DONTNEED);
 }
 
 }  // namespace memopt::offload

@@ -51,8 +51,10 @@ class SpillFile {
   std::vector<Range> reserve(size_t bytes);
   void release(const std::vector<Range>& ranges);
 
-  // Whole pages, within one range. `data` begins at a page. Raise std::system_error, or
-  // std::runtime_error where the file has ended.
+  // Why reserve() gave none last.
+  std::string no_room(size_t bytes) const;
+
+  // Whole pages, within one range. `data` begins at a page. Raise std::system_error.
   void write(size_t offset, const void* data, size_t bytes);
   void read(size_t offset, void* data, size_t bytes);
 
@@ -65,6 +67,7 @@ class SpillFile {
   bool takes_direct();
   bool grow(size_t bytes);
   [[noreturn]] void raise(const char* doing, int error) const;
+  void write_out(size_t offset, size_t bytes);
   void drop_from_cache(size_t offset, size_t bytes);
 
   const FileOptions options_;
@@ -72,6 +75,7 @@ class SpillFile {
   bool is_direct_ = false;
   mutable std::mutex mutex_;
   Space space_;
+  int last_error_ = 0;  // of growing; 0 where `most_bytes` was in the way
 };
 
 }  // namespace memopt::offload

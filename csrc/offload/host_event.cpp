@@ -31,7 +31,9 @@ double HostEvent::seconds_after(Event& earlier) {
   return std::chrono::duration<double>(reached_ - from).count();
 }
 
-void HostEvent::reach() { set(State::done); }
+void HostEvent::reach() {
+  set(State::done);
+}
 
 void HostEvent::fail(std::string error) {
   error_ = std::move(error);

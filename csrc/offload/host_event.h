@@ -12,7 +12,8 @@
 
 namespace memopt::offload {
 
-// In a child of fork() those that were not reached before have failed: nobody is left to reach them.
+// In a child of fork() those that were not reached before have failed: nobody is left to reach
+// them.
 class HostEvent : public Event {
  public:
   using Clock = std::chrono::steady_clock;
@@ -44,7 +45,7 @@ class HostEvent : public Event {
 
   Process process_;
   std::atomic<State> state_ = State::pending;
-  Clock::time_point begun_;    // this and the next two do not change any more once state_ is set
+  Clock::time_point begun_;  // this and the next two do not change any more once state_ is set
   Clock::time_point reached_;
   std::string error_;
   std::mutex mutex_;

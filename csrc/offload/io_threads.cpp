@@ -126,7 +126,8 @@ IoThreads::~IoThreads() {
   if (process_.is_current()) {
     state_->stop();
   } else {
-    state_.release();  // of the parent's threads, which cannot be joined here, nor their locks taken
+    state_
+        .release();  // of the parent's threads, which cannot be joined here, nor their locks taken
   }
 }
 

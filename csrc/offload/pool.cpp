@@ -13,7 +13,9 @@ Slab pageable_slab(size_t bytes) {
   return {memory.get(), memory, false};
 }
 
-PoolRoom::~PoolRoom() { pool_->release(ranges_); }
+PoolRoom::~PoolRoom() {
+  pool_->release(ranges_);
+}
 
 std::shared_ptr<Pool> Pool::make(PoolOptions options) {
   if (!std::has_single_bit(options.step) || options.step < kPage) {

@@ -19,6 +19,8 @@ Process::Process() {
   forks_ = forks.load(std::memory_order_relaxed);
 }
 
-bool Process::is_current() const { return forks_ == forks.load(std::memory_order_relaxed); }
+bool Process::is_current() const {
+  return forks_ == forks.load(std::memory_order_relaxed);
+}
 
 }  // namespace memopt::offload

@@ -58,9 +58,9 @@ class Space {
   size_t size_ = 0;
   size_t in_use_ = 0;
   size_t high_water_ = 0;
-  std::map<size_t, size_t> free_;                  // offset -> bytes; neighbours are merged
+  std::map<size_t, size_t> free_;                 // offset -> bytes; neighbours are merged
   std::set<std::pair<size_t, size_t>> by_bytes_;  // the same as (bytes, offset)
-  std::set<size_t> walls_;                         // offsets
+  std::set<size_t> walls_;                        // offsets
 };
 
 }  // namespace memopt::offload
