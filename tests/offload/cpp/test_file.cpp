@@ -190,6 +190,7 @@ TEST(an_interrupted_reservation_is_tried_again) {
   };
   SpillFile file(options);
   CHECK(!file.reserve(1).empty() && calls == 5);
+  CHECK(file.use().allocated == kStep);  // and nothing less
 }
 
 TEST(errors_of_reads_and_writes_are_told) {

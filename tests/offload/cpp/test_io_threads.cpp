@@ -1,6 +1,8 @@
 // The queue of the I/O threads: order, what may not block, withdrawal, shutdown, fork.
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <thread>
 
 #include "../../../csrc/offload/device.h"
@@ -126,6 +128,7 @@ TEST(a_job_that_cannot_begin_blocks_no_other) {
 TEST(parts_run_side_by_side) {
   Log log;
   IoThreads threads(3, kPage, buffer);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // so that all sleep, and one wakes
   const auto gate = check::not_reached();
   const auto job =
       submit(threads, std::make_shared<TestJob>(log, "part", 3, HostEvent::now(), gate));
@@ -206,24 +209,41 @@ TEST(a_buffer_that_cannot_be_made_ends_the_threads_begun) {
   CHECK_RAISES("no memory", IoThreads(4, kPage, fails));
 }
 
+// Forks while another thread is under the queue's lock: in the child it stays locked.
 TEST(a_child_of_fork_does_not_hang) {
   Log log;
   auto threads = std::make_unique<IoThreads>(2, kPage, buffer);
-  const auto pending = check::not_reached();
+  struct HoldsTheLock : Event {
+    bool reached() override {
+      held->reach();
+      go_on->wait();
+      return true;
+    }
+    void wait() override {}
+    double seconds_after(Event&) override { return 0; }
+    std::shared_ptr<HostEvent> held = check::not_reached(), go_on = check::not_reached();
+  };
+  const auto lock = std::make_shared<HoldsTheLock>();
+  const auto before = submit(*threads, std::make_shared<TestJob>(log, "before", 1, lock));
+  lock->held->wait();
   const pid_t child = ::fork();
   CHECK(child >= 0);
   if (child == 0) {
+    ::alarm(60);
     const auto job = submit(*threads, std::make_shared<TestJob>(log, "child", 3));
     const bool skipped = job->skipped == 3 && job->over->reached();
     threads->withdraw(*job);
     threads.reset();
-    pending->wait();
-    const bool failed = pending->failed() && pending->error().find("fork") != std::string::npos;
+    before->over->wait();
+    const auto& over = before->over;
+    const bool failed = over->failed() && over->error().find("fork") != std::string::npos;
     std::_Exit(skipped && failed ? 0 : 1);
   }
   int status = 0;
   CHECK(::waitpid(child, &status, 0) == child);
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-  CHECK(!pending->reached());
+  CHECK(!before->over->reached());
+  lock->go_on->reach();
   submit(*threads, std::make_shared<TestJob>(log, "parent", 1))->over->wait();
+  before->over->wait();
 }
