@@ -4,6 +4,7 @@
 #   make test       the fast tests: minutes, all subsystems, each family of ops once (ARGS="-k name" goes to pytest)
 #   make test-full  all tests: every variant of an op, and the slow ones
 #   make test-versions  builds and runs the fast tests with each PyTorch of VERSIONS, in environments made for it
+#   make sanitize   the C++ tests of offloading with the sanitizers of threads, addresses and undefined behaviour
 #   make lint       ruff, clang-format and mypy; `make format` mends what the first two can
 #   make bench      the benchmarks on the CPU
 #   make bench-gpu  on a machine with a GPU: builds for it, runs all tests and benchmarks, writes to $OUT
@@ -39,7 +40,7 @@ CXX_FILES = $(shell git ls-files -co --exclude-standard '*.h' '*.cpp' '*.cu' '*.
 # A file's tests stay in one process: they share what its fixtures made.
 PYTEST = $(PYTHON) -m pytest -n $(JOBS) --dist loadfile
 
-.PHONY: demo test test-full test-versions lint format bench bench-gpu build torch clean
+.PHONY: demo test test-full test-versions sanitize lint format bench bench-gpu build torch clean
 
 demo: build
 	@$(call need,demo,rich matplotlib numpy)
@@ -57,6 +58,9 @@ test-full: build
 
 test-versions:
 	.ci/test-versions $(VERSIONS)
+
+sanitize:
+	$(PYTHON) -m tests.offload.build thread address
 
 lint: torch
 	@$(call need,lint,ruff clang_format mypy rich matplotlib)

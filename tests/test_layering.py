@@ -1,6 +1,6 @@
-"""Proves that dependencies point one way: kernels <- ops <- autograd <- saved <- python in csrc,
-functional <- nn <- checkpoint <- convert <- the rest in memopt; that the kernels know no PyTorch,
-that no file knows c10/cuda, and that no file is too long to read.
+"""Proves that dependencies point one way: kernels <- ops <- autograd <- offload <- saved <-
+python in csrc, functional <- nn <- checkpoint <- convert <- the rest in memopt; that the kernels
+and offload know no PyTorch, that no file knows c10/cuda, and that no file is too long to read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CSRC = ROOT / "csrc"
 CPP_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 
 # Each folder of csrc may include itself and the ones before it.
-CSRC_LAYERS = ("kernels", "ops", "autograd", "saved", "python")
+CSRC_LAYERS = ("kernels", "ops", "autograd", "offload", "saved", "python")
 
 # Each package or module of memopt may import itself and the ones before it. Those of one line do
 # not know each other. The demo is a user of the public names in __init__.
@@ -78,6 +78,17 @@ def test_includes_point_down_the_layers() -> None:
                     f'{file}: "{path}" is no file of this folder; use <> for others'
                 )
                 assert target.relative_to(CSRC).parts[0] in allowed, (file, path)
+
+
+def test_offload_includes_nothing_but_the_system_and_itself() -> None:
+    """So it compiles in seconds, and sanitizers run over all of it."""
+    for file in sources(CSRC / "offload"):
+        for bracket, path in includes(file):
+            if bracket == '"':
+                assert (file.parent / path).resolve().parent == CSRC / "offload", (file, path)
+            else:
+                assert re.fullmatch(r"(sys/)?[a-z_]+(\.h)?", path), (file, path)
+                assert not PYTORCH.match(path), (file, path)
 
 
 def test_only_the_kernels_and_their_launch_know_cuda() -> None:

@@ -36,7 +36,8 @@ void SpillFile::open() {
   file_ = options_.calls.open(directory.c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC);
   if (file_ >= 0) return;
   // Some file systems have no O_TMPFILE. Where nothing helps, the reason is this one's.
-  std::string path = directory + "/memopt-offload-XXXXXX";
+  // An empty name is a mistake and not the root.
+  std::string path = directory.empty() ? "" : directory + "/memopt-offload-XXXXXX";
   file_ = ::mkostemp(path.data(), O_CLOEXEC);
   if (file_ < 0) {
     throw std::system_error(

@@ -20,12 +20,6 @@ namespace {
 // A thousandth of what a copy of some MiB takes, and thousands of times what asking takes.
 constexpr auto kAskAgainAfter = std::chrono::microseconds(100);
 
-struct Queued {
-  std::shared_ptr<IoJob> job;
-  bool may_begin = false;
-  size_t begun = 0;  // parts
-};
-
 // Signals are for the threads of the program: Python's handlers, a debugger's.
 class SignalsBlocked {
  public:
@@ -43,6 +37,12 @@ class SignalsBlocked {
 }  // namespace
 
 struct IoThreads::State {
+  struct Queued {
+    std::shared_ptr<IoJob> job;
+    bool may_begin = false;
+    size_t begun = 0;  // parts
+  };
+
   std::mutex mutex;
   std::condition_variable changed;
   std::list<Queued> urgent, others;
@@ -143,16 +143,17 @@ void IoThreads::submit(std::shared_ptr<IoJob> job, bool urgent) {
 
 void IoThreads::withdraw(const IoJob& job) {
   if (!process_.is_current()) return;
-  std::list<Queued> withdrawn;
+  std::list<State::Queued> withdrawn;
   {
     const std::lock_guard<std::mutex> lock(state_->mutex);
     for (auto* queue : {&state_->urgent, &state_->others}) {
-      const auto found = std::find_if(queue->begin(), queue->end(),
-                                      [&](const Queued& entry) { return entry.job.get() == &job; });
+      const auto found =
+          std::find_if(queue->begin(), queue->end(),
+                       [&](const State::Queued& entry) { return entry.job.get() == &job; });
       if (found != queue->end()) withdrawn.splice(withdrawn.end(), *queue, found);
     }
   }
-  for (const Queued& entry : withdrawn) entry.job->skip(entry.job->parts() - entry.begun);
+  for (const State::Queued& entry : withdrawn) entry.job->skip(entry.job->parts() - entry.begun);
 }
 
 }  // namespace memopt::offload

@@ -1,0 +1,1 @@
+"""Offloading: the engine and its backends, in C++ and on models."""

@@ -1,23 +1,17 @@
-"""Compiles .cu files as host C++ into shared libraries under build/simt, one object each.
-
-An object is made again when its text, a header of this repository that it includes, the compiler or
-the flags have changed, and at no other time.
-"""
+"""Compiles .cu files as host C++ into shared libraries under build/simt, one object each."""
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+
+from tests.support.cpp_build import Compilation, build, sanitizer_library
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -53,14 +47,6 @@ SANITIZED_RUNTIME_FLAGS = ("-DSIMT_ADDRESS_SANITIZER",)
 EXTRA_FLAGS = tuple(os.environ.get("MEMOPT_SIMT_CXXFLAGS", "").split())
 
 
-def compiler() -> str:
-    """The C++ compiler: $CXX, or g++."""
-    found = shutil.which(os.environ.get("CXX", "g++"))
-    if found is None:
-        raise RuntimeError("simt: no C++ compiler found (g++, or what CXX names)")
-    return found
-
-
 @cache
 def cuda_include() -> Path:
     """The folder of the CUDA headers: of the toolkit, else of the wheels that stand in for it."""
@@ -82,14 +68,9 @@ def cuda_include() -> Path:
     )
 
 
-@cache
 def address_sanitizer() -> Path | None:
     """AddressSanitizer's run-time library, or None where the compiler has none."""
-    printed = subprocess.run(
-        [compiler(), "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
-    )
-    path = Path(printed.stdout.strip())
-    return path.resolve() if path.is_absolute() else None
+    return sanitizer_library("asan")
 
 
 def library(name: str, sources: Sequence[Path], *, sanitize: bool = False) -> Path:
@@ -98,75 +79,19 @@ def library(name: str, sources: Sequence[Path], *, sanitize: bool = False) -> Pa
     sanitize: with AddressSanitizer.
     """
     folder = BUILD / "-".join(("address" if sanitize else "plain", *EXTRA_FLAGS))
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:  # of test processes side by side, one builds
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return _build(name, sources, folder, sanitize)
-
-
-def _build(name: str, sources: Sequence[Path], folder: Path, sanitize: bool) -> Path:
-    everything = [*RUNTIME_SOURCES, *sources]
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        objects = list(pool.map(lambda source: _object(source, folder, sanitize), everything))
+    everything = [_compilation(source, sanitize) for source in (*RUNTIME_SOURCES, *sources)]
     sanitizer = ["-fsanitize=address"] if sanitize else []
     # -Bsymbolic: the library's own cudaGetDevice, even where PyTorch has loaded the real one.
-    command = [compiler(), "-shared", "-Wl,-Bsymbolic", *sanitizer, *map(str, objects)]
-    target = folder / f"lib{name}-{_digest(command, objects)}.so"
-    if not target.exists():
-        outdated = list(folder.glob(f"lib{name}-*.so"))
-        _run_compiler(command, target)
-        for path in outdated:
-            path.unlink(missing_ok=True)
-    return target
+    return build(folder, f"lib{name}.so", everything, ["-shared", "-Wl,-Bsymbolic", *sanitizer])
 
 
-def _object(source: Path, folder: Path, sanitize: bool) -> Path:
+def _compilation(source: Path, sanitize: bool) -> Compilation:
     is_runtime = source in RUNTIME_SOURCES
     flags = [*COMMON_FLAGS, *(RUNTIME_FLAGS if is_runtime else KERNEL_FLAGS)]
     if sanitize:
         flags += SANITIZED_RUNTIME_FLAGS if is_runtime else SANITIZED_KERNEL_FLAGS
-    command = [
-        *(compiler(), *flags, *EXTRA_FLAGS),
-        *("-I", str(HERE / "runtime"), "-I", str(KERNELS), "-isystem", str(cuda_include())),
-        *("-x", "c++", "-c", str(source)),
-    ]
-    target = folder / f"{source.parent.name}-{source.stem}.o"
-    listing = target.with_suffix(".d")  # the headers that it was made from, as make would read them
-    stamp = target.with_suffix(".key")
-    made = target.exists() and listing.exists() and stamp.exists()
-    if made and stamp.read_text() == _digest(command, _dependencies(listing)):
-        return target
-    _run_compiler([*command, "-MMD", "-MF", str(listing)], target)
-    stamp.write_text(_digest(command, _dependencies(listing)))
-    return target
-
-
-def _dependencies(listing: Path) -> list[Path]:
-    _, _, files = listing.read_text().replace("\\\n", " ").partition(":")
-    return [Path(file) for file in files.split()]
-
-
-def _digest(command: Sequence[str], files: Sequence[Path]) -> str:
-    digest = hashlib.sha256("\0".join((_compiler_version(), *command)).encode())
-    for file in files:
-        digest.update(file.read_bytes() if file.exists() else b"missing")
-    return digest.hexdigest()[:16]
-
-
-@cache
-def _compiler_version() -> str:
-    command = [compiler(), "--version"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def _run_compiler(command: Sequence[str], target: Path) -> None:
-    """Compiles or links to `target`, which appears whole or, where the run is ended, not at all."""
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made = Path(folder) / target.name
-        result = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True)
-        if result.returncode != 0:
-            raise RuntimeError(f"simt: {' '.join(command)}\n{result.stderr}")
-        made.replace(target)
+    include = ["-I", str(HERE / "runtime"), "-I", str(KERNELS), "-isystem", str(cuda_include())]
+    return Compilation(source, [*flags, *EXTRA_FLAGS, *include, "-x", "c++"])
 
 
 def run_sanitized(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:

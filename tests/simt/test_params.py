@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cpp_build import compiler
+
 from . import build
 from .params import activations, make_struct, struct_type
 
@@ -39,7 +41,7 @@ def test_layout_is_the_compilers(tmp_path: Path) -> None:
         lines.append(f"static_assert(static_cast<int>({found}) == {number});")
     source = tmp_path / "layout.cpp"
     source.write_text("\n".join(lines) + "\n")
-    command = [build.compiler(), "-std=c++20", "-fsyntax-only", "-I", str(build.KERNELS)]
+    command = [compiler(), "-std=c++20", "-fsyntax-only", "-I", str(build.KERNELS)]
     result = subprocess.run([*command, str(source)], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 
