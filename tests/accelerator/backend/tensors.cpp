@@ -81,7 +81,7 @@ void copy_between_devices(const Tensor& from, const Tensor& to) {
   const auto there = current_stream(to.device().index());
   wait(here, record(there));
   enqueue(here, {Kind::kDeviceToDevice, "copy", [from = hidden_view(from), to = hidden_view(to)] {
-                   at::AutoDispatchBelowADInplaceOrView below;
+                   const at::AutoDispatchBelowADInplaceOrView below;
                    to.copy_(from);
                  }});
   wait(there, record(here));
@@ -100,17 +100,17 @@ Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
   const Kind kind = from.is_cpu() ? Kind::kHostToDevice
                     : to.is_cpu() ? Kind::kDeviceToHost
                                   : Kind::kDeviceToDevice;
-  enqueue(stream, {kind, "copy", [from = seen_by_streams(source), to = seen_by_streams(to)] {
-                     at::AutoDispatchBelowADInplaceOrView below;
+  const Tensor host = from.is_cpu() ? from : to.is_cpu() ? to : Tensor();
+  const bool pinned = host.defined() && is_pinned(host.const_data_ptr());
+  // Where the host waits, it may give up: then the copy must not write to memory that is gone.
+  const Tensor held = pinned ? Tensor() : host;
+  enqueue(stream, {kind, "copy", [from = seen_by_streams(source), to = seen_by_streams(to), held] {
+                     const at::AutoDispatchBelowADInplaceOrView below;
                      to.copy_(from);
                    }});
-  if (kind == Kind::kDeviceToDevice) return to;
-  const Tensor& host = from.is_cpu() ? from : to;
-  if (!non_blocking || !is_pinned(host.const_data_ptr())) {
-    wait_on_host(record(stream));
-  } else {
-    record_pinned_use(host.const_data_ptr(), stream);
-  }
+  if (!host.defined()) return to;
+  if (pinned) record_pinned_use(host.const_data_ptr(), stream);
+  if (!pinned || !non_blocking) wait_on_host(record(stream));
   return to;
 }
 
