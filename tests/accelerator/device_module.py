@@ -7,7 +7,7 @@ from types import TracebackType
 
 import torch
 
-library: ctypes.CDLL  # set by sim.load()
+library: ctypes.CDLL = None  # type: ignore[assignment]  # sim.load() sets it
 
 DEVICES = 2  # kDevices of backend/streams.h
 
@@ -21,6 +21,9 @@ def _index(device: _Device | None) -> int:
         return device
     index = torch.device(device).index
     return current_device() if index is None else index
+
+
+_initialized = True  # torch.utils.checkpoint asks
 
 
 def is_available() -> bool:

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from functools import cache
 from typing import NamedTuple
@@ -64,7 +65,16 @@ def load() -> ctypes.CDLL:
     import memopt  # noqa: F401 - its private operators are covered as well
 
     library.sim_cover_operators()
+    atexit.register(_finish)
     return library
+
+
+def _finish() -> None:
+    """No task runs while the process takes itself apart."""
+    reset()
+    for device in range(torch.accelerator.device_count()):
+        with suppress(RuntimeError):  # of a task that no test heard of
+            torch.accelerator.synchronize(device)
 
 
 def _place(stream: torch.Stream | None) -> tuple[int, ctypes.c_int64]:

@@ -1,5 +1,5 @@
-"""The tests in inside/ pass, each file in a process of its own: an accelerator is for the whole of a
-process, and one that touches device memory ends.
+"""The tests in inside/ pass, each file in a process of its own: an accelerator is for the whole of
+a process, and a process that touches device memory ends.
 """
 
 from __future__ import annotations

@@ -51,7 +51,9 @@ void trace(const c10::Stream& stream, const Task& task) {
 SIM_EXPORT void sim_pause(int device, int64_t id, bool paused) {
   sim::pause_stream(sim::stream(device, id), paused);
 }
-SIM_EXPORT void sim_resume_all() { sim::resume_streams(); }
+SIM_EXPORT void sim_resume_all() {
+  sim::resume_streams();
+}
 SIM_EXPORT void sim_delay(int device, int64_t id, int kind, double seconds) {
   sim::delay_stream(sim::stream(device, id), static_cast<sim::Kind>(kind), seconds);
 }
@@ -61,8 +63,12 @@ SIM_EXPORT void sim_delay_all(int kind, double seconds) {
 SIM_EXPORT void sim_random_delays(uint64_t seed, double most_seconds) {
   sim::random_delays(seed, most_seconds);
 }
-SIM_EXPORT void sim_patience(double seconds) { sim::set_patience(seconds); }
-SIM_EXPORT void sim_cover_operators() { sim::cover_operators(); }
+SIM_EXPORT void sim_patience(double seconds) {
+  sim::set_patience(seconds);
+}
+SIM_EXPORT void sim_cover_operators() {
+  sim::cover_operators();
+}
 
 SIM_EXPORT void sim_memory_counts(int device, int64_t* four) {
   const auto counts = sim::memory_counts(static_cast<int8_t>(device));
@@ -71,7 +77,9 @@ SIM_EXPORT void sim_memory_counts(int device, int64_t* four) {
   four[2] = counts.reservations;
   four[3] = counts.recorded;
 }
-SIM_EXPORT void sim_reset_peak(int device) { sim::reset_peak(static_cast<int8_t>(device)); }
+SIM_EXPORT void sim_reset_peak(int device) {
+  sim::reset_peak(static_cast<int8_t>(device));
+}
 SIM_EXPORT void sim_capacity(int device, int64_t bytes) {
   sim::set_capacity(static_cast<int8_t>(device), bytes);
 }
@@ -80,8 +88,12 @@ SIM_EXPORT void sim_pinned_counts(int64_t* two) {
   two[0] = counts.allocated;
   two[1] = counts.reservations;
 }
-SIM_EXPORT void sim_pinning_works(bool works) { sim::set_pinning_works(works); }
-SIM_EXPORT void sim_pinned_strict(bool strict) { sim::set_pinned_strict(strict); }
+SIM_EXPORT void sim_pinning_works(bool works) {
+  sim::set_pinning_works(works);
+}
+SIM_EXPORT void sim_pinned_strict(bool strict) {
+  sim::set_pinned_strict(strict);
+}
 
 // seed and offset of a device's default generator
 SIM_EXPORT void sim_generator_state(int device, uint64_t* two) {

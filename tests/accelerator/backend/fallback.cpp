@@ -1,7 +1,8 @@
-// Every operator without a kernel of its own: the host learns the results' geometry by running it on
-// meta tensors, allocates them, and queues a task that runs the CPU's kernel on the hidden mapping
-// and copies what it gives into them. Where there is no geometry to be had (its size depends on
-// data, it gives a number, no meta kernel) the host waits for the stream, as CUDA's operators do.
+// Every operator without a kernel of its own: the host learns the results' geometry by running it
+// on meta tensors, allocates them, and queues a task that runs the CPU's kernel on the hidden
+// mapping and copies what it gives into them. Where there is no geometry to be had (its size
+// depends on data, it gives a number, no meta kernel) the host waits for the stream, as CUDA's
+// operators do.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
@@ -31,25 +32,6 @@ struct Synchronised {
 Synchronised& synchronised() {
   static auto* it = new Synchronised;
   return *it;
-}
-
-template <class Function>
-IValue with_tensors(const IValue& value, const Function& function) {
-  const auto apply = [&](const Tensor& t) { return t.defined() ? function(t) : t; };
-  if (value.isTensor()) return apply(value.toTensor());
-  if (value.isTensorList()) {
-    c10::List<Tensor> list;
-    for (const Tensor& tensor : value.toTensorVector()) list.push_back(apply(tensor));
-    return list;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<Tensor>> list;
-    for (const auto& tensor : value.toOptionalTensorVector()) {
-      list.push_back(tensor.has_value() ? std::optional(apply(*tensor)) : std::nullopt);
-    }
-    return list;
-  }
-  return value;
 }
 
 c10::Device device_of(const c10::OperatorHandle& op, const std::vector<IValue>& arguments) {
@@ -202,7 +184,8 @@ class Call {
       } else {
         results.push_back(with_tensors(
             meta[i], [&](const Tensor& like) { return empty_like_geometry(like, device_); }));
-        into.push_back(with_tensors(results.back(), [](const Tensor& t) { return hidden_view(t); }));
+        into.push_back(
+            with_tensors(results.back(), [](const Tensor& t) { return hidden_view(t); }));
         computes = true;
       }
     }

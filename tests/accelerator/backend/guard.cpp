@@ -14,7 +14,9 @@ struct Event {
   bool timed;
 };
 
-c10::Device device(c10::DeviceIndex index) { return {kType, index}; }
+c10::Device device(c10::DeviceIndex index) {
+  return {kType, index};
+}
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kType; }
@@ -39,9 +41,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream exchangeStream(c10::Stream stream) const override { return exchange_stream(stream); }
   void* getStreamNativeHandle(c10::Stream stream) const override { return native_handle(stream); }
 
-  bool queryStream(const c10::Stream& stream) const override {
-    return is_idle(stream);
-  }
+  bool queryStream(const c10::Stream& stream) const override { return is_idle(stream); }
   void synchronizeStream(const c10::Stream& stream) const override {
     wait_on_host(sim::record(stream));
   }

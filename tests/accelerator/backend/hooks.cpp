@@ -92,9 +92,8 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     if (kept > 0) {
       char* to = hidden(grown.get());
       const char* from = hidden(storage.data());
-      enqueue(current_stream(device), {Kind::kDeviceToDevice, "resize", [=] {
-                                         std::memcpy(to, from, kept);
-                                       }});
+      enqueue(current_stream(device),
+              {Kind::kDeviceToDevice, "resize", [=] { std::memcpy(to, from, kept); }});
     }
     storage.set_data_ptr_noswap(std::move(grown));
     storage.set_nbytes(bytes);

@@ -55,8 +55,7 @@ class Memory {
     const auto stream = current_stream(device_);
     const std::lock_guard<std::mutex> lock(mutex_);
     free_what_is_done();
-    TORCH_CHECK_WITH(OutOfMemoryError,
-                     counts_.allocated + static_cast<int64_t>(bytes) <= capacity_,
+    TORCH_CHECK_WITH(OutOfMemoryError, counts_.allocated + static_cast<int64_t>(bytes) <= capacity_,
                      "sim: out of memory: ", bytes, " bytes wanted, ", counts_.allocated, " of ",
                      capacity_, " in use");
     Block* block = nullptr;
@@ -98,9 +97,7 @@ class Memory {
     found->second->used_on.push_back(stream);
   }
 
-  bool holds(const void* pointer) const {
-    return pointer >= base_ && pointer < base_ + kReach;
-  }
+  bool holds(const void* pointer) const { return pointer >= base_ && pointer < base_ + kReach; }
   char* to_hidden(const void* pointer) const {
     return hidden_ + (static_cast<const char*>(pointer) - base_);
   }
@@ -129,9 +126,8 @@ class Memory {
   void reuse(Block* block) {
     char* bytes = to_hidden(block->address);
     const size_t count = block->bytes;
-    enqueue_quietly(block->stream, {Kind::kPoison, "poison", [bytes, count] {
-                                      std::memset(bytes, kPoison, count);
-                                    }});
+    enqueue_quietly(block->stream, {Kind::kPoison, "poison",
+                                    [bytes, count] { std::memset(bytes, kPoison, count); }});
     free_[{block->stream.id(), count}].push_back(block);
   }
 
@@ -180,9 +176,8 @@ struct Allocator final : c10::DeviceAllocator {
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
   void copy_data(void* to, const void* from, size_t bytes) const override {
-    enqueue(current_stream(-1), {Kind::kDeviceToDevice, "copy_data", [=] {
-                                   std::memcpy(hidden(to), hidden(from), bytes);
-                                 }});
+    enqueue(current_stream(-1), {Kind::kDeviceToDevice, "copy_data",
+                                 [=] { std::memcpy(hidden(to), hidden(from), bytes); }});
   }
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t) override {}
@@ -210,14 +205,22 @@ const bool registered = [] {
 
 }  // namespace
 
-char* hidden(const void* pointer) { return memory_of(pointer).to_hidden(pointer); }
+char* hidden(const void* pointer) {
+  return memory_of(pointer).to_hidden(pointer);
+}
 
 void record_use(const void* pointer, const c10::Stream& stream) {
   if (pointer != nullptr) memory_of(pointer).record_use(pointer, stream);
 }
 
-MemoryCounts memory_counts(c10::DeviceIndex device) { return memory(device).counts(); }
-void reset_peak(c10::DeviceIndex device) { memory(device).reset_peak(); }
-void set_capacity(c10::DeviceIndex device, int64_t bytes) { memory(device).set_capacity(bytes); }
+MemoryCounts memory_counts(c10::DeviceIndex device) {
+  return memory(device).counts();
+}
+void reset_peak(c10::DeviceIndex device) {
+  memory(device).reset_peak();
+}
+void set_capacity(c10::DeviceIndex device, int64_t bytes) {
+  memory(device).set_capacity(bytes);
+}
 
 }  // namespace sim

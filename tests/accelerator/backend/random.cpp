@@ -64,7 +64,8 @@ Kernel private_kernel(const c10::OperatorHandle& op, std::vector<IValue> on_stre
   };
 }
 
-std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::optional<bool> train) {
+std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p,
+                                          std::optional<bool> train) {
   if (!train.value_or(true) || input.numel() == 0) {
     return {input.clone(), at::ones_like(input, input.options().dtype(at::kBool))};
   }
@@ -72,7 +73,9 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::op
   return {input.mul(mask).mul(p == 1 ? 0 : 1 / (1 - p)), mask};
 }
 
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) { m.impl("native_dropout", &native_dropout); }
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("native_dropout", &native_dropout);
+}
 
 }  // namespace
 

@@ -171,8 +171,8 @@ class Queue {
 // Streams live as long as the process, and so do their threads.
 struct Streams {
   std::mutex mutex;
-  Delays delays;  // of streams to come
-  std::array<std::deque<Queue*>, kDevices> queues;  // by stream id
+  Delays delays;                                                          // of streams to come
+  std::array<std::deque<Queue*>, kDevices> queues;                        // by stream id
   std::array<std::array<std::vector<c10::StreamId>, 2>, kDevices> pools;  // by priority
   std::array<std::array<size_t, 2>, kDevices> next{};
 };
@@ -210,7 +210,9 @@ void for_each_queue(Function function) {
 
 }  // namespace
 
-void enqueue_quietly(const c10::Stream& stream, Task task) { queue(stream).push(std::move(task)); }
+void enqueue_quietly(const c10::Stream& stream, Task task) {
+  queue(stream).push(std::move(task));
+}
 
 void enqueue(const c10::Stream& stream, Task task) {
   raise_failure();
@@ -227,7 +229,9 @@ void wait(const c10::Stream& stream, const MomentPtr& moment) {
   enqueue_quietly(stream, {Kind::kEvent, "wait", [moment] { moment->wait(std::nullopt); }});
 }
 
-bool is_reached(const MomentPtr& moment) { return moment->reached(); }
+bool is_reached(const MomentPtr& moment) {
+  return moment->reached();
+}
 
 void wait_on_host(const MomentPtr& moment) {
   const double seconds = patience_s;
@@ -236,7 +240,9 @@ void wait_on_host(const MomentPtr& moment) {
   raise_failure();
 }
 
-bool is_idle(const c10::Stream& stream) { return queue(stream).is_idle(); }
+bool is_idle(const c10::Stream& stream) {
+  return queue(stream).is_idle();
+}
 
 double milliseconds_between(const MomentPtr& first, const MomentPtr& last) {
   return std::chrono::duration<double, std::milli>(last->time() - first->time()).count();
@@ -272,7 +278,9 @@ c10::Stream pool_stream(c10::DeviceIndex device, bool high_priority) {
   return make_stream(device, pool[next++ % kPoolSize]);
 }
 
-void* native_handle(const c10::Stream& stream) { return &queue(stream); }
+void* native_handle(const c10::Stream& stream) {
+  return &queue(stream);
+}
 
 void synchronize_device(c10::DeviceIndex device) {
   if (device < 0) device = device_now;
@@ -288,7 +296,9 @@ void synchronize_device(c10::DeviceIndex device) {
   for (const auto& moment : moments) wait_on_host(moment);
 }
 
-c10::DeviceIndex current_device() { return device_now; }
+c10::DeviceIndex current_device() {
+  return device_now;
+}
 
 c10::DeviceIndex exchange_device(c10::DeviceIndex device) {
   TORCH_CHECK(device >= 0 && device < kDevices, "sim: there is no device ", int(device));
@@ -296,7 +306,9 @@ c10::DeviceIndex exchange_device(c10::DeviceIndex device) {
 }
 
 // What tests control (control.h).
-void pause_stream(const c10::Stream& stream, bool paused) { queue(stream).pause(paused); }
+void pause_stream(const c10::Stream& stream, bool paused) {
+  queue(stream).pause(paused);
+}
 void resume_streams() {
   for_each_queue([](Queue& queue) { queue.pause(false); });
 }
@@ -312,6 +324,8 @@ void random_delays(uint64_t seed, double most_seconds) {
   streams().delays.most_random = most_seconds;
   for_each_queue([&](Queue& queue) { queue.random_delays(seed, most_seconds); });
 }
-void set_patience(double seconds) { patience_s = seconds; }
+void set_patience(double seconds) {
+  patience_s = seconds;
+}
 
 }  // namespace sim

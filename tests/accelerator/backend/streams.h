@@ -29,7 +29,7 @@ struct Task {
   MomentPtr end{};  // what is reached with it
 };
 
-void enqueue(const c10::Stream& stream, Task task);  // raises what an earlier task raised
+void enqueue(const c10::Stream& stream, Task task);          // raises what an earlier task raised
 void enqueue_quietly(const c10::Stream& stream, Task task);  // for destructors
 MomentPtr record(const c10::Stream& stream);
 void wait(const c10::Stream& stream, const MomentPtr& moment);  // the stream waits, not the host

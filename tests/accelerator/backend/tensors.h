@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include "streams.h"
 
@@ -18,5 +19,25 @@ at::Tensor hidden_view(const at::Tensor& tensor);
 
 // The same for a CPU tensor's memory.
 at::Tensor unowned(const at::Tensor& tensor);
+
+// `value` with every tensor in it replaced.
+template <class Function>
+c10::IValue with_tensors(const c10::IValue& value, const Function& function) {
+  const auto apply = [&](const at::Tensor& t) { return t.defined() ? function(t) : t; };
+  if (value.isTensor()) return apply(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(apply(tensor));
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const auto& tensor : value.toOptionalTensorVector()) {
+      list.push_back(tensor.has_value() ? std::optional(apply(*tensor)) : std::nullopt);
+    }
+    return list;
+  }
+  return value;
+}
 
 }  // namespace sim

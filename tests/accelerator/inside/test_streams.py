@@ -248,7 +248,7 @@ def test_task_that_fails_is_heard_of_later(hears: Callable[[], object]) -> None:
     x = torch.ones(3, 2, device="sim")
     with sim.paused():
         _fails(x)
-    with pytest.raises(RuntimeError, match="a task on the device failed: .*index"):
+    with pytest.raises(RuntimeError, match=r"a task on the device failed: .*index"):
         hears()
     torch.accelerator.synchronize()
 
@@ -287,10 +287,10 @@ def test_copies_between_devices_are_ordered() -> None:
     assert z.cpu().eq(6).all()
 
 
-def test_pool_and_priorities() -> None:
+def test_streams_have_ids_and_handles() -> None:
     streams = [torch.Stream(device="sim:0", priority=p) for p in (0, -1)]
     assert len({s.stream_id for s in streams} | {_device().stream_id}) == 3
-    assert all(s.native_handle != 0 for s in streams)
+    assert len({s.native_handle for s in streams} | {0}) == 3
 
 
 def test_the_host_moves_on_while_kernels_wait() -> None:
