@@ -1,0 +1,89 @@
+"""memopt's regions, host copies and generators on the simulated accelerator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import memopt
+from tests.accelerator import sim
+
+from .gpt import GPT, assert_same_bits, train
+
+P = pytest.mark.parametrize("p", [0.0, 0.3])
+
+
+def _wrap(model: GPT, offload: bool = False) -> None:
+    for block in model.blocks:
+        memopt.checkpoint_wrapper(block, offload_to_cpu=offload)
+
+
+@P
+def test_regions_give_the_bits_of_the_plain_run(p: float) -> None:
+    recorded = sim.memory().recorded
+    assert_same_bits(train("sim", _wrap, p=p), train("sim", p=p))
+    assert sim.memory().recorded == recorded
+
+
+@P
+def test_offloaded_inputs(p: float) -> None:
+    recorded = sim.memory().recorded
+    assert_same_bits(train("sim", lambda m: _wrap(m, offload=True), p=p), train("sim", p=p))
+    assert sim.memory().recorded == recorded
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_offloaded_inputs_under_delays(seed: int) -> None:
+    sim.random_delays(1e-3, seed)
+    offloaded = train("sim", lambda m: _wrap(m, offload=True), p=0.3, steps=1)
+    assert_same_bits(offloaded, train("sim", p=0.3, steps=1))
+
+
+def test_convert_and_recipes_leave_what_they_do_not_know_as_it_is() -> None:
+    """memopt has no kernels for this device."""
+    converted = train("sim", memopt.convert, around=memopt.recompute)
+    assert_same_bits(converted, train("cpu"))
+
+
+def test_region_draws_the_numbers_of_forward_again() -> None:
+    op = nn.Dropout(0.4)
+    x = torch.ones(64, device="sim", requires_grad=True)
+    y = memopt.checkpoint(lambda x: op(op(x * 1.5)).exp(), x)
+    after = torch.sim.get_rng_state()
+    y.sum().backward()
+    # An element is exp(0 x) or exp(c x), at x = 1: its derivative is itself times its logarithm.
+    assert torch.allclose(x.grad, y.detach() * y.detach().log())
+    assert (y != 1).any()
+    assert (y == 1).any()
+    assert torch.equal(torch.sim.get_rng_state(), after)
+
+
+def test_region_leaves_the_other_devices_numbers_alone() -> None:
+    """A region of device 1, while device 0 is current."""
+    x = torch.ones(64, device="sim:1", requires_grad=True)
+    y = memopt.checkpoint(lambda x: nn.functional.dropout(x, 0.5) * x, x)
+    torch.rand(3, device="sim:0")
+    before = [torch.sim.get_rng_state(k) for k in range(2)]
+    y.sum().backward()
+    assert torch.equal(x.grad.cpu(), 2 * y.detach().cpu())
+    assert all(torch.equal(torch.sim.get_rng_state(k), before[k]) for k in range(2))
+
+
+def test_region_on_a_side_stream(side_stream: torch.Stream) -> None:
+    """Backward recomputes on forward's stream; nothing runs elsewhere."""
+    block = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)).to("sim")
+    side_stream.wait_stream(torch.accelerator.current_stream())
+    with side_stream:
+        x = torch.randn(4, 8, device="sim", requires_grad=True)
+        with sim.trace() as ran:
+            memopt.checkpoint(block, x).sum().backward()
+            side_stream.synchronize()
+    grad = x.grad.cpu()
+    kernels = [task for task in ran if task.kind == sim.Kind.KERNEL]
+    assert {task.stream for task in kernels} == {side_stream.stream_id}
+    assert sum(task.name == "aten::gelu" for task in kernels) == 2
+    torch.accelerator.synchronize()
+    x = x.detach().requires_grad_()
+    block(x).sum().backward()
+    assert torch.equal(grad, x.grad.cpu())
