@@ -5,11 +5,10 @@
 #include <mutex>
 #include <sstream>
 
+#include "fallback.h"
 #include "generator.h"
 
 namespace sim {
-
-std::map<std::string, int64_t> synchronised_calls();
 
 namespace {
 

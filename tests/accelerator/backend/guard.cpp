@@ -3,7 +3,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
-#include "streams.h"
+#include "moment.h"
 
 namespace sim {
 namespace {

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "control.h"
+#include "moment.h"
 
 namespace sim {
 namespace {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "control.h"
+#include "moment.h"
 
 namespace sim {
 namespace {
@@ -128,7 +129,11 @@ bool is_pinned(const void* pointer) {
 void record_pinned_use(const void* pointer, const c10::Stream& stream) {
   MomentPtr moment = record(stream);
   const std::lock_guard<std::mutex> lock(pinned().mutex);
-  if (Block* block = find(pointer)) block->uses.push_back(std::move(moment));
+  Block* block = find(pointer);
+  if (block == nullptr) return;
+  auto& uses = block->uses;
+  uses.erase(std::remove_if(uses.begin(), uses.end(), is_reached), uses.end());
+  uses.push_back(std::move(moment));
 }
 
 PinnedCounts pinned_counts() {

@@ -16,51 +16,14 @@
 #include <vector>
 
 #include "control.h"
+#include "moment.h"
 
 namespace sim {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 // A host that waits this long waits for a stream that a test has paused, or for ever.
 std::atomic<double> patience_s{60};
-
-}  // namespace
-
-class Moment {
- public:
-  void reach() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    reached_ = true;
-    time_ = Clock::now();
-    changed_.notify_all();
-  }
-
-  bool reached() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return reached_;
-  }
-
-  bool wait(std::optional<double> seconds) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    const auto is_reached = [this] { return reached_; };
-    if (seconds.has_value()) {
-      return changed_.wait_for(lock, std::chrono::duration<double>(*seconds), is_reached);
-    }
-    changed_.wait(lock, is_reached);
-    return true;
-  }
-
-  Clock::time_point time() const { return time_; }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool reached_ = false;
-  Clock::time_point time_;
-};
-
-namespace {
 
 // What the first task that failed said, until the host has heard it.
 struct Failure {
@@ -229,10 +192,6 @@ void wait(const c10::Stream& stream, const MomentPtr& moment) {
   enqueue_quietly(stream, {Kind::kEvent, "wait", [moment] { moment->wait(std::nullopt); }});
 }
 
-bool is_reached(const MomentPtr& moment) {
-  return moment->reached();
-}
-
 void wait_on_host(const MomentPtr& moment) {
   const double seconds = patience_s;
   TORCH_CHECK(moment->wait(seconds), "sim: the host has waited ", seconds,
@@ -242,10 +201,6 @@ void wait_on_host(const MomentPtr& moment) {
 
 bool is_idle(const c10::Stream& stream) {
   return queue(stream).is_idle();
-}
-
-double milliseconds_between(const MomentPtr& first, const MomentPtr& last) {
-  return std::chrono::duration<double, std::milli>(last->time() - first->time()).count();
 }
 
 c10::Stream current_stream(c10::DeviceIndex device) {

@@ -33,10 +33,8 @@ void enqueue(const c10::Stream& stream, Task task);          // raises what an e
 void enqueue_quietly(const c10::Stream& stream, Task task);  // for destructors
 MomentPtr record(const c10::Stream& stream);
 void wait(const c10::Stream& stream, const MomentPtr& moment);  // the stream waits, not the host
-bool is_reached(const MomentPtr& moment);
 bool is_idle(const c10::Stream& stream);
 void wait_on_host(const MomentPtr& moment);  // raises what a task raised
-double milliseconds_between(const MomentPtr& first, const MomentPtr& last);
 
 c10::Stream current_stream(c10::DeviceIndex device);
 c10::Stream exchange_stream(const c10::Stream& stream);
