@@ -1,5 +1,6 @@
 #include "checks.h"
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 
 #include <cmath>
@@ -39,14 +40,22 @@ void check_parameter(const char* op, const char* name, const at::Tensor& paramet
               " (normalized_shape), got ", sizes);
 }
 
+// A device outside of PyTorch may bring kernels of its own for the private ops.
+bool brings_kernels(const at::Tensor& tensor) {
+  if (!tensor.is_privateuseone()) return false;
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("memopt::_norm_forward", "");
+  return op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1);
+}
+
 }  // namespace
 
 void check_input(const char* op, const char* name, const at::Tensor& tensor) {
   check_dense(op, name, tensor);
   TORCH_CHECK(is_supported(tensor.scalar_type()), op, ": ", name,
               " must have dtype float32, float16, bfloat16 or float64, got ", tensor.scalar_type());
-  TORCH_CHECK(tensor.is_cpu() || tensor.is_cuda() || tensor.is_meta(), op, ": ", name,
-              " must be on the CPU or a CUDA device, got ", tensor.device());
+  TORCH_CHECK(tensor.is_cpu() || tensor.is_cuda() || tensor.is_meta() || brings_kernels(tensor), op,
+              ": ", name, " must be on the CPU or a CUDA device, got ", tensor.device());
 }
 
 void check_like_input(const char* op, const char* name, const at::Tensor& tensor,

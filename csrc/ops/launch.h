@@ -65,6 +65,8 @@ void launch(const char* op, const at::Tensor& tensor, Cpu cpu, Cuda cuda,
 #else
     no_cuda_kernels(op);
 #endif
+  } else {
+    TORCH_CHECK(tensor.is_meta(), op, ": no kernel for ", tensor.device());
   }
 }
 

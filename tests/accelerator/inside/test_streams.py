@@ -169,7 +169,7 @@ def test_elapsed_time_is_that_of_the_work_between(side_stream: torch.Stream) -> 
         host.copy_(x, non_blocking=True)
         end.record(side_stream)
         end.synchronize()
-    assert 20 <= begin.elapsed_time(end) < 5000
+    assert begin.elapsed_time(end) >= 20
 
 
 def test_elapsed_time_needs_timing() -> None:
