@@ -13,7 +13,7 @@ from memopt._extension import _C
 
 __all__ = ["BuiltIn", "Fate", "Handle", "Policy", "saved_tensors"]
 
-BuiltIn: TypeAlias = Literal["keep", "recipe", "host"]
+BuiltIn: TypeAlias = Literal["keep", "recipe", "host", "disk"]
 """The names of the built-in fates."""
 
 
@@ -57,11 +57,11 @@ def saved_tensors(policy: Policy) -> AbstractContextManager[None]:
               a tensor that is kept is not dropped.
             - "recipe": an output of memopt's ops, or a view of one, is not kept but made again from
               what is kept anyway. See `memopt.recompute`, which is this policy.
-            - "host": a copy in (pinned) host memory, which comes back when backward needs it, by
-              copies that do not block the host. A storage is copied once, whole, however many ops
-              save it and whichever views of it. Left alone are parameters (and every leaf that
-              requires a gradient), subclasses of Tensor, storages of less than 1 KB and tensors
-              that are in host memory already: without an accelerator everything stays where it is.
+            - "host": a copy in (pinned) host memory, which is back before backward needs it. This
+              is `memopt.offload`, which says more of it, without options: all storages of 1 KB and
+              more go. Without an accelerator everything stays where it is.
+            - "disk": the same, to a file in the directory that `memopt.configure_offload` was
+              given; tensors in host memory go as well.
             - an object with a method `pack(tensor)` that returns an object with a method
               `restore()`, see `Fate` and `Handle`: for trying an idea, in Python.
 
@@ -103,7 +103,8 @@ def saved_tensors(policy: Policy) -> AbstractContextManager[None]:
         TypeError: `policy` is no fate and not callable. In forward: it answers with something else
             than a fate, or a user's `pack` returns something without `restore`. In backward:
             `restore` returns no tensor.
-        ValueError: `policy` is a string that names no fate. In backward: `restore` returns a tensor
+        ValueError: `policy` is a string that names no fate, or "disk" without a directory. In
+            backward: `restore` returns a tensor
             of another shape, dtype or device.
 
     Source: PyTorch's saved-tensor hooks (torch.autograd.graph.saved_tensors_hooks).

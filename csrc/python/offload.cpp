@@ -104,13 +104,17 @@ void register_offload(py::module_& m) {
       "Raises OSError unless files can be made in the directory.");
   m.def(
       "set_offload_limits",
-      [](size_t copies_in_flight, std::optional<size_t> most_host_bytes, bool checksums) {
+      [](size_t copies_in_flight, std::optional<size_t> most_host_bytes, bool checksums,
+         std::string directory) {
         const py::gil_scoped_release no_gil;
-        OffloadTarget::set_limits(
-            {copies_in_flight, most_host_bytes.value_or(SIZE_MAX), checksums});
+        OffloadTarget::set_limits({copies_in_flight, most_host_bytes.value_or(SIZE_MAX), checksums,
+                                   std::move(directory)});
       },
-      py::kw_only(), py::arg("copies_in_flight"), py::arg("most_host_bytes"),
-      py::arg("checksums"));
+      py::kw_only(), py::arg("copies_in_flight"), py::arg("most_host_bytes"), py::arg("checksums"),
+      py::arg("directory"));
+  m.def(
+      "offload_directory", [] { return OffloadTarget::limits().directory; },
+      "For those who name none; empty: there is none.");
   m.def(
       "empty_offload_cache",
       [] {

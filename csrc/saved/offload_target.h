@@ -24,6 +24,7 @@ struct OffloadLimits {
   size_t copies_in_flight = 4;
   size_t most_host_bytes = SIZE_MAX;
   bool checksums = false;  // of what is written to disk; for debugging
+  std::string directory;   // for those who name none; empty: there is none
 };
 
 // One device's part of a target.
@@ -46,6 +47,7 @@ class OffloadTarget {
   static std::vector<std::shared_ptr<OffloadTarget>> all();
   // For the engines that are made from now on; those that hold nothing are made anew.
   static void set_limits(OffloadLimits limits);
+  static OffloadLimits limits();
   // Gives back the memory and the files that hold nothing; returns their bytes.
   static size_t empty_cache();
 

@@ -10,7 +10,7 @@ import torch
 
 from memopt._extension import _C
 from memopt.fates import saved_tensors
-from memopt.offload.place import checked_directory, directory_of, set_default_directory
+from memopt.offload.place import checked_directory, directory_of
 
 # A copy of less costs more time than its memory is worth.
 _MIN_BYTES = 64 * 1024
@@ -116,11 +116,12 @@ def configure_offload(
     if copies < 1:
         raise ValueError(f"{who}: copies_in_flight must be at least 1, got {copies_in_flight}")
     cap = None if max_host_bytes is None else _count(who, "max_host_bytes", max_host_bytes)
-    chosen = None if directory is None else checked_directory(who, directory)
     _C.set_offload_limits(
-        copies_in_flight=copies, most_host_bytes=cap, checksums=bool(checksums)
+        copies_in_flight=copies,
+        most_host_bytes=cap,
+        checksums=bool(checksums),
+        directory="" if directory is None else checked_directory(who, directory),
     )
-    set_default_directory(chosen)
 
 
 def empty_offload_cache() -> int:

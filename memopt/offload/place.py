@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import warnings
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -11,15 +11,6 @@ from memopt._extension import _C
 
 Place: TypeAlias = Literal["cpu", "disk"] | os.PathLike[str]
 """Host memory, files in the directory that `configure_offload` was given, or files in this one."""
-
-# What configure_offload(directory=) was given.
-_directory: str | None = None
-
-
-def set_default_directory(directory: str | None) -> None:
-    global _directory
-    _directory = directory
-
 
 def directory_of(who: str, place: object, directory: object = None) -> str:
     """The directory of a place; "" for host memory.
@@ -40,12 +31,11 @@ def directory_of(who: str, place: object, directory: object = None) -> str:
         raise ValueError(
             f"{who}: must be 'cpu', 'disk' or a path, got {place!r} (a directory as pathlib.Path)"
         )
-    chosen = directory if directory is not None else _directory
-    if chosen is None:
+    chosen = directory if directory is not None else _C.offload_directory()
+    if chosen == "":
         raise ValueError(
             f"{who}: 'disk' needs a directory on a disk with room for the tensors: "
-            "directory=, or once for all memopt.configure_offload(directory=), got None "
-            f"({tempfile.gettempdir()} may be in memory itself)"
+            "directory=, or once for all memopt.configure_offload(directory=), got none"
         )
     return checked_directory(who, chosen)
 
@@ -56,4 +46,21 @@ def checked_directory(who: str, directory: object) -> str:
         raise TypeError(f"{who}: directory must be a path, got {type(directory).__name__}")
     path = Path(os.fspath(directory)).resolve()
     _C.check_offload_directory(str(path))
+    if _file_system(path) in ("tmpfs", "ramfs"):
+        warnings.warn(
+            f"{who}: {path} is in memory itself: to offload there frees nothing",
+            stacklevel=4,
+        )
     return str(path)
+
+
+def _file_system(path: Path) -> str | None:
+    """Its type, by the mount that is nearest to it; None where the system does not say."""
+    mounts = Path("/proc/self/mounts")
+    if not mounts.exists():
+        return None
+    types = {}
+    for line in mounts.read_text().splitlines():
+        _, point, kind, *_ = line.split()
+        types[point.replace("\\040", " ")] = kind  # the last one of a place covers the others
+    return next((types[str(p)] for p in (path, *path.parents) if str(p) in types), None)

@@ -25,7 +25,7 @@ ROWS, WIDTH = 64, 32
     [
         ({"to": "gpu"}, ValueError, "to: must be 'cpu', 'disk' or a path, got 'gpu'"),
         ({"to": 3}, TypeError, "to: must be 'cpu', 'disk' or a path, got int"),
-        ({"to": "disk"}, ValueError, r"'disk' needs a directory .* got None"),
+        ({"to": "disk"}, ValueError, r"'disk' needs a directory .* got none"),
         ({"directory": "x"}, ValueError, "directory must be None with 'cpu', got 'x'"),
         ({"to": "disk", "directory": 3}, TypeError, "directory must be a path, got int"),
         ({"to": "disk", "directory": "/nowhere/at/all"}, OSError, "/nowhere/at/all"),
@@ -76,6 +76,12 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         memopt.offload("disk", directory=tmp_path / "file")
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no file system in memory here")
+def test_a_directory_in_memory_warns() -> None:
+    with pytest.warns(UserWarning, match="/dev/shm is in memory itself"):
+        memopt.offload("disk", directory="/dev/shm")
 
 
 def test_a_cap_below_one_tensor_warns_once(directory: Path) -> None:
