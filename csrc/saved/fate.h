@@ -1,6 +1,6 @@
 // One thing that may become of a tensor that is saved for backward.
 //
-// A fate is one file of this folder: kept.h, recipe_registry.h, host_copy.h, and python/fates.h for
+// A fate is one file of this folder: kept.h, recipe_registry.h, offloaded.h, and python/fates.h for
 // those that users write. The caller chooses the tensors that it asks for: a scope (scope.h), or a
 // region for its arguments (arguments.h).
 #pragma once
