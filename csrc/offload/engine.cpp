@@ -222,7 +222,8 @@ void Engine::prefetch_before(const Ticket& ticket, int64_t backward) {
 void Engine::drop_target(Ticket& ticket) {
   if (ticket.state_ != Ticket::State::loading) return;
   std::erase(prefetched_, &ticket);
-  retire(ticket.loaded_, nullptr, std::exchange(ticket.target_, {}), nullptr);
+  backend_->cancel(ticket.loaded_);
+  retire(ticket.loaded_, nullptr, std::exchange(ticket.target_, {}), ticket.room_);
   ticket.state_ = Ticket::State::stored;
 }
 
@@ -255,7 +256,7 @@ void Engine::discard(Ticket& ticket) {
 }
 
 void Engine::retire(EventPtr until, EventPtr and_until, Memory memory,
-                    std::unique_ptr<Room> room) {
+                    std::shared_ptr<Room> room) {
   retired_.push_back(
       {std::move(until), std::move(and_until), std::move(memory), std::move(room)});
 }

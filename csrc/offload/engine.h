@@ -82,7 +82,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     EventPtr until;
     EventPtr and_until;  // may be empty
     Memory memory;
-    std::unique_ptr<Room> room;
+    std::shared_ptr<Room> room;
   };
   using Dropped = std::vector<Memory>;  // to be let go of after the lock
 
@@ -95,7 +95,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void prefetch_before(const Ticket& ticket, int64_t backward);
   void drop_target(Ticket& ticket);
   void poll(Dropped& dropped);
-  void retire(EventPtr until, EventPtr and_until, Memory memory, std::unique_ptr<Room> room);
+  void retire(EventPtr until, EventPtr and_until, Memory memory, std::shared_ptr<Room> room);
   void warn_later(const std::string& kind, std::string text);
   void count_in_flight();
 

@@ -54,7 +54,7 @@ class Ticket {
   Memory source_;          // while it is on the device
   StreamId stream_ = 0;    // that it was saved on
   EventPtr ready_;         // the work that wrote it
-  std::unique_ptr<Room> room_;
+  std::shared_ptr<Room> room_;  // held by each copy that is under way as well
   EventPtr stored_;
   Memory target_;          // while loading
   StreamId target_stream_ = 0;
