@@ -38,6 +38,7 @@ class Offloaded : public Handle {
         ticket_(device_->engine->offload(memory_of(bytes), sequence)) {
     account_->away += size_;
     device_->watch_peak();
+    give_pages_back_when_freed(bytes);
   }
 
   ~Offloaded() override { release_resources(); }

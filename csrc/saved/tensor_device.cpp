@@ -5,6 +5,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StreamGuard.h>
 
+#include <malloc.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -17,26 +18,18 @@ namespace memopt::saved {
 
 namespace {
 
-// Gives the pages of memory that is about to be freed back to the system. The C library keeps freed
-// memory that lies between other blocks, and that is where activations lie: without this, resident
-// memory falls by a sixth of what leaves the process. Only memory that PyTorch's own allocator gave
-// and that nothing else holds: what is in it is lost.
-void give_pages_back(const at::Tensor& bytes) {
-  const auto* allocator = c10::GetCPUAllocator();
-  const auto& storage = bytes.storage();
-  const bool is_ours_alone = bytes.use_count() == 1 && storage.use_count() == 1 &&
-                             storage.device_type() == c10::kCPU && storage.resizable() &&
-                             storage.allocator() == allocator &&
-                             storage.data_ptr().get_deleter() == allocator->raw_deleter();
-  if (!is_ours_alone) return;
+// Frees a block of PyTorch's own CPU allocator, which takes them from the C library, after its pages
+// were given back to the system.
+void free_with_pages(void* block) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto data = reinterpret_cast<uintptr_t>(storage.data());
+  const auto data = reinterpret_cast<uintptr_t>(block);
   const auto begin = (data + page - 1) / page * page;
-  const auto end = (data + storage.nbytes()) / page * page;
+  const auto end = (data + malloc_usable_size(block)) / page * page;
   if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+  c10::GetDefaultCPUAllocator()->raw_deleter()(block);
 }
 
-// Memory that goes back to the system as soon as its tensor is freed, for the same reason. It is
+// Memory that goes back to the system as soon as its tensor is freed. It is
 // counted as PyTorch's own is.
 at::Tensor mapped_tensor(size_t bytes) {
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -57,15 +50,17 @@ constexpr size_t kMappedBytes = 64 * 1024;
 
 }  // namespace
 
+void give_pages_back_when_freed(const at::Tensor& bytes) {
+  if (!bytes.is_cpu() || bytes.storage().nbytes() < kMappedBytes) return;
+  auto& data = bytes.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  // Elsewhere, or of another allocator, it stays as it is.
+  static_cast<void>(data.compare_exchange_deleter(c10::GetDefaultCPUAllocator()->raw_deleter(),
+                                                  &free_with_pages));
+}
+
 offload::Memory memory_of(const at::Tensor& bytes) {
-  auto* data = const_cast<void*>(bytes.const_data_ptr());
-  auto owner = bytes.is_cpu() ? std::shared_ptr<at::Tensor>(new at::Tensor(bytes),
-                                                            [](at::Tensor* tensor) {
-                                                              give_pages_back(*tensor);
-                                                              delete tensor;
-                                                            })
-                              : std::make_shared<at::Tensor>(bytes);
-  return {data, static_cast<size_t>(bytes.nbytes()), std::move(owner)};
+  return {const_cast<void*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.nbytes()),
+          std::make_shared<at::Tensor>(bytes)};
 }
 
 at::Tensor tensor_of(const offload::Memory& memory) {
