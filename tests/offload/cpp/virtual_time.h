@@ -33,6 +33,9 @@ enum class Fault {
   load_ignores_stored,  // a copy back does not wait for the copy away
 };
 
+class VirtualRoom;
+class VirtualEvent;
+
 struct VirtualTime {
   double bandwidth = 1e6;  // bytes a second, each way
   double latency = 0;      // of a copy
@@ -58,6 +61,8 @@ struct VirtualTime {
   std::map<size_t, size_t> free_rooms;  // bytes -> how many
 
   size_t copies_out = 0, copies_in = 0;
+  VirtualRoom* last_loaded = nullptr;
+  VirtualEvent* last_load_event = nullptr;
 
   // Called before each function of the backend's that may fail, with its name; may raise.
   std::function<void(const std::string&)> before = [](const std::string&) {};
@@ -104,6 +109,7 @@ class VirtualEvent : public offload::Event {
   }
 
   double at() const { return at_; }
+  void move_to(double at) { at_ = at; }
 
  private:
   VirtualTimePtr time_;
@@ -242,7 +248,10 @@ class VirtualBackend : public offload::Backend {
     block.copied_how = "writes";
     block.written_at = time_->in;
     room.read_until = std::max(room.read_until, time_->in);
-    return event(time_->in, time_->load_fails(to.bytes));
+    auto done = std::make_shared<VirtualEvent>(time_, time_->in, time_->load_fails(to.bytes));
+    time_->last_loaded = &room;
+    time_->last_load_event = done.get();
+    return done;
   }
 
   void wait(const offload::EventPtr& event) override {
