@@ -13,7 +13,8 @@ class Engine;
 class Ticket;
 
 // The tickets of one forward, in the order in which their memory was saved. Backward asks for them
-// in about the reverse order, which is what prefetching goes by. The engine's lock guards it.
+// in about the reverse order, which is what prefetching goes by. All are one
+// engine's, whose lock guards it.
 struct Sequence {
   // How many of the tickets that came last stay on the device: backward asks for those first.
   size_t keep_last = 0;

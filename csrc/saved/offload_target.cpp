@@ -91,7 +91,7 @@ OffloadTarget::Devices OffloadTarget::devices() {
   return devices_;
 }
 
-std::shared_ptr<offload::Sequence> OffloadTarget::sequence_of_thread() {
+std::shared_ptr<offload::Sequence> OffloadDevice::sequence_of_thread() {
   const std::lock_guard<std::mutex> lock(mutex_);
   // Threads come and go.
   for (auto entry = sequences_.begin(); entry != sequences_.end();) {
@@ -111,6 +111,7 @@ size_t OffloadTarget::trim() {
     // One that nothing is away in can be made anew, with the limits of then.
     const auto stats = made->engine->stats();
     if (stats.bytes_away != 0 || stats.bytes_held != 0) continue;
+    bytes += stats.room.allocated;  // a file goes whole
     const std::lock_guard<std::mutex> lock(mutex_);
     devices_.erase(device);
   }
