@@ -69,9 +69,9 @@ class Backend {
   virtual EventPtr load(Room& from, const Memory& to, const EventPtr& ready,
                         const EventPtr& stored) = 0;
 
-  // The copy away that ends in `stored` is wanted no more. Where that is possible it ends early,
-  // and the event counts as failed.
-  virtual void cancel(const EventPtr& stored) { static_cast<void>(stored); }
+  // The copy that ends in `done` is wanted no more. Where that is possible it ends early, and the
+  // event counts as failed.
+  virtual void cancel(const EventPtr& done) { static_cast<void>(done); }
 
   // What the current stream is given from now on runs after `event`. On the CPU: blocks.
   virtual void wait(const EventPtr& event) = 0;

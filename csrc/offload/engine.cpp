@@ -15,9 +15,11 @@ Engine::Engine(std::unique_ptr<Backend> backend, EngineOptions options)
 
 Engine::~Engine() {
   // Tickets hold their engine, so that there are none any more.
-  for (const auto& retired : retired_) {
-    retired.until->wait();
-    if (retired.and_until != nullptr) retired.and_until->wait();
+  try {
+    for (const auto& leaving : storing_) leaving.stored->wait();
+    for (const auto& retired : retired_) retired.until->wait();
+  } catch (...) {
+    // The device is lost, and its copies with it.
   }
 }
 
@@ -64,24 +66,43 @@ bool Engine::begin_next_store(Sequence& sequence) {
 }
 
 void Engine::begin_store(Ticket& ticket) {
-  ticket.room_ = backend_->reserve(ticket.bytes_);
-  if (ticket.room_ == nullptr) {
-    ticket.state_ = Ticket::State::held;
-    stats_.refused_bytes += ticket.bytes_;
-    warn_later("no room", backend_->no_room(ticket.bytes_));
+  ticket.state_ = Ticket::State::held;
+  try {
+    ticket.room_ = backend_->reserve(ticket.bytes_);
+    if (ticket.room_ == nullptr) {
+      stats_.refused_bytes += ticket.bytes_;
+      warn_later("no room", backend_->no_room(ticket.bytes_));
+      return;
+    }
+    ticket.stored_ = backend_->store(ticket.source_, *ticket.room_, ticket.ready_);
+  } catch (const std::exception& error) {
+    ticket.room_.reset();
+    stats_.failed_bytes += ticket.bytes_;
+    warn_later("failed", error.what());
     return;
   }
-  ticket.stored_ = backend_->store(ticket.source_, *ticket.room_, ticket.ready_);
   ticket.state_ = Ticket::State::storing;
-  storing_.push_back(&ticket);
+  storing_.push_back({&ticket, ticket.stored_, ticket.stream_, ticket.bytes_, {}, nullptr});
   ++stats_.out.copies;
   stats_.out.bytes += ticket.bytes_;
   timing_.copy_out(ticket.ready_, ticket.stored_, ticket.bytes_);
-  count_in_flight();
+  size_t bytes = 0;
+  for (const auto& leaving : storing_) bytes += leaving.bytes;
+  stats_.out.count_in_flight(storing_.size(), bytes);
 }
 
 // The copy is done, or the device will wait for it before it does anything else.
-void Engine::end_store(Ticket& ticket, Dropped& dropped) {
+void Engine::end_first_store(Dropped& dropped) {
+  Leaving leaving = std::move(storing_.front());
+  storing_.pop_front();
+  if (leaving.ticket == nullptr) {
+    dropped.push_back(std::move(leaving.source));
+    if (!leaving.stored->reached()) {
+      retired_.push_back({std::move(leaving.stored), {}, std::move(leaving.room)});
+    }
+    return;
+  }
+  Ticket& ticket = *leaving.ticket;
   if (ticket.stored_->reached() && ticket.stored_->failed()) {
     ticket.state_ = Ticket::State::held;
     ticket.room_.reset();
@@ -103,8 +124,8 @@ void Engine::make_way() {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (storing_.size() < options_.copies_in_flight) return;
-      oldest = storing_.front()->stored_;
-      stream = storing_.front()->stream_;
+      oldest = storing_.front().stored;
+      stream = storing_.front().stream;
     }
     const auto before = backend_->now();
     if (stream == backend_->current_stream()) {
@@ -116,59 +137,70 @@ void Engine::make_way() {
     Dropped dropped;
     const std::lock_guard<std::mutex> lock(mutex_);
     timing_.stall_out(before, oldest);
-    if (!storing_.empty() && storing_.front()->stored_ == oldest) {
-      end_store(*storing_.front(), dropped);
-      storing_.pop_front();
-    }
+    if (!storing_.empty() && storing_.front().stored == oldest) end_first_store(dropped);
     poll(dropped);
   }
 }
 
 Engine::Restored Engine::restore(Ticket& ticket, int64_t backward) {
   const auto asked = backend_->now();
+  const auto stream = backend_->current_stream();
   Dropped dropped;
   Memory memory;
   EventPtr loaded;
   bool is_first = false;
+  bool is_here = true;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     poll(dropped);
-    is_first = std::exchange(last_backward_, backward) != backward;
+    is_first = has_come_first(backward);
     ticket.restored_in_ = backward;
     if (ticket.is_on_device()) {
       ++stats_.never_left;
       memory = ticket.source_;
-      loaded = ticket.stream_ == backend_->current_stream() ? nullptr : ticket.ready_;
+      loaded = ticket.stream_ == stream ? nullptr : ticket.ready_;
       if (ticket.state_ == Ticket::State::waiting) {
         std::erase(ticket.sequence_->waiting, &ticket);
         ticket.state_ = Ticket::State::held;
       }
       timing_.restored(asked, nullptr, ticket.bytes_, backward);
-    } else {
-      const bool is_here = ticket.state_ == Ticket::State::loading &&
-                           ticket.target_stream_ == backend_->current_stream();
-      ++(is_here ? stats_.prefetch_hits : stats_.prefetch_misses);
-      if (!is_here) {
-        drop_target(ticket);
-        begin_load(ticket);
-      }
+    } else if (ticket.state_ == Ticket::State::loading && ticket.target_stream_ == stream) {
+      ++stats_.prefetch_hits;
       memory = std::exchange(ticket.target_, {});
       loaded = ticket.loaded_;
       ticket.state_ = Ticket::State::stored;
       std::erase(prefetched_, &ticket);
       timing_.restored(asked, loaded, ticket.bytes_, backward);
+    } else {
+      ++stats_.prefetch_misses;
+      drop_target(ticket);
+      is_here = false;
     }
+  }
+  dropped.clear();  // what is allocated next may take it
+  if (!is_here) {
+    memory = backend_->allocate(ticket.bytes_);
+    const auto ready = backend_->now();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    begin_load(ticket, memory, ready);
+    loaded = ticket.loaded_;
+    timing_.restored(asked, loaded, ticket.bytes_, backward);
   }
   if (loaded != nullptr) backend_->wait(loaded);
   if (loaded != nullptr && loaded->reached() && loaded->failed()) {
     throw std::runtime_error(loaded->error());
   }
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    prefetch_before(ticket, backward);
-  }
+  prefetch_before(ticket, backward);
   say_warnings();
   return {std::move(memory), is_first};
+}
+
+bool Engine::has_come_first(int64_t backward) {
+  if (backward < 0 || std::count(backwards_.begin(), backwards_.end(), backward) > 0) return false;
+  // One that raised ends without a word.
+  if (backwards_.size() >= 64) backwards_.erase(backwards_.begin());
+  backwards_.push_back(backward);
+  return true;
 }
 
 bool Engine::is_away(const Ticket& ticket) {
@@ -180,50 +212,91 @@ bool Engine::is_away(const Ticket& ticket) {
 
 void Engine::found_elsewhere(Ticket& ticket, int64_t backward) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  last_backward_ = backward;
   ticket.restored_in_ = backward;
   drop_target(ticket);
   stats_.found_elsewhere_bytes += ticket.bytes_;
 }
 
-void Engine::begin_load(Ticket& ticket) {
-  // Those that nobody came for: another backward, or another order, than was expected.
-  while (prefetched_.size() >= options_.copies_in_flight) drop_target(*prefetched_.front());
-  ticket.target_ = backend_->allocate(ticket.bytes_);
-  ticket.target_stream_ = backend_->current_stream();
-  const auto ready = backend_->now();
-  ticket.loaded_ = backend_->load(*ticket.room_, ticket.target_, ready, ticket.stored_);
-  ticket.state_ = Ticket::State::loading;
-  prefetched_.push_back(&ticket);
+void Engine::begin_load(Ticket& ticket, const Memory& target, const EventPtr& ready) {
+  ticket.loaded_ = backend_->load(*ticket.room_, target, ready, ticket.stored_);
   ++stats_.in.copies;
   stats_.in.bytes += ticket.bytes_;
   timing_.copy_in(ready, ticket.loaded_, ticket.bytes_);
-  count_in_flight();
+  size_t bytes = ticket.bytes_;
+  for (const auto* other : prefetched_) bytes += other->bytes_;
+  for (const auto& retired : retired_) bytes += retired.target.bytes;
+  stats_.in.count_in_flight(coming_back() + 1, bytes);
 }
 
 void Engine::prefetch_before(const Ticket& ticket, int64_t backward) {
-  const size_t depth = timing_.prefetch_depth(options_.copies_in_flight);
-  const auto& tickets = ticket.sequence_->tickets;
-  auto place = ticket.place_;
-  for (size_t ahead = 0; ahead < depth && place != tickets.begin();) {
-    Ticket& before = **--place;
-    if (before.restored_in_ == backward) continue;
-    ++ahead;
-    if (before.state_ != Ticket::State::stored) continue;
+  while (true) {
+    size_t bytes = 0;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const auto* next = next_to_prefetch(ticket, backward);
+      if (next == nullptr) return;
+      bytes = next->bytes_;
+    }
+    Memory target;
+    EventPtr ready;
     try {
-      begin_load(before);
-      before.loading_for_ = backward;
+      target = backend_->allocate(bytes);
+      ready = backend_->now();
     } catch (...) {
       return;  // the device has no memory for it now; restore() will try again
     }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto* next = next_to_prefetch(ticket, backward);
+    if (next == nullptr || next->bytes_ != bytes) return;  // another thread was here
+    try {
+      begin_load(*next, target, ready);
+    } catch (...) {
+      return;
+    }
+    next->target_ = std::move(target);
+    next->target_stream_ = backend_->current_stream();
+    next->loading_for_ = backward;
+    next->state_ = Ticket::State::loading;
+    prefetched_.push_back(next);
   }
+}
+
+// Null if all that is to be prefetched is under way, or as many copies as may be.
+Ticket* Engine::next_to_prefetch(const Ticket& ticket, int64_t backward) {
+  const size_t depth = timing_.prefetch_depth(options_.copies_in_flight);
+  const auto& tickets = ticket.sequence_->tickets;
+  Ticket* next = nullptr;
+  std::vector<const Ticket*> ahead;
+  for (auto place = ticket.place_; ahead.size() < depth && place != tickets.begin();) {
+    Ticket& before = **--place;
+    if (before.restored_in_ == backward) continue;
+    ahead.push_back(&before);
+    if (next == nullptr && before.state_ == Ticket::State::stored) next = &before;
+  }
+  if (next == nullptr || coming_back() < options_.copies_in_flight) return next;
+  // Those that nobody came for: another backward, or another order, than was expected.
+  const auto is_passed_by = [&](const Ticket* other) {
+    if (other->loading_for_ != backward) return true;
+    return other->sequence_ == ticket.sequence_ &&
+           std::find(ahead.begin(), ahead.end(), other) == ahead.end();
+  };
+  const auto passed_by = std::find_if(prefetched_.begin(), prefetched_.end(), is_passed_by);
+  if (passed_by != prefetched_.end()) drop_target(**passed_by);
+  // Its memory is held until its copy is done.
+  return nullptr;
+}
+
+size_t Engine::coming_back() const {
+  const auto is_target = [](const Retired& retired) { return retired.target.owner != nullptr; };
+  return prefetched_.size() +
+         static_cast<size_t>(std::count_if(retired_.begin(), retired_.end(), is_target));
 }
 
 void Engine::drop_target(Ticket& ticket) {
   if (ticket.state_ != Ticket::State::loading) return;
   std::erase(prefetched_, &ticket);
   backend_->cancel(ticket.loaded_);
-  retire(ticket.loaded_, nullptr, std::exchange(ticket.target_, {}), ticket.room_);
+  retired_.push_back({ticket.loaded_, std::exchange(ticket.target_, {}), ticket.room_});
   ticket.state_ = Ticket::State::stored;
 }
 
@@ -234,6 +307,7 @@ void Engine::backward_ended(int64_t backward) {
   for (auto* ticket : prefetched) {
     if (ticket->loading_for_ == backward) drop_target(*ticket);
   }
+  std::erase(backwards_, backward);
   poll(dropped);
 }
 
@@ -243,33 +317,32 @@ void Engine::discard(Ticket& ticket) {
   drop_target(ticket);
   (ticket.is_on_device() ? stats_.bytes_held : stats_.bytes_away) -= ticket.bytes_;
   std::erase(ticket.sequence_->waiting, &ticket);
+  ticket.sequence_->tickets.erase(ticket.place_);
   if (ticket.state_ == Ticket::State::storing) {
-    backend_->cancel(ticket.stored_);
-    std::erase(storing_, &ticket);
-  }
-  if (ticket.room_ != nullptr) {
-    retire(ticket.stored_, ticket.loaded_, std::move(ticket.source_), std::move(ticket.room_));
+    const auto leaving = std::find_if(storing_.begin(), storing_.end(), [&](const Leaving& entry) {
+      return entry.ticket == &ticket;
+    });
+    leaving->ticket = nullptr;
+    leaving->source = std::move(ticket.source_);
+    leaving->room = std::move(ticket.room_);
+    backend_->cancel(leaving->stored);
+  } else if (ticket.room_ != nullptr) {
+    if (ticket.loaded_ != nullptr) retired_.push_back({ticket.loaded_, {}, ticket.room_});
+    retired_.push_back({ticket.stored_, {}, std::move(ticket.room_)});
   }
   dropped.push_back(std::move(ticket.source_));
-  ticket.sequence_->tickets.erase(ticket.place_);
-  poll(dropped);
-}
-
-void Engine::retire(EventPtr until, EventPtr and_until, Memory memory,
-                    std::shared_ptr<Room> room) {
-  retired_.push_back(
-      {std::move(until), std::move(and_until), std::move(memory), std::move(room)});
+  try {
+    poll(dropped);
+  } catch (...) {
+    // The device is lost. Whatever asks it next says so; this runs in a destructor.
+  }
 }
 
 void Engine::poll(Dropped& dropped) {
-  while (!storing_.empty() && storing_.front()->stored_->reached()) {
-    end_store(*storing_.front(), dropped);
-    storing_.pop_front();
-  }
+  while (!storing_.empty() && storing_.front().stored->reached()) end_first_store(dropped);
   const auto is_done = [&](Retired& retired) {
     if (!retired.until->reached()) return false;
-    if (retired.and_until != nullptr && !retired.and_until->reached()) return false;
-    dropped.push_back(std::move(retired.memory));
+    if (retired.target.owner != nullptr) dropped.push_back(std::move(retired.target));
     return true;
   };
   retired_.erase(std::remove_if(retired_.begin(), retired_.end(), is_done), retired_.end());
@@ -284,10 +357,9 @@ void Engine::synchronize() {
       const std::lock_guard<std::mutex> lock(mutex_);
       poll(dropped);
       if (!storing_.empty()) {
-        last = storing_.back()->stored_;
+        last = storing_.back().stored;
       } else if (!retired_.empty()) {
-        const auto& retired = retired_.back();
-        last = retired.until->reached() ? retired.and_until : retired.until;
+        last = retired_.back().until;
       } else {
         break;
       }
@@ -295,17 +367,6 @@ void Engine::synchronize() {
     last->wait();
   }
   say_warnings();
-}
-
-void Engine::count_in_flight() {
-  const auto count = [](const auto& tickets, LinkStats& stats) {
-    size_t bytes = 0;
-    for (const auto* ticket : tickets) bytes += ticket->bytes();
-    stats.most_in_flight = std::max(stats.most_in_flight, tickets.size());
-    stats.most_bytes_in_flight = std::max(stats.most_bytes_in_flight, bytes);
-  };
-  count(storing_, stats_.out);
-  count(prefetched_, stats_.in);
 }
 
 Stats Engine::stats() {

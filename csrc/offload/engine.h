@@ -13,7 +13,9 @@
 //
 // What a copy reads or writes is held here until the copy is done, whatever becomes of the ticket:
 // an allocator never has to be told of a stream (record_stream), and memory is free at moments that
-// do not depend on luck. Nothing is freed, and nothing waited for, under the lock.
+// do not depend on luck. No memory is allocated or freed, and nothing waited for, under the lock:
+// an allocator may call Python (a recorder of its history), and whoever has Python's lock may be
+// waiting for this one.
 //
 // An Engine serves one device. All functions may be called by any thread.
 #pragma once
@@ -31,7 +33,8 @@
 namespace memopt::offload {
 
 struct EngineOptions {
-  // At least 1. In each direction; of those that came back, until they are asked for.
+  // At least 1. In each direction; of those that come back, without the one that is asked for, but
+  // until they are.
   size_t copies_in_flight = 4;
   // Told once of each kind of trouble that costs memory but no result.
   std::function<void(const std::string&)> warn = [](const std::string&) {};
@@ -51,7 +54,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   struct Restored {
     Memory memory;
-    bool is_first;  // of this backward's
+    bool is_first;  // of this backward's, so that backward_ended() is to be called for it
   };
   // The same bytes for the current stream: the memory that was given, if it has not left, or other
   // memory, of the caller's alone. `backward` names the backward that runs; negative: none. Raises
@@ -77,11 +80,19 @@ class Engine : public std::enable_shared_from_this<Engine> {
  private:
   friend class Ticket;
 
+  // A copy away that is under way.
+  struct Leaving {
+    Ticket* ticket;  // null if it has gone; what the copy uses is then held here
+    EventPtr stored;
+    StreamId stream;
+    size_t bytes;
+    Memory source;
+    std::shared_ptr<Room> room;
+  };
   // What is held for a copy although its ticket needs it no more.
   struct Retired {
     EventPtr until;
-    EventPtr and_until;  // may be empty
-    Memory memory;
+    Memory target;  // empty but of a copy back that nobody came for
     std::shared_ptr<Room> room;
   };
   using Dropped = std::vector<Memory>;  // to be let go of after the lock
@@ -90,32 +101,34 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // Under the lock.
   void begin_store(Ticket& ticket);
-  void end_store(Ticket& ticket, Dropped& dropped);
-  void begin_load(Ticket& ticket);
-  void prefetch_before(const Ticket& ticket, int64_t backward);
+  void end_first_store(Dropped& dropped);
+  void begin_load(Ticket& ticket, const Memory& target, const EventPtr& ready);
+  Ticket* next_to_prefetch(const Ticket& ticket, int64_t backward);
+  bool has_come_first(int64_t backward);
   void drop_target(Ticket& ticket);
   void poll(Dropped& dropped);
-  void retire(EventPtr until, EventPtr and_until, Memory memory, std::shared_ptr<Room> room);
+  size_t coming_back() const;
   void warn_later(const std::string& kind, std::string text);
-  void count_in_flight();
 
   // Begins the copies of what waits beyond the sequence's last; whether more are to be begun than
   // the bound allows now.
   bool begin_next_store(Sequence& sequence);
   // Lets go of copies away until fewer than the bound are under way.
   void make_way();
+  // Begins the copies back of what the backward will ask for next.
+  void prefetch_before(const Ticket& ticket, int64_t backward);
   void say_warnings();
 
   const std::unique_ptr<Backend> backend_;
   const EngineOptions options_;
 
   std::mutex mutex_;
-  std::deque<Ticket*> storing_;     // in the order in which their copies began
+  std::deque<Leaving> storing_;     // in the order in which they began
   std::deque<Ticket*> prefetched_;  // those loading, in the order in which their copies began
   std::vector<Retired> retired_;
   Timing timing_;
   Stats stats_;
-  int64_t last_backward_ = -1;
+  std::vector<int64_t> backwards_;  // those that run and have asked
   std::unordered_map<std::string, bool> warned_;
   std::vector<std::string> warnings_;
 };

@@ -1,6 +1,7 @@
 // What an engine has done since it was made, or since its counters were reset.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 #include "backend.h"
@@ -17,6 +18,11 @@ struct LinkStats {
   double stall_seconds = 0;  // the device waited for a copy
   size_t most_in_flight = 0;
   size_t most_bytes_in_flight = 0;
+
+  void count_in_flight(size_t copies, size_t bytes) {
+    most_in_flight = std::max(most_in_flight, copies);
+    most_bytes_in_flight = std::max(most_bytes_in_flight, bytes);
+  }
 };
 
 struct Stats {

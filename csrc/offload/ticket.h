@@ -13,7 +13,8 @@ class Engine;
 class Ticket;
 
 // The tickets of one forward, in the order in which their memory was saved. Backward asks for them
-// in about the reverse order, which is what prefetching goes by. The engine's lock guards it.
+// in about the reverse order, which is what prefetching goes by. All are one
+// engine's, whose lock guards it.
 struct Sequence {
   // How many of the tickets that came last stay on the device: backward asks for those first.
   size_t keep_last = 0;
@@ -51,15 +52,15 @@ class Ticket {
   State state_ = State::waiting;
   size_t bytes_ = 0;
 
-  Memory source_;          // while it is on the device
-  StreamId stream_ = 0;    // that it was saved on
-  EventPtr ready_;         // the work that wrote it
-  std::shared_ptr<Room> room_;  // held by each copy that is under way as well
+  Memory source_;               // while it is on the device
+  StreamId stream_ = 0;         // that it was saved on
+  EventPtr ready_;              // the work that wrote it
+  std::shared_ptr<Room> room_;  // held also for copies that the ticket has given up
   EventPtr stored_;
-  Memory target_;          // while loading
+  Memory target_;  // while loading
   StreamId target_stream_ = 0;
   int64_t loading_for_ = -1;  // the backward that it was prefetched for
-  EventPtr loaded_;        // the last copy out of the room
+  EventPtr loaded_;           // the last copy out of the room
   int64_t restored_in_ = -1;  // the backward that asked for it last
 };
 

@@ -22,6 +22,12 @@ struct Registry {
   }
 };
 
+OffloadLimits limits_now() {
+  auto& registry = Registry::get();
+  const std::lock_guard<std::mutex> lock(registry.mutex);
+  return registry.limits;
+}
+
 void warn(const std::string& text) {
   TORCH_WARN(text);
 }
@@ -53,12 +59,6 @@ void OffloadTarget::set_limits(OffloadLimits limits) {
   empty_cache();
 }
 
-OffloadLimits OffloadTarget::limits() {
-  auto& registry = Registry::get();
-  const std::lock_guard<std::mutex> lock(registry.mutex);
-  return registry.limits;
-}
-
 size_t OffloadTarget::empty_cache() {
   size_t bytes = 0;
   for (const auto& target : all()) bytes += target->trim();
@@ -68,7 +68,7 @@ size_t OffloadTarget::empty_cache() {
 std::shared_ptr<OffloadDevice> OffloadTarget::device(c10::Device device) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (const auto found = devices_.find(device); found != devices_.end()) return found->second;
-  const auto limits = OffloadTarget::limits();
+  const auto limits = limits_now();
   std::unique_ptr<offload::Backend> backend;
   if (is_disk()) {
     offload::FileBackendOptions options;
@@ -91,7 +91,7 @@ OffloadTarget::Devices OffloadTarget::devices() {
   return devices_;
 }
 
-std::shared_ptr<offload::Sequence> OffloadTarget::sequence_of_thread() {
+std::shared_ptr<offload::Sequence> OffloadDevice::sequence_of_thread() {
   const std::lock_guard<std::mutex> lock(mutex_);
   // Threads come and go.
   for (auto entry = sequences_.begin(); entry != sequences_.end();) {
@@ -111,7 +111,7 @@ size_t OffloadTarget::trim() {
     // One that nothing is away in can be made anew, with the limits of then.
     const auto stats = made->engine->stats();
     if (stats.bytes_away != 0 || stats.bytes_held != 0) continue;
-    bytes += stats.room.allocated;  // a file, which goes with its engine
+    bytes += stats.room.allocated;  // a file goes whole
     const std::lock_guard<std::mutex> lock(mutex_);
     devices_.erase(device);
   }

@@ -33,8 +33,18 @@ struct OffloadDevice {
   std::shared_ptr<offload::Engine> engine;
   PeakWatch peak_watch;
 
+  OffloadDevice(c10::Device of, std::shared_ptr<offload::Engine> by)
+      : device(of), engine(std::move(by)) {}
+
   // To be called when something goes or comes back.
   void watch_peak() { peak_watch.see(device, engine->bytes_away()); }
+
+  // The order of what the calling thread's regions offload. It is one engine's: see ticket.h.
+  std::shared_ptr<offload::Sequence> sequence_of_thread();
+
+ private:
+  std::mutex mutex_;
+  std::map<std::thread::id, std::shared_ptr<offload::Sequence>> sequences_;
 };
 
 class OffloadTarget {
@@ -62,9 +72,6 @@ class OffloadTarget {
   // What is away, by storage.
   const std::shared_ptr<TakenStorages>& taken() const { return taken_; }
 
-  // The order of what the calling thread's regions offload.
-  std::shared_ptr<offload::Sequence> sequence_of_thread();
-
  private:
   size_t trim();
 
@@ -72,7 +79,6 @@ class OffloadTarget {
   const std::shared_ptr<TakenStorages> taken_ = std::make_shared<TakenStorages>();
   std::mutex mutex_;
   Devices devices_;
-  std::map<std::thread::id, std::shared_ptr<offload::Sequence>> sequences_;
 };
 
 }  // namespace memopt::saved

@@ -28,10 +28,11 @@ struct Account {
 class Offloaded : public Handle {
  public:
   Offloaded(const at::Tensor& bytes, std::shared_ptr<OffloadTarget> target,
-            std::shared_ptr<Account> account, const std::shared_ptr<offload::Sequence>& sequence)
+            std::shared_ptr<OffloadDevice> device, std::shared_ptr<Account> account,
+            const std::shared_ptr<offload::Sequence>& sequence)
       : target_(std::move(target)),
         account_(std::move(account)),
-        device_(target_->device(bytes.device())),
+        device_(std::move(device)),
         storage_(name_of_storage(bytes)),
         keys_(bytes.key_set()),
         size_(bytes.numel()),
@@ -94,18 +95,19 @@ class Offloaded : public Handle {
 // Offers whole storages, as bytes.
 class Offload : public Fate {
  public:
-  // Without a sequence: of each thread's own.
-  Offload(const OffloadOptions& options, std::shared_ptr<offload::Sequence> sequence)
-      : options_(options),
-        target_(OffloadTarget::get(options.directory)),
-        sequence_(std::move(sequence)) {}
+  // In the order of each thread, or of the one scope.
+  enum class Order { thread, scope };
+  Offload(const OffloadOptions& options, Order order)
+      : options_(options), target_(OffloadTarget::get(options.directory)), order_(order) {}
 
   c10::intrusive_ptr<Handle> take(const at::Tensor& bytes) override {
     if (!can_leave(bytes)) return {};
     const auto size = static_cast<size_t>(bytes.numel());
     if (is_limited() && !has_room(bytes, size)) return {};
-    return c10::make_intrusive<Offloaded>(
-        bytes, target_, account_, sequence_ == nullptr ? target_->sequence_of_thread() : sequence_);
+    auto device = target_->device(bytes.device());
+    const auto sequence =
+        order_ == Order::thread ? device->sequence_of_thread() : sequence_of_scope(bytes.device());
+    return c10::make_intrusive<Offloaded>(bytes, target_, std::move(device), account_, sequence);
   }
 
  private:
@@ -122,8 +124,8 @@ class Offload : public Fate {
     const std::lock_guard<std::mutex> lock(account_->mutex);
     if (account_->staying.count(name._unsafe_get_target()) != 0) return false;
     account_->offered += static_cast<double>(size);
-    const bool is_share = account_->taken + static_cast<double>(size) <=
-                          options_.fraction * account_->offered;
+    const bool is_share =
+        account_->taken + static_cast<double>(size) <= options_.fraction * account_->offered;
     if (is_share && account_->away + size <= options_.max_bytes) {
       account_->taken += static_cast<double>(size);
       return true;
@@ -131,6 +133,17 @@ class Offload : public Fate {
     if (size > options_.max_bytes) warn_of_cap(size);
     account_->staying.emplace(name._unsafe_get_target(), name);
     return false;
+  }
+
+  // Of each device, as each has its engine.
+  std::shared_ptr<offload::Sequence> sequence_of_scope(c10::Device device) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto& sequence = sequences_[device];
+    if (sequence == nullptr) {
+      sequence = std::make_shared<offload::Sequence>();
+      sequence->keep_last = options_.keep_last;
+    }
+    return sequence;
   }
 
   void warn_of_cap(size_t size) {
@@ -142,7 +155,9 @@ class Offload : public Fate {
 
   const OffloadOptions options_;
   std::shared_ptr<OffloadTarget> target_;
-  std::shared_ptr<offload::Sequence> sequence_;
+  const Order order_;
+  std::mutex mutex_;
+  std::unordered_map<c10::Device, std::shared_ptr<offload::Sequence>> sequences_;
   std::shared_ptr<Account> account_ = std::make_shared<Account>();
 };
 
@@ -150,10 +165,8 @@ class Offload : public Fate {
 
 c10::intrusive_ptr<Fate> offload_in_scope(const OffloadOptions& options,
                                           OncePerStorage::IsHeld is_held) {
-  auto sequence = std::make_shared<offload::Sequence>();
-  sequence->keep_last = options.keep_last;
   return c10::make_intrusive<OncePerStorage>(
-      c10::make_intrusive<Offload>(options, std::move(sequence)), is_held, options.min_bytes,
+      c10::make_intrusive<Offload>(options, Offload::Order::scope), is_held, options.min_bytes,
       OffloadTarget::get(options.directory)->taken());
 }
 
@@ -161,9 +174,9 @@ c10::intrusive_ptr<Fate> offload_of_region(const std::string& directory,
                                            OncePerStorage::IsHeld is_held) {
   OffloadOptions options;
   options.directory = directory;
-  return c10::make_intrusive<OncePerStorage>(c10::make_intrusive<Offload>(options, nullptr),
-                                             is_held, /*min_bytes=*/1,
-                                             OffloadTarget::get(directory)->taken());
+  return c10::make_intrusive<OncePerStorage>(
+      c10::make_intrusive<Offload>(options, Offload::Order::thread), is_held, /*min_bytes=*/1,
+      OffloadTarget::get(directory)->taken());
 }
 
 bool is_on_accelerator(const at::Tensor& tensor) {

@@ -7,9 +7,19 @@
 
 namespace memopt::saved {
 
+namespace {
+
+// The graph adds a leaf's gradient to it, and so holds it, and what its views lie in.
+bool is_held_by_its_graph(const at::Tensor& tensor) {
+  const auto is_held = [](const at::TensorBase& of) { return of.is_leaf() && of.requires_grad(); };
+  return is_held(tensor) || (tensor.is_view() && is_held(tensor._base()));
+}
+
+}  // namespace
+
 c10::intrusive_ptr<Handle> OncePerStorage::take(const at::Tensor& tensor) {
   if (!is_plain(tensor) || tensor.storage().nbytes() < min_bytes_) return {};
-  if ((tensor.is_leaf() && tensor.requires_grad()) || is_held_(tensor)) return {};
+  if (is_held_by_its_graph(tensor) || is_held_(tensor)) return {};
   auto shared = taken_->find(tensor);
   if (!shared.defined()) {
     if (taken_->is_held(tensor)) return {};

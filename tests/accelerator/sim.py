@@ -30,6 +30,15 @@ class Kind(IntEnum):
     POISON = 5
 
 
+class Fault(IntEnum):
+    """What broken code would do, in the order of backend/control.h."""
+
+    NONE = 0
+    WAITS_ARE_IGNORED = 1
+    MOMENTS_ARE_REACHED = 2
+    STREAM_IS_REMEMBERED = 3
+
+
 class MemoryCounts(NamedTuple):
     allocated: int  # bytes now
     peak: int  # bytes at most, since reset_peak()
@@ -115,8 +124,9 @@ def random_delays(most_seconds: float, seed: int = 0) -> None:
 
 
 def reset() -> None:
-    """No delays, no stream paused, pinning works and is not strict, all memory may be used."""
+    """No delays, faults, paused streams; pinning works, and not strictly; all memory is there."""
     load().sim_resume_all()
+    plant(Fault.NONE)
     for kind in Kind:
         delay(kind, 0)
     random_delays(0)
@@ -124,6 +134,11 @@ def reset() -> None:
     pinning(works=True, strict=False)
     for device in range(torch.accelerator.device_count()):
         capacity(1 << 36, device)
+
+
+def plant(fault: Fault) -> None:
+    """From now on PyTorch's stream interface does this to whoever uses it."""
+    load().sim_set_fault(int(fault))
 
 
 def host_patience(seconds: float) -> None:

@@ -1,6 +1,7 @@
 // The functions of control.h for ctypes, which lets go of the interpreter's lock while they run.
 #include "control.h"
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <sstream>
@@ -43,6 +44,20 @@ void trace(const c10::Stream& stream, const Task& task) {
                   << static_cast<int>(task.kind) << ' ' << task.name << '\n';
 }
 
+namespace {
+
+std::atomic<Fault> planted = Fault::none;
+
+}  // namespace
+
+void set_fault(Fault fault) {
+  planted = fault;
+}
+
+Fault fault() {
+  return planted;
+}
+
 }  // namespace sim
 
 #define SIM_EXPORT extern "C" __attribute__((visibility("default")))
@@ -64,6 +79,9 @@ SIM_EXPORT void sim_random_delays(uint64_t seed, double most_seconds) {
 }
 SIM_EXPORT void sim_patience(double seconds) {
   sim::set_patience(seconds);
+}
+SIM_EXPORT void sim_set_fault(int fault) {
+  sim::set_fault(static_cast<sim::Fault>(fault));
 }
 SIM_EXPORT void sim_cover_operators() {
   sim::cover_operators();

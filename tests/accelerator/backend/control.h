@@ -35,6 +35,17 @@ PinnedCounts pinned_counts();
 void set_pinning_works(bool works);
 void set_pinned_strict(bool strict);
 
+// What broken code would do, planted below PyTorch's stream interface, so that only code that uses
+// that is hit: the tests' own kernels and copies run as they should.
+enum class Fault : int {
+  none,
+  waits_are_ignored,     // no stream waits for an event
+  moments_are_reached,   // every event counts as reached at once
+  stream_is_remembered,  // the default stream is taken for the current one
+};
+void set_fault(Fault fault);
+Fault fault();
+
 void cover_operators();  // once memopt is imported
 
 }  // namespace sim

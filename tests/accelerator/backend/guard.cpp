@@ -3,6 +3,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
+#include "control.h"
 #include "moment.h"
 
 namespace sim {
@@ -29,7 +30,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void setDevice(c10::Device to) const override { exchange_device(to.index()); }
   void uncheckedSetDevice(c10::Device to) const noexcept override { exchange_device(to.index()); }
 
-  c10::Stream getStream(c10::Device of) const override { return current_stream(of.index()); }
+  c10::Stream getStream(c10::Device of) const override {
+    return fault() == Fault::stream_is_remembered ? getDefaultStream(of)
+                                                  : current_stream(of.index());
+  }
   c10::Stream getDefaultStream(c10::Device of) const override {
     const auto index = of.has_index() ? of.index() : current_device();
     return c10::Stream(c10::Stream::DEFAULT, device(index));
@@ -55,9 +59,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     static_cast<Event*>(*event)->moment = sim::record(stream);
   }
   void block(void* event, const c10::Stream& stream) const override {
+    if (fault() == Fault::waits_are_ignored) return;
     if (event != nullptr) wait(stream, static_cast<Event*>(event)->moment);
   }
   bool queryEvent(void* event) const override {
+    if (fault() == Fault::moments_are_reached) return true;
     return event == nullptr || is_reached(static_cast<Event*>(event)->moment);
   }
   void synchronizeEvent(void* event) const override {
@@ -67,6 +73,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     delete static_cast<Event*>(event);
   }
   double elapsedTime(void* first, void* last, c10::DeviceIndex) const override {
+    if (fault() == Fault::moments_are_reached) return 0;
     const auto& from = *static_cast<Event*>(first);
     const auto& to = *static_cast<Event*>(last);
     TORCH_CHECK(from.timed && to.timed, "sim: elapsedTime needs events made with timing");
