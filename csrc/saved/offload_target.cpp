@@ -22,12 +22,6 @@ struct Registry {
   }
 };
 
-OffloadLimits limits_now() {
-  auto& registry = Registry::get();
-  const std::lock_guard<std::mutex> lock(registry.mutex);
-  return registry.limits;
-}
-
 void warn(const std::string& text) {
   TORCH_WARN(text);
 }
@@ -59,6 +53,12 @@ void OffloadTarget::set_limits(OffloadLimits limits) {
   empty_cache();
 }
 
+OffloadLimits OffloadTarget::limits() {
+  auto& registry = Registry::get();
+  const std::lock_guard<std::mutex> lock(registry.mutex);
+  return registry.limits;
+}
+
 size_t OffloadTarget::empty_cache() {
   size_t bytes = 0;
   for (const auto& target : all()) bytes += target->trim();
@@ -68,7 +68,7 @@ size_t OffloadTarget::empty_cache() {
 std::shared_ptr<OffloadDevice> OffloadTarget::device(c10::Device device) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (const auto found = devices_.find(device); found != devices_.end()) return found->second;
-  const auto limits = limits_now();
+  const auto limits = OffloadTarget::limits();
   std::unique_ptr<offload::Backend> backend;
   if (is_disk()) {
     offload::FileBackendOptions options;

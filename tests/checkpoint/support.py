@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-
-import memopt
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint as torch_checkpoint
 
+import memopt
 from memopt._extension import _C
 from memopt.checkpoint import checkpoint
 
