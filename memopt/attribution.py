@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType, FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from memopt.measure import SavedTensors, saved_bytes, storages
+from memopt.measure import SavedBytes, SavedTensors, recorded, storages
 
 # Nodes that give another view of a tensor: what made the tensor stands in front of them.
 _VIEWS = frozenset(
@@ -64,24 +66,41 @@ class Attributed:
     """All nodes that saved it."""
 
 
+@dataclass(frozen=True)
+class Attribution:
+    """What a run of a model saved, and which modules it called."""
+
+    saved: SavedBytes
+    """As `memopt.saved_bytes` counts it."""
+
+    storages: tuple[Attributed, ...]
+    """The same storages in the same order, each with what saved it."""
+
+    called: frozenset[str]
+    """Paths of those of the `watched` modules that were called."""
+
+
 def attribute(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> list[Attributed]:
-    """The storages that `memopt.saved_bytes(model, *args, **kwargs)` counts, in its order, each
-    with what saved it. The model runs once and is afterwards as it was.
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    watched: Iterable[str] = (),
+) -> Attribution:
+    """Runs the model once, after which it is as it was.
+
+    watched: paths of modules of which is to be said whether they were called.
     """
-    found: list[Attributed] = []
-
-    def run(*args: Any, **kwargs: Any) -> None:
-        constant = [*model.parameters(), *model.buffers()]
-        paths = {module: path for path, module in model.named_modules()}
-        recorder = _Recorder(paths, constant)
-        with recorder:
-            output = model(*args, **kwargs)
-        found.extend(recorder.attributed(_nodes(tensors_of(output))))
-
-    saved_bytes(run, *args, **kwargs)
-    return found
+    paths = {module: path for path, module in model.named_modules()}
+    called: set[str] = set()
+    with ExitStack() as stack:
+        for path in watched:
+            hook = model.get_submodule(path).register_forward_pre_hook(
+                lambda *_, path=path: called.add(path)
+            )
+            stack.callback(hook.remove)
+        run = stack.enter_context(recorded(model, args, kwargs, partial(_Recorder, paths)))
+        found = tuple(run.saved.attributed(_nodes(tensors_of(run.output))))
+        return Attribution(run.bytes(), found, frozenset(called))
 
 
 @dataclass(frozen=True)
@@ -95,8 +114,8 @@ class _Note:
 
 
 class _Recorder(SavedTensors):
-    def __init__(self, paths: Mapping[nn.Module, str], constant: Iterable[Tensor]) -> None:
-        super().__init__(exclude=constant, parameters=False, dropped=False)
+    def __init__(self, paths: Mapping[nn.Module, str], **options: Any) -> None:
+        super().__init__(**options)
         self._paths = paths
         self._notes: WeakKeyDictionary[Any, _Note] = WeakKeyDictionary()
 

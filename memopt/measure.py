@@ -10,11 +10,11 @@ once, and a view keeps all of the memory that it looks into.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ from torch.utils import _pytree as pytree
 
 from memopt._compat import preserved_versions, view_base, wraps_tensors
 from memopt._extension import _C
+
+SavedT = TypeVar("SavedT", bound="SavedTensors")
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ def saved_bytes(fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> Save
     does. Of a checkpointed region its arguments count; those that it offloads to the host do not.
 
     Not counted: parameters and buffers, which are there anyway; tensors whose part of the graph was
-    dropped before the end; what saved-tensor hooks inside `fn` keep in place of tensors
+    dropped before the end; numbers that products are formed with (8 bytes each, which PyTorch shows
+    no hook); what saved-tensor hooks inside `fn` keep in place of tensors
     (`torch.autograd.graph.save_on_cpu`, for one); tensors that a Python `autograd.Function` sets as
     attributes of its context; and what threads save that `fn` starts. Hooks around this call
     (a `memopt.recompute()` there too) do not apply.
@@ -95,19 +98,42 @@ def saved_bytes(fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> Save
         RuntimeError: torch.inference_mode() is on, in which nothing is saved.
     """
     check_can_measure("saved_bytes", fn)
+    with recorded(fn, args, kwargs, SavedTensors) as run:
+        return run.bytes()
+
+
+@dataclass(frozen=True)
+class Recorded(Generic[SavedT]):
+    """A call that ran, while the graph that it made lives."""
+
+    output: object
+    saved: SavedT
+    inputs: list[Tensor]
+
+    def bytes(self) -> SavedBytes:
+        of_inputs = storages(self.inputs)
+        return SavedBytes(
+            SavedStorage(nbytes, tensor.device, tuple(tensor.shape), tensor.dtype, key in of_inputs)
+            for key, (nbytes, tensor) in self.saved.by_storage().items()
+        )
+
+
+@contextmanager
+def recorded(
+    fn: Callable[..., object],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    record: Callable[..., SavedT],
+) -> Iterator[Recorded[SavedT]]:
+    """Runs `fn` as saved_bytes does, under what `record` makes of the arguments of SavedTensors."""
     modules = _C.modules_reached(fn, args, kwargs)
     inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     constant = [t for m in modules for t in (*m.parameters(), *m.buffers())]
-    saved = SavedTensors(exclude=constant, parameters=False, dropped=False)
-    with _unchanged(modules, inputs), torch.enable_grad(), saved:
-        output = fn(*args, **kwargs)
-    of_inputs = storages(inputs)
-    result = SavedBytes(
-        SavedStorage(nbytes, tensor.device, tuple(tensor.shape), tensor.dtype, key in of_inputs)
-        for key, (nbytes, tensor) in saved.by_storage().items()
-    )
-    del output  # which held the graph until here
-    return result
+    saved = record(exclude=constant, parameters=False, dropped=False)
+    with _unchanged(modules, inputs):
+        with torch.enable_grad(), saved:
+            output = fn(*args, **kwargs)
+        yield Recorded(output, saved, inputs)
 
 
 def check_can_measure(who: str, fn: object) -> None:

@@ -87,15 +87,15 @@ struct Arguments {
   Arguments(variable_list inputs_, Linears behind_)
       : inputs(std::move(inputs_)), behind(std::move(behind_)), places(inputs, behind) {}
 
-  // Those that there are.
-  variable_list given() const {
-    variable_list tensors;
+  // Those that there are: the inputs themselves where that is all, or in `storage`.
+  at::TensorList given(variable_list* storage) const {
+    if (behind.weights.empty() && places.all_given()) return inputs;
     for (const variable_list* list : {&inputs, &behind.weights, &behind.biases}) {
       for (const Tensor& tensor : *list) {
-        if (tensor.defined()) tensors.push_back(tensor);
+        if (tensor.defined()) storage->push_back(tensor);
       }
     }
-    return tensors;
+    return *storage;
   }
 };
 

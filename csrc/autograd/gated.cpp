@@ -101,9 +101,9 @@ Produced GatedOp::forward(const Options& o, const variable_list& in, bool for_ba
   } else {
     output = plain_unit(o, in);
   }
-  if (!o.drops) return {output, in, {}, {}};
+  if (!o.drops) return {std::move(output), in, {}, {}};
   Produced kept = DropoutOp::forward({o.p}, {output}, for_backward);
-  return {kept.output, in, std::move(kept.extras), {}};
+  return {std::move(kept.output), in, std::move(kept.extras), {}};
 }
 
 Tensor GatedOp::forward_again(const Options& o, const variable_list& reads,

@@ -292,8 +292,8 @@ Tensor mlp(const Tensor& input, const Tensor& up_weight, const OptionalTensor& u
   check(options, tensors, gate_bias);
   const Arguments arguments(std::move(inputs), {});
   if (needs_node("mlp", arguments.inputs)) {
-    const variable_list given = arguments.given();
-    return Mlp::apply(options, at::TensorList(given), arguments);
+    variable_list storage;
+    return Mlp::apply(options, arguments.given(&storage), arguments);
   }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   Kept nothing;

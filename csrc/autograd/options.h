@@ -48,8 +48,10 @@ inline void unpack_field(const at::IValue& value, std::string& field) {
 template <class Op>
 void save_options(AutogradContext* ctx, const typename Op::Options& options) {
   Op::visit(options, [&](const auto&... fields) {
-    ctx->saved_data["options"] =
-        c10::ivalue::Tuple::create(std::vector<at::IValue>{pack_field(fields)...});
+    std::vector<at::IValue> packed;
+    packed.reserve(sizeof...(fields));
+    (packed.push_back(pack_field(fields)), ...);
+    ctx->saved_data["options"] = c10::ivalue::Tuple::create(std::move(packed));
   });
 }
 

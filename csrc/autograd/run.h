@@ -11,8 +11,9 @@ bool needs_node(const char* op, at::TensorList tensors);
 
 inline bool needs_node(const char* op, const Arguments& arguments) {
   const Linears& behind = arguments.behind;
-  // All of them, for the sake of the error.
   const bool inputs = needs_node(op, arguments.inputs);
+  if (behind.weights.empty()) return inputs;
+  // All of them, for the sake of the error.
   const bool weights = needs_node(op, behind.weights);
   return needs_node(op, behind.biases) || inputs || weights;
 }
@@ -24,9 +25,10 @@ inline bool needs_node(const char* op, const Arguments& arguments) {
 // as its grad_fn: a cycle, which would never be freed.
 template <class Op>
 variable_list apply_node(const typename Op::Options& options, Arguments& arguments) {
-  const variable_list given = arguments.given();
+  variable_list storage;
+  const at::TensorList given = arguments.given(&storage);
   try {
-    variable_list outputs = Node<Op>::apply(options, at::TensorList(given), arguments);
+    variable_list outputs = Node<Op>::apply(options, given, arguments);
     if (recipe_book() != nullptr && arguments.behind.weights.empty() && !is_traced(outputs[0])) {
       recipe_book()->place(outputs[0]);
     }

@@ -34,10 +34,18 @@ def has_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return any(isinstance(value, cache) for value in (*args, *kwargs.values()))
 
 
+def module_of(fn: object) -> nn.Module | None:
+    """The module that a call of `fn` runs: itself, or the one that it is a method of."""
+    fn = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
+    return fn if isinstance(fn, nn.Module) else None
+
+
 def without_cache(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    who: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Arguments | None:
     """The arguments for a region of `module`, which `has_cache`; None if it must run without one.
+
+    who: what errors and warnings begin with.
 
     Raises:
         RuntimeError: in training, the module is none that can do without a cache, or the cache
@@ -47,10 +55,10 @@ def without_cache(
         return args, kwargs
     if not module.training:
         warnings.warn(
-            f"checkpoint_wrapper: {region_name(module)} is in evaluation mode and was called with "
+            f"{who}: {region_name(module)} is in evaluation mode and was called with "
             "a cache, which would grow again in the recompute: it runs without a region, and what "
             f"it saves for backward stays; {_FIX}, or disable gradients",
-            stacklevel=2,
+            stacklevel=3,
         )
         return None
     cache: type = sys.modules["transformers.cache_utils"].Cache
@@ -65,16 +73,16 @@ def without_cache(
         )
     else:
         warnings.warn(
-            "checkpoint_wrapper: regions turn the cache of keys and values off in training, as "
+            f"{who}: regions turn the cache of keys and values off in training, as "
             f"transformers' gradient checkpointing does; {_FIX} to do so from the beginning",
-            stacklevel=2,
+            stacklevel=3,
         )
         kwargs = {k: None if isinstance(v, cache) else v for k, v in kwargs.items()}
         if kwargs.get("use_cache"):
             kwargs["use_cache"] = False
         return tuple(None if isinstance(v, cache) else v for v in args), kwargs
     raise RuntimeError(
-        f"checkpoint_wrapper: the region {region_name(module)} {rule}; got "
+        f"{who}: the region {region_name(module)} {rule}; got "
         f"{', '.join(f'{name or type(value).__name__}' for name, value in found)}"
     )
 

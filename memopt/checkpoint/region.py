@@ -16,6 +16,7 @@ from torch.utils import checkpoint as torch_checkpoint
 
 from memopt._compat import checkpoint_options_set_globally
 from memopt._extension import _C
+from memopt.checkpoint.caches import has_cache, may_have_caches, module_of, without_cache
 from memopt.checkpoint.debug import OperatorLogs
 from memopt.checkpoint.settings import fate_of_arguments, region_settings
 from memopt.offload.place import Place
@@ -65,6 +66,10 @@ def checkpoint(
     arguments in place. A tensor that `fn` closes over must not be written between forward and
     backward either; that is not checked.
 
+    A cache of keys and values of transformers among the arguments would grow a second time in the
+    recompute. Where `fn` is a module or a method of one, it is dealt with as by
+    `checkpoint_wrapper`; another function must only read it.
+
     Args:
         fn: any callable.
         *args: for `fn`.
@@ -88,11 +93,19 @@ def checkpoint(
         TypeError: `fn` is not callable.
         ValueError: an unknown `determinism_check` or `offload`, `use_reentrant=True`, or `debug`
             with a `context_fn`.
-        RuntimeError: in backward, if an argument was written in place or the recompute saved other
+        RuntimeError: `fn` is a module in training that would write to a cache. In backward, if an
+            argument was written in place or the recompute saved other
             tensors (in number, shape, dtype or device) than forward.
     """
     if not callable(fn):
         raise TypeError(f"checkpoint: fn must be callable, got {type(fn).__name__}")
+    if may_have_caches() and has_cache(args, kwargs) and is_region():
+        module = module_of(fn)
+        if module is not None:
+            arguments = without_cache("checkpoint", module, args, kwargs)
+            if arguments is None:
+                return fn(*args, **kwargs)
+            args, kwargs = arguments
     if (
         preserve_rng_state
         and early_stop
@@ -124,8 +137,7 @@ def checkpoint(
     forward, again = fn, None
     if contexts is not _no_contexts:
         in_forward, in_recompute = contexts()
-        # Else it is no region, but a plain call.
-        if torch.is_grad_enabled() and not _C.flags().disabled:
+        if is_region():
             forward, again = _inside(in_forward, fn), _inside(in_recompute, fn)
     settings = region_settings(
         arguments=fate_of_arguments("checkpoint: offload", offload),
@@ -136,6 +148,11 @@ def checkpoint(
         diagnose=diagnose,
     )
     return _C.run_region(forward, args, kwargs, settings, None)
+
+
+def is_region() -> bool:
+    """Whether what is called here as a region is one, and no plain call."""
+    return torch.is_grad_enabled() and not _C.flags().disabled
 
 
 def run_region(

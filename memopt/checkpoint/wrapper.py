@@ -25,7 +25,7 @@ from memopt._class_patch import (
 )
 from memopt._extension import _C
 from memopt.checkpoint.caches import has_cache, may_have_caches, without_cache
-from memopt.checkpoint.region import compiled_region
+from memopt.checkpoint.region import compiled_region, is_region
 from memopt.checkpoint.settings import fate_of_arguments, region_settings
 from memopt.offload.place import Place
 
@@ -181,8 +181,8 @@ class _Checkpointed(ForwardWrapper):
         settings = module.__dict__.get(_SETTINGS)
         if settings is None:  # made by calling the class of a wrapped module
             return forward(*args, **kwargs)
-        if may_have_caches() and has_cache(args, kwargs) and _is_region():
-            arguments = without_cache(module, args, kwargs)
+        if may_have_caches() and has_cache(args, kwargs) and is_region():
+            arguments = without_cache("checkpoint_wrapper", module, args, kwargs)
             if arguments is None:
                 return forward(*args, **kwargs)
             args, kwargs = arguments
@@ -214,11 +214,6 @@ def _count(module: nn.Module | None, step: int) -> None:
     assert module is not None
     for submodule in module.modules():
         submodule.__dict__[_COUNTER] = submodule.__dict__.get(_COUNTER, 0) + step
-
-
-def _is_region() -> bool:
-    """Whether a wrapped module that is called here is one, and no plain call."""
-    return torch.is_grad_enabled() and not _C.flags().disabled
 
 
 def _is_wrapped(cls: type) -> bool:

@@ -24,9 +24,15 @@ from memopt.convert.match import Context, Match, Reason, match
 from memopt.convert.recipes import RecipesOn, has_recipes, turn_recipes_on
 from memopt.convert.regions import Regions, check_can_revert_region, revert_region
 from memopt.convert.register import registered_rules
+from memopt.convert.remaining import remaining
 from memopt.convert.report import Left, Report, Swapped
 from memopt.convert.rules import RULES
-from memopt.convert.sample import measure_sample, notes_on_sample, remaining_of_sample
+from memopt.convert.sample import (
+    attribute_sample,
+    measure_sample,
+    note_on_calls,
+    notes_on_sample,
+)
 from memopt.convert.skip import Skip, outermost, skipped
 from memopt.convert.supported import has_kernels_for
 from memopt.convert.swap import (
@@ -97,7 +103,7 @@ def convert(
 
     Args:
         model: changed in place.
-        sample_input: with one, the model runs once before and twice after, and the report has the
+        sample_input: with one, the model runs once before and once after, and the report has the
             bytes saved for backward, and what still saves how many of them. A tensor; a tuple or
             list of positional arguments; or a mapping of keyword arguments. Measured as
             `memopt.saved_bytes` does, which leaves the model as it was. Storages of the sample that
@@ -143,7 +149,7 @@ def convert(
     _check_model(model)
     check_autocast_norms(autocast_norms)
     regions = Regions(checkpoint, offload)
-    before = None if sample_input is None else measure_sample(model, sample_input, converted=False)
+    before = None if sample_input is None else measure_sample(model, sample_input)
     left_alone = skipped(model, skip)
     matches = match(Context(model, recompute, left_alone), (*registered_rules(), *RULES))
     matches = with_autocast_norms(matches, autocast_norms)
@@ -156,8 +162,11 @@ def convert(
         notes += regions.notes
         if recompute:
             turn_recipes_on(model, functional and _has_kernels(model), left_alone)
-        after = None if before is None else measure_sample(model, sample_input, converted=True)
-        rest = () if before is None else remaining_of_sample(model, sample_input)
+        sample = None
+        if before is not None:
+            paths = (*regions.checkpointed, *regions.offloaded)
+            sample = attribute_sample(model, sample_input, paths)
+            notes += note_on_calls(paths, sample.called) + notes_on_sample(before, sample.saved)
     return Report(
         model=type(model).__qualname__,
         swapped=_swapped(matches),
@@ -166,9 +175,9 @@ def convert(
         checkpointed=regions.checkpointed,
         offloaded=regions.offloaded,
         bytes_before=None if before is None else int(before),
-        bytes_after=None if after is None else int(after),
-        notes=notes + notes_on_sample(before, after),
-        remaining=rest,
+        bytes_after=None if sample is None else int(sample.saved),
+        notes=notes,
+        remaining=() if sample is None else remaining(model, sample.storages),
         idle=_idle(matches),
     )
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
-from memopt.attribution import Attributed, attribute
+from memopt.attribution import Attributed
 from memopt.checkpoint.wrapper import settings_of
 from memopt.convert.recipes import has_functions, has_recipes
 
@@ -78,10 +78,8 @@ _RECIPES = "convert with recompute=True, or memopt.recompute() around the call"
 _NORM = "if it is a norm that memopt has: memopt.functional, or memopt.convert.register_rule"
 
 
-def remaining(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Remaining, ...]:
-    """Everything that `memopt.saved_bytes(model, *args, **kwargs)` counts, the most bytes first."""
+def remaining(model: nn.Module, attributed: Iterable[Attributed]) -> tuple[Remaining, ...]:
+    """Everything that a run of the model saved, the most bytes first."""
     modules = dict(model.named_modules())
     names = _Names(
         {path: type(module).__qualname__ for path, module in modules.items()},
@@ -89,7 +87,7 @@ def remaining(
         has_recipes(model),
         has_functions(model),
     )
-    return grouped(attribute(model, args, kwargs), names)
+    return grouped(attributed, names)
 
 
 class _Names(NamedTuple):

@@ -150,9 +150,9 @@ class Report:
                 f"after ({ratio:.2f}x)"
             )
         if self.checkpointed:
-            lines.append(f"checkpointed: {_where(self.checkpointed)}")
+            lines.append(f"checkpointed: {joined(self.checkpointed)}")
         if self.offloaded:
-            lines.append(f"checkpointed, inputs offloaded: {_where(self.offloaded)}")
+            lines.append(f"checkpointed, inputs offloaded: {joined(self.offloaded)}")
         return [*lines, *self._remaining_lines(), *self.notes]
 
     def _remaining_lines(self) -> list[str]:
@@ -166,7 +166,7 @@ class Report:
                 break
             rest -= share
             where = f"{len(entry.paths)} x {entry.from_class} "
-            where += f"({_where(path or 'the model' for path in entry.paths)})"
+            where += f"({joined(path or 'the model' for path in entry.paths)})"
             help = f": {entry.help}" if entry.help else ""
             lines.append(f"  {share:4.1f} %  {entry.what}, {where}{help}")
         if rest >= 0.05:
@@ -193,11 +193,12 @@ def _grouped(entries: Iterable[tuple[str, str, str]], swapped: bool) -> list[_Ro
     for what, outcome, path in entries:
         groups.setdefault((what, outcome), []).append(path or "(the model)")
     return [
-        _Row(len(paths), what, outcome, _where(paths), swapped)
+        _Row(len(paths), what, outcome, joined(paths), swapped)
         for (what, outcome), paths in groups.items()
     ]
 
 
-def _where(paths: Iterable[str]) -> str:
+def joined(paths: Iterable[str]) -> str:
+    """Both, or the first and the last of more."""
     paths = list(paths)
     return ", ".join(paths) if len(paths) <= 2 else f"{paths[0]}, ..., {paths[-1]}"

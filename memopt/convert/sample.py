@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
-from memopt.convert.remaining import Remaining, remaining
+from memopt.attribution import Attribution, attribute
+from memopt.convert.report import joined
 from memopt.measure import SavedBytes, check_can_measure, saved_bytes
 
 
-def measure_sample(model: nn.Module, sample_input: Any, converted: bool) -> SavedBytes:
+def measure_sample(model: nn.Module, sample_input: Any) -> SavedBytes:
+    """Bytes that the model saves before it is converted."""
     check_can_measure("convert", model)
     args, kwargs = _arguments(sample_input)
     _check_takes(model, sample_input, args, kwargs)
-    try:
+    with _noted(model, "as it was"):
         return saved_bytes(model, *args, **kwargs)
+
+
+def attribute_sample(model: nn.Module, sample_input: Any, regions: Iterable[str]) -> Attribution:
+    """What it saves afterwards, and which regions it calls."""
+    args, kwargs = _arguments(sample_input)
+    with _noted(model, "converted; as it was, it did not"):
+        return attribute(model, args, kwargs, regions)
+
+
+@contextmanager
+def _noted(model: nn.Module, state: str) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
         _add_note(
             error,
             f"convert: {type(model).__name__} raised this when it ran with sample_input to count "
-            f"bytes, {'converted; as it was, it did not' if converted else 'as it was'}. It is as "
-            "it was before convert.",
+            f"bytes, {state}. It is as it was before convert.",
         )
         raise
 
@@ -52,9 +67,7 @@ def _add_note(error: Exception, note: str) -> None:
     error.__dict__["__notes__"] = [*notes, note]
 
 
-def notes_on_sample(before: SavedBytes | None, after: SavedBytes | None) -> tuple[str, ...]:
-    if before is None or after is None:
-        return ()
+def notes_on_sample(before: SavedBytes, after: SavedBytes) -> tuple[str, ...]:
     if not before.storages:
         return (
             f"{'nothing' if not after.storages else 'nothing before'} was saved for backward with "
@@ -70,9 +83,12 @@ def notes_on_sample(before: SavedBytes | None, after: SavedBytes | None) -> tupl
     )
 
 
-def remaining_of_sample(model: nn.Module, sample_input: Any) -> tuple[Remaining, ...]:
-    args, kwargs = _arguments(sample_input)
-    return remaining(model, args, kwargs)
+def note_on_calls(regions: Sequence[str], called: frozenset[str]) -> tuple[str, ...]:
+    idle = [path for path in regions if path not in called]
+    if not idle:
+        return ()
+    number = f"{len(idle)} of {len(regions)} regions"
+    return (f"{number} save nothing here, since sample_input never calls them: {joined(idle)}",)
 
 
 def _arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -24,6 +26,9 @@ ACTIVATIONS: dict[str, bool] = _C.activations()
 is the kernels' own (csrc/kernels/activation.h).
 """
 
+# Looked up once. Each lookup, keyword and Python function between costs time on the host.
+_op: Callable[..., Tensor] = torch.ops.memopt.activation.default
+
 
 def activation(input: Tensor, activation: str, activation_scalar: float | None = None) -> Tensor:
     """f(x) element by element, for an activation f by its name.
@@ -43,10 +48,9 @@ def activation(input: Tensor, activation: str, activation_scalar: float | None =
         RuntimeError: an unsupported dtype, device or layout, another `activation`, or a scalar
             where there should be none, or none where there should be one.
     """
-    output: Tensor = torch.ops.memopt.activation(
-        input, activation=activation, activation_scalar=activation_scalar
-    )
-    return output
+    if activation_scalar is None:
+        return _op(input, activation=activation)
+    return _op(input, activation=activation, activation_scalar=activation_scalar)
 
 
 def gelu_name(op: str, approximate: str) -> str:
@@ -74,7 +78,7 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     Raises:
         RuntimeError: an unsupported dtype, device or layout, or another `approximate`.
     """
-    return activation(input, gelu_name("gelu", approximate))
+    return _op(input, activation=gelu_name("gelu", approximate))
 
 
 def silu(input: Tensor) -> Tensor:
@@ -82,7 +86,7 @@ def silu(input: Tensor) -> Tensor:
 
     Shape, errors and what is saved as for gelu. Source: Elfwing et al., arXiv:1702.03118.
     """
-    return activation(input, "silu")
+    return _op(input, activation="silu")
 
 
 def relu(input: Tensor) -> Tensor:
@@ -90,7 +94,7 @@ def relu(input: Tensor) -> Tensor:
 
     Shape, errors and what is saved as for gelu.
     """
-    return activation(input, "relu")
+    return _op(input, activation="relu")
 
 
 def quick_gelu(input: Tensor) -> Tensor:
@@ -98,7 +102,7 @@ def quick_gelu(input: Tensor) -> Tensor:
 
     Shape, errors and what is saved as for gelu. Source: Hendrycks and Gimpel, arXiv:1606.08415.
     """
-    return activation(input, "quick_gelu")
+    return _op(input, activation="quick_gelu")
 
 
 def relu_squared(input: Tensor) -> Tensor:
@@ -106,7 +110,7 @@ def relu_squared(input: Tensor) -> Tensor:
 
     Shape, errors and what is saved as for gelu. Source: So et al., arXiv:2109.08668.
     """
-    return activation(input, "relu_squared")
+    return _op(input, activation="relu_squared")
 
 
 def sigmoid(input: Tensor) -> Tensor:
@@ -114,7 +118,7 @@ def sigmoid(input: Tensor) -> Tensor:
 
     Shape, errors and what is saved as for gelu.
     """
-    return activation(input, "sigmoid")
+    return _op(input, activation="sigmoid")
 
 
 def softcap(input: Tensor, cap: float) -> Tensor:
@@ -127,4 +131,4 @@ def softcap(input: Tensor, cap: float) -> Tensor:
         input: any shape.
         cap: finite and positive.
     """
-    return activation(input, "softcap", cap)
+    return _op(input, activation="softcap", activation_scalar=cap)

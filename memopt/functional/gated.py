@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+import memopt._extension  # noqa: F401  (registers the operators)
 from memopt.functional.activation import gelu_name
+
+# Looked up once. Each lookup, keyword and Python function between costs time on the host.
+_gated: Callable[..., Tensor] = torch.ops.memopt.gated.default
+_gated_packed: Callable[..., Tensor] = torch.ops.memopt.gated_packed.default
 
 
 def gated(
@@ -29,10 +36,9 @@ def gated(
         RuntimeError: gate and up differ, an unsupported dtype, device or layout, or another
             `activation`.
     """
-    output: Tensor = torch.ops.memopt.gated(
-        gate, up, activation=activation, activation_scalar=activation_scalar
-    )
-    return output
+    if activation_scalar is None:
+        return _gated(gate, up, activation=activation)
+    return _gated(gate, up, activation=activation, activation_scalar=activation_scalar)
 
 
 def gated_packed(
@@ -57,18 +63,17 @@ def gated_packed(
     Raises:
         RuntimeError: the last dimension is odd or there is none; or as for gated.
     """
-    output: Tensor = torch.ops.memopt.gated_packed(
+    return _gated_packed(
         input,
         activation=activation,
         interleaved=interleaved,
         activation_scalar=activation_scalar,
     )
-    return output
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) up: gated with "silu"."""
-    return gated(gate, up, "silu")
+    return _gated(gate, up, activation="silu")
 
 
 def swiglu_packed(input: Tensor, interleaved: bool = False) -> Tensor:

@@ -120,3 +120,41 @@ def test_in_evaluation_the_cache_stays() -> None:
     model.config.use_cache = False
     got = step_results(lambda: model(input_ids=IDS).logits, model.parameters())
     assert_same_bits(got, expected)
+
+
+class InRegion(nn.Module):
+    """A layer as a model of one's own calls it."""
+
+    def __init__(self, layer: nn.Module, method: bool) -> None:
+        super().__init__()
+        self.layer = layer
+        self.method = method
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        fn = self.layer.forward if self.method else self.layer
+        return memopt.checkpoint(fn, *args, **kwargs)
+
+
+@pytest.mark.parametrize("method", [False, True])
+def test_checkpoint_of_a_layer_turns_the_cache_off(method: bool) -> None:
+    model = make("Llama")
+
+    def loss() -> Tensor:
+        return model(input_ids=IDS, labels=IDS).loss
+
+    expected = step_results(loss, model.parameters())
+    model.model.layers = nn.ModuleList(InRegion(layer, method) for layer in model.model.layers)
+    with pytest.warns(UserWarning, match=f"^checkpoint: {TURNED_OFF}.*use_cache=False"):
+        actual = step_results(loss, model.parameters())
+    assert_same_bits(actual, expected)
+
+
+def test_checkpoint_of_a_module_that_needs_its_cache_names_the_setting() -> None:
+    model = make("Llama")
+    for layer in model.model.layers:
+        layer.self_attn = InRegion(layer.self_attn, method=False)
+    with pytest.raises(RuntimeError, match=r"^checkpoint: .*must not get a cache.*use_cache=False"):
+        model(input_ids=IDS)
+    with torch.no_grad():
+        model(input_ids=IDS)
+    model(input_ids=IDS, use_cache=False).logits.sum().backward()

@@ -189,3 +189,53 @@ def test_report_is_immutable() -> None:
     assert isinstance(report, Report)
     with pytest.raises(AttributeError):
         report.swapped = ()
+
+
+def test_the_sample_runs_the_model_once_before_and_once_after() -> None:
+    runs: list[bool] = []
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = nn.GELU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self is model:  # and no stand-in of it
+                runs.append(type(self.act) is nn.GELU)
+            return self.act(x)
+
+    model = Net()
+    report = memopt.convert(model, torch.randn(2, 8, requires_grad=True))
+    assert runs == [True, False]
+    assert sum(share.nbytes for share in report.remaining) == report.bytes_after
+
+
+class Towers(nn.Module):
+    """Its second tower is for other inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(3))
+        self.second = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(3))
+
+    def forward(self, x: Tensor, second: Tensor | None = None) -> Tensor:
+        for block in self.first:
+            x = block(x)
+        for block in self.second if second is not None else ():
+            x = x + block(second)
+        return x
+
+
+def test_regions_that_the_sample_never_calls_are_named() -> None:
+    x, model = torch.randn(2, 8), Towers()
+    report = memopt.convert(model, x, checkpoint=True)
+    note = (
+        "3 of 6 regions save nothing here, since sample_input never calls them: second.0, ..., "
+        "second.2"
+    )
+    assert note in report.notes
+    assert note in str(report)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    called = memopt.convert(Towers(), (x, x), checkpoint=True)
+    assert not any("never calls" in text for text in called.notes)
+    assert not any("never calls" in text for text in memopt.convert(Towers(), x).notes)
