@@ -114,33 +114,4 @@ inline std::vector<Part> equal_parts(size_t count, size_t bytes, double forward,
   return std::vector<Part>(count, Part{bytes, forward, backward});
 }
 
-constexpr size_t kBytes = 1000;  // take 1 ms at 1e6 bytes a second
-constexpr double kCopy = 1e-3;
-
-struct Steps {
-  Stats stats;  // of the steps after the first
-  size_t most_live = 0;
-  size_t reserved_then = 0, reserved_now = 0;
-  size_t room_then = 0, room_now = 0;
-};
-
-inline Steps run(Machine& machine, const std::vector<Part>& parts, size_t keep_last, int steps) {
-  machine.step(parts, keep_last);
-  machine.check_empty();
-  machine.engine->reset_stats();
-  Steps result;
-  machine.time->most_live = 0;
-  result.reserved_then = machine.time->reserved;
-  result.room_then = machine.time->room.allocated;
-  for (int i = 0; i < steps; ++i) {
-    machine.step(parts, keep_last);
-    machine.check_empty();
-  }
-  result.stats = machine.engine->stats();
-  result.most_live = machine.time->most_live;
-  result.reserved_now = machine.time->reserved;
-  result.room_now = machine.time->room.allocated;
-  return result;
-}
-
 }  // namespace check

@@ -8,6 +8,9 @@ using namespace check;
 
 namespace {
 
+constexpr size_t kBytes = 1000;  // take 1 ms at 1e6 bytes a second
+constexpr double kCopy = 1e-3;
+
 // What waits for the copies away, by hand: region i's copy is begun when `keep_last` more have been
 // given, and waits for the link; the computation waits when `most` copies are under way.
 double forward_stall(size_t regions, double compute, double copy, size_t most, size_t keep_last) {
@@ -27,6 +30,32 @@ double forward_stall(size_t regions, double compute, double copy, size_t most, s
     now += compute;
   }
   return stall;
+}
+
+struct Steps {
+  Stats stats;  // of the steps after the first
+  size_t most_live = 0;
+  size_t reserved_then = 0, reserved_now = 0;
+  size_t room_then = 0, room_now = 0;
+};
+
+Steps run(Machine& machine, const std::vector<Part>& parts, size_t keep_last, int steps) {
+  machine.step(parts, keep_last);
+  machine.check_empty();
+  machine.engine->reset_stats();
+  Steps result;
+  machine.time->most_live = 0;
+  result.reserved_then = machine.time->reserved;
+  result.room_then = machine.time->room.allocated;
+  for (int i = 0; i < steps; ++i) {
+    machine.step(parts, keep_last);
+    machine.check_empty();
+  }
+  result.stats = machine.engine->stats();
+  result.most_live = machine.time->most_live;
+  result.reserved_now = machine.time->reserved;
+  result.room_now = machine.time->room.allocated;
+  return result;
 }
 
 }  // namespace
@@ -210,4 +239,17 @@ TEST(the_stall_with_a_depth_is_that_of_a_simulation) {
   }
   CHECK(offload::least_depth({}, 4) == 1);
   CHECK(offload::least_depth({{1, 1}}, 0) == 1);
+}
+
+TEST(the_host_s_lead_does_not_change_results_of_a_chain) {
+  for (const bool in_step : {false, true}) {
+    Machine machine;
+    machine.time->in_step = in_step;
+    machine.start(3);
+    const auto parts = equal_parts(12, kBytes, kCopy / 2, kCopy / 2);
+    const auto result = run(machine, parts, 1, 3);
+    CHECK(result.stats.prefetch_hits + result.stats.prefetch_misses + result.stats.never_left ==
+          3 * 12);
+    CHECK(result.stats.bytes_away == 0);
+  }
 }
