@@ -163,7 +163,7 @@ Tensor activation_linear(const Tensor& input, const Tensor& weight, const Option
 }
 
 MEMOPT_DECLARE(activation, {}, {},
-               R"(activation(Tensor input, *, str activation, float? activation_scalar=None)
+               R"(activation(Tensor input, str activation, float? activation_scalar=None)
                   -> Tensor)");
 MEMOPT_DECLARE(activation_dropout, {}, kDrawsRandomNumbers,
                R"(activation_dropout(Tensor input, float p=0.5, *, str activation,

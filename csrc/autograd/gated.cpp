@@ -210,10 +210,10 @@ Tensor gated_packed_linear(const Tensor& input, const Tensor& weight, const Opti
 }
 
 MEMOPT_DECLARE(gated, {AutocastTo::kWidest}, {},
-               R"(gated(Tensor gate, Tensor up, *, str activation, float? activation_scalar=None)
+               R"(gated(Tensor gate, Tensor up, str activation, float? activation_scalar=None)
                   -> Tensor)");
 MEMOPT_DECLARE(gated_packed, {}, {},
-               R"(gated_packed(Tensor input, *, str activation, bool interleaved=False,
+               R"(gated_packed(Tensor input, str activation, bool interleaved=False,
                   float? activation_scalar=None) -> Tensor)");
 MEMOPT_DECLARE(gated_linear, {AutocastTo::kLow}, {},
                R"(gated_linear(Tensor gate, Tensor up, Tensor weight, Tensor? bias=None, *,

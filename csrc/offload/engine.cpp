@@ -14,7 +14,9 @@ Engine::Engine(std::unique_ptr<Backend> backend, EngineOptions options)
 }
 
 Engine::~Engine() {
-  // Tickets hold their engine, so that there are none any more.
+  // Tickets hold their engine, so that there are none any more. In a child of fork() nothing is
+  // under way, and nobody unlocks what another thread had locked.
+  if (!process_.is_current()) return;
   try {
     for (const auto& leaving : storing_) leaving.stored->wait();
     for (const auto& retired : retired_) retired.until->wait();
@@ -28,6 +30,10 @@ Ticket::~Ticket() {
 }
 
 void Engine::discard(Ticket& ticket) {
+  if (!process_.is_current()) {
+    static_cast<void>(new std::shared_ptr<Room>(std::move(ticket.room_)));  // the parent's, for good
+    return;
+  }
   Dropped dropped;
   const std::lock_guard<std::mutex> lock(mutex_);
   drop_target(ticket);

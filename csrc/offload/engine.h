@@ -26,6 +26,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "process.h"
 #include "stats.h"
 #include "ticket.h"
 #include "timing.h"
@@ -119,6 +120,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void prefetch_before(const Ticket& ticket, int64_t backward);
   void say_warnings();
 
+  const Process process_;
   const std::unique_ptr<Backend> backend_;
   const EngineOptions options_;
 

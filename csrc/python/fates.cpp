@@ -130,9 +130,23 @@ class Decline : public Fate {
   intrusive_ptr<Handle> take(const at::Tensor&) override { return {}; }
 };
 
+// Other threads may run Python while one waits for a copy to make way.
+class WithoutGil : public Fate {
+ public:
+  explicit WithoutGil(intrusive_ptr<Fate> fate) : fate_(std::move(fate)) {}
+
+  intrusive_ptr<Handle> take(const at::Tensor& tensor) override {
+    const py::gil_scoped_release no_gil;
+    return fate_->take(tensor);
+  }
+
+ private:
+  intrusive_ptr<Fate> fate_;
+};
+
 intrusive_ptr<Fate> offload(const saved::OffloadOptions& options, bool in_region) {
   if (in_region) return c10::make_intrusive<Decline>();
-  return saved::offload_in_scope(options, is_held);
+  return c10::make_intrusive<WithoutGil>(saved::offload_in_scope(options, is_held));
 }
 
 // Asks a user's callable for each tensor.
@@ -200,7 +214,8 @@ Policy policy_of(py::handle policy, bool in_region) {
 intrusive_ptr<Fate> fate_of_arguments(py::handle fate) {
   if (is_text(fate, kKeep)) return {};
   if (const auto options = offload_of(fate)) {
-    return saved::offload_of_region(options->directory, is_held);
+    return c10::make_intrusive<WithoutGil>(
+        saved::offload_of_region(options->directory, is_held));
   }
   TORCH_CHECK_TYPE(is_fate_of_a_user(fate),
                    "memopt: the fate of a region's arguments must be 'keep', 'host' or an object "

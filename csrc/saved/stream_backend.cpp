@@ -24,7 +24,13 @@ EventPtr run_on(const std::optional<c10::Stream>& stream, std::initializer_list<
   }
   for (const auto& event : after) dynamic_cast<DeviceEvent&>(*event).block(*stream);
   const c10::StreamGuard on(*stream);
-  copy(/*non_blocking=*/true);
+  try {
+    copy(/*non_blocking=*/true);
+  } catch (...) {
+    // Of several pieces the first ones may be on their way to memory that is freed now.
+    stream->synchronize();
+    throw;
+  }
   return std::make_shared<DeviceEvent>(*stream);
 }
 

@@ -49,8 +49,8 @@ def activation(input: Tensor, activation: str, activation_scalar: float | None =
             where there should be none, or none where there should be one.
     """
     if activation_scalar is None:
-        return _op(input, activation=activation)
-    return _op(input, activation=activation, activation_scalar=activation_scalar)
+        return _op(input, activation)
+    return _op(input, activation, activation_scalar)
 
 
 def gelu_name(op: str, approximate: str) -> str:
@@ -78,7 +78,7 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     Raises:
         RuntimeError: an unsupported dtype, device or layout, or another `approximate`.
     """
-    return _op(input, activation=gelu_name("gelu", approximate))
+    return _op(input, gelu_name("gelu", approximate))
 
 
 def silu(input: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def silu(input: Tensor) -> Tensor:
 
     Shape, errors and what is saved as for gelu. Source: Elfwing et al., arXiv:1702.03118.
     """
-    return _op(input, activation="silu")
+    return _op(input, "silu")
 
 
 def relu(input: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ def relu(input: Tensor) -> Tensor:
 
     Shape, errors and what is saved as for gelu.
     """
-    return _op(input, activation="relu")
+    return _op(input, "relu")
 
 
 def quick_gelu(input: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ def quick_gelu(input: Tensor) -> Tensor:
 
     Shape, errors and what is saved as for gelu. Source: Hendrycks and Gimpel, arXiv:1606.08415.
     """
-    return _op(input, activation="quick_gelu")
+    return _op(input, "quick_gelu")
 
 
 def relu_squared(input: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def relu_squared(input: Tensor) -> Tensor:
 
     Shape, errors and what is saved as for gelu. Source: So et al., arXiv:2109.08668.
     """
-    return _op(input, activation="relu_squared")
+    return _op(input, "relu_squared")
 
 
 def sigmoid(input: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def sigmoid(input: Tensor) -> Tensor:
 
     Shape, errors and what is saved as for gelu.
     """
-    return _op(input, activation="sigmoid")
+    return _op(input, "sigmoid")
 
 
 def softcap(input: Tensor, cap: float) -> Tensor:
@@ -131,4 +131,4 @@ def softcap(input: Tensor, cap: float) -> Tensor:
         input: any shape.
         cap: finite and positive.
     """
-    return _op(input, activation="softcap", activation_scalar=cap)
+    return _op(input, "softcap", cap)

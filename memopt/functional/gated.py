@@ -37,8 +37,8 @@ def gated(
             `activation`.
     """
     if activation_scalar is None:
-        return _gated(gate, up, activation=activation)
-    return _gated(gate, up, activation=activation, activation_scalar=activation_scalar)
+        return _gated(gate, up, activation)
+    return _gated(gate, up, activation, activation_scalar)
 
 
 def gated_packed(
@@ -65,7 +65,7 @@ def gated_packed(
     """
     return _gated_packed(
         input,
-        activation=activation,
+        activation,
         interleaved=interleaved,
         activation_scalar=activation_scalar,
     )
@@ -73,7 +73,7 @@ def gated_packed(
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) up: gated with "silu"."""
-    return _gated(gate, up, activation="silu")
+    return _gated(gate, up, "silu")
 
 
 def swiglu_packed(input: Tensor, interleaved: bool = False) -> Tensor:

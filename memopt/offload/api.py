@@ -47,13 +47,13 @@ def offload(
     checkpointed regions drop what they drop: only the rest travels. Contexts and saved-tensor hooks
     around it get what it leaves. A tensor that is written in place between forward and backward
     makes backward raise, as autograd does by itself. Where there is no room (the host's memory, the
-    disk) or a copy away fails, tensors stay on the device; that warns once. If backward never comes,
-    everything is given back when the graph goes. Under torch.compile the context does nothing.
+    disk) or a copy away fails, tensors stay on the device; that warns once. If backward never
+    comes, everything is given back when the graph goes. Under torch.compile the context does nothing.
 
     Whether it pays: a block hides its copies if its computation takes longer than they do. For the
     input of a checkpointed transformer block of width h and sequence length s, in 16 bits, that is
-    12 h + s >= F / B, with F the device's operations and B the link's bytes a second: about 9,000 on
-    an H100 with PCIe 5. `memopt.offload_stats()` says what came of it, and what to change.
+    12 h + s >= F / B, with F the device's operations and B the link's bytes a second: about 9,000
+    on an H100 with PCIe 5. `memopt.offload_stats()` says what came of it, and what to change.
 
     Args:
         to: "cpu": pinned host memory. "disk": a file in `directory` without a name, which is gone

@@ -1,8 +1,8 @@
 """Proves: with offload_to_cpu the region gives its input tensors' device memory back and rebuilds
-them equal in values, strides, requires_grad and identity; parameters, CPU tensors and what the graph
-or the caller holds anyway stay where they are. Without an accelerator the same code runs with CPU
-tensors taken for the device's; the copies are then watched from here. (How the engine orders copies:
-tests/offload.)
+them equal in values, strides, requires_grad and identity; parameters, CPU tensors and what the
+graph or the caller holds anyway stay where they are. Without an accelerator the same code runs with
+CPU tensors taken for the device's; the copies are then watched from here. (How the engine orders
+copies: tests/offload.)
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ class Sees(nn.Module):
 
 
 def offloaded(make: Callable[[], Tensor]) -> Tensor:
-    """What the recompute of a region with offload_to_cpu gets in place of a tensor that nothing else
-    holds."""
+    """What the recompute of a region with offload_to_cpu gets for a tensor that nothing else holds.
+    """
     module = checkpoint_wrapper(Sees(), offload_to_cpu=True)
     module(make()).backward()
     assert module.again is not None

@@ -113,7 +113,7 @@ def uses() -> dict[str, Callable[[nn.Module, Callable[[], Tensor]], list[Tensor]
 
     def partial(model: nn.Module, forward: Callable[[], Tensor]) -> list[Tensor]:
         loss = forward()
-        last, first = list(model.parameters())[-1], list(model.parameters())[0]
+        first, *_, last = model.parameters()
         found = torch.autograd.grad(loss, [last], retain_graph=True)
         return [*found, *torch.autograd.grad(loss, [first])]
 

@@ -32,8 +32,8 @@ TRAIN = """
     losses = []
     for step, batch in enumerate(tokens):
         directory = sys.argv[1] if len(sys.argv) > 1 else None
-        context = nullcontext() if directory is None else memopt.offload("disk", directory=directory)
-        with context:
+        to_disk = directory and memopt.offload("disk", directory=directory)
+        with to_disk or nullcontext():
             loss = model(batch[:, :-1], batch[:, 1:])
         if step == 1:
             print("forward", flush=True)
@@ -68,8 +68,8 @@ def test_training_to_disk_takes_less_memory(tmp_path: Path) -> None:
     losses, peak, _ = result(start())
     again, less, away = result(start(str(tmp_path)))
     assert again == losses
-    # What counts are resident pages. The C library keeps some of what the rest of the step frees, in
-    # holes between its blocks, so that the peak falls by about half of what is away.
+    # What counts are resident pages. The C library keeps some of what the rest of the step frees,
+    # in holes between its blocks, so that the peak falls by about half of what is away.
     assert away > 200e6
     assert peak - less > away / 4, (peak, less, away)
     assert list(tmp_path.iterdir()) == []
