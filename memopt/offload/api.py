@@ -48,7 +48,8 @@ def offload(
     around it get what it leaves. A tensor that is written in place between forward and backward
     makes backward raise, as autograd does by itself. Where there is no room (the host's memory, the
     disk) or a copy away fails, tensors stay on the device; that warns once. If backward never
-    comes, everything is given back when the graph goes. Under torch.compile the context does nothing.
+    comes, everything is given back when the graph goes. Under torch.compile the context does
+    nothing.
 
     Whether it pays: a block hides its copies if its computation takes longer than they do. For the
     input of a checkpointed transformer block of width h and sequence length s, in 16 bits, that is
