@@ -31,7 +31,8 @@ Ticket::~Ticket() {
 
 void Engine::discard(Ticket& ticket) {
   if (!process_.is_current()) {
-    static_cast<void>(new std::shared_ptr<Room>(std::move(ticket.room_)));  // the parent's, for good
+    static_cast<void>(
+        new std::shared_ptr<Room>(std::move(ticket.room_)));  // the parent's, for good
     return;
   }
   Dropped dropped;

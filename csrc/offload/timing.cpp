@@ -57,8 +57,7 @@ void Timing::settle(LinkStats& out, LinkStats& in) {
   in.bytes_timed += more.bytes_timed;
   if (more.bytes_timed > 0) {
     const double latest = more.busy_seconds / static_cast<double>(more.bytes_timed);
-    seconds_per_byte_ =
-        seconds_per_byte_ == 0 ? latest : (7 * seconds_per_byte_ + latest) / 8;
+    seconds_per_byte_ = seconds_per_byte_ == 0 ? latest : (7 * seconds_per_byte_ + latest) / 8;
   }
   settle_requests();
 }
@@ -73,9 +72,8 @@ void Timing::settle_requests() {
     double stall = 0;
     if (loaded != nullptr) stall = std::max(0.0, loaded->seconds_after(*asked));
     if (measured_.size() < kMostRequests) {
-      measured_.push_back(
-          {loaded == nullptr ? 0 : static_cast<double>(bytes) * seconds_per_byte_,
-           std::max(0.0, next.asked->seconds_after(*asked) - stall)});
+      measured_.push_back({loaded == nullptr ? 0 : static_cast<double>(bytes) * seconds_per_byte_,
+                           std::max(0.0, next.asked->seconds_after(*asked) - stall)});
     }
     if (next.backward != backward) {
       measured_.back().compute_seconds = 0;

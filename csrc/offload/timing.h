@@ -56,7 +56,7 @@ class Timing {
 
   Direction out_, in_;
   std::deque<Request> requests_;
-  double seconds_per_byte_ = 0;  // on the way back; 0: not known
+  double seconds_per_byte_ = 0;      // on the way back; 0: not known
   std::vector<Requested> measured_;  // of the backward that is being measured
   size_t depth_ = 1;
   size_t depth_most_ = 0;

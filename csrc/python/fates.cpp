@@ -35,8 +35,7 @@ bool is_text(py::handle value, const char* text) {
 
 bool is_built_in(py::handle value) {
   return is_text(value, kKeep) || is_text(value, kRecipe) || is_text(value, kHost) ||
-         is_text(value, kDisk) ||
-         py::isinstance<saved::OffloadOptions>(value);
+         is_text(value, kDisk) || py::isinstance<saved::OffloadOptions>(value);
 }
 
 bool is_fate_of_a_user(py::handle value) {
@@ -191,10 +190,11 @@ class Asked : public Fate {
 }  // namespace
 
 void check_policy(py::handle policy) {
-  TORCH_CHECK_VALUE(!PyUnicode_Check(policy.ptr()) || is_built_in(policy),
-                    "memopt.saved_tensors(): policy must be 'keep', 'recipe', 'host' or 'disk' if it "
-                    "is a string, got ",
-                    std::string(py::repr(policy)));
+  TORCH_CHECK_VALUE(
+      !PyUnicode_Check(policy.ptr()) || is_built_in(policy),
+      "memopt.saved_tensors(): policy must be 'keep', 'recipe', 'host' or 'disk' if it "
+      "is a string, got ",
+      std::string(py::repr(policy)));
   TORCH_CHECK_TYPE(
       is_built_in(policy) || is_fate_of_a_user(policy) || PyCallable_Check(policy.ptr()) != 0,
       "memopt.saved_tensors(): policy must be a string, an object with a method pack "
@@ -214,8 +214,7 @@ Policy policy_of(py::handle policy, bool in_region) {
 intrusive_ptr<Fate> fate_of_arguments(py::handle fate) {
   if (is_text(fate, kKeep)) return {};
   if (const auto options = offload_of(fate)) {
-    return c10::make_intrusive<WithoutGil>(
-        saved::offload_of_region(options->directory, is_held));
+    return c10::make_intrusive<WithoutGil>(saved::offload_of_region(options->directory, is_held));
   }
   TORCH_CHECK_TYPE(is_fate_of_a_user(fate),
                    "memopt: the fate of a region's arguments must be 'keep', 'host' or an object "

@@ -22,8 +22,8 @@ struct Policy {
   c10::intrusive_ptr<saved::RecipeRegistry> registry;  // empty where no recipes are made
 };
 // `in_region`: the hooks around it are a checkpointed region's. That drops what it gets, so that
-// offloading would free nothing; and a storage that is offloaded in forward may be one that stays in
-// the recompute, where the region must get the same tensors. So nothing is offloaded then.
+// offloading would free nothing; and a storage that is offloaded in forward may be one that stays
+// in the recompute, where the region must get the same tensors. So nothing is offloaded then.
 Policy policy_of(pybind11::handle policy, bool in_region);
 
 // The fate of the tensors among a region's arguments; empty for "keep".

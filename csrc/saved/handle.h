@@ -1,11 +1,12 @@
 // A Handle: what the autograd graph holds in place of a tensor that it saved for backward.
 //
 // There is one kind of Handle for each thing that may become of a saved tensor: it is kept
-// (kept.h), made again from a recipe (recipe.h), waits in host memory or a file (offloaded.h), is made again
-// by running a region (slot.h), or is what a user's own class makes of it (python/fates.h). Two
-// decorators go around any of them: shared.h restores the tensor once for several readers,
-// unwritten.h checks that it was not written in place since. A Packer decides which. Nothing in
-// this folder knows Python; python/hooks.cpp makes Packers the saved-tensor hooks of a scope.
+// (kept.h), made again from a recipe (recipe.h), waits in host memory or a file (offloaded.h), is
+// made again by running a region (slot.h), or is what a user's own class makes of it
+// (python/fates.h). Two decorators go around any of them: shared.h restores the tensor once for
+// several readers, unwritten.h checks that it was not written in place since. A Packer decides
+// which. Nothing in this folder knows Python; python/hooks.cpp makes Packers the saved-tensor hooks
+// of a scope.
 #pragma once
 
 #include <ATen/core/Tensor.h>

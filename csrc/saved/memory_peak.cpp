@@ -14,8 +14,7 @@ size_t memory_peak(c10::Device device) {
   auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
   if (allocator == nullptr || !allocator->initialized()) return 0;
   const auto stats = allocator->getDeviceStats(device.index());
-  constexpr auto kAll =
-      static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   return static_cast<size_t>(stats.allocated_bytes[kAll].peak);
 }
 

@@ -1,7 +1,7 @@
 // The fourth fate: the storage leaves the device, and comes back before backward asks for it.
 //
-// When, and what waits for what, is the engine's business (offload/engine.h). Here is which storages
-// go: those whose memory the device would get back.
+// When, and what waits for what, is the engine's business (offload/engine.h). Here is which
+// storages go: those whose memory the device would get back.
 #pragma once
 
 #include <c10/core/DeviceType.h>
@@ -14,7 +14,7 @@
 namespace memopt::saved {
 
 struct OffloadOptions {
-  std::string directory;  // empty: to host memory
+  std::string directory;    // empty: to host memory
   size_t min_bytes = 1024;  // a copy of less costs more time than its memory is worth
   // Of the bytes that are offered, what share goes: evenly, so that the link has an even load.
   double fraction = 1;

@@ -18,8 +18,8 @@ namespace memopt::saved {
 
 namespace {
 
-// Frees a block of PyTorch's own CPU allocator, which takes them from the C library, after its pages
-// were given back to the system.
+// Frees a block of PyTorch's own CPU allocator, which takes them from the C library, after its
+// pages were given back to the system.
 void free_with_pages(void* block) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto data = reinterpret_cast<uintptr_t>(block);
@@ -103,9 +103,10 @@ offload::Slab pinned_slab(size_t bytes) {
     auto* data = tensor->mutable_data_ptr();
     return {data, std::move(tensor), /*pinned=*/true};
   } catch (const c10::Error&) {
-    TORCH_WARN_ONCE("memopt.offload: the host's memory cannot be pinned here, so that copies to it ",
-                    "are slower and hold the host up (memory limits of a container or of WSL, or ",
-                    "ulimit -l, are the usual cause)");
+    TORCH_WARN_ONCE(
+        "memopt.offload: the host's memory cannot be pinned here, so that copies to it ",
+        "are slower and hold the host up (memory limits of a container or of WSL, or ",
+        "ulimit -l, are the usual cause)");
     return offload::pageable_slab(bytes);
   }
 }
@@ -140,8 +141,7 @@ void TensorDevice::read(void* host, const offload::Memory& from, size_t offset, 
   copy(host, from, offset, bytes, /*to_host=*/true);
 }
 
-void TensorDevice::write(const offload::Memory& to, size_t offset, const void* host,
-                         size_t bytes) {
+void TensorDevice::write(const offload::Memory& to, size_t offset, const void* host, size_t bytes) {
   copy(const_cast<void*>(host), to, offset, bytes, /*to_host=*/false);
 }
 

@@ -34,9 +34,9 @@ struct Unseen {
       c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})};
 };
 
-// Has the storage give its pages back to the system when it is freed, if PyTorch's CPU allocator made
-// it. The C library keeps freed memory that lies between other blocks, and that is where activations
-// lie: without this, resident memory falls by a sixth of what leaves the process.
+// Has the storage give its pages back to the system when it is freed, if PyTorch's CPU allocator
+// made it. The C library keeps freed memory that lies between other blocks, and that is where
+// activations lie: without this, resident memory falls by a sixth of what leaves the process.
 void give_pages_back_when_freed(const at::Tensor& bytes);
 
 class DeviceEvent : public offload::Event {

@@ -12,6 +12,7 @@ from memopt._extension import _C
 Place: TypeAlias = Literal["cpu", "disk"] | os.PathLike[str]
 """Host memory, files in the directory that `configure_offload` was given, or files in this one."""
 
+
 def directory_of(who: str, place: object, directory: object = None) -> str:
     """The directory of a place; "" for host memory.
 

@@ -76,9 +76,7 @@ def test_bits_are_those_of_the_plain_run_and_copies_are_counted(directory: Path)
     ],
     ids=str,
 )
-def test_options_say_how_much_goes(
-    directory: Path, options: dict[str, Any], layers: int
-) -> None:
+def test_options_say_how_much_goes(directory: Path, options: dict[str, Any], layers: int) -> None:
     model, x = stack(), inputs()
     expected = gradients(model, model(x).square().sum())
     with memopt.offload("disk", directory=directory, **{"keep_last": 0, "min_bytes": 1} | options):

@@ -132,6 +132,7 @@ def test_what_is_not_contiguous_is_copied_as_it_lies() -> None:
     computes = torch.accelerator.current_stream().stream_id
     with sim.trace() as ran:
         made = loss(offload=True)
+        memopt.offload_stats(wait=True)  # it has left when backward asks
         (found,) = torch.autograd.grad(made, [weight])
         torch.accelerator.synchronize()
     assert torch.equal(found.cpu(), expected.cpu())
