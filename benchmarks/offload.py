@@ -249,7 +249,7 @@ def measure(
             del steps[way.name]
         else:
             same[way.name] = all(torch.equal(a, e) for a, e in zip(results, expected, strict=True))
-    del expected
+    del expected, results
     seconds, calls = alternate(steps, StepClock(device), effort)
 
     def peak(way: Way, of: Size, step: Thunk) -> int | None:

@@ -76,11 +76,11 @@ class Stack:
         torch.manual_seed(0)
         model = ModelSize(size.blocks, size.width, max(1, size.width // 64), size.sequence)
         dtype = getattr(torch, size.dtype)
-        blocks = (Block(model) for _ in range(size.blocks))
-        self.blocks = nn.Sequential(*blocks).to(device, dtype)
         shape = (size.batch, size.sequence, size.width)
-        self.x = torch.randn(shape).to(device, dtype).requires_grad_()
-        self.weights = torch.randn(shape).to(device, dtype)
+        with device:
+            self.blocks = nn.Sequential(*(Block(model) for _ in range(size.blocks))).to(dtype)
+            self.x = torch.randn(shape, dtype=dtype, requires_grad=True)
+            self.weights = torch.randn(shape, dtype=dtype)
         for leaf in self.leaves():
             leaf.grad = torch.zeros_like(leaf)
 
@@ -103,12 +103,12 @@ class Stack:
         return step
 
     def results_of(self, step: Callable[[], Tensor]) -> list[Tensor]:
-        """The loss and the gradients of one step, in host memory."""
+        """The loss and the gradients of one step."""
         for leaf in self.leaves():
             assert leaf.grad is not None
             leaf.grad.zero_()
         loss = step()
-        return [loss.cpu(), *(leaf.grad.to("cpu", copy=True) for leaf in self.leaves())]
+        return [loss, *(leaf.grad.clone() for leaf in self.leaves())]
 
 
 def through(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:

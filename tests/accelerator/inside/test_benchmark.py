@@ -1,5 +1,5 @@
-"""The benchmark of offloading on a device: every way runs, with the same bits, and frees memory; and
-the peak of checkpointed blocks is the formula's.
+"""The benchmark of offloading on a device: every way runs, with the same bits, and frees memory;
+and the peak of checkpointed blocks is the formula's.
 """
 
 from __future__ import annotations
