@@ -2,7 +2,8 @@
 
 `python -m benchmarks.cpu [OPTIONS]`: the options are those of each op benchmark (`--quick`,
 `--resume`, `--threads 1`, ...) but for the device and the files: benchmarks/results/cpu_OP.json,
-cpu_summary.md and cpu.png. checkpoint_overhead follows, with `--quick` and `--seed` alone.
+cpu_summary.md and cpu.png. checkpoint_overhead and offload follow, with `--quick` and `--seed`
+alone.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ def main(options: list[str]) -> int:
         failed |= run(op, [*options, "--device", "cpu"], file)
     effort = ["--seed", str(args.seed), *(["--quick"] if args.quick else [])]
     failed |= run("checkpoint_overhead", effort, RESULTS / "cpu_checkpoint_overhead.json")
+    failed |= run("offload", effort, RESULTS / "cpu_offload.json")
     runs = summary.load(files)
     text = summary.report(runs)
     (RESULTS / "cpu_summary.md").write_text(text)

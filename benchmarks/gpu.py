@@ -70,11 +70,16 @@ def steps(out: Path, demo_out: Path) -> list[Step]:
     libraries = ("--peers", "liger,apex,flash_attn")
     # torch.compile takes seconds for each shape, so it takes part at three.
     compiled = ("--dtype", "bfloat16", "--shapes", "16384x1024,16384x4096,16384x8192")
+    # A case takes up to half a minute; the last one begun may end beyond the limit.
+    offload_seconds = 110.0
+    offloading = ["--device", "cuda", "--out", str(out / "cuda_offload.json")]
+    offloading += ["--minutes", f"{(offload_seconds - 30) / 60:.2f}"]
     demo = ["-m", "memopt", "demo", "--device", "cuda", "--out", str(demo_out)]
     return [
-        tests("tests on the GPU", "cuda", 150, f"--junitxml={out / 'tests_gpu.xml'}"),
+        tests("tests on the GPU", "cuda", 150, "-vv"),  # the log names each test
         benchmark("layer_norm", "backward", 40, *libraries),
         benchmark("layer_norm_gelu", "forward+backward", 45, *compiled),
+        Step("offload", ["-m", "benchmarks.offload", *offloading], offload_seconds),
         benchmark("layer_norm_gelu", "forward+backward,backward,forward", 60, *libraries),
         benchmark("gelu", "backward,forward,forward+backward", 50, *libraries),
         benchmark("layer_norm", "forward+backward", 40, *compiled),
@@ -111,10 +116,15 @@ def run(step: Step, out: Path, seconds: float) -> Outcome:
 
 def write_summary(out: Path, outcomes: Sequence[Outcome], note: str) -> str:
     """Writes summary.txt and returns its text: the steps, then what has been measured so far."""
+    from benchmarks import offload  # only now: it imports memopt, see unable()
+
     rows = [[o.step.name, o.status, f"{o.seconds:.0f} s", o.last_line] for o in outcomes]
     runs = summary.load(sorted(out.glob("cuda_*.json")))
-    text = summary.table(["step", "outcome", "time", "last line of its output"], rows)
-    text += f"\n\n{note}\n\n{summary.report(runs)}" if runs else f"\n\n{note}\n"
+    ops = [run for run in runs if run["op"] != offload.OP]
+    parts = [summary.table(["step", "outcome", "time", "last line of its output"], rows), note]
+    parts += [summary.report(ops)] if ops else []
+    parts += [offload.report(run) for run in runs if run["op"] == offload.OP]
+    text = "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
     (out / "summary.txt").write_text(text)
     return text
 

@@ -110,7 +110,7 @@ def describe(run: dict[str, Any]) -> str:
     copies = ", ".join(
         f"{speed:g} GB/s on {n} thread(s)" for n, speed in run["copy_gb_per_s"].items()
     )
-    if gpu:
+    if gpu and copies:
         copies = f"{run['copy_gb_per_s']['1']:g} GB/s"
     if copies:
         facts.append(f"a plain copy moves {copies}")
