@@ -114,7 +114,7 @@ class Sees(nn.Module):
 
 
 def offloaded(make: Callable[[], Tensor]) -> Tensor:
-    """What the recompute of a region with offload_to_cpu gets for a tensor that nothing else holds."""
+    """What a region with offload_to_cpu gets in the recompute for a tensor that is its alone."""
     module = checkpoint_wrapper(Sees(), offload_to_cpu=True)
     module(make()).backward()
     assert module.again is not None

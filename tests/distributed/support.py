@@ -5,7 +5,9 @@ Everything here but the last function runs in both processes of a `Pair`.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -18,8 +20,9 @@ from tests.checkpoint.support import assert_same_bits, plain
 
 SIZE = 8
 
-Region = Literal["none", "wrapper", "function"]
-"""No region; every block wrapped; every block called through `memopt.checkpoint`."""
+Region = Literal["none", "wrapper", "function", "disk"]
+"""No region; every block wrapped; every block called through `memopt.checkpoint`; wrapped, with its
+inputs in a file."""
 REGIONS: tuple[Region, ...] = ("wrapper", "function")
 
 Call = Callable[..., Tensor]
@@ -58,9 +61,10 @@ def call_of(region: Region) -> Call:
 
 
 def wrap_for(region: Region, blocks: Iterable[nn.Module]) -> None:
-    if region == "wrapper":
+    if region in ("wrapper", "disk"):
         for module in blocks:
-            memopt.checkpoint_wrapper(module)
+            place = Path(tempfile.gettempdir()) if region == "disk" else None
+            memopt.checkpoint_wrapper(module, offload=place)
 
 
 def batch(number: int, rows: int = 4) -> Tensor:
