@@ -63,7 +63,9 @@ py::list stats(bool reset, bool wait) {
         device->engine->synchronize();
       }
       rows.append(row(*target, *device));
-      if (reset) device->engine->reset_stats();
+      if (!reset) continue;
+      device->engine->reset_stats();
+      device->peak_watch.restart();
     }
   }
   return rows;

@@ -22,8 +22,14 @@ void PeakWatch::see(c10::Device device, size_t away) {
   const size_t bytes = memory_peak(device);
   const std::lock_guard<std::mutex> lock(mutex_);
   // Less, where a user has reset the allocator's count.
-  if (bytes != peak_.bytes) peak_ = {bytes, away_};
+  if (bytes != seen_) peak_ = {bytes, away_};
+  seen_ = bytes;
   away_ = away;
+}
+
+void PeakWatch::restart() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  peak_ = {};
 }
 
 PeakWatch::Peak PeakWatch::peak() const {

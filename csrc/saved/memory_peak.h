@@ -17,17 +17,23 @@ size_t memory_peak(c10::Device device);
 
 class PeakWatch {
  public:
+  explicit PeakWatch(c10::Device device) : seen_(memory_peak(device)) {}
+
   // From now on `away` bytes are away; until now it was what was said before.
   void see(c10::Device device, size_t away);
 
+  // All 0 while the peak is one of before the watch began.
   struct Peak {
     size_t bytes = 0;
     size_t away = 0;  // when it was reached
   };
   Peak peak() const;
+  // Forgets the peak, until a higher one is reached.
+  void restart();
 
  private:
   mutable std::mutex mutex_;
+  size_t seen_;
   size_t away_ = 0;
   Peak peak_;
 };

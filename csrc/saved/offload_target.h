@@ -34,7 +34,7 @@ struct OffloadDevice {
   PeakWatch peak_watch;
 
   OffloadDevice(c10::Device of, std::shared_ptr<offload::Engine> by)
-      : device(of), engine(std::move(by)) {}
+      : device(of), engine(std::move(by)), peak_watch(of) {}
 
   // To be called when something goes or comes back.
   void watch_peak() { peak_watch.see(device, engine->bytes_away()); }

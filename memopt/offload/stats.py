@@ -11,7 +11,7 @@ from memopt._extension import _C
 __all__ = ["Link", "OffloadStats", "Place", "offload_stats"]
 
 # Waiting for copies that is worth a word: this share of the time that copies took.
-_WORTH_A_WORD = 0.02
+_WORTH_A_WORD = 0.05
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ class Place:
     room_pageable: int
     """Of the pool: bytes that could not be pinned."""
     peak_bytes: int
-    """The device's peak by PyTorch's count (a CPU's: resident memory); 0 where it is not known."""
+    """The device's peak by PyTorch's count (a CPU's: resident memory), if it was reached since the
+    counts began; else 0."""
     peak_bytes_away: int
     """How much was away when that was reached."""
 
@@ -110,8 +111,8 @@ class Place:
         if self.peak_bytes and self.out.copies and not self.peak_bytes_away:
             yield (
                 f"the peak of {_mb(self.peak_bytes)} is reached while nothing is offloaded (in the "
-                "optimizer's step, by gradients, or before the first forward): offloading does "
-                "not lower it"
+                "optimizer's step, by gradients, outside of the context): offloading does not "
+                "lower it"
             )
 
     @property

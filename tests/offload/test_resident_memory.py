@@ -24,8 +24,8 @@ TRAIN = """
     from contextlib import nullcontext
     from memopt.demo.model import GPT, ModelSize
 
-    torch.set_num_threads(2)
-    size = ModelSize(layers=6, width=128, heads=4, context=256)
+    torch.set_num_threads(1)  # with more, matrix products may differ in bits on a busy machine
+    size = ModelSize(layers=5, width=128, heads=4, context=256)
     model = GPT(size, torch.Generator().manual_seed(0))
     optimizer = torch.optim.AdamW(model.parameters())
     tokens = torch.randint(256, (3, 16, 257), generator=torch.Generator().manual_seed(1))
@@ -70,7 +70,7 @@ def test_training_to_disk_takes_less_memory(tmp_path: Path) -> None:
     assert again == losses
     # What counts are resident pages. The C library keeps some of what the rest of the step frees,
     # in holes between its blocks, so that the peak falls by about half of what is away.
-    assert away > 200e6
+    assert away > 170e6
     assert peak - less > away / 4, (peak, less, away)
     assert list(tmp_path.iterdir()) == []
 
