@@ -1,5 +1,5 @@
 """Proves that dependencies point one way: kernels <- ops <- autograd <- offload <- saved <-
-python in csrc, functional <- nn <- checkpoint <- convert <- the rest in memopt; that the kernels
+python in csrc, functional <- nn <- checkpoint <- convert, compile <- the rest in memopt; that the kernels
 and offload know no PyTorch, that no file knows c10/cuda, and that no file is too long to read.
 """
 
@@ -28,7 +28,7 @@ MEMOPT_LAYERS = (
     {"functional"},
     {"nn"},
     {"checkpoint", "offload"},
-    {"convert"},
+    {"compile", "convert"},
     {"anatomy"},
     {"plan"},
     {"integrations"},
