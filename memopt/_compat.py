@@ -110,3 +110,18 @@ def options_of_mode(mode: str | None, dynamic: bool | None) -> dict[str, Any]:
     from torch._inductor import list_mode_options
 
     return dict(list_mode_options(mode, dynamic))
+
+
+@torch.compiler.assume_constant_result
+def compiles_for_inductor() -> bool:
+    """Whether torch.compile traces this call for Inductor, and not for export or a backend that
+    generates no code. To be asked inside torch.compile only, which asks when it traces.
+    """
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        backend = InstructionTranslator.current_tx().output.compiler_fn
+    except AttributeError:  # another tracer
+        return False
+    wrapped = getattr(backend, "_torchdynamo_orig_backend", backend)
+    return getattr(wrapped, "compiler_name", None) == "inductor"

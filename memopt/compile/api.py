@@ -35,7 +35,7 @@ def compile(
     attention and custom ops produced, the seeds of random draws, and statistics of reductions; all
     else, which is element-wise or a normalisation, is made again by the kernels of backward that
     read it. Of the sets of tensors from which that is possible, the one with the fewest bytes is
-    kept: with transformers' models 45 to 70 % of torch.compile's own choice (benchmarks/compile.py).
+    kept (benchmarks/compile.py has figures beside torch.compile's own choice).
     Gradients are those of torch.compile but for the rounding of fused code.
 
     The model may be converted or not: in a compiled graph both are the same. Regions of

@@ -16,115 +16,34 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 # Ops that are not tagged as element-wise by PyTorch and that read or move each element about once.
-_VIEWS = frozenset(
-    [
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "permute",
-        "t",
-        "transpose",
-        "expand",
-        "squeeze",
-        "unsqueeze",
-        "slice",
-        "select",
-        "split",
-        "split_with_sizes",
-        "alias",
-        "as_strided",
-        "broadcast_in_dim",
-        "unbind",
-        "diagonal",
-        "unfold",
-        "detach",
-        "view_of",
-    ]
-)
-_REDUCTIONS = frozenset(
-    [
-        "sum",
-        "mean",
-        "amax",
-        "amin",
-        "var",
-        "var_mean",
-        "std",
-        "max",
-        "min",
-        "any",
-        "all",
-        "prod",
-        "logsumexp",
-        "argmax",
-        "argmin",
-    ]
-)
-_MOVES = frozenset(
-    [
-        "_softmax",
-        "_log_softmax",
-        "native_layer_norm",
-        "_fused_rms_norm",
-        "native_group_norm",
-        "embedding",
-        "index",
-        "gather",
-        "index_select",
-        "cat",
-        "stack",
-        "constant_pad_nd",
-        "clone",
-        "_to_copy",
-        "copy",
-        "full",
-        "full_like",
-        "zeros",
-        "ones",
-        "zeros_like",
-        "ones_like",
-        "empty",
-        "empty_like",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-        "arange",
-        "iota",
-        "scalar_tensor",
-        "triu",
-        "tril",
-        "repeat",
-        "cumsum",
-        "flip",
-        "roll",
-        "lift_fresh_copy",
-        "convert_element_type",
-        "prepare_softmax_online",
-        "where",
-        "masked_fill",
-        "fma",
-        "inductor_random",
-        "inductor_randint",
-        "inductor_lookup_seed",
-    ]
-)
+_VIEWS = {
+    *("view", "_unsafe_view", "reshape", "permute", "t", "transpose", "expand", "squeeze"),
+    *("unsqueeze", "slice", "select", "split", "split_with_sizes", "alias", "as_strided"),
+    *("broadcast_in_dim", "unbind", "diagonal", "unfold", "detach", "view_of"),
+}
+_REDUCTIONS = {
+    *("sum", "mean", "amax", "amin", "var", "var_mean", "std", "max", "min", "any", "all"),
+    *("prod", "logsumexp", "argmax", "argmin"),
+}
+_MOVES = {
+    *("_softmax", "_log_softmax", "native_layer_norm", "_fused_rms_norm", "native_group_norm"),
+    *("embedding", "index", "gather", "index_select", "cat", "stack", "constant_pad_nd", "clone"),
+    *("_to_copy", "copy", "full", "full_like", "zeros", "ones", "zeros_like", "ones_like"),
+    *("empty", "empty_like", "new_zeros", "new_ones", "new_full", "arange", "iota"),
+    *("scalar_tensor", "triu", "tril", "repeat", "cumsum", "flip", "roll", "lift_fresh_copy"),
+    *("convert_element_type", "prepare_softmax_online", "where", "masked_fill", "fma"),
+    *("inductor_random", "inductor_randint", "inductor_lookup_seed"),
+}
 _CHEAP = _VIEWS | _REDUCTIONS | _MOVES
 
 # Matrix products, convolutions and attention: what takes the time of a step.
-_CONTRACTIONS = frozenset(
-    [
-        "mm",
-        "addmm",
-        "bmm",
-        "baddbmm",
-        "convolution",
-        "_scaled_mm",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-    ]
-)
+_CONTRACTIONS = {
+    *("mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm"),
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+}
 
 # A reduction whose output is this many times smaller than its input is worth its bytes.
 _SMALLER = 4

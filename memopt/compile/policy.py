@@ -50,13 +50,13 @@ def choose(joint: JointGraph, run_again: Collection[fx.Node] = ()) -> Cut:
     network.add_nodes_from(("source", "sink"))
     for node in wanted:
         network.add_edge((node, "out"), "sink")
-    for node, again in may.items():
-        if not again:
+    for node, may_be in may.items():
+        if not may_be:
             network.add_edge("source", (node, "in"))
         else:
             for argument in node.all_input_nodes:
                 network.add_edge((argument, "out"), (node, "in"))
-        price = _price(node, joint, again)
+        price = _price(node, joint, may_be)
         if price is None:
             network.add_edge((node, "in"), (node, "out"))
         else:

@@ -117,9 +117,7 @@ def configure_offload(
         raise ValueError(f"{who}: copies_in_flight must be at least 1, got {copies_in_flight}")
     cap = None if max_host_bytes is None else _count(who, "max_host_bytes", max_host_bytes)
     chosen = None if directory is None else checked_directory(who, directory)
-    _C.set_offload_limits(
-        copies_in_flight=copies, most_host_bytes=cap, checksums=bool(checksums)
-    )
+    _C.set_offload_limits(copies_in_flight=copies, most_host_bytes=cap, checksums=bool(checksums))
     set_default_directory(chosen)
 
 
