@@ -3,8 +3,8 @@
 It may be kept; made again from what is saved anyway (memopt.functional and memopt.nn, and
 memopt.recompute() for whatever reads their outputs); or belong to a region that is checkpointed or
 offloaded (memopt.checkpoint, memopt.checkpoint_wrapper). memopt.saved_tensors picks the fate of
-each tensor. memopt.convert brings all this to an unmodified model, and memopt.saved_bytes counts
-the bytes that are saved.
+each tensor. memopt.convert brings all this to an unmodified model, memopt.compile to a compiled
+one, and memopt.saved_bytes counts the bytes that are saved.
 """
 
 from memopt import functional, nn
@@ -25,7 +25,8 @@ from memopt.checkpoint import (
     unwrap,
 )
 
-# So does this one (memopt.convert.report).
+# So do these (memopt.convert.report).
+from memopt.compile import compile, compile_options
 from memopt.convert import Report, convert, patch_functional, revert
 from memopt.fates import saved_tensors
 from memopt.measure import saved_bytes
@@ -47,6 +48,8 @@ __all__ = [
     "checkpoint",
     "checkpoint_sequential",
     "checkpoint_wrapper",
+    "compile",
+    "compile_options",
     "configure_offload",
     "convert",
     "disable_checkpointing",

@@ -85,3 +85,43 @@ def call_forward_alone(module: Any) -> None:
 def is_parametrized(module: nn.Module) -> bool:
     """Whether torch.nn.utils.parametrize owns the module's class."""
     return "parametrizations" in module._modules
+
+
+def has_partitioner_option() -> bool:
+    """Whether this PyTorch has what memopt/compile/_inductor.py relies upon."""
+    try:
+        from torch._functorch.compile_utils import fx_graph_cse  # noqa: F401
+        from torch._functorch.partitioners import (  # noqa: F401
+            _size_of,
+            cleanup_recompute_tags,
+            min_cut_rematerialization_partition,
+        )
+        from torch._inductor import config
+        from torch._inductor.custom_graph_pass import CustomPartitionerFn  # noqa: F401
+    except ImportError:
+        return False
+    return hasattr(config, "custom_partitioner_fn")
+
+
+def options_of_mode(mode: str | None, dynamic: bool | None) -> dict[str, Any]:
+    """The options of Inductor that torch.compile's `mode` stands for: it takes one or the other."""
+    if mode is None or mode == "default":
+        return {}
+    from torch._inductor import list_mode_options
+
+    return dict(list_mode_options(mode, dynamic))
+
+
+@torch.compiler.assume_constant_result
+def compiles_for_inductor() -> bool:
+    """Whether torch.compile traces this call for Inductor, and not for export or a backend that
+    generates no code. To be asked inside torch.compile only, which asks when it traces.
+    """
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        backend = InstructionTranslator.current_tx().output.compiler_fn
+    except AttributeError:  # another tracer
+        return False
+    wrapped = getattr(backend, "_torchdynamo_orig_backend", backend)
+    return getattr(wrapped, "compiler_name", None) == "inductor"

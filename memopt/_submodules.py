@@ -14,6 +14,7 @@ from typing import Any
 
 
 def add_submodules(function: Callable[..., Any], package: str) -> None:
-    """Give `function` each module of `package` as an attribute."""
+    """Give `function` each module of `package` as an attribute, but for those named with a _."""
     for module in pkgutil.iter_modules(sys.modules[package].__path__):
-        setattr(function, module.name, importlib.import_module(f"{package}.{module.name}"))
+        if not module.name.startswith("_"):
+            setattr(function, module.name, importlib.import_module(f"{package}.{module.name}"))

@@ -1,6 +1,6 @@
 """Proves that dependencies point one way: kernels <- ops <- autograd <- offload <- saved <-
-python in csrc, functional <- nn <- offload <- checkpoint <- convert <- the rest in memopt; that the
-kernels and offload know no PyTorch, that no file knows c10/cuda, and that no file is too long to
+python in csrc, functional <- nn <- offload <- checkpoint <- convert, compile <- the rest in memopt;
+that the kernels and offload know no PyTorch, that no file knows c10/cuda, and that no file is too long to
 read.
 """
 
@@ -30,7 +30,7 @@ MEMOPT_LAYERS = (
     {"nn"},
     {"offload"},
     {"checkpoint"},
-    {"convert"},
+    {"compile", "convert"},
     {"anatomy"},
     {"plan"},
     {"integrations"},

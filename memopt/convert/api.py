@@ -46,8 +46,9 @@ from memopt.convert.swap import (
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 STEP_ASIDE = (
-    "recipes are on wherever the model is entered; under torch.compile they step aside, where the "
-    "compiler decides what is kept"
+    "recipes are on wherever the model is entered; under torch.compile they step aside, and modules "
+    "compute by PyTorch's own ops, from which Inductor generates code: memopt.compile(model) has "
+    "it keep for backward what recipes keep"
 )
 NOTHING_NEW = "nothing changed: the model was converted before"
 
@@ -99,7 +100,9 @@ def convert(
     class methods, generators and coroutines, and methods that were bound before.
 
     Converting again swaps what has been added since. If that is nothing, the report says so.
-    Convert before torch.compile, DistributedDataParallel and FSDP.
+    Convert before torch.compile, DistributedDataParallel and FSDP. Under torch.compile with its
+    default backend the converted modules run their own forwards, which Inductor fuses; what is
+    saved there is a matter of `memopt.compile`. Other backends and torch.export get memopt's ops.
 
     Args:
         model: changed in place.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
-from memopt._compat import in_transform, wraps_tensors
+from memopt._compat import compiles_for_inductor, in_transform, wraps_tensors
 from memopt._extension import _C
 
 _PLAIN = frozenset((Tensor, Parameter))
@@ -20,8 +21,11 @@ def supports(input: object, *parameters: Tensor | None) -> bool:
     Not supported: other dtypes and devices; sparse and nested tensors; distributed tensors and
     others that wrap tensors; parameters of a dtype other than input's and float32, and of float32
     where input is float64; and calls inside a transform of torch.func or a forward-mode derivative,
-    for which memopt's ops raise.
+    for which memopt's ops raise. Nor, under torch.compile, what Inductor generates code for: it
+    fuses PyTorch's own ops with those around them, and would have to call memopt's.
     """
+    if is_dynamo_compiling() and compiles_for_inductor():
+        return False
     # In front of every call of a swapped module: microseconds count.
     if type(input) not in _PLAIN and (not isinstance(input, Tensor) or wraps_tensors(input)):
         return False

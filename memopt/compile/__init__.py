@@ -1,0 +1,19 @@
+"""The fates of eager mode as a policy for compiled graphs.
+
+    api         memopt.compile and memopt.compile_options
+    graph       reads the joint graph of forward and backward: what is what in it
+    policy      what is kept and what is made again: a minimum cut
+    timeline    how much is allocated when, for such a cut
+    budget      what else is run again, so that the peak fits
+    _inductor   hands the policy to torch.compile; the only file that knows its internals
+
+After `import memopt`, the attribute `memopt.compile` is the function; the modules above are its
+attributes, except for the last, which is imported when something is compiled.
+"""
+
+from memopt._submodules import add_submodules
+from memopt.compile.api import compile, compile_options
+
+__all__ = ["compile", "compile_options"]
+
+add_submodules(compile, __name__)

@@ -1,0 +1,57 @@
+"""The only file of memopt.compile that knows PyTorch's internals.
+
+Relied upon: Inductor's option `custom_partitioner_fn`, called with the joint graph after Inductor's
+passes over it, and pickled and asked for a `uuid` to find compiled graphs again; in
+torch._functorch.partitioners `min_cut_rematerialization_partition`, which takes orders as
+`node.meta["recompute"]`, and `_size_of`; `fx_graph_cse`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import fx
+from torch._functorch import config, partitioners
+from torch._functorch.compile_utils import fx_graph_cse
+from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
+
+from memopt.compile.graph import JointGraph, read_joint_graph
+from memopt.compile.policy import choose, tag
+
+_log = logging.getLogger("memopt.compile")
+_FILES = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py")))
+
+
+class Partitioner(CustomPartitionerFn):
+    """Divides a joint graph into forward and backward as memopt's policy says."""
+
+    def __init__(self, budget: int | float | None) -> None:
+        self._budget = budget
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        joint = _read(gm, kwargs)
+        for node, policy in tag(choose(joint)).items():
+            node.meta["recompute"] = policy
+        return partitioners.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+
+    def uuid(self) -> Any:
+        return get_hash_for_files(_FILES, repr(self._budget))
+
+
+def _read(gm: fx.GraphModule, kwargs: dict[str, Any]) -> JointGraph:
+    """The graph as the partitioner itself prepares it, so that the tags are not merged."""
+    gm.graph.eliminate_dead_code()
+    if config.cse:
+        gm.graph = fx_graph_cse(gm.graph)
+    partitioners.cleanup_recompute_tags(gm, is_default_partition=False)
+    return read_joint_graph(
+        gm.graph,
+        forward_outputs=kwargs["num_fwd_outputs"],
+        parameters=kwargs.get("static_lifetime_input_indices") or (),
+        nbytes=partitioners._size_of,
+    )

@@ -1,0 +1,69 @@
+"""What tests of compiled models share: a block, its step, and the bytes that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memopt.live_bytes import LiveBytes
+
+
+class Block(nn.Module):
+    """A pre-LN transformer block in PyTorch's own ops."""
+
+    def __init__(self, width: int = 64, heads: int = 4, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, nn.Dropout(dropout)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.dropout(self.out(attended.transpose(1, 2).flatten(2)))
+        return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
+
+
+def blocks(number: int = 2, **settings: Any) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block(**settings) for _ in range(number)))
+
+
+def sample(rows: int = 2, tokens: int = 32, width: int = 64) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(rows, tokens, width, generator=generator)
+
+
+class Bytes(NamedTuple):
+    """What the allocator of the CPU says."""
+
+    held: int
+    """When forward has ended: the loss and what is saved for backward."""
+    most: int
+    """At any time of forward and backward."""
+
+
+def step_bytes(forward: Callable[[], Tensor], model: nn.Module) -> Bytes:
+    """Of a step after one that compiles. `forward` returns the loss."""
+    for _ in range(2):
+        forward().backward()
+        model.zero_grad(set_to_none=True)
+    with LiveBytes() as live:
+        loss = forward()
+        live.mark()
+        loss.backward()
+    model.zero_grad(set_to_none=True)
+    return Bytes(live.marks[0].nbytes, live.most)
+
+
+def gradients(forward: Callable[[], Tensor], model: nn.Module) -> dict[str, Tensor]:
+    model.zero_grad(set_to_none=True)
+    forward().backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return found
