@@ -1,7 +1,7 @@
 """Proves that dependencies point one way: kernels <- ops <- autograd <- offload <- saved <-
 python in csrc, functional <- nn <- offload <- checkpoint <- convert, compile <- the rest in memopt;
-that the kernels and offload know no PyTorch, that no file knows c10/cuda, and that no file is too long to
-read.
+that the kernels and offload know no PyTorch, that no file knows c10/cuda, and that no file is too
+long to read.
 """
 
 from __future__ import annotations
