@@ -47,8 +47,8 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 STEP_ASIDE = (
     "recipes are on wherever the model is entered; under torch.compile they step aside, and "
-    "modules compute by PyTorch's own ops, from which Inductor generates code: memopt.compile(model) has "
-    "it keep for backward what recipes keep"
+    "modules compute by PyTorch's own ops, from which Inductor generates code: "
+    "memopt.compile(model) has it keep for backward what recipes keep"
 )
 NOTHING_NEW = "nothing changed: the model was converted before"
 
