@@ -9,6 +9,7 @@ torch._functorch.partitioners `min_cut_rematerialization_partition`, which takes
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from torch._functorch import config, partitioners
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 
+from memopt.compile.budget import fit
 from memopt.compile.graph import JointGraph, read_joint_graph
-from memopt.compile.policy import choose, tag
+from memopt.compile.policy import cut_at, tag
+from memopt.compile.timeline import predict
 
 _log = logging.getLogger("memopt.compile")
 _FILES = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py")))
@@ -35,9 +38,29 @@ class Partitioner(CustomPartitionerFn):
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         joint = _read(gm, kwargs)
-        for node, policy in tag(choose(joint)).items():
+        plan = fit(joint, self._bytes(joint, gm, joint_inputs, kwargs))
+        for node, policy in tag(joint, plan.cut).items():
             node.meta["recompute"] = policy
-        return partitioners.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+        _log.info(
+            "a graph of %d nodes: %d bytes kept for backward, %d at the peak as predicted, %d "
+            "products run again",
+            *(len(joint.nodes), plan.bytes.kept, plan.bytes.most, plan.run_again),
+        )
+        return _partition(gm, joint_inputs, kwargs)
+
+    def _bytes(
+        self, joint: JointGraph, gm: fx.GraphModule, joint_inputs: Any, kwargs: dict[str, Any]
+    ) -> int:
+        """The budget in bytes."""
+        if self._budget is None:
+            return sys.maxsize
+        if isinstance(self._budget, int):
+            return self._budget
+        forward, _ = _partition(gm, joint_inputs, kwargs)
+        (output,) = forward.graph.find_nodes(op="output")
+        names = {value.name for value in output.args[0] if isinstance(value, fx.Node)}
+        kept = frozenset(node for node in joint.nodes if node.name in names)
+        return int(self._budget * predict(joint, cut_at(joint, kept)).most)
 
     def uuid(self) -> Any:
         return get_hash_for_files(_FILES, repr(self._budget))
@@ -55,3 +78,9 @@ def _read(gm: fx.GraphModule, kwargs: dict[str, Any]) -> JointGraph:
         parameters=kwargs.get("static_lifetime_input_indices") or (),
         nbytes=partitioners._size_of,
     )
+
+
+def _partition(
+    gm: fx.GraphModule, joint_inputs: Sequence[object], kwargs: dict[str, Any]
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    return partitioners.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)

@@ -57,6 +57,9 @@ class JointGraph:
     """All but the output, in order."""
     backward: frozenset[fx.Node]
     """Those that depend on a gradient, the incoming gradients among them."""
+    computed: frozenset[fx.Node]
+    """Those that forward needs for its own outputs. What only backward reads may be of neither
+    kind: it runs in backward, and can never be kept."""
     forward_outputs: tuple[fx.Node, ...]
     backward_outputs: tuple[fx.Node, ...]
     parameters: frozenset[fx.Node]
@@ -104,12 +107,52 @@ def read_joint_graph(
     return JointGraph(
         tuple(nodes),
         frozenset(backward),
+        _computed(nodes, [o for o in outputs[:forward_outputs] if o is not None]),
         tuple(o for o in outputs[:forward_outputs] if o is not None),
         tuple(o for o in outputs[forward_outputs:] if o is not None),
         static,
         _written(nodes, output),
         nbytes,
     )
+
+
+def joins(joint: JointGraph) -> frozenset[fx.Node]:
+    """Sums of two branches that come from different contractions: residual streams."""
+    sources: dict[fx.Node, frozenset[fx.Node]] = {}
+    found = set()
+    for node in joint.nodes:
+        branches = [sources[argument] for argument in node.all_input_nodes if argument in sources]
+        if node in joint.backward:
+            continue
+        if node.op == "placeholder":
+            sources[node] = frozenset(() if node in joint.parameters else (node,))
+        elif not is_cheap(node):
+            sources[node] = frozenset((node,))
+        elif is_sum(node) and all(branches) and branches[0] != branches[-1]:
+            found.add(node)
+            sources[node] = frozenset((node,))
+        else:
+            nbytes = joint.nbytes(node)
+            every = frozenset().union(*branches)
+            sources[node] = frozenset(s for s in every if 2 * joint.nbytes(s) >= nbytes)
+    return frozenset(found)
+
+
+def is_sum(node: fx.Node) -> bool:
+    """Whether it adds two tensors."""
+    return str(node.target) == "aten.add.Tensor" and len(node.all_input_nodes) == 2
+
+
+def ancestors(of: Iterable[fx.Node]) -> set[fx.Node]:
+    """What is needed to compute these, themselves among them."""
+    found: set[fx.Node] = set()
+    stack = list(of)
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return found
 
 
 def is_view(node: fx.Node) -> bool:
@@ -154,6 +197,14 @@ def policy_of(node: fx.Node) -> CheckpointPolicy | None:
     """What a checkpointed region around the node wants of it: the compiler's own tag."""
     policy: CheckpointPolicy | None = node.meta.get("recompute")
     return policy
+
+
+def _computed(nodes: list[fx.Node], outputs: list[fx.Node]) -> frozenset[fx.Node]:
+    found = ancestors(outputs)
+    for node in nodes:  # of an op with several outputs all are there
+        if node.target is operator.getitem and _source(node) in found:
+            found.add(node)
+    return frozenset(found)
 
 
 def _source(node: fx.Node) -> fx.Node:

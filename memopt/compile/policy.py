@@ -17,7 +17,16 @@ from dataclasses import dataclass
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from memopt.compile.graph import JointGraph, has_tensor, is_cheap, is_view, policy_of
+from memopt.compile.graph import (
+    JointGraph,
+    ancestors,
+    has_tensor,
+    is_cheap,
+    is_sum,
+    is_view,
+    joins,
+    policy_of,
+)
 
 # Of two cuts with the same bytes, the one that keeps sums of branches: if residual streams were
 # kept as the branches' outputs, backward would add all of them up again, and hold every partial
@@ -40,12 +49,20 @@ def choose(joint: JointGraph, run_again: Collection[fx.Node] = ()) -> Cut:
     """The cut of the fewest bytes.
 
     Args:
-        run_again: contractions that may be run again, as if they were cheap.
+        run_again: contractions that may be run again, as if they were cheap. Then residual streams
+            are not made again: else the least would be to keep the model's input alone, and to run
+            all of forward when backward begins.
     """
     import networkx as nx  # PyTorch's own need; only here, since it takes a while to import
 
     wanted = joint.wanted()
-    may = {node: _may_be_made_again(node, joint, run_again) for node in _ancestors(wanted, joint)}
+    reached = ancestors(wanted)
+    streams = joins(joint) if run_again else ()
+    may = {
+        node: node not in streams and _may_be_made_again(node, joint, run_again)
+        for node in joint.nodes
+        if node in reached
+    }
     network = nx.DiGraph()
     network.add_nodes_from(("source", "sink"))
     for node in wanted:
@@ -61,35 +78,36 @@ def choose(joint: JointGraph, run_again: Collection[fx.Node] = ()) -> Cut:
             network.add_edge((node, "in"), (node, "out"))
         else:
             network.add_edge((node, "in"), (node, "out"), capacity=price)
-    _, (reached, _) = nx.minimum_cut(network, "source", "sink", flow_func=nx.algorithms.flow.dinitz)
-    kept = frozenset(n for n in may if (n, "in") in reached and (n, "out") not in reached)
-    again = frozenset(n for n in may if (n, "in") not in reached)
+    _, (source_side, _) = nx.minimum_cut(
+        network, "source", "sink", flow_func=nx.algorithms.flow.dinitz
+    )
+    kept = frozenset(n for n in may if (n, "in") in source_side and (n, "out") not in source_side)
+    again = frozenset(n for n in may if (n, "in") not in source_side)
     return Cut(kept, _read(wanted, kept, again))
 
 
-def tag(cut: Cut) -> dict[fx.Node, CheckpointPolicy]:
+def cut_at(joint: JointGraph, kept: frozenset[fx.Node]) -> Cut:
+    """The cut of another partitioner, which keeps these."""
+    wanted = joint.wanted()
+    free = {node for node in joint.nodes if node.op != "placeholder"} - kept
+    return Cut(kept, _read(wanted, kept, free - joint.backward))
+
+
+def tag(joint: JointGraph, cut: Cut) -> dict[fx.Node, CheckpointPolicy]:
     """The cut in the tags by which PyTorch's partitioner takes orders."""
     tags = {
         node: CheckpointPolicy.MUST_SAVE
         for node in cut.kept
         if node.op == "call_function" and has_tensor(node)
     }
-    tags.update((node, CheckpointPolicy.MUST_RECOMPUTE) for node in cut.again)
+    again = cut.again & joint.computed
+    tags.update((node, CheckpointPolicy.MUST_RECOMPUTE) for node in again)
     return {node: policy for node, policy in tags.items() if policy_of(node) is None}
 
 
-def _ancestors(wanted: Collection[fx.Node], joint: JointGraph) -> list[fx.Node]:
-    found: dict[fx.Node, None] = {}
-    stack = list(wanted)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found[node] = None
-            stack.extend(node.all_input_nodes)
-    return list(found)
-
-
 def _may_be_made_again(node: fx.Node, joint: JointGraph, run_again: Collection[fx.Node]) -> bool:
+    if node.op != "placeholder" and node not in joint.computed:
+        return True
     if any(argument in joint.written for argument in node.all_input_nodes):
         return False
     asked = policy_of(node)
@@ -102,13 +120,15 @@ def _price(node: fx.Node, joint: JointGraph, again: bool) -> int | None:
     """What it costs to keep the node's output; None: it cannot be kept."""
     if node in joint.parameters:
         return 0
+    if node.op != "placeholder" and node not in joint.computed:
+        return None
     if not has_tensor(node):  # a size, which costs nothing, or a list of outputs
         value = node.meta.get("val")
         return None if isinstance(value, (tuple, list)) or value is None else 0
     if again and (is_view(node) or _is_recomputed_by_order(node)):
         return None
     price = joint.nbytes(node) * _UNIT
-    if node in joint.forward_outputs or _is_sum(node):
+    if node in joint.forward_outputs or is_sum(node):
         price -= joint.nbytes(node) * _SUM_IS_WORTH
     return price
 
@@ -119,12 +139,6 @@ def _is_recomputed_by_order(node: fx.Node) -> bool:
         return False
     region = node.meta.get("ac_graph_id")
     return not any(user.meta.get("ac_graph_id", region) != region for user in node.users)
-
-
-def _is_sum(node: fx.Node) -> bool:
-    return str(node.target) == "aten.add.Tensor" and all(
-        has_tensor(argument) for argument in node.all_input_nodes
-    )
 
 
 def _read(

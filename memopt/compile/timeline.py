@@ -1,0 +1,155 @@
+"""How many bytes are allocated when, in a forward and a backward that a cut divides.
+
+Inputs and parameters are there anyway and count for nothing. Counted are tensors that are kept,
+outputs, gradients, and what one kernel hands to the next. An element-wise op that only fused code
+reads has no tensor of its own; but what it reads must then be there for as long as it is read. The
+outputs of forward count until the end, and incoming gradients from the start of backward, since the
+caller may hold them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import fx
+
+from memopt.compile.graph import (
+    JointGraph,
+    ancestors,
+    has_tensor,
+    is_cheap,
+    is_fusible,
+    is_view,
+)
+from memopt.compile.policy import Cut
+
+
+# The compiler's own order of kernels may hold a tensor for longer than the graph's does: measured up
+# to 3.5 % more at the peak.
+_MARGIN = 20
+
+
+class Bytes(NamedTuple):
+    """Of one division into forward and backward, as predicted."""
+
+    kept: int
+    """Between forward and backward, the outputs of forward among them."""
+    most: int
+    """At any time."""
+
+
+class _Step(NamedTuple):
+    """A run of a node: in forward, or (again) in backward."""
+
+    node: fx.Node
+    in_backward: bool
+
+
+def predict(joint: JointGraph, cut: Cut) -> Bytes:
+    """The bytes of a division of `joint`."""
+    forward, backward = _schedule(joint, cut)
+    order = [*forward, *backward]
+    readers: dict[_Step, list[_Step]] = {step: [] for step in order}
+    for step in order:
+        for argument in step.node.all_input_nodes:
+            readers[_made(argument, step, cut, readers)].append(step)
+    kept = [_Step(node, False) for node in (*cut.kept, *joint.forward_outputs)]
+    kept = list(dict.fromkeys(step for step in kept if step in readers))
+    results = [_Step(node, node not in cut.kept) for node in joint.backward_outputs]
+    results = [step for step in results if step in readers]
+    place = {step: index for index, step in enumerate(order)}
+    end = len(order)
+    last = dict(place)
+    for step in kept:
+        last[step] = max(last[step], len(forward))
+    for node in joint.forward_outputs:
+        last[_Step(node, False)] = end
+    for step in results:
+        last[step] = end
+    owners = {*kept, *results}
+    for step in reversed(order):
+        own = last[step]
+        for reader in readers[step]:
+            own = max(
+                own, last[reader] if _looks_through(reader, readers, owners) else place[reader]
+            )
+        last[step] = own
+    changes = [0] * (end + 2)
+    for step in order:
+        if _has_memory(step, joint, readers, owners):
+            nbytes = joint.nbytes(step.node)
+            changes[place[step]] += nbytes
+            changes[last[step] + 1] -= nbytes
+    total, totals = 0, []
+    for change in changes:
+        total += change
+        totals.append(total)
+    most = max(totals)
+    return Bytes(totals[len(forward) - 1], most + most // _MARGIN)
+
+
+def _schedule(joint: JointGraph, cut: Cut) -> tuple[list[_Step], list[_Step]]:
+    """How the halves run: what is made again is made in front of its first reader."""
+    needed = ancestors([*joint.forward_outputs, *cut.kept])
+    forward = [_Step(n, False) for n in joint.nodes if n in needed]
+    backward: dict[_Step, None] = {}
+    for node in joint.nodes:
+        if node in joint.backward:
+            for argument in node.all_input_nodes:
+                _make_again(argument, cut, backward)
+            backward[_Step(node, True)] = None
+    for node in joint.backward_outputs:
+        _make_again(node, cut, backward)
+    return forward, list(backward)
+
+
+def _make_again(node: fx.Node, cut: Cut, steps: dict[_Step, None]) -> None:
+    """Append to `steps` what makes `node` in backward, if it is not kept."""
+    stack = [(node, False)]
+    while stack:
+        node, ready = stack.pop()
+        if node not in cut.again or _Step(node, True) in steps:
+            continue
+        if ready:
+            steps[_Step(node, True)] = None
+        else:
+            stack.append((node, True))
+            stack.extend((argument, False) for argument in node.all_input_nodes)
+
+
+def _made(argument: fx.Node, reader: _Step, cut: Cut, steps: dict[_Step, list[_Step]]) -> _Step:
+    """The run that made what `reader` reads."""
+    again = _Step(argument, True)
+    return again if reader.in_backward and again in steps else _Step(argument, False)
+
+
+def _looks_through(reader: _Step, readers: dict[_Step, list[_Step]], owners: set[_Step]) -> bool:
+    """Whether what `reader` reads must be there for as long as what it makes."""
+    return is_view(reader.node) or not has_tensor(reader.node) or _is_fused(reader, readers, owners)
+
+
+def _has_memory(
+    step: _Step, joint: JointGraph, readers: dict[_Step, list[_Step]], owners: set[_Step]
+) -> bool:
+    node = step.node
+    if node.op == "placeholder":
+        return node in joint.backward  # an incoming gradient
+    if not has_tensor(node) or is_view(node):
+        return False
+    return not _is_fused(step, readers, owners)
+
+
+def _is_fused(step: _Step, readers: dict[_Step, list[_Step]], owners: set[_Step]) -> bool:
+    return (
+        step not in owners
+        and is_fusible(step.node)
+        and all(
+            reader.in_backward == step.in_backward and _is_code(reader.node)
+            for reader in readers[step]
+        )
+    )
+
+
+def _is_code(node: fx.Node) -> bool:
+    """Whether the compiler generates the kernel that reads, and no library is called."""
+    return is_cheap(node) and not is_view(node)
