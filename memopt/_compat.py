@@ -112,7 +112,7 @@ def options_of_mode(mode: str | None, dynamic: bool | None) -> dict[str, Any]:
     return dict(list_mode_options(mode, dynamic))
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def compiles_for_inductor() -> bool:
     """Whether torch.compile traces this call for Inductor, and not for export or a backend that
     generates no code. To be asked inside torch.compile only, which asks when it traces.
