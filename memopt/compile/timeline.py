@@ -23,8 +23,8 @@ from memopt.compile.graph import (
 )
 from memopt.compile.policy import Cut
 
-# The compiler's own order of kernels may hold a tensor for longer than the graph's does: measured up
-# to 3.5 % more at the peak.
+# The compiler's own order of kernels may hold a tensor for longer than the graph's does: measured
+# up to 3.5 % more at the peak.
 _MARGIN = 20
 
 
