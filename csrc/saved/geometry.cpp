@@ -36,7 +36,7 @@ bool Geometry::operator==(const Geometry& other) const {
 
 bool is_plain(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && tensor.has_storage() && !autograd::is_traced(tensor) &&
-         !tensor.is_nested() && !tensor.is_conj() && !tensor.is_neg();
+         !tensor.is_nested() && !tensor.is_conj() && !tensor.is_neg() && !tensor.is_quantized();
 }
 
 bool has_memory(const at::Tensor& tensor) {

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import memopt
 
@@ -117,6 +117,22 @@ def test_tensors_without_plain_memory_stay(directory: Path, kind: str) -> None:
         product = matrix @ weight
     assert memopt.offload_stats(wait=True).bytes_out == 0
     assert torch.equal(torch.autograd.grad(product.abs().sum(), weight)[0], expected)
+
+
+def test_quantized_arguments_of_a_region_stay(directory: Path) -> None:
+    """Their values are more than a storage and its geometry."""
+    weight = torch.ones(WIDTH, requires_grad=True)
+
+    def scaled(quantized: Tensor) -> Tensor:
+        return (quantized.dequantize() * weight).exp().sum()
+
+    def quantized() -> Tensor:
+        return torch.quantize_per_tensor(torch.linspace(-1, 1, WIDTH), 0.1, 0, torch.qint8)
+
+    (expected,) = torch.autograd.grad(scaled(quantized()), weight)
+    loss = memopt.checkpoint(scaled, quantized(), offload=directory)
+    assert memopt.offload_stats(wait=True).bytes_out == 0
+    assert torch.equal(torch.autograd.grad(loss, weight)[0], expected)
 
 
 def test_a_full_disk_keeps_tensors_in_memory(tmp_path: Path) -> None:
