@@ -63,7 +63,7 @@ def test_regions_have_their_settings_again() -> None:
     memopt.convert(model, checkpoint=[modules.FeedForward, nn.LayerNorm])
     settings = settings_of(model[2])
     assert settings is not None
-    assert not settings.offload_to_cpu
+    assert settings.offload is None
     memopt.convert(model, offload=[modules.FeedForward])
     memopt.revert(model)
     assert state(model) == before
