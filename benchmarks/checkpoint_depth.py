@@ -27,7 +27,7 @@ from torch.utils import checkpoint as torch_checkpoint
 
 import memopt
 from benchmarks import record
-from benchmarks.cli import RESULTS
+from benchmarks.cli import RESULTS, has_device
 from benchmarks.memory import held_bytes, peak_bytes
 from memopt.checkpoint.segments import sqrt_segments
 from memopt.demo.model import Block, ModelSize
@@ -166,9 +166,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0, or 2 if there is no such device."""
     args = parse(argv)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        message = f"benchmarks.{OP}: PyTorch {torch.__version__} sees no CUDA device here"
-        print(message, file=sys.stderr)
+    if not has_device(OP, args.device):
         return 2
     torch.set_num_threads(1)  # the scratch memory of a kernel may depend on it
     device = torch.device(args.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,15 @@ CPU_MODEL_SHAPES = tuple((512, hidden) for hidden in (256, 512, 768, 1024))
 CUDA_SHAPES = tuple(
     (rows, cols) for rows in (16384, 4096, 65536) for cols in (4096, 1024, 8192, 16384, 2048)
 )
+
+
+def has_device(op: str, device: str) -> bool:
+    """Whether this PyTorch sees one of the kind; says so on stderr where it does not."""
+    if device != "cuda" or torch.cuda.is_available():
+        return True
+    message = f"benchmarks.{op}: PyTorch {torch.__version__} sees no CUDA device here"
+    print(message, file=sys.stderr)
+    return False
 
 
 def parse(op: str, argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -49,7 +49,7 @@ import torch
 
 import memopt
 from benchmarks import record
-from benchmarks.cli import RESULTS
+from benchmarks.cli import RESULTS, has_device
 from benchmarks.clocks import Thunk
 from benchmarks.harness import QUICK, Effort, alternate, spread
 from benchmarks.offload_arithmetic import (
@@ -236,9 +236,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0, 1 if a case failed, 2 if there is no such device."""
     args = parse(argv)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        message = f"benchmarks.{OP}: PyTorch {torch.__version__} sees no CUDA device here"
-        print(message, file=sys.stderr)
+    if not has_device(OP, args.device):
         return 2
     deadline = time.monotonic() + 60 * args.minutes
     device = torch.device(args.device)

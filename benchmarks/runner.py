@@ -57,9 +57,7 @@ def main(
     `goals` gives the ratio to ATen that is aimed at on the CPU, by direction.
     """
     args = cli.parse(op, argv)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        message = f"benchmarks.{op}: PyTorch {torch.__version__} sees no CUDA device here"
-        print(message, file=sys.stderr)
+    if not cli.has_device(op, args.device):
         return 2
     deadline = time.monotonic() + 60 * args.minutes
     command = ["python", "-m", f"benchmarks.{op}", *(sys.argv[1:] if argv is None else argv)]

@@ -25,15 +25,4 @@ class Device {
   virtual Memory host_buffer(size_t bytes);
 };
 
-// The memory of the process.
-class CpuDevice : public Device {
- public:
-  StreamId current_stream() override { return 0; }
-  EventPtr now() override;
-  Memory allocate(size_t bytes) override;
-  void wait(const EventPtr& event) override { event->wait(); }
-  void read(void* host, const Memory& from, size_t offset, size_t bytes) override;
-  void write(const Memory& to, size_t offset, const void* host, size_t bytes) override;
-};
-
 }  // namespace memopt::offload

@@ -175,7 +175,7 @@ class Asked : public Fate {
   // One for each answer of the kind: a fate counts what its scope offloads.
   intrusive_ptr<Fate> offload_for(const py::object& answer) {
     for (const auto& [known, fate] : offloads_) {
-      if (object_of(known).is(answer)) return fate;
+      if (object_of(known).equal(answer)) return fate;  // strings may be made anew each time
     }
     offloads_.emplace_back(safe(answer), offload(*offload_of(answer), in_region_));
     return offloads_.back().second;

@@ -5,6 +5,7 @@
 
 #include <system_error>
 
+#include "../offload/file.h"
 #include "objects.h"
 
 namespace memopt::python {
@@ -94,8 +95,12 @@ void register_offload(py::module_& m) {
   m.def(
       "check_offload_directory",
       [](const std::string& directory) {
+        // One in use has its files already. No engine is made, whose threads may not be needed.
+        if (!OffloadTarget::get(directory)->devices().empty()) return;
         try {
-          OffloadTarget::get(directory)->device(c10::Device(c10::kCPU));
+          offload::FileOptions options;
+          options.directory = directory;
+          const offload::SpillFile probe(std::move(options));
         } catch (const std::system_error& error) {
           // errno and text, which make OSError one of its own classes (FileNotFoundError).
           const auto arguments = py::make_tuple(error.code().value(), error.what());
@@ -126,7 +131,6 @@ void register_offload(py::module_& m) {
       "Gives back memory and files that hold nothing; returns their bytes.");
   m.def("offload_stats", &stats, py::kw_only(), py::arg("reset"), py::arg("wait"),
         "A dict for each place and device.");
-  m.def("is_on_accelerator", &saved::is_on_accelerator, "Whether a copy on the host frees memory.");
   m.def(
       "pretend_accelerator",
       [](const std::optional<std::string>& type) {

@@ -29,8 +29,8 @@ void free_with_pages(void* block) {
   c10::GetDefaultCPUAllocator()->raw_deleter()(block);
 }
 
-// Memory that goes back to the system as soon as its tensor is freed. It is
-// counted as PyTorch's own is.
+// Memory that goes back to the system as soon as its tensor is freed. It is counted as PyTorch's
+// own is.
 at::Tensor mapped_tensor(size_t bytes) {
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   TORCH_CHECK(data != MAP_FAILED, "memopt.offload: the system has no ", bytes, " bytes left");

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from pathlib import Path
@@ -55,6 +56,7 @@ def checked_directory(who: str, directory: object) -> str:
     return str(path)
 
 
+@functools.cache  # asked at each context and region; a directory stays where it is mounted
 def _file_system(path: Path) -> str | None:
     """Its type, by the mount that is nearest to it; None where the system does not say."""
     mounts = Path("/proc/self/mounts")

@@ -8,7 +8,7 @@ from typing import Any
 
 from memopt._extension import _C
 
-__all__ = ["Link", "OffloadStats", "Place", "offload_stats"]
+__all__ = ["Link", "OffloadStats", "PlaceStats", "offload_stats"]
 
 # Waiting for copies that is worth a word: this share of the time that copies took.
 _WORTH_A_WORD = 0.05
@@ -36,7 +36,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Place:
+class PlaceStats:
     """What went from one device to one place."""
 
     device: str
@@ -124,7 +124,7 @@ class Place:
 class OffloadStats:
     """What offloading has done since the process began, or since the counts were reset."""
 
-    places: tuple[Place, ...]
+    places: tuple[PlaceStats, ...]
 
     @property
     def bytes_out(self) -> int:
@@ -179,9 +179,9 @@ def offload_stats(*, reset: bool = False, wait: bool = False) -> OffloadStats:
     return OffloadStats(tuple(_place(row) for row in rows))
 
 
-def _place(row: dict[str, Any]) -> Place:
+def _place(row: dict[str, Any]) -> PlaceStats:
     links = {name: Link(**row[name]) for name in ("out", "back")}
-    return Place(**{**row, **links})
+    return PlaceStats(**{**row, **links})
 
 
 def _mb(count: int) -> str:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import memopt
-from memopt.offload.stats import Place
+from memopt.offload.stats import PlaceStats
 from tests.checkpoint.support import assert_same_bits, collector_disabled
 
 WIDTH, ROWS, LAYERS = 64, 96, 5
@@ -36,7 +36,7 @@ def inputs(seed: int = 1) -> Tensor:
     return torch.randn(ROWS, WIDTH)
 
 
-def place() -> Place:
+def place() -> PlaceStats:
     """What the one place that was used has counted."""
     (used,) = [p for p in memopt.offload_stats(wait=True).places if p.out.copies or p.bytes_held]
     return used

@@ -5,10 +5,12 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "../../../csrc/offload/device.h"
 #include "../../../csrc/offload/host_event.h"
 #include "../../../csrc/offload/pool.h"
 #include "check.h"
@@ -51,6 +53,22 @@ class Folder {
 
  private:
   std::string path_;
+};
+
+// The memory of the process.
+class CpuDevice : public memopt::offload::Device {
+ public:
+  memopt::offload::StreamId current_stream() override { return 0; }
+  memopt::offload::EventPtr now() override { return memopt::offload::HostEvent::now(); }
+  memopt::offload::Memory allocate(size_t bytes) override { return host_buffer(bytes); }
+  void wait(const memopt::offload::EventPtr& event) override { event->wait(); }
+  void read(void* host, const memopt::offload::Memory& from, size_t offset, size_t bytes) override {
+    std::memcpy(host, static_cast<const std::byte*>(from.data) + offset, bytes);
+  }
+  void write(const memopt::offload::Memory& to, size_t offset, const void* host,
+             size_t bytes) override {
+    std::memcpy(static_cast<std::byte*>(to.data) + offset, host, bytes);
+  }
 };
 
 }  // namespace check

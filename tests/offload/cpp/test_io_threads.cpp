@@ -79,7 +79,7 @@ class TestJob : public IoJob {
 };
 
 Memory buffer(size_t bytes) {
-  return CpuDevice().allocate(bytes);
+  return check::CpuDevice().allocate(bytes);
 }
 
 std::shared_ptr<TestJob> submit(IoThreads& threads, std::shared_ptr<TestJob> job,
