@@ -275,7 +275,8 @@ def ninja_file(compilers: dict[str, str], made: list[Step], link: str, library: 
             *("  depfile = $out.d", "  deps = gcc"),
         ]
     lines += ["rule link", f"  command = {link}", "  description = linking memopt._C"]
-    for step in made:
+    # ninja begins with what stands first, and a CUDA kernel takes longer than anything else.
+    for step in sorted(made, key=lambda step: step.rule != "nvcc"):
         flags = shlex.join(step.flags).replace("$", "$$")
         lines += [
             f"build {escaped(step.object)}: {step.rule} {escaped(step.source)}",

@@ -59,9 +59,10 @@ template <class Op>
 typename Op::Options restore_options(AutogradContext* ctx) {
   typename Op::Options options;
   const auto tuple = ctx->saved_data["options"].toTuple();
+  const at::ArrayRef<at::IValue> elements = tuple->elements().asArrayRef();
   Op::visit(options, [&](auto&... fields) {
     size_t next = 0;
-    (unpack_field(tuple->elements()[next++], fields), ...);
+    (unpack_field(elements[next++], fields), ...);
   });
   return options;
 }

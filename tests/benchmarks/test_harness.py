@@ -6,6 +6,7 @@ what it may keep and no more.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -195,17 +196,41 @@ def test_every_benchmark_runs_and_its_file_says_what_how_and_where(
 def test_the_cpu_run_measures_every_op_and_sums_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """But for the processes, which cost seconds each: the ops are measured in this one, and what
+    has tests of its own is only asked for.
+    """
+    started: list[tuple[str, list[str]]] = []
+
+    def here(name: str, options: list[str], out: Path) -> bool:
+        started.append((name, options))
+        if name not in OPS:
+            return False
+        module = importlib.import_module(f"benchmarks.{name}")
+        return runner.main(name, module.make_cases, module.GOALS, [*options, "--out", str(out)])
+
     monkeypatch.setattr(cpu, "RESULTS", tmp_path)
-    assert cpu.main([*QUICK_AND_SMALL, "--direction", "forward"]) == 0
-    files = {f"cpu_{op}.json" for op in OPS}
-    files |= {"cpu_checkpoint_overhead.json", "cpu_checkpoint_overhead.md", "cpu_offload.json"}
-    assert {path.name for path in tmp_path.iterdir()} == files | {"cpu_summary.md", "cpu.png"}
+    monkeypatch.setattr(cpu, "run", here)
+    options = [*QUICK_AND_SMALL, "--direction", "forward"]
+    assert cpu.main(options) == 0
+    effort = ["--seed", "0", "--quick"]
+    expected = [(op, [*options, "--device", "cpu"]) for op in OPS]
+    assert started == [*expected, ("checkpoint_overhead", effort), ("offload", effort)]
+    files = {f"cpu_{op}.json" for op in OPS} | {"cpu_summary.md", "cpu.png"}
+    assert {path.name for path in tmp_path.iterdir()} == files
     text = (tmp_path / "cpu_summary.md").read_text()
     assert text in capsys.readouterr().out
     for name in ("gelu, none", "gelu, tanh", "layer_norm", "layer_norm_gelu, tanh"):
         assert f"| {name} " in text
     with pytest.raises(SystemExit):
         cpu.main(["--dtype", "int8"])
+
+
+@pytest.mark.slow
+def test_a_benchmark_of_the_cpu_run_has_a_process_of_its_own(tmp_path: Path) -> None:
+    out = tmp_path / "gelu.json"
+    assert cpu.run("gelu", [*QUICK_AND_SMALL, "--direction", "forward"], out) is False
+    assert json.loads(out.read_text())["op"] == "gelu"
+    assert cpu.run("gelu", ["--dtype", "int8"], out) is True
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import memopt
 from tests.support.cases import (
-    FAMILIES,
+    EACH_OP,
     OP_CASES,
     Call,
     OpCase,
@@ -24,7 +24,8 @@ from tests.support.cases import (
 )
 from tests.support.shapes import BFLOAT16, FLOAT32, Dtypes
 
-every_op = pytest.mark.parametrize("case", OP_CASES, ids=str)
+# What is compiled around an op does not depend on its keywords.
+every_op = pytest.mark.parametrize("case", EACH_OP, ids=str)
 
 
 @pytest.fixture(autouse=True)
@@ -61,14 +62,14 @@ def assert_compiled_gives_eagers_bits(function, run, call: Call) -> None:
     assert_same_bits(evaluate(run, call), evaluate(function, call))
 
 
-@every_op
 @pytest.mark.parametrize(
-    ("dtypes", "dynamic"),
-    [
-        (FLOAT32, False),
-        (BFLOAT16, True),
-        pytest.param(FLOAT32, True, marks=pytest.mark.slow),
-        pytest.param(BFLOAT16, False, marks=pytest.mark.slow),
+    ("case", "dtypes", "dynamic"),
+    [(case, FLOAT32, False) for case in OP_CASES]
+    + [(case, BFLOAT16, True) for case in EACH_OP]
+    + [
+        pytest.param(case, dtypes, dynamic, marks=pytest.mark.slow)
+        for case in EACH_OP
+        for dtypes, dynamic in ((FLOAT32, True), (BFLOAT16, False))
     ],
     ids=str,
 )
@@ -120,7 +121,7 @@ def test_autocast(case: OpCase, device: torch.device) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", FAMILIES, ids=str)
+@every_op
 def test_inductor(case: OpCase, device: torch.device) -> None:
     """The default backend generates code around the op; its own arithmetic may contract a multiply
     and an add. Its generator is another, unless it is told to use PyTorch's.

@@ -12,7 +12,16 @@ from torch.autograd import forward_ad
 from torch.profiler import ProfilerActivity, profile
 
 import memopt
-from tests.support.cases import GELU_CASES, NORM_CASES, OP_CASES, Call, OpCase, as_tuple, evaluate
+from tests.support.cases import (
+    EACH_OP,
+    GELU_CASES,
+    NORM_CASES,
+    OP_CASES,
+    Call,
+    OpCase,
+    as_tuple,
+    evaluate,
+)
 from tests.support.record_ops import RecordOps
 from tests.support.shapes import BFLOAT16, FLOAT32, LAYOUTS, Dtypes
 
@@ -33,11 +42,19 @@ OPCHECK_CALLS = {
         lambda t: LAYOUTS["transposed and sliced"](t) if t.dim() == 3 else t
     ),
 }
-every_opcheck_call = pytest.mark.parametrize("make", OPCHECK_CALLS.values(), ids=OPCHECK_CALLS)
+# An op's further cases differ in a keyword: for them one of the calls.
+every_opcheck = pytest.mark.parametrize(
+    ("case", "make"),
+    [
+        pytest.param(case, make, id=f"{name}-{case}")
+        for case in OP_CASES
+        for name, make in OPCHECK_CALLS.items()
+        if case in EACH_OP or name == "float32"
+    ],
+)
 
 
-@every_op
-@every_opcheck_call
+@every_opcheck
 @pytest.mark.parametrize("requires_grad", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_opcheck_of_the_public_op(
     case: OpCase, make, requires_grad: bool, device: torch.device
@@ -47,15 +64,13 @@ def test_opcheck_of_the_public_op(
     torch.library.opcheck(case.public_op, arguments, keywords)
 
 
-@every_op
-@every_opcheck_call
+@every_opcheck
 def test_opcheck_of_the_forward_op(case: OpCase, make, device: torch.device) -> None:
     arguments, keywords = case.forward_arguments(make(case, device))
     torch.library.opcheck(case.forward_op, arguments, keywords)
 
 
-@every_op
-@every_opcheck_call
+@every_opcheck
 @pytest.mark.parametrize("recompute_output", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_opcheck_of_the_backward_op(
     case: OpCase, make, recompute_output: bool, device: torch.device

@@ -28,8 +28,11 @@ OP_CASES: tuple[OpCase, ...] = (
 # All that normalise rows: of layer_norm's family, rms_norm's, and with a residual in front.
 NORMALIZING_CASES: tuple[OpCase, ...] = (*NORM_CASES, *RMS_NORM_CASES, *ADD_NORM_CASES)
 
-# The first case of every family: for what does not depend on the keyword choices.
+# The first case of every function: for what does not depend on the keyword choices.
 FAMILIES = tuple({case.family: case for case in reversed(OP_CASES)}.values())[::-1]
+
+# The first case of every dispatcher op: for what PyTorch does around an op, whatever it computes.
+EACH_OP = tuple({case.public_op: case for case in reversed(OP_CASES)}.values())[::-1]
 
 __all__ = [
     "ACTIVATION_CASES",
@@ -37,6 +40,7 @@ __all__ = [
     "ADD_NORM_CASES",
     "DROPOUT_ADD_NORM_CASES",
     "DROPOUT_CASES",
+    "EACH_OP",
     "FAMILIES",
     "GATED_CASES",
     "GELU_CASES",
