@@ -23,7 +23,7 @@ namespace memopt::autograd {
 
 using std::string_view;
 using Scalar = std::optional<double>;
-using Results = std::tuple<Tensor, Tensor>;
+using ops::Results2;
 
 Tensor widened(const Tensor& tensor) {
   const bool narrow = tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
@@ -58,18 +58,14 @@ Tensor activation_gradient(const ActivationOptions& f, const Tensor& grad, const
 
 namespace {
 
-using DropoutForward = Results(const Tensor&, const OptionalTensor&, double, string_view, Scalar,
-                               bool);
-
-Results dropout_forward(const ActivationOptions& o, const Tensor& input,
-                        const OptionalTensor& state, bool for_backward) {
-  static const auto op = find_op<DropoutForward>("memopt::_activation_dropout_forward");
+Results2 dropout_forward(const ActivationOptions& o, const Tensor& input,
+                         const OptionalTensor& state, bool for_backward) {
+  static const auto op = MEMOPT_PRIVATE_OP(_activation_dropout_forward);
   return op.call(input, state, o.p, o.activation, o.scalar, for_backward);
 }
 
 Tensor plain_forward(const ActivationOptions& o, const Tensor& input) {
-  static const auto op =
-      find_op<Tensor(const Tensor&, string_view, Scalar)>("memopt::_activation_forward");
+  static const auto op = MEMOPT_PRIVATE_OP(_activation_forward);
   return op.call(input, o.activation, o.scalar);
 }
 
@@ -83,8 +79,7 @@ Produced ActivationOp::forward(const Options& o, const variable_list& in, bool f
     return {output, in, {given.has_value() ? *given : drawn}, {}};
   }
   if (!in_place || !may_overwrite(in[0])) return {plain_forward(o, in[0]), in, {}, {}};
-  static const auto op =
-      find_op<void(const Tensor&, string_view, Scalar)>("memopt::_activation_forward_");
+  static const auto op = MEMOPT_PRIVATE_OP(_activation_forward_);
   op.call(in[0], o.activation, o.scalar);
   return {in[0], {}, {}, {}};
 }
@@ -100,17 +95,13 @@ Reproduced ActivationOp::backward(const Options& o, const variable_list& reads,
                                   const Request& request) {
   const Tensor& x = reads[0];
   if (o.drops) {
-    static const auto op =
-        find_op<Results(const Tensor&, const Tensor&, const Tensor&, double, string_view, Scalar,
-                        bool)>("memopt::_activation_dropout_backward");
+    static const auto op = MEMOPT_PRIVATE_OP(_activation_dropout_backward);
     const auto [dx, output] =
         op.call(grads[0], x, extras[0], o.p, o.activation, o.scalar, request.output);
     return {{dx}, output};
   }
   if (request.may_overwrite_grads && may_overwrite(grads[0], x)) {
-    static const auto op =
-        find_op<void(const Tensor&, const Tensor&, string_view, Scalar, const OptionalTensor&)>(
-            "memopt::_activation_backward_");
+    static const auto op = MEMOPT_PRIVATE_OP(_activation_backward_);
     Tensor output;
     if (request.output) {
       const bool over_x = request.may_overwrite_reads && is_ours_alone(x);
@@ -120,8 +111,7 @@ Reproduced ActivationOp::backward(const Options& o, const variable_list& reads,
     op.call(grads[0], x, o.activation, o.scalar, as_optional(output));
     return {{grads[0]}, output};
   }
-  static const auto op = find_op<Results(const Tensor&, const Tensor&, string_view, Scalar, bool)>(
-      "memopt::_activation_backward");
+  static const auto op = MEMOPT_PRIVATE_OP(_activation_backward);
   const auto [dx, output] = op.call(grads[0], x, o.activation, o.scalar, request.output);
   return {{dx}, output};
 }

@@ -10,8 +10,7 @@ namespace memopt::autograd {
 namespace {
 
 const c10::TypedOperatorHandle<Tensor(const Tensor&, const Tensor&, double)>& backward_op() {
-  static const auto op =
-      find_op<Tensor(const Tensor&, const Tensor&, double)>("memopt::_dropout_backward");
+  static const auto op = MEMOPT_PRIVATE_OP(_dropout_backward);
   return op;
 }
 
@@ -26,8 +25,7 @@ Produced DropoutOp::forward(const Options& o, const variable_list& in, bool for_
     const Tensor state = traced_state(in[0]);
     return {backward_op().call(in[0], state, o.p), in, {state}, {}};
   }
-  static const auto op =
-      find_op<std::tuple<Tensor, Tensor>(const Tensor&, double, bool)>("memopt::_dropout_forward");
+  static const auto op = MEMOPT_PRIVATE_OP(_dropout_forward);
   const auto [output, state] = op.call(in[0], o.p, for_backward);
   return {output, in, {state}, {}};
 }

@@ -22,8 +22,7 @@ using std::string_view;
 using Scalar = std::optional<double>;
 
 Tensor plain_unit(const ActivationOptions& o, const variable_list& in) {
-  static const auto op =
-      find_op<Tensor(const Tensor&, const Tensor&, string_view, Scalar)>("memopt::_gated_forward");
+  static const auto op = MEMOPT_PRIVATE_OP(_gated_forward);
   return op.call(in[0], in[1], o.activation, o.scalar);
 }
 
@@ -31,9 +30,7 @@ Tensor plain_unit(const ActivationOptions& o, const variable_list& in) {
 // are the caller's own.
 Reproduced backward_(const ActivationOptions& o, const variable_list& reads, const Tensor& grad,
                      const Request& request) {
-  static const auto op =
-      find_op<void(const Tensor&, const Tensor&, const Tensor&, string_view, Scalar,
-                   const OptionalTensor&, const OptionalTensor&)>("memopt::_gated_backward_");
+  static const auto op = MEMOPT_PRIVATE_OP(_gated_backward_);
   const auto place = [&](bool needed, const Tensor& read) {
     if (!needed) return Tensor();
     return request.may_overwrite_reads && is_ours_alone(read) ? read : at::empty_like(read);
@@ -46,9 +43,7 @@ Reproduced backward_(const ActivationOptions& o, const variable_list& reads, con
 
 Reproduced plain_backward(const ActivationOptions& o, const variable_list& reads,
                           const Tensor& grad, const Request& request) {
-  static const auto op = find_op<std::tuple<Tensor, Tensor, Tensor>(
-      const Tensor&, const Tensor&, const OptionalTensor&, string_view, Scalar, std::array<bool, 2>,
-      bool)>("memopt::_gated_backward");
+  static const auto op = MEMOPT_PRIVATE_OP(_gated_backward);
   const Wanted& w = request.grads;
   const auto [dgate, dup, output] = op.call(grad, reads[0], as_optional(reads[1]), o.activation,
                                             o.scalar, {w[0], w[1]}, request.output);
@@ -94,8 +89,7 @@ Produced GatedOp::forward(const Options& o, const variable_list& in, bool for_ba
                           bool in_place) {
   Tensor output;
   if (in_place && may_overwrite(in[0], in[1])) {
-    static const auto op =
-        find_op<void(const Tensor&, const Tensor&, string_view, Scalar)>("memopt::_gated_forward_");
+    static const auto op = MEMOPT_PRIVATE_OP(_gated_forward_);
     op.call(in[0], in[1], o.activation, o.scalar);
     output = in[0];
   } else {
@@ -146,17 +140,14 @@ Produced GatedPackedOp::forward(const Options& o, const variable_list& in, bool)
 
 Tensor GatedPackedOp::forward_again(const Options& o, const variable_list& reads,
                                     const variable_list&) {
-  static const auto op =
-      find_op<Tensor(const Tensor&, string_view, Scalar, bool)>("memopt::_gated_packed_forward");
+  static const auto op = MEMOPT_PRIVATE_OP(_gated_packed_forward);
   return op.call(reads[0], o.f.activation, o.f.scalar, o.interleaved);
 }
 
 Reproduced GatedPackedOp::backward(const Options& o, const variable_list& reads,
                                    const variable_list&, const variable_list& grads,
                                    const Request& request) {
-  static const auto op =
-      find_op<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, string_view, Scalar, bool,
-                                         bool)>("memopt::_gated_packed_backward");
+  static const auto op = MEMOPT_PRIVATE_OP(_gated_packed_backward);
   const auto [dx, output] =
       op.call(grads[0], reads[0], o.f.activation, o.f.scalar, o.interleaved, request.output);
   return {{dx}, output};

@@ -25,15 +25,12 @@ Activation activation_of(const NormOp::Options& o) {
   return o.activation.empty() ? std::nullopt : Activation(o.activation);
 }
 
-using Results4 = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-using Results5 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+using ops::Results4;
+using ops::Results5;
 
 Results4 norm_forward(const NormOp::Options& o, const Tensor& input, const Tensor& residual,
                       const Tensor& weight, const Tensor& bias, bool for_backward) {
-  static const auto op =
-      find_op<Results4(const Tensor&, const OptionalTensor&, int64_t, const OptionalTensor&,
-                       const OptionalTensor&, Eps, string_view, bool, Activation, bool)>(
-          "memopt::_norm_forward");
+  static const auto op = MEMOPT_PRIVATE_OP(_norm_forward);
   return op.call(input, as_optional(residual), o.normalized_dims, as_optional(weight),
                  as_optional(bias), o.eps, o.norm(), o.zero_centered_weight, activation_of(o),
                  for_backward);
@@ -41,10 +38,7 @@ Results4 norm_forward(const NormOp::Options& o, const Tensor& input, const Tenso
 
 Produced dropout_add_norm_forward(const NormOp::Options& o, const variable_list& in,
                                   bool for_backward) {
-  static const auto op =
-      find_op<Results5(const Tensor&, const Tensor&, const OptionalTensor&, double, int64_t,
-                       const OptionalTensor&, const OptionalTensor&, Eps, string_view, bool, bool)>(
-          "memopt::_dropout_add_norm_forward");
+  static const auto op = MEMOPT_PRIVATE_OP(_dropout_add_norm_forward);
   const OptionalTensor given = state_to_apply(in[0]);
   auto [output, sum, mean, rstd, drawn] =
       op.call(in[0], in[1], given, o.p, o.normalized_dims, as_optional(in[2]), as_optional(in[3]),
@@ -67,11 +61,7 @@ variable_list sum_backward(const NormOp::Options& o, const variable_list& extras
 Reproduced dropout_add_norm_backward(const NormOp::Options& o, const variable_list& reads,
                                      const variable_list& extras, const variable_list& grads,
                                      const Request& request) {
-  static const auto op =
-      find_op<Results5(const Tensor&, const OptionalTensor&, const Tensor&, const Tensor&, double,
-                       int64_t, const OptionalTensor&, const Tensor&, const OptionalTensor&,
-                       const OptionalTensor&, std::array<bool, 4>, bool, string_view, bool)>(
-          "memopt::_dropout_add_norm_backward");
+  static const auto op = MEMOPT_PRIVATE_OP(_dropout_add_norm_backward);
   const Wanted& w = request.grads;
   auto [dx, dresidual, dweight, dbias, output] =
       op.call(grads[0], as_optional(grads[1]), reads[0], extras[2], o.p, o.normalized_dims,
@@ -83,10 +73,7 @@ Reproduced dropout_add_norm_backward(const NormOp::Options& o, const variable_li
 Reproduced norm_backward(const NormOp::Options& o, const variable_list& reads,
                          const variable_list& extras, const variable_list& grads,
                          std::array<bool, 3> wanted, bool output_again) {
-  static const auto op = find_op<Results4(
-      const Tensor&, const OptionalTensor&, const Tensor&, int64_t, const OptionalTensor&,
-      const Tensor&, const OptionalTensor&, const OptionalTensor&, std::array<bool, 3>, bool,
-      string_view, bool, Activation)>("memopt::_norm_backward");
+  static const auto op = MEMOPT_PRIVATE_OP(_norm_backward);
   auto [dx, dweight, dbias, output] =
       op.call(grads[0], o.adds ? as_optional(grads[1]) : std::nullopt, reads[0], o.normalized_dims,
               as_optional(extras[0]), extras[1], as_optional(reads[1]), as_optional(reads[2]),
@@ -97,10 +84,7 @@ Reproduced norm_backward(const NormOp::Options& o, const variable_list& reads,
 // The gradient of the input is written over the incoming one.
 Reproduced norm_backward_(const NormOp::Options& o, const variable_list& reads,
                           const variable_list& extras, const Tensor& grad, const Request& request) {
-  static const auto op = find_op<std::tuple<Tensor, Tensor, Tensor>(
-      const Tensor&, const Tensor&, int64_t, const OptionalTensor&, const Tensor&,
-      const OptionalTensor&, const OptionalTensor&, std::array<bool, 2>, bool, string_view, bool,
-      Activation)>("memopt::_norm_backward_");
+  static const auto op = MEMOPT_PRIVATE_OP(_norm_backward_);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   auto [dweight, dbias, output] =
       op.call(grad, reads[0], o.normalized_dims, as_optional(extras[0]), extras[1],

@@ -8,6 +8,8 @@
 
 #include <optional>
 
+#include "../ops/private_ops.h"
+
 namespace memopt::autograd {
 
 using at::Tensor;
@@ -21,6 +23,9 @@ template <class Signature>
 c10::TypedOperatorHandle<Signature> find_op(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
+
+// A private op of ops/private_ops.h, with the arguments that it has there.
+#define MEMOPT_PRIVATE_OP(name) find_op<decltype(ops::name)>("memopt::" #name)
 
 inline Tensor value_or_undefined(const OptionalTensor& tensor) {
   return tensor.value_or(Tensor());

@@ -12,12 +12,12 @@
 #include "checks.h"
 #include "launch.h"
 #include "layout.h"
+#include "private_ops.h"
 #include "tensors.h"
 
 namespace memopt::ops {
 namespace {
 
-using at::Tensor;
 using kernels::ActivationSpec;
 using kernels::cpu::Kernels;
 
@@ -43,7 +43,28 @@ void run_forward(const char* op, const Tensor& x, const Tensor& y,
       MEMOPT_CUDA_KERNEL(activation_forward), p);
 }
 
-using Scalar = std::optional<double>;
+// All dense, in the same order. dx may be dy, y undefined or x.
+void run_backward(const char* op, const Tensor& dy, const Tensor& x, const Tensor& dx,
+                  const Tensor& y, const ActivationSpec& activation) {
+  const bool in_place = dx.is_same(dy);
+  const kernels::ActivationBackwardParams p{dy.const_data_ptr(),
+                                            x.const_data_ptr(),
+                                            dx.mutable_data_ptr(),
+                                            mutable_data(y),
+                                            x.numel(),
+                                            scalar_type(x),
+                                            activation,
+                                            !in_place && exceeds_cache(dx, 3)};
+  launch(
+      op, x,
+      [&](const Kernels& cpu) {
+        parallel_blocks(
+            p.size, [&](int64_t begin, int64_t end) { cpu.activation_backward(p, begin, end); });
+      },
+      MEMOPT_CUDA_KERNEL(activation_backward), p);
+}
+
+}  // namespace
 
 Tensor _activation_forward(const Tensor& input, std::string_view name, Scalar scalar) {
   const ActivationSpec activation = parse_activation("activation", name, scalar);
@@ -70,30 +91,8 @@ void _activation_forward_(const Tensor& input, std::string_view name, Scalar sca
   if (!input.is_meta()) run_forward(op, input, input, activation);
 }
 
-// All dense, in the same order. dx may be dy, y undefined or x.
-void run_backward(const char* op, const Tensor& dy, const Tensor& x, const Tensor& dx,
-                  const Tensor& y, const ActivationSpec& activation) {
-  const bool in_place = dx.is_same(dy);
-  const kernels::ActivationBackwardParams p{dy.const_data_ptr(),
-                                            x.const_data_ptr(),
-                                            dx.mutable_data_ptr(),
-                                            mutable_data(y),
-                                            x.numel(),
-                                            scalar_type(x),
-                                            activation,
-                                            !in_place && exceeds_cache(dx, 3)};
-  launch(
-      op, x,
-      [&](const Kernels& cpu) {
-        parallel_blocks(
-            p.size, [&](int64_t begin, int64_t end) { cpu.activation_backward(p, begin, end); });
-      },
-      MEMOPT_CUDA_KERNEL(activation_backward), p);
-}
-
-std::tuple<Tensor, Tensor> _activation_backward(const Tensor& grad_output, const Tensor& input,
-                                                std::string_view name, Scalar scalar,
-                                                bool recompute_output) {
+Results2 _activation_backward(const Tensor& grad_output, const Tensor& input, std::string_view name,
+                              Scalar scalar, bool recompute_output) {
   const ActivationSpec activation = parse_activation("activation backward", name, scalar);
   const std::string name_in_errors = op_name(name, /*backward=*/true);
   const char* op = name_in_errors.c_str();
@@ -110,7 +109,7 @@ std::tuple<Tensor, Tensor> _activation_backward(const Tensor& grad_output, const
 }
 
 void _activation_backward_(const Tensor& grad_output, const Tensor& input, std::string_view name,
-                           Scalar scalar, const std::optional<Tensor>& output) {
+                           Scalar scalar, const OptionalTensor& output) {
   const ActivationSpec activation = parse_activation("activation backward", name, scalar);
   const std::string name_in_errors = op_name(name, /*backward=*/true);
   const char* op = name_in_errors.c_str();
@@ -125,8 +124,6 @@ void _activation_backward_(const Tensor& grad_output, const Tensor& input, std::
   }
   if (!input.is_meta()) run_backward(op, grad_output, input, grad_output, y, activation);
 }
-
-}  // namespace
 
 ActivationSpec parse_activation(const char* op, std::string_view name, Scalar scalar) {
   const kernels::NamedActivation* found = kernels::find_activation(name);

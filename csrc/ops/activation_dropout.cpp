@@ -11,18 +11,16 @@
 #include "dropout.h"
 #include "launch.h"
 #include "layout.h"
+#include "private_ops.h"
 #include "tensors.h"
 
 namespace memopt::ops {
 namespace {
 
-using at::Tensor;
 using kernels::ActivationSpec;
 using kernels::cpu::Kernels;
 
 constexpr char kForward[] = "activation_dropout", kBackward[] = "activation_dropout backward";
-
-using Scalar = std::optional<double>;
 
 ActivationSpec check_activation_dropout(const char* op, const Tensor& input, double p,
                                         std::string_view activation, Scalar scalar) {
@@ -31,10 +29,10 @@ ActivationSpec check_activation_dropout(const char* op, const Tensor& input, dou
   return parse_activation(op, activation, scalar);
 }
 
-std::tuple<Tensor, Tensor> _activation_dropout_forward(const Tensor& input,
-                                                       const std::optional<Tensor>& rng_state,
-                                                       double p, std::string_view name,
-                                                       Scalar scalar, bool for_backward) {
+}  // namespace
+
+Results2 _activation_dropout_forward(const Tensor& input, const OptionalTensor& rng_state, double p,
+                                     std::string_view name, Scalar scalar, bool for_backward) {
   const ActivationSpec activation = check_activation_dropout(kForward, input, p, name, scalar);
   const StateArgument state = state_argument(kForward, rng_state, input, for_backward);
   const Tensor result = empty_elementwise(input);
@@ -57,11 +55,9 @@ std::tuple<Tensor, Tensor> _activation_dropout_forward(const Tensor& input,
   return {result, state.drawn};
 }
 
-std::tuple<Tensor, Tensor> _activation_dropout_backward(const Tensor& grad_output,
-                                                        const Tensor& input,
-                                                        const Tensor& rng_state, double p,
-                                                        std::string_view name, Scalar scalar,
-                                                        bool recompute_output) {
+Results2 _activation_dropout_backward(const Tensor& grad_output, const Tensor& input,
+                                      const Tensor& rng_state, double p, std::string_view name,
+                                      Scalar scalar, bool recompute_output) {
   const ActivationSpec activation = check_activation_dropout(kBackward, input, p, name, scalar);
   check_like_input(kBackward, "grad_output", grad_output, input);
   check_state(kBackward, rng_state, "input", input);
@@ -86,8 +82,6 @@ std::tuple<Tensor, Tensor> _activation_dropout_backward(const Tensor& grad_outpu
   deliver(y, output);
   return {grad_input, output};
 }
-
-}  // namespace
 
 // One function serves the CPU, CUDA and meta; every other backend gets check_input's error.
 TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {

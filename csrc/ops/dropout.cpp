@@ -10,12 +10,12 @@
 #include "checks.h"
 #include "launch.h"
 #include "layout.h"
+#include "private_ops.h"
 #include "random.h"
 #include "tensors.h"
 
 namespace memopt::ops {
 
-using at::Tensor;
 using kernels::DropoutParams;
 using kernels::cpu::Kernels;
 
@@ -50,8 +50,8 @@ Drop drawn_drop(const Tensor& input, double p, const Tensor& given, const Tensor
           state.defined() ? state.mutable_data_ptr<int64_t>() : nullptr, Tensor()};
 }
 
-StateArgument state_argument(const char* op, const std::optional<Tensor>& rng_state,
-                             const Tensor& input, bool for_backward) {
+StateArgument state_argument(const char* op, const OptionalTensor& rng_state, const Tensor& input,
+                             bool for_backward) {
   if (!rng_state.has_value() || !rng_state->defined()) {
     return {Tensor(), for_backward ? new_state(input) : Tensor()};
   }
@@ -81,7 +81,9 @@ void check(const char* op, const Tensor& input, double p) {
   check_p(op, p);
 }
 
-std::tuple<Tensor, Tensor> _dropout_forward(const Tensor& input, double p, bool for_backward) {
+}  // namespace
+
+Results2 _dropout_forward(const Tensor& input, double p, bool for_backward) {
   check("dropout", input, p);
   const Tensor state = for_backward ? new_state(input) : Tensor();
   const Tensor output = empty_elementwise(input);
@@ -100,8 +102,6 @@ Tensor _dropout_backward(const Tensor& grad_output, const Tensor& rng_state, dou
   if (!grad_output.is_meta()) apply(op, grad_output, given_drop(rng_state, p), grad_input);
   return grad_input;
 }
-
-}  // namespace
 
 // One function serves the CPU, CUDA and meta; every other backend gets check_input's error.
 TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {

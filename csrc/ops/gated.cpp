@@ -1,9 +1,8 @@
-// Gated units below autograd. gate and up are taken by rows, where their strides allow it without a
-// copy: the halves of one tensor do. Kernels write contiguous tensors: where the results are dense
-// in another order, they get all tensors with their dimensions in that order.
+// Gated units below autograd. Kernels write contiguous tensors: where the results are dense in
+// another order, they get all tensors with their dimensions in that order.
+#include "gated.h"
+
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 #include <torch/library.h>
 
 #include <array>
@@ -14,61 +13,16 @@
 #include "checks.h"
 #include "launch.h"
 #include "layout.h"
+#include "private_ops.h"
 #include "tensors.h"
 
 namespace memopt::ops {
 namespace {
 
-using at::Tensor;
 using kernels::ActivationSpec;
 using kernels::GatedBackwardParams;
 using kernels::GatedForwardParams;
 using kernels::cpu::Kernels;
-using OptionalTensor = std::optional<Tensor>;
-
-// Rows and columns of a tensor whose last dimension the kernels take as columns.
-struct Shape {
-  int64_t rows;
-  int64_t cols;
-
-  explicit Shape(const Tensor& y)
-      : rows(y.dim() == 0 ? 1 : c10::multiply_integers(y.sizes().slice(0, y.dim() - 1))),
-        cols(y.dim() == 0 ? 1 : y.size(-1)) {}
-};
-
-Tensor empty(c10::SymIntArrayRef sizes, const Tensor& like) {
-  return at::empty_symint(sizes, like.options());
-}
-
-// One long row where nothing lies between the rows: work is then cut anywhere.
-template <class Params>
-void join_rows(Params& p, bool dense) {
-  if (!dense) return;
-  p.cols *= p.rows;
-  p.rows = 1;
-}
-
-void run(const char* op, const Tensor& device, const GatedForwardParams& p) {
-  if (p.rows == 0 || p.cols == 0) return;
-  launch(
-      op, device,
-      [&](const Kernels& cpu) {
-        parallel_blocks(p.rows * p.cols,
-                        [&](int64_t begin, int64_t end) { cpu.gated_forward(p, begin, end); });
-      },
-      MEMOPT_CUDA_KERNEL(gated_forward), p);
-}
-
-void run(const char* op, const Tensor& device, const GatedBackwardParams& p) {
-  if (p.rows == 0 || p.cols == 0) return;
-  launch(
-      op, device,
-      [&](const Kernels& cpu) {
-        parallel_blocks(p.rows * p.cols,
-                        [&](int64_t begin, int64_t end) { cpu.gated_backward(p, begin, end); });
-      },
-      MEMOPT_CUDA_KERNEL(gated_backward), p);
-}
 
 // `tensors` with their dimensions in the order that those of `dense` have in memory.
 template <size_t kCount>
@@ -85,7 +39,7 @@ std::array<Tensor, kCount> permuted_like(const Tensor& dense,
 // y is contiguous, and may be gate.
 void run_gated_forward(const char* op, const Tensor& gate, const Tensor& up, const Tensor& y,
                        const ActivationSpec& activation) {
-  const Shape shape(y);
+  const GatedShape shape(y);
   const Rows gates = as_rows(gate, shape.rows, shape.cols);
   const Rows ups = as_rows(up, shape.rows, shape.cols);
   GatedForwardParams p{.gate = gates.data(),
@@ -108,45 +62,6 @@ void check_forward(const char* op, const Tensor& gate, const Tensor& up) {
   check_like(op, "up", up, "gate", gate);
 }
 
-// The name in errors: the unit's where it has one of its own.
-const char* gated_op_name(std::string_view activation, bool packed, bool backward) {
-  if (activation == "silu") {
-    if (packed) return backward ? "swiglu_packed backward" : "swiglu_packed";
-    return backward ? "swiglu backward" : "swiglu";
-  }
-  if (activation == "gelu" || activation == "gelu_tanh") {
-    if (packed) return backward ? "geglu_packed backward" : "geglu_packed";
-    return backward ? "geglu backward" : "geglu";
-  }
-  if (packed) return backward ? "gated_packed backward" : "gated_packed";
-  return backward ? "gated backward" : "gated";
-}
-
-using Scalar = std::optional<double>;
-
-Tensor _gated_forward(const Tensor& gate, const Tensor& up, std::string_view name, Scalar scalar) {
-  const ActivationSpec activation = parse_activation("gated", name, scalar);
-  const char* op = gated_op_name(name, /*packed=*/false, /*backward=*/false);
-  check_forward(op, gate, up);
-  const Tensor y = empty_elementwise(gate);
-  if (gate.is_meta()) return y;
-  if (y.is_contiguous()) {
-    run_gated_forward(op, gate, up, y, activation);
-  } else {
-    const auto in_order = permuted_like<3>(y, {gate, up, y});
-    run_gated_forward(op, in_order[0], in_order[1], in_order[2], activation);
-  }
-  return y;
-}
-
-void _gated_forward_(const Tensor& gate, const Tensor& up, std::string_view name, Scalar scalar) {
-  const ActivationSpec activation = parse_activation("gated", name, scalar);
-  const char* op = gated_op_name(name, /*packed=*/false, /*backward=*/false);
-  check_forward(op, gate, up);
-  check_contiguous(op, "gate", gate);
-  if (!gate.is_meta()) run_gated_forward(op, gate, up, gate, activation);
-}
-
 // Undefined: not wanted. Contiguous for a kernel; dgate may be dy, dup up and y gate.
 struct GatedGradients {
   Tensor dgate;
@@ -156,7 +71,7 @@ struct GatedGradients {
 
 void run_gated_backward(const char* op, const Tensor& dy, const Tensor& gate, const Tensor& up,
                         const GatedGradients& to, const ActivationSpec& activation) {
-  const Shape shape(gate);
+  const GatedShape shape(gate);
   const Rows dys = as_rows(dy, shape.rows, shape.cols);
   const Rows gates = as_rows(gate, shape.rows, shape.cols);
   const Rows ups = up.defined() ? as_rows(up, shape.rows, shape.cols) : Rows{Tensor(), shape.cols};
@@ -188,10 +103,69 @@ void check_gated_backward(const char* op, const Tensor& dy, const Tensor& gate,
   if (up.has_value() && up->defined()) check_like(op, "up", *up, "gate", gate);
 }
 
-std::tuple<Tensor, Tensor, Tensor> _gated_backward(const Tensor& grad_output, const Tensor& gate,
-                                                   const OptionalTensor& up, std::string_view name,
-                                                   Scalar scalar, std::array<bool, 2> output_mask,
-                                                   bool recompute_output) {
+}  // namespace
+
+void run(const char* op, const Tensor& device, const GatedForwardParams& p) {
+  if (p.rows == 0 || p.cols == 0) return;
+  launch(
+      op, device,
+      [&](const Kernels& cpu) {
+        parallel_blocks(p.rows * p.cols,
+                        [&](int64_t begin, int64_t end) { cpu.gated_forward(p, begin, end); });
+      },
+      MEMOPT_CUDA_KERNEL(gated_forward), p);
+}
+
+void run(const char* op, const Tensor& device, const GatedBackwardParams& p) {
+  if (p.rows == 0 || p.cols == 0) return;
+  launch(
+      op, device,
+      [&](const Kernels& cpu) {
+        parallel_blocks(p.rows * p.cols,
+                        [&](int64_t begin, int64_t end) { cpu.gated_backward(p, begin, end); });
+      },
+      MEMOPT_CUDA_KERNEL(gated_backward), p);
+}
+
+const char* gated_op_name(std::string_view activation, bool packed, bool backward) {
+  if (activation == "silu") {
+    if (packed) return backward ? "swiglu_packed backward" : "swiglu_packed";
+    return backward ? "swiglu backward" : "swiglu";
+  }
+  if (activation == "gelu" || activation == "gelu_tanh") {
+    if (packed) return backward ? "geglu_packed backward" : "geglu_packed";
+    return backward ? "geglu backward" : "geglu";
+  }
+  if (packed) return backward ? "gated_packed backward" : "gated_packed";
+  return backward ? "gated backward" : "gated";
+}
+
+Tensor _gated_forward(const Tensor& gate, const Tensor& up, std::string_view name, Scalar scalar) {
+  const ActivationSpec activation = parse_activation("gated", name, scalar);
+  const char* op = gated_op_name(name, /*packed=*/false, /*backward=*/false);
+  check_forward(op, gate, up);
+  const Tensor y = empty_elementwise(gate);
+  if (gate.is_meta()) return y;
+  if (y.is_contiguous()) {
+    run_gated_forward(op, gate, up, y, activation);
+  } else {
+    const auto in_order = permuted_like<3>(y, {gate, up, y});
+    run_gated_forward(op, in_order[0], in_order[1], in_order[2], activation);
+  }
+  return y;
+}
+
+void _gated_forward_(const Tensor& gate, const Tensor& up, std::string_view name, Scalar scalar) {
+  const ActivationSpec activation = parse_activation("gated", name, scalar);
+  const char* op = gated_op_name(name, /*packed=*/false, /*backward=*/false);
+  check_forward(op, gate, up);
+  check_contiguous(op, "gate", gate);
+  if (!gate.is_meta()) run_gated_forward(op, gate, up, gate, activation);
+}
+
+Results3 _gated_backward(const Tensor& grad_output, const Tensor& gate, const OptionalTensor& up,
+                         std::string_view name, Scalar scalar, std::array<bool, 2> output_mask,
+                         bool recompute_output) {
   const ActivationSpec activation = parse_activation("gated backward", name, scalar);
   const char* op = gated_op_name(name, /*packed=*/false, /*backward=*/true);
   check_gated_backward(op, grad_output, gate, up);
@@ -236,116 +210,11 @@ void _gated_backward_(const Tensor& grad_output, const Tensor& gate, const Tenso
   if (!gate.is_meta()) run_gated_backward(op, grad_output, gate, up, to, activation);
 }
 
-// The output's sizes: half of input's last dimension.
-c10::SymDimVector packed_sizes(const char* op, const Tensor& input) {
-  check_input(op, "input", input);
-  const c10::SymIntArrayRef sizes = input.sym_sizes();
-  TORCH_CHECK(!sizes.empty(), op,
-              ": input must have a last dimension that holds gate and up, got a scalar");
-  TORCH_CHECK(TORCH_GUARD_OR_TRUE((sizes.back() % 2).sym_eq(0)), op,
-              ": input's last dimension holds gate and up and must be even, got ", sizes.back());
-  c10::SymDimVector halved(sizes.begin(), sizes.end());
-  halved.back() = halved.back() / 2;
-  return halved;
-}
-
-// Where up begins, in a tensor like `tensor`.
-const char* up_of(const void* gate, const Tensor& tensor, int64_t cols, bool interleaved) {
-  return static_cast<const char*>(gate) +
-         (interleaved ? 1 : cols) * static_cast<int64_t>(tensor.element_size());
-}
-
-// Uninitialised: f(gate) up of the halves by PyTorch's ops.
-Tensor empty_packed_output(c10::SymIntArrayRef sizes, const Tensor& input, bool interleaved) {
-  if (input.is_contiguous_or_false()) return empty(sizes, input);
-  c10::SymDimVector strides(input.sym_strides().begin(), input.sym_strides().end());
-  if (interleaved) strides.back() *= 2;
-  return at::empty_strided_symint(sizes, elementwise_strides(sizes, c10::SymIntArrayRef(strides)),
-                                  input.options());
-}
-
-Tensor _gated_packed_forward(const Tensor& input, std::string_view name, Scalar scalar,
-                             bool interleaved) {
-  const ActivationSpec activation = parse_activation("gated_packed", name, scalar);
-  const char* op = gated_op_name(name, /*packed=*/true, /*backward=*/false);
-  const Tensor output = empty_packed_output(packed_sizes(op, input), input, interleaved);
-  if (input.is_meta()) return output;
-  const Tensor y = contiguous_buffer(output);
-  const Shape shape(y);
-  const Rows x = as_rows(input, shape.rows, 2 * shape.cols);
-  GatedForwardParams p{.gate = x.data(),
-                       .up = up_of(x.data(), input, shape.cols, interleaved),
-                       .y = y.mutable_data_ptr(),
-                       .rows = shape.rows,
-                       .cols = shape.cols,
-                       .gate_row_stride = x.row_stride,
-                       .up_row_stride = x.row_stride,
-                       .interleaved = interleaved,
-                       .dtype = scalar_type(input),
-                       .activation = activation,
-                       .stream_stores = exceeds_cache(y, 3)};
-  join_rows(p, interleaved && x.row_stride == 2 * p.cols);
-  run(op, input, p);
-  deliver(y, output);
-  return output;
-}
-
-// Uninitialised: the halves' gradients, concatenated, which keeps channels-last alone.
-Tensor empty_packed_gradient(const Tensor& grad_output, const Tensor& input, bool interleaved) {
-  if (interleaved || !is_channels_last(grad_output)) return empty(input.sym_sizes(), input);
-  const auto sizes = input.sym_sizes();
-  return at::empty_strided_symint(sizes, elementwise_strides(sizes, grad_output.sym_strides()),
-                                  input.options());
-}
-
-std::tuple<Tensor, Tensor> _gated_packed_backward(const Tensor& grad_output, const Tensor& input,
-                                                  std::string_view name, Scalar scalar,
-                                                  bool interleaved, bool recompute_output) {
-  const ActivationSpec activation = parse_activation("gated_packed backward", name, scalar);
-  const char* op = gated_op_name(name, /*packed=*/true, /*backward=*/true);
-  const c10::SymDimVector sizes = packed_sizes(op, input);
-  check_like(op, "grad_output", grad_output, "input", input, sizes);
-  const Tensor grad_input = empty_packed_gradient(grad_output, input, interleaved);
-  const Tensor output =
-      recompute_output ? empty_packed_output(sizes, input, interleaved) : Tensor();
-  if (input.is_meta()) return {grad_input, output};
-  const Tensor dx = contiguous_buffer(grad_input), y = contiguous_buffer(output);
-  const Shape shape(grad_output);
-  const Rows dys = as_rows(grad_output, shape.rows, shape.cols);
-  const Rows x = as_rows(input, shape.rows, 2 * shape.cols);
-  char* dgate = static_cast<char*>(dx.mutable_data_ptr());
-  GatedBackwardParams p{.dy = dys.data(),
-                        .gate = x.data(),
-                        .up = up_of(x.data(), input, shape.cols, interleaved),
-                        .dgate = dgate,
-                        .dup = dgate + (up_of(dgate, input, shape.cols, interleaved) - dgate),
-                        .y = mutable_data(y),
-                        .rows = shape.rows,
-                        .cols = shape.cols,
-                        .dy_row_stride = dys.row_stride,
-                        .gate_row_stride = x.row_stride,
-                        .up_row_stride = x.row_stride,
-                        .grad_row_stride = 2 * shape.cols,
-                        .interleaved = interleaved,
-                        .dtype = scalar_type(input),
-                        .activation = activation,
-                        .stream_stores = exceeds_cache(grad_output, 5)};
-  join_rows(p, interleaved && x.row_stride == 2 * p.cols && p.dy_row_stride == p.cols);
-  run(op, input, p);
-  deliver(dx, grad_input);
-  deliver(y, output);
-  return {grad_input, output};
-}
-
-}  // namespace
-
 TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {
   m.impl("_gated_forward", _gated_forward);
   m.impl("_gated_forward_", _gated_forward_);
   m.impl("_gated_backward", _gated_backward);
   m.impl("_gated_backward_", _gated_backward_);
-  m.impl("_gated_packed_forward", _gated_packed_forward);
-  m.impl("_gated_packed_backward", _gated_packed_backward);
 }
 
 }  // namespace memopt::ops

@@ -13,18 +13,14 @@
 #include "launch.h"
 #include "layout.h"
 #include "norm.h"
+#include "private_ops.h"
 #include "tensors.h"
 
 namespace memopt::ops {
 namespace {
 
-using at::Tensor;
 using kernels::NormBackwardParams;
 using kernels::cpu::Kernels;
-
-using Activation = std::optional<std::string_view>;
-using Results4 = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-using Results5 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 struct Saved {
   const Tensor& grad_output;
@@ -157,11 +153,14 @@ void backward(const Norm& norm, const NormArguments& a, const Saved& saved, cons
   deliver(dropped, to.dropped);
 }
 
+}  // namespace
+
 Results4 _norm_backward(const Tensor& grad_output, const OptionalTensor& grad_sum, const Tensor& x,
                         int64_t normalized_dims, const OptionalTensor& mean, const Tensor& rstd,
                         const OptionalTensor& weight, const OptionalTensor& bias,
                         std::array<bool, 3> output_mask, bool recompute_output,
-                        std::string_view kind, bool zero_centered_weight, Activation activation) {
+                        std::string_view kind, bool zero_centered_weight,
+                        NormActivation activation) {
   const Norm norm = parse_norm(kind, zero_centered_weight, activation, {is_given(grad_sum)},
                                /*backward=*/true);
   const NormArguments a{x, normalized_dims, weight, bias};
@@ -175,11 +174,12 @@ Results4 _norm_backward(const Tensor& grad_output, const OptionalTensor& grad_su
   return {to.v, to.weight, to.bias, to.output};
 }
 
-std::tuple<Tensor, Tensor, Tensor> _norm_backward_(
-    const Tensor& grad_output, const Tensor& x, int64_t normalized_dims, const OptionalTensor& mean,
-    const Tensor& rstd, const OptionalTensor& weight, const OptionalTensor& bias,
-    std::array<bool, 2> output_mask, bool recompute_output, std::string_view kind,
-    bool zero_centered_weight, Activation activation) {
+Results3 _norm_backward_(const Tensor& grad_output, const Tensor& x, int64_t normalized_dims,
+                         const OptionalTensor& mean, const Tensor& rstd,
+                         const OptionalTensor& weight, const OptionalTensor& bias,
+                         std::array<bool, 2> output_mask, bool recompute_output,
+                         std::string_view kind, bool zero_centered_weight,
+                         NormActivation activation) {
   const Norm norm = parse_norm(kind, zero_centered_weight, activation, {}, /*backward=*/true);
   const NormArguments a{x, normalized_dims, weight, bias};
   const OptionalTensor no_grad_sum;
@@ -218,8 +218,6 @@ Results5 _dropout_add_norm_backward(const Tensor& grad_output, const OptionalTen
   backward(norm, a, saved, to, drop.rule);
   return {to.dropped, to.v, to.weight, to.bias, to.output};
 }
-
-}  // namespace
 
 TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {
   m.impl("_norm_backward", _norm_backward);

@@ -14,18 +14,14 @@
 #include "launch.h"
 #include "layout.h"
 #include "norm.h"
+#include "private_ops.h"
 #include "tensors.h"
 
 namespace memopt::ops {
 namespace {
 
-using at::Tensor;
 using kernels::NormForwardParams;
 using kernels::cpu::Kernels;
-
-using Activation = std::optional<std::string_view>;
-using Results4 = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-using Results5 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // PyTorch's defaults: 1e-5 for layer_norm; for rms_norm the distance from 1 to the next number of
 // the type that is computed in.
@@ -121,10 +117,12 @@ Outputs forward(const Norm& norm, const NormArguments& a, const OptionalTensor& 
   return out;
 }
 
+}  // namespace
+
 Results4 _norm_forward(const Tensor& input, const OptionalTensor& residual, int64_t normalized_dims,
                        const OptionalTensor& weight, const OptionalTensor& bias,
                        std::optional<double> eps, std::string_view kind, bool zero_centered_weight,
-                       Activation activation, bool for_backward) {
+                       NormActivation activation, bool for_backward) {
   const Norm norm = parse_norm(kind, zero_centered_weight, activation, {is_given(residual)},
                                /*backward=*/false);
   const Outputs out = forward(norm, {input, normalized_dims, weight, bias}, residual, eps,
@@ -149,8 +147,6 @@ Results5 _dropout_add_norm_forward(const Tensor& input, const Tensor& residual,
       forward(norm, {input, normalized_dims, weight, bias}, residual, eps, for_backward, &drop);
   return {out.output, out.sum, out.mean, out.rstd, state.drawn};
 }
-
-}  // namespace
 
 // One function serves the CPU, CUDA and meta; every other backend gets check_input's error.
 TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {

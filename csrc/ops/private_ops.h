@@ -1,0 +1,83 @@
+// The functions behind the private ops of library.cpp, where their arguments are described: for
+// autograd/, which calls the ops through the dispatcher with these types.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <tuple>
+
+namespace memopt::ops {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+using Scalar = std::optional<double>;                    // of an activation
+using NormActivation = std::optional<std::string_view>;  // behind a norm
+using Results2 = std::tuple<Tensor, Tensor>;
+using Results3 = std::tuple<Tensor, Tensor, Tensor>;
+using Results4 = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using Results5 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+Tensor _activation_forward(const Tensor& input, std::string_view name, Scalar scalar);
+void _activation_forward_(const Tensor& input, std::string_view name, Scalar scalar);
+Results2 _activation_backward(const Tensor& grad_output, const Tensor& input, std::string_view name,
+                              Scalar scalar, bool recompute_output);
+void _activation_backward_(const Tensor& grad_output, const Tensor& input, std::string_view name,
+                           Scalar scalar, const OptionalTensor& output);
+
+Tensor _gated_forward(const Tensor& gate, const Tensor& up, std::string_view name, Scalar scalar);
+void _gated_forward_(const Tensor& gate, const Tensor& up, std::string_view name, Scalar scalar);
+Results3 _gated_backward(const Tensor& grad_output, const Tensor& gate, const OptionalTensor& up,
+                         std::string_view name, Scalar scalar, std::array<bool, 2> output_mask,
+                         bool recompute_output);
+void _gated_backward_(const Tensor& grad_output, const Tensor& gate, const Tensor& up,
+                      std::string_view name, Scalar scalar, const OptionalTensor& grad_up,
+                      const OptionalTensor& output);
+Tensor _gated_packed_forward(const Tensor& input, std::string_view name, Scalar scalar,
+                             bool interleaved);
+Results2 _gated_packed_backward(const Tensor& grad_output, const Tensor& input,
+                                std::string_view name, Scalar scalar, bool interleaved,
+                                bool recompute_output);
+
+Results4 _norm_forward(const Tensor& input, const OptionalTensor& residual, int64_t normalized_dims,
+                       const OptionalTensor& weight, const OptionalTensor& bias,
+                       std::optional<double> eps, std::string_view kind, bool zero_centered_weight,
+                       NormActivation activation, bool for_backward);
+Results4 _norm_backward(const Tensor& grad_output, const OptionalTensor& grad_sum, const Tensor& x,
+                        int64_t normalized_dims, const OptionalTensor& mean, const Tensor& rstd,
+                        const OptionalTensor& weight, const OptionalTensor& bias,
+                        std::array<bool, 3> output_mask, bool recompute_output,
+                        std::string_view kind, bool zero_centered_weight,
+                        NormActivation activation);
+Results3 _norm_backward_(const Tensor& grad_output, const Tensor& x, int64_t normalized_dims,
+                         const OptionalTensor& mean, const Tensor& rstd,
+                         const OptionalTensor& weight, const OptionalTensor& bias,
+                         std::array<bool, 2> output_mask, bool recompute_output,
+                         std::string_view kind, bool zero_centered_weight,
+                         NormActivation activation);
+
+Results2 _dropout_forward(const Tensor& input, double p, bool for_backward);
+Tensor _dropout_backward(const Tensor& grad_output, const Tensor& rng_state, double p);
+Results2 _activation_dropout_forward(const Tensor& input, const OptionalTensor& rng_state, double p,
+                                     std::string_view name, Scalar scalar, bool for_backward);
+Results2 _activation_dropout_backward(const Tensor& grad_output, const Tensor& input,
+                                      const Tensor& rng_state, double p, std::string_view name,
+                                      Scalar scalar, bool recompute_output);
+Results5 _dropout_add_norm_forward(const Tensor& input, const Tensor& residual,
+                                   const OptionalTensor& rng_state, double p,
+                                   int64_t normalized_dims, const OptionalTensor& weight,
+                                   const OptionalTensor& bias, std::optional<double> eps,
+                                   std::string_view kind, bool zero_centered_weight,
+                                   bool for_backward);
+Results5 _dropout_add_norm_backward(const Tensor& grad_output, const OptionalTensor& grad_sum,
+                                    const Tensor& sum, const Tensor& rng_state, double p,
+                                    int64_t normalized_dims, const OptionalTensor& mean,
+                                    const Tensor& rstd, const OptionalTensor& weight,
+                                    const OptionalTensor& bias, std::array<bool, 4> output_mask,
+                                    bool recompute_output, std::string_view kind,
+                                    bool zero_centered_weight);
+
+}  // namespace memopt::ops
