@@ -82,10 +82,12 @@ def convert(
     the CPU: no tensor of the model is read or written, no module of it is called, and it may be on
     any device, meta included. Modules that no rule knows stay as they are.
 
-    A swapped module is still the same object; its class is a subclass of the one it had. Not so a
-    module without tensors, submodules and hooks, which other models may share: it stays as it is,
-    and another object with the same `__dict__` takes its place in this model until `revert`. (One
-    with parameters that two models share is swapped for both: whoever holds it goes on holding it.)
+    A swapped module's class is a subclass of the one it had. A module without submodules may be
+    shared with other models, so it stays as it is, and a double takes its place in this model until
+    `revert`: another object with the same `__dict__`, so that the parameters, buffers and hooks of
+    both are the same, whichever they are set on. A reference from before goes on computing with
+    PyTorch's ops. Still the same object, and so swapped for every model that holds it, is a module
+    with hooks, with submodules, or that one of this model's modules keeps in a plain attribute.
     Parameters, buffers, state_dict keys, hooks and the training flag stay, and so do copies and
     pickles (which need memopt to load). Calls that memopt's ops do not support, with other dtypes
     or devices or with distributed tensors, run the module's own forward. So does a module that was
