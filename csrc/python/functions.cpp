@@ -19,6 +19,7 @@
 
 #include "../autograd/ownership.h"
 #include "../autograd/support.h"
+#include "../ops/supported.h"
 #include "scope.h"
 
 namespace memopt::python {
@@ -56,22 +57,12 @@ bool is_dense(const Tensor& tensor) {
          !tensor.is_neg() && !tensor._is_zerotensor() && !tensor._fw_grad(/*level=*/0).defined();
 }
 
-// The rules of memopt/convert/supported.py.
 bool supports(const Tensor& input) {
-  if (!is_dense(input)) return false;
-  const auto type = input.scalar_type();
-  const auto device = input.device().type();
-#if defined(MEMOPT_WITH_CUDA)
-  const bool has_kernels = device == c10::kCPU || device == c10::kCUDA || device == c10::kMeta;
-#else
-  const bool has_kernels = device == c10::kCPU || device == c10::kMeta;
-#endif
   // Set while a transform of torch.func runs.
   constexpr auto kTransform = c10::DispatchKey::FuncTorchDynamicLayerFrontMode;
-  return has_kernels &&
-         (type == at::kFloat || type == at::kHalf || type == at::kBFloat16 ||
-          type == at::kDouble) &&
-         !torch::jit::tracer::isTracing() && !c10::impl::tls_is_dispatch_key_included(kTransform);
+  return is_dense(input) && ops::takes_dtype(input.scalar_type()) &&
+         ops::has_kernels_for(input.device().type()) && !torch::jit::tracer::isTracing() &&
+         !c10::impl::tls_is_dispatch_key_included(kTransform);
 }
 
 // Normalised over the last dimensions, with parameters that the kernels take.
@@ -98,8 +89,7 @@ bool supports_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
     const Tensor& p = **parameter;
     const bool fits = is_dense(p) && p.device() == input.device() &&
                       p.sym_sizes().equals(normalized_shape) &&
-                      (p.scalar_type() == input.scalar_type() ||
-                       (p.scalar_type() == at::kFloat && input.scalar_type() != at::kDouble)) &&
+                      ops::takes_parameter(p.scalar_type(), input.scalar_type()) &&
                       p.scalar_type() == type.value_or(p.scalar_type());
     if (!fits) return false;
     type = p.scalar_type();
