@@ -299,6 +299,16 @@ def swap_of(module: nn.Module) -> ClassSwap | None:
     return None
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something wants to see its calls."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
 def undo_swap(module: nn.Module) -> None:
     """Undo what `apply` of a swap did to `module`, if anything."""
     if swap_of(module) is not None:
