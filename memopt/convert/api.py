@@ -122,7 +122,8 @@ def convert(
             stay PyTorch's. Nothing outside the model's calls is concerned.
         checkpoint: submodules to make checkpointed regions (see `checkpoint_wrapper`): a predicate,
             a class or a sequence of classes, or True for the model's blocks as
-            `apply_checkpointing` finds them.
+            `apply_checkpointing` finds them. A norm, activation or dropout alone is made none where
+            recipes are on, which keep less; a note says so.
         offload: the same, with the regions' inputs kept in host memory until backward. A module
             chosen by both is offloaded.
         autocast_norms: what swapped norms return under autocast. "keep" (default): their input's
@@ -160,7 +161,7 @@ def convert(
     matches = with_autocast_norms(matches, autocast_norms)
     with restored_on_error(model):
         apply_swaps(model, [(m.module, m.answer) for m in matches if isinstance(m.answer, Swap)])
-        regions.apply(model)
+        regions.apply(model, recipes=recompute or has_recipes(model))
         notes = _notes(model, recompute, changed=_has_swaps(matches) or bool(regions))
         if left_alone:
             notes = (f"skipped: {', '.join(outermost(left_alone))}", *notes)

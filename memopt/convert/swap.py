@@ -13,7 +13,7 @@ import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -53,6 +53,9 @@ class Swap:
 class ClassSwap(Swap):
     """A swap that replaces the module's forward, which takes one tensor, by `run`."""
 
+    is_one_op: ClassVar[bool] = False
+    """The module's output has a recipe, and its input is what is saved."""
+
     def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
         """The forward; `plain` is the original one, for calls that memopt's ops do not support."""
         raise NotImplementedError
@@ -87,6 +90,7 @@ class ClassSwap(Swap):
 class TorchSwap(ClassSwap):
     """A module of torch.nn, or of a subclass that keeps its forward, becomes memopt.nn's."""
 
+    is_one_op = True
     base: type[nn.Module]
     parameters: tuple[str, ...] = ()
     """Names of those that the op takes beside its input."""

@@ -153,9 +153,7 @@ class NormProbe:
         name, kind = self._inner
         inner: Any = kind(self._cols, elementwise_affine=False, device="cpu")
         inner.__dict__.update(eps)
-        return stand_in(
-            self._module, parameters, {name: inner}, self._resized, training=training
-        )
+        return stand_in(self._module, parameters, {name: inner}, self._resized, training=training)
 
     def _agrees(
         self,

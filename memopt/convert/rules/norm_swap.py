@@ -31,6 +31,7 @@ def is_bare_norm(module: nn.Module | None, kind: type[nn.Module]) -> bool:
 class NormSwap(ClassSwap):
     """A norm that is not torch.nn's, where it finds its arguments, and for which inputs."""
 
+    is_one_op = True
     op: str
     """"rms_norm" or "layer_norm"."""
 
