@@ -2,6 +2,7 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
@@ -144,6 +145,23 @@ Tensor dropout(const Tensor& input, double p, bool train) {
   return op.call(input, p);
 }
 
+// Of a sum that models make under autocast; see saved/recipe_registry.h.
+bool is_residual(const Tensor& residual, const Tensor& branch) {
+  return residual.scalar_type() == at::kFloat && c10::elementSize(branch.scalar_type()) == 2 &&
+         supports(branch) && supports(residual) && residual.sym_sizes().equals(branch.sym_sizes());
+}
+
+Tensor add(const Tensor& self, const Tensor& other, const at::Scalar& alpha) {
+  const PassOn pass_on;
+  Tensor sum = at::add(self, other, alpha);
+  // Most sums are of one dtype.
+  if (self.dtype() == other.dtype() || !sum.requires_grad() || !functions_are_ours()) return sum;
+  if (!alpha.equal(1)) return sum;
+  if (is_residual(self, other)) remember_sum(sum, self, other);
+  if (is_residual(other, self)) remember_sum(sum, other, self);
+  return sum;
+}
+
 Tensor layer_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
                   const OptionalTensor& weight, const OptionalTensor& bias, double eps,
                   bool cudnn_enable) {
@@ -216,6 +234,7 @@ TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
   m.impl("gelu", gelu);
   m.impl("silu", silu);
   m.impl("relu", relu);
+  m.impl("add.Tensor", add);
   m.impl("sigmoid", sigmoid);
   m.impl("dropout", dropout);
   m.impl("layer_norm", layer_norm);
