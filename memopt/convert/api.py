@@ -119,7 +119,9 @@ def convert(
         functional: with recipes, calls of PyTorch's gelu, silu, relu, sigmoid, dropout, layer_norm
             and rms_norm inside the model are memopt's too, as functions of torch.nn.functional or
             torch and as methods of tensors. In-place forms and what memopt's ops do not support
-            stay PyTorch's. Nothing outside the model's calls is concerned.
+            stay PyTorch's. Nothing outside the model's calls is concerned. And of every second sum
+            of a float32 residual and a 16-bit tensor of its shape, as blocks add them under
+            autocast, that tensor is kept where the sum would be, if nothing else holds it by then.
         checkpoint: submodules to make checkpointed regions (see `checkpoint_wrapper`): a predicate,
             a class or a sequence of classes, or True for the model's blocks as
             `apply_checkpointing` finds them. A norm, activation or dropout alone is made none where
@@ -129,7 +131,8 @@ def convert(
         autocast_norms: what swapped norms return under autocast. "keep" (default): their input's
             dtype, as PyTorch's do on the CPU, so that a float32 residual stream stays float32.
             "lower": the autocast dtype, in which they compute. A norm then saves 2 bytes an element
-            of a float32 input and not 4, but what it returns is rounded to 16 bits: in models that
+            of a float32 input and not 4 (or 3 on average, where it is a sum; see `functional`), but
+            what it returns is rounded to 16 bits: in models that
             add to that (BERT; BLOOM, by its embedding norm) gradients were 1.3 to 2.4 times as far
             from float64's.
         skip: modules that stay as they are, with all that is inside them: a path as

@@ -206,3 +206,37 @@ def test_other_sums_are_kept_as_they_are(add: Callable[[Tensor], Tensor]) -> Non
         one_step(lambda: model(x), x, *model.parameters()), expected, strict=True
     ):
         assert torch.equal(ours, theirs)
+
+
+class KeepsOneByName(Block):
+    """As transformers' GPT-2 has it: the first branch's result has a name until the block ends."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = self.mix(self.first(x))
+        x = mixed + x
+        return x + self.mlp(self.second(x))
+
+
+def test_a_sum_whose_branch_is_held_elsewhere_is_kept_and_the_next_is_not() -> None:
+    model = nn.Sequential(*(KeepsOneByName() for _ in range(3)), nn.LayerNorm(WIDTH))
+    memopt.convert(model)
+    # The input, the first sums; gelu's inputs; the second sums, which become the branches.
+    assert bytes_of(model) == 4 * (1 + 3) + 4 * 3 + 2 * 3
+
+
+def test_backward_twice_and_gradients_of_gradients() -> None:
+    model = model_of(2)
+    kept = copy.deepcopy(model)
+    memopt.convert(model)
+    memopt.convert(kept, recompute=False)
+    found = []
+    for each in (model, kept):
+        x = torch.ones(4, WIDTH).cumsum(0).sin().requires_grad_()
+        with memopt.patch_functional(), torch.autocast("cpu", torch.bfloat16):
+            y = each(x)
+        first = torch.autograd.grad(y.square().sum(), x, create_graph=True)[0]
+        again = torch.autograd.grad(y.square().sum(), x, retain_graph=True)[0]
+        second = torch.autograd.grad(first.square().sum(), x)[0]
+        found.append((first.detach(), again, second))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
