@@ -6,13 +6,10 @@
 #include <cmath>
 
 #include "activation.h"
+#include "supported.h"
 
 namespace memopt::ops {
 namespace {
-
-bool is_supported(at::ScalarType type) {
-  return type == at::kFloat || type == at::kHalf || type == at::kBFloat16 || type == at::kDouble;
-}
 
 void check_dense(const char* op, const char* name, const at::Tensor& tensor) {
   TORCH_CHECK(tensor.defined(), op, ": ", name, " must be a tensor, got None");
@@ -23,12 +20,11 @@ void check_dense(const char* op, const char* name, const at::Tensor& tensor) {
 void check_parameter(const char* op, const char* name, const at::Tensor& parameter,
                      const at::Tensor& input, c10::SymIntArrayRef normalized_shape) {
   check_dense(op, name, parameter);
-  TORCH_CHECK(
-      parameter.scalar_type() == input.scalar_type() || parameter.scalar_type() == at::kFloat, op,
-      ": ", name, " must have input's dtype ", input.scalar_type(), " or Float, got ",
-      parameter.scalar_type());
-  TORCH_CHECK(input.scalar_type() != at::kDouble || parameter.scalar_type() == at::kDouble, op,
-              ": ", name, " must be Double for a Double input, got ", parameter.scalar_type());
+  const bool fits = takes_parameter(parameter.scalar_type(), input.scalar_type());
+  TORCH_CHECK(fits || input.scalar_type() != at::kDouble, op, ": ", name,
+              " must be Double for a Double input, got ", parameter.scalar_type());
+  TORCH_CHECK(fits, op, ": ", name, " must have input's dtype ", input.scalar_type(),
+              " or Float, got ", parameter.scalar_type());
   TORCH_CHECK(parameter.device() == input.device(), op, ": ", name, " must be on input's device ",
               input.device(), ", got ", parameter.device());
   const c10::SymIntArrayRef sizes = parameter.sym_sizes();
@@ -52,7 +48,7 @@ bool brings_kernels(const at::Tensor& tensor) {
 
 void check_input(const char* op, const char* name, const at::Tensor& tensor) {
   check_dense(op, name, tensor);
-  TORCH_CHECK(is_supported(tensor.scalar_type()), op, ": ", name,
+  TORCH_CHECK(takes_dtype(tensor.scalar_type()), op, ": ", name,
               " must have dtype float32, float16, bfloat16 or float64, got ", tensor.scalar_type());
   TORCH_CHECK(tensor.is_cpu() || tensor.is_cuda() || tensor.is_meta() || brings_kernels(tensor), op,
               ": ", name, " must be on the CPU or a CUDA device, got ", tensor.device());

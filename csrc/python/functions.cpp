@@ -2,6 +2,7 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
@@ -19,6 +20,7 @@
 
 #include "../autograd/ownership.h"
 #include "../autograd/support.h"
+#include "../ops/supported.h"
 #include "scope.h"
 
 namespace memopt::python {
@@ -56,22 +58,12 @@ bool is_dense(const Tensor& tensor) {
          !tensor.is_neg() && !tensor._is_zerotensor() && !tensor._fw_grad(/*level=*/0).defined();
 }
 
-// The rules of memopt/convert/supported.py.
 bool supports(const Tensor& input) {
-  if (!is_dense(input)) return false;
-  const auto type = input.scalar_type();
-  const auto device = input.device().type();
-#if defined(MEMOPT_WITH_CUDA)
-  const bool has_kernels = device == c10::kCPU || device == c10::kCUDA || device == c10::kMeta;
-#else
-  const bool has_kernels = device == c10::kCPU || device == c10::kMeta;
-#endif
   // Set while a transform of torch.func runs.
   constexpr auto kTransform = c10::DispatchKey::FuncTorchDynamicLayerFrontMode;
-  return has_kernels &&
-         (type == at::kFloat || type == at::kHalf || type == at::kBFloat16 ||
-          type == at::kDouble) &&
-         !torch::jit::tracer::isTracing() && !c10::impl::tls_is_dispatch_key_included(kTransform);
+  return is_dense(input) && ops::takes_dtype(input.scalar_type()) &&
+         ops::has_kernels_for(input.device().type()) && !torch::jit::tracer::isTracing() &&
+         !c10::impl::tls_is_dispatch_key_included(kTransform);
 }
 
 // Normalised over the last dimensions, with parameters that the kernels take.
@@ -98,8 +90,7 @@ bool supports_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
     const Tensor& p = **parameter;
     const bool fits = is_dense(p) && p.device() == input.device() &&
                       p.sym_sizes().equals(normalized_shape) &&
-                      (p.scalar_type() == input.scalar_type() ||
-                       (p.scalar_type() == at::kFloat && input.scalar_type() != at::kDouble)) &&
+                      ops::takes_parameter(p.scalar_type(), input.scalar_type()) &&
                       p.scalar_type() == type.value_or(p.scalar_type());
     if (!fits) return false;
     type = p.scalar_type();
@@ -152,6 +143,23 @@ Tensor dropout(const Tensor& input, double p, bool train) {
   if (!drops || !are_ours() || !supports(input)) return at::dropout(input, p, train);
   static const auto op = autograd::find_op<Tensor(const Tensor&, double)>("memopt::dropout");
   return op.call(input, p);
+}
+
+// Of a sum that models make under autocast; see saved/recipe_registry.h.
+bool is_residual(const Tensor& residual, const Tensor& branch) {
+  return residual.scalar_type() == at::kFloat && c10::elementSize(branch.scalar_type()) == 2 &&
+         supports(branch) && supports(residual) && residual.sym_sizes().equals(branch.sym_sizes());
+}
+
+Tensor add(const Tensor& self, const Tensor& other, const at::Scalar& alpha) {
+  const PassOn pass_on;
+  Tensor sum = at::add(self, other, alpha);
+  // Most sums are of one dtype.
+  if (self.dtype() == other.dtype() || !sum.requires_grad() || !functions_are_ours()) return sum;
+  if (!alpha.equal(1)) return sum;
+  if (is_residual(self, other)) remember_sum(sum, self, other);
+  if (is_residual(other, self)) remember_sum(sum, other, self);
+  return sum;
 }
 
 Tensor layer_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
@@ -226,6 +234,7 @@ TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
   m.impl("gelu", gelu);
   m.impl("silu", silu);
   m.impl("relu", relu);
+  m.impl("add.Tensor", add);
   m.impl("sigmoid", sigmoid);
   m.impl("dropout", dropout);
   m.impl("layer_norm", layer_norm);

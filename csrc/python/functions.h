@@ -2,6 +2,9 @@
 // sigmoid, dropout, layer_norm and rms_norm, whichever way they are called (torch.nn.functional,
 // torch, a tensor's method, another library's C++).
 //
+// Sums are PyTorch's own, but the registry of recipes is told of those of a float32 residual and a
+// branch in 16 bits (saved/recipe_registry.h).
+//
 // They are found below Python, by a dispatch key that no tensor has and that is on only in a
 // thread's scope. Nothing of PyTorch's is replaced: its names stay the objects they are, other
 // threads and code outside the scope do not come here, and where a call is not taken PyTorch's own

@@ -2,13 +2,16 @@
 // loaded.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
+#include <map>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "../kernels/cpu/kernels.h"
+#include "../ops/supported.h"
 #include "functions.h"
 #include "offload.h"
 #include "region.h"
@@ -47,6 +50,25 @@ std::optional<std::string> text_or_none(const char* text) {
   return *text == '\0' ? std::nullopt : std::optional<std::string>(text);
 }
 
+// By the dtype of an input, the dtypes of parameters that the ops take beside it.
+std::map<at::ScalarType, std::vector<at::ScalarType>> dtypes() {
+  std::map<at::ScalarType, std::vector<at::ScalarType>> found;
+  for (const auto input : memopt::ops::kDtypes) {
+    for (const auto parameter : memopt::ops::kDtypes) {
+      if (memopt::ops::takes_parameter(parameter, input)) found[input].push_back(parameter);
+    }
+  }
+  return found;
+}
+
+std::vector<std::string> device_types() {
+  std::vector<std::string> names;
+  for (const auto device : memopt::ops::kDevices) {
+    names.push_back(c10::DeviceTypeName(device, /*lower_case=*/true));
+  }
+  return names;
+}
+
 // What the build baked in; setup.py defines the macros. None for CUDA's where no CUDA kernels were
 // built.
 py::dict build_info() {
@@ -72,6 +94,9 @@ PYBIND11_MODULE(_C, m) {
         "The instruction set in use: 'baseline', 'avx2' or 'avx512'.");
   m.def("activations", &activations,
         "The names of the activations; of each, whether it takes a scalar.");
+  m.def("dtypes", &dtypes,
+        "By the dtypes of inputs that the ops take, those of parameters beside them.");
+  m.def("device_types", &device_types, "Those that this build has kernels for.");
   memopt::python::register_region(m);
   memopt::python::register_scope(m);
   memopt::python::register_offload(m);

@@ -53,6 +53,7 @@ class OpenScope {
   bool is_recipe_scope() const { return scope_->is_recipe_scope(); }
   bool has_grad_mode_of_now() const { return grad_mode_ == at::GradMode::is_enabled(); }
 
+  saved::RecipeRegistry& registry() const { return *scope_->registry(); }
   bool keeps_anyway(const at::Tensor& tensor) const {
     return scope_->registry()->keeps_anyway(tensor);
   }
@@ -234,6 +235,10 @@ bool is_kept_anyway(const at::Tensor& tensor) {
 
 bool functions_are_ours() {
   return recipes_are_on() && OpenScope::making_recipes()->functions_are_ours;
+}
+
+void remember_sum(const at::Tensor& sum, const at::Tensor& residual, const at::Tensor& branch) {
+  OpenScope::making_recipes()->registry().add_sum(sum, residual, branch);
 }
 
 void register_scope(py::module_& m) {

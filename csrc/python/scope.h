@@ -43,4 +43,7 @@ bool is_kept_anyway(const at::Tensor& tensor);
 // Whether PyTorch's functions are to be memopt's here: in such a scope.
 bool functions_are_ours();
 
+// Tells the recipes that are made here of a sum: see saved/recipe_registry.h.
+void remember_sum(const at::Tensor& sum, const at::Tensor& residual, const at::Tensor& branch);
+
 }  // namespace memopt::python

@@ -1,10 +1,13 @@
 #include "recipe_registry.h"
 
+#include <ATen/ops/add.h>
 #include <c10/util/accumulate.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <utility>
+
+#include "detached.h"
 
 namespace memopt::saved {
 
@@ -39,6 +42,7 @@ void RecipeRegistry::add(const at::Tensor& output, autograd::Recipe recipe) {
                                                {},
                                                std::move(recipe.run),
                                                /*chain_length=*/1,
+                                               /*reads_sum=*/false,
                                                std::nullopt,
                                                output.device()});
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -50,8 +54,10 @@ void RecipeRegistry::add(const at::Tensor& output, autograd::Recipe recipe) {
     if (!is_plain(tensor)) return;
     auto made_by = output_of(tensor);
     if (made_by != nullptr && made_by->chain_length >= kLongestChain) made_by = nullptr;
-    if (made_by != nullptr)
+    if (made_by != nullptr) {
       entry->chain_length = std::max(entry->chain_length, 1 + made_by->chain_length);
+      entry->reads_sum = entry->reads_sum || made_by->reads_sum;
+    }
     entry->inputs.emplace_back(
         Input{name_of_storage(tensor), Geometry::of(tensor), Version(tensor), std::move(made_by)});
   }
@@ -71,6 +77,54 @@ void RecipeRegistry::place(const at::Tensor& output) {
   entry.node_address = edge.function.get();
   entry.output_nr = edge.input_nr;
   placed_.push_back(found->second);
+}
+
+void RecipeRegistry::add_sum(const at::Tensor& sum, const at::Tensor& residual,
+                             const at::Tensor& branch) {
+  at::Tensor before;  // dropped after the lock
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    before = std::exchange(branch_, at::Tensor());
+    sum_ = nullptr;
+  }
+  if (!keeper_ || !is_plain(residual) || !is_plain(branch)) return;
+  add(sum, {{residual, branch},
+            [](const std::vector<at::Tensor>& read) { return at::add(read[0], read[1]); }});
+  at::Tensor kept = detached(branch);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  auto added = output_of(sum);
+  if (added == nullptr) return;
+  if (added->reads_sum) {
+    outputs_.erase(storage_of(sum));
+    return;
+  }
+  added->reads_sum = true;
+  sum_ = std::move(added);
+  branch_ = std::move(kept);
+}
+
+c10::intrusive_ptr<Handle> RecipeRegistry::keep_branch_of(const at::Tensor& sum) {
+  at::Tensor branch;
+  {
+    Alive alive;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (sum_ == nullptr || output_of(sum) != sum_) return {};
+    const auto output = std::exchange(sum_, nullptr);
+    branch = std::exchange(branch_, at::Tensor());
+    auto residual = reader_of(*output->inputs[0], alive);
+    auto made = reader_of(*output->inputs[1], alive);
+    const bool has_residual = residual.defined(), is_held = made.defined();
+    alive.push_back(std::move(residual));
+    alive.push_back(std::move(made));
+    const bool is_ours = branch.use_count() == 1 && branch.storage().use_count() == 1;
+    if (is_held) return {};
+    if (!has_residual || !is_ours) {
+      outputs_.erase(storage_of(sum));
+      return {};
+    }
+  }
+  auto handle = keeper_(branch);
+  return handle.defined() ? hold(branch, std::move(handle)) : handle;
 }
 
 c10::intrusive_ptr<Handle> RecipeRegistry::reader_of(const Input& input, Alive& alive) {
@@ -173,6 +227,7 @@ c10::intrusive_ptr<SharedTensor> RecipeRegistry::recipe_of_cast(const at::Tensor
 
 c10::intrusive_ptr<Handle> RecipeRegistry::take(const at::Tensor& tensor) {
   if (!is_plain(tensor)) return {};
+  const auto branch = keep_branch_of(tensor);
   Alive alive;
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto output = output_of(tensor);

@@ -16,6 +16,12 @@
 // as well: the output's, and the conversion. All copies in one dtype share what is made again. The
 // copy's grad_fn leads to the output's node (cast.h).
 //
+// The sum of a float32 residual and a branch's result in 16 bits, as models add them under
+// autocast, has a recipe too: the branch's result is kept, 2 bytes an element, and not the sum, 4
+// bytes. The residual must be held anyway, and not be such a sum itself, so that no chain of them
+// grows. And the registry must be the last that holds the branch's result when the sum is saved,
+// since elsewhere it may be written in place: nothing that PyTorch saves would notice.
+//
 // A recipe takes its inputs from the handles that hold them, whatever those are, so that an input
 // that has moved to the host stays there.
 //
@@ -25,6 +31,7 @@
 
 #include <c10/util/SmallVector.h>
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -45,6 +52,14 @@ class RecipeRegistry : public Fate, public autograd::RecipeBook {
  public:
   void add(const at::Tensor& output, autograd::Recipe recipe) override;
   void place(const at::Tensor& output) override;
+
+  // Of a sum that was computed just now. Drops what it holds of the one before.
+  void add_sum(const at::Tensor& sum, const at::Tensor& residual, const at::Tensor& branch);
+
+  // What becomes of a branch's result that is kept for a sum's recipe. To be set before sums are
+  // added.
+  using Keeper = std::function<c10::intrusive_ptr<Handle>(const at::Tensor&)>;
+  void set_keeper(Keeper keeper) { keeper_ = std::move(keeper); }
 
   // A reader of the tensor's recipe; empty if it has none or that would save nothing.
   c10::intrusive_ptr<Handle> take(const at::Tensor& tensor) override;
@@ -77,7 +92,8 @@ class RecipeRegistry : public Fate, public autograd::RecipeBook {
     Geometry geometry;
     c10::SmallVector<std::optional<Input>, 4> inputs;
     RecipeHandle::Run run;
-    int64_t chain_length;                                         // of recipes, by made_by
+    int64_t chain_length;  // of recipes, by made_by
+    bool reads_sum;        // it is a sum with a recipe, or is made from one
     std::optional<c10::weak_intrusive_ptr<SharedTensor>> shared;  // once it was saved
     at::Device device;
     // Where it stands in the graph; that of a cast of it leads here.
@@ -107,6 +123,9 @@ class RecipeRegistry : public Fate, public autograd::RecipeBook {
   // The same for a tensor that is a cast of an output or a view of one.
   c10::intrusive_ptr<SharedTensor> recipe_of_cast(const at::Tensor& tensor, Alive& alive);
   c10::intrusive_ptr<Handle> reader_of(const Input& input, Alive& alive);
+  // If it is the latest sum, has its recipe keep the branch's result, where that may be. The handle
+  // is to live until a recipe reads it.
+  c10::intrusive_ptr<Handle> keep_branch_of(const at::Tensor& sum);
   void remember(const at::Tensor& tensor, const c10::intrusive_ptr<Handle>& handle,
                 std::optional<Geometry> view);
   // Forgets what is gone, when there is twice as much as after the last time.
@@ -121,6 +140,10 @@ class RecipeRegistry : public Fate, public autograd::RecipeBook {
   std::vector<std::shared_ptr<Output>> placed_;
   std::unordered_map<c10::StorageImpl*, c10::SmallVector<Held, 1>> held_;
   size_t sweep_at_ = 256;
+  Keeper keeper_;
+  // The latest sum that was not saved yet, and its branch's result.
+  std::shared_ptr<Output> sum_;
+  at::Tensor branch_;
 };
 
 }  // namespace memopt::saved

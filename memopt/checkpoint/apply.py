@@ -41,6 +41,9 @@ def apply_checkpointing(
       count, of all towers of the model, but not those inside a block of another one.
     - Stages, that is elements that differ in their parameters and consist of such lists (those of
       Swin, ConvNeXt or ResNet), are no blocks; what their lists hold is.
+    - The children of a module that loops over them as timm's RegNet does: all with parameters are
+      of one class, more than layers, and named by a prefix and a count (b1, b2, ...), and no method
+      calls them by these names.
     - Of a list of lists, whose elements a loop takes out and calls, as in
       `for attention, feed_forward in self.layers`, these modules. A warning says so.
     - Never experts. A mixture of experts that is in no list is a block.

@@ -4,10 +4,14 @@ Blocks are what nn.ModuleLists, nn.Sequentials and nn.ModuleDicts hold: layers o
 residual blocks of a convolutional network. The outermost ones count, since a list inside a block
 (of experts, of attention heads) would make small regions of what one region covers. But stages (of
 Swin, ConvNeXt, ResNet), which differ from one another and consist of such lists, are looked into.
+A stage may also hold its blocks as children b1, b2, ... over which its forward loops (timm's
+RegNet); layers and heads that a forward calls by their names are none.
 """
 
 from __future__ import annotations
 
+import re
+import types
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from typing import NamedTuple
@@ -63,12 +67,16 @@ class _Search:
         self._inside: dict[nn.Module, list[nn.Module]] = {}
         self._mixtures: set[nn.Module] = set()
         self._looks: dict[nn.Module, Hashable] = {}
+        self._loops_over_children = {
+            class_before_wrapping(m) for m in self._paths if _loops_over_children(m)
+        }
 
     def inside(self, module: nn.Module) -> list[nn.Module]:
         """The blocks inside `module`, if it is not one itself."""
         if module not in self._inside:
             self._inside[module] = []  # for one that holds itself
-            found = self._elements(module) if isinstance(module, _CONTAINERS) else None
+            is_container = isinstance(module, _CONTAINERS)
+            found = self._elements(module) if is_container else self._numbered(module)
             if found is None:
                 found = [block for child in module.children() for block in self._of(module, child)]
             self._inside[module] = found
@@ -106,6 +114,15 @@ class _Search:
             return None
         blocks = [block for alike in groups.values() for block in self._of_alike(alike)]
         return blocks + [block for sequential in sequentials for block in self.inside(sequential)]
+
+    def _numbered(self, module: nn.Module) -> list[nn.Module] | None:
+        """The children of a module that runs them in a loop, if they are blocks. Of its class, one
+        that has a single child is no other.
+        """
+        if class_before_wrapping(module) not in self._loops_over_children:
+            return None
+        children = _numbered_children(module)
+        return children if not any(map(self.inside, children)) else None
 
     def _of_alike(self, group: list[nn.Module]) -> list[nn.Module]:
         """The modules of one class, or if they are stages the blocks inside."""
@@ -145,6 +162,47 @@ class _Search:
                 (name, None if is_lazy(p) else p.shape) for name, p in module.named_parameters()
             )
         return self._looks[module]
+
+
+def _numbered_children(module: nn.Module) -> list[nn.Module]:
+    """Its children with parameters, if they are of one class, more than layers, and their names
+    differ in a number that counts them; else none.
+    """
+    children = {name: child for name, child in module.named_children() if _size(child)}
+    found = [re.fullmatch(r"(.*?)(\d+)", name) for name in children]
+    numbers = [int(match[2]) for match in found if match is not None]
+    is_alike = (
+        len({class_before_wrapping(child) for child in children.values()}) == 1
+        and len(numbers) == len(children)
+        and len({match[1] for match in found if match is not None}) == 1
+        and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        and all(map(has_forward, children.values()))
+        and not any(_is_layer(child) or not list(child.children()) for child in children.values())
+    )
+    return list(children.values()) if is_alike else []
+
+
+def _loops_over_children(module: nn.Module) -> bool:
+    """Whether it has several such children and none of its methods calls them by their names."""
+    cls = class_before_wrapping(module)
+    if isinstance(module, _CONTAINERS) or not has_forward(module):
+        return False
+    children = _numbered_children(module)
+    if len(children) < 2:
+        return False
+    codes: list[object] = [
+        getattr(method, "__code__", None)
+        for base in cls.__mro__
+        if base is not nn.Module and issubclass(base, nn.Module)
+        for name, method in vars(base).items()
+        if name != "__init__"
+    ]
+    named: set[str] = set()
+    for code in codes:
+        if isinstance(code, types.CodeType):
+            named.update(code.co_names)
+            codes.extend(code.co_consts)  # of functions inside
+    return not any(name in named for name, _ in module.named_children())
 
 
 def _by_class(modules: Iterable[nn.Module]) -> dict[type[nn.Module], list[nn.Module]]:

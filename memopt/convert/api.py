@@ -82,10 +82,12 @@ def convert(
     the CPU: no tensor of the model is read or written, no module of it is called, and it may be on
     any device, meta included. Modules that no rule knows stay as they are.
 
-    A swapped module is still the same object; its class is a subclass of the one it had. Not so a
-    module without tensors, submodules and hooks, which other models may share: it stays as it is,
-    and another object with the same `__dict__` takes its place in this model until `revert`. (One
-    with parameters that two models share is swapped for both: whoever holds it goes on holding it.)
+    A swapped module's class is a subclass of the one it had. A module without submodules may be
+    shared with other models, so it stays as it is, and a double takes its place in this model until
+    `revert`: another object with the same `__dict__`, so that the parameters, buffers and hooks of
+    both are the same, whichever they are set on. A reference from before goes on computing with
+    PyTorch's ops. Still the same object, and so swapped for every model that holds it, is a module
+    with hooks, with submodules, or that one of this model's modules keeps in a plain attribute.
     Parameters, buffers, state_dict keys, hooks and the training flag stay, and so do copies and
     pickles (which need memopt to load). Calls that memopt's ops do not support, with other dtypes
     or devices or with distributed tensors, run the module's own forward. So does a module that was
@@ -117,16 +119,20 @@ def convert(
         functional: with recipes, calls of PyTorch's gelu, silu, relu, sigmoid, dropout, layer_norm
             and rms_norm inside the model are memopt's too, as functions of torch.nn.functional or
             torch and as methods of tensors. In-place forms and what memopt's ops do not support
-            stay PyTorch's. Nothing outside the model's calls is concerned.
+            stay PyTorch's. Nothing outside the model's calls is concerned. And of every second sum
+            of a float32 residual and a 16-bit tensor of its shape, as blocks add them under
+            autocast, that tensor is kept where the sum would be, if nothing else holds it by then.
         checkpoint: submodules to make checkpointed regions (see `checkpoint_wrapper`): a predicate,
             a class or a sequence of classes, or True for the model's blocks as
-            `apply_checkpointing` finds them.
+            `apply_checkpointing` finds them. A norm, activation or dropout alone is made none where
+            recipes are on, which keep less; a note says so.
         offload: the same, with the regions' inputs kept in host memory until backward. A module
             chosen by both is offloaded.
         autocast_norms: what swapped norms return under autocast. "keep" (default): their input's
             dtype, as PyTorch's do on the CPU, so that a float32 residual stream stays float32.
             "lower": the autocast dtype, in which they compute. A norm then saves 2 bytes an element
-            of a float32 input and not 4, but what it returns is rounded to 16 bits: in models that
+            of a float32 input and not 4 (or 3 on average, where it is a sum; see `functional`), but
+            what it returns is rounded to 16 bits: in models that
             add to that (BERT; BLOOM, by its embedding norm) gradients were 1.3 to 2.4 times as far
             from float64's.
         skip: modules that stay as they are, with all that is inside them: a path as
@@ -158,7 +164,7 @@ def convert(
     matches = with_autocast_norms(matches, autocast_norms)
     with restored_on_error(model):
         apply_swaps(model, [(m.module, m.answer) for m in matches if isinstance(m.answer, Swap)])
-        regions.apply(model)
+        regions.apply(model, recipes=recompute or has_recipes(model))
         notes = _notes(model, recompute, changed=_has_swaps(matches) or bool(regions))
         if left_alone:
             notes = (f"skipped: {', '.join(outermost(left_alone))}", *notes)

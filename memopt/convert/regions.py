@@ -12,6 +12,8 @@ from memopt.checkpoint.wrapper import (
     settings_of,
     unwrap_itself,
 )
+from memopt.convert.report import joined
+from memopt.convert.swap import swap_of
 
 # On a module that convert made a checkpointed region: the settings it had before, or None.
 _SETTINGS_BEFORE = "_memopt_convert_settings_before"
@@ -40,14 +42,27 @@ class Regions:
     def __bool__(self) -> bool:
         return bool(self.checkpointed or self.offloaded)
 
-    def apply(self, model: nn.Module) -> None:
-        """Wrap the chosen modules, and note on each what it was before."""
+    def apply(self, model: nn.Module, recipes: bool) -> None:
+        """Wrap the chosen modules, and note on each what it was before.
+
+        Args:
+            recipes: they will be on. Modules that are one op of memopt's are not wrapped then: they
+                save their input, as a region does, but what a region returns has no recipe.
+        """
         chosen: dict[str, tuple[nn.Module, bool]] = {}
         notes: dict[str, None] = {}
         for to_cpu, predicate in self._choices:
             candidates, note = choose_modules(model, predicate)
             chosen |= {path: (module, to_cpu) for path, module in candidates}
             notes[note] = None
+        cheaper = [
+            path
+            for path, (module, to_cpu) in chosen.items()
+            if recipes and not to_cpu and _is_one_op(module)
+        ]
+        if cheaper:
+            notes[f"no regions, since recipes keep less: {joined(cheaper)}"] = None
+            chosen = {path: each for path, each in chosen.items() if path not in set(cheaper)}
         for module, to_cpu in chosen.values():
             before = settings_of(module)
             checkpoint_wrapper(module, to_cpu)
@@ -56,6 +71,11 @@ class Regions:
         self.offloaded = tuple(path for path, (_, to_cpu) in chosen.items() if to_cpu)
         notes[note_on_caches(model, (module for module, _ in chosen.values()))] = None
         self.notes = tuple(filter(None, notes))
+
+
+def _is_one_op(module: nn.Module) -> bool:
+    swap = swap_of(module)
+    return swap is not None and swap.is_one_op and settings_of(module) is None
 
 
 def check_can_revert_region(module: nn.Module) -> None:

@@ -11,8 +11,9 @@ from memopt._compat import compiles_for_inductor, in_transform, wraps_tensors
 from memopt._extension import _C
 
 _PLAIN = frozenset((Tensor, Parameter))
-_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64))
-_DEVICES = frozenset(("cpu", "meta", *(("cuda",) if _C.build_info()["cuda"] else ())))
+# csrc/ops/supported.h: of inputs, and of parameters beside an input of each.
+_DTYPES = {dtype: frozenset(parameters) for dtype, parameters in _C.dtypes().items()}
+_DEVICES = frozenset(_C.device_types())
 
 
 def supports(input: object, *parameters: Tensor | None) -> bool:
@@ -64,9 +65,7 @@ def _fits(parameter: Tensor, input: Tensor) -> bool:
         return False
     if parameter.device != input.device:
         return False
-    if parameter.dtype == input.dtype:
+    if parameter.dtype in _DTYPES[input.dtype]:
         return True
-    if parameter.dtype == torch.float32:
-        return input.dtype != torch.float64
     # Autocast casts the parameter: see csrc/autograd/declare.h.
     return casts(input) and parameter.dtype in _DTYPES and parameter.dtype != torch.float64

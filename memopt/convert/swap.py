@@ -11,9 +11,9 @@ from __future__ import annotations
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -53,6 +53,9 @@ class Swap:
 class ClassSwap(Swap):
     """A swap that replaces the module's forward, which takes one tensor, by `run`."""
 
+    is_one_op: ClassVar[bool] = False
+    """The module's output has a recipe, and its input is what is saved."""
+
     def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
         """The forward; `plain` is the original one, for calls that memopt's ops do not support."""
         raise NotImplementedError
@@ -87,6 +90,7 @@ class ClassSwap(Swap):
 class TorchSwap(ClassSwap):
     """A module of torch.nn, or of a subclass that keeps its forward, becomes memopt.nn's."""
 
+    is_one_op = True
     base: type[nn.Module]
     parameters: tuple[str, ...] = ()
     """Names of those that the op takes beside its input."""
@@ -223,36 +227,55 @@ class SwappedModule(Patched):
         return key.make_forward(generated, original.forward)
 
 
-# What stands in a model for a module without a state, and that module.
+# What stands in a model for a module that others may hold, and that module.
 _originals: weakref.WeakKeyDictionary[nn.Module, nn.Module] = weakref.WeakKeyDictionary()
 
 
 def apply_swaps(model: nn.Module, swaps: Sequence[tuple[nn.Module, Swap]]) -> None:
     """Swap submodules of `model`, or `model` itself.
 
-    Modules without tensors, submodules and hooks are often one object for many models: the default
-    argument of a function, an entry of a table of activations. So they are left as they are, and a
-    double takes their place in the model's modules: another object with the same `__dict__`, so
-    that an attribute that is set on either is set on both.
+    A module without submodules may be one object for many models: the default argument of a
+    function, an entry of a table of activations, a norm that two towers are tied by. Nothing that
+    can be asked of it says so. So it is left as it is, and a double takes its place in the model's
+    modules: another object with the same `__dict__`, and so with the same parameters, buffers and
+    dicts of hooks, whichever of the two they are set on.
+
+    Swapped in place are those that must stay the objects they are: modules with hooks, which get
+    the module and often look it up; modules that one of the model's also keeps in a plain
+    attribute, which would go on being called; and modules with submodules.
     """
     places: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
+    in_attributes: set[nn.Module] = set()
     for parent in model.modules():
         for name, child in parent._modules.items():
             if child is not None:
                 places.setdefault(child, []).append((parent, name))
+        in_attributes.update(_modules_among(parent.__dict__))
     for module, swap in swaps:
         target = module
-        if module is not model and isinstance(swap, ClassSwap) and _has_no_state(module):
+        movable = module in places and module is not model and module not in in_attributes
+        if isinstance(swap, ClassSwap) and movable and _can_have_double(module):
             target = _double(module)
             for parent, name in places[module]:
                 parent._modules[name] = target
         swap.apply(target)
 
 
-def _has_no_state(module: nn.Module) -> bool:
-    held = (module._parameters, module._buffers, module._modules)
+def _modules_among(attributes: dict[str, Any]) -> Iterator[nn.Module]:
+    """Modules that are attributes, or elements of lists, tuples, sets and dicts that are."""
+    for name, value in attributes.items():
+        if isinstance(value, nn.Module):
+            yield value
+        elif isinstance(value, (list, tuple, set, frozenset, dict)) and name != "_modules":
+            elements = value.values() if isinstance(value, dict) else value
+            yield from (element for element in elements if isinstance(element, nn.Module))
+
+
+def _can_have_double(module: nn.Module) -> bool:
     hooks = (value for name, value in module.__dict__.items() if name.endswith("_hooks"))
-    return not any(hooks) and all(value is None for of in held for value in of.values())
+    # What is in slots would be missing in the double.
+    slots = any(cls.__dict__.get("__slots__") for cls in type(module).__mro__)
+    return not slots and not any(hooks) and next(module.children(), None) is None
 
 
 def _double(module: nn.Module) -> nn.Module:
@@ -268,7 +291,7 @@ def put_originals_back(model: nn.Module) -> None:
         for name, child in parent._modules.items():
             original = None if child is None else _originals.get(child)
             # Something else may be around the double: a checkpointed region.
-            if original is not None and not patches_of(type(child)):
+            if original is not None and type(child) is type(original):
                 parent._modules[name] = original
 
 
@@ -278,6 +301,16 @@ def swap_of(module: nn.Module) -> ClassSwap | None:
         if patch.mixin is SwappedModule:
             return cast("ClassSwap", patch.key)
     return None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something wants to see its calls."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
 
 
 def undo_swap(module: nn.Module) -> None:

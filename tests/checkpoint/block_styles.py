@@ -104,6 +104,36 @@ class Stage(nn.Module):
         return run(self.blocks, self.down(x))
 
 
+class NumberedStage(nn.Module):
+    """timm's RegNet: no list, but children with numbers in their names."""
+
+    def __init__(self, parts: Iterable[nn.Module], prefix: str = "b") -> None:
+        super().__init__()
+        for i, part in enumerate(parts, 1):
+            self.add_module(f"{prefix}{i}", part)
+        self.drop = nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for child in self.children():
+            x = child(x)
+        return x
+
+
+class NumberedNet(nn.Module):
+    """Stages without a list either, which are no blocks."""
+
+    def __init__(self, depths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.stem = nn.Linear(SIZE, SIZE)
+        for i, depth in enumerate(depths, 1):
+            self.add_module(f"s{i}", NumberedStage(blocks(depth)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for child in self.children():
+            x = child(x)
+        return x
+
+
 class ResidualBlock(nn.Module):
     """The first of a list has a projection more. Its layers are a list of alike modules."""
 
@@ -221,6 +251,15 @@ STYLES: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
             )
         ),
         [f"blocks.{i}.{j}" for i, depth in enumerate((2, 3, 2)) for j in range(depth)],
+    ),
+    "numbered children": (
+        lambda: NumberedNet((2, 1, 3)),
+        [f"s{i}.b{j + 1}" for i, depth in enumerate((2, 1, 3), 1) for j in range(depth)],
+    ),
+    "numbered children of a model": (lambda: NumberedStage(blocks(3)), paths("b{}", 4)[1:]),
+    "numbered towers": (
+        lambda: NumberedStage([Tower(blocks(2)), Tower(blocks(3))], "tower"),
+        [*paths("tower1.blocks.{}", 2), *paths("tower2.blocks.{}", 3)],
     ),
     "alike sequentials": (
         lambda: Tower(nn.Sequential(*(nn.Sequential(Block(), Block()) for _ in range(2)))),

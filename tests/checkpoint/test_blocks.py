@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import memopt
 from memopt.checkpoint import apply_checkpointing, checkpoint_wrapper
+from memopt.checkpoint.blocks import find_blocks
 from tests.checkpoint.block_styles import (
     SIZE,
     STYLES,
@@ -23,6 +24,7 @@ from tests.checkpoint.block_styles import (
     Experts,
     FeedForward,
     MambaBlock,
+    NumberedStage,
     Tower,
     blocks,
     paths,
@@ -94,6 +96,68 @@ def test_a_mixture_of_experts_in_no_list_is_one_block() -> None:
     model = Model()
     assert apply_checkpointing(model) == ["first.mlp", "second.mlp"]
     assert apply_checkpointing(Experts()) == paths("experts.{}", 8)
+
+
+class CalledByName(nn.Module):
+    """Heads: each of them gets the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head1, self.head2 = FeedForward(), FeedForward()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([head(x) for head in self.heads()]).sum(0)
+
+    def heads(self) -> tuple[nn.Module, ...]:
+        return self.head1, self.head2
+
+
+class Projection(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(SIZE, SIZE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.linear(x)
+        return output
+
+
+class LoopOfExperts(NumberedStage):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([expert(x) for expert in self.children()], -1)
+
+
+class Mixture(nn.Module):
+    def __init__(self, size: int = SIZE) -> None:
+        super().__init__()
+        self.router = nn.Linear(size, 4)
+        self.experts = LoopOfExperts([FeedForward() for _ in range(4)], "expert")
+        del self.experts.drop
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.experts(x) * self.router(x)[..., None, :]).sum(-1)
+
+
+NO_BLOCKS: dict[str, Callable[[], nn.Module]] = {
+    "linears": lambda: NumberedStage([nn.Linear(SIZE, SIZE) for _ in range(3)]),
+    "norms": lambda: NumberedStage([nn.LayerNorm(SIZE) for _ in range(3)]),
+    "linears in modules": lambda: NumberedStage([Projection() for _ in range(3)]),
+    "several classes": lambda: NumberedStage([Block(), MambaBlock()]),
+    "gaps between the numbers": lambda: NumberedStage([Block(), nn.Identity(), Block()]),
+    "one": lambda: NumberedStage([Block()]),
+    "called by their names": CalledByName,
+}
+
+
+@pytest.mark.parametrize("make", NO_BLOCKS.values(), ids=NO_BLOCKS)
+def test_numbered_children_that_are_no_blocks(make: Callable[[], nn.Module]) -> None:
+    assert not find_blocks(make()).modules
+
+
+def test_numbered_experts_are_no_blocks() -> None:
+    assert apply_checkpointing(nn.Sequential(Mixture())) == ["0"]
+    model = Tower([Block(mlp=Mixture()) for _ in range(2)])
+    assert apply_checkpointing(model) == paths("blocks.{}", 2)
 
 
 @pytest.mark.parametrize(

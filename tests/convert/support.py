@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+import memopt
 from tests.support.record_ops import RecordOps
 from tests.support.tolerances import (
     MODEL_ERROR_RATIO,
@@ -23,6 +24,13 @@ from tests.support.tolerances import (
 )
 
 Results = dict[str, Tensor]
+
+
+def converted_inside(module: nn.Module, **options: Any) -> Any:
+    """What stands for `module` in a model that holds it and is converted."""
+    model = nn.Sequential(module)
+    memopt.convert(model, **options)
+    return model[0]
 
 
 def step(model: nn.Module, inputs: Mapping[str, Tensor]) -> Results:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import memopt
 from memopt.convert.swap import swap_of
 from tests.convert import modules
-from tests.convert.support import memopt_ops, one_step
+from tests.convert.support import converted_inside, memopt_ops, one_step
 
 UNITS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "three linears": (modules.FeedForward, "memopt.functional.gated('silu')"),
@@ -42,9 +42,7 @@ def converted(make: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
     """A module, and a copy that was converted."""
     torch.manual_seed(2)
     plain = make()
-    twin = copy.deepcopy(plain)
-    memopt.convert(nn.Sequential(twin))
-    return plain, twin
+    return plain, converted_inside(copy.deepcopy(plain))
 
 
 def assert_equal_steps(ours: nn.Module, theirs: nn.Module) -> None:

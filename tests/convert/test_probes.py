@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import memopt
 from tests.convert import modules
-from tests.convert.support import memopt_ops, one_step
+from tests.convert.support import converted_inside, memopt_ops, one_step
 
 SIZE = 8
 
@@ -65,8 +65,7 @@ BRANCHING: dict[str, Callable[[str], nn.Module]] = {
 @pytest.mark.parametrize("make", BRANCHING.values(), ids=BRANCHING)
 def test_a_branch_is_seen(make, where: str) -> None:
     plain = make(where)
-    converted = copy.deepcopy(plain)
-    memopt.convert(nn.Sequential(converted), recompute=False)
+    converted = converted_inside(copy.deepcopy(plain), recompute=False)
     assert_computes_the_same(converted, plain, inputs(SIZE))
 
 
@@ -205,7 +204,7 @@ def test_forms_are_known_and_compute_the_same(form: type[nn.Module], to: str, si
     converted = copy.deepcopy(plain)
     parent = nn.Sequential(converted)
     report = memopt.convert(parent)
-    converted = parent[0]  # a module without tensors is swapped there
+    converted = parent[0]  # a module without submodules is swapped there
     assert [e.to for e in report.swapped] == [f"memopt.functional.{to}"]
     assert_computes_the_same(copy.deepcopy(converted), copy.deepcopy(plain), inputs(size))
     shapes = {LayerNorm2d: (2, size, 3, 5), Channels: (2, size, 3, 5)}
@@ -222,8 +221,7 @@ def test_forms_are_known_and_compute_the_same(form: type[nn.Module], to: str, si
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
 def test_norms_over_channels_keep_strides_and_save_no_more(form, memory) -> None:
     plain = make(form, SIZE)
-    converted = copy.deepcopy(plain)
-    memopt.convert(nn.Sequential(converted), recompute=False)
+    converted = converted_inside(copy.deepcopy(plain), recompute=False)
     x = torch.randn(2, SIZE, 4, 6).to(memory_format=memory).requires_grad_()
     assert converted(x).stride() == plain(x).stride()
     assert memopt.saved_bytes(converted, x) <= memopt.saved_bytes(plain, x)
@@ -231,8 +229,7 @@ def test_norms_over_channels_keep_strides_and_save_no_more(form, memory) -> None
 
 def test_float64_input_of_a_float32_rms_norm_is_pytorch_s() -> None:
     plain, x = nn.RMSNorm(SIZE), torch.randn(3, SIZE, dtype=torch.float64)
-    converted = copy.deepcopy(plain)
-    memopt.convert(nn.Sequential(converted))
+    converted = converted_inside(copy.deepcopy(plain))
     expected = plain(x)
     assert expected.dtype == torch.float64
     assert torch.equal(converted(x), expected)

@@ -114,9 +114,9 @@ def test_a_rule_of_your_own_swaps() -> None:
 
 def test_further_arguments_and_unsupported_calls() -> None:
     registered(swap_log_norm, LogNorm)
-    plain, module = LogNorm(), LogNorm()
-    memopt.convert(nn.Sequential(module))
-    x = torch.randn(3, 8)
+    plain, model = LogNorm(), nn.Sequential(LogNorm())
+    memopt.convert(model)
+    module, x = model[0], torch.randn(3, 8)
     for call in (lambda m: m(x, 2.0), lambda m: m(x=x, scale=2.0), lambda m: m(x, scale=2.0)):
         torch.testing.assert_close(call(module), call(plain))
         assert memopt_ops(lambda call=call: call(module))
@@ -192,6 +192,7 @@ def test_the_context() -> None:
 
     registered(look)
     model = nn.Sequential(nn.Sequential(nn.LayerNorm(8), nn.ReLU()), nn.LayerNorm(8))
+    modules = [model[1], model[0][1], model[0], model]
     memopt.convert(model, recompute=False)
     norm, relu = seen["0"][1]
     assert isinstance(norm, Swap)
@@ -199,7 +200,7 @@ def test_the_context() -> None:
     assert list(seen) == ["1", "0.1", "0.0", "0", ""]
     assert {recompute for recompute, _ in seen.values()} == {False}
     # The second norm is like the first; the two Sequentials are not alike.
-    assert probed == [model[1], model[0][1], model[0], model]
+    assert probed == modules
 
 
 def test_a_swap_that_wants_recipes_is_left_without() -> None:

@@ -18,7 +18,7 @@ import memopt
 from tests.convert import modules
 from tests.convert.support import memopt_ops, one_step, state
 
-STATELESS: dict[str, Callable[[], nn.Module]] = {
+SHARED: dict[str, Callable[[], nn.Module]] = {
     "GELU": nn.GELU,
     "SiLU": nn.SiLU,
     "ReLU": nn.ReLU,
@@ -26,6 +26,9 @@ STATELESS: dict[str, Callable[[], nn.Module]] = {
     "Dropout": lambda: nn.Dropout(0.5),
     "a norm without parameters": lambda: nn.LayerNorm(8, elementwise_affine=False),
     "an activation of one's own": modules.OwnSwish,
+    "LayerNorm": lambda: nn.LayerNorm(8),
+    "RMSNorm": lambda: nn.RMSNorm(8),
+    "a norm of one's own": lambda: modules.PlainRMSNorm(8),
 }
 
 
@@ -61,7 +64,7 @@ class Observer:
             assert torch.equal(now, before)
 
 
-@pytest.mark.parametrize("make", STATELESS.values(), ids=STATELESS)
+@pytest.mark.parametrize("make", SHARED.values(), ids=SHARED)
 def test_another_model_that_shares_it_sees_nothing(make: Callable[[], nn.Module]) -> None:
     shared = make()
     model, other, observer = Net(shared), Net(shared), Observer(shared)
@@ -171,14 +174,114 @@ def test_transformers_activations_are_left_to_others() -> None:
     observer.check()
 
 
-def test_a_norm_with_parameters_is_swapped_for_both() -> None:
-    """Whoever holds it goes on holding it."""
+class Tower(nn.Module):
+    """One of the models that share a norm."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.norm(self.linear(x))
+        return output
+
+
+def trained(a: nn.Module, b: nn.Module) -> list[Tensor]:
+    """The parameters of both after two steps on both losses."""
+    parameters = list(dict.fromkeys([*a.parameters(), *b.parameters()]))
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        optimizer.zero_grad()
+        (a(x).sum() + b(x).square().sum()).backward()
+        optimizer.step()
+    return [parameter.detach() for parameter in parameters]
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm, modules.PlainRMSNorm])
+def test_a_norm_of_two_models_trains_as_one(norm: Callable[[int], nn.Module]) -> None:
+    torch.manual_seed(0)
+    shared = norm(8)
+    a, b = Tower(shared), Tower(shared)
+    twins = copy.deepcopy(nn.ModuleList([a, b]))
+    names, before = list(a.state_dict()), list(a.parameters())
+    memopt.convert(a)
+    assert list(a.state_dict()) == names
+    assert all(now is then for now, then in zip(a.parameters(), before, strict=True))
+    assert b.norm is shared
+    for ours, theirs in zip(trained(a, b), trained(*twins), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_parameters_that_are_exchanged_are_exchanged_in_both() -> None:
+    """As load_state_dict(assign=True), to() and FSDP2 do."""
     norm = nn.LayerNorm(8)
-    observer = Observer(norm)
-    model = Net(norm)
+    model = nn.Sequential(norm)
     memopt.convert(model)
-    assert model.act is norm
-    for now, before in zip(observer.step(), observer.expected, strict=True):
-        torch.testing.assert_close(now, before, rtol=1e-5, atol=1e-5)
+    norm.weight = nn.Parameter(torch.full((8,), 2.0))
+    assert model[0].weight is norm.weight
+    model.double()
+    assert norm.weight.dtype == torch.float64
+    model.load_state_dict({"0.weight": torch.ones(8), "0.bias": torch.zeros(8)}, assign=True)
+    assert norm.bias is model[0].bias
+    assert not norm.bias.any()
+    model.requires_grad_(False)
+    assert not norm.weight.requires_grad
+    assert norm.weight.dtype == torch.float32
+
+
+def test_a_norm_that_the_model_keeps_in_an_attribute_as_well_stays_the_object() -> None:
+    """Else the attribute would be called, and what is reported as swapped would not be."""
+
+    class Aliased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.third = (nn.LayerNorm(8) for _ in range(3))
+            self.in_order = [self.first, self.second]
+            self.__dict__["alias"] = self.third
+
+        def forward(self, x: Tensor) -> Tensor:
+            for norm in self.in_order:
+                x = norm(x)
+            output: Tensor = self.alias(x)
+            return output
+
+    model = Aliased()
+    memopt.convert(model)
+    assert model.first is model.in_order[0]
+    calls = memopt_ops(lambda: model(torch.randn(2, 8, requires_grad=True)))
+    assert len([op for op in calls if "norm_forward" in op]) == 3
+
+
+def test_a_norm_with_hooks_stays_the_object() -> None:
+    norm = nn.LayerNorm(8)
+    calls: list[nn.Module] = []
+    norm.register_forward_pre_hook(lambda module, *_: calls.append(module))
+    model = nn.Sequential(norm)
+    memopt.convert(model)
+    model(torch.randn(2, 8))
+    assert calls == [norm]
+    assert model[0] is norm
+
+
+def test_what_is_in_slots_stays_where_it_is() -> None:
+    class Slotted(nn.LayerNorm):
+        __slots__ = ("kept",)
+
+    norm = Slotted(8)
+    object.__setattr__(norm, "kept", 3)
+    model = nn.Sequential(norm)
+    memopt.convert(model)
+    assert isinstance(model[0], memopt.nn.LayerNorm)
+    assert model[0].kept == 3
+
+
+def test_a_region_that_was_around_a_norm_before_is_put_back_with_it() -> None:
+    norm = nn.LayerNorm(8)
+    model = nn.Sequential(norm)
+    memopt.checkpoint_wrapper(model[0])
+    memopt.convert(model)
     memopt.revert(model)
-    observer.check()
+    assert model[0] is norm
+    memopt.unwrap(model)
+    assert type(norm) is nn.LayerNorm

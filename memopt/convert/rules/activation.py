@@ -69,6 +69,7 @@ _REQUIRED = frozenset((torch.float32, torch.bfloat16))
 class ActivationSwap(ClassSwap):
     """A module that is not torch.nn's and computes one of ACTIVATIONS."""
 
+    is_one_op = True
     name: str
 
     dtypes: frozenset[torch.dtype] = frozenset()

@@ -13,7 +13,7 @@ from memopt._class_patch import Forward
 from memopt.convert.probe import Constants, are_constant
 from memopt.convert.rules.activation import ACTIVATIONS, activation_name
 from memopt.convert.supported import casts, supports
-from memopt.convert.swap import ClassSwap, Plain
+from memopt.convert.swap import ClassSwap, Plain, has_hooks
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,3 @@ def halves(packed: Tensor, layout: str) -> Iterator[Tensor]:
         yield packed[..., 1::2]
     else:
         yield from packed.chunk(2, dim=-1)
-
-
-def has_hooks(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )

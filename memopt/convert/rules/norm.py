@@ -4,11 +4,12 @@ channels behind the batch.
     rms_norm    x / sqrt(mean(x^2) + eps) w       w may be 1, or stored as w - 1 (zero-centred)
     layer_norm  (x - mean(x)) / sqrt(var(x) + eps) w + b
 
-Such a module has at most one weight and one bias, each a vector, no buffers and no submodules. The
-forward of a stand-in with random parameters is compared with the formulas: with its own number of
-columns, in float32 and in the module's dtype; and with few columns, for inputs of one to five
-dimensions whose sizes may be equal, with rows so small that eps matters, large ones, ones with a
-mean far from zero, with NaN and infinities, in training and evaluation, in each dtype.
+Such a module has at most one weight and one bias, each a vector, and no buffers; as its only
+submodule perhaps one of torch.nn's norms without parameters, which its forward calls. The forward
+of a stand-in with random parameters is compared with the formulas: with its own number of columns,
+in float32 and in the module's dtype; and with few columns, for inputs of one to five dimensions
+whose sizes may be equal, with rows so small that eps matters, large ones, ones with a mean far from
+zero, with NaN and infinities, in training and evaluation, in each dtype.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from memopt.convert.probe import (
     simple_attributes,
     takes_one_tensor,
 )
-from memopt.convert.rules.norm_probe import NormProbe, parameters_of, size_attribute
+from memopt.convert.rules.norm_probe import NormProbe, inner_norm, parameters_of, size_attribute
 from memopt.convert.rules.norm_swap import NormSwap
 
 NO_NORM = "it computes neither a layer norm nor an RMS norm over its last dimension or its channels"
@@ -37,10 +38,11 @@ _EQUAL_SIZES = 256
 
 def norm(module: nn.Module, context: Context) -> Answer | None:
     """A module with at most two vectors whose forward is compared with the formulas."""
-    if not _may_be_norm(module):
+    if not _may_be_norm(module) or any(child in context.skipped for child in module.children()):
         return None
     found = context.once(_recognise, module)
-    return Reason(NO_NORM) if found is None and parameters_of(module) else found
+    named = parameters_of(module) and not module._modules
+    return Reason(NO_NORM) if found is None and named else found
 
 
 def _may_be_norm(module: nn.Module) -> bool:
@@ -51,7 +53,7 @@ def _may_be_norm(module: nn.Module) -> bool:
         and all(p.numel() == max(p.shape, default=0) > 1 for p in parameters)
         and len({p.shape for p in parameters}) <= 1
         and not module._buffers
-        and not module._modules
+        and (not module._modules or (parameters and inner_norm(module) is not None))
         and not has_containers(module)
         and (parameters or simple_attributes(module) is not None)
         and takes_one_tensor(module)
@@ -81,5 +83,5 @@ def _recognise(module: nn.Module) -> NormSwap | None:
         size=None if parameters else size,
         dtypes=dtypes,
         keeps_strides=probe.keeps_strides(found),
-        constants=constants_of(module, read=found.eps),
+        constants=constants_of(module, read="" if found.inner else found.eps),
     )

@@ -19,7 +19,7 @@ from memopt.convert.probe import (
     resized,
     stand_in,
 )
-from memopt.convert.rules.norm_swap import NormSwap
+from memopt.convert.rules.norm_swap import NormSwap, is_bare_norm
 
 # The stand-in's eps. No module has it as its default, so that the right attribute is found.
 _PROBE_EPS = 3e-4
@@ -47,12 +47,22 @@ def size_attribute(module: nn.Module) -> int | None:
     return None
 
 
+def inner_norm(module: nn.Module) -> tuple[str, type[nn.Module]] | None:
+    """The name and class of its only submodule, if a norm of torch.nn's without parameters."""
+    for kind in (nn.LayerNorm, nn.RMSNorm):
+        for name, child in module._modules.items():
+            if len(module._modules) == 1 and is_bare_norm(child, kind):
+                return name, kind
+    return None
+
+
 class NormProbe:
     """A stand-in for a module with `cols` columns, and what it computes."""
 
     def __init__(self, module: nn.Module, cols: int) -> None:
         self._module = module
         self._cols = cols
+        self._inner = inner_norm(module)
         names = parameters_of(module)
         size = next((p.numel() for p in names.values()), size_attribute(module))
         self._resized = {} if size is None else resized(module, size, cols)
@@ -115,7 +125,7 @@ class NormProbe:
     def _formulas(self, channels_first: bool, dim: int) -> Iterator[NormSwap]:
         """What the module may compute for an input of `dim` dimensions."""
         for found in self._roles(channels_first):
-            yield replace(found, dims=frozenset((dim,)))
+            yield replace(found, dims=frozenset((dim,)), inner=self._inner)
 
     def _roles(self, channels_first: bool) -> Iterator[NormSwap]:
         names = list(self._parameters)
@@ -124,7 +134,7 @@ class NormProbe:
             roles = [(w, next((n for n in names if n != w), None)) for w in names]
         for weight, bias in roles:
             for centred in (False, True) if weight is not None else (False,):
-                for eps in _eps_candidates(self._module):
+                for eps in ["eps"] if self._inner else _eps_candidates(self._module):
                     if bias is None:
                         yield NormSwap("rms_norm", weight, None, eps, centred, channels_first)
                     yield NormSwap("layer_norm", weight, bias, eps, centred, channels_first)
@@ -136,9 +146,14 @@ class NormProbe:
     def _twin(self, found: NormSwap, dtype: torch.dtype, training: bool = True) -> Any:
         eps = {found.eps: _PROBE_EPS} if isinstance(found.eps, str) else {}
         parameters = {name: p.to(dtype) for name, p in self._parameters.items()}
-        return stand_in(
-            self._module, parameters, attributes={**self._resized, **eps}, training=training
-        )
+        if self._inner is None:
+            return stand_in(
+                self._module, parameters, attributes={**self._resized, **eps}, training=training
+            )
+        name, kind = self._inner
+        inner: Any = kind(self._cols, elementwise_affine=False, device="cpu")
+        inner.__dict__.update(eps)
+        return stand_in(self._module, parameters, {name: inner}, self._resized, training=training)
 
     def _agrees(
         self,

@@ -7,18 +7,31 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from memopt import functional
+from memopt._class_patch import original_class
 from memopt.convert.probe import Constants, are_constant
 from memopt.convert.supported import casts, lowered, supports
-from memopt.convert.swap import ClassSwap, Plain
+from memopt.convert.swap import ClassSwap, Plain, has_hooks
+
+
+def is_bare_norm(module: nn.Module | None, kind: type[nn.Module]) -> bool:
+    """Whether it is of this class of torch.nn's, has no parameters, and only its forward counts."""
+    return (
+        module is not None
+        and original_class(type(module)) is kind
+        and "forward" not in module.__dict__
+        and not any(p is not None for p in module._parameters.values())
+        and not has_hooks(module)
+    )
 
 
 @dataclass(frozen=True)
 class NormSwap(ClassSwap):
     """A norm that is not torch.nn's, where it finds its arguments, and for which inputs."""
 
+    is_one_op = True
     op: str
     """"rms_norm" or "layer_norm"."""
 
@@ -27,7 +40,8 @@ class NormSwap(ClassSwap):
     """Names of the parameters."""
 
     eps: str | float
-    """The attribute's name, or the number where forward has it as a constant."""
+    """The attribute's name, or the number where forward has it as a constant. With `inner`, a name
+    of that module's."""
 
     zero_centered_weight: bool = False
     channels_first: bool = False
@@ -39,6 +53,10 @@ class NormSwap(ClassSwap):
 
     size: int | None = None
     """Without parameters: the number of columns, if the module has it as an attribute."""
+
+    inner: tuple[str, type[nn.Module]] | None = None
+    """The submodule of torch.nn's that normalises, without parameters, and its class. The original
+    is called where it is another one by now, or a hook has to see its call."""
 
     dims: frozenset[int] = frozenset()
     """It computes the norm for inputs of so many dimensions; for others the original is called."""
@@ -73,7 +91,14 @@ class NormSwap(ClassSwap):
             or not are_constant(module, self.constants)
         ):
             return plain(module, input)
-        eps = getattr(module, self.eps) if isinstance(self.eps, str) else self.eps
+        owner = module
+        if self.inner is not None:
+            name, kind = self.inner
+            owner = module._modules[name]
+            of_all = (input.shape[1 if self.channels_first else -1],)
+            if not is_bare_norm(owner, kind) or owner.normalized_shape != of_all:
+                return plain(module, input)
+        eps = getattr(owner, self.eps) if isinstance(self.eps, str) else self.eps
         if self.lowers:
             input = lowered(input)
         if not self.channels_first:
