@@ -7,9 +7,15 @@
 
 namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE {
 
-// 32 steps: additions in a row within a block.
+// Additions in a row within a block. Without vectors fewer chains share a row, and where one number
+// is much larger than the others each addition behind it in its chain rounds by as much.
+#if defined(MEMOPT_NO_VECTORS)
+constexpr int64_t kSumSteps = 8;
+#else
+constexpr int64_t kSumSteps = 32;
+#endif
 template <class T>
-constexpr int64_t kSumBlock = 32 * Elements<T>::kStep;
+constexpr int64_t kSumBlock = kSumSteps * Elements<T>::kStep;
 
 // body(begin, end) for each block of a row of elements of T.
 template <class T, class Body>
