@@ -4,6 +4,7 @@
 #   make test       the fast tests: minutes, all subsystems, each family of ops once (ARGS="-k name" goes to pytest)
 #   make test-full  all tests: every variant of an op, and the slow ones
 #   make test-versions  builds and runs the fast tests with each PyTorch of VERSIONS, in environments made for it
+#   make test-processors  the tests of accuracy as on older processors: of ATen, MKL and memopt alike
 #   make sanitize   the C++ tests of offloading with the sanitizers of threads, addresses and undefined behaviour
 #   make lint       ruff, clang-format and mypy; `make format` mends what the first two can
 #   make bench      the benchmarks on the CPU
@@ -17,6 +18,8 @@
 
 TORCH ?= 2.13.0
 VERSIONS ?= torch==2.11.0 torch==2.13.0 torch==2.14.1,torchvision==0.29.1,timm
+PROCESSORS ?= MKL_CBWR=COMPATIBLE,ATEN_CPU_CAPABILITY=default,MEMOPT_CPU_CAPABILITY=baseline \
+  MKL_CBWR=AVX2,ATEN_CPU_CAPABILITY=avx2,MEMOPT_CPU_CAPABILITY=avx2
 JOBS ?= auto
 ARGS ?=
 STARTED := $(shell date +%s)
@@ -40,7 +43,12 @@ CXX_FILES = $(shell git ls-files -co --exclude-standard '*.h' '*.cpp' '*.cu' '*.
 # A file's tests stay in one process: they share what its fixtures made.
 PYTEST = $(PYTHON) -m pytest -n $(JOBS) --dist loadfile
 
-.PHONY: demo test test-full test-versions sanitize lint format bench bench-gpu build torch clean
+# Those that compare errors with PyTorch's own.
+TESTS_OF_ACCURACY = tests/ops/test_accuracy.py tests/ops/test_kernel_accuracy.py tests/ops/test_gradients.py \
+  tests/ops/test_activation.py tests/ops/test_layer_norm.py tests/ops/test_rms_norm.py tests/ops/test_add_norm.py \
+  tests/ops/test_gated.py tests/ops/test_linear.py tests/ops/test_mlp.py tests/convert/test_transformers.py
+
+.PHONY: demo test test-full test-versions test-processors sanitize lint format bench bench-gpu build torch clean
 
 demo: build
 	@$(call need,demo,rich matplotlib numpy)
@@ -58,6 +66,13 @@ test-full: build
 
 test-versions:
 	.ci/test-versions $(VERSIONS)
+
+test-processors: build
+	@$(need_tests)
+	@$(need_models)
+	for set in $(PROCESSORS); do \
+	  env $$(echo $$set | tr , ' ') $(PYTEST) $(TESTS_OF_ACCURACY) $(ARGS) || exit 1; \
+	done
 
 sanitize:
 	$(PYTHON) -m tests.offload.build thread address

@@ -2,8 +2,8 @@
 
 namespace memopt::autograd {
 
-RecipeBook*& recipe_book() {
-  thread_local RecipeBook* book = nullptr;
+RecipeRecorder*& recipe_recorder() {
+  thread_local RecipeRecorder* book = nullptr;
   return book;
 }
 

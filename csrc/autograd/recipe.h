@@ -1,6 +1,6 @@
 // How an op's output is made again: by the op, from its own arguments, which its node saves anyway.
 //
-// Inside memopt.recompute() a thread has a RecipeBook, the interface of the registry in
+// Inside memopt.recompute() a thread has a RecipeRecorder, the interface of the registry in
 // saved/recipe_registry.h. An op that runs with a node enters its recipe there, and the registry
 // may then save the recipe in place of the output.
 #pragma once
@@ -20,28 +20,28 @@ struct Recipe {
   std::function<Tensor(const std::vector<Tensor>&)> run;
 };
 
-struct RecipeBook {
-  virtual ~RecipeBook() = default;
+struct RecipeRecorder {
+  virtual ~RecipeRecorder() = default;
   virtual void add(const Tensor& output, Recipe recipe) = 0;
   // Where an output that was added stands in the graph, once it does: what casts it leads there.
   virtual void place(const Tensor& output) = 0;
 };
 
 // This thread's; null outside memopt.recompute().
-RecipeBook*& recipe_book();
+RecipeRecorder*& recipe_recorder();
 
 // To be called in an op's node with what its forward made.
 template <class Op>
 void remember(const typename Op::Options& options, const Produced& made) {
-  if (recipe_book() == nullptr || is_traced(made.output)) return;
+  if (recipe_recorder() == nullptr || is_traced(made.output)) return;
   std::vector<Tensor> inputs = made.reads;
   const auto reads = static_cast<std::ptrdiff_t>(inputs.size());
   if (Op::kRandom) inputs.insert(inputs.end(), made.extras.begin(), made.extras.end());
-  recipe_book()->add(made.output, {std::move(inputs), [options, reads](const auto& saved) {
-                                     return Op::forward_again(
-                                         options, {saved.begin(), saved.begin() + reads},
-                                         {saved.begin() + reads, saved.end()});
-                                   }});
+  recipe_recorder()->add(made.output, {std::move(inputs), [options, reads](const auto& saved) {
+                                         return Op::forward_again(
+                                             options, {saved.begin(), saved.begin() + reads},
+                                             {saved.begin() + reads, saved.end()});
+                                       }});
 }
 
 }  // namespace memopt::autograd

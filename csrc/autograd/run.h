@@ -29,8 +29,9 @@ variable_list apply_node(const typename Op::Options& options, Arguments& argumen
   const at::TensorList given = arguments.given(&storage);
   try {
     variable_list outputs = Node<Op>::apply(options, given, arguments);
-    if (recipe_book() != nullptr && arguments.behind.weights.empty() && !is_traced(outputs[0])) {
-      recipe_book()->place(outputs[0]);
+    if (recipe_recorder() != nullptr && arguments.behind.weights.empty() &&
+        !is_traced(outputs[0])) {
+      recipe_recorder()->place(outputs[0]);
     }
     return outputs;
   } catch (...) {

@@ -31,14 +31,14 @@ class OpenScope {
       : hooks_(scope, py::none()), scope_(scope), grad_mode_(at::GradMode::is_enabled()) {
     if (scope_->registry() == nullptr) return;
     with_recipes().push_back(this);
-    autograd::recipe_book() = scope_->registry();
+    autograd::recipe_recorder() = scope_->registry();
   }
   // Scopes may be left in another order than they were entered, by generators for instance.
   ~OpenScope() {
     if (scope_->registry() == nullptr) return;
     auto& all = with_recipes();
     all.erase(std::find(all.begin(), all.end(), this));
-    autograd::recipe_book() = all.empty() ? nullptr : all.back()->scope_->registry();
+    autograd::recipe_recorder() = all.empty() ? nullptr : all.back()->scope_->registry();
   }
   OpenScope(const OpenScope&) = delete;
   OpenScope& operator=(const OpenScope&) = delete;

@@ -48,7 +48,7 @@
 
 namespace memopt::saved {
 
-class RecipeRegistry : public Fate, public autograd::RecipeBook {
+class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
  public:
   void add(const at::Tensor& output, autograd::Recipe recipe) override;
   void place(const at::Tensor& output) override;
