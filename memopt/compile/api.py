@@ -127,9 +127,7 @@ def _check_budget(budget: object) -> None:
             f"{type(budget).__name__}"
         )
     if isinstance(budget, float) and not 0 < budget <= 1:
-        raise ValueError(
-            f"compile: budget as a float must be more than 0 and at most 1, got {budget}"
-        )
+        raise ValueError(f"compile: budget as a share must be above 0 and at most 1, got {budget}")
     if isinstance(budget, int) and budget <= 0:
         raise ValueError(f"compile: budget in bytes must be positive, got {budget}")
 

@@ -44,3 +44,129 @@ def test_holds_less_and_has_the_gradients(dynamic: bool) -> None:
         assert_close_gradients(
             gradients(loss_of(ours, y), model), gradients(loss_of(model, y), model)
         )
+
+
+@slow
+def test_the_second_start_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a plan is not taken for that of another budget."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    hits = []
+    with torch._functorch.config.patch(enable_autograd_cache=True):
+        for budget in (None, 0.9, None, 0.9):
+            torch.compiler.reset()
+            counters.clear()
+            model, x = blocks(1, width=16), sample(width=16)
+            loss_of(memopt.compile(model, budget=budget), x)().backward()
+            hits.append(counters["aot_autograd"]["autograd_cache_hit"])
+    assert hits == [0, 0, 1, 1]
+
+
+@slow
+def test_graph_breaks_and_autocast() -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Block(), Block()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            torch._dynamo.graph_break()
+            return self.second(x)
+
+    model, x = Broken(), sample()
+
+    def loss(model: Callable[..., Tensor]) -> Callable[[], Tensor]:
+        def run() -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return model(x).float().square().mean()
+
+        return run
+
+    plain = step_bytes(loss(torch.compile(model)), model)
+    torch.compiler.reset()
+    ours = memopt.compile(model)
+    assert step_bytes(loss(ours), model).held < plain.held
+    expected = gradients(loss(model), model)
+    for name, actual in gradients(loss(ours), model).items():
+        torch.testing.assert_close(actual, expected[name], rtol=0.1, atol=2e-3, msg=name)
+
+
+@slow
+def test_dropout_is_the_same_in_backward() -> None:
+    """y = dropout(x w): its gradient is nonzero where y is, by the factor that y has."""
+    x, weight = sample(width=64), nn.Parameter(torch.eye(64))
+    dropped = memopt.compile(lambda x: nn.functional.dropout(x @ weight, 0.5), fullgraph=True)
+    leaf = x.clone().requires_grad_()
+    y = dropped(leaf)
+    (gradient,) = torch.autograd.grad(y.sum(), leaf)
+    assert 0.4 < (y == 0).float().mean() < 0.6
+    torch.testing.assert_close(gradient, (y != 0) * 2.0)
+
+
+@slow
+def test_regions_inside() -> None:
+    plain, x = blocks(), sample()
+    model = copy.deepcopy(plain)
+    for block in model:
+        checkpoint_wrapper(block)
+    ours = memopt.compile(model, fullgraph=True)
+    held = step_bytes(loss_of(ours, x), model).held
+    assert held < 3 * x.nbytes + 4096  # the blocks' inputs, and not what is inside
+    assert_close_gradients(gradients(loss_of(ours, x), model), gradients(loss_of(plain, x), plain))
+
+
+@slow
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_modes(mode: str) -> None:
+    """What they ask for on a GPU (CUDA graphs, tuned templates) the CPU leaves out."""
+    model, x = blocks(1, width=16), sample(width=16)
+    ours = memopt.compile(model, mode=mode)
+    assert_close_gradients(gradients(loss_of(ours, x), model), gradients(loss_of(model, x), model))
+
+
+@slow
+def test_options_of_ones_own_and_a_model_compiled_in_place() -> None:
+    model, x = blocks(1, width=16), sample(width=16)
+    expected = gradients(loss_of(model, x), model)
+    model.compile(options={**memopt.compile_options(), "epilogue_fusion": False})
+    assert_close_gradients(gradients(loss_of(model, x), model), expected)
+
+
+@slow
+@pytest.mark.parametrize("layers", [2, 4])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_the_peak_is_within_the_budget(
+    layers: int, dropout: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of each budget that the prediction says is met; five a model."""
+    x, met = sample(4, 64), 0
+    for budget in (0.95, 0.85, 0.75, 0.7, 0.65):
+        torch.compiler.reset()
+        caplog.clear()
+        model = blocks(layers, dropout=dropout)
+        compiled = memopt.compile(lambda x, m=model: m(x).square().mean(), budget=budget)
+        with caplog.at_level(logging.INFO, "memopt.compile"):
+            try:
+                most = step_bytes(lambda: compiled(x), model).most
+            except torch._dynamo.exc.BackendCompilerFailed as error:
+                assert "compile: budget must be at least" in str(error)
+                continue
+        (predicted,) = (r.args[2] for r in caplog.records if r.name == "memopt.compile")
+        assert most <= predicted
+        met += 1
+    assert met >= 2
+
+
+@slow
+def test_less_is_run_again_where_more_fits(caplog: pytest.LogCaptureFixture) -> None:
+    again = []
+    for budget in (None, 0.75, 10**9):
+        torch.compiler.reset()
+        caplog.clear()
+        model, x = blocks(3), sample(4, 64)
+        with caplog.at_level(logging.INFO, "memopt.compile"):
+            loss_of(memopt.compile(model, budget=budget), x)().backward()
+        again += [r.args[3] for r in caplog.records if r.name == "memopt.compile"]
+    assert again[0] == 0
+    assert again[1] > 0
+    assert again[2] == 0
