@@ -4,14 +4,19 @@ works with what torch.compile works with.
 
 from __future__ import annotations
 
+import copy
+import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 import memopt
-from tests.compile.support import blocks, gradients, sample, step_bytes
+from memopt.checkpoint import checkpoint_wrapper
+from tests.compile.support import Block, blocks, gradients, sample, step_bytes
 
 slow = pytest.mark.slow  # Inductor compiles C++
 
@@ -132,6 +137,17 @@ def test_options_of_ones_own_and_a_model_compiled_in_place() -> None:
     assert_close_gradients(gradients(loss_of(model, x), model), expected)
 
 
+def most_within(budget: float, model: nn.Module, x: Tensor) -> int | None:
+    """The peak of a step of a graph with its loss; None where it says that the budget is none."""
+    compiled = memopt.compile(lambda x: model(x).square().mean(), budget=budget)
+    try:
+        return step_bytes(lambda: compiled(x), model).most
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        if "compile: budget must be at least" not in str(error):
+            raise
+        return None
+
+
 @slow
 @pytest.mark.parametrize("layers", [2, 4])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -144,16 +160,12 @@ def test_the_peak_is_within_the_budget(
         torch.compiler.reset()
         caplog.clear()
         model = blocks(layers, dropout=dropout)
-        compiled = memopt.compile(lambda x, m=model: m(x).square().mean(), budget=budget)
         with caplog.at_level(logging.INFO, "memopt.compile"):
-            try:
-                most = step_bytes(lambda: compiled(x), model).most
-            except torch._dynamo.exc.BackendCompilerFailed as error:
-                assert "compile: budget must be at least" in str(error)
-                continue
-        (predicted,) = (r.args[2] for r in caplog.records if r.name == "memopt.compile")
-        assert most <= predicted
-        met += 1
+            most = most_within(budget, model, x)
+        if most is not None:
+            (predicted,) = (r.args[2] for r in caplog.records if r.name == "memopt.compile")
+            assert most <= predicted
+            met += 1
     assert met >= 2
 
 
