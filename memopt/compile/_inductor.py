@@ -37,8 +37,12 @@ class Partitioner(CustomPartitionerFn):
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        alone = None
+        if isinstance(self._budget, float):
+            # Before the graph is read: the partitioner puts another in its place.
+            alone = _kept(_partition(gm, joint_inputs, kwargs)[0])
         joint = _read(gm, kwargs)
-        plan = fit(joint, self._bytes(joint, gm, joint_inputs, kwargs))
+        plan = fit(joint, self._bytes(joint, alone))
         for node, policy in tag(joint, plan.cut).items():
             node.meta["recompute"] = policy
         _log.info(
@@ -48,18 +52,13 @@ class Partitioner(CustomPartitionerFn):
         )
         return _partition(gm, joint_inputs, kwargs)
 
-    def _bytes(
-        self, joint: JointGraph, gm: fx.GraphModule, joint_inputs: Any, kwargs: dict[str, Any]
-    ) -> int:
-        """The budget in bytes."""
+    def _bytes(self, joint: JointGraph, alone: frozenset[str] | None) -> int:
+        """The budget in bytes. `alone` are the nodes that torch.compile alone would keep."""
         if self._budget is None:
             return sys.maxsize
-        if isinstance(self._budget, int):
-            return self._budget
-        forward, _ = _partition(gm, joint_inputs, kwargs)
-        (output,) = forward.graph.find_nodes(op="output")
-        names = {value.name for value in output.args[0] if isinstance(value, fx.Node)}
-        kept = frozenset(node for node in joint.nodes if node.name in names)
+        if alone is None:
+            return int(self._budget)
+        kept = frozenset(node for node in joint.nodes if node.name in alone)
         return int(self._budget * predict(joint, cut_at(joint, kept)).most)
 
     def uuid(self) -> Any:
@@ -78,6 +77,12 @@ def _read(gm: fx.GraphModule, kwargs: dict[str, Any]) -> JointGraph:
         parameters=kwargs.get("static_lifetime_input_indices") or (),
         nbytes=partitioners._size_of,
     )
+
+
+def _kept(forward: fx.GraphModule) -> frozenset[str]:
+    """The names of what a forward returns, which is its outputs and what it keeps."""
+    (output,) = forward.graph.find_nodes(op="output")
+    return frozenset(value.name for value in output.args[0] if isinstance(value, fx.Node))
 
 
 def _partition(
