@@ -1,4 +1,4 @@
-"""Proves what `import memopt` costs: no compiler is imported with it, which takes more than a second."""
+"""Proves that `import memopt` imports no compiler, which would take more than a second."""
 
 from __future__ import annotations
 

@@ -106,9 +106,9 @@ def compile_options(budget: int | float | None = None) -> dict[str, Any]:
             operations per byte. None (default): no product is run again.
 
     Returns:
-        A dict: the policy as Inductor's `custom_partitioner_fn`, and `allow_buffer_reuse` off, since
-        dead buffers that wait for their reuse raise the peak. Empty, with a warning, where PyTorch
-        lacks what the policy needs.
+        A dict: the policy as Inductor's `custom_partitioner_fn`, and `allow_buffer_reuse` off,
+        since dead buffers that wait for their reuse raise the peak. Empty, with a warning, where
+        PyTorch lacks what the policy needs.
 
     Raises:
         TypeError: `budget` is no number.

@@ -32,8 +32,8 @@ from memopt.compile.graph import (
 # kept as the branches' outputs, backward would add all of them up again, and hold every partial
 # sum. In thousandths of a tensor's bytes.
 _SUM_IS_WORTH = 20
-# An input is most often held by the caller until backward ends; then to keep it costs nothing, where
-# its normalised copy costs its bytes. But it need not be: much smaller copies win.
+# An input is most often held by the caller until backward ends: then it costs nothing to keep, and
+# a normalised copy costs its bytes. But it need not be held: a much smaller copy wins.
 _INPUT_IS_WORTH = 100
 _UNIT = 1000
 
