@@ -7,7 +7,6 @@ The graphs are those that Inductor would generate code for; they run op by op.
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -67,7 +66,7 @@ class Beside(Partitioner):
     held_by_torch = 0
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
-        forward, _ = min_cut_rematerialization_partition(copy.deepcopy(gm), joint_inputs, **kwargs)
+        forward, _ = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
         (output,) = forward.graph.find_nodes(op="output")
         kept = {base(node) for node in output.args[0] if isinstance(node, fx.Node)}
         self.held_by_torch += sum(_size_of(node) for node in kept if node.op == "call_function")
