@@ -199,6 +199,7 @@ def test_the_cpu_run_measures_every_op_and_sums_up(
     assert cpu.main([*QUICK_AND_SMALL, "--direction", "forward"]) == 0
     files = {f"cpu_{op}.json" for op in OPS}
     files |= {"cpu_checkpoint_overhead.json", "cpu_checkpoint_overhead.md", "cpu_offload.json"}
+    files |= {"cpu_compile.json", "cpu_compile.png"}
     assert {path.name for path in tmp_path.iterdir()} == files | {"cpu_summary.md", "cpu.png"}
     text = (tmp_path / "cpu_summary.md").read_text()
     assert text in capsys.readouterr().out

@@ -84,6 +84,23 @@ def test_norms_and_activations_are_made_again() -> None:
     assert big == [("mm", (ROWS, 4 * H))]  # beside the input, which is there anyway
 
 
+def test_an_output_is_kept_and_not_its_copy() -> None:
+    """Of which forward returns a view, as of a cache of keys."""
+
+    def attend(q: Tensor, k: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        keys = (k @ w).view(2, ROWS // 2, H).transpose(1, 2)
+        return q.expand(2, -1, -1) @ keys.contiguous(), keys
+
+    partitioner = Kept(None)
+    tensors = [randn(ROWS, H), randn(ROWS, H), randn(H, H)]
+    compiled = aot_function(attend, fw_compiler=nop, bw_compiler=nop, partition_fn=partitioner)
+    leaves = [tensor.requires_grad_() for tensor in tensors]
+    actual = torch.autograd.grad(compiled(*leaves)[0].sum(), leaves)
+    for a, e in zip(actual, torch.autograd.grad(attend(*leaves)[0].sum(), leaves), strict=True):
+        torch.testing.assert_close(a, e)
+    assert "clone" not in [name for name, _ in partitioner.shapes]
+
+
 def test_statistics_are_kept() -> None:
     """To make them again would read all of the input once more."""
 
