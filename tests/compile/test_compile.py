@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 
 import memopt
 from memopt.checkpoint import checkpoint_wrapper
-from tests.compile.support import Block, blocks, gradients, sample, step_bytes
+from tests.compile.support import Block, blocks, gradients, no_kernels, sample, step_bytes
 
 slow = pytest.mark.slow  # Inductor compiles C++
 
@@ -134,3 +134,14 @@ def test_options_of_ones_own_and_a_model_compiled_in_place() -> None:
     expected = gradients(loss_of(model, x), model)
     model.compile(options={**memopt.compile_options(), "epilogue_fusion": False})
     assert_close_gradients(gradients(loss_of(model, x), model), expected)
+
+
+@slow
+def test_a_copy_is_compiled_too() -> None:
+    model, x = blocks(1, width=16), sample(width=16)
+    compiled = memopt.compile(model)
+    copied = copy.deepcopy(compiled)
+    assert copied._orig_mod is not model
+    with no_kernels():
+        held = [step_bytes(loss_of(m, x), m).held for m in (compiled, copied)]
+    assert held[0] == held[1]
