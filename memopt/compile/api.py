@@ -61,6 +61,10 @@ def compile(
             budget out of range. One below what a graph needs is found when the graph is compiled,
             at the first call: its error says how many bytes would do.
 
+    What each graph keeps, and the peak that is predicted for it, the logger "memopt.compile" says
+    at level INFO when it is compiled. Where a model has convolutions, Inductor may keep copies of
+    their weights and inputs in another layout; options={"layout_optimization": False} leaves them.
+
     Where PyTorch lacks the internals that this relies upon, a warning says so once, and the model
     is compiled by torch.compile alone.
     """
