@@ -50,9 +50,9 @@ SIZES = Sizes(n=2, h=256, heads=8, kv_heads=4, m=1024, words=4096, tokens=128)
 SMALLEST = Sizes(n=1, h=32, heads=4, kv_heads=2, m=64, words=99, tokens=16)
 
 TORCH, MEMOPT = "torch.compile", "memopt.compile"
-SHARES = (0.8, 0.6, 0.4, 0.2, 0.0)
+SHARES = (0.8, 0.6, 0.4, 0.0)
 """Of `activation_memory_budget`, of what plain torch.compile saves."""
-BUDGETS = (0.85, 0.8, 0.75, 0.7)
+BUDGETS = (0.8, 0.75, 0.7)
 """Of memopt.compile, of plain torch.compile's peak."""
 
 

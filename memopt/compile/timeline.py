@@ -10,6 +10,7 @@ caller may hold them.
 from __future__ import annotations
 
 import itertools
+import operator
 from typing import NamedTuple
 
 from torch import fx
@@ -74,16 +75,52 @@ def predict(joint: JointGraph, cut: Cut) -> Bytes:
                 own, last[reader] if _looks_through(reader, readers, owners) else place[reader]
             )
         last[step] = own
+    begin = _begins(order, place, cut, readers, owners)
     changes = [0] * (end + 2)
     between = 0
     for step in order:
         if _has_memory(step, joint, readers, owners):
             nbytes = joint.nbytes(step.node)
-            changes[place[step]] += nbytes
+            changes[begin[step]] += nbytes
             changes[last[step] + 1] -= nbytes
             between += nbytes if place[step] < len(forward) <= last[step] else 0
     most = max(itertools.accumulate(changes))
     return Bytes(between, most + most // _MARGIN)
+
+
+def _begins(
+    order: list[_Step],
+    place: dict[_Step, int],
+    cut: Cut,
+    readers: dict[_Step, list[_Step]],
+    owners: set[_Step],
+) -> dict[_Step, int]:
+    """When each tensor is allocated: with the first of those that one kernel computes, since they
+    read the same and are ready; of an op with several outputs, when it runs.
+    """
+    begin = dict(place)
+    sources: dict[_Step, frozenset[_Step]] = {}  # tensors in memory that its code reads
+    first: dict[_Step, list[_Step]] = {}  # by source, the tensors that are made from it
+    for step in order:
+        found: set[_Step] = set()
+        for argument in step.node.all_input_nodes:
+            made = _made(argument, step, cut, readers)
+            inner = is_view(made.node) or _is_fused(made, readers, owners)
+            found |= sources[made] if inner else {made}
+        sources[step] = frozenset(found)
+        if step.node.target is operator.getitem:
+            (op,) = step.node.all_input_nodes
+            begin[step] = begin[_made(op, step, cut, readers)]
+        if not is_fusible(step.node) or is_view(step.node) or _is_fused(step, readers, owners):
+            continue
+        ready = max((place[source] for source in found), default=0)
+        for source in found:
+            if source.node.op != "placeholder":
+                for other in first.setdefault(source, []):
+                    if place[other] > ready and other.in_backward == step.in_backward:
+                        begin[step] = min(begin[step], place[other])
+                first[source].append(step)
+    return begin
 
 
 def _schedule(joint: JointGraph, cut: Cut) -> tuple[list[_Step], list[_Step]]:

