@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from memopt._compat import has_partitioner_option
 from memopt._version import __version__
 
 __all__ = ["_C", "build_info"]
@@ -59,6 +60,8 @@ def build_info() -> dict[str, Any]:
         cpu_capabilities: the instruction sets that the CPU kernels were compiled for.
         cpu_capability: the one in use: the best that this processor runs, or what the environment
             variable MEMOPT_CPU_CAPABILITY names.
+        compile_policy: whether this PyTorch lets `memopt.compile` choose what compiled graphs save;
+            without, it is torch.compile.
 
     Raises:
         RuntimeError: MEMOPT_CPU_CAPABILITY names an instruction set that is not compiled in or
@@ -67,4 +70,5 @@ def build_info() -> dict[str, Any]:
     info: dict[str, Any] = dict(_C.build_info())
     info["torch_running"] = torch.__version__
     info["cpu_capability"] = _C.cpu_capability()
+    info["compile_policy"] = has_partitioner_option()
     return info

@@ -33,7 +33,9 @@ def test_keys_and_types() -> None:
         "compiler",
         "cpu_capabilities",
         "cpu_capability",
+        "compile_policy",
     }
+    assert info["compile_policy"] is True  # in every PyTorch that memopt supports
     assert info["version"] == memopt.__version__
     assert info["torch_running"] == torch.__version__
     assert info["cpu_capability"] in info["cpu_capabilities"]

@@ -10,9 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from memopt._compat import has_partitioner_option, options_of_mode
+from memopt._compat import options_of_mode
 
 _PARTITIONER = "custom_partitioner_fn"
+# Inductor holds a dead buffer until one of the same size is wanted, if its own estimate of the peak
+# allows that. The estimate counts twice what is written in place: a transformer's peak was 12 %
+# higher for it, at the same time of a step (benchmarks/NOTES.md).
+_NO_REUSE = {"allow_buffer_reuse": False}
 
 
 def compile(
@@ -57,6 +61,10 @@ def compile(
             budget out of range. One below what a graph needs is found when the graph is compiled,
             at the first call: its error says how many bytes would do.
 
+    What each graph keeps, and the peak that is predicted for it, the logger "memopt.compile" says
+    at level INFO when it is compiled. Where a model has convolutions, Inductor may keep copies of
+    their weights and inputs in another layout; options={"layout_optimization": False} leaves them.
+
     Where PyTorch lacks the internals that this relies upon, a warning says so once, and the model
     is compiled by torch.compile alone.
     """
@@ -76,7 +84,7 @@ def compile(
         )
     policy = compile_options(budget)
     _check_model(model)
-    merged = {**options_of_mode(mode, dynamic), **(options or {}), **policy}
+    merged = {**options_of_mode(mode, dynamic), **policy, **(options or {})}
 
     def compiled(model: Callable[..., Any]) -> Any:
         _check_model(model)
@@ -102,20 +110,22 @@ def compile_options(budget: int | float | None = None) -> dict[str, Any]:
             operations per byte. None (default): no product is run again.
 
     Returns:
-        A dict with one entry; empty, with a warning, where PyTorch lacks what the policy needs.
+        A dict: the policy as Inductor's `custom_partitioner_fn`, and `allow_buffer_reuse` off,
+        since dead buffers that wait for their reuse raise the peak. Empty, with a warning, where
+        PyTorch lacks what the policy needs.
 
     Raises:
         TypeError: `budget` is no number.
         ValueError: `budget` is no positive number of bytes, and no share of 0 to 1.
     """
     _check_budget(budget)
-    if not has_partitioner_option():
-        _say_once()
+    try:
+        # Imports the compiler, which takes a second: not with memopt.
+        from memopt.compile._inductor import Partitioner
+    except ImportError as missing:
+        _say_once(str(missing))
         return {}
-    # Imports the compiler, which takes a second: not with memopt.
-    from memopt.compile._inductor import Partitioner
-
-    return {_PARTITIONER: Partitioner(budget)}
+    return {_PARTITIONER: Partitioner(budget), **_NO_REUSE}
 
 
 def _check_budget(budget: object) -> None:
@@ -128,7 +138,7 @@ def _check_budget(budget: object) -> None:
         )
     if isinstance(budget, float) and not 0 < budget <= 1:
         raise ValueError(
-            f"compile: budget as a float must be more than 0 and at most 1, got {budget}"
+            f"compile: budget as a share must be more than 0 and at most 1, got {budget}"
         )
     if isinstance(budget, int) and budget <= 0:
         raise ValueError(f"compile: budget in bytes must be positive, got {budget}")
@@ -150,9 +160,9 @@ def _check_model(model: object) -> None:
 
 
 @functools.cache
-def _say_once() -> None:
+def _say_once(missing: str) -> None:
     warnings.warn(
-        f"memopt.compile: PyTorch {torch.__version__} lacks Inductor's option {_PARTITIONER!r} or "
-        "what memopt's policy needs of its partitioner; torch.compile decides alone what is saved",
+        f"memopt.compile: PyTorch {torch.__version__} lacks what the policy needs ({missing}); "
+        "torch.compile decides alone what is saved",
         stacklevel=4,
     )

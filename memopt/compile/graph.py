@@ -64,6 +64,8 @@ class JointGraph:
     backward_outputs: tuple[fx.Node, ...]
     parameters: frozenset[fx.Node]
     """Inputs that are there before forward and after backward."""
+    of_caller: frozenset[fx.Node]
+    """Inputs, and forward's outputs or what they are views of: the caller may hold them."""
     written: frozenset[fx.Node]
     """Inputs that forward writes into: not there any more as they were when backward runs."""
     nbytes: Callable[[fx.Node], int]
@@ -104,13 +106,15 @@ def read_joint_graph(
     outputs = [o if isinstance(o, fx.Node) else None for o in output.args[0]]
     primals = [n for n in nodes if n.op == "placeholder" and n not in backward]
     static = frozenset(primals[index] for index in parameters if index < len(primals))
+    of_forward = tuple(o for o in outputs[:forward_outputs] if o is not None)
     return JointGraph(
         tuple(nodes),
         frozenset(backward),
-        _computed(nodes, [o for o in outputs[:forward_outputs] if o is not None]),
-        tuple(o for o in outputs[:forward_outputs] if o is not None),
+        _computed(nodes, of_forward),
+        of_forward,
         tuple(o for o in outputs[forward_outputs:] if o is not None),
         static,
+        frozenset((*primals, *map(base, of_forward))),
         _written(nodes, output),
         nbytes,
     )
@@ -162,6 +166,13 @@ def is_view(node: fx.Node) -> bool:
     )
 
 
+def base(node: fx.Node) -> fx.Node:
+    """The node itself, or what it is a view of."""
+    while is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
 def has_tensor(node: fx.Node) -> bool:
     """Whether its value is one tensor; not so a number, and the outputs of an op with several."""
     return isinstance(node.meta.get("val"), torch.Tensor)
@@ -199,7 +210,7 @@ def policy_of(node: fx.Node) -> CheckpointPolicy | None:
     return policy
 
 
-def _computed(nodes: list[fx.Node], outputs: list[fx.Node]) -> frozenset[fx.Node]:
+def _computed(nodes: list[fx.Node], outputs: Iterable[fx.Node]) -> frozenset[fx.Node]:
     found = ancestors(outputs)
     for node in nodes:  # of an op with several outputs all are there
         if node.target is operator.getitem and _source(node) in found:

@@ -32,6 +32,9 @@ from memopt.compile.graph import (
 # kept as the branches' outputs, backward would add all of them up again, and hold every partial
 # sum. In thousandths of a tensor's bytes.
 _SUM_IS_WORTH = 20
+# Inputs and outputs are most often held by the caller until backward ends: then it costs nothing to
+# keep them, where a copy costs its bytes. But they need not be held: a much smaller copy wins.
+_OF_CALLER_IS_WORTH = 100
 _UNIT = 1000
 
 
@@ -127,10 +130,12 @@ def _price(node: fx.Node, joint: JointGraph, again: bool) -> int | None:
         return None if isinstance(value, (tuple, list)) or value is None else 0
     if again and (is_view(node) or _is_recomputed_by_order(node)):
         return None
-    price = joint.nbytes(node) * _UNIT
-    if node in joint.forward_outputs or is_sum(node):
-        price -= joint.nbytes(node) * _SUM_IS_WORTH
-    return price
+    worth = 0
+    if node in joint.of_caller:
+        worth = _OF_CALLER_IS_WORTH
+    elif is_sum(node):
+        worth = _SUM_IS_WORTH
+    return joint.nbytes(node) * (_UNIT - worth)
 
 
 def _is_recomputed_by_order(node: fx.Node) -> bool:

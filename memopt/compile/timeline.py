@@ -9,6 +9,8 @@ caller may hold them.
 
 from __future__ import annotations
 
+import itertools
+import operator
 from typing import NamedTuple
 
 from torch import fx
@@ -23,9 +25,10 @@ from memopt.compile.graph import (
 )
 from memopt.compile.policy import Cut
 
-# The compiler's own order of kernels may hold a tensor for longer than the graph's does: measured
-# up to 3.5 % more at the peak.
+# A light expression that a library's kernel and fused code both read is computed twice, and what it
+# is computed from is held until then: measured up to 2.3 % more at the peak.
 _MARGIN = 20
+_LIGHT = ("aten.mul.", "aten.add.", "aten.sub.", "aten.div.")
 
 
 class Bytes(NamedTuple):
@@ -72,19 +75,55 @@ def predict(joint: JointGraph, cut: Cut) -> Bytes:
             own = max(
                 own, last[reader] if _looks_through(reader, readers, owners) else place[reader]
             )
+            if _is_light(reader, readers, owners):  # fused code computes it once more
+                own = max(own, *(last[r] for r in readers[reader] if _is_code(r.node)), 0)
         last[step] = own
+    begin = _begins(order, place, cut, readers, owners)
     changes = [0] * (end + 2)
+    between = 0
     for step in order:
         if _has_memory(step, joint, readers, owners):
             nbytes = joint.nbytes(step.node)
-            changes[place[step]] += nbytes
+            changes[begin[step]] += nbytes
             changes[last[step] + 1] -= nbytes
-    total, totals = 0, []
-    for change in changes:
-        total += change
-        totals.append(total)
-    most = max(totals)
-    return Bytes(totals[len(forward) - 1], most + most // _MARGIN)
+            between += nbytes if place[step] < len(forward) <= last[step] else 0
+    most = max(itertools.accumulate(changes))
+    return Bytes(between, most + most // _MARGIN)
+
+
+def _begins(
+    order: list[_Step],
+    place: dict[_Step, int],
+    cut: Cut,
+    readers: dict[_Step, list[_Step]],
+    owners: set[_Step],
+) -> dict[_Step, int]:
+    """When each tensor is allocated: with the first of those that one kernel computes, since they
+    read the same and are ready; of an op with several outputs, when it runs.
+    """
+    begin = dict(place)
+    sources: dict[_Step, frozenset[_Step]] = {}  # tensors in memory that its code reads
+    first: dict[_Step, list[_Step]] = {}  # by source, the tensors that are made from it
+    for step in order:
+        found: set[_Step] = set()
+        for argument in step.node.all_input_nodes:
+            made = _made(argument, step, cut, readers)
+            inner = is_view(made.node) or _is_fused(made, readers, owners)
+            found |= sources[made] if inner else {made}
+        sources[step] = frozenset(found)
+        if step.node.target is operator.getitem:
+            (op,) = step.node.all_input_nodes
+            begin[step] = begin[_made(op, step, cut, readers)]
+        if not is_fusible(step.node) or is_view(step.node) or _is_fused(step, readers, owners):
+            continue
+        ready = max((place[source] for source in found), default=0)
+        for source in found:
+            if source.node.op != "placeholder":
+                for other in first.setdefault(source, []):
+                    if place[other] > ready and other.in_backward == step.in_backward:
+                        begin[step] = min(begin[step], place[other])
+                first[source].append(step)
+    return begin
 
 
 def _schedule(joint: JointGraph, cut: Cut) -> tuple[list[_Step], list[_Step]]:
@@ -146,6 +185,17 @@ def _is_fused(step: _Step, readers: dict[_Step, list[_Step]], owners: set[_Step]
             reader.in_backward == step.in_backward and _is_code(reader.node)
             for reader in readers[step]
         )
+    )
+
+
+def _is_light(step: _Step, readers: dict[_Step, list[_Step]], owners: set[_Step]) -> bool:
+    """Whether it is so little that code that reads it computes it anew, though it is in memory for
+    a library's kernel.
+    """
+    return (
+        str(step.node.target).startswith(_LIGHT)
+        and step not in owners
+        and not _is_fused(step, readers, owners)
     )
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from functorch.compile import make_boxed_func
+from torch import Tensor, fx, nn
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.utils import fresh_cache
 
 from memopt.live_bytes import LiveBytes
 
@@ -67,3 +73,32 @@ def gradients(forward: Callable[[], Tensor], model: nn.Module) -> dict[str, Tens
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     return found
+
+
+@contextmanager
+def no_kernels() -> Iterator[None]:
+    """Inductor generates the halves, but not the kernels that they call: when a tensor is allocated
+    and freed does not depend on what is in it, and to compile kernels takes most of the time.
+    """
+
+    def load(*source: object, **settings: object) -> Callable[..., None]:
+        return lambda *pointers: None
+
+    with fresh_cache(), mock.patch.object(AsyncCompile, "cpp_pybinding", load):
+        torch.compiler.reset()
+        yield
+    torch.compiler.reset()
+
+
+def op_by_op(options: dict[str, Any]) -> Callable[..., Any]:
+    """A backend: all that Inductor does with these options until it generates code. The halves then
+    run op by op, in Inductor's decompositions.
+    """
+
+    def run(half: fx.GraphModule, inputs: Sequence[Tensor], **settings: Any) -> Any:
+        return make_boxed_func(half.forward)
+
+    def backend(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Any:
+        return compile_fx(graph, inputs, inner_compile=run, config_patches=options)
+
+    return backend

@@ -1,0 +1,110 @@
+"""Proves: the peak of a compiled step is within the budget, and within what was predicted; a budget
+that is too small names the least that will do, and that will; products are run again only where
+that is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import memopt
+from tests.compile.support import blocks, no_kernels, sample, step_bytes
+
+pytestmark = pytest.mark.slow  # Inductor generates code
+
+
+class Gated(nn.Module):
+    """RMSNorm and SwiGLU in a residual branch."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(width)
+        self.gate, self.up = nn.Linear(width, 3 * width), nn.Linear(width, 3 * width)
+        self.down = nn.Linear(3 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Pixels(nn.Module):
+    """A residual branch of convolutions, on channels of an image."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(4, channels)
+        self.conv1 = nn.Conv2d(channels, 2 * channels, 3, padding=1)
+        self.conv2 = nn.Conv2d(2 * channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv2(F.relu(self.conv1(self.norm(x))))
+
+
+def gated() -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(*(Gated(64) for _ in range(4))), sample(4, 64)
+
+
+def pixels() -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(*(Pixels(8) for _ in range(4))), torch.randn(2, 8, 24, 24)
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "small": lambda: (blocks(2), sample(4, 64)),
+    "dropout": lambda: (blocks(3, dropout=0.1), sample(4, 64)),
+    "long": lambda: (blocks(2), sample(2, 256)),
+    "wide": lambda: (blocks(2, width=128), sample(2, 128, 128)),
+    "gated": gated,
+    "pixels": pixels,
+}
+
+
+class Step:
+    """A compiled step within a budget: its peak, and what was logged when it was compiled."""
+
+    def __init__(
+        self, name: str, budget: int | float | None, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.clear()
+        model, x = MODELS[name]()
+        with no_kernels(), caplog.at_level(logging.INFO, "memopt.compile"):
+            compiled = memopt.compile(lambda x: model(x).square().mean(), budget=budget)
+            self.most = step_bytes(lambda: compiled(x), model).most
+        (record,) = (r for r in caplog.records if r.name == "memopt.compile")
+        assert isinstance(record.args, tuple)
+        _, _, self.predicted, self.run_again = map(int, map(str, record.args))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_peak_is_within_the_budget(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Four budgets a model."""
+    free = Step(name, None, caplog)
+    assert free.run_again == 0
+    assert free.most <= free.predicted
+    with pytest.raises(Exception, match="compile: budget must be at least") as error:
+        Step(name, free.predicted // 4, caplog)
+    (floor,) = re.findall(r"at least ([\d,]+) bytes", str(error.value))
+    least = int(floor.replace(",", ""))
+    assert least < free.predicted
+    run_again = []
+    for budget in (least, (2 * least + free.predicted) // 3, free.predicted - 1, free.predicted):
+        step = Step(name, budget, caplog)
+        assert step.most <= step.predicted <= budget
+        run_again.append(step.run_again)
+    assert run_again == sorted(run_again, reverse=True)
+    assert run_again[-2] > run_again[-1] == 0
+
+
+def test_a_share_is_of_the_peak_of_torch_compile(caplog: pytest.LogCaptureFixture) -> None:
+    model, x = MODELS["long"]()
+    with no_kernels():
+        plain = torch.compile(lambda x: model(x).square().mean())
+        most = step_bytes(lambda: plain(x), model).most
+    for share in (1.0, 0.8):
+        assert Step("long", share, caplog).most <= share * most * 1.06  # as predicted: a margin
