@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, _ops, nn
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException as DynamicOutputShapeException,  # what meta kernels raise
+)
 from torch.autograd import forward_ad, grad_mode
 from torch.utils import _python_dispatch
 from torch.utils import checkpoint as _checkpoint
@@ -125,3 +128,13 @@ def compiles_for_inductor() -> bool:
         return False
     wrapped = getattr(backend, "_torchdynamo_orig_backend", backend)
     return getattr(wrapped, "compiler_name", None) == "inductor"
+
+
+def running_node() -> Any:
+    """The autograd node whose backward runs in this thread; None outside of backward."""
+    return torch._C._current_autograd_node()
+
+
+def sequence_number() -> int:
+    """The number that the next autograd node of this thread will get."""
+    return torch.autograd._get_sequence_nr()  # type: ignore[attr-defined, no-any-return]

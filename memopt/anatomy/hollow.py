@@ -1,0 +1,221 @@
+"""Steps without arithmetic: tensors that have memory of the right size and no values.
+
+Memory that nobody touches costs nothing: an operating system hands out pages when they are written
+first. So a hollow tensor is an ordinary CPU tensor that nothing was written to, and a HollowLedger
+runs no kernel: shapes and strides come from the operator's meta kernel. All else is what it is in a
+real step: views, autograd, autocast, the choice of attention kernel, memopt's recipes and regions.
+No step on meta tensors would do: autocast ignores them, and attention takes another path.
+
+Small tensors whose values are known (an optimizer's count of steps, a constant) are computed.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from memopt._compat import DynamicOutputShapeException
+from memopt.anatomy.ledger import STATES, Ledger, Piece, tensors_in
+from memopt.measure import storages
+
+T = TypeVar("T")
+
+# Up to this many bytes what follows from known values is computed.
+_SMALL = 1024
+
+
+class DependsOnValues(RuntimeError):
+    """The step looks at the values of tensors, which a prediction does not have."""
+
+
+class _Made(NamedTuple):
+    """A tensor that an operator returns."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    argument: int | None
+    """The place among the tensors given of the one that it is or views; None: it is new."""
+
+
+class HollowLedger(Ledger):
+    """A ledger of a step that computes nothing. What is adopted has no values."""
+
+    def __init__(self, model: nn.Module, granularity: int = 1) -> None:
+        super().__init__(model, granularity)
+        self._known: set[Piece] = set()
+        """Pieces with values."""
+        self._outcomes: dict[Hashable, Any] = {}
+        self._computed = False
+        """Whether the newest operator ran."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = tensors_in((args, kwargs))
+        with_values = all(self._has_values(tensor) for tensor in given)
+        self._computed = True
+        name = func.overloadpacket.__name__
+        if func.is_view or name in _ALWAYS:
+            return func(*args, **kwargs)
+        if name in _ASK:
+            if with_values:
+                return func(*args, **kwargs)
+            raise DependsOnValues(
+                f"a prediction has no values, and the step asks for one ({func}, in "
+                f"{self._place().line or 'PyTorch'})"
+            )
+        outcome = self._outcome(func, args, kwargs, given)
+        leaves, spec = pytree.tree_flatten(outcome, is_leaf=_is_made)
+        made = [leaf for leaf in leaves if _is_made(leaf)]
+        if with_values and all(_nbytes(leaf) <= _SMALL for leaf in (*made, *given)):
+            return func(*args, **kwargs)
+        written = list(_written(func, args, kwargs))
+        if not written and any(leaf.argument is not None for leaf in made):
+            return func(*args, **kwargs)  # a view, though not declared as one
+        self._computed = False
+        for tensor in written:
+            self._known.difference_update(self.pieces_of(tensor))
+        results = [_allocated(leaf, given) if _is_made(leaf) else leaf for leaf in leaves]
+        return pytree.tree_unflatten(results, spec)
+
+    def adopt(self, category: str, named: Iterable[tuple[str, object]]) -> None:
+        before = len(self.pieces)
+        super().adopt(category, named)
+        if category == STATES:  # a count of steps, with its value
+            self._known.update(p for p in self.pieces[before:] if p.nbytes <= _SMALL)
+
+    def _know(self, piece: Piece, name: str, args: tuple[Any, ...]) -> None:
+        super()._know(piece, name, args)
+        if self._computed:
+            self._known.add(piece)
+
+    def _has_values(self, tensor: Tensor) -> bool:
+        # What the ledger does not know was not made by an operator: a Python number.
+        return self._known.issuperset(self.pieces_of(tensor))
+
+    def _outcome(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor]
+    ) -> Any:
+        """What the operator returns, with a _Made for each tensor."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        key = (func, spec, tuple(map(_described, leaves)))
+        try:
+            found = self._outcomes.get(key)
+        except TypeError:  # an argument without a hash
+            return _computed_outcome(func, args, kwargs)
+        if found is None:
+            found = self._outcomes[key] = _computed_outcome(func, args, kwargs)
+        return found
+
+
+# Of these, values or memory are the point.
+_ALWAYS = frozenset(("set_", "resize_", "lift_fresh", "_unsafe_view"))
+_ASK = frozenset(("_local_scalar_dense", "is_nonzero", "equal"))
+
+
+def _is_made(value: object) -> bool:
+    return isinstance(value, _Made)
+
+
+def _nbytes(value: Any) -> int:
+    return math.prod(value.shape) * int(value.dtype.itemsize)
+
+
+def _described(leaf: object) -> Hashable:
+    if isinstance(leaf, Tensor):
+        return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.storage_offset())
+    return (type(leaf), leaf)
+
+
+def _computed_outcome(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """By the operator's meta kernel."""
+    places: dict[int, int] = {}
+
+    def on_meta(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            shape, stride = tuple(leaf.shape), leaf.stride()
+            meta = torch.empty_strided(shape, stride, dtype=leaf.dtype, device="meta")
+            places[meta.untyped_storage()._cdata] = len(places)
+            keep.append(meta)
+            return meta
+        return torch.device("meta") if isinstance(leaf, torch.device) else leaf
+
+    keep: list[Tensor] = []
+    args, kwargs = pytree.tree_map(on_meta, (args, kwargs))
+    if any(argument.name == "device" for argument in func._schema.arguments):
+        kwargs = {**kwargs, "device": torch.device("meta")}
+    try:
+        result = func(*args, **kwargs)
+    except (NotImplementedError, DynamicOutputShapeException) as error:
+        raise DependsOnValues(
+            f"a prediction has no values, and the shape that {func} returns depends on them, or it "
+            f"has no meta kernel: {error}"
+        ) from error
+
+    def described(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        place = places.get(leaf.untyped_storage()._cdata)
+        return _Made(tuple(leaf.shape), leaf.stride(), leaf.dtype, place)
+
+    return pytree.tree_map(described, result)
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """The tensors that an operator writes to."""
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            yield from tensors_in(value)
+
+
+def _allocated(made: _Made, given: Sequence[Tensor]) -> Tensor:
+    if made.argument is not None:
+        return given[made.argument]
+    return torch.empty_strided(made.shape, made.stride, dtype=made.dtype)
+
+
+def hollow_copy(value: T) -> T:
+    """A deep copy of modules, optimizers and tensors on the CPU, without values, but for an
+    optimizer's small tensors. Of what shares memory the copies share it too, so that tied weights
+    are.
+    """
+    memo: dict[int, Any] = {}
+    memory: dict[Hashable, Tensor] = {}
+    for tensor in _tensors_of(value):
+        memo[id(tensor)] = _hollow(tensor, memory)
+    return copy.deepcopy(value, memo)
+
+
+def _tensors_of(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, nn.Module):
+        yield from value.parameters()
+        yield from value.buffers()
+    elif isinstance(value, torch.optim.Optimizer):
+        yield from tensors_in([dict(state) for state in value.state.values()])
+    elif isinstance(value, (tuple, list)):
+        for entry in value:
+            yield from _tensors_of(entry)
+    else:
+        yield from tensors_in(value)
+
+
+def _hollow(tensor: Tensor, memory: dict[Hashable, Tensor]) -> Tensor:
+    ((key, nbytes),) = storages([tensor]).items()
+    if nbytes <= _SMALL and not tensor.is_meta and not isinstance(tensor, nn.Parameter):
+        return tensor.detach().clone().cpu().requires_grad_(tensor.requires_grad)
+    base = memory.get(key)
+    if base is None:
+        base = memory[key] = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+    with torch.no_grad():
+        view = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(
+            base.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+        )
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(view, requires_grad=tensor.requires_grad)
+    return view.requires_grad_(tensor.requires_grad)
