@@ -137,4 +137,14 @@ def running_node() -> Any:
 
 def sequence_number() -> int:
     """The number that the next autograd node of this thread will get."""
-    return torch.autograd._get_sequence_nr()  # type: ignore[attr-defined, no-any-return]
+    return torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+
+
+def run_backward(loss: Tensor) -> None:
+    """`loss.backward()`, but in the same TorchFunctionModes: the engine takes them over, and
+    Tensor.backward would have been called by one, without it.
+    """
+    engine = torch.autograd.Variable._execution_engine
+    engine.run_backward(
+        (loss,), (torch.ones_like(loss),), False, False, (), True, accumulate_grad=True
+    )

@@ -19,8 +19,9 @@ from memopt.anatomy.trace import Trace, trace_of
 from memopt.anatomy.whatif import Fates
 from memopt.checkpoint.blocks import find_blocks
 
-# A GPU of today, in 16 bits: operations and bytes a second, and the link's. The ratios matter.
-_FLOPS = 400e12
+# A GPU of today: operations and bytes a second, and the link's. The ratios matter.
+_FLOPS = {2: 400e12, 4: 50e12, 8: 25e12}
+"""By an element's bytes."""
 _BYTES = 2.5e12
 _LINK = 50e9
 
@@ -37,11 +38,10 @@ class _Remedy(NamedTuple):
     """Its trace, and seconds that come on top of the trace's own work."""
 
 
-def advise(
-    step: Step, fates: Fates, target: str, now: Trace, ledger: Ledger
-) -> tuple[Advice, ...]:
+def advise(step: Step, fates: Fates, target: str, now: Trace, ledger: Ledger) -> tuple[Advice, ...]:
     """Remedies by bytes of the peak saved per time lost, the best first."""
-    before = _seconds(now)
+    speed = _speed(step)
+    before = _seconds(now, speed)
     found = []
     for remedy in _remedies(step, fates, target, now, ledger):
         try:
@@ -50,7 +50,7 @@ def advise(
             continue
         saved = now.peak.total - trace.peak.total
         if saved > _LEAST * now.peak.total:
-            slower = (_seconds(trace) + extra - before) / before
+            slower = (_seconds(trace, speed) + extra - before) / before
             found.append(Advice(remedy.what, remedy.how, trace.peak.total, saved, slower))
     return tuple(sorted(found, key=lambda a: -a.saved / max(a.slower, 1e-3)))
 
@@ -86,14 +86,14 @@ def _remedies(
         yield _Remedy(
             "optimizer states of 8 bits",
             "bitsandbytes.optim.AdamW8bit",
-            lambda: (trace_of(ledger, 0.0, _scaled(ledger, states, 4)), 0.0),
+            lambda: (_as_if(now, ledger, _scaled(ledger, states, 4)), 0.0),
         )
     logits = list(_logits(step, ledger))
     if logits:
         yield _Remedy(
             "no logits of the whole batch at once",
             _FUSED_LOSS,
-            lambda: (trace_of(ledger, 0.0, _scaled(ledger, logits, 0)), 0.0),
+            lambda: (_as_if(now, ledger, _scaled(ledger, logits, 0)), 0.0),
         )
     if not fates.recipes:
         yield _Remedy(
@@ -135,14 +135,19 @@ def _offloading(step: Step, fates: Fates, target: str) -> tuple[Trace, float]:
     """Copies go one way at a time, beside the computation of forward and then of backward."""
     trace, _ = predict(step, fates, target)
     copies = trace.fates.get("offloaded", 0) / _LINK
-    forward = _seconds(trace, "forward")
-    backward = _seconds(trace, "backward")
+    forward = _seconds(trace, _speed(step), "forward")
+    backward = _seconds(trace, _speed(step), "backward")
     return trace, max(0.0, copies - forward) + max(0.0, copies - backward)
 
 
-def _seconds(trace: Trace, *phases: str) -> float:
+def _speed(step: Step) -> float:
+    dtype = step.autocast or next(step.model.parameters()).dtype
+    return _FLOPS.get(dtype.itemsize, _FLOPS[2])
+
+
+def _seconds(trace: Trace, speed: float, *phases: str) -> float:
     rows = [row for row in trace.work if not phases or row.phase in phases]
-    return sum(max(row.flops / _FLOPS, row.nbytes / _BYTES) for row in rows)
+    return sum(max(row.flops / speed, row.nbytes / _BYTES) for row in rows)
 
 
 def _set_to_none(step: Step) -> None:
@@ -185,6 +190,10 @@ def _logits(step: Step, ledger: Ledger) -> Iterator[Piece]:
         wide = len(piece.shape) >= 2 and piece.shape[-1] == words and piece.born
         if wide and piece.category in ("activations", "temporary buffers"):
             yield piece
+
+
+def _as_if(now: Trace, ledger: Ledger, entries: list[Entry]) -> Trace:
+    return replace(trace_of(ledger, 0.0, entries), work=now.work)
 
 
 def _scaled(ledger: Ledger, pieces: Sequence[Piece], divisor: int) -> list[Entry]:

@@ -14,12 +14,13 @@ from memopt.anatomy.advice import advise
 from memopt.anatomy.batches import as_dict, device_of, rows_of
 from memopt.anatomy.formulas import formulas, shape_of
 from memopt.anatomy.hollow import DependsOnValues
-from memopt.anatomy.ledger import Ledger, tensors_in
+from memopt.anatomy.ledger import Ledger
+from memopt.anatomy.predict import CUDA_GRANULARITY, predict
 from memopt.anatomy.report import AllocatorRow, Anatomy
 from memopt.anatomy.step import LossLike, OptimizerLike, Step, as_optimizer, traced
 from memopt.anatomy.trace import Trace, trace_of
-from memopt.anatomy.predict import CUDA_GRANULARITY, predict
 from memopt.anatomy.whatif import Checkpoint, Fates
+from memopt.anatomy.work import tensors_in
 
 
 def anatomy(
@@ -157,7 +158,9 @@ def anatomy(
         measured=measured,
         formula=found,
         flops_6nd=_six_n_d(model, inputs, autocast),
-        advice=advise(step, fates, target, predicted, ledger) if advice and ledger else (),
+        advice=()
+        if not advice or predicted is None or ledger is None
+        else advise(step, fates, target, predicted, ledger),
         overhead=overhead,
         allocator=allocator,
         notes=tuple(notes),
@@ -227,5 +230,3 @@ def _six_n_d(model: nn.Module, inputs: Any, autocast: torch.dtype | None) -> int
         if p.dim() > 1
     }
     return 6 * sum(p.numel() for p in used) * shape.tokens
-
-

@@ -43,7 +43,7 @@ def slice_of(batch: Any, start: int, end: int) -> Any:
 
 
 def as_dict(batch: Any) -> Any:
-    """A mapping of a class of its own (transformers' BatchEncoding) as a dict, which pytree opens."""
+    """A mapping of another class (transformers' BatchEncoding) as a dict, which pytree opens."""
     return dict(batch) if isinstance(batch, Mapping) else batch
 
 

@@ -12,6 +12,7 @@ rotary embedding of several saves more: the difference between formula and trace
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,7 +102,7 @@ class TransformerShape:
         sqrt(layers * block / input), since a block saves more than its input.
         """
         ratio = 1.0 if rule == "sqrt" else block / self.input_bytes()
-        return min(self.layers, max(1, round((self.layers * ratio) ** 0.5)))
+        return min(self.layers, max(1, round(math.sqrt(self.layers * ratio))))
 
     def temporary_bytes(self, fates: Fates) -> int:
         """The most that backward needs beside what is saved: the logits' gradient and that of the
@@ -114,7 +115,7 @@ class TransformerShape:
 
 def shape_of(model: nn.Module, batch: Any, autocast: torch.dtype | None) -> TransformerShape | None:
     """Of a model with a transformers-like config; None for any other."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     config = getattr(config, "text_config", config)
     layers = _first(config, "num_hidden_layers", "n_layer", "num_layers")
     hidden = _first(config, "hidden_size", "n_embd", "d_model")
@@ -129,10 +130,8 @@ def shape_of(model: nn.Module, batch: Any, autocast: torch.dtype | None) -> Tran
     dtype = autocast or next(model.parameters()).dtype
     activation = str(_first(config, "hidden_act", "activation_function", "dense_act_fn") or "")
     gated = "silu" in activation or bool(getattr(config, "is_gated_act", False))
-    is_lm = any(
-        isinstance(m, nn.Linear) and m.out_features == getattr(config, "vocab_size", None)
-        for m in model.modules()
-    )
+    words = getattr(config, "vocab_size", None) or 0
+    is_lm = any(isinstance(m, nn.Linear) and m.out_features == words for m in model.modules())
     attention = getattr(config, "_attn_implementation", "sdpa") == "eager"
     return TransformerShape(
         layers=layers,
@@ -143,7 +142,7 @@ def shape_of(model: nn.Module, batch: Any, autocast: torch.dtype | None) -> Tran
         gated=gated,
         tokens=tokens[0] * tokens[1],
         sequence=tokens[1],
-        vocabulary=config.vocab_size if is_lm else 0,
+        vocabulary=words if is_lm else 0,
         itemsize=dtype.itemsize,
         masks=dtype.itemsize if dropout else 0,
         attention=attention or bool(_first(config, "attention_probs_dropout_prob", "attn_pdrop")),

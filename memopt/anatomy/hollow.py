@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from memopt._compat import DynamicOutputShapeException
-from memopt.anatomy.ledger import STATES, Ledger, Piece, tensors_in
+from memopt.anatomy.ledger import STATES, Ledger, Piece
+from memopt.anatomy.work import tensors_in
 from memopt.measure import storages
 
 T = TypeVar("T")
@@ -123,7 +124,9 @@ def _is_made(value: object) -> bool:
 
 
 def _nbytes(value: Any) -> int:
-    return math.prod(value.shape) * int(value.dtype.itemsize)
+    size: int = value.dtype.itemsize
+    count: int = math.prod(value.shape)
+    return count * size
 
 
 def _described(leaf: object) -> Hashable:

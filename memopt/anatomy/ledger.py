@@ -25,11 +25,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt._compat import running_node, sequence_number
-from memopt.anatomy.work import Work, work_of
+from memopt.anatomy.work import Work, tensors_in, work_of
 from memopt.attribution import innermost
 from memopt.measure import SavedTensors, parts_of
 
@@ -43,8 +42,8 @@ CATEGORIES = (
 )
 WEIGHTS, GRADIENTS, STATES, ACTIVATIONS, TEMPORARY, FUNCTIONALITY = CATEGORIES
 
-FATES = ("kept", "region input", "made again", "offloaded")
-KEPT, REGION_INPUT, MADE_AGAIN, OFFLOADED = FATES
+FATES = ("kept", "region input", "recipe", "made again", "offloaded")
+KEPT, REGION_INPUT, RECIPE, MADE_AGAIN, OFFLOADED = FATES
 
 
 @dataclass(eq=False)
@@ -155,14 +154,14 @@ class Ledger(TorchDispatchMode):
 
     def pieces_of(self, tensor: Tensor) -> list[Piece]:
         """The live pieces behind a tensor."""
-        keys = (part.untyped_storage()._cdata for part in parts_of(tensor) if _has_storage(part))
-        return [self._live[key][1] for key in keys if key in self._live]
+        return [self._live[key][1] for key in _keys(tensor) if key in self._live]
 
-    def saved(self, tensor: Tensor) -> None:
-        """The graph holds the tensor itself."""
+    def saved(self, tensor: Tensor, fate: str = KEPT) -> None:
+        """The graph holds the tensor itself, or a region does."""
         for piece in self.pieces_of(tensor):
             piece.category = piece.category or ACTIVATIONS
-            piece.fate = piece.fate or KEPT
+            if not piece.fate or piece.fate == REGION_INPUT:
+                piece.fate = fate
 
     def end_of_forward(self, loss: Tensor) -> None:
         """What is left now is held for backward, but for the loss."""
@@ -188,13 +187,13 @@ class Ledger(TorchDispatchMode):
         self._live = {}
 
     def __enter__(self) -> Ledger:
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         self._hooks.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._hooks.__exit__(*error)
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -205,19 +204,17 @@ class Ledger(TorchDispatchMode):
             return func(*args, **kwargs)
         self.ops.append(name)
         self.phases.append(self.phase)
-        self._used((args, kwargs))
+        self._used((args, kwargs) if kwargs else args)
         result = self.run(func, args, kwargs)
         place: Place | None = None
-        for tensor in tensors_in(result):
-            known = all(
-                part.untyped_storage()._cdata in self._live
-                for part in parts_of(tensor)
-                if _has_storage(part)
-            )
-            if not known:
+        results = tensors_in(result)
+        for tensor in results:
+            if any(key not in self._live for key in _keys(tensor)):
                 place = place or self._place()
                 for piece in self._note(tensor, name, self.phase, place):
                     self._know(piece, name, args)
+        if name.startswith("memopt._") and self.phase == "backward":
+            self._know_recipes(name, kwargs, results)
         work = work_of(func, args, kwargs, result)
         if work is not None:
             place = place or self._place()
@@ -235,6 +232,19 @@ class Ledger(TorchDispatchMode):
             sources = self.pieces_of(args[0])
             if sources and all(id(source) in self._weights for source in sources):
                 piece.category = FUNCTIONALITY  # a weight in autocast's type
+
+    def _know_recipes(self, name: str, kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+        """Outputs that are made again from a recipe: by the op's forward, or by the end of its
+        backward, which returns them last.
+        """
+        if self._recomputes():
+            return
+        again = results if "_forward" in name else results[-1:]
+        if "_forward" in name or kwargs.get("recompute_output"):
+            for tensor in again:
+                for piece in self.pieces_of(tensor):
+                    if not piece.category:
+                        piece.category, piece.fate = ACTIVATIONS, RECIPE
 
     def _used(self, arguments: object) -> None:
         for tensor in tensors_in(arguments):
@@ -310,14 +320,17 @@ class _Hooks(SavedTensors):
     def _pack(self, tensor: Tensor) -> Any:
         ledger = self._ledger()
         if ledger is not None:
-            ledger.saved(tensor)
+            # Without a frame of a user's between, the region itself keeps its inputs.
+            is_region = sys._getframe(1).f_code.co_filename.startswith(_REGIONS)
+            ledger.saved(tensor, REGION_INPUT if is_region else KEPT)
         return super()._pack(tensor)
 
 
-def tensors_in(value: object) -> Sequence[Tensor]:
-    if isinstance(value, Tensor):
-        return (value,)
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+def _keys(tensor: Tensor) -> Sequence[int]:
+    """Of the storages behind a tensor."""
+    if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided:
+        return (tensor.untyped_storage()._cdata,)
+    return [part.untyped_storage()._cdata for part in parts_of(tensor) if _has_storage(part)]
 
 
 def _has_storage(tensor: Tensor) -> bool:
@@ -333,14 +346,14 @@ def _owner(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-_LIBRARIES = tuple(
-    str(Path(file).parent) + "/" for file in (torch.__file__, str(Path(__file__).parent))
-)
+_MEMOPT = str(Path(__file__).parent.parent) + "/"
+_REGIONS = (f"{_MEMOPT}checkpoint/", f"{_MEMOPT}_class_patch.py")
+_LIBRARIES = (str(Path(torch.__file__).parent) + "/", _MEMOPT, "<")
 
 
 @lru_cache(maxsize=4096)
 def _is_library(filename: str) -> bool:
-    return filename.startswith((*_LIBRARIES, "<"))
+    return filename.startswith(_LIBRARIES)
 
 
 def _line(frame: FrameType | None) -> str:

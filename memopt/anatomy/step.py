@@ -31,10 +31,14 @@ class Step:
     micro_batches: int = 1
     set_to_none: bool = True
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """Entered around each forward."""
+    """Entered around the step: regions run their forward again in backward."""
 
     def run(self, ledger: Ledger | None = None) -> None:
         """The step, told to the ledger."""
+        with self.context():
+            self._run(ledger)
+
+    def _run(self, ledger: Ledger | None) -> None:
         device = next((p.device.type for p in self.model.parameters()), "cpu")
         rows = rows_of("anatomy", self.batch)
         whole = as_dict(self.batch)
@@ -45,7 +49,6 @@ class Step:
             with ExitStack() as stack:
                 if self.autocast is not None:
                     stack.enter_context(torch.autocast(device, dtype=self.autocast))
-                stack.enter_context(self.context())
                 loss = self._loss(batch)
             if ledger is not None:
                 ledger.end_of_forward(loss)
@@ -91,11 +94,11 @@ class Step:
     def _states(self) -> Iterator[tuple[str, object]]:
         if self.optimizer is None:
             return
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        names: dict[Tensor, str] = {
+            parameter: name for name, parameter in self.model.named_parameters()
+        }
         for parameter, state in self.optimizer.state.items():
             yield names.get(parameter, ""), list(dict(state).values())
-
-
 
 
 def traced(step: Step, ledger: Ledger) -> tuple[float, float]:
@@ -127,7 +130,6 @@ def as_optimizer(kind: object, parameters: Sequence[nn.Parameter]) -> torch.opti
     optimizer = kind([p for p in parameters if p.requires_grad])
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
-            "anatomy: optimizer must make a torch.optim.Optimizer, got "
-            f"{type(optimizer).__name__}"
+            f"anatomy: optimizer must make a torch.optim.Optimizer, got {type(optimizer).__name__}"
         )
     return optimizer

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from memopt._compat import run_backward
 from memopt.anatomy.ledger import ACTIVATIONS, OFFLOADED, Entry, Ledger
 from memopt.checkpoint import apply_checkpointing, checkpoint_sequential
 from memopt.convert import convert
@@ -123,6 +124,9 @@ class AsOnCuda(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is Tensor.backward and kwargs.get("gradient") is None:
+            with self:  # here the mode is off, but in backward regions run forward again
+                return run_backward(args[0])
         if func is nn.functional.dropout:
             return _dropout(*args, **kwargs)
         if func is torch.dropout:
@@ -177,5 +181,3 @@ def as_on_cuda(optimizer: torch.optim.Optimizer | None) -> None:
     for group in optimizer.param_groups if optimizer is not None else ():
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = True
-
-

@@ -10,6 +10,7 @@ once: what a kernel that does one operator cannot avoid.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -41,9 +42,8 @@ def work_of(func: Any, args: Any, kwargs: dict[str, Any], result: object) -> Wor
     if name.startswith(_NO_WORK) or func.is_view or name == "_unsafe_view":
         return None
     flops = _flops(packet, name, args, kwargs, result)
-    read = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
-    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in (*read, *made))
+    tensors = (*tensors_in((args, kwargs)), *tensors_in(result))
+    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     if flops:
         kind = CONTRACTION
     else:
@@ -72,5 +72,21 @@ def _attention_flops(query: Any, key: Any, value: Any, backward: bool) -> int:
     masked is not asked, as in torch.utils.flop_counter.
     """
     pairs = math.prod(query[:-1]) * key[-2]
-    inner, outer = 2 * pairs * query[-1], 2 * pairs * value[-1]
+    inner: int = 2 * pairs * query[-1]
+    outer: int = 2 * pairs * value[-1]
     return 3 * inner + 2 * outer if backward else inner + outer
+
+
+def tensors_in(value: object) -> Sequence[Tensor]:
+    """The tensors in what an operator takes or returns, or in a batch."""
+    if isinstance(value, Tensor):
+        return (value,)
+    if type(value) not in (tuple, list):
+        return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    found: list[Tensor] = []
+    for entry in value:  # type: ignore[attr-defined]
+        if isinstance(entry, Tensor):
+            found.append(entry)
+        elif isinstance(entry, (tuple, list, dict)):
+            found.extend(tensors_in(entry))
+    return found
