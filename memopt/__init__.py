@@ -14,6 +14,7 @@ from memopt._version import __version__
 
 # A function takes the name of its package; the package's modules stay importable
 # (memopt.checkpoint.wrapper).
+from memopt.accumulate import Accumulated, accumulate, largest_batch, longest_sequence
 from memopt.anatomy import Anatomy, anatomy
 from memopt.checkpoint import (
     apply_checkpointing,
@@ -42,10 +43,12 @@ from memopt.offload import (
 from memopt.recipes import recompute
 
 __all__ = [
+    "Accumulated",
     "Anatomy",
     "OffloadStats",
     "Report",
     "__version__",
+    "accumulate",
     "anatomy",
     "apply_checkpointing",
     "build_info",
@@ -61,6 +64,8 @@ __all__ = [
     "functional",
     "is_checkpointing",
     "is_recomputing",
+    "largest_batch",
+    "longest_sequence",
     "nn",
     "offload",
     "offload_stats",

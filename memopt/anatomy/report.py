@@ -106,6 +106,10 @@ class Anatomy:
     def peak(self) -> Moment:
         return self.trace.peak
 
+    def moment_bytes(self, name: str) -> dict[str, int]:
+        """Bytes by category at "peak" or one of the moments' names."""
+        return self.trace.moment(name).by_category
+
     def categories(self, moment: str = "peak") -> tuple[CategoryRow, ...]:
         """Predicted, measured and by formula, at the peak or one of the moments."""
         values = [
