@@ -13,9 +13,9 @@ from torch import nn
 from memopt.anatomy.advice import advise
 from memopt.anatomy.batches import as_dict, device_of, rows_of
 from memopt.anatomy.formulas import formulas, shape_of
-from memopt.anatomy.hollow import DependsOnValues
+from memopt.anatomy.hollow import CUDA_GRANULARITY, DependsOnValues
 from memopt.anatomy.ledger import Ledger
-from memopt.anatomy.predict import CUDA_GRANULARITY, predict
+from memopt.anatomy.predict import predict
 from memopt.anatomy.report import AllocatorRow, Anatomy
 from memopt.anatomy.step import LossLike, OptimizerLike, Step, as_optimizer, traced
 from memopt.anatomy.trace import Trace, trace_of

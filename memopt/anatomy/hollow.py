@@ -21,14 +21,18 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from memopt._compat import DynamicOutputShapeException
-from memopt.anatomy.ledger import STATES, Ledger, Piece
+from memopt.anatomy.ledger import Ledger, Piece
 from memopt.anatomy.work import tensors_in
 from memopt.measure import storages
 
+CUDA_GRANULARITY = 512
+"""What CUDA's caching allocator rounds up to."""
+
 T = TypeVar("T")
 
-# Up to this many bytes what follows from known values is computed.
-_SMALL = 1024
+# What follows from known values is computed, up to so many bytes: positions, masks, an optimizer's
+# count of steps. transformers asks whether positions are those of packed sequences.
+_SMALL = 1 << 20
 
 
 class DependsOnValues(RuntimeError):
@@ -46,10 +50,17 @@ class _Made(NamedTuple):
 
 
 class HollowLedger(Ledger):
-    """A ledger of a step that computes nothing. What is adopted has no values."""
+    """A ledger of a step that computes nothing.
 
-    def __init__(self, model: nn.Module, granularity: int = 1) -> None:
-        super().__init__(model, granularity)
+    Args:
+        target: "cpu" or "cuda", whose allocations are rounded up.
+        hollow: the storages without values among what is adopted.
+    """
+
+    def __init__(self, model: nn.Module, target: str, hollow: frozenset[int]) -> None:
+        super().__init__(model, CUDA_GRANULARITY if target == "cuda" else 1)
+        self._on_cpu = target == "cpu"
+        self._hollow = hollow
         self._known: set[Piece] = set()
         """Pieces with values."""
         self._outcomes: dict[Hashable, Any] = {}
@@ -73,7 +84,8 @@ class HollowLedger(Ledger):
         outcome = self._outcome(func, args, kwargs, given)
         leaves, spec = pytree.tree_flatten(outcome, is_leaf=_is_made)
         made = [leaf for leaf in leaves if _is_made(leaf)]
-        if with_values and all(_nbytes(leaf) <= _SMALL for leaf in (*made, *given)):
+        is_small = all(_nbytes(leaf) <= _SMALL for leaf in (*made, *given))
+        if with_values and is_small and torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         written = list(_written(func, args, kwargs))
         if not written and any(leaf.argument is not None for leaf in made):
@@ -85,10 +97,12 @@ class HollowLedger(Ledger):
         return pytree.tree_unflatten(results, spec)
 
     def adopt(self, category: str, named: Iterable[tuple[str, object]]) -> None:
-        before = len(self.pieces)
+        named = list(named)
         super().adopt(category, named)
-        if category == STATES:  # a count of steps, with its value
-            self._known.update(p for p in self.pieces[before:] if p.nbytes <= _SMALL)
+        for _, value in named:
+            for tensor in tensors_in(value):
+                if tensor.untyped_storage()._cdata not in self._hollow:
+                    self._known.update(self.pieces_of(tensor))
 
     def _know(self, piece: Piece, name: str, args: tuple[Any, ...]) -> None:
         super()._know(piece, name, args)
@@ -110,7 +124,10 @@ class HollowLedger(Ledger):
         except TypeError:  # an argument without a hash
             return _computed_outcome(func, args, kwargs)
         if found is None:
-            found = self._outcomes[key] = _computed_outcome(func, args, kwargs)
+            found = _computed_outcome(func, args, kwargs)
+            if self._on_cpu and func is torch.ops.aten.native_layer_norm.default:
+                found = _layer_norm_on_cpu(args, found)
+            self._outcomes[key] = found
         return found
 
 
@@ -169,6 +186,14 @@ def _computed_outcome(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return pytree.tree_map(described, result)
 
 
+def _layer_norm_on_cpu(args: tuple[Any, ...], made: Any) -> Any:
+    """There the statistics have the input's dtype, unless the weight has another one."""
+    input, _, weight = args[:3]
+    dtype = input.dtype if weight is None else weight.dtype
+    output, *statistics = made
+    return (output, *(entry._replace(dtype=dtype) for entry in statistics))
+
+
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
     """The tensors that an operator writes to."""
     for place, argument in enumerate(func._schema.arguments):
@@ -183,16 +208,17 @@ def _allocated(made: _Made, given: Sequence[Tensor]) -> Tensor:
     return torch.empty_strided(made.shape, made.stride, dtype=made.dtype)
 
 
-def hollow_copy(value: T) -> T:
-    """A deep copy of modules, optimizers and tensors on the CPU, without values, but for an
-    optimizer's small tensors. Of what shares memory the copies share it too, so that tied weights
-    are.
+def hollow_copy(value: T) -> tuple[T, frozenset[int]]:
+    """A deep copy of modules, optimizers and tensors on the CPU, without values, but for small
+    tensors that are no parameters. Of what shares memory the copies share it too, so that tied
+    weights are. Returns also the storages without values.
     """
     memo: dict[int, Any] = {}
     memory: dict[Hashable, Tensor] = {}
     for tensor in _tensors_of(value):
         memo[id(tensor)] = _hollow(tensor, memory)
-    return copy.deepcopy(value, memo)
+    hollow = frozenset(base.untyped_storage()._cdata for base in memory.values())
+    return copy.deepcopy(value, memo), hollow
 
 
 def _tensors_of(value: Any) -> Iterator[Tensor]:

@@ -12,9 +12,6 @@ from memopt.anatomy.step import Step, traced
 from memopt.anatomy.trace import Trace, trace_of
 from memopt.anatomy.whatif import AsOnCuda, Fates, as_on_cuda, offloaded
 
-CUDA_GRANULARITY = 512
-"""What CUDA's caching allocator rounds up to."""
-
 
 def predict(step: Step, fates: Fates, target: str) -> tuple[Trace, Ledger]:
     """The trace of a step that computes nothing, on copies; and its ledger.
@@ -22,13 +19,13 @@ def predict(step: Step, fates: Fates, target: str) -> tuple[Trace, Ledger]:
     Raises:
         DependsOnValues: the step looks at values.
     """
-    model, optimizer, batch = hollow_copy((step.model, step.optimizer, step.batch))
+    (model, optimizer, batch), without = hollow_copy((step.model, step.optimizer, step.batch))
     fates.apply(model)
     context: Any = step.context
     if target == "cuda":
         as_on_cuda(optimizer)
         context = AsOnCuda
-    ledger = HollowLedger(model, CUDA_GRANULARITY if target == "cuda" else 1)
+    ledger = HollowLedger(model, target, without)
     hollow = copy.copy(step)
     hollow.model, hollow.optimizer, hollow.batch, hollow.context = model, optimizer, batch, context
     start = time.perf_counter()
