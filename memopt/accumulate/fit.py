@@ -1,9 +1,10 @@
-"""What fits into a budget of bytes, by prediction and bisection."""
+"""What fits into a budget of bytes, by prediction."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ def largest_batch(
 ) -> int:
     """The most rows with which a training step's peak is at most `budget` bytes, as predicted.
 
-    Nothing runs: see `memopt.anatomy`, whose options these are. Takes some twenty predictions.
+    Nothing runs: see `memopt.anatomy`, whose options these are. Takes about five predictions.
 
         memopt.largest_batch(model, batch, budget=40 * 2**30, autocast=torch.bfloat16)
 
@@ -98,12 +99,10 @@ def largest_micro_batch(step: Step, budget: int, available: bool, device: str) -
     if available:
         budget += _here(step)
 
-    def fits(size: int) -> bool:
-        return _peak(step, make(min(2 * size, rows)), Fates(), device, 2 if size < rows else 1) <= (
-            budget
-        )
+    def peak(size: int) -> int:
+        return _peak(step, make(min(2 * size, rows)), Fates(), device, 2 if size < rows else 1)
 
-    return max(1, _bisected(fits, rows))
+    return max(1, _search(peak, budget, (rows, -(-rows // 2)), rows))
 
 
 def check_budget(who: str, budget: object, model: nn.Module) -> int:
@@ -133,19 +132,38 @@ def _largest(
     check_budget(who, budget, step.model)
     home = next((p.device.type for p in step.model.parameters()), "cpu")
     target = device or ("cpu" if home == "cpu" else "cuda")
-    return _bisected(lambda size: _peak(step, make(size), fates, target, 1) <= budget, limit)
+    return _search(lambda size: _peak(step, make(size), fates, target, 1), budget, (1, 2), limit)
 
 
-def _bisected(fits: Callable[[int], bool], limit: int) -> int:
-    """The largest number up to `limit` that fits; 0 if none does. Larger ones fit less."""
-    low, high = 0, 1
-    while high <= limit and fits(high):
-        low, high = high, 2 * high
-    high = min(high, limit + 1)
+def _search(peak: Callable[[int], int], budget: int, first: Sequence[int], limit: int) -> int:
+    """The largest size up to `limit` whose peak is within the budget; 0 if none is.
+
+    Peaks grow with the size, about as a line does: so the sizes tried first are `first`, the next
+    ones where the line through the two nearest peaks meets the budget, and each third the middle.
+    """
+    low, high = 0, limit + 1
+    known: dict[int, int] = {}
+    sizes = [size for size in first if size <= limit]
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        if sizes:
+            size = sizes.pop(0)
+        elif len(known) % 3 == 2 and len(known) > 2:
+            size = (low + high) // 2
+        else:
+            size = _on_line(known, budget)
+        size = min(max(size, low + 1), high - 1)
+        known[size] = peak(size)
+        low, high = (size, high) if known[size] <= budget else (low, size)
     return low
+
+
+def _on_line(known: dict[int, int], budget: int) -> int:
+    nearest = sorted(known, key=lambda size: abs(known[size] - budget))[:2]
+    if len(nearest) < 2 or known[nearest[0]] == known[nearest[1]]:
+        return 2 * max(known, default=1)
+    one, other = nearest
+    slope = (known[other] - known[one]) / (other - one)
+    return math.floor(one + (budget - known[one]) / slope)
 
 
 def _peak(step: Step, batch: Any, fates: Fates, device: str, micro_batches: int) -> int:

@@ -54,7 +54,9 @@ def rendered(anatomy: Anatomy) -> Any:
             title=section.title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1)
         )
         for place, heading in enumerate(section.headings):
-            table.add_column(heading, justify="right" if place and heading.islower() else "left")
+            is_number = place and heading.islower()
+            justify: Any = "right" if is_number else "left"
+            table.add_column(heading, justify=justify, no_wrap=not place or heading == "How")
         for row in section.rows:
             table.add_row(*map(Text, row), style="bold" if row[0] == "total" else None)
         parts.append(table)

@@ -7,7 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from memopt.anatomy.ledger import ACTIVATIONS, CATEGORIES, Entry, Ledger, Mark, Piece
+from memopt.anatomy.ledger import (
+    ACTIVATIONS,
+    CATEGORIES,
+    MADE_AGAIN,
+    OFFLOADED,
+    RECIPE,
+    Entry,
+    Ledger,
+    Mark,
+    Piece,
+)
 
 # A drawing has no more points than this.
 _MOST_POINTS = 1500
@@ -90,8 +100,8 @@ class Trace:
     """End of forward; the first gradient (the loss and the head have run backward); the most in
     backward; the most in the optimizer's step. Those that there are."""
     fates: dict[str, int]
-    """Bytes of the activations at the end of forward by fate: kept, region input; and what
-    regions made again or went to the host in the whole step."""
+    """Bytes of the activations at the end of forward by fate: kept, region input. And those that
+    were not there then: made again from recipes or by regions, or offloaded, in the whole step."""
     timeline: tuple[tuple[int, ...], ...]
     """The number of an operator, and the bytes of each category of CATEGORIES then. Where there are
     many, each point is the largest of its neighbours'."""
@@ -197,7 +207,7 @@ def _fates(log: Sequence[Entry], place: int) -> dict[str, int]:
     for piece in _alive(log, place):
         if piece.category == ACTIVATIONS and piece.fate:
             fates[piece.fate] += piece.nbytes
-    seen = {id(e.piece): e.piece for e in log if e.piece.fate in ("made again", "offloaded")}
+    seen = {id(e.piece): e.piece for e in log if e.piece.fate in (RECIPE, MADE_AGAIN, OFFLOADED)}
     for piece in seen.values():
         fates[piece.fate] += piece.nbytes
     return dict(fates)
