@@ -43,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=4, help="rows (default: 4)")
     parser.add_argument("--seq", type=int, default=512, help="tokens in a row (default: 512)")
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cuda", help="predict for (default: cuda)"
+        "--device",
+        choices=("cpu", "cuda"),
+        help="predict for (default: cuda; with --measure, where the step runs)",
     )
     parser.add_argument("--dtype", choices=tuple(_DTYPES), help="of weights (default: the model's)")
     parser.add_argument(
@@ -90,7 +92,7 @@ def _report(args: argparse.Namespace) -> Anatomy:
         job.batch,
         optimizer=_OPTIMIZERS[args.optimizer],
         measure=args.measure,
-        device=args.device,
+        device=args.device or (None if args.measure else "cuda"),
         autocast=None if args.autocast is None else _DTYPES[args.autocast],
         micro_batches=args.micro_batches,
         recipes=args.recipes,
