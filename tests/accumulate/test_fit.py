@@ -13,11 +13,12 @@ from tests.anatomy.models import Mlp, tiny
 
 def test_the_largest_batch() -> None:
     model, sample = Mlp(blocks=1), torch.randn(1, 32)
-    budget = memopt.anatomy(model, torch.randn(37, 32)).peak.total
-    assert memopt.largest_batch(model, sample, budget) == 37
-    assert memopt.largest_batch(model, sample, budget - 1) == 36
-    assert memopt.largest_batch(model, sample, budget, limit=16) == 16
-    assert memopt.largest_batch(model, lambda n: torch.empty(n, 32), budget) == 37
+    without: Any = {"optimizer": None}
+    budget = memopt.anatomy(model, torch.randn(37, 32), **without).peak.total
+    assert memopt.largest_batch(model, sample, budget, **without) == 37
+    assert memopt.largest_batch(model, sample, budget - 1, **without) == 36
+    assert memopt.largest_batch(model, sample, budget, limit=16, **without) == 16
+    assert memopt.largest_batch(model, lambda n: torch.empty(n, 32), budget, **without) == 37
 
 
 @pytest.mark.slow

@@ -28,32 +28,32 @@ def measured(model: nn.Module, batch: Any = BATCH, **options: Any) -> int:
 @pytest.fixture(scope="module")
 def of_blocks() -> dict[str, Advice]:
     torch.manual_seed(0)
-    return advice(Mlp(blocks=4))
+    return advice(Mlp(blocks=3))
 
 
 def test_convert(of_blocks: dict[str, Advice]) -> None:
-    model = Mlp(blocks=4)
+    model = Mlp(blocks=3)
     memopt.convert(model)
     assert measured(model) == of_blocks["memopt.convert(model)"].peak
 
 
 @pytest.mark.parametrize("every", [1, 2])
 def test_checkpointing(of_blocks: dict[str, Advice], every: int) -> None:
-    model = Mlp(blocks=4)
+    model = Mlp(blocks=3)
     memopt.apply_checkpointing(model, every=every)
     how = f"memopt.apply_checkpointing(model{', every=2' if every == 2 else ''})"
     assert measured(model) == of_blocks[how].peak
 
 
 def test_recipes_inside_regions(of_blocks: dict[str, Advice]) -> None:
-    model = Mlp(blocks=4)
+    model = Mlp(blocks=3)
     memopt.convert(model, checkpoint=True)
     assert measured(model) == of_blocks["memopt.convert(model, checkpoint=True)"].peak
 
 
 def test_accumulation(of_blocks: dict[str, Advice]) -> None:
     how = "memopt.accumulate(model, batch, micro_batch=256)"
-    assert measured(Mlp(blocks=4), micro_batches=2) == of_blocks[how].peak
+    assert measured(Mlp(blocks=3), micro_batches=2) == of_blocks[how].peak
 
 
 def test_the_cheapest_come_first(of_blocks: dict[str, Advice]) -> None:
@@ -65,22 +65,15 @@ def test_the_cheapest_come_first(of_blocks: dict[str, Advice]) -> None:
     assert regions.peak < recipes.peak
 
 
+@pytest.mark.slow
 def test_gradients_that_are_kept() -> None:
-    """Where the peak is in forward: weights that are large beside what they are multiplied with."""
-    found = advice(Mlp(blocks=2, width=64), torch.randn(8, 64), set_to_none=False, optimizer=None)
+    model, batch = Mlp(blocks=2, width=64), torch.randn(512, 64)
+    found = advice(model, batch, set_to_none=False, optimizer=None)
     how = "optimizer.zero_grad(set_to_none=True)"
-    if how in found:
-        model = Mlp(blocks=2, width=64)
-        assert measured(model, torch.randn(8, 64), optimizer=None) == found[how].peak
-    else:
-        plain = memopt.anatomy(
-            Mlp(blocks=2, width=64), torch.randn(8, 64), set_to_none=False, optimizer=None
-        )
-        assert measured(Mlp(blocks=2, width=64), torch.randn(8, 64), optimizer=None) >= (
-            0.995 * plain.peak.total
-        )
+    assert measured(model, batch, optimizer=None) == found[how].peak
 
 
+@pytest.mark.slow
 def test_lists_of_all_parameters_in_the_optimizer() -> None:
     model, batch = Mlp(blocks=4, width=64), torch.randn(4, 64)
     found = advice(model, batch, optimizer=lambda p: torch.optim.AdamW(p, foreach=True))
@@ -103,6 +96,7 @@ class Rows(torch.optim.AdamW):
                     p.sub_(p.grad, alpha=group["lr"])
 
 
+@pytest.mark.slow
 def test_states_of_8_bits() -> None:
     """Up to what the optimizer's step needs for itself."""
     model, batch = Mlp(blocks=4, width=64), torch.randn(256, 64)

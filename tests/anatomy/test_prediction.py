@@ -25,6 +25,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "every second with recipes": {"checkpoint": 2, "recipes": True},
     "accumulated": {"micro_batches": 3, "set_to_none": False},
 }
+OF_MODELS = ("plain", "autocast", "every second with recipes", "accumulated")
 OPTIMIZERS: dict[str, Any] = {
     "sgd": torch.optim.SGD,
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
@@ -48,7 +49,7 @@ def assert_predicted(report: Anatomy) -> None:
     assert predicted.work == measured.work
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("options", [OPTIONS[name] for name in OF_MODELS], ids=OF_MODELS)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.slow
 def test_the_prediction_is_what_is_measured(name: str, options: dict[str, Any]) -> None:
@@ -68,6 +69,7 @@ def test_optimizers(optimizer: Any) -> None:
     assert_predicted(memopt.anatomy(model, torch.randn(7, 32), measure=True, optimizer=optimizer))
 
 
+@pytest.mark.slow
 def test_long_sequences_ask_for_positions() -> None:
     """transformers looks whether positions are those of packed sequences."""
     model, batch = tiny("gpt2", rows=2, length=300)
@@ -76,7 +78,7 @@ def test_long_sequences_ask_for_positions() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rows", "length"), [(1, 7), (2, 65)])
-@pytest.mark.parametrize("name", ["gpt2", "bert", "llama", "t5"])
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
 def test_other_shapes(name: str, rows: int, length: int) -> None:
     model, batch = tiny(name, rows, length)
     assert_predicted(memopt.anatomy(model, batch, measure=True))
@@ -84,7 +86,7 @@ def test_other_shapes(name: str, rows: int, length: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_dtypes(dtype: torch.dtype) -> None:
-    model = Mlp().to(dtype)
+    model = Mlp(blocks=2).to(dtype)
     assert_predicted(memopt.anatomy(model, torch.randn(6, 32, dtype=dtype), measure=True))
 
 
@@ -100,6 +102,7 @@ def test_frozen_parameters_have_no_gradients_and_no_states() -> None:
     assert states == 2 * trained + 4 * len(list(model.blocks[-1].parameters()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["sqrt", "optimal"])
 def test_segments_of_a_sequential(rule: Any) -> None:
     plain = memopt.anatomy(Mlp(), torch.randn(64, 32))
@@ -111,7 +114,7 @@ def test_segments_of_a_sequential(rule: Any) -> None:
 
 def test_an_optimizer_with_states_keeps_their_values() -> None:
     """The count of steps decides the bias correction, and is read."""
-    model, batch = Mlp(), torch.randn(6, 32)
+    model, batch = Mlp(blocks=2), torch.randn(6, 32)
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(2):
         model(batch).backward()
@@ -151,6 +154,7 @@ def test_tied_weights_and_views_count_once() -> None:
     assert report.peak.by_category["weights"] == 50 * 16 * 4
 
 
+@pytest.mark.slow
 def test_a_model_on_meta_is_the_same() -> None:
     here = memopt.anatomy(*tiny("gpt2"), device="cpu")
     with torch.device("meta"):
@@ -171,6 +175,7 @@ def test_cuda_has_masks_of_bools_and_rounds_up() -> None:
     assert on_cpu["activations"] - on_cuda["activations"] == 4 * masks - masks - rounding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"checkpoint": "all"}])
 def test_cuda_chooses_flash_attention(options: dict[str, Any]) -> None:
     model, batch = tiny("llama")
@@ -186,7 +191,7 @@ def test_cuda_chooses_flash_attention(options: dict[str, Any]) -> None:
 
 def offloading(model: nn.Module, **options: Any) -> Callable[[bool], dict[str, int]]:
     return lambda offload: memopt.anatomy(
-        model, torch.randn(1024, 32), offload=offload, **options
+        model, torch.randn(1024, 32), optimizer=None, offload=offload, **options
     ).moment_bytes("end of forward")
 
 
