@@ -10,9 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, _ops, nn
-from torch._subclasses.fake_tensor import (
-    DynamicOutputShapeException as DynamicOutputShapeException,  # what meta kernels raise
-)
 from torch.autograd import forward_ad, grad_mode
 from torch.utils import _python_dispatch
 from torch.utils import checkpoint as _checkpoint
@@ -147,4 +144,13 @@ def run_backward(loss: Tensor) -> None:
     engine = torch.autograd.Variable._execution_engine
     engine.run_backward(
         (loss,), (torch.ones_like(loss),), False, False, (), True, accumulate_grad=True
+    )
+
+
+def depends_on_values(error: Exception) -> bool:
+    """Whether an operator's meta kernel raised this because there is none, or because the shape of
+    its result depends on values. (Importing the exception's class takes a second.)
+    """
+    return isinstance(error, NotImplementedError) or (
+        type(error).__name__ == "DynamicOutputShapeException"
     )

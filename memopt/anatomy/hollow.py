@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from memopt._compat import DynamicOutputShapeException
+from memopt._compat import depends_on_values
 from memopt.anatomy.ledger import Ledger, Piece
 from memopt.anatomy.work import tensors_in
 from memopt.measure import storages
@@ -171,7 +171,9 @@ def _computed_outcome(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         kwargs = {**kwargs, "device": torch.device("meta")}
     try:
         result = func(*args, **kwargs)
-    except (NotImplementedError, DynamicOutputShapeException) as error:
+    except RuntimeError as error:
+        if not depends_on_values(error):
+            raise
         raise DependsOnValues(
             f"a prediction has no values, and the shape that {func} returns depends on them, or it "
             f"has no meta kernel: {error}"

@@ -4,6 +4,8 @@ it names the moment of the peak and the line that made it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,8 @@ from memopt.anatomy.ledger import CATEGORIES, Ledger
 from memopt.anatomy.step import Step, traced
 from memopt.live_bytes import LiveBytes
 from tests.anatomy.models import Mlp, tiny
+
+BATCH = torch.randn(64, 32)
 
 
 class Marks:
@@ -118,18 +122,18 @@ def test_moments_come_in_order() -> None:
 
 
 def test_fates() -> None:
-    batch = torch.randn(64, 32)
-    plain = memopt.anatomy(Mlp(), batch, optimizer=None, measure=True).trace.fates
+    def fates(**options: Any) -> dict[str, int]:
+        report = memopt.anatomy(Mlp(), BATCH, optimizer=None, measure=True, **options)
+        return report.trace.fates
+
+    plain = fates()
     assert set(plain) == {"kept"}
-    regions = memopt.anatomy(
-        Mlp(), batch, optimizer=None, measure=True, checkpoint="all"
-    ).trace.fates
+    regions = fates(checkpoint="all")
     one = 4 * 64 * 32
     assert regions["region input"] == 8 * one
     assert regions["kept"] == one
     assert sum(regions.values()) == plain["kept"]
-    recipes = memopt.anatomy(Mlp(), batch, optimizer=None, measure=True, recipes=True).trace.fates
-    assert recipes["recipe"] == 9 * (one + 4 * one)  # of each norm and each activation
+    assert fates(recipes=True)["recipe"] == 9 * (one + 4 * one)  # of each norm and activation
 
 
 def test_autocast_copies_of_weights_are_no_activations() -> None:

@@ -1,4 +1,4 @@
-"""Proves that what is predicted of offloading is what is left when activations have gone to disk."""
+"""Proves that what is predicted of offloading is what is left when activations are on disk."""
 
 from __future__ import annotations
 
