@@ -13,7 +13,9 @@ rotary embedding of several saves more: the difference between formula and trace
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -176,11 +178,10 @@ def formulas(
     micro_batches: int = 1,
     cuda: bool = False,
 ) -> dict[str, int] | None:
-    """Bytes by category at the end of forward and the first backward, where a transformer's peak
-    is; None for a model of unknown shape.
+    """Bytes by category at the peak; None for a model of unknown shape.
 
-    Weights, gradients and optimizer states are of all parameters; gradients of a step that begins
-    without any come as activations go, so they do not count here unless micro-batches add them up.
+    That is where backward begins, or the optimizer's step, whichever has more. Gradients come as
+    activations go, so they do not count at the first unless micro-batches add them up.
     """
     shape = shape_of(model, batch, autocast)
     if shape is None:
@@ -202,8 +203,31 @@ def formulas(
     found[ACTIVATIONS] = shape.activation_bytes(fates)
     found[TEMPORARY] = shape.temporary_bytes(fates)
     found[FUNCTIONALITY] = sum(storages([*inputs, *model.buffers()]).values())
+    in_step = {
+        **found,
+        GRADIENTS: gradients,
+        ACTIVATIONS: 0,
+        TEMPORARY: step_bytes(optimizer, trained, cuda),
+    }
     found[FUNCTIONALITY] += casts * autocast.itemsize if autocast is not None else 0
-    return found
+    return max(found, in_step, key=lambda bytes_of: sum(bytes_of.values()))
+
+
+def step_bytes(
+    optimizer: torch.optim.Optimizer | None, trained: Sequence[nn.Parameter], cuda: bool
+) -> int:
+    """Temporary bytes of an optimizer's step: of Adam's kind the root of the second moments, of all
+    parameters at once (foreach); or of one after another, and again when it is divided, while a
+    variable still holds the one before. Of SGD none.
+    """
+    group = optimizer.param_groups[0] if optimizer is not None else {}
+    if "betas" not in group or group.get("fused"):
+        return 0
+    sizes = [p.numel() * p.element_size() for p in trained]
+    is_foreach = cuda if group.get("foreach") is None else group["foreach"]
+    if is_foreach:
+        return sum(sizes)
+    return max((2 * now + before for before, now in pairwise((0, *sizes))), default=0)
 
 
 def states_per_parameter(optimizer: torch.optim.Optimizer | None) -> int:
