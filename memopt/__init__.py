@@ -4,15 +4,18 @@ It may be kept; made again from what is saved anyway (memopt.functional and memo
 memopt.recompute() for whatever reads their outputs); or belong to a region that is checkpointed or
 offloaded (memopt.checkpoint, memopt.checkpoint_wrapper). memopt.saved_tensors picks the fate of
 each tensor. memopt.convert brings all this to an unmodified model, memopt.compile to a compiled
-one, and memopt.saved_bytes counts the bytes that are saved.
+one. memopt.saved_bytes counts the bytes that are saved, and memopt.anatomy says where all memory
+of a training step is.
 """
 
 from memopt import functional, nn
 from memopt._extension import build_info
 from memopt._version import __version__
 
-# The function takes the name of its package; the package's modules stay importable
+# A function takes the name of its package; the package's modules stay importable
 # (memopt.checkpoint.wrapper).
+from memopt.accumulate import Accumulated, accumulate, largest_batch, longest_sequence
+from memopt.anatomy import Anatomy, anatomy
 from memopt.checkpoint import (
     apply_checkpointing,
     checkpoint,
@@ -40,9 +43,13 @@ from memopt.offload import (
 from memopt.recipes import recompute
 
 __all__ = [
+    "Accumulated",
+    "Anatomy",
     "OffloadStats",
     "Report",
     "__version__",
+    "accumulate",
+    "anatomy",
     "apply_checkpointing",
     "build_info",
     "checkpoint",
@@ -57,6 +64,8 @@ __all__ = [
     "functional",
     "is_checkpointing",
     "is_recomputing",
+    "largest_batch",
+    "longest_sequence",
     "nn",
     "offload",
     "offload_stats",

@@ -1,4 +1,4 @@
-"""The command line: python -m memopt {demo,env}."""
+"""The command line: python -m memopt {anatomy,demo,env}."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 
 import memopt
 from memopt import demo
+from memopt.anatomy import command
 
 
 def print_environment() -> int:
@@ -40,8 +41,12 @@ def main(arguments: list[str] | None = None) -> int:
             "demo", help="train a small GPT in seven modes and compare memory and speed"
         )
     )
+    command.add_arguments(
+        commands.add_parser("anatomy", help="where the memory of a training step is, predicted")
+    )
     args = parser.parse_args(arguments)
-    return print_environment() if args.command == "env" else demo.run(args)
+    runs = {"env": lambda _: print_environment(), "demo": demo.run, "anatomy": command.run}
+    return runs[args.command](args)
 
 
 if __name__ == "__main__":

@@ -123,3 +123,32 @@ def compiles_for_inductor() -> bool:
 # What torch.compiler.assume_constant_result does, which imports the compiler: 1.3 s for all who
 # import memopt.
 compiles_for_inductor._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def running_node() -> Any:
+    """The autograd node whose backward runs in this thread; None outside of backward."""
+    return torch._C._current_autograd_node()
+
+
+def sequence_number() -> int:
+    """The number that the next autograd node of this thread will get."""
+    return torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+
+
+def run_backward(loss: Tensor) -> None:
+    """`loss.backward()`, but in the same TorchFunctionModes: the engine takes them over, and
+    Tensor.backward would have been called by one, without it.
+    """
+    engine = torch.autograd.Variable._execution_engine
+    engine.run_backward(
+        (loss,), (torch.ones_like(loss),), False, False, (), True, accumulate_grad=True
+    )
+
+
+def depends_on_values(error: Exception) -> bool:
+    """Whether an operator's meta kernel raised this because there is none, or because the shape of
+    its result depends on values. (Importing the exception's class takes a second.)
+    """
+    return isinstance(error, NotImplementedError) or (
+        type(error).__name__ == "DynamicOutputShapeException"
+    )

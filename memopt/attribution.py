@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from memopt._compat import sequence_number
 from memopt.measure import SavedBytes, SavedTensors, recorded, storages
 
 # Nodes that give another view of a tensor: what made the tensor stands in front of them.
@@ -121,23 +122,10 @@ class _Recorder(SavedTensors):
 
     def _pack(self, tensor: Tensor) -> Any:
         packed = super()._pack(tensor)
-        module, function = self._place(sys._getframe(1))
-        node = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+        module, function = innermost(sys._getframe(1), self._paths)
+        node = sequence_number() - 1
         self._notes[packed] = _Note(node, module, function, _maker(tensor))
         return packed
-
-    def _place(self, frame: FrameType | None) -> tuple[str, str]:
-        function = ""
-        while frame is not None:
-            code = frame.f_code
-            if not function and code.co_filename == _FUNCTIONAL:
-                function = code.co_name
-            if code.co_argcount:
-                first = frame.f_locals.get(code.co_varnames[0])
-                if isinstance(first, nn.Module) and first in self._paths:
-                    return self._paths[first], function
-            frame = frame.f_back
-        return "", function
 
     def attributed(self, nodes: Mapping[int, Any]) -> Iterator[Attributed]:
         """With the graph's nodes by their numbers; while the graph lives."""
@@ -168,6 +156,23 @@ class _Recorder(SavedTensors):
 
 
 _FUNCTIONAL = nn.functional.__file__
+
+
+def innermost(frame: FrameType | None, paths: Mapping[nn.Module, str]) -> tuple[str, str]:
+    """The path of the innermost module that runs in or around `frame`, and the function of
+    torch.nn.functional inside it; each empty if there is none.
+    """
+    function = ""
+    while frame is not None:
+        code = frame.f_code
+        if not function and code.co_filename == _FUNCTIONAL:
+            function = code.co_name
+        if code.co_argcount:
+            first = frame.f_locals.get(code.co_varnames[0])
+            if isinstance(first, nn.Module) and first in paths:
+                return paths[first], function
+        frame = frame.f_back
+    return "", function
 
 
 def _maker(tensor: Tensor) -> int | None:

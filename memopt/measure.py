@@ -238,7 +238,7 @@ def storages(tensors: Iterable[Tensor]) -> dict[Hashable, int]:
     """
     found: dict[Hashable, int] = {}
     for tensor in tensors:
-        for part in _parts(tensor):
+        for part in parts_of(tensor):
             try:
                 storage = part.untyped_storage()
             except NotImplementedError:  # of a layout that is opaque: counted each time
@@ -248,12 +248,12 @@ def storages(tensors: Iterable[Tensor]) -> dict[Hashable, int]:
     return found
 
 
-def _parts(tensor: Tensor) -> Iterator[Tensor]:
+def parts_of(tensor: Tensor) -> Iterator[Tensor]:
     """The tensors that hold the memory of a sparse tensor or one that wraps others."""
     if wraps_tensors(tensor):
         names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
         for name in names:
-            yield from _parts(getattr(tensor, name))
+            yield from parts_of(getattr(tensor, name))
     elif tensor.layout is torch.sparse_coo:
         yield from (tensor._indices(), tensor._values())
     elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):

@@ -32,7 +32,7 @@ MEMOPT_LAYERS = (
     {"checkpoint"},
     {"compile", "convert"},
     {"anatomy"},
-    {"plan"},
+    {"accumulate", "plan"},
     {"integrations"},
     {"__init__"},
     {"demo"},

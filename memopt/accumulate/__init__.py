@@ -1,0 +1,18 @@
+"""Gradient accumulation, and what fits into a budget of bytes.
+
+After `import memopt`, the attribute `memopt.accumulate` is the function. The modules of this
+package can still be imported:
+
+    loop   `accumulate`
+    sync   when gradients travel between processes
+    undo   a micro-batch that ran out of memory, undone
+    fit    `largest_batch`, `longest_sequence`, and the largest micro-batch, by prediction
+"""
+
+from memopt._submodules import add_submodules
+from memopt.accumulate.fit import largest_batch, longest_sequence
+from memopt.accumulate.loop import Accumulated, accumulate
+
+__all__ = ["Accumulated", "accumulate", "largest_batch", "longest_sequence"]
+
+add_submodules(accumulate, __name__)

@@ -1,0 +1,204 @@
+"""What fits into a budget of bytes, by prediction."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from memopt.anatomy.batches import as_dict, rows_of
+from memopt.anatomy.predict import predict
+from memopt.anatomy.step import LossLike, OptimizerLike, Step, as_optimizer
+from memopt.anatomy.whatif import Checkpoint, Fates
+from memopt.measure import storages
+
+Batch = Any | Callable[[int], Any]
+
+
+def largest_batch(
+    model: nn.Module,
+    batch: Batch,
+    budget: int,
+    *,
+    loss: LossLike = None,
+    optimizer: OptimizerLike = torch.optim.AdamW,
+    autocast: torch.dtype | None = None,
+    device: str | None = None,
+    recipes: bool = False,
+    checkpoint: Checkpoint = None,
+    offload: bool = False,
+    limit: int = 1 << 16,
+) -> int:
+    """The most rows with which a training step's peak is at most `budget` bytes, as predicted.
+
+    Nothing runs: see `memopt.anatomy`, whose options these are. Takes about five predictions.
+
+        memopt.largest_batch(model, batch, budget=40 * 2**30, autocast=torch.bfloat16)
+
+    Args:
+        model: on any device, also meta.
+        batch: one of any size, whose tensors are resized in their first dimension; or a function of
+            the number of rows that makes one (of meta tensors, if you like).
+        budget: bytes for all of it: weights, gradients and optimizer states too.
+        limit: the most rows to try.
+
+    Returns:
+        From 0, if one row does not fit, to `limit`.
+
+    Raises:
+        TypeError, ValueError: an argument is no such thing, or `budget` is below the weights.
+        DependsOnValues: the step looks at values, and cannot be predicted.
+    """
+    make = batch if callable(batch) else _resized(batch, 0)
+    fates = Fates(recipes, checkpoint, offload)
+    step = Step(model, None, as_optimizer(optimizer, list(model.parameters())), loss, autocast)
+    return _largest("largest_batch", step, make, budget, fates, device, limit)
+
+
+def longest_sequence(
+    model: nn.Module,
+    batch: Batch,
+    budget: int,
+    *,
+    loss: LossLike = None,
+    optimizer: OptimizerLike = torch.optim.AdamW,
+    autocast: torch.dtype | None = None,
+    device: str | None = None,
+    recipes: bool = False,
+    checkpoint: Checkpoint = None,
+    offload: bool = False,
+    limit: int = 1 << 20,
+) -> int:
+    """The longest sequence with which a training step's peak is at most `budget` bytes.
+
+    As `largest_batch`, but tensors are resized in their second dimension, or `batch` is a function
+    of the length. Of a model with a table of positions its size is the limit.
+    """
+    make = batch if callable(batch) else _resized(batch, 1)
+    fates = Fates(recipes, checkpoint, offload)
+    step = Step(model, None, as_optimizer(optimizer, list(model.parameters())), loss, autocast)
+    config: Any = getattr(model, "config", None)
+    positions = getattr(config, "max_position_embeddings", None)
+    if isinstance(positions, int):
+        limit = min(limit, positions)
+    return _largest("longest_sequence", step, make, budget, fates, device, limit)
+
+
+def largest_micro_batch(step: Step, budget: int, available: bool, device: str) -> int:
+    """The most rows of the step's batch that fit, at least 1, while gradients are there already.
+
+    available: the budget is for what is not there yet.
+    """
+    rows = rows_of("accumulate", step.batch)
+    make = _resized(step.batch, 0)
+    if available:
+        budget += _here(step)
+
+    def peak(size: int) -> int:
+        return _peak(step, make(min(2 * size, rows)), Fates(), device, 2 if size < rows else 1)
+
+    return max(1, _search(peak, budget, (rows, -(-rows // 2)), rows))
+
+
+def check_budget(who: str, budget: object, model: nn.Module) -> int:
+    """Raises TypeError or ValueError where not even the weights fit."""
+    if isinstance(budget, bool) or not isinstance(budget, int):
+        raise TypeError(f"{who}: budget must be an int of bytes, got {type(budget).__name__}")
+    weights = sum(storages(model.parameters()).values())
+    if budget <= weights:
+        raise ValueError(
+            f"{who}: budget must be above the {weights:,} bytes of the model's weights, got "
+            f"{budget:,}"
+        )
+    return budget
+
+
+def _largest(
+    who: str,
+    step: Step,
+    make: Callable[[int], Any],
+    budget: int,
+    fates: Fates,
+    device: str | None,
+    limit: int,
+) -> int:
+    if not isinstance(step.model, nn.Module):
+        raise TypeError(f"{who}: model must be an nn.Module, got {type(step.model).__name__}")
+    check_budget(who, budget, step.model)
+    home = next((p.device.type for p in step.model.parameters()), "cpu")
+    target = device or ("cpu" if home == "cpu" else "cuda")
+    return _search(lambda size: _peak(step, make(size), fates, target, 1), budget, (1, 2), limit)
+
+
+def _search(peak: Callable[[int], int], budget: int, first: Sequence[int], limit: int) -> int:
+    """The largest size up to `limit` whose peak is within the budget; 0 if none is.
+
+    Peaks grow with the size, about as a line does: so the sizes tried first are `first`, the next
+    ones where the line through the two nearest peaks meets the budget, and each third the middle.
+    """
+    low, high = 0, limit + 1
+    known: dict[int, int] = {}
+    sizes = [size for size in first if size <= limit]
+    while high - low > 1:
+        if sizes:
+            size = sizes.pop(0)
+        elif len(known) % 3 == 2 and len(known) > 2:
+            size = (low + high) // 2
+        else:
+            size = _on_line(known, budget)
+        size = min(max(size, low + 1), high - 1)
+        known[size] = peak(size)
+        low, high = (size, high) if known[size] <= budget else (low, size)
+    return low
+
+
+def _on_line(known: dict[int, int], budget: int) -> int:
+    nearest = sorted(known, key=lambda size: abs(known[size] - budget))[:2]
+    if len(nearest) < 2 or known[nearest[0]] == known[nearest[1]]:
+        return 2 * max(known, default=1)
+    one, other = nearest
+    slope = (known[other] - known[one]) / (other - one)
+    return math.floor(one + (budget - known[one]) / slope)
+
+
+def _peak(step: Step, batch: Any, fates: Fates, device: str, micro_batches: int) -> int:
+    other = copy.copy(step)
+    other.batch, other.micro_batches = batch, micro_batches
+    return predict(other, fates, device)[0].peak.total
+
+
+def _here(step: Step) -> int:
+    """Bytes that are on the device already."""
+    states = [] if step.optimizer is None else [dict(s) for s in step.optimizer.state.values()]
+    leaves = [*step.model.parameters(), *step.model.buffers()]
+    leaves += [p.grad for p in step.model.parameters() if p.grad is not None]
+    leaves += [leaf for leaf in pytree.tree_leaves(states) if isinstance(leaf, Tensor)]
+    leaves += [leaf for leaf in pytree.tree_leaves(step.batch) if isinstance(leaf, Tensor)]
+    return sum(storages(leaves).values())
+
+
+def _resized(batch: Any, dim: int) -> Callable[[int], Any]:
+    """Makes meta tensors of another size of those whose size there is the batch's."""
+    sample = as_dict(batch)
+    leaves = [leaf for leaf in pytree.tree_leaves(sample) if isinstance(leaf, Tensor)]
+    now = next((leaf.shape[dim] for leaf in leaves if leaf.dim() > dim), None)
+    if now is None:
+        raise ValueError(f"batch must hold a tensor of more than {dim} dimensions, got none")
+
+    def make(size: int) -> Any:
+        def resize(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            shape = list(leaf.shape)
+            if leaf.dim() > dim and shape[dim] == now:
+                shape[dim] = size
+            return torch.empty(shape, dtype=leaf.dtype, device="meta")
+
+        return pytree.tree_map(resize, sample)
+
+    return make

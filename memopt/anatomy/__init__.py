@@ -1,0 +1,29 @@
+"""The anatomy of a training step's memory: what is where, predicted and measured.
+
+After `import memopt`, the attribute `memopt.anatomy` is the function. The modules of this package
+can still be imported:
+
+    api       `anatomy`
+    ledger    every piece of memory of a step, from its birth to its end
+    hollow    tensors without values, and a ledger that computes nothing
+    step      one training step under a ledger
+    predict   a step's memory without running it
+    whatif    other fates, another device
+    trace     what a ledger says: moments, timeline, shares
+    work      kinds of operators, their operations and bytes
+    formulas  closed formulas for transformers
+    advice    what would help
+    report    what `anatomy` returns; table, page and figure draw it
+    batches   a batch and its parts
+    presets   models by name
+    command   `python -m memopt anatomy`
+"""
+
+from memopt._submodules import add_submodules
+from memopt.anatomy.api import anatomy
+from memopt.anatomy.hollow import DependsOnValues
+from memopt.anatomy.report import Advice, Anatomy
+
+__all__ = ["Advice", "Anatomy", "DependsOnValues", "anatomy"]
+
+add_submodules(anatomy, __name__)

@@ -1,0 +1,205 @@
+"""What would help: changes to a step, each predicted."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from memopt.anatomy.batches import rows_of
+from memopt.anatomy.hollow import DependsOnValues
+from memopt.anatomy.ledger import STATES, Entry, Ledger, Piece
+from memopt.anatomy.predict import predict
+from memopt.anatomy.report import Advice
+from memopt.anatomy.step import Step
+from memopt.anatomy.trace import Trace, trace_of
+from memopt.anatomy.whatif import Fates
+from memopt.checkpoint.blocks import find_blocks
+
+# A GPU of today: operations and bytes a second, and the link's. The ratios matter.
+_FLOPS = {2: 400e12, 4: 50e12, 8: 25e12}
+"""By an element's bytes."""
+_BYTES = 2.5e12
+_LINK = 50e9
+
+# A remedy that gives less than this share of the peak is not worth a line.
+_LEAST = 0.005
+
+_FUSED_LOSS = "a fused linear and cross entropy that never holds all logits (Liger, torchtune)"
+
+
+class _Remedy(NamedTuple):
+    what: str
+    how: str
+    predict: Callable[[], tuple[Trace, float]]
+    """Its trace, and seconds that come on top of the trace's own work."""
+
+
+def advise(step: Step, fates: Fates, target: str, now: Trace, ledger: Ledger) -> tuple[Advice, ...]:
+    """Remedies by bytes of the peak saved per time lost, the best first."""
+    speed = _speed(step)
+    before = _seconds(now, speed)
+    found = []
+    for remedy in _remedies(step, fates, target, now, ledger):
+        try:
+            trace, extra = remedy.predict()
+        except (DependsOnValues, ValueError, RuntimeError):  # not with this model
+            continue
+        saved = now.peak.total - trace.peak.total
+        if saved > _LEAST * now.peak.total:
+            slower = (_seconds(trace, speed) + extra - before) / before
+            found.append(Advice(remedy.what, remedy.how, trace.peak.total, saved, slower))
+    return tuple(sorted(found, key=lambda a: -a.saved / max(a.slower, 1e-3)))
+
+
+def _remedies(
+    step: Step, fates: Fates, target: str, now: Trace, ledger: Ledger
+) -> Iterator[_Remedy]:
+    def with_fates(**changes: object) -> Callable[[], tuple[Trace, float]]:
+        return lambda: (predict(step, replace(fates, **changes), target)[0], 0.0)  # type: ignore[arg-type]
+
+    def with_step(change: Callable[[Step], None]) -> Callable[[], tuple[Trace, float]]:
+        def run() -> tuple[Trace, float]:
+            other = copy.copy(step)
+            change(other)
+            return predict(other, fates, target)[0], 0.0
+
+        return run
+
+    if not step.set_to_none:
+        yield _Remedy(
+            "drop gradients between steps",
+            "optimizer.zero_grad(set_to_none=True)",
+            with_step(_set_to_none),
+        )
+    if step.optimizer is not None and _is_foreach(step.optimizer, target):
+        yield _Remedy(
+            "an optimizer without temporary lists of all parameters",
+            f"{type(step.optimizer).__name__}(..., fused=True)",
+            with_step(_one_by_one),
+        )
+    states = [p for p in ledger.pieces if p.category == STATES and p.dtype == torch.float32]
+    if sum(piece.nbytes for piece in states) > _LEAST * now.peak.total:
+        yield _Remedy(
+            "optimizer states of 8 bits",
+            "bitsandbytes.optim.AdamW8bit",
+            lambda: (_as_if(now, ledger, _scaled(ledger, states, 4)), 0.0),
+        )
+    logits = list(_logits(step, ledger))
+    if logits:
+        yield _Remedy(
+            "no logits of the whole batch at once",
+            _FUSED_LOSS,
+            lambda: (_as_if(now, ledger, _scaled(ledger, logits, 0)), 0.0),
+        )
+    if not fates.recipes:
+        yield _Remedy(
+            "recipes: norms and activations are made again",
+            "memopt.convert(model)",
+            with_fates(recipes=True),
+        )
+    if fates.checkpoint is None and find_blocks(step.model).modules:
+        yield _Remedy(
+            "every second block as a region",
+            "memopt.apply_checkpointing(model, every=2)",
+            with_fates(checkpoint=2),
+        )
+        yield _Remedy(
+            "every block as a region",
+            "memopt.apply_checkpointing(model)",
+            with_fates(checkpoint="all"),
+        )
+        yield _Remedy(
+            "recipes inside regions",
+            "memopt.convert(model, checkpoint=True)",
+            with_fates(recipes=True, checkpoint="all"),
+        )
+    if not fates.offload:
+        yield _Remedy(
+            "activations on the host",
+            "with memopt.offload(): loss = ...",
+            lambda: _offloading(step, replace(fates, offload=True), target),
+        )
+    if rows_of("anatomy", step.batch) > step.micro_batches:
+        yield _Remedy(
+            "gradient accumulation",
+            f"memopt.accumulate(model, batch, micro_batch={_half(step)})",
+            with_step(_split),
+        )
+
+
+def _offloading(step: Step, fates: Fates, target: str) -> tuple[Trace, float]:
+    """Copies go one way at a time, beside the computation of forward and then of backward."""
+    trace, _ = predict(step, fates, target)
+    copies = trace.fates.get("offloaded", 0) / _LINK
+    forward = _seconds(trace, _speed(step), "forward")
+    backward = _seconds(trace, _speed(step), "backward")
+    return trace, max(0.0, copies - forward) + max(0.0, copies - backward)
+
+
+def _speed(step: Step) -> float:
+    dtype = step.autocast or next(step.model.parameters()).dtype
+    return _FLOPS.get(dtype.itemsize, _FLOPS[2])
+
+
+def _seconds(trace: Trace, speed: float, *phases: str) -> float:
+    rows = [row for row in trace.work if not phases or row.phase in phases]
+    return sum(max(row.flops / speed, row.nbytes / _BYTES) for row in rows)
+
+
+def _set_to_none(step: Step) -> None:
+    step.set_to_none = True
+
+
+def _half(step: Step) -> int:
+    rows = rows_of("anatomy", step.batch)
+    return -(-rows // (2 * step.micro_batches))
+
+
+def _split(step: Step) -> None:
+    step.micro_batches = min(rows_of("anatomy", step.batch), 2 * step.micro_batches)
+
+
+def _is_foreach(optimizer: torch.optim.Optimizer, target: str) -> bool:
+    group = optimizer.param_groups[0]
+    if "foreach" not in group or group.get("fused"):
+        return False
+    return bool(group["foreach"]) or (group["foreach"] is None and target == "cuda")
+
+
+def _one_by_one(step: Step) -> None:
+    """Without temporary tensors: the fused kernels have none."""
+    assert step.optimizer is not None
+    other = copy.copy(step.optimizer)
+    other.param_groups = [
+        {**group, "foreach": False, "fused": True} for group in other.param_groups
+    ]
+    step.optimizer = other
+
+
+def _logits(step: Step, ledger: Ledger) -> Iterator[Piece]:
+    """What has a number for each token and each word."""
+    config = getattr(step.model, "config", None)
+    words = getattr(getattr(config, "text_config", config), "vocab_size", None)
+    if not isinstance(words, int):
+        return
+    for piece in ledger.pieces:
+        wide = len(piece.shape) >= 2 and piece.shape[-1] == words and piece.born
+        if wide and piece.category in ("activations", "temporary buffers"):
+            yield piece
+
+
+def _as_if(now: Trace, ledger: Ledger, entries: list[Entry]) -> Trace:
+    return replace(trace_of(ledger, 0.0, entries), work=now.work)
+
+
+def _scaled(ledger: Ledger, pieces: Sequence[Piece], divisor: int) -> list[Entry]:
+    """The log if these pieces were smaller, or (0) were not there."""
+    smaller = {
+        id(piece): replace(piece, nbytes=piece.nbytes // divisor if divisor else 0)
+        for piece in pieces
+    }
+    return [e._replace(piece=smaller.get(id(e.piece), e.piece)) for e in ledger.log]

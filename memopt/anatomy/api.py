@@ -1,0 +1,232 @@
+"""`memopt.anatomy`."""
+
+from __future__ import annotations
+
+import copy
+import time
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from memopt.anatomy.advice import advise
+from memopt.anatomy.batches import as_dict, device_of, rows_of
+from memopt.anatomy.formulas import formulas, shape_of
+from memopt.anatomy.hollow import CUDA_GRANULARITY, DependsOnValues
+from memopt.anatomy.ledger import Ledger
+from memopt.anatomy.predict import predict
+from memopt.anatomy.report import AllocatorRow, Anatomy
+from memopt.anatomy.step import LossLike, OptimizerLike, Step, as_optimizer, traced
+from memopt.anatomy.trace import Trace, trace_of
+from memopt.anatomy.whatif import Checkpoint, Fates
+from memopt.anatomy.work import tensors_in
+
+
+def anatomy(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    loss: LossLike = None,
+    optimizer: OptimizerLike = torch.optim.AdamW,
+    measure: bool | Literal["auto"] = "auto",
+    device: str | None = None,
+    autocast: torch.dtype | None = None,
+    micro_batches: int = 1,
+    set_to_none: bool = True,
+    recipes: bool = False,
+    checkpoint: Checkpoint = None,
+    offload: bool = False,
+    advice: bool = False,
+) -> Anatomy:
+    """Where the memory of a training step is: every category, at every instant.
+
+        print(memopt.anatomy(model, batch, optimizer=optimizer))
+        memopt.anatomy(model, batch, checkpoint="all", measure=False).peak.total
+
+    One step (forward, loss, backward, optimizer; the second one, since the first makes the
+    optimizer's state) is predicted and may be measured. Nothing of the model, the batch and the
+    optimizer changes: both happen on copies. A prediction runs the very step, but its tensors have
+    no values, and no kernel runs; it takes seconds and next to no memory for models of any size,
+    also for one on the meta device.
+
+    Six categories add up to all bytes, each storage counted once: weights; gradients; optimizer
+    states; activations, which are saved for backward; temporary buffers; and functionality-specific
+    memory: inputs, buffers, and weights in autocast's dtype. A storage is in one category for all
+    of its life. Scratch memory that a kernel allocates and frees inside itself is not seen.
+
+    Args:
+        model: on any device, also meta.
+        inputs: a batch, on the model's device: a mapping of keyword arguments, a tuple or list of
+            positional ones, or the only one. May be meta tensors, where nothing is measured.
+        loss: makes the loss of what the model returns. Default: the output's `loss`, its first
+            element or the output.
+        optimizer: one of the model's, or a class or function that makes one of parameters, or None.
+        measure: True: run a step on a copy as well, on the model's device. That takes the memory of
+            another model and its optimizer's states. "auto": only if the step cannot be predicted.
+        device: predict for "cpu" or "cuda": there PyTorch saves other masks of dropout, chooses
+            other kernels for attention and optimizers, and rounds allocations up to 512 bytes.
+            Default: the model's; of a model on meta, "cuda".
+        autocast: run forward under torch.autocast with this dtype.
+        micro_batches: split the batch for gradient accumulation.
+        set_to_none: whether zero_grad, behind the step, drops gradients.
+        recipes: what if memopt.convert had converted the model.
+        checkpoint: what if blocks were regions: "all"; a number k, every k-th; for models whose
+            blocks are an nn.Sequential also "sqrt" and "optimal".
+        offload: what if activations (with `checkpoint`: the regions' inputs) were on the host
+            between forward and backward. Predicted only; copies count as done at once.
+        advice: also predict what would help. Takes a prediction for each remedy.
+
+    Returns:
+        An `Anatomy`.
+
+    Raises:
+        TypeError: `model` is no module, there is no loss, or `optimizer` is no such thing.
+        ValueError: the loss is no scalar, inputs are on another device, an option is out of its
+            range, or a model without values is to be measured.
+        DependsOnValues: the step looks at values, and measure=False.
+
+    Source: the categories are those of torch.profiler's memory timeline; the prediction is the
+    ledger's own. Overhead: see `Anatomy.overhead`.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"anatomy: model must be an nn.Module, got {type(model).__name__}")
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f'anatomy: device must be "cpu", "cuda" or None, got {device!r}')
+    if measure not in (True, False, "auto"):
+        raise ValueError(f'anatomy: measure must be True, False or "auto", got {measure!r}')
+    if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
+        raise ValueError(
+            f"anatomy: micro_batches must be an int of at least 1, got {micro_batches!r}"
+        )
+    inputs = as_dict(inputs)
+    rows = rows_of("anatomy", inputs)
+    without_values = any(t.is_meta for t in (*model.parameters(), *tensors_in(inputs)))
+    if not all(t.is_meta for t in tensors_in(inputs)):
+        home = device_of("anatomy", model, inputs).type
+    else:
+        home = next((p.device.type for p in model.parameters()), "cpu")
+    target = device or ("cuda" if home in ("meta", "cuda") else "cpu")
+    fates = Fates(recipes, checkpoint, offload)
+    step = Step(
+        model,
+        inputs,
+        as_optimizer(optimizer, list(model.parameters())),
+        loss,
+        autocast,
+        micro_batches,
+        set_to_none,
+    )
+    notes: list[str] = []
+    predicted, ledger, problem = None, None, None
+    try:
+        predicted, ledger = predict(step, fates, target)
+    except DependsOnValues as error:
+        if measure is False or without_values:
+            raise
+        problem = error
+        notes.append(f"not predicted, but measured: {error}")
+    measured, overhead, allocator = None, None, None
+    if measure is True or problem is not None:
+        if without_values:
+            raise ValueError(
+                "anatomy: a step that is measured must have a model and inputs with values, got "
+                "meta tensors; measure=False predicts it"
+            )
+        if offload:
+            notes.append("measured without offloading")
+        measured, overhead, allocator = _measured(step, fates, home)
+    is_cuda = target == "cuda"
+    found = formulas(
+        model,
+        inputs,
+        step.optimizer,
+        fates,
+        autocast=autocast,
+        micro_batches=micro_batches,
+        cuda=is_cuda,
+    )
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return Anatomy(
+        model=type(model).__name__,
+        device=target if predicted is not None else home,
+        parameters=sum(p.numel() for p in model.parameters()),
+        trained=trained,
+        rows=rows,
+        options=_words(step, fates),
+        predicted=predicted,
+        measured=measured,
+        formula=found,
+        flops_6nd=_six_n_d(model, inputs, autocast),
+        advice=()
+        if not advice or predicted is None or ledger is None
+        else advise(step, fates, target, predicted, ledger),
+        overhead=overhead,
+        allocator=allocator,
+        notes=tuple(notes),
+    )
+
+
+def _measured(
+    step: Step, fates: Fates, device: str
+) -> tuple[Trace, float | None, AllocatorRow | None]:
+    model, optimizer, batch = copy.deepcopy((step.model, step.optimizer, step.batch))
+    fates.apply(model)
+    real = copy.copy(step)
+    real.model, real.optimizer, real.batch = model, optimizer, batch
+    is_cuda = device == "cuda"
+    ledger = Ledger(model, CUDA_GRANULARITY if is_cuda else 1, device)
+    with _same_generators(device):
+        real.run()
+        _synchronize(is_cuda)
+        start = time.perf_counter()
+        real.run()
+        _synchronize(is_cuda)
+        plain = time.perf_counter() - start
+        before = torch.cuda.memory_allocated() if is_cuda else 0
+        if is_cuda:
+            torch.cuda.reset_peak_memory_stats()
+        _, seconds = traced(real, ledger)
+    row = None
+    trace = trace_of(ledger, seconds)
+    if is_cuda:
+        known = sum(entry.piece.nbytes for entry in ledger.log if entry.instant == 0)
+        most, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        row = AllocatorRow(most, reserved, before, known)
+    return trace, seconds / plain, row
+
+
+def _same_generators(device: str) -> AbstractContextManager[None]:
+    if device in ("cpu", "meta"):
+        return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(device_type=device)
+
+
+def _synchronize(is_cuda: bool) -> None:
+    if is_cuda:
+        torch.cuda.synchronize()
+
+
+def _words(step: Step, fates: Fates) -> str:
+    words = [str(fates)]
+    if step.autocast is not None:
+        words.append(f"autocast {str(step.autocast).removeprefix('torch.')}")
+    if step.micro_batches > 1:
+        words.append(f"{step.micro_batches} micro-batches")
+    words.append(type(step.optimizer).__name__ if step.optimizer is not None else "no optimizer")
+    return ", ".join(words)
+
+
+def _six_n_d(model: nn.Module, inputs: Any, autocast: torch.dtype | None) -> int | None:
+    """6 operations for each token and each parameter of a matrix product."""
+    shape = shape_of(model, inputs, autocast)
+    if shape is None:
+        return None
+    used = {
+        p: None
+        for m in model.modules()
+        if not isinstance(m, nn.Embedding)
+        for p in m.parameters(recurse=False)
+        if p.dim() > 1
+    }
+    return 6 * sum(p.numel() for p in used) * shape.tokens

@@ -1,0 +1,128 @@
+"""`python -m memopt anatomy`: a model by name or by a function of yours, and its report."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memopt.anatomy import presets
+from memopt.anatomy.api import anatomy
+from memopt.anatomy.hollow import DependsOnValues
+from memopt.anatomy.report import Anatomy
+
+USAGE_ERROR = 2
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_OPTIMIZERS = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+    "none": None,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's options."""
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "model",
+        nargs="?",
+        help="module:callable, which returns a model and its batch (on the meta device)",
+    )
+    what.add_argument("--preset", choices=presets.PRESETS, help="a model of known size")
+    what.add_argument("--config", help="a config of transformers: llama, GPT2Config, or a folder")
+    parser.add_argument(
+        "--set", default="", help="changes to the config, as JSON: '{\"hidden_size\": 512}'"
+    )
+    parser.add_argument("--batch", type=int, default=4, help="rows (default: 4)")
+    parser.add_argument("--seq", type=int, default=512, help="tokens in a row (default: 512)")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="predict for (default: cuda; with --measure, where the step runs)",
+    )
+    parser.add_argument("--dtype", choices=tuple(_DTYPES), help="of weights (default: the model's)")
+    parser.add_argument(
+        "--autocast", choices=("bfloat16", "float16"), help="run forward under autocast"
+    )
+    parser.add_argument("--optimizer", choices=tuple(_OPTIMIZERS), default="adamw")
+    parser.add_argument("--micro-batches", type=int, default=1, help="accumulate (default: 1)")
+    parser.add_argument("--recipes", action="store_true", help="what if memopt.convert")
+    parser.add_argument("--checkpoint", help="what if regions: all, sqrt, optimal or a number")
+    parser.add_argument("--offload", action="store_true", help="what if activations leave")
+    parser.add_argument("--advice", action="store_true", help="predict what would help")
+    parser.add_argument(
+        "--measure", action="store_true", help="also run the step (--preset only), here"
+    )
+    for name in ("json", "html", "png"):
+        parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {name.upper()}")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command. Returns 0, or 2 for arguments that cannot be run."""
+    try:
+        report = _report(args)
+        for name in ("json", "html", "png"):
+            path = getattr(args, name)
+            if path is not None:
+                getattr(report, f"to_{name}")(path)
+    except (presets.UsageError, ValueError, DependsOnValues, OSError) as error:
+        print(f"memopt anatomy: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    print(report)
+    return 0
+
+
+def _report(args: argparse.Namespace) -> Anatomy:
+    if args.batch < 1 or args.seq < 1:
+        raise presets.UsageError(
+            f"--batch and --seq: must be at least 1, got {args.batch} and {args.seq}"
+        )
+    job = _job(args)
+    if args.dtype is not None:
+        job.model.to(_DTYPES[args.dtype])
+    found = anatomy(
+        job.model,
+        job.batch,
+        optimizer=_OPTIMIZERS[args.optimizer],
+        measure=args.measure,
+        device=args.device or (None if args.measure else "cuda"),
+        autocast=None if args.autocast is None else _DTYPES[args.autocast],
+        micro_batches=args.micro_batches,
+        recipes=args.recipes,
+        checkpoint=_checkpoint(args.checkpoint),
+        offload=args.offload,
+        advice=args.advice,
+    )
+    return dataclasses.replace(found, notes=(*found.notes, job.note)) if job.note else found
+
+
+def _job(args: argparse.Namespace) -> presets.Job:
+    if args.measure and not args.preset:
+        raise presets.UsageError("--measure: needs --preset, whose models have values")
+    if args.preset:
+        place = ("cuda" if torch.cuda.is_available() else "cpu") if args.measure else "meta"
+        return presets.preset(args.preset, args.batch, args.seq, place)
+    if args.config:
+        return presets.from_config(args.config, args.batch, args.seq, _sizes(args.set))
+    return presets.from_callable(args.model)
+
+
+def _sizes(text: str) -> dict[str, Any]:
+    try:
+        sizes = json.loads(text or "{}")
+    except json.JSONDecodeError:
+        sizes = None
+    if not isinstance(sizes, dict):
+        raise presets.UsageError(f"--set: must be a JSON object, got {text!r}")
+    return sizes
+
+
+def _checkpoint(value: str | None) -> Any:
+    return int(value) if value is not None and value.isdigit() else value

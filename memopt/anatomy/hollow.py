@@ -1,0 +1,252 @@
+"""Steps without arithmetic: tensors that have memory of the right size and no values.
+
+Memory that nobody touches costs nothing: an operating system hands out pages when they are written
+first. So a hollow tensor is an ordinary CPU tensor that nothing was written to, and a HollowLedger
+runs no kernel: shapes and strides come from the operator's meta kernel. All else is what it is in a
+real step: views, autograd, autocast, the choice of attention kernel, memopt's recipes and regions.
+No step on meta tensors would do: autocast ignores them, and attention takes another path.
+
+Small tensors whose values are known (an optimizer's count of steps, a constant) are computed.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from memopt._compat import depends_on_values
+from memopt.anatomy.ledger import Ledger, Piece
+from memopt.anatomy.work import tensors_in
+from memopt.measure import storages
+
+CUDA_GRANULARITY = 512
+"""What CUDA's caching allocator rounds up to."""
+
+T = TypeVar("T")
+
+# What follows from known values is computed, up to so many bytes: positions, masks, an optimizer's
+# count of steps. transformers asks whether positions are those of packed sequences.
+_SMALL = 1 << 20
+
+
+class DependsOnValues(RuntimeError):
+    """The step looks at the values of tensors, which a prediction does not have."""
+
+
+class _Made(NamedTuple):
+    """A tensor that an operator returns."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    argument: int | None
+    """The place among the tensors given of the one that it is or views; None: it is new."""
+
+
+class HollowLedger(Ledger):
+    """A ledger of a step that computes nothing.
+
+    Args:
+        target: "cpu" or "cuda", whose allocations are rounded up.
+        hollow: the storages without values among what is adopted.
+    """
+
+    def __init__(self, model: nn.Module, target: str, hollow: frozenset[int]) -> None:
+        super().__init__(model, CUDA_GRANULARITY if target == "cuda" else 1)
+        self._on_cpu = target == "cpu"
+        self._hollow = hollow
+        self._known: set[Piece] = set()
+        """Pieces with values."""
+        self._outcomes: dict[Hashable, Any] = {}
+        self._computed = False
+        """Whether the newest operator ran."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = tensors_in((args, kwargs))
+        with_values = all(self._has_values(tensor) for tensor in given)
+        self._computed = True
+        name = func.overloadpacket.__name__
+        if func.is_view or name in _ALWAYS:
+            return func(*args, **kwargs)
+        if name in _ASK:
+            if with_values:
+                return func(*args, **kwargs)
+            raise DependsOnValues(
+                f"a prediction has no values, and the step asks for one ({func}, in "
+                f"{self._place().line or 'PyTorch'})"
+            )
+        outcome = self._outcome(func, args, kwargs, given)
+        leaves, spec = pytree.tree_flatten(outcome, is_leaf=_is_made)
+        made = [leaf for leaf in leaves if _is_made(leaf)]
+        is_small = all(_nbytes(leaf) <= _SMALL for leaf in (*made, *given))
+        if with_values and is_small and torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        written = list(_written(func, args, kwargs))
+        if not written and any(leaf.argument is not None for leaf in made):
+            return func(*args, **kwargs)  # a view, though not declared as one
+        self._computed = False
+        for tensor in written:
+            self._known.difference_update(self.pieces_of(tensor))
+        results = [_allocated(leaf, given) if _is_made(leaf) else leaf for leaf in leaves]
+        return pytree.tree_unflatten(results, spec)
+
+    def adopt(self, category: str, named: Iterable[tuple[str, object]]) -> None:
+        named = list(named)
+        super().adopt(category, named)
+        for _, value in named:
+            for tensor in tensors_in(value):
+                if tensor.untyped_storage()._cdata not in self._hollow:
+                    self._known.update(self.pieces_of(tensor))
+
+    def _know(self, piece: Piece, name: str, args: tuple[Any, ...]) -> None:
+        super()._know(piece, name, args)
+        if self._computed:
+            self._known.add(piece)
+
+    def _has_values(self, tensor: Tensor) -> bool:
+        # What the ledger does not know was not made by an operator: a Python number.
+        return self._known.issuperset(self.pieces_of(tensor))
+
+    def _outcome(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor]
+    ) -> Any:
+        """What the operator returns, with a _Made for each tensor."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        key = (func, spec, tuple(map(_described, leaves)))
+        try:
+            found = self._outcomes.get(key)
+        except TypeError:  # an argument without a hash
+            return _computed_outcome(func, args, kwargs)
+        if found is None:
+            found = _computed_outcome(func, args, kwargs)
+            if self._on_cpu and func is torch.ops.aten.native_layer_norm.default:
+                found = _layer_norm_on_cpu(args, found)
+            self._outcomes[key] = found
+        return found
+
+
+# Of these, values or memory are the point.
+_ALWAYS = frozenset(("set_", "resize_", "lift_fresh", "_unsafe_view"))
+_ASK = frozenset(("_local_scalar_dense", "is_nonzero", "equal"))
+
+
+def _is_made(value: object) -> bool:
+    return isinstance(value, _Made)
+
+
+def _nbytes(value: Any) -> int:
+    size: int = value.dtype.itemsize
+    count: int = math.prod(value.shape)
+    return count * size
+
+
+def _described(leaf: object) -> Hashable:
+    if isinstance(leaf, Tensor):
+        return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.storage_offset())
+    return (type(leaf), leaf)
+
+
+def _computed_outcome(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """By the operator's meta kernel."""
+    places: dict[int, int] = {}
+
+    def on_meta(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            shape, stride = tuple(leaf.shape), leaf.stride()
+            meta = torch.empty_strided(shape, stride, dtype=leaf.dtype, device="meta")
+            places[meta.untyped_storage()._cdata] = len(places)
+            keep.append(meta)
+            return meta
+        return torch.device("meta") if isinstance(leaf, torch.device) else leaf
+
+    keep: list[Tensor] = []
+    args, kwargs = pytree.tree_map(on_meta, (args, kwargs))
+    if any(argument.name == "device" for argument in func._schema.arguments):
+        kwargs = {**kwargs, "device": torch.device("meta")}
+    try:
+        result = func(*args, **kwargs)
+    except RuntimeError as error:
+        if not depends_on_values(error):
+            raise
+        raise DependsOnValues(
+            f"a prediction has no values, and the shape that {func} returns depends on them, or it "
+            f"has no meta kernel: {error}"
+        ) from error
+
+    def described(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        place = places.get(leaf.untyped_storage()._cdata)
+        return _Made(tuple(leaf.shape), leaf.stride(), leaf.dtype, place)
+
+    return pytree.tree_map(described, result)
+
+
+def _layer_norm_on_cpu(args: tuple[Any, ...], made: Any) -> Any:
+    """There the statistics have the input's dtype, unless the weight has another one."""
+    input, _, weight = args[:3]
+    dtype = input.dtype if weight is None else weight.dtype
+    output, *statistics = made
+    return (output, *(entry._replace(dtype=dtype) for entry in statistics))
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """The tensors that an operator writes to."""
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            yield from tensors_in(value)
+
+
+def _allocated(made: _Made, given: Sequence[Tensor]) -> Tensor:
+    if made.argument is not None:
+        return given[made.argument]
+    return torch.empty_strided(made.shape, made.stride, dtype=made.dtype)
+
+
+def hollow_copy(value: T) -> tuple[T, frozenset[int]]:
+    """A deep copy of modules, optimizers and tensors on the CPU, without values, but for small
+    tensors that are no parameters. Of what shares memory the copies share it too, so that tied
+    weights are. Returns also the storages without values.
+    """
+    memo: dict[int, Any] = {}
+    memory: dict[Hashable, Tensor] = {}
+    for tensor in _tensors_of(value):
+        memo[id(tensor)] = _hollow(tensor, memory)
+    hollow = frozenset(base.untyped_storage()._cdata for base in memory.values())
+    return copy.deepcopy(value, memo), hollow
+
+
+def _tensors_of(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, nn.Module):
+        yield from value.parameters()
+        yield from value.buffers()
+    elif isinstance(value, torch.optim.Optimizer):
+        yield from tensors_in([dict(state) for state in value.state.values()])
+    elif isinstance(value, (tuple, list)):
+        for entry in value:
+            yield from _tensors_of(entry)
+    else:
+        yield from tensors_in(value)
+
+
+def _hollow(tensor: Tensor, memory: dict[Hashable, Tensor]) -> Tensor:
+    ((key, nbytes),) = storages([tensor]).items()
+    if nbytes <= _SMALL and not tensor.is_meta and not isinstance(tensor, nn.Parameter):
+        return tensor.detach().clone().cpu().requires_grad_(tensor.requires_grad)
+    base = memory.get(key)
+    if base is None:
+        base = memory[key] = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+    with torch.no_grad():
+        view = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(
+            base.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+        )
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(view, requires_grad=tensor.requires_grad)
+    return view.requires_grad_(tensor.requires_grad)

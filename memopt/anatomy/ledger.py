@@ -1,0 +1,365 @@
+"""The ledger of a step: every piece of memory that operators make, from its birth to its end.
+
+    with Ledger(model) as ledger:
+        ledger.adopt("weights", model.named_parameters())
+        loss = forward()
+        ledger.end_of_forward(loss)
+        loss.backward()
+    ledger.total, ledger.pieces, ledger.log
+
+A dispatch mode sees what each operator returns; a weak reference to each storage says when it ends,
+also inside C++ code. So each storage counts once, whole, whichever views of it there are, for
+as long as it lives. Not seen is what a kernel allocates and frees inside itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memopt._compat import running_node, sequence_number
+from memopt.anatomy.work import Work, tensors_in, work_of
+from memopt.attribution import innermost
+from memopt.measure import SavedTensors, parts_of
+
+CATEGORIES = (
+    "weights",
+    "gradients",
+    "optimizer states",
+    "activations",
+    "temporary buffers",
+    "functionality-specific",
+)
+WEIGHTS, GRADIENTS, STATES, ACTIVATIONS, TEMPORARY, FUNCTIONALITY = CATEGORIES
+
+FATES = ("kept", "region input", "recipe", "made again", "offloaded")
+KEPT, REGION_INPUT, RECIPE, MADE_AGAIN, OFFLOADED = FATES
+
+
+@dataclass(eq=False)
+class Piece:
+    """A storage, and where it comes from."""
+
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    born: int
+    """The number of the operator that made it; 0 for what was there before."""
+    phase: str
+    """"before", "forward", "backward" or "optimizer"."""
+    op: str
+    """The operator that returned it, or the name of what was there before."""
+    module: str
+    """The path of the innermost module whose forward ran, in backward that whose backward ran."""
+    line: str
+    """The line outside of PyTorch and memopt that called the operator, in backward that of the
+    forward: "model.py:12". Empty where there is none."""
+    category: str = ""
+    fate: str = ""
+    """Of an activation: one of FATES."""
+    died: int | None = None
+    """The number of the operator after whose beginning it ended; None: it was there at the end."""
+    again: bool = False
+    """Whether a recompute made it."""
+    last_in_forward: int = 0
+    """The number of the last operator of forward that read it."""
+    first_in_backward: int | None = None
+    """The number of the first operator of backward that did."""
+
+
+class Entry(NamedTuple):
+    """A line of the ledger: a piece begins (sign 1) or ends (-1)."""
+
+    instant: int
+    sign: int
+    piece: Piece
+
+
+class Mark(NamedTuple):
+    """A moment with a name."""
+
+    name: str
+    instant: int
+    place: int
+    """How many lines the log has then."""
+
+
+class Place(NamedTuple):
+    module: str
+    line: str
+
+
+_NOWHERE = Place("", "")
+
+
+class Ledger(TorchDispatchMode):
+    """Of one device's memory, while it is entered.
+
+    Args:
+        model: gives the paths of modules.
+        granularity: what an allocation is rounded up to, in bytes; 512 for CUDA's allocator.
+        device: the type of the device that counts; None: all.
+    """
+
+    def __init__(self, model: nn.Module, granularity: int = 1, device: str | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.pieces: list[Piece] = []
+        self.log: list[Entry] = []
+        self.ops: list[str] = ["before"]
+        """The name of each instant's operator."""
+        self.phases: list[str] = ["before"]
+        self.marks: list[Mark] = []
+        self.work: list[Work] = []
+        self.total = 0
+        self.phase = "forward"
+        self._granularity = granularity
+        self._device = device
+        self._live: dict[int, tuple[weakref.ref[Any], Piece]] = {}
+        self._places: dict[int, Place] = {}
+        self._weights: set[int] = set()
+        self._paths = {module: path for path, module in model.named_modules()}
+        self._hooks = _Hooks(self)
+
+    @property
+    def instant(self) -> int:
+        """The number of the newest operator."""
+        return len(self.ops) - 1
+
+    def adopt(self, category: str, named: Iterable[tuple[str, object]]) -> None:
+        """What is there before the step, with its category; what has one keeps it."""
+        for name, value in named:
+            for tensor in tensors_in(value):
+                for piece in self._note(tensor, name, "before", Place(_owner(name), "")):
+                    piece.category = piece.category or category
+                    if category == WEIGHTS:
+                        self._weights.add(id(piece))
+
+    def assign(self, category: str, named: Iterable[tuple[str, object]]) -> None:
+        """Say of what operators made what it is, and of which parameter."""
+        for name, value in named:
+            for tensor in tensors_in(value):
+                for piece in self.pieces_of(tensor):
+                    if not piece.category or piece.phase == "backward":
+                        piece.category, piece.fate, piece.module = category, "", _owner(name)
+
+    def pieces_of(self, tensor: Tensor) -> list[Piece]:
+        """The live pieces behind a tensor."""
+        return [self._live[key][1] for key in _keys(tensor) if key in self._live]
+
+    def saved(self, tensor: Tensor, fate: str = KEPT) -> None:
+        """The graph holds the tensor itself, or a region does."""
+        for piece in self.pieces_of(tensor):
+            piece.category = piece.category or ACTIVATIONS
+            if not piece.fate or piece.fate == REGION_INPUT:
+                piece.fate = fate
+
+    def end_of_forward(self, loss: Tensor) -> None:
+        """What is left now is held for backward, but for the loss."""
+        results = {id(piece) for piece in self.pieces_of(loss)}
+        for _, piece in list(self._live.values()):
+            if piece.phase == "forward" and not piece.category and id(piece) not in results:
+                piece.category = ACTIVATIONS
+                piece.fate = REGION_INPUT
+        self.marks.append(Mark("end of forward", self.instant, len(self.log)))
+
+    def restart(self) -> None:
+        """Forget what has been, but not what is there: the next step begins."""
+        self.pieces = [piece for _, piece in self._live.values()]
+        for piece in self.pieces:
+            piece.born, piece.phase = 0, "before"
+        self.log = [Entry(0, 1, piece) for piece in self.pieces]
+        self.ops, self.phases, self.marks, self.work = ["before"], ["before"], [], []
+
+    def close(self) -> None:
+        """No piece ends from now on. What nobody has claimed was temporary."""
+        for piece in self.pieces:
+            piece.category = piece.category or TEMPORARY
+        self._live = {}
+
+    def __enter__(self) -> Ledger:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._hooks.__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = str(func)
+        if name.startswith("prim.device"):
+            return func(*args, **kwargs)
+        self.ops.append(name)
+        self.phases.append(self.phase)
+        self._used((args, kwargs) if kwargs else args)
+        result = self.run(func, args, kwargs)
+        place: Place | None = None
+        results = tensors_in(result)
+        for tensor in results:
+            if any(key not in self._live for key in _keys(tensor)):
+                place = place or self._place()
+                for piece in self._note(tensor, name, self.phase, place):
+                    self._know(piece, name, args)
+        if name.startswith("memopt._") and self.phase == "backward":
+            self._know_recipes(name, kwargs, results)
+        work = work_of(func, args, kwargs, result)
+        if work is not None:
+            place = place or self._place()
+            self.work.append(work._replace(module=place.module, phase=self.phase))
+        return result
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the operator. For a ledger whose operators compute nothing."""
+        return func(*args, **kwargs)
+
+    def _know(self, piece: Piece, name: str, args: tuple[Any, ...]) -> None:
+        """What can be said of a piece when an operator has made it."""
+        piece.again = self._recomputes()
+        if name == "aten._to_copy.default" and isinstance(args[0], Tensor):
+            sources = self.pieces_of(args[0])
+            if sources and all(id(source) in self._weights for source in sources):
+                piece.category = FUNCTIONALITY  # a weight in autocast's type
+
+    def _know_recipes(self, name: str, kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+        """Outputs that are made again from a recipe: by the op's forward, or by the end of its
+        backward, which returns them last.
+        """
+        if self._recomputes():
+            return
+        again = results if "_forward" in name else results[-1:]
+        if "_forward" in name or kwargs.get("recompute_output"):
+            for tensor in again:
+                for piece in self.pieces_of(tensor):
+                    if not piece.category:
+                        piece.category, piece.fate = ACTIVATIONS, RECIPE
+
+    def _used(self, arguments: object) -> None:
+        for tensor in tensors_in(arguments):
+            for piece in self.pieces_of(tensor):
+                if self.phase == "forward":
+                    piece.last_in_forward = self.instant
+                elif self.phase == "backward" and piece.first_in_backward is None:
+                    piece.first_in_backward = self.instant
+
+    def _recomputes(self) -> bool:
+        """Whether a region's forward runs again: backward itself has gradients disabled."""
+        return self.phase == "backward" and torch.is_grad_enabled()
+
+    def _note(self, tensor: Tensor, op: str, phase: str, place: Place) -> list[Piece]:
+        """Enter the storages behind a tensor that are new. Returns these, of what was there before
+        all of them.
+        """
+        found = []
+        for part in parts_of(tensor):
+            if not _has_storage(part) or (self._device and part.device.type != self._device):
+                continue
+            storage = part.untyped_storage()
+            key, size = storage._cdata, storage.nbytes()
+            known = self._live.get(key)
+            if known is not None:
+                if phase == "before":
+                    found.append(known[1])
+                continue
+            nbytes = -(-size // self._granularity) * self._granularity
+            instant = self.instant
+            piece = Piece(
+                nbytes, tuple(part.shape), part.dtype, instant, phase, op, place.module, place.line
+            )
+            self._live[key] = (weakref.ref(storage, partial(self._end, key)), piece)
+            self.pieces.append(piece)
+            self.log.append(Entry(instant, 1, piece))
+            self.total += nbytes
+            found.append(piece)
+        return found
+
+    def _end(self, key: int, _: object) -> None:
+        if key not in self._live:
+            return
+        piece = self._live.pop(key)[1]
+        piece.died = self.instant
+        self.log.append(Entry(self.instant, -1, piece))
+        self.total -= piece.nbytes
+        if piece.again and not piece.category and not self._recomputes():
+            piece.category, piece.fate = ACTIVATIONS, MADE_AGAIN
+
+    def _place(self) -> Place:
+        number = sequence_number()
+        if self.phase == "backward" and not torch.is_grad_enabled():
+            node = running_node()
+            if node is None:
+                return _NOWHERE
+            parameter = getattr(node, "variable", None)
+            if parameter is not None:
+                pieces = self.pieces_of(parameter)
+                return Place(pieces[0].module, "") if pieces else _NOWHERE
+            return self._places.get(node._sequence_nr(), _NOWHERE)
+        frame = sys._getframe(2)
+        place = Place(innermost(frame, self._paths)[0], _line(frame))
+        self._places[number - 1] = place
+        return place
+
+
+class _Hooks(SavedTensors):
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(dropped=False)
+        self._ledger = weakref.ref(ledger)
+
+    def _pack(self, tensor: Tensor) -> Any:
+        ledger = self._ledger()
+        if ledger is not None:
+            # Without a frame of a user's between, the region itself keeps its inputs.
+            is_region = sys._getframe(1).f_code.co_filename.startswith(_REGIONS)
+            ledger.saved(tensor, REGION_INPUT if is_region else KEPT)
+        return super()._pack(tensor)
+
+
+def _keys(tensor: Tensor) -> Sequence[int]:
+    """Of the storages behind a tensor."""
+    if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided:
+        return (tensor.untyped_storage()._cdata,)
+    return [part.untyped_storage()._cdata for part in parts_of(tensor) if _has_storage(part)]
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    try:
+        tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True
+
+
+def _owner(name: str) -> str:
+    """The module of a parameter's name."""
+    return name.rpartition(".")[0]
+
+
+_MEMOPT = str(Path(__file__).parent.parent) + "/"
+_REGIONS = (f"{_MEMOPT}checkpoint/", f"{_MEMOPT}_class_patch.py")
+_LIBRARIES = (str(Path(torch.__file__).parent) + "/", _MEMOPT, "<")
+
+
+@lru_cache(maxsize=4096)
+def _is_library(filename: str) -> bool:
+    return filename.startswith(_LIBRARIES)
+
+
+def _line(frame: FrameType | None) -> str:
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if not _is_library(filename):
+            return f"{Path(filename).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,135 @@
+"""One training step under a ledger: forward, loss, backward, optimizer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memopt.anatomy.batches import as_dict, call, loss_in, parts, rows_of
+from memopt.anatomy.ledger import FUNCTIONALITY, GRADIENTS, STATES, WEIGHTS, Ledger
+
+OptimizerLike = torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None
+
+LossLike = Callable[[Any], Tensor] | None
+
+
+@dataclass
+class Step:
+    """What a step needs, as objects that may be copied together."""
+
+    model: nn.Module
+    batch: Any
+    optimizer: torch.optim.Optimizer | None
+    loss: LossLike = None
+    autocast: torch.dtype | None = None
+    micro_batches: int = 1
+    set_to_none: bool = True
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Entered around the step: regions run their forward again in backward."""
+
+    def run(self, ledger: Ledger | None = None) -> None:
+        """The step, told to the ledger."""
+        with self.context():
+            self._run(ledger)
+
+    def _run(self, ledger: Ledger | None) -> None:
+        device = next((p.device.type for p in self.model.parameters()), "cpu")
+        rows = rows_of("anatomy", self.batch)
+        whole = as_dict(self.batch)
+        batches = [whole] if self.micro_batches == 1 else self._parts(rows)
+        for batch in batches:
+            if ledger is not None:
+                ledger.phase = "forward"
+            with ExitStack() as stack:
+                if self.autocast is not None:
+                    stack.enter_context(torch.autocast(device, dtype=self.autocast))
+                loss = self._loss(batch)
+            if ledger is not None:
+                ledger.end_of_forward(loss)
+                ledger.phase = "backward"
+            loss.backward()
+            del loss
+            if ledger is not None:
+                ledger.assign(GRADIENTS, self._gradients())
+        if self.optimizer is None:
+            self.model.zero_grad(set_to_none=self.set_to_none)
+            return
+        if ledger is not None:
+            ledger.phase = "optimizer"
+        self.optimizer.step()
+        if ledger is not None:
+            ledger.assign(STATES, self._states())
+        self.optimizer.zero_grad(set_to_none=self.set_to_none)
+
+    def _parts(self, rows: int) -> list[Any]:
+        if not 1 <= self.micro_batches <= rows:
+            raise ValueError(
+                f"anatomy: micro_batches must be from 1 to the batch's {rows} rows, got "
+                f"{self.micro_batches}"
+            )
+        return parts("anatomy", self.batch, -(-rows // self.micro_batches))
+
+    def _loss(self, batch: Any) -> Tensor:
+        output = call(self.model, batch)
+        loss = loss_in("anatomy", output if self.loss is None else self.loss(output))
+        return loss / self.micro_batches if self.micro_batches > 1 else loss
+
+    def adopt(self, ledger: Ledger) -> None:
+        """Enter what is there before."""
+        ledger.adopt(WEIGHTS, self.model.named_parameters())
+        ledger.adopt(FUNCTIONALITY, self.model.named_buffers())
+        ledger.adopt(FUNCTIONALITY, [("inputs", self.batch)])
+        ledger.adopt(STATES, self._states())
+        ledger.adopt(GRADIENTS, self._gradients())
+
+    def _gradients(self) -> Iterator[tuple[str, object]]:
+        yield from ((name, p.grad) for name, p in self.model.named_parameters())
+
+    def _states(self) -> Iterator[tuple[str, object]]:
+        if self.optimizer is None:
+            return
+        names: dict[Tensor, str] = {
+            parameter: name for name, parameter in self.model.named_parameters()
+        }
+        for parameter, state in self.optimizer.state.items():
+            yield names.get(parameter, ""), list(dict(state).values())
+
+
+def traced(step: Step, ledger: Ledger) -> tuple[float, float]:
+    """Traces the second of two steps: in the first the optimizer makes its state.
+
+    Returns the seconds of both.
+    """
+    seconds = []
+    step.adopt(ledger)
+    with ledger:
+        for _ in range(2):
+            ledger.restart()
+            start = time.perf_counter()
+            step.run(ledger)
+            seconds.append(time.perf_counter() - start)
+    ledger.close()
+    return seconds[0], seconds[1]
+
+
+def as_optimizer(kind: object, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer | None:
+    """An optimizer of the parameters that require gradients, from a class or a function."""
+    if kind is None or isinstance(kind, torch.optim.Optimizer):
+        return kind
+    if not callable(kind):
+        raise TypeError(
+            "anatomy: optimizer must be a torch.optim.Optimizer, a class or function that makes "
+            f"one of parameters, or None, got {type(kind).__name__}"
+        )
+    optimizer = kind([p for p in parameters if p.requires_grad])
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"anatomy: optimizer must make a torch.optim.Optimizer, got {type(optimizer).__name__}"
+        )
+    return optimizer

@@ -1,0 +1,263 @@
+"""What a ledger says of a step, to read and to process: moments, a timeline, shares."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from memopt.anatomy.ledger import (
+    ACTIVATIONS,
+    CATEGORIES,
+    MADE_AGAIN,
+    OFFLOADED,
+    RECIPE,
+    Entry,
+    Ledger,
+    Mark,
+    Piece,
+)
+
+# A drawing has no more points than this.
+_MOST_POINTS = 1500
+_MOST_LARGEST = 25
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is alive at one time."""
+
+    name: str
+    total: int
+    by_category: dict[str, int]
+    """Bytes; they sum to `total`."""
+    op: str
+    """The operator that had run last."""
+    phase: str
+    module: str
+    """The module whose forward or backward ran it, as far as it made something."""
+    line: str
+
+
+@dataclass(frozen=True)
+class Share:
+    """Of the peak: what one module, or one operator, has made of one category."""
+
+    path: str
+    """Of the module; in `by_op` the operator's name."""
+    category: str
+    nbytes: int
+    pieces: int
+
+
+@dataclass(frozen=True)
+class Large:
+    """One of the largest pieces of memory at the peak."""
+
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    category: str
+    fate: str
+    module: str
+    op: str
+    line: str
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the step, on the timeline."""
+
+    name: str
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class KindOfWork:
+    """What operators of one kind do in one module, in one phase."""
+
+    module: str
+    kind: str
+    phase: str
+    calls: int
+    flops: int
+    nbytes: int
+
+    @property
+    def intensity(self) -> float:
+        """Floating-point operations by byte moved."""
+        return self.flops / self.nbytes if self.nbytes else 0.0
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One step's memory."""
+
+    peak: Moment
+    moments: tuple[Moment, ...]
+    """End of forward; the first gradient (the loss and the head have run backward); the most in
+    backward; the most in the optimizer's step. Those that there are."""
+    fates: dict[str, int]
+    """Bytes of the activations at the end of forward by fate: kept, region input. And those that
+    were not there then: made again from recipes or by regions, or offloaded, in the whole step."""
+    timeline: tuple[tuple[int, ...], ...]
+    """The number of an operator, and the bytes of each category of CATEGORIES then. Where there are
+    many, each point is the largest of its neighbours'."""
+    phases: tuple[Phase, ...]
+    by_module: tuple[Share, ...]
+    by_op: tuple[Share, ...]
+    largest: tuple[Large, ...]
+    """At the peak, the most bytes first."""
+    work: tuple[KindOfWork, ...]
+    instants: int
+    seconds: float = 0.0
+    notes: tuple[str, ...] = field(default=())
+
+    def moment(self, name: str) -> Moment:
+        return next(moment for moment in (self.peak, *self.moments) if moment.name == name)
+
+    def category_peaks(self) -> dict[str, int]:
+        """The most bytes of each category at any time."""
+        columns = zip(*(point[1:] for point in self.timeline), strict=True)
+        return dict(zip(CATEGORIES, map(max, columns), strict=True))
+
+    def flops(self, *phases: str) -> int:
+        return sum(row.flops for row in self.work if not phases or row.phase in phases)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def trace_of(ledger: Ledger, seconds: float, entries: Sequence[Entry] | None = None) -> Trace:
+    """Of a ledger that is closed. `entries` in place of its own log: another course of things."""
+    log = list(ledger.log if entries is None else entries)
+    marks = list(ledger.marks) if entries is None else []
+    totals = dict.fromkeys(CATEGORIES, 0)
+    points: dict[int, tuple[int, dict[str, int]]] = {}
+    best: dict[str, tuple[int, Mark]] = {}
+    total = 0
+    first = None
+    for place, entry in enumerate(log, 1):
+        change = entry.sign * entry.piece.nbytes
+        total += change
+        totals[entry.piece.category] += change
+        phase = ledger.phases[entry.instant]
+        if entry.instant not in points or total >= points[entry.instant][0]:
+            points[entry.instant] = (total, dict(totals))
+        for name in ("peak", f"most in {phase}"):
+            if name not in best or total > best[name][0]:
+                best[name] = (total, Mark(name, entry.instant, place))
+        is_gradient = entry.piece.category == "gradients" and phase == "backward"
+        if first is None and is_gradient and entry.sign > 0:
+            first = Mark("first gradient", entry.instant, place)
+    if not marks and "most in backward" in best:
+        instant = ledger.marks[-1].instant
+        place = sum(1 for entry in log if entry.instant <= instant)
+        marks = [Mark("end of forward", instant, place)]
+    chosen = [*marks[-1:], *([first] if first else [])]
+    chosen += [best[k][1] for k in ("most in backward", "most in optimizer") if k in best]
+    peak = _alive(log, best["peak"][1].place)
+    return Trace(
+        peak=_moment(ledger, log, best["peak"][1]),
+        moments=tuple(_moment(ledger, log, mark) for mark in chosen),
+        fates=_fates(log, marks[-1].place if marks else len(log)),
+        timeline=_thinned(points),
+        phases=tuple(_phases(ledger.phases)),
+        by_module=_shares((piece.module, piece) for piece in peak),
+        by_op=_shares((piece.op, piece) for piece in peak),
+        largest=tuple(map(_large, sorted(peak, key=lambda piece: -piece.nbytes)[:_MOST_LARGEST])),
+        work=tuple(_work(ledger)),
+        instants=len(ledger.ops),
+        seconds=seconds,
+    )
+
+
+def _alive(log: Sequence[Entry], place: int) -> list[Piece]:
+    alive: dict[int, list[Piece]] = {}
+    for entry in log[:place]:
+        if entry.sign > 0:
+            alive.setdefault(id(entry.piece), []).append(entry.piece)
+        else:
+            alive[id(entry.piece)].pop()
+    return [piece for pieces in alive.values() for piece in pieces]
+
+
+def _moment(ledger: Ledger, log: Sequence[Entry], mark: Mark) -> Moment:
+    alive = _alive(log, mark.place)
+    by_category = dict.fromkeys(CATEGORIES, 0)
+    for piece in alive:
+        by_category[piece.category] += piece.nbytes
+    last = next((e.piece for e in reversed(log[: mark.place]) if e.sign > 0), None)
+    at_instant = last is not None and last.born == mark.instant
+    return Moment(
+        mark.name,
+        sum(by_category.values()),
+        by_category,
+        ledger.ops[mark.instant],
+        ledger.phases[mark.instant],
+        last.module if last is not None and at_instant else "",
+        last.line if last is not None and at_instant else "",
+    )
+
+
+def _fates(log: Sequence[Entry], place: int) -> dict[str, int]:
+    fates: Counter[str] = Counter()
+    for piece in _alive(log, place):
+        if piece.category == ACTIVATIONS and piece.fate:
+            fates[piece.fate] += piece.nbytes
+    seen = {id(e.piece): e.piece for e in log if e.piece.fate in (RECIPE, MADE_AGAIN, OFFLOADED)}
+    for piece in seen.values():
+        fates[piece.fate] += piece.nbytes
+    return dict(fates)
+
+
+def _thinned(points: dict[int, tuple[int, dict[str, int]]]) -> tuple[tuple[int, ...], ...]:
+    every = -(-len(points) // _MOST_POINTS)
+    ordered = sorted(points.items())
+    groups = (ordered[start : start + every] for start in range(0, len(ordered), every))
+    chosen = (max(group, key=lambda point: point[1][0]) for group in groups)
+    return tuple((instant, *totals.values()) for instant, (_, totals) in chosen)
+
+
+def _phases(names: Sequence[str]) -> Iterable[Phase]:
+    begin = 0
+    for instant in range(1, len(names) + 1):
+        if instant == len(names) or names[instant] != names[begin]:
+            yield Phase(names[begin], begin, instant - 1)
+            begin = instant
+
+
+def _shares(named: Iterable[tuple[str, Piece]]) -> tuple[Share, ...]:
+    nbytes: Counter[tuple[str, str]] = Counter()
+    pieces: Counter[tuple[str, str]] = Counter()
+    for name, piece in named:
+        nbytes[name, piece.category] += piece.nbytes
+        pieces[name, piece.category] += 1
+    return tuple(Share(*key, count, pieces[key]) for key, count in nbytes.most_common())
+
+
+def _large(piece: Piece) -> Large:
+    dtype = str(piece.dtype).removeprefix("torch.")
+    return Large(
+        piece.nbytes,
+        piece.shape,
+        dtype,
+        piece.category,
+        piece.fate,
+        piece.module,
+        piece.op,
+        piece.line,
+    )
+
+
+def _work(ledger: Ledger) -> Iterable[KindOfWork]:
+    sums: defaultdict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for work in ledger.work:
+        row = sums[work.module, work.kind, work.phase]
+        row[0] += 1
+        row[1] += work.flops
+        row[2] += work.nbytes
+    for key, values in sums.items():
+        yield KindOfWork(*key, *values)

@@ -1,0 +1,183 @@
+"""Courses that a step might take: other fates, another device, another optimizer.
+
+All are applied to copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from memopt._compat import run_backward
+from memopt.anatomy.ledger import ACTIVATIONS, OFFLOADED, Entry, Ledger
+from memopt.checkpoint import apply_checkpointing, checkpoint_sequential
+from memopt.convert import convert
+
+Checkpoint = Literal["all", "sqrt", "optimal"] | int | None
+
+
+@dataclass(frozen=True)
+class Fates:
+    """What becomes of the activations."""
+
+    recipes: bool = False
+    """memopt.convert: what norms, activations and dropouts return is made again."""
+    checkpoint: Checkpoint = None
+    """Blocks as regions: "all"; every k-th of them; of a model whose blocks are an nn.Sequential
+    also "sqrt" and "optimal", as memopt.checkpoint_sequential."""
+    offload: bool = False
+    """What is held for backward is on the host between its last use in forward and its first in
+    backward: in regions their inputs, else all of it."""
+    offload_min_bytes: int = 64 * 1024
+    keep_last: int = 1
+
+    def apply(self, model: nn.Module) -> None:
+        """Change a model in place, but for offloading.
+
+        Raises:
+            ValueError, TypeError: `checkpoint` is no such thing, or the model has no blocks for it.
+        """
+        if self.recipes:
+            convert(model)
+        if self.checkpoint in ("sqrt", "optimal"):
+            _segment(model, str(self.checkpoint))
+        elif self.checkpoint == "all":
+            apply_checkpointing(model)
+        elif self.checkpoint is not None:
+            if isinstance(self.checkpoint, (str, bool)) or not isinstance(self.checkpoint, int):
+                raise ValueError(
+                    'anatomy: checkpoint must be "all", "sqrt", "optimal", a number k for every '
+                    f"k-th block, or None, got {self.checkpoint!r}"
+                )
+            apply_checkpointing(model, every=self.checkpoint)
+
+    def __str__(self) -> str:
+        words = ["recipes"] if self.recipes else []
+        if self.checkpoint is not None:
+            words.append(f"checkpoint={self.checkpoint}")
+        words += ["offload"] if self.offload else []
+        return ", ".join(words) or "plain"
+
+
+def _segment(model: nn.Module, segments: str) -> None:
+    """The longest nn.Sequential of blocks runs in segments that are regions."""
+    chains = [m for m in model.modules() if isinstance(m, nn.Sequential) and len(m) > 2]
+    if not chains:
+        raise ValueError(
+            f'anatomy: checkpoint="{segments}" must have a model whose blocks are in an '
+            f"nn.Sequential, got {type(model).__name__} without one: its own forward calls its "
+            'blocks one by one, and checkpoint="all" or a number fits'
+        )
+    chain = max(chains, key=len)
+    chain.forward = _Segments(chain, segments)  # type: ignore[method-assign]
+
+
+class _Segments:
+    """The forward of a chain."""
+
+    def __init__(self, chain: nn.Sequential, segments: str) -> None:
+        self._stages = list(chain)
+        self._segments = segments
+
+    def __call__(self, input: Any) -> Any:
+        return checkpoint_sequential(self._stages, self._segments, input)
+
+
+def offloaded(ledger: Ledger, fates: Fates) -> list[Entry]:
+    """The log as it would be if activations left the device after their last use in forward.
+
+    The copies count as done at once, and back when they are wanted: a few tensors that are under
+    way (memopt.configure_offload) come on top.
+    """
+    leaves = [
+        piece
+        for piece in ledger.pieces
+        if piece.category == ACTIVATIONS
+        and piece.phase == "forward"
+        and piece.first_in_backward is not None
+        and piece.nbytes >= fates.offload_min_bytes
+    ]
+    leaves = leaves[: len(leaves) - fates.keep_last] if fates.keep_last else leaves
+    log = list(ledger.log)
+    for piece in leaves:
+        piece.fate = OFFLOADED
+        assert piece.first_in_backward is not None
+        log.append(Entry(max(piece.last_in_forward, piece.born), -1, piece))
+        log.append(Entry(piece.first_in_backward, 1, piece))
+    # In each instant first what comes, then what goes: an operator's arguments are still there.
+    return sorted(log, key=lambda entry: (entry.instant, -entry.sign))
+
+
+class AsOnCuda(TorchFunctionMode):
+    """On the CPU, the kernels that PyTorch would choose on CUDA where they save something else.
+
+    Dropout's mask is of bools (native_dropout), and attention is computed by flash attention where
+    the dtype has 16 bits and there is no mask, else by memory-efficient attention.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.backward and kwargs.get("gradient") is None:
+            with self:  # here the mode is off, but in backward regions run forward again
+                return run_backward(args[0])
+        if func is nn.functional.dropout:
+            return _dropout(*args, **kwargs)
+        if func is torch.dropout:
+            return _dropout(args[0], args[1], args[2])
+        if func is nn.functional.scaled_dot_product_attention:
+            result = _attention(*args, **kwargs)
+            if result is not None:
+                return result
+        return func(*args, **kwargs)
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    if not training or p == 0:
+        return input
+    result: Tensor = torch.native_dropout(input, p, True)[0]
+    return result
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor | None:
+    if query.dim() != 4:
+        return None
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = (t.repeat_interleave(groups, dim=-3) for t in (key, value))
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        query, key, value = (t.to(dtype) for t in (query, key, value))
+    if query.dtype in (torch.float16, torch.bfloat16) and attn_mask is None:
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        result: Tensor = flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
+        return result
+    if attn_mask is not None:
+        attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[-2])
+        if attn_mask.dtype == torch.bool:
+            attn_mask = attn_mask.to(query.dtype)
+    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    result = efficient(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
+    return result
+
+
+def as_on_cuda(optimizer: torch.optim.Optimizer | None) -> None:
+    """An optimizer's choice there: the implementation that takes all parameters at once."""
+    for group in optimizer.param_groups if optimizer is not None else ():
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = True

@@ -1,0 +1,92 @@
+"""What kind of work an operator does, with its floating-point operations and the bytes it moves.
+
+Ivanov et al., "Data Movement Is All You Need" (2021), name the kinds: tensor contractions are bound
+by arithmetic, statistical normalisations (which reduce and then map) and element-wise operators by
+memory. Operations are counted for contractions, a multiply-add as two, with the formulas of
+torch.utils.flop_counter; the others' are few. Bytes are those of the tensors read and written, each
+once: what a kernel that does one operator cannot avoid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import flop_registry
+
+KINDS = ("contraction", "normalisation", "element-wise")
+CONTRACTION, NORMALISATION, ELEMENTWISE = KINDS
+
+_NORMALISES = ("norm", "softmax", "nll_loss", "cross_entropy", "var", "mean", "sum", "logsumexp")
+_NO_WORK = ("empty", "detach", "_local_scalar_dense", "lift_fresh", "alias", "set_")
+
+
+class Work(NamedTuple):
+    """Of one call of an operator."""
+
+    kind: str
+    op: str
+    flops: int
+    nbytes: int
+    module: str = ""
+    phase: str = ""
+
+
+def work_of(func: Any, args: Any, kwargs: dict[str, Any], result: object) -> Work | None:
+    """None for what moves no bytes: views, and tensors whose memory is only allocated."""
+    packet = func.overloadpacket
+    name: str = packet.__name__
+    if name.startswith(_NO_WORK) or func.is_view or name == "_unsafe_view":
+        return None
+    flops = _flops(packet, name, args, kwargs, result)
+    tensors = (*tensors_in((args, kwargs)), *tensors_in(result))
+    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if flops:
+        kind = CONTRACTION
+    else:
+        words = name.strip("_").split("_")
+        kind = NORMALISATION if _normalises(name, words) else ELEMENTWISE
+    return Work(kind, name, flops, nbytes)
+
+
+def _normalises(name: str, words: list[str]) -> bool:
+    return any(part in name if len(part) > 4 else part in words for part in _NORMALISES)
+
+
+def _flops(packet: Any, name: str, args: Any, kwargs: dict[str, Any], result: object) -> int:
+    formula = flop_registry.get(packet)
+    if formula is not None:
+        return int(formula(*args, **kwargs, out_val=result))
+    if name.startswith("_scaled_dot_product_flash_attention_for_cpu"):
+        backward = name.endswith("backward")
+        query, key, value = args[1:4] if backward else args[:3]
+        return _attention_flops(query.shape, key.shape, value.shape, backward)
+    return 0
+
+
+def _attention_flops(query: Any, key: Any, value: Any, backward: bool) -> int:
+    """Two products forward; in backward the scores again and four more. Whether half of them is
+    masked is not asked, as in torch.utils.flop_counter.
+    """
+    pairs = math.prod(query[:-1]) * key[-2]
+    inner: int = 2 * pairs * query[-1]
+    outer: int = 2 * pairs * value[-1]
+    return 3 * inner + 2 * outer if backward else inner + outer
+
+
+def tensors_in(value: object) -> Sequence[Tensor]:
+    """The tensors in what an operator takes or returns, or in a batch."""
+    if isinstance(value, Tensor):
+        return (value,)
+    if type(value) not in (tuple, list):
+        return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    found: list[Tensor] = []
+    for entry in value:  # type: ignore[attr-defined]
+        if isinstance(entry, Tensor):
+            found.append(entry)
+        elif isinstance(entry, (tuple, list, dict)):
+            found.extend(tensors_in(entry))
+    return found

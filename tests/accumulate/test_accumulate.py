@@ -1,0 +1,265 @@
+"""Proves that micro-batches give the whole batch's gradients, also where memory runs out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import memopt
+from memopt.accumulate import loop
+
+ROWS, WIDTH, WORDS = 10, 16, 11
+
+
+def net(dropout: float = 0.0, dtype: torch.dtype = torch.float64) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(WIDTH, 32), nn.GELU(), nn.Dropout(dropout), nn.Linear(32, WORDS)
+    ).to(dtype)
+
+
+class Words(nn.Module):
+    """Logits for each token and the mean loss over those that are not ignored."""
+
+    def __init__(self, shift: bool = False) -> None:
+        super().__init__()
+        self.net = net()
+        self.shift = shift
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.net(x)
+        if self.shift:
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return {"loss": loss}
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def assert_close(model: nn.Module, reference: nn.Module) -> None:
+    """float64, and sums in another order: a few units in the last place of the largest entry."""
+    found, wanted = gradients(model), gradients(reference)
+    assert len(found) == len(wanted) > 0
+    for a, b in zip(found, wanted, strict=True):
+        assert (a - b).abs().max() <= 64 * torch.finfo(a.dtype).eps * b.abs().max()
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 4, 10, 64])
+@pytest.mark.parametrize(
+    ("weight", "loss"),
+    [("rows", lambda y: y.square().mean()), ("sum", lambda y: y.square().sum())],
+)
+def test_mean_and_sum(micro_batch: int, weight: Any, loss: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(ROWS, WIDTH, dtype=torch.float64)
+    model = net()
+    reference = copy.deepcopy(model)
+    whole = loss(reference(x))
+    whole.backward()
+    result = memopt.accumulate(model, x, micro_batch=micro_batch, weight=weight, loss=loss)
+    assert_close(model, reference)
+    assert result.loss.item() == pytest.approx(whole.item(), rel=1e-6)
+    assert result.micro_batches == -(-ROWS // micro_batch)
+    assert not result.loss.requires_grad
+
+
+@pytest.mark.parametrize("weight", ["tokens", "next tokens"])
+@pytest.mark.parametrize("micro_batch", [1, 3, 4])
+def test_labels_that_are_ignored(micro_batch: int, weight: Any) -> None:
+    """Rows without any label in the middle and at the end among them."""
+    x = torch.randn(ROWS, 5, WIDTH, dtype=torch.float64)
+    labels = torch.randint(0, WORDS, (ROWS, 5))
+    labels[torch.rand(ROWS, 5) < 0.6] = -100
+    labels[0, 1] = 1
+    labels[3:6] = labels[-3:] = -100
+    model = Words(shift=weight == "next tokens")
+    reference = copy.deepcopy(model)
+    whole = reference(x, labels)["loss"]
+    whole.backward()
+    batch = {"x": x, "labels": labels}
+    result = memopt.accumulate(model, batch, micro_batch=micro_batch, weight=weight)
+    assert_close(model, reference)
+    assert result.loss.item() == pytest.approx(whole.item(), rel=1e-6)
+
+
+def test_a_function_that_counts() -> None:
+    x, lengths = torch.randn(ROWS, WIDTH, dtype=torch.float64), torch.arange(1, ROWS + 1)
+
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            return (self.net(x).square().sum(-1) * lengths).sum() / lengths.sum()
+
+    model = Weighted()
+    reference = copy.deepcopy(model)
+    reference(x, lengths).backward()
+    memopt.accumulate(model, (x, lengths), micro_batch=4, weight=lambda part: float(part[1].sum()))
+    assert_close(model, reference)
+
+
+def test_gradients_are_added() -> None:
+    x = torch.randn(ROWS, WIDTH, dtype=torch.float64)
+    model = net()
+    model(x).sum().backward()
+    reference = copy.deepcopy(model)
+    for p, q in zip(reference.parameters(), model.parameters(), strict=True):
+        p.grad = None if q.grad is None else q.grad.clone()
+    reference(x).mean().backward()
+    memopt.accumulate(model, x, micro_batch=4, loss=torch.mean)
+    assert_close(model, reference)
+
+
+def test_dropout_draws_as_the_micro_batches_one_after_another() -> None:
+    x = torch.randn(ROWS, WIDTH, dtype=torch.float64)
+    model = net(dropout=0.5)
+    reference = copy.deepcopy(model)
+    state = torch.get_rng_state()
+    for start in range(0, ROWS, 4):
+        part = x[start : start + 4]
+        (reference(part).mean() * (len(part) / ROWS)).backward()
+    torch.set_rng_state(state)
+    memopt.accumulate(model, x, micro_batch=4, loss=torch.mean)
+    assert all(
+        torch.equal(a, b) for a, b in zip(gradients(model), gradients(reference), strict=True)
+    )
+
+
+def test_grad_scaler() -> None:
+    x = torch.randn(ROWS, WIDTH)
+    model = net(dtype=torch.float32)
+    reference = copy.deepcopy(model)
+    reference(x).mean().backward()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    memopt.accumulate(model, x, micro_batch=3, loss=torch.mean, scaler=scaler)
+    scaler.unscale_(optimizer)
+    for a, b in zip(gradients(model), gradients(reference), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_autocast() -> None:
+    seen = []
+    model = net(dtype=torch.float32)
+    model[0].register_forward_hook(lambda *a: seen.append(a[2].dtype))
+    x = torch.randn(ROWS, WIDTH)
+    memopt.accumulate(model, x, micro_batch=5, loss=torch.mean, autocast=torch.bfloat16)
+    assert seen == [torch.bfloat16] * 2
+
+
+class Limited(nn.Module):
+    """Runs out of memory with more than `most` rows: in forward, or in backward before or after
+    gradients are there.
+    """
+
+    def __init__(self, most: int, where: str, failures: int = 100) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = net(), nn.BatchNorm1d(WORDS).double(), net(0.5)
+        self.middle = nn.Linear(WORDS, WIDTH).double()
+        self.most, self.where, self.failures = most, where, failures
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.first(x))
+        if len(x) > self.most and self.failures:
+            if self.where == "forward":
+                self._fail()
+            at = y if self.where == "late" else x
+        else:
+            return self.last(self.middle(y)).mean()
+        if self.where == "late":
+            at.register_hook(lambda _: self._fail())
+            return self.last(self.middle(y)).mean()
+        loss = self.last(self.middle(y)).mean()
+        loss.register_hook(lambda _: self._fail())
+        return loss
+
+    def _fail(self) -> None:
+        self.failures -= 1
+        raise torch.OutOfMemoryError("out of memory, for a test")
+
+
+@pytest.mark.parametrize("where", ["forward", "early", "late"])
+@pytest.mark.parametrize("with_gradients", [False, True])
+def test_memory_runs_out(where: str, with_gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bits of the run that took the smaller micro-batches from the beginning: the same random
+    numbers, the same statistics, nothing counted twice.
+    """
+    monkeypatch.setattr(loop, "largest_micro_batch", lambda *_: 12)
+    x = torch.randn(12, WIDTH, dtype=torch.float64)
+    model = Limited(3, where)
+    before = [torch.randn_like(p) for p in model.parameters()] if with_gradients else []
+    reference = copy.deepcopy(model)
+    for one in (model, reference):
+        for p, gradient in zip(one.parameters(), before, strict=False):
+            p.grad = gradient.clone()
+    state = torch.get_rng_state()
+    result = memopt.accumulate(model, x, budget=1 << 30)
+    assert result.out_of_memory == 2
+    assert result.micro_batch == 3
+    assert result.micro_batches == 4
+    torch.set_rng_state(state)
+    wanted = memopt.accumulate(reference, x, micro_batch=3)
+    assert torch.equal(result.loss, wanted.loss)
+    assert all(
+        torch.equal(a, b) for a, b in zip(gradients(model), gradients(reference), strict=True)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), reference.buffers(), strict=True))
+    assert memopt.accumulate(model, x, budget=1 << 30).out_of_memory == 0  # it has learnt
+
+
+def test_one_row_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "largest_micro_batch", lambda *_: 4)
+    with pytest.raises(torch.OutOfMemoryError, match="for a test"):
+        memopt.accumulate(
+            Limited(0, "forward").eval(), torch.randn(4, WIDTH).double(), budget=1 << 30
+        )
+
+
+def test_a_given_number_is_not_changed() -> None:
+    with pytest.raises(torch.OutOfMemoryError, match="for a test"):
+        memopt.accumulate(Limited(2, "forward"), torch.randn(4, WIDTH).double(), micro_batch=3)
+
+
+def test_auto_fits_the_budget() -> None:
+    model, x = net(dtype=torch.float32), torch.randn(512, WIDTH)
+    whole = memopt.anatomy(model, x, loss=torch.mean, optimizer=None).peak.total
+    result = memopt.accumulate(model, x, loss=torch.mean, budget=whole // 2)
+    assert 1 < result.micro_batch < 512
+    sizes = (result.micro_batch, result.micro_batch + 1)
+    peaks = [
+        memopt.anatomy(
+            model, x[: 2 * size], loss=torch.mean, optimizer=None, micro_batches=2
+        ).peak.total
+        for size in sizes
+    ]
+    assert peaks[0] <= whole // 2 < peaks[1]
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "options"),
+    [
+        (TypeError, "model must be an nn.Module", {"model": 3}),
+        (TypeError, 'micro_batch must be an int or "auto"', {"micro_batch": 2.0}),
+        (ValueError, "micro_batch must be at least 1, got 0", {"micro_batch": 0}),
+        (ValueError, "on cpu must have a budget in bytes", {}),
+        (ValueError, "above the .* bytes of the model's weights, got 10", {"budget": 10}),
+        (TypeError, "budget must be an int of bytes", {"budget": 1e9}),
+        (ValueError, "weight must be", {"weight": "words", "micro_batch": 2}),
+        (TypeError, "that maps 'labels' to a tensor", {"weight": "tokens", "micro_batch": 2}),
+        (ValueError, "got 0: are all labels ignored", {"weight": lambda _: 0, "micro_batch": 2}),
+        (ValueError, "on the model's device", {"batch": torch.empty(4, WIDTH, device="meta")}),
+        (ValueError, "one number that requires a gradient", {"micro_batch": 2}),
+    ],
+)
+def test_bad_input(error: type[Exception], words: str, options: dict[str, Any]) -> None:
+    model = options.pop("model", net())
+    batch = options.pop("batch", torch.randn(4, WIDTH).double())
+    with pytest.raises(error, match=words):
+        memopt.accumulate(model, batch, **options)

@@ -1,0 +1,59 @@
+"""Proves that the largest batch and the longest sequence fit, and one more does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import memopt
+from tests.anatomy.models import Mlp, tiny
+
+
+def test_the_largest_batch() -> None:
+    model, sample = Mlp(blocks=1), torch.randn(1, 32)
+    without: Any = {"optimizer": None}
+    budget = memopt.anatomy(model, torch.randn(37, 32), **without).peak.total
+    assert memopt.largest_batch(model, sample, budget, **without) == 37
+    assert memopt.largest_batch(model, sample, budget - 1, **without) == 36
+    assert memopt.largest_batch(model, sample, budget, limit=16, **without) == 16
+    assert memopt.largest_batch(model, lambda n: torch.empty(n, 32), budget, **without) == 37
+
+
+@pytest.mark.slow
+def test_what_would_help_helps() -> None:
+    model, sample = Mlp(blocks=3), torch.randn(1, 32)
+    budget = memopt.anatomy(model, torch.randn(200, 32)).peak.total
+    plain = memopt.largest_batch(model, sample, budget)
+    assert plain < memopt.largest_batch(model, sample, budget, recipes=True)
+    assert plain < memopt.largest_batch(model, sample, budget, checkpoint="all")
+
+
+def test_not_even_one_row() -> None:
+    model = Mlp(blocks=1)
+    weights = 4 * sum(p.numel() for p in model.parameters())
+    assert memopt.largest_batch(model, torch.randn(2, 32), weights + 1) == 0
+
+
+@pytest.mark.slow
+def test_the_longest_sequence() -> None:
+    model, batch = tiny("llama", rows=2, length=40)
+    budget = memopt.anatomy(model, batch, optimizer=None).peak.total
+    other = tiny("llama", rows=2, length=8)[1]
+    assert memopt.longest_sequence(model, other, budget, optimizer=None) == 40
+    model.config.max_position_embeddings = 24
+    assert memopt.longest_sequence(model, other, budget, optimizer=None) == 24
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "arguments"),
+    [
+        (ValueError, "largest_batch: budget must be above the", (torch.randn(2, 32), 5)),
+        (TypeError, "largest_batch: budget must be an int", (torch.randn(2, 32), "1 GB")),
+        (ValueError, "more than 0 dimensions, got none", ({"x": 3}, 1 << 30)),
+    ],
+)
+def test_bad_input(error: type[Exception], words: str, arguments: tuple[Any, Any]) -> None:
+    with pytest.raises(error, match=words):
+        memopt.largest_batch(Mlp(), *arguments)
