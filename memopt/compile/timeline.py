@@ -26,7 +26,8 @@ from memopt.compile.graph import (
 from memopt.compile.policy import Cut
 
 # A light expression that a library's kernel and fused code both read is computed twice, and what it
-# is computed from is held until then: measured up to 2.3 % more at the peak.
+# is computed from is held until then: measured up to 2.3 % more at the peak in transformers, 6.2 %
+# in a small stack of convolutions.
 _MARGIN = 20
 
 
