@@ -15,7 +15,7 @@ from memopt._compat import options_of_mode
 _PARTITIONER = "custom_partitioner_fn"
 # Inductor holds a dead buffer until one of the same size is wanted, if its own estimate of the peak
 # allows that. The estimate counts twice what is written in place: a transformer's peak was 12 %
-# higher for it, at the same time of a step (benchmarks/NOTES.md).
+# higher for it (benchmarks/NOTES.md).
 _NO_REUSE = {"allow_buffer_reuse": False}
 
 

@@ -26,9 +26,9 @@ from memopt.compile.graph import (
 from memopt.compile.policy import Cut
 
 # A light expression that a library's kernel and fused code both read is computed twice, and what it
-# is computed from is held until then: measured up to 2.3 % more at the peak.
+# is computed from is held until then: measured up to 2.3 % more at the peak in transformers, 6.2 %
+# in a small stack of convolutions.
 _MARGIN = 20
-_LIGHT = ("aten.mul.", "aten.add.", "aten.sub.", "aten.div.")
 
 
 class Bytes(NamedTuple):
@@ -75,8 +75,6 @@ def predict(joint: JointGraph, cut: Cut) -> Bytes:
             own = max(
                 own, last[reader] if _looks_through(reader, readers, owners) else place[reader]
             )
-            if _is_light(reader, readers, owners):  # fused code computes it once more
-                own = max(own, *(last[r] for r in readers[reader] if _is_code(r.node)), 0)
         last[step] = own
     begin = _begins(order, place, cut, readers, owners)
     changes = [0] * (end + 2)
@@ -185,17 +183,6 @@ def _is_fused(step: _Step, readers: dict[_Step, list[_Step]], owners: set[_Step]
             reader.in_backward == step.in_backward and _is_code(reader.node)
             for reader in readers[step]
         )
-    )
-
-
-def _is_light(step: _Step, readers: dict[_Step, list[_Step]], owners: set[_Step]) -> bool:
-    """Whether it is so little that code that reads it computes it anew, though it is in memory for
-    a library's kernel.
-    """
-    return (
-        str(step.node.target).startswith(_LIGHT)
-        and step not in owners
-        and not _is_fused(step, readers, owners)
     )
 
 

@@ -34,25 +34,8 @@ class Gated(nn.Module):
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
 
-class Pixels(nn.Module):
-    """A residual branch of convolutions, on channels of an image."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.norm = nn.GroupNorm(4, channels)
-        self.conv1 = nn.Conv2d(channels, 2 * channels, 3, padding=1)
-        self.conv2 = nn.Conv2d(2 * channels, channels, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.conv2(F.relu(self.conv1(self.norm(x))))
-
-
 def gated() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*(Gated(64) for _ in range(4))), sample(4, 64)
-
-
-def pixels() -> tuple[nn.Module, Tensor]:
-    return nn.Sequential(*(Pixels(8) for _ in range(4))), torch.randn(2, 8, 24, 24)
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
@@ -61,7 +44,6 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "long": lambda: (blocks(2), sample(2, 256)),
     "wide": lambda: (blocks(2, width=128), sample(2, 128, 128)),
     "gated": gated,
-    "pixels": pixels,
 }
 
 
@@ -83,7 +65,7 @@ class Step:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_peak_is_within_the_budget(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Four budgets a model."""
+    """None and four others a model."""
     free = Step(name, None, caplog)
     assert free.run_again == 0
     assert free.most <= free.predicted
