@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from memopt.anatomy.ledger import (
@@ -113,7 +113,6 @@ class Trace:
     work: tuple[KindOfWork, ...]
     instants: int
     seconds: float = 0.0
-    notes: tuple[str, ...] = field(default=())
 
     def moment(self, name: str) -> Moment:
         return next(moment for moment in (self.peak, *self.moments) if moment.name == name)

@@ -21,15 +21,6 @@ def test_the_largest_batch() -> None:
     assert memopt.largest_batch(model, lambda n: torch.empty(n, 32), budget, **without) == 37
 
 
-@pytest.mark.slow
-def test_what_would_help_helps() -> None:
-    model, sample = Mlp(blocks=3), torch.randn(1, 32)
-    budget = memopt.anatomy(model, torch.randn(200, 32)).peak.total
-    plain = memopt.largest_batch(model, sample, budget)
-    assert plain < memopt.largest_batch(model, sample, budget, recipes=True)
-    assert plain < memopt.largest_batch(model, sample, budget, checkpoint="all")
-
-
 def test_not_even_one_row() -> None:
     model = Mlp(blocks=1)
     weights = 4 * sum(p.numel() for p in model.parameters())
