@@ -31,7 +31,10 @@ SIMT = ROOT / "simt"
 LONGEST = (
     "simt/test_memory_accesses.py",
     "simt/test_address_sanitizer.py",
+    "compile/test_budget.py",
+    "compile/test_compile.py",
     "benchmarks/test_convert_zoo.py",
+    "compile/test_transformers.py",
     "ops/test_dispatcher.py",
     "convert/test_transformers.py",
     "benchmarks/test_harness.py",

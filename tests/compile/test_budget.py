@@ -40,7 +40,7 @@ def gated() -> tuple[nn.Module, Tensor]:
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "small": lambda: (blocks(2), sample(4, 64)),
-    "dropout": lambda: (blocks(3, dropout=0.1), sample(4, 64)),
+    "dropout": lambda: (blocks(2, dropout=0.1), sample(4, 64)),
     "long": lambda: (blocks(2), sample(2, 256)),
     "wide": lambda: (blocks(2, width=128), sample(2, 128, 128)),
     "gated": gated,
@@ -65,7 +65,7 @@ class Step:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_peak_is_within_the_budget(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """None and four others a model."""
+    """Without a budget, with one that is too small, and with three others."""
     free = Step(name, None, caplog)
     assert free.run_again == 0
     assert free.most <= free.predicted
@@ -75,12 +75,12 @@ def test_the_peak_is_within_the_budget(name: str, caplog: pytest.LogCaptureFixtu
     least = int(floor.replace(",", ""))
     assert least < free.predicted
     run_again = []
-    for budget in (least, (2 * least + free.predicted) // 3, free.predicted - 1, free.predicted):
+    for budget in (least, (least + free.predicted) // 2, free.predicted - 1):
         step = Step(name, budget, caplog)
         assert step.most <= step.predicted <= budget
         run_again.append(step.run_again)
     assert run_again == sorted(run_again, reverse=True)
-    assert run_again[-2] > run_again[-1] == 0
+    assert run_again[-1] > 0
 
 
 def test_a_share_is_of_the_peak_of_torch_compile(caplog: pytest.LogCaptureFixture) -> None:
