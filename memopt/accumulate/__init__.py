@@ -3,10 +3,11 @@
 After `import memopt`, the attribute `memopt.accumulate` is the function. The modules of this
 package can still be imported:
 
-    loop   `accumulate`
-    sync   when gradients travel between processes
-    undo   a micro-batch that ran out of memory, undone
-    fit    `largest_batch`, `longest_sequence`, and the largest micro-batch, by prediction
+    loop    `accumulate`
+    weight  with what weight a micro-batch's loss counts
+    sync    when gradients travel between processes
+    undo    a micro-batch that ran out of memory, undone
+    fit     `largest_batch`, `longest_sequence`, and the largest micro-batch, by prediction
 """
 
 from memopt._submodules import add_submodules

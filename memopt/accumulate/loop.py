@@ -15,11 +15,10 @@ from torch.utils import _pytree as pytree
 from memopt.accumulate.fit import check_budget, largest_micro_batch
 from memopt.accumulate.sync import is_sharded, synchronized
 from memopt.accumulate.undo import Before, Gradients, watched
+from memopt.accumulate.weight import Weight, counter
 from memopt.anatomy.batches import as_dict, call, device_of, loss_in, rows_of, slice_of
 from memopt.anatomy.hollow import DependsOnValues
 from memopt.anatomy.step import LossLike, Step
-
-Weight = Literal["rows", "sum", "tokens", "next tokens"] | Callable[[Any], float]
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def accumulate(
     batch = as_dict(batch)
     device = device_of("accumulate", model, batch)
     rows = rows_of("accumulate", batch)
-    run = _Run(model, batch, loss, _counter(weight, labels, ignore_index), scaler, autocast, device)
+    run = _Run(model, batch, loss, counter(weight, labels, ignore_index), scaler, autocast, device)
     if micro_batch != "auto":
         if isinstance(micro_batch, bool) or not isinstance(micro_batch, int):
             raise TypeError(
@@ -289,30 +288,3 @@ class _Again(Exception):
         super().__init__(size)
         self.size = size
         self.failures = failures
-
-
-def _counter(weight: Weight, labels: str, ignore_index: int) -> Callable[[Any], float] | None:
-    """Counts what the loss of a part is a mean of; None where it is a sum."""
-    if weight == "sum":
-        return None
-    if weight == "rows":
-        return lambda part: rows_of("accumulate", part)
-    if weight in ("tokens", "next tokens"):
-        first = 1 if weight == "next tokens" else 0
-
-        def count(part: Any) -> float:
-            found = part.get(labels) if isinstance(part, dict) else None
-            if not isinstance(found, Tensor):
-                raise TypeError(
-                    f'accumulate: weight="{weight}" must have a batch that maps {labels!r} to a '
-                    f"tensor, got {type(part).__name__}"
-                )
-            return float((found[:, first:] != ignore_index).sum())
-
-        return count
-    if not callable(weight):
-        raise ValueError(
-            'accumulate: weight must be "rows", "sum", "tokens", "next tokens" or a function of a '
-            f"micro-batch, got {weight!r}"
-        )
-    return weight

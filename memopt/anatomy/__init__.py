@@ -4,6 +4,7 @@ After `import memopt`, the attribute `memopt.anatomy` is the function. The modul
 can still be imported:
 
     api       `anatomy`
+    pieces    pieces of memory, their categories and fates
     ledger    every piece of memory of a step, from its birth to its end
     hollow    tensors without values, and a ledger that computes nothing
     step      one training step under a ledger

@@ -11,7 +11,8 @@ import torch
 
 from memopt.anatomy.batches import rows_of
 from memopt.anatomy.hollow import DependsOnValues
-from memopt.anatomy.ledger import STATES, Entry, Ledger, Piece
+from memopt.anatomy.ledger import Ledger
+from memopt.anatomy.pieces import STATES, Entry, Piece
 from memopt.anatomy.predict import predict
 from memopt.anatomy.report import Advice
 from memopt.anatomy.step import Step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memopt.anatomy.ledger import CATEGORIES
+from memopt.anatomy.pieces import CATEGORIES
 from memopt.anatomy.report import Anatomy
 from memopt.anatomy.table import MB, mb, title_of
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from memopt.anatomy.ledger import (
+from memopt.anatomy.pieces import (
     ACTIVATIONS,
     CATEGORIES,
     FUNCTIONALITY,

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from memopt._compat import depends_on_values
-from memopt.anatomy.ledger import Ledger, Piece
+from memopt.anatomy.ledger import Ledger
+from memopt.anatomy.pieces import Piece
 from memopt.anatomy.work import tensors_in
 from memopt.measure import storages
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from types import FrameType
@@ -28,70 +27,22 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt._compat import running_node, sequence_number
+from memopt.anatomy.pieces import (
+    ACTIVATIONS,
+    FUNCTIONALITY,
+    KEPT,
+    MADE_AGAIN,
+    RECIPE,
+    REGION_INPUT,
+    TEMPORARY,
+    WEIGHTS,
+    Entry,
+    Mark,
+    Piece,
+)
 from memopt.anatomy.work import Work, tensors_in, work_of
 from memopt.attribution import innermost
 from memopt.measure import SavedTensors, parts_of
-
-CATEGORIES = (
-    "weights",
-    "gradients",
-    "optimizer states",
-    "activations",
-    "temporary buffers",
-    "functionality-specific",
-)
-WEIGHTS, GRADIENTS, STATES, ACTIVATIONS, TEMPORARY, FUNCTIONALITY = CATEGORIES
-
-FATES = ("kept", "region input", "recipe", "made again", "offloaded")
-KEPT, REGION_INPUT, RECIPE, MADE_AGAIN, OFFLOADED = FATES
-
-
-@dataclass(eq=False)
-class Piece:
-    """A storage, and where it comes from."""
-
-    nbytes: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    born: int
-    """The number of the operator that made it; 0 for what was there before."""
-    phase: str
-    """"before", "forward", "backward" or "optimizer"."""
-    op: str
-    """The operator that returned it, or the name of what was there before."""
-    module: str
-    """The path of the innermost module whose forward ran, in backward that whose backward ran."""
-    line: str
-    """The line outside of PyTorch and memopt that called the operator, in backward that of the
-    forward: "model.py:12". Empty where there is none."""
-    category: str = ""
-    fate: str = ""
-    """Of an activation: one of FATES."""
-    died: int | None = None
-    """The number of the operator after whose beginning it ended; None: it was there at the end."""
-    again: bool = False
-    """Whether a recompute made it."""
-    last_in_forward: int = 0
-    """The number of the last operator of forward that read it."""
-    first_in_backward: int | None = None
-    """The number of the first operator of backward that did."""
-
-
-class Entry(NamedTuple):
-    """A line of the ledger: a piece begins (sign 1) or ends (-1)."""
-
-    instant: int
-    sign: int
-    piece: Piece
-
-
-class Mark(NamedTuple):
-    """A moment with a name."""
-
-    name: str
-    instant: int
-    place: int
-    """How many lines the log has then."""
 
 
 class Place(NamedTuple):

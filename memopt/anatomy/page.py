@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable
 
 from memopt.anatomy.figure import COLORS
-from memopt.anatomy.ledger import CATEGORIES
+from memopt.anatomy.pieces import CATEGORIES
 from memopt.anatomy.report import Anatomy
 from memopt.anatomy.table import Section, by_depth, mb, sections_of, title_of
 from memopt.anatomy.trace import Trace

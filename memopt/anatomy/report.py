@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from memopt.anatomy.ledger import CATEGORIES
+from memopt.anatomy.pieces import CATEGORIES
 from memopt.anatomy.trace import Moment, Trace
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from memopt.anatomy.batches import as_dict, call, loss_in, parts, rows_of
-from memopt.anatomy.ledger import FUNCTIONALITY, GRADIENTS, STATES, WEIGHTS, Ledger
+from memopt.anatomy.ledger import Ledger
+from memopt.anatomy.pieces import FUNCTIONALITY, GRADIENTS, STATES, WEIGHTS
 
 OptimizerLike = torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None
 

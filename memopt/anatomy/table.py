@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from memopt.anatomy.ledger import CATEGORIES
+from memopt.anatomy.pieces import CATEGORIES
 from memopt.anatomy.report import Anatomy
 from memopt.anatomy.trace import Share
 

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from memopt.anatomy.ledger import (
+from memopt.anatomy.ledger import Ledger
+from memopt.anatomy.pieces import (
     ACTIVATIONS,
     CATEGORIES,
     MADE_AGAIN,
     OFFLOADED,
     RECIPE,
     Entry,
-    Ledger,
     Mark,
     Piece,
 )

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from memopt._compat import run_backward
-from memopt.anatomy.ledger import ACTIVATIONS, OFFLOADED, Entry, Ledger
+from memopt.anatomy.ledger import Ledger
+from memopt.anatomy.pieces import ACTIVATIONS, OFFLOADED, Entry
 from memopt.checkpoint import apply_checkpointing, checkpoint_sequential
 from memopt.convert import convert
 

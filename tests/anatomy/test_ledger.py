@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt.anatomy.ledger import CATEGORIES, Ledger
+from memopt.anatomy.ledger import Ledger
+from memopt.anatomy.pieces import CATEGORIES
 from memopt.anatomy.step import Step, traced
 from memopt.live_bytes import LiveBytes
 from tests.anatomy.models import Mlp, tiny

@@ -16,7 +16,7 @@ import torch
 
 import memopt
 from memopt.anatomy import Anatomy
-from memopt.anatomy.ledger import CATEGORIES
+from memopt.anatomy.pieces import CATEGORIES
 from tests.anatomy.models import Mlp
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
