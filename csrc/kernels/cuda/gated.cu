@@ -107,7 +107,8 @@ __global__ void __launch_bounds__(kThreads)
   const auto f = make_activation<Function>(p.activation);
   for_each_tile<T>(p.rows, p.cols, aligned, [&](int64_t row, int64_t col, const auto& share) {
     const T* gate = static_cast<const T*>(p.gate) + row * p.gate_row_stride + kApart * col;
-    const T* up = static_cast<const T*>(p.up) + row * p.up_row_stride + kApart * col;
+    [[maybe_unused]] const T* up =
+        static_cast<const T*>(p.up) + row * p.up_row_stride + kApart * col;
     Vector<T, kWidth> gates[kVectors], ups[kVectors];
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
@@ -139,7 +140,8 @@ __global__ void __launch_bounds__(kThreads)
   for_each_tile<T>(p.rows, p.cols, aligned, [&](int64_t row, int64_t col, const auto& share) {
     const T* dy = static_cast<const T*>(p.dy) + row * p.dy_row_stride + col;
     const T* gate = static_cast<const T*>(p.gate) + row * p.gate_row_stride + kApart * col;
-    const T* up = static_cast<const T*>(p.up) + row * p.up_row_stride + kApart * col;
+    [[maybe_unused]] const T* up =
+        static_cast<const T*>(p.up) + row * p.up_row_stride + kApart * col;
     const int64_t gradient = row * p.grad_row_stride + kApart * col;
     Vector<T, kWidth> gates[kVectors], ups[kVectors], dys[kVectors];
 #pragma unroll
