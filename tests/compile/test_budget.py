@@ -35,14 +35,14 @@ class Gated(nn.Module):
 
 
 def gated() -> tuple[nn.Module, Tensor]:
-    return nn.Sequential(*(Gated(64) for _ in range(4))), sample(4, 64)
+    return nn.Sequential(*(Gated(64) for _ in range(3))), sample(4, 64)
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "small": lambda: (blocks(2), sample(4, 64)),
-    "dropout": lambda: (blocks(2, dropout=0.1), sample(4, 64)),
+    "dropout": lambda: (blocks(1, dropout=0.1), sample(4, 64)),
     "long": lambda: (blocks(2), sample(2, 256)),
-    "wide": lambda: (blocks(2, width=128), sample(2, 128, 128)),
+    "wide": lambda: (blocks(1, width=128), sample(2, 128, 128)),
     "gated": gated,
 }
 
