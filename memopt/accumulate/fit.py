@@ -54,10 +54,9 @@ def largest_batch(
         TypeError, ValueError: an argument is no such thing, or `budget` is below the weights.
         DependsOnValues: the step looks at values, and cannot be predicted.
     """
-    make = batch if callable(batch) else _resized(batch, 0)
     fates = Fates(recipes, checkpoint, offload)
-    step = Step(model, None, as_optimizer(optimizer, list(model.parameters())), loss, autocast)
-    return _largest("largest_batch", step, make, budget, fates, device, limit)
+    step = _step("largest_batch", model, budget, loss, optimizer, autocast)
+    return _largest(step, batch, 0, budget, fates, device, limit)
 
 
 def longest_sequence(
@@ -79,14 +78,13 @@ def longest_sequence(
     As `largest_batch`, but tensors are resized in their second dimension, or `batch` is a function
     of the length. Of a model with a table of positions its size is the limit.
     """
-    make = batch if callable(batch) else _resized(batch, 1)
     fates = Fates(recipes, checkpoint, offload)
-    step = Step(model, None, as_optimizer(optimizer, list(model.parameters())), loss, autocast)
+    step = _step("longest_sequence", model, budget, loss, optimizer, autocast)
     config: Any = getattr(model, "config", None)
     positions = getattr(config, "max_position_embeddings", None)
     if isinstance(positions, int):
         limit = min(limit, positions)
-    return _largest("longest_sequence", step, make, budget, fates, device, limit)
+    return _largest(step, batch, 1, budget, fates, device, limit)
 
 
 def largest_micro_batch(step: Step, budget: int, available: bool, device: str) -> int:
@@ -105,7 +103,7 @@ def largest_micro_batch(step: Step, budget: int, available: bool, device: str) -
     return max(1, _search(peak, budget, (rows, -(-rows // 2)), rows))
 
 
-def check_budget(who: str, budget: object, model: nn.Module) -> int:
+def check_budget(who: str, budget: object, model: nn.Module) -> None:
     """Raises TypeError or ValueError where not even the weights fit."""
     if isinstance(budget, bool) or not isinstance(budget, int):
         raise TypeError(f"{who}: budget must be an int of bytes, got {type(budget).__name__}")
@@ -115,21 +113,33 @@ def check_budget(who: str, budget: object, model: nn.Module) -> int:
             f"{who}: budget must be above the {weights:,} bytes of the model's weights, got "
             f"{budget:,}"
         )
-    return budget
+
+
+def _step(
+    who: str,
+    model: nn.Module,
+    budget: int,
+    loss: LossLike,
+    optimizer: OptimizerLike,
+    autocast: torch.dtype | None,
+) -> Step:
+    """A step without a batch, of arguments that were checked."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{who}: model must be an nn.Module, got {type(model).__name__}")
+    check_budget(who, budget, model)
+    return Step(model, None, as_optimizer(optimizer, list(model.parameters())), loss, autocast)
 
 
 def _largest(
-    who: str,
     step: Step,
-    make: Callable[[int], Any],
+    batch: Batch,
+    dim: int,
     budget: int,
     fates: Fates,
     device: str | None,
     limit: int,
 ) -> int:
-    if not isinstance(step.model, nn.Module):
-        raise TypeError(f"{who}: model must be an nn.Module, got {type(step.model).__name__}")
-    check_budget(who, budget, step.model)
+    make = batch if callable(batch) else _resized(batch, dim)
     home = next((p.device.type for p in step.model.parameters()), "cpu")
     target = device or ("cpu" if home == "cpu" else "cuda")
     return _search(lambda size: _peak(step, make(size), fates, target, 1), budget, (1, 2), limit)

@@ -12,7 +12,7 @@ import torch
 from memopt.anatomy.batches import rows_of
 from memopt.anatomy.hollow import DependsOnValues
 from memopt.anatomy.ledger import Ledger
-from memopt.anatomy.pieces import STATES, Entry, Piece
+from memopt.anatomy.pieces import ACTIVATIONS, OFFLOADED, STATES, TEMPORARY, Entry, Piece
 from memopt.anatomy.predict import predict
 from memopt.anatomy.report import Advice
 from memopt.anatomy.step import Step
@@ -135,7 +135,7 @@ def _remedies(
 def _offloading(step: Step, fates: Fates, target: str) -> tuple[Trace, float]:
     """Copies go one way at a time, beside the computation of forward and then of backward."""
     trace, _ = predict(step, fates, target)
-    copies = trace.fates.get("offloaded", 0) / _LINK
+    copies = trace.fates.get(OFFLOADED, 0) / _LINK
     forward = _seconds(trace, _speed(step), "forward")
     backward = _seconds(trace, _speed(step), "backward")
     return trace, max(0.0, copies - forward) + max(0.0, copies - backward)
@@ -189,7 +189,7 @@ def _logits(step: Step, ledger: Ledger) -> Iterator[Piece]:
         return
     for piece in ledger.pieces:
         wide = len(piece.shape) >= 2 and piece.shape[-1] == words and piece.born
-        if wide and piece.category in ("activations", "temporary buffers"):
+        if wide and piece.category in (ACTIVATIONS, TEMPORARY):
             yield piece
 
 

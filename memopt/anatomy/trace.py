@@ -11,6 +11,7 @@ from memopt.anatomy.ledger import Ledger
 from memopt.anatomy.pieces import (
     ACTIVATIONS,
     CATEGORIES,
+    GRADIENTS,
     MADE_AGAIN,
     OFFLOADED,
     RECIPE,
@@ -148,7 +149,7 @@ def trace_of(ledger: Ledger, seconds: float, entries: Sequence[Entry] | None = N
         for name in ("peak", f"most in {phase}"):
             if name not in best or total > best[name][0]:
                 best[name] = (total, Mark(name, entry.instant, place))
-        is_gradient = entry.piece.category == "gradients" and phase == "backward"
+        is_gradient = entry.piece.category == GRADIENTS and phase == "backward"
         if first is None and is_gradient and entry.sign > 0:
             first = Mark("first gradient", entry.instant, place)
     if not marks and "most in backward" in best:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -48,3 +49,9 @@ def test_the_longest_sequence() -> None:
 def test_bad_input(error: type[Exception], words: str, arguments: tuple[Any, Any]) -> None:
     with pytest.raises(error, match=words):
         memopt.largest_batch(Mlp(), *arguments)
+
+
+@pytest.mark.parametrize("size", [memopt.largest_batch, memopt.longest_sequence])
+def test_a_model_that_is_none(size: Callable[..., int]) -> None:
+    with pytest.raises(TypeError, match=f"{size.__name__}: model must be an nn.Module, got int"):
+        size(3, torch.randn(2, 32), 1 << 30)
