@@ -44,10 +44,10 @@ ROOT = Path(__file__).resolve().parent
 HEADER = "include/cuda_runtime.h"
 CUDA_ARCHITECTURES = ["8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
 
-# What knows PyTorch, and offload. PyTorch's headers take longer to compile than the files that
+# What knows PyTorch, offload and plan. PyTorch's headers take longer to compile than the files that
 # include them, so files of a folder are compiled together, as many as have this many lines and no
 # local name in common.
-HOST_FOLDERS = ("autograd", "python", "saved", "ops", "offload")  # what takes longest first
+HOST_FOLDERS = ("autograd", "python", "saved", "ops", "offload", "plan")  # what takes longest first
 JOINED_LINES = 2000
 
 # One source, one copy per instruction set. baseline is what the compiler targets by default.

@@ -1,7 +1,7 @@
-"""Proves that dependencies point one way: kernels <- ops <- autograd <- offload <- saved <-
+"""Proves that dependencies point one way: kernels <- ops <- autograd <- offload <- saved <- plan <-
 python in csrc, functional <- nn <- offload <- checkpoint <- convert, compile <- the rest in memopt;
-that the kernels and offload know no PyTorch, that no file knows c10/cuda, and that no file is too
-long to read.
+that the kernels, offload and plan know no PyTorch, that no file knows c10/cuda, and that no file is
+too long to read.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 CSRC = ROOT / "csrc"
 CPP_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 
 # Each folder of csrc may include itself and the ones before it.
-CSRC_LAYERS = ("kernels", "ops", "autograd", "offload", "saved", "python")
+CSRC_LAYERS = ("kernels", "ops", "autograd", "offload", "saved", "plan", "python")
 
 # Each package or module of memopt may import itself and the ones before it. Those of one line do
 # not know each other. The demo is a user of the public names in __init__.
@@ -82,12 +84,13 @@ def test_includes_point_down_the_layers() -> None:
                 assert target.relative_to(CSRC).parts[0] in allowed, (file, path)
 
 
-def test_offload_includes_nothing_but_the_system_and_itself() -> None:
+@pytest.mark.parametrize("folder", ["offload", "plan"])
+def test_what_needs_no_pytorch_includes_but_the_system_and_itself(folder: str) -> None:
     """So it compiles in seconds, and sanitizers run over all of it."""
-    for file in sources(CSRC / "offload"):
+    for file in sources(CSRC / folder):
         for bracket, path in includes(file):
             if bracket == '"':
-                assert (file.parent / path).resolve().parent == CSRC / "offload", (file, path)
+                assert (file.parent / path).resolve().parent == CSRC / folder, (file, path)
             else:
                 assert re.fullmatch(r"(sys/)?[a-z_]+(\.h)?", path), (file, path)
                 assert not PYTORCH.match(path), (file, path)

@@ -14,6 +14,7 @@
 #include "../ops/supported.h"
 #include "functions.h"
 #include "offload.h"
+#include "plan.h"
 #include "region.h"
 #include "scope.h"
 
@@ -101,4 +102,5 @@ PYBIND11_MODULE(_C, m) {
   memopt::python::register_scope(m);
   memopt::python::register_offload(m);
   memopt::python::register_functions(m);
+  memopt::python::register_plan(m);
 }

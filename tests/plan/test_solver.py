@@ -1,0 +1,422 @@
+"""Proves that the planner's solver finds the best plan: by brute force over all plans, with formulas
+of its own, on thousands of small problems; and what holds of large ones: plans fit, peaks and times
+are monotone in the budget, merging on a grid stays within its bound.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memopt._extension import _C
+from memopt.plan import solver
+from memopt.plan.solver import (
+    BelowFloor,
+    Choice,
+    Link,
+    Problem,
+    Solution,
+    Stage,
+    curve,
+    evaluate,
+    floor,
+    solve,
+)
+
+NO_ROOM = Link(1.0, 1.0, room=0)
+
+
+@dataclass
+class Found:
+    """A plan by brute force."""
+
+    choices: tuple[int, ...]
+    seconds: float
+    peak: int
+    offloaded: int
+
+
+def all_plans(problem: Problem) -> Iterator[Found]:
+    """Walks over all of them, stage by stage; written from the formulas in the words of the issue, not
+    from the solver's code.
+    """
+    link = problem.link or NO_ROOM
+    stages = problem.stages
+
+    def walk(
+        i: int,
+        choices: tuple[int, ...],
+        seconds: float,
+        peak: int,
+        resident: int,
+        queue: int,
+        offloaded: int,
+    ) -> Iterator[Found]:
+        last = stages[i - 1].choices[choices[-1]] if choices else Choice()
+        if i == len(stages):
+            yield Found(choices, seconds + last.offloaded / link.back, peak, offloaded)
+            return
+        for c, choice in enumerate(stages[i].choices):
+            in_forward = problem.base + resident + queue + choice.forward
+            left = math.floor(link.out * choice.forward_seconds)
+            after = max(0, queue + choice.offloaded - left)
+            wait = max(0, after - link.in_flight) / link.out
+            after = min(after, link.in_flight)
+            in_backward = problem.base + resident + after + last.offloaded
+            in_backward += choice.backward + stages[i].before_backward
+            wait += max(0.0, last.offloaded / link.back - choice.backward_seconds)
+            yield from walk(
+                i + 1,
+                (*choices, c),
+                seconds + choice.forward_seconds + choice.backward_seconds + wait,
+                max(peak, in_forward, in_backward),
+                resident + choice.resident,
+                after,
+                offloaded + choice.offloaded,
+            )
+
+    for plan in walk(0, (), 0.0, problem.base + problem.optimizer, 0, 0, 0):
+        if plan.offloaded <= link.room:
+            yield plan
+
+
+def random_problem(rng: random.Random) -> Problem:
+    """Seconds are multiples of 1/8 and rates powers of two, so that all sums are exact and many
+    plans equal in time.
+    """
+    most = rng.choice((3, 20, 1000))
+    offloads = rng.random() < 0.7
+    stages: list[Stage] = []
+    for _ in range(rng.randint(1, 5)):
+        if stages and rng.random() < 0.5:
+            stages.append(replace(stages[-1], before_backward=rng.randint(0, most)))
+            continue
+        choices = tuple(
+            Choice(
+                rng.randint(0, most),
+                rng.randint(0, most),
+                rng.randint(0, most),
+                rng.randint(0, 24) / 8,
+                rng.randint(0, 24) / 8,
+                rng.randint(0, most) if offloads and rng.random() < 0.6 else 0,
+            )
+            for _ in range(rng.randint(1, 4))
+        )
+        stages.append(Stage(choices, rng.randint(0, most)))
+    needed = sum(min(c.offloaded for c in stage.choices) for stage in stages)
+    link = Link(
+        2.0 ** rng.randint(-2, 10),
+        2.0 ** rng.randint(-2, 10),
+        needed + rng.choice((0, most, 3 * most, 10**6)),
+        rng.choice((0, most, 2 * most, 10**6)),
+    )
+    if needed == 0 and rng.random() < 0.1:
+        return Problem(tuple(stages), rng.randint(0, most), rng.randint(0, 5 * most))
+    return Problem(tuple(stages), rng.randint(0, most), rng.randint(0, 5 * most), link)
+
+
+def check_against_brute_force(problem: Problem, rng: random.Random) -> None:
+    plans = list(all_plans(problem))
+    least = min(plan.peak for plan in plans)
+    found = floor(problem)
+    assert found.peak == least
+    assert found.seconds == min(plan.seconds for plan in plans if plan.peak == least)
+    with pytest.raises(BelowFloor) as error:
+        solve(problem, least - 1)
+    assert error.value.floor == least
+    assert error.value.solution == found
+    for budget in {least, *(rng.choice(plans).peak for _ in range(5)), 10**9}:
+        expected = min((p.seconds, p.peak) for p in plans if p.peak <= budget)
+        solution = solve(problem, budget)
+        assert solution.grid == 0
+        assert (solution.seconds, solution.peak) == expected
+        chosen = next(plan for plan in plans if plan.choices == solution.choices)
+        assert (chosen.seconds, chosen.peak, chosen.offloaded) == (*expected, solution.offloaded)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_equals_brute_force(part: int) -> None:
+    rng = random.Random(part)
+    for _ in range(500):
+        check_against_brute_force(random_problem(rng), rng)
+
+
+@given(seed=st.integers(0, 2**32))
+def test_seconds_that_are_no_exact_sums(seed: int) -> None:
+    """A plan takes as long as by brute force, within rounding."""
+    rng = random.Random(seed)
+    problem = random_problem(rng)
+    factor = rng.uniform(1e-9, 1e3)
+
+    def scaled(choice: Choice) -> Choice:
+        return replace(
+            choice,
+            forward_seconds=choice.forward_seconds * factor,
+            backward_seconds=choice.backward_seconds * factor,
+        )
+
+    stages = tuple(replace(s, choices=tuple(map(scaled, s.choices))) for s in problem.stages)
+    problem = replace(problem, stages=stages)
+    plans = list(all_plans(problem))
+    for budget in {rng.choice(plans).peak for _ in range(4)}:
+        solution = solve(problem, budget)
+        expected = min(plan.seconds for plan in plans if plan.peak <= budget)
+        assert solution.peak <= budget
+        assert solution.seconds == pytest.approx(expected, rel=1e-12)
+
+
+def test_equal_plans_differ_in_what_the_next_stage_sees() -> None:
+    """Two ways of the first stage leave the same behind; what one has offloaded returns in the
+    backward of the second, above the budget there, and in time only if that is slow.
+    """
+    first = Stage((Choice(5, 5, 5, 1, 1), Choice(5, 5, 5, 0.5, 1, offloaded=8)))
+    slow, quick = Choice(0, 0, 10, 0, 4), Choice(0, 0, 10, 0, 2)
+    link = Link(out=100, back=2)
+    problem = Problem((first, Stage((slow,))), link=link)
+    assert solve(problem, 23).choices == (1, 0)
+    assert solve(problem, 22).choices == (0, 0)
+    # The quick backward does not hide the return: 0.5 s less, and 2 s to wait.
+    problem = Problem((first, Stage((quick,))), link=link)
+    assert solve(problem, 100).choices == (0, 0)
+    assert evaluate(problem, (1, 0)).backward_waits == (2.0, 0.0)
+
+
+def test_timeline_by_hand() -> None:
+    """Every formula once, by numbers worked out on paper."""
+    stages = (
+        Stage((Choice(10, 20, 30, 1, 2, offloaded=16),), before_backward=7),
+        Stage((Choice(3, 25, 12, 2, 3, offloaded=40),), before_backward=4),
+        Stage((Choice(0, 1, 2, 0.5, 1),)),
+    )
+    found = evaluate(Problem(stages, 100, 60, Link(8, 4, 1000, 20)), (0, 0, 0))
+    # On the way out: 0, 16 - 8 = 8, 8 + 40 - 16 = 32 of which 12 are waited for, 20 - 4 = 16.
+    assert found.forward_peaks == (120, 100 + 10 + 8 + 25, 100 + 13 + 20 + 1)
+    assert found.forward_waits == (0, 12 / 8, 0)
+    assert found.backward_peaks == (
+        100 + 8 + 30 + 7,
+        100 + 10 + 20 + 16 + 12 + 4,
+        100 + 13 + 16 + 40 + 2,
+    )
+    assert found.backward_waits == (16 / 4 - 3, 40 / 4 - 1, 0)
+    assert found.optimizer_peak == 160
+    assert (found.peak, found.peak_at) == (171, ("backward", 2))
+    assert found.wait_seconds == 1.5 + 1 + 9
+    assert found.seconds == 1 + 2 + 2 + 3 + 0.5 + 1 + found.wait_seconds
+    assert found.offloaded == 56
+
+
+def test_where_the_peak_is() -> None:
+    stage = Stage((Choice(2, 9, 5),))
+    assert floor(Problem((stage,))).peak_at == ("forward", 0)
+    assert floor(Problem((stage, stage))).peak_at == ("forward", 1)
+    assert floor(Problem((Stage((Choice(2, 2, 5),)), stage), 0, 30)).peak_at == ("optimizer", None)
+    with pytest.raises(BelowFloor, match=r"budget of 10 bytes: the least is 11, in forward of stage 1"):
+        solve(Problem((stage, stage)), 10)
+    with pytest.raises(BelowFloor, match="the least is 30, in optimizer"):
+        solve(Problem((stage, stage), 0, 30), 29)
+
+
+# Blocks of a transformer in units of their input (2h bytes a token): kept, with recipes, run again,
+# both, and what of these leaves; a third of the time in forward.
+UNIT = 67_108_864
+SECONDS = 2.6e-3
+
+
+def block_choice(held: float, again: float, off: float) -> Choice:
+    return Choice(
+        resident=int((held - off) * UNIT) + 4096,
+        forward=16 * UNIT,
+        backward=int((24 + off) * UNIT),
+        forward_seconds=SECONDS,
+        backward_seconds=2 * SECONDS + again * SECONDS,
+        offloaded=int(off * UNIT),
+    )
+
+
+SIX = ((16, 0, 0), (10, 0.08, 0), (1, 1.0, 0), (1, 1.05, 0), (10, 0.08, 9), (1, 1.0, 1))
+TWELVE = (
+    *((16, 0, off) for off in (0, 4, 8, 15)),
+    *((10, 0.08, off) for off in (0, 2.5, 5, 9.5)),
+    *((1, 1.0, off) for off in (0, 0.25, 0.5, 1)),
+)
+
+
+def model(blocks: int, ways: tuple[tuple[float, float, float], ...], link: Link | None) -> Problem:
+    choices = tuple(block_choice(*way) for way in ways)
+    gradients = UNIT // 2
+    stages = (
+        Stage((Choice(UNIT, 2 * UNIT, 2 * UNIT, 1e-3, 1e-3),), blocks * gradients),
+        *(Stage(choices, (blocks - i) * gradients) for i in range(blocks)),
+        Stage((Choice(2 * UNIT, 30 * UNIT, 40 * UNIT, 5e-3, 1e-2),)),
+    )
+    return Problem(stages, 20 * UNIT, blocks * UNIT, link)
+
+
+LINK = Link(55e9, 55e9, in_flight=48 * UNIT)
+
+
+def check_curve(plans: tuple[Solution, ...], problem: Problem) -> None:
+    for one, next_one in zip(plans, plans[1:], strict=False):
+        assert one.peak < next_one.peak
+        assert one.seconds > next_one.seconds
+    for plan in plans:
+        found = evaluate(problem, plan.choices)
+        assert (found.peak, found.seconds) == (plan.peak, plan.seconds)
+        assert plan.offloaded <= (problem.link or NO_ROOM).room
+
+
+@pytest.mark.parametrize(
+    ("ways", "link"), [(SIX[:4], None), (SIX, LINK)], ids=["kept", "offloaded"]
+)
+def test_ninety_six_blocks_are_solved_exactly(
+    ways: tuple[tuple[float, float, float], ...], link: Link | None
+) -> None:
+    problem = model(96, ways, link)
+    plans = curve(problem, 40)
+    assert len(plans) == 40
+    assert plans[0].grid == 0
+    assert plans[0].labels < 4000
+    check_curve(plans, problem)
+    assert plans[0] == floor(problem)
+    assert plans[-1].choices[1:-1] == (0,) * 96  # all kept
+
+
+def test_ninety_six_blocks_with_twelve_choices() -> None:
+    """Too many plans to tell all apart. Those found fit, are monotone, and the floor is exact."""
+    problem = model(96, TWELVE, LINK)
+    plans = curve(problem, 40)
+    assert plans[0].grid > 0
+    check_curve(plans, problem)
+    least = floor(problem)
+    assert least.grid == 0
+    assert least.peak <= floor(model(96, SIX, LINK)).peak
+    with pytest.raises(BelowFloor):
+        solve(problem, least.peak - 1)
+
+
+@pytest.mark.parametrize("most_labels", [1, 3, 10])
+def test_merging_on_a_grid_keeps_plans_within_its_bound(most_labels: int) -> None:
+    """Where few labels are left, every plan found is a real one, none is missing at the floor, and
+    none is further from the best than the grid says.
+    """
+    rng = random.Random(most_labels)
+    merged = 0
+    for _ in range(150):
+        problem = random_problem(rng)
+        link = problem.link or NO_ROOM
+        problem = replace(problem, link=replace(link, room=10**9))
+        chain = solver._chain(problem)
+        front = chain.front(most_labels)
+        merged += front.grid > 0
+        plans = list(all_plans(problem))
+        if front.floor_grid == 0:
+            assert front.floor == min(plan.peak for plan in plans)
+        before = (-1, math.inf)
+        for budget in sorted({plan.peak for plan in plans}):
+            choices = front.within(budget)
+            if choices is None:
+                assert front.floor > budget
+                assert front.floor_grid > 0
+                continue
+            found = chain.evaluate(choices)
+            assert found["peak"] <= budget
+            assert (found["peak"], -found["seconds"]) >= (before[0], -before[1])
+            before = (found["peak"], found["seconds"])
+            # A label stands for others with at most a grid less of what they hold, at each stage.
+            error = len(problem.stages) * front.grid
+            within = [p.seconds for p in plans if p.peak <= budget - 4 * error]
+            if within:
+                assert found["seconds"] <= min(within) + error / link.out + error / link.back
+    assert merged > 10
+
+
+def test_petabytes() -> None:
+    unit = 10**15
+    stage = Stage((Choice(unit, unit, 2 * unit, 1, 2), Choice(1, unit, 2 * unit, 1, 3)))
+    problem = Problem((stage,) * 96, 3 * unit, 5 * unit)
+    best = solve(problem, 10**18)
+    assert (best.peak, best.seconds) == (3 * unit + 95 * unit + 2 * unit, 96 * 3)
+    tight = solve(problem, 12 * unit)
+    assert tight.peak <= 12 * unit
+    assert tight.seconds == 96 * 3 + 96 - sum(c == 0 for c in tight.choices)
+
+
+def test_a_room_too_small_for_all() -> None:
+    """It is shared out among the stages that gain most by it."""
+    stages = tuple(
+        Stage((Choice(0, 0, 0, 1, 1 + gain), Choice(0, 0, 0, 1, 1, offloaded=10)))
+        for gain in (3, 1, 4, 1, 5)
+    ) + (Stage((Choice(0, 0, 0, 0, 100),)),)
+    problem = Problem(stages, link=Link(1e3, 1e3, room=30))
+    best = solve(problem, 10**6)
+    assert best.choices == (1, 0, 1, 0, 1, 0)
+    assert best.offloaded == 30
+    assert solve(replace(problem, link=None), 10**6).choices == (0,) * 6
+
+
+GOOD = Stage((Choice(1, 1, 1, 1.0, 1.0),))
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        (Problem(()), "at least one stage"),
+        (Problem((GOOD, Stage(()))), "stage 1 needs at least one choice"),
+        (Problem((GOOD,), base=-1), "base must be at least 0, got -1"),
+        (Problem((GOOD,), optimizer=-2), "optimizer must be at least 0, got -2"),
+        (Problem((replace(GOOD, before_backward=-3),)), "stage 0: before_backward .* got -3"),
+        (Problem((Stage((Choice(-4),)),)), "stage 0, choice 0: resident .* got -4"),
+        (Problem((Stage((Choice(forward=-5),)),)), "stage 0, choice 0: forward .* got -5"),
+        (Problem((Stage((Choice(backward=-6),)),)), "choice 0: backward .* got -6"),
+        (Problem((Stage((Choice(offloaded=-7),)),)), "choice 0: offloaded .* got -7"),
+        (Problem((Stage((Choice(forward_seconds=math.nan),)),)), "forward_seconds .* got nan"),
+        (Problem((Stage((Choice(backward_seconds=-1.0),)),)), "backward_seconds .* got -1"),
+        (Problem((Stage((Choice(backward_seconds=math.inf),)),)), "backward_seconds .* got inf"),
+        (Problem((Stage((Choice(resident=1.5),)),)), "resident must be a whole number .* 1.5"),  # type: ignore[arg-type]
+        (Problem((Stage((Choice(resident=2**70),)),)), "resident must fit in 64 bits"),
+        (Problem((Stage((Choice(resident=2**62),)),)), "all bytes together .* resident"),
+        (Problem((GOOD,), link=Link(0.0, 1.0)), "link.out must be .* above 0, got 0"),
+        (Problem((GOOD,), link=Link(1.0, math.nan)), "link.back must be .* got nan"),
+        (Problem((GOOD,), link=Link(1.0, 1.0, room=-1)), "link.room must be at least 0, got -1"),
+        (Problem((GOOD,), link=Link(1.0, 1.0, in_flight=-1)), "link.in_flight .* got -1"),
+        (
+            Problem((Stage((Choice(offloaded=9), Choice(offloaded=8))),), link=Link(1, 1, room=7)),
+            "link.room must be at least 8, which every plan offloads, got 7",
+        ),
+    ],
+)
+def test_refuses_what_cannot_be(problem: Problem, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        solve(problem, 100)
+
+
+def test_refuses_choices_that_are_none() -> None:
+    problem = Problem((GOOD, GOOD))
+    with pytest.raises(ValueError, match="one entry for each of the 2 stages, got 1"):
+        evaluate(problem, (0,))
+    with pytest.raises(ValueError, match="stage 1 has 1 choices, got choice 3"):
+        evaluate(problem, (0, 3))
+    with pytest.raises(ValueError, match="budget must be a whole number"):
+        solve(problem, 1e9)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="count must be at least 2, got 1"):
+        curve(problem, 1)
+    offloads = Problem((Stage((Choice(), Choice(offloaded=5))),))
+    with pytest.raises(ValueError, match="at most link.room = 0 bytes, got 5"):
+        evaluate(offloads, (1,))
+
+
+def test_is_asked_once_for_all_budgets() -> None:
+    chain = _C.PlanChain(stages=[(0, [(1, 1, 1, 1.0, 1.0, 0)])], base=0, optimizer=0, link=(1.0, 1.0, 0, 0))
+    assert len(chain.front()) == 1
+    problem = model(8, SIX, LINK)
+    solver._front.cache_clear()
+    solve(problem, 10**13)
+    curve(problem, 5)
+    floor(problem)
+    assert solver._front.cache_info().misses == 1
