@@ -5,7 +5,7 @@ memopt.recompute() for whatever reads their outputs); or belong to a region that
 offloaded (memopt.checkpoint, memopt.checkpoint_wrapper). memopt.saved_tensors picks the fate of
 each tensor. memopt.convert brings all this to an unmodified model, memopt.compile to a compiled
 one. memopt.saved_bytes counts the bytes that are saved, and memopt.anatomy says where all memory
-of a training step is.
+of a training step is. memopt.plan chooses among all this for each block, within a budget of bytes.
 """
 
 from memopt import functional, nn
@@ -40,12 +40,16 @@ from memopt.offload import (
     offload,
     offload_stats,
 )
+from memopt.plan import BudgetTooSmall, Fitted, Plan, fit, plan
 from memopt.recipes import recompute
 
 __all__ = [
     "Accumulated",
     "Anatomy",
+    "BudgetTooSmall",
+    "Fitted",
     "OffloadStats",
+    "Plan",
     "Report",
     "__version__",
     "accumulate",
@@ -61,6 +65,7 @@ __all__ = [
     "convert",
     "disable_checkpointing",
     "empty_offload_cache",
+    "fit",
     "functional",
     "is_checkpointing",
     "is_recomputing",
@@ -71,6 +76,7 @@ __all__ = [
     "offload_stats",
     "ops_worth_saving",
     "patch_functional",
+    "plan",
     "recompute",
     "revert",
     "saved_bytes",

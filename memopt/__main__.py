@@ -1,4 +1,4 @@
-"""The command line: python -m memopt {anatomy,demo,env}."""
+"""The command line: python -m memopt {anatomy,demo,env,plan}."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import sys
 
 import memopt
 from memopt import demo
-from memopt.anatomy import command
+from memopt.anatomy import command as anatomy
+from memopt.plan import command as plan
 
 
 def print_environment() -> int:
@@ -41,11 +42,19 @@ def main(arguments: list[str] | None = None) -> int:
             "demo", help="train a small GPT in seven modes and compare memory and speed"
         )
     )
-    command.add_arguments(
+    anatomy.add_arguments(
         commands.add_parser("anatomy", help="where the memory of a training step is, predicted")
     )
+    plan.add_arguments(
+        commands.add_parser("plan", help="a fate for each block of a model, within a budget")
+    )
     args = parser.parse_args(arguments)
-    runs = {"env": lambda _: print_environment(), "demo": demo.run, "anatomy": command.run}
+    runs = {
+        "env": lambda _: print_environment(),
+        "demo": demo.run,
+        "anatomy": anatomy.run,
+        "plan": plan.run,
+    }
     return runs[args.command](args)
 
 

@@ -93,14 +93,14 @@ def largest_micro_batch(step: Step, budget: int, available: bool, device: str) -
     available: the budget is for what is not there yet.
     """
     rows = rows_of("accumulate", step.batch)
-    make = _resized(step.batch, 0)
+    make = resized(step.batch, 0)
     if available:
         budget += _here(step)
 
     def peak(size: int) -> int:
         return _peak(step, make(min(2 * size, rows)), Fates(), device, 2 if size < rows else 1)
 
-    return max(1, _search(peak, budget, (rows, -(-rows // 2)), rows))
+    return max(1, search(peak, budget, (rows, -(-rows // 2)), rows))
 
 
 def check_budget(who: str, budget: object, model: nn.Module) -> None:
@@ -139,13 +139,13 @@ def _largest(
     device: str | None,
     limit: int,
 ) -> int:
-    make = batch if callable(batch) else _resized(batch, dim)
+    make = batch if callable(batch) else resized(batch, dim)
     home = next((p.device.type for p in step.model.parameters()), "cpu")
     target = device or ("cpu" if home == "cpu" else "cuda")
-    return _search(lambda size: _peak(step, make(size), fates, target, 1), budget, (1, 2), limit)
+    return search(lambda size: _peak(step, make(size), fates, target, 1), budget, (1, 2), limit)
 
 
-def _search(peak: Callable[[int], int], budget: int, first: Sequence[int], limit: int) -> int:
+def search(peak: Callable[[int], int], budget: int, first: Sequence[int], limit: int) -> int:
     """The largest size up to `limit` whose peak is within the budget; 0 if none is.
 
     Peaks grow with the size, about as a line does: so the sizes tried first are `first`, the next
@@ -192,7 +192,7 @@ def _here(step: Step) -> int:
     return sum(storages(leaves).values())
 
 
-def _resized(batch: Any, dim: int) -> Callable[[int], Any]:
+def resized(batch: Any, dim: int) -> Callable[[int], Any]:
     """Makes meta tensors of another size of those whose size there is the batch's."""
     sample = as_dict(batch)
     leaves = [leaf for leaf in pytree.tree_leaves(sample) if isinstance(leaf, Tensor)]

@@ -57,6 +57,23 @@ class Gradients:
 
 
 @contextmanager
+def as_before(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Whatever forwards and backwards run inside, gradients, buffers and random numbers are those
+    of before afterwards, also after an error. Inside there are no gradients at first.
+    """
+    before = Before(model, device)
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    for parameter, _ in gradients:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        before.restore()
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+
+@contextmanager
 def watched(model: nn.Module) -> Iterator[Callable[[], bool]]:
     """Says whether a gradient was accumulated since the last time it was asked."""
     touched: list[None] = []

@@ -15,16 +15,11 @@ from memopt.anatomy.ledger import Ledger
 from memopt.anatomy.pieces import ACTIVATIONS, OFFLOADED, STATES, TEMPORARY, Entry, Piece
 from memopt.anatomy.predict import predict
 from memopt.anatomy.report import Advice
+from memopt.anatomy.speed import Speed, speed_of
 from memopt.anatomy.step import Step
 from memopt.anatomy.trace import Trace, trace_of
 from memopt.anatomy.whatif import Fates
 from memopt.checkpoint.blocks import find_blocks
-
-# A GPU of today: operations and bytes a second, and the link's. The ratios matter.
-_FLOPS = {2: 400e12, 4: 50e12, 8: 25e12}
-"""By an element's bytes."""
-_BYTES = 2.5e12
-_LINK = 50e9
 
 # A remedy that gives less than this share of the peak is not worth a line.
 _LEAST = 0.005
@@ -41,7 +36,7 @@ class _Remedy(NamedTuple):
 
 def advise(step: Step, fates: Fates, target: str, now: Trace, ledger: Ledger) -> tuple[Advice, ...]:
     """Remedies by bytes of the peak saved per time lost, the best first."""
-    speed = _speed(step)
+    speed = speed_of(step)
     before = _seconds(now, speed)
     found = []
     for remedy in _remedies(step, fates, target, now, ledger):
@@ -135,20 +130,15 @@ def _remedies(
 def _offloading(step: Step, fates: Fates, target: str) -> tuple[Trace, float]:
     """Copies go one way at a time, beside the computation of forward and then of backward."""
     trace, _ = predict(step, fates, target)
-    copies = trace.fates.get(OFFLOADED, 0) / _LINK
-    forward = _seconds(trace, _speed(step), "forward")
-    backward = _seconds(trace, _speed(step), "backward")
+    speed = speed_of(step)
+    copies = trace.fates.get(OFFLOADED, 0) / speed.link
+    forward = _seconds(trace, speed, "forward")
+    backward = _seconds(trace, speed, "backward")
     return trace, max(0.0, copies - forward) + max(0.0, copies - backward)
 
 
-def _speed(step: Step) -> float:
-    dtype = step.autocast or next(step.model.parameters()).dtype
-    return _FLOPS.get(dtype.itemsize, _FLOPS[2])
-
-
-def _seconds(trace: Trace, speed: float, *phases: str) -> float:
-    rows = [row for row in trace.work if not phases or row.phase in phases]
-    return sum(max(row.flops / speed, row.nbytes / _BYTES) for row in rows)
+def _seconds(trace: Trace, speed: Speed, *phases: str) -> float:
+    return sum(speed.seconds(row) for row in trace.work if not phases or row.phase in phases)
 
 
 def _set_to_none(step: Step) -> None:

@@ -18,8 +18,8 @@ from memopt.anatomy.report import Anatomy
 
 USAGE_ERROR = 2
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_OPTIMIZERS = {
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+OPTIMIZERS = {
     "adamw": torch.optim.AdamW,
     "adam": torch.optim.Adam,
     "sgd": torch.optim.SGD,
@@ -27,8 +27,8 @@ _OPTIMIZERS = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the command's options."""
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options that say which step of which model is meant."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "model",
@@ -47,19 +47,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("cpu", "cuda"),
         help="predict for (default: cuda; with --measure, where the step runs)",
     )
-    parser.add_argument("--dtype", choices=tuple(_DTYPES), help="of weights (default: the model's)")
+    parser.add_argument("--dtype", choices=tuple(DTYPES), help="of weights (default: the model's)")
     parser.add_argument(
         "--autocast", choices=("bfloat16", "float16"), help="run forward under autocast"
     )
-    parser.add_argument("--optimizer", choices=tuple(_OPTIMIZERS), default="adamw")
+    parser.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw")
     parser.add_argument("--micro-batches", type=int, default=1, help="accumulate (default: 1)")
+    parser.add_argument(
+        "--measure", action="store_true", help="also run the step (--preset only), here"
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's options."""
+    add_model_arguments(parser)
     parser.add_argument("--recipes", action="store_true", help="what if memopt.convert")
     parser.add_argument("--checkpoint", help="what if regions: all, sqrt, optimal or a number")
     parser.add_argument("--offload", action="store_true", help="what if activations leave")
     parser.add_argument("--advice", action="store_true", help="predict what would help")
-    parser.add_argument(
-        "--measure", action="store_true", help="also run the step (--preset only), here"
-    )
     for name in ("json", "html", "png"):
         parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {name.upper()}")
 
@@ -80,20 +85,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> Anatomy:
-    if args.batch < 1 or args.seq < 1:
-        raise presets.UsageError(
-            f"--batch and --seq: must be at least 1, got {args.batch} and {args.seq}"
-        )
-    job = _job(args)
-    if args.dtype is not None:
-        job.model.to(_DTYPES[args.dtype])
+    job = job_of(args)
     found = anatomy(
         job.model,
         job.batch,
-        optimizer=_OPTIMIZERS[args.optimizer],
+        optimizer=OPTIMIZERS[args.optimizer],
         measure=args.measure,
         device=args.device or (None if args.measure else "cuda"),
-        autocast=None if args.autocast is None else _DTYPES[args.autocast],
+        autocast=None if args.autocast is None else DTYPES[args.autocast],
         micro_batches=args.micro_batches,
         recipes=args.recipes,
         checkpoint=_checkpoint(args.checkpoint),
@@ -103,7 +102,23 @@ def _report(args: argparse.Namespace) -> Anatomy:
     return dataclasses.replace(found, notes=(*found.notes, job.note)) if job.note else found
 
 
-def _job(args: argparse.Namespace) -> presets.Job:
+def job_of(args: argparse.Namespace) -> presets.Job:
+    """The model and the batch that the options name.
+
+    Raises:
+        UsageError: there are none.
+    """
+    if args.batch < 1 or args.seq < 1:
+        raise presets.UsageError(
+            f"--batch and --seq: must be at least 1, got {args.batch} and {args.seq}"
+        )
+    job = _named(args)
+    if args.dtype is not None:
+        job.model.to(DTYPES[args.dtype])
+    return job
+
+
+def _named(args: argparse.Namespace) -> presets.Job:
     if args.measure and not args.preset:
         raise presets.UsageError("--measure: needs --preset, whose models have values")
     if args.preset:

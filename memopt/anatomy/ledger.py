@@ -111,6 +111,7 @@ class Ledger(TorchDispatchMode):
         """The graph holds the tensor itself, or a region does."""
         for piece in self.pieces_of(tensor):
             piece.category = piece.category or ACTIVATIONS
+            piece.saved = self.instant if piece.saved is None else piece.saved
             if not piece.fate or piece.fate == REGION_INPUT:
                 piece.fate = fate
 

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable
 from memopt.anatomy.figure import COLORS
 from memopt.anatomy.pieces import CATEGORIES
 from memopt.anatomy.report import Anatomy
-from memopt.anatomy.table import Section, by_depth, mb, sections_of, title_of
+from memopt.anatomy.sections import Section
+from memopt.anatomy.table import by_depth, mb, sections_of, title_of
 from memopt.anatomy.trace import Trace
 
 _WIDTH, _HEIGHT = 1000, 320
 _MAP_HEIGHT = 260
 
-_STYLE = """
+STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; color: #222; max-width: 1060px; margin: 2em auto;
   padding: 0 1em; background: #fff; }
 h1 { font-size: 1.3em; } h2 { font-size: 1.05em; margin-top: 2em; }
@@ -73,11 +74,11 @@ def page_of(anatomy: Anatomy) -> str:
         f"{mb(trace.peak.by_category[c])}</span>"
         for c in CATEGORIES
     )
-    tables = "".join(map(_table, sections_of(anatomy)))
+    tables = "".join(map(table_of, sections_of(anatomy)))
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in anatomy.notes)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body>"
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body>"
         f'<h1>{html.escape(title)}</h1><p id="peak">{html.escape(peak)}</p><div>{keys}</div>'
         f'<h2>Bytes over the step</h2>{_timeline(trace, xs, peak_at)}<p id="at"></p>'
         f"<h2>Modules at the peak</h2>{_treemap(trace)}{tables}{notes}"
@@ -158,7 +159,7 @@ def _treemap(trace: Trace) -> str:
     return f'<svg id="modules" viewBox="0 0 {_WIDTH} {_MAP_HEIGHT}">{"".join(boxes)}</svg>'
 
 
-def _table(section: Section) -> str:
+def table_of(section: Section) -> str:
     head = _row("th", section.headings)
     body = "".join(_row("td", row) for row in section.rows)
     title = html.escape(section.title)

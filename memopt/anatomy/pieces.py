@@ -46,6 +46,8 @@ class Piece:
     """The number of the operator after whose beginning it ended; None: it was there at the end."""
     again: bool = False
     """Whether a recompute made it."""
+    saved: int | None = None
+    """The number of the newest operator when the graph, or a region, first held it."""
     last_in_forward: int = 0
     """The number of the last operator of forward that read it."""
     first_in_backward: int | None = None

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import copy
 import time
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+from torch import nn
 
 from memopt.anatomy.hollow import HollowLedger, hollow_copy
 from memopt.anatomy.ledger import Ledger
@@ -12,9 +16,34 @@ from memopt.anatomy.step import Step, traced
 from memopt.anatomy.trace import Trace, trace_of
 from memopt.anatomy.whatif import AsOnCuda, Fates, as_on_cuda, offloaded
 
+Watch = Callable[[nn.Module, Ledger], AbstractContextManager[Any]]
+
+
+class Changes(Protocol):
+    """What is done to a model before its step."""
+
+    def apply(self, model: nn.Module) -> None:
+        """In place."""
+
 
 def predict(step: Step, fates: Fates, target: str) -> tuple[Trace, Ledger]:
     """The trace of a step that computes nothing, on copies; and its ledger.
+
+    Raises:
+        DependsOnValues: the step looks at values.
+    """
+    ledger, seconds = hollow_step(step, fates, target)
+    entries = offloaded(ledger, fates) if fates.offload else None
+    return trace_of(ledger, seconds, entries), ledger
+
+
+def hollow_step(
+    step: Step, fates: Changes, target: str, watch: Watch | None = None
+) -> tuple[Ledger, float]:
+    """The ledger of a step that computes nothing, on copies; and the seconds that it took.
+
+    Args:
+        watch: makes a context to run the step in, of the model's copy and the ledger.
 
     Raises:
         DependsOnValues: the step looks at values.
@@ -29,6 +58,6 @@ def predict(step: Step, fates: Fates, target: str) -> tuple[Trace, Ledger]:
     hollow = copy.copy(step)
     hollow.model, hollow.optimizer, hollow.batch, hollow.context = model, optimizer, batch, context
     start = time.perf_counter()
-    traced(hollow, ledger)
-    entries = offloaded(ledger, fates) if fates.offload else None
-    return trace_of(ledger, time.perf_counter() - start, entries), ledger
+    with nullcontext() if watch is None else watch(model, ledger):
+        traced(hollow, ledger)
+    return ledger, time.perf_counter() - start

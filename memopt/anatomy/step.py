@@ -40,17 +40,10 @@ class Step:
             self._run(ledger)
 
     def _run(self, ledger: Ledger | None) -> None:
-        device = next((p.device.type for p in self.model.parameters()), "cpu")
-        rows = rows_of("anatomy", self.batch)
-        whole = as_dict(self.batch)
-        batches = [whole] if self.micro_batches == 1 else self._parts(rows)
-        for batch in batches:
+        for batch in self.batches():
             if ledger is not None:
                 ledger.phase = "forward"
-            with ExitStack() as stack:
-                if self.autocast is not None:
-                    stack.enter_context(torch.autocast(device, dtype=self.autocast))
-                loss = self._loss(batch)
+            loss = self.forward(batch)
             if ledger is not None:
                 ledger.end_of_forward(loss)
                 ledger.phase = "backward"
@@ -68,13 +61,25 @@ class Step:
             ledger.assign(STATES, self._states())
         self.optimizer.zero_grad(set_to_none=self.set_to_none)
 
-    def _parts(self, rows: int) -> list[Any]:
+    def batches(self) -> list[Any]:
+        """The micro-batches."""
+        rows = rows_of("anatomy", self.batch)
+        if self.micro_batches == 1:
+            return [as_dict(self.batch)]
         if not 1 <= self.micro_batches <= rows:
             raise ValueError(
                 f"anatomy: micro_batches must be from 1 to the batch's {rows} rows, got "
                 f"{self.micro_batches}"
             )
         return parts("anatomy", self.batch, -(-rows // self.micro_batches))
+
+    def forward(self, batch: Any) -> Tensor:
+        """The loss of one of them, with its share of the whole."""
+        device = next((p.device.type for p in self.model.parameters()), "cpu")
+        with ExitStack() as stack:
+            if self.autocast is not None:
+                stack.enter_context(torch.autocast(device, dtype=self.autocast))
+            return self._loss(batch)
 
     def _loss(self, batch: Any) -> Tensor:
         output = call(self.model, batch)

@@ -1,66 +1,22 @@
-"""An anatomy as text: by rich where it is installed, else plain."""
+"""An anatomy as tables."""
 
 from __future__ import annotations
 
-import io
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
 
+from memopt.anatomy import sections
 from memopt.anatomy.pieces import CATEGORIES
 from memopt.anatomy.report import Anatomy
+from memopt.anatomy.sections import Section
 from memopt.anatomy.trace import Share
 
 MB = 1e6
 _MOST_ROWS = 12
 
 
-class Section(NamedTuple):
-    """A table: a title, headings, and rows of cells."""
-
-    title: str
-    headings: Sequence[str]
-    rows: list[list[str]]
-
-
 def text_of(anatomy: Anatomy) -> str:
-    try:
-        from rich.console import Console
-    except ImportError:
-        return "\n\n".join(
-            [title_of(anatomy), *map(_plain, sections_of(anatomy)), *_lines(anatomy)]
-        )
-    console = Console(
-        file=io.StringIO(),
-        force_terminal=sys.stdout.isatty(),
-        width=None if sys.stdout.isatty() else 110,
-    )
-    with console.capture() as text:
-        console.print(rendered(anatomy))
-    return text.get().rstrip("\n")
-
-
-def rendered(anatomy: Anatomy) -> Any:
-    """For rich."""
-    from rich import box
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    parts: list[Any] = [Text(title_of(anatomy), style="bold")]
-    for section in sections_of(anatomy):
-        table = Table(
-            title=section.title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1)
-        )
-        for place, heading in enumerate(section.headings):
-            is_number = place and heading.islower()
-            justify: Any = "right" if is_number else "left"
-            table.add_column(heading, justify=justify, no_wrap=not place or heading == "How")
-        for row in section.rows:
-            table.add_row(*map(Text, row), style="bold" if row[0] == "total" else None)
-        parts.append(table)
-    return Group(*parts, *map(Text, _lines(anatomy)))
+    return sections.text_of(title_of(anatomy), sections_of(anatomy), _lines(anatomy))
 
 
 def title_of(anatomy: Anatomy) -> str:
@@ -189,16 +145,6 @@ def _lines(anatomy: Anatomy) -> list[str]:
             f"of which {mb(row.in_ledger)} are in the ledger. The CUDA context comes on top"
         )
     return [*lines, *anatomy.notes]
-
-
-def _plain(section: Section) -> str:
-    rows = [list(section.headings), *section.rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
-    return "\n".join([section.title, *lines])
 
 
 def _without_empty(section: Section) -> Section:

@@ -2,8 +2,9 @@
 
 A training step is a chain of stages: what is before the blocks, each block, head and loss. A stage
 has some choices, each with its bytes and its seconds; a plan takes one of each stage. The formulas
-are in csrc/plan/timeline.h, the dynamic programme that finds the plans in csrc/plan/front.h. It finds
-those of all budgets at once, so that what is asked again about an equal problem costs nothing.
+are in csrc/plan/timeline.h, the dynamic programme that finds the plans in csrc/plan/front.h. It
+finds those of all budgets at once, so that what is asked again about an equal problem costs
+nothing.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ def curve(problem: Problem, count: int) -> tuple[Solution, ...]:
     chain, front = _front(problem)
     step = (front.fastest - front.floor) / (count - 1)
     budgets = [front.floor + int(step * i) for i in range(count - 1)] + [front.fastest]
-    plans = dict.fromkeys(tuple(front.within(budget)) for budget in budgets)
+    plans = dict.fromkeys(tuple(front.within(budget) or ()) for budget in budgets)
     return tuple(_solution(chain, front, choices, front.grid) for choices in plans)
 
 

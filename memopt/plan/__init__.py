@@ -1,0 +1,35 @@
+"""The planner: a budget of bytes in, a fate for each block out.
+
+After `import memopt`, the attribute `memopt.plan` is the function. The modules of this package can
+still be imported:
+
+    api      `plan`
+    fit      `fit`: the largest micro-batch, and the plan for it
+    plan     what `plan` returns; table, figure and page draw it, stored keeps it
+    choice   what may become of a block, and how that is put on a model
+    watch    when a step enters and leaves each block
+    bytes    what each stage of a step holds, from a ledger
+    seconds  how long each takes, measured or estimated
+    observe  one step with choices, predicted or watched
+    profile  what blocks of each kind cost with each choice
+    live     a model that is being planned
+    solver   the dynamic programme (csrc/plan)
+    choose   solve, predict, correct, and solve again
+    curve    all budgets, and the usual settings
+    floor    why a budget is too small
+    batch    how many rows fit
+    link     how fast activations leave and return
+    ranks    one plan for all ranks
+    size     sizes as people write them
+    command  `python -m memopt plan`
+"""
+
+from memopt._submodules import add_submodules
+from memopt.plan.api import plan
+from memopt.plan.choose import BudgetTooSmall
+from memopt.plan.fit import Fitted, fit
+from memopt.plan.plan import Plan, PlannedBlock
+
+__all__ = ["BudgetTooSmall", "Fitted", "Plan", "PlannedBlock", "fit", "plan"]
+
+add_submodules(plan, __name__)

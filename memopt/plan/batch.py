@@ -1,0 +1,46 @@
+"""How many rows fit, with the plan that needs least."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from memopt.accumulate.fit import resized, search
+from memopt.anatomy.batches import rows_of
+from memopt.anatomy.predict import hollow_step
+from memopt.plan.choice import Assignment, Choice
+from memopt.plan.live import Live
+
+_LEAST = Choice(recipes=True, checkpoint=True)
+
+
+def largest_batch(live: Live, budget: int, limit: int) -> int:
+    """The most rows, from 0 to `limit`, whose step is within the budget with all blocks
+    checkpointed and recipes in them, as predicted: about five predictions.
+    """
+    make = resized(live.step.batch, 0)
+    return search(lambda rows: _peak(live, make(rows), 1), budget, (1, 2), limit)
+
+
+def largest_micro_batch(live: Live, budget: int) -> int:
+    """The same of a part of the batch, while the gradients of other parts are there: 0, if not even
+    one row fits.
+    """
+    rows = rows_of("memopt.fit", live.step.batch)
+    make = resized(live.step.batch, 0)
+
+    def peak(size: int) -> int:
+        return _peak(live, make(min(2 * size, rows)), 2 if size < rows else 1)
+
+    return search(peak, budget, (rows, -(-rows // 2)), rows)
+
+
+def _peak(live: Live, batch: Any, micro_batches: int) -> int:
+    step = copy.copy(live.step)
+    step.batch, step.micro_batches = batch, micro_batches
+    ledger, _ = hollow_step(step, Assignment(dict.fromkeys(live.blocks, _LEAST)), live.target)
+    most = total = 0
+    for entry in ledger.log:
+        total += entry.sign * entry.piece.nbytes
+        most = max(most, total)
+    return most

@@ -1,0 +1,117 @@
+"""The bytes of each stage of a step, from a ledger.
+
+A step is a chain of stages: what is before the blocks, each call of a block, what is behind them
+(the head and the loss). Forward passes them in this order, backward in the opposite one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from memopt.anatomy.ledger import Ledger
+from memopt.anatomy.pieces import ACTIVATIONS, GRADIENTS, KEPT, REGION_INPUT, Piece
+from memopt.plan.choice import MIN_BYTES
+from memopt.plan.watch import Call, backward_spans, forward_spans
+
+
+@dataclass(frozen=True)
+class StageBytes:
+    """Of one stage, with the choice that it had."""
+
+    resident: int
+    """Held from its forward until its backward."""
+    forward: int
+    """The most in its forward, above what was held when that began."""
+    backward: int
+    """The most in its backward, above what the stages before it hold, without `gradients`."""
+    gradients: int
+    """Gradients of parameters that are there when its backward begins."""
+    may_leave: tuple[int, ...] = ()
+    """Of what is resident, the storages that offloading would take, in the order of saving."""
+
+    def away(self, share: float) -> int:
+        """The bytes that memopt.offload(fraction=share) takes: of those offered so far, never more
+        than the share.
+        """
+        offered = taken = 0
+        for nbytes in self.may_leave:
+            offered += nbytes
+            if taken + nbytes <= share * offered:
+                taken += nbytes
+        return taken
+
+
+@dataclass(frozen=True)
+class StepBytes:
+    """Of one step."""
+
+    base: int
+    """Before it: weights, optimizer states, the batch."""
+    above: int
+    """The most in forward and backward, above base."""
+    optimizer: int
+    """The most in the optimizer's step, above base."""
+    stages: tuple[StageBytes, ...]
+    """Before the blocks, the calls of blocks, behind them."""
+    peak: int
+    in_order: bool
+    """Whether backward passed the stages in the opposite order."""
+
+
+def step_bytes(ledger: Ledger, start: int, calls: Sequence[Call[int]]) -> StepBytes:
+    """Of a ledger that is closed, of a step that offloads nothing.
+
+    Args:
+        start: the place in the log where forward began.
+        calls: the blocks' calls, with places in the log.
+    """
+    log = ledger.log
+    totals = [0, *accumulate(entry.sign * entry.piece.nbytes for entry in log)]
+    gradients = [
+        0,
+        *accumulate(e.sign * e.piece.nbytes * (e.piece.category == GRADIENTS) for e in log),
+    ]
+    turn = ledger.marks[-1].place
+    is_end = (p for p in range(turn, len(log)) if ledger.phases[log[p].instant] == "optimizer")
+    end = next(is_end, len(log))
+    stages = []
+    spans = zip(forward_spans(calls, start, turn), backward_spans(calls, turn, end), strict=True)
+    for (begin, stop), backward in spans:
+        held = totals[begin]
+        there = most = 0
+        if backward is not None:
+            there = gradients[backward[0]] - gradients[start]
+            most = max(totals[backward[0] : backward[1] + 1]) - held - there
+        stages.append(
+            StageBytes(
+                resident=totals[stop] - held,
+                forward=max(totals[begin : stop + 1]) - held,
+                backward=max(0, most),
+                gradients=there,
+                may_leave=_may_leave(ledger, begin, stop),
+            )
+        )
+    begins = [call.backward for call in calls if call.backward is not None]
+    return StepBytes(
+        base=totals[start],
+        above=max(totals[start : end + 1]) - totals[start],
+        optimizer=max(totals[end:]) - totals[start],
+        stages=tuple(stages),
+        peak=max(totals),
+        in_order=begins == sorted(begins, reverse=True),
+    )
+
+
+def _may_leave(ledger: Ledger, begin: int, stop: int) -> tuple[int, ...]:
+    """What was saved first between two places of the log, and could be offloaded."""
+    first = ledger.log[begin - 1].instant if begin else 0
+    last = ledger.log[stop - 1].instant if stop else 0
+    found: dict[int, Piece] = {}
+    for piece in ledger.pieces:
+        is_large = piece.nbytes >= MIN_BYTES and piece.category == ACTIVATIONS
+        is_held = piece.fate in (KEPT, REGION_INPUT) and piece.phase == "forward"
+        if is_large and is_held and piece.saved is not None and first < piece.saved <= last:
+            found[id(piece)] = piece
+    return tuple(p.nbytes for p in sorted(found.values(), key=lambda p: p.saved or 0))

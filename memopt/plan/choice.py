@@ -1,0 +1,170 @@
+"""What may become of one block's activations, and how the choices are put on a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from memopt._class_patch import (
+    ClassPatch,
+    Forward,
+    ForwardWrapper,
+    patches_of,
+    remove_patch,
+    restored_on_error,
+    wrap_forward,
+)
+from memopt.checkpoint.caches import note_on_caches
+from memopt.checkpoint.wrapper import checkpoint_wrapper, settings_of, unwrap_itself
+from memopt.convert import convert, revert
+from memopt.convert.patch import functions_paused
+from memopt.convert.recipes import has_recipes
+from memopt.offload.api import offload
+from memopt.offload.place import Place
+from memopt.recipes import recompute
+
+_OPTIONS = "_memopt_plan_offload"
+
+# Storages of less stay on the device, as with memopt.offload.
+MIN_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What becomes of one block's activations."""
+
+    recipes: bool = False
+    """Norms, activations and dropouts are made again (memopt.convert)."""
+    checkpoint: bool = False
+    """The block is a region: its inputs are kept, and it runs again in backward."""
+    offload: float = 0.0
+    """The share of what is kept that waits elsewhere, from 0 to 1; of a region all of it."""
+
+    def __str__(self) -> str:
+        words = ["recipes"] * self.recipes + ["checkpoint"] * self.checkpoint
+        share = "" if self.offload == 1 else f" {self.offload:.0%}"
+        words += [f"offload{share}"] if self.offload else []
+        return " + ".join(words) or "keep"
+
+
+KEEP = Choice()
+CHOICES = tuple(
+    Choice(recipes, checkpoint) for checkpoint in (False, True) for recipes in (False, True)
+)
+"""Those without offloading: keep, recipes, checkpoint, recipes inside a checkpoint."""
+_SHARES = (0.25, 0.5, 0.75, 1.0)
+
+
+def choices_with(offload: bool) -> tuple[Choice, ...]:
+    """All that a plan may choose from."""
+    if not offload:
+        return CHOICES
+    away = [
+        Choice(choice.recipes, choice.checkpoint, share)
+        for choice in CHOICES
+        for share in ((1.0,) if choice.checkpoint else _SHARES)
+    ]
+    return (*CHOICES, *away)
+
+
+class Assignment:
+    """A choice for each block of a model, by the blocks' paths.
+
+    Blocks that are not named keep what autograd saves. Where a block has recipes, so has what is
+    outside of all blocks.
+    """
+
+    def __init__(self, choices: Mapping[str, Choice], place: Place | None = None) -> None:
+        self.choices = dict(choices)
+        self.place = place
+
+    @property
+    def recipes(self) -> bool:
+        return any(choice.recipes for choice in self.choices.values())
+
+    @property
+    def offloads(self) -> bool:
+        return any(choice.offload for choice in self.choices.values())
+
+    def apply(self, model: nn.Module) -> None:
+        """Change a model in place. After an error it is as before."""
+        with restored_on_error(model):
+            if self.recipes:
+                convert(model, skip=[p for p, c in self.choices.items() if not c.recipes] or None)
+            modules = dict(model.named_modules())
+            for path, choice in self.choices.items():
+                self._apply_to(modules[path], choice)
+            regions = [modules[path] for path, choice in self.choices.items() if choice.checkpoint]
+            note_on_caches(model, regions)
+
+    def _apply_to(self, block: nn.Module, choice: Choice) -> None:
+        if self.recipes and not choice.recipes:
+            wrap_forward(block, ClassPatch(_OwnFunctions))
+        if choice.checkpoint:
+            checkpoint_wrapper(block, offload=self.place if choice.offload else None)
+        elif choice.offload and self.place is not None:
+            block.__dict__[_OPTIONS] = (self.place, choice)
+            wrap_forward(block, ClassPatch(_Offloaded))
+
+    def undo(self, model: nn.Module) -> None:
+        """Give the model back as it was before `apply`."""
+        for module in list(model.modules()):
+            mixins = {patch.mixin for patch in patches_of(type(module))}
+            if settings_of(module) is not None:
+                unwrap_itself(module)
+            for mixin in (_Offloaded, _OwnFunctions):
+                if mixin in mixins:
+                    remove_patch(module, mixin)
+        if has_recipes(model):
+            revert(model)
+
+
+class _OwnFunctions(ForwardWrapper):
+    """Mixin of blocks without recipes in a model that has them: PyTorch's functions are its own."""
+
+    _memopt_who = "memopt.plan: a planned"
+    _memopt_undo = "undo the plan of"
+    _memopt_instance_forward = "_memopt_plan_functions_instance_forward"
+
+    @staticmethod
+    def _memopt_call(
+        module: Any, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if torch.compiler.is_compiling():
+            return forward(*args, **kwargs)
+        with functions_paused():
+            return forward(*args, **kwargs)
+
+
+class _Offloaded(ForwardWrapper):
+    """Mixin of blocks of whose activations a share waits elsewhere."""
+
+    _memopt_who = "memopt.plan: a planned"
+    _memopt_undo = "undo the plan of"
+    _memopt_attributes = (_OPTIONS,)
+    _memopt_instance_forward = "_memopt_plan_offload_instance_forward"
+
+    @staticmethod
+    def _memopt_call(
+        module: Any, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        options = module.__dict__.get(_OPTIONS)
+        if options is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        place, choice = options
+        with ExitStack() as stack:
+            stack.enter_context(_offload_to(place, choice.offload))
+            if choice.recipes:
+                stack.enter_context(recompute())  # inside: recipes take theirs first
+            return forward(*args, **kwargs)
+
+
+def _offload_to(place: Place, share: float) -> Any:
+    if place in ("cpu", "disk"):
+        return offload(place, fraction=share, min_bytes=MIN_BYTES, keep_last=0)
+    return offload("disk", directory=place, fraction=share, min_bytes=MIN_BYTES, keep_last=0)

@@ -1,0 +1,163 @@
+"""The plan for a budget: solved, predicted whole, corrected, and solved again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from memopt.offload.place import Place
+from memopt.plan.choice import CHOICES, Assignment, Choice, choices_with
+from memopt.plan.observe import Observed
+from memopt.plan.profile import Look, Profile
+from memopt.plan.solver import BelowFloor, Link, Problem, Timeline, evaluate, solve
+
+# How often a plan is predicted, and solved again with what that taught.
+_MOST_ROUNDS = 8
+_MOST_SHARED = 2
+
+# So many copies are under way at one time: the default of memopt.configure_offload.
+COPIES_IN_FLIGHT = 4
+
+_ALL = 1 << 60
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a plan may do, beside the budget."""
+
+    place: Place | None = None
+    """Where activations may wait; None: nothing is offloaded."""
+    out: float = 1.0
+    """Bytes a second, on the way there."""
+    back: float = 1.0
+    """On the way back."""
+    room: int | None = None
+    """The most bytes there at one time; None: all that there are."""
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        return choices_with(offload=self.place is not None)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A plan, predicted."""
+
+    assignment: Assignment
+    solution: Timeline
+    peak: int
+    """Bytes of the whole step."""
+    observed: Observed
+    """Without offloading."""
+
+
+class BudgetTooSmall(ValueError):
+    """No plan stays within the budget."""
+
+    def __init__(self, message: str, floor: int) -> None:
+        super().__init__(message)
+        self.floor = floor
+        """The least budget that a plan was found for."""
+
+
+def choose(profile: Profile, budget: int, look: Look, terms: Terms) -> tuple[Chosen, bool]:
+    """The plan with the least added time; and whether it is within the budget. Else it is the one
+    that needs least.
+
+    What each prediction of a whole plan shows is noted in the profile. It may be that neighbours
+    share a tensor that each counts, or that one of them needs more than its kind did elsewhere.
+    """
+    best: Chosen | None = None
+    least: Chosen | None = None
+    aim = budget
+    seen: set[tuple[Choice, ...]] = set()
+    for _ in range(_MOST_ROUNDS):
+        solution = _solved(profile, aim, terms)
+        assignment = _assignment(profile, solution, terms)
+        key = tuple(assignment.choices.values())
+        if key in seen:
+            break
+        seen.add(key)
+        observed = look(assignment)
+        profile.correct(assignment, observed.nbytes)
+        chosen = Chosen(assignment, solution, observed.nbytes.peak, observed)
+        if assignment.offloads:
+            # The copies under way are the arithmetic's.
+            again = evaluate(problem(profile, terms), solution.choices)
+            chosen = Chosen(assignment, again, again.peak, observed)
+        if least is None or chosen.peak < least.peak:
+            least = chosen
+        if chosen.peak <= budget:
+            if best is None or chosen.solution.seconds < best.solution.seconds:
+                best = chosen
+            aim = budget + max(0, solution.peak - chosen.peak)
+        else:
+            now = evaluate(problem(profile, terms), solution.choices)
+            aim = min(aim, budget) - max(0, chosen.peak - max(now.peak, budget))
+    assert least is not None
+    return (least, False) if best is None else (best, True)
+
+
+def _solved(profile: Profile, budget: int, terms: Terms) -> Timeline:
+    """Where nothing fits, what needs least."""
+    found: list[Timeline] = []
+    floors: list[Timeline] = []
+    for only in _of_shared(profile, terms.choices):
+        try:
+            solution = solve(problem(profile, terms, only), budget)
+            found.append(_among_all(profile, solution, only, terms))
+        except BelowFloor as error:
+            floors.append(_among_all(profile, error.solution, only, terms))
+    if found:
+        return min(found, key=lambda solution: (solution.seconds, solution.peak))
+    return min(floors, key=lambda solution: solution.peak)
+
+
+def _of_shared(profile: Profile, choices: Sequence[Choice]) -> Iterator[dict[str, Choice]]:
+    """A block that is called several times has one choice, and the calls are several stages."""
+    shared = [path for path, calls in Counter(profile.paths).items() if calls > 1]
+    if len(shared) > _MOST_SHARED:
+        raise ValueError(
+            f"memopt.plan: at most {_MOST_SHARED} blocks may be called several times in a forward, "
+            f"got {', '.join(shared)}; blocks= names others"
+        )
+    for combination in product(choices, repeat=len(shared)):
+        yield dict(zip(shared, combination, strict=True))
+
+
+def _among_all(
+    profile: Profile, solution: Timeline, only: dict[str, Choice], terms: Terms
+) -> Timeline:
+    """With the numbers of choices among all of them."""
+    if not only:
+        return solution
+    numbers = list(solution.choices)
+    for number, path in enumerate(profile.paths, 1):
+        if path in only:
+            numbers[number] = terms.choices.index(only[path])
+    return evaluate(problem(profile, terms), numbers)
+
+
+def _assignment(profile: Profile, solution: Timeline, terms: Terms) -> Assignment:
+    chosen = zip(profile.paths, solution.choices[1:-1], strict=True)
+    return Assignment({path: terms.choices[number] for path, number in chosen}, terms.place)
+
+
+def problem(profile: Profile, terms: Terms, only: Mapping[str, Choice] | None = None) -> Problem:
+    """For the solver. `only`: blocks with one choice."""
+    largest = max((n for cost in profile.nbytes.values() for n in cost.may_leave), default=0)
+    link = Link(
+        terms.out,
+        terms.back,
+        _ALL if terms.room is None else terms.room,
+        COPIES_IN_FLIGHT * largest,
+    )
+    return profile.problem(terms.choices, link, only)
+
+
+def uniform(profile: Profile, choice: Choice, terms: Terms) -> Timeline:
+    """All blocks with one choice."""
+    number = CHOICES.index(choice)
+    return evaluate(problem(profile, terms), [0, *(number for _ in profile.paths), 0])

@@ -1,0 +1,80 @@
+"""Step time against peak over all budgets, and where the usual settings lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from memopt.plan.choice import KEEP, Choice
+from memopt.plan.choose import Terms, problem, uniform
+from memopt.plan.profile import Profile
+from memopt.plan.solver import Stage, curve, evaluate
+
+
+class Point(NamedTuple):
+    """A way to run the step."""
+
+    name: str
+    peak: int
+    """Bytes."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Predicted by the arithmetic that plans are chosen by."""
+
+    plans: tuple[Point, ...]
+    """The best plans, from the least peak on."""
+    settings: tuple[Point, ...]
+    """What one would do by hand."""
+
+
+def curve_of(profile: Profile, terms: Terms, count: int) -> Curve:
+    """With plans for up to `count` budgets, evenly spread."""
+    if count < 2:
+        raise ValueError(f"Plan.pareto: count must be at least 2, got {count}")
+    plans = curve(problem(profile, terms), count)
+    return Curve(
+        tuple(Point("plan", plan.peak, plan.seconds) for plan in plans),
+        tuple(_settings(profile, terms)),
+    )
+
+
+def _settings(profile: Profile, terms: Terms) -> Iterator[Point]:
+    for name, choice in (
+        ("keep all", KEEP),
+        ("recipes only", Choice(recipes=True)),
+        ("each block checkpointed", Choice(checkpoint=True)),
+    ):
+        solution = uniform(profile, choice, terms)
+        yield Point(name, solution.peak, solution.seconds)
+    yield _segmented(profile, terms, math.isqrt(len(profile.paths)))
+
+
+def _segmented(profile: Profile, terms: Terms, segments: int) -> Point:
+    """Regions of several blocks each, as checkpoint_sequential makes them: of a segment its first
+    block's input is held, and all its blocks are there when it has run again.
+    """
+    calls = range(len(profile.paths))
+    length = math.ceil(len(calls) / max(1, segments))
+    whole = problem(profile, terms)
+    stages = [whole.stages[0]]
+    for first in range(0, len(calls), length):
+        mine = calls[first : first + length]
+        kept = [profile.option(number, KEEP) for number in mine]
+        before = [sum(one.resident for one in kept[:place]) for place in range(len(kept))]
+        region = profile.option(first, Choice(checkpoint=True))
+        option = replace(
+            region,
+            forward=max(profile.option(n, Choice(checkpoint=True)).forward for n in mine),
+            backward=max(b + one.backward for b, one in zip(before, kept, strict=True)),
+            forward_seconds=sum(one.forward_seconds for one in kept),
+            backward_seconds=sum(one.forward_seconds + one.backward_seconds for one in kept),
+        )
+        stages.append(Stage((option,), whole.stages[mine[-1] + 1].before_backward))
+    stages.append(whole.stages[-1])
+    solution = evaluate(replace(whole, stages=tuple(stages)), [0] * len(stages))
+    return Point(f"{segments} segments (sqrt)", solution.peak, solution.seconds)

@@ -1,0 +1,120 @@
+"""`memopt.fit`: the largest micro-batch, and the plan for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from memopt.accumulate import Accumulated, accumulate
+from memopt.accumulate.weight import Weight
+from memopt.anatomy.batches import as_dict, rows_of, slice_of
+from memopt.anatomy.step import LossLike
+from memopt.plan import ranks
+from memopt.plan.api import live_of, plan
+from memopt.plan.batch import largest_micro_batch
+from memopt.plan.choose import BudgetTooSmall
+from memopt.plan.live import Blocks
+from memopt.plan.plan import Plan
+from memopt.plan.size import as_bytes, as_text
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A model with a plan on it, and how many rows to run at a time. Call it with a batch."""
+
+    model: nn.Module
+    plan: Plan
+    micro_batch: int
+    """Rows of a micro-batch."""
+    micro_batches: int
+    """How many the sample has of them."""
+    _options: dict[str, Any] = field(repr=False)
+
+    def __call__(self, batch: Any) -> Accumulated:
+        """Forward and backward of a batch, in micro-batches; the gradients are those of the whole.
+        See `memopt.accumulate`. The optimizer's step is yours.
+        """
+        return accumulate(self.model, batch, micro_batch=self.micro_batch, **self._options)
+
+    def undo(self) -> None:
+        """Take the plan off the model."""
+        self.plan.undo()
+
+
+def fit(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Any,
+    budget: int | str,
+    *,
+    loss: LossLike = None,
+    weight: Weight = "rows",
+    blocks: Blocks = None,
+    autocast: torch.dtype | None = None,
+    steps: int = 3,
+) -> Fitted:
+    """Have a model train with batches like `batch` within a budget of bytes: the largest
+    micro-batch that any plan fits, the plan for it (see `memopt.plan`), on the model, and
+    accumulation that keeps the gradients those of the whole batch.
+
+        fitted = memopt.fit(model, optimizer, batch, "40GiB")
+        for batch in batches:
+            loss = fitted(batch).loss
+            optimizer.step()
+            optimizer.zero_grad()
+
+    The rows are shared evenly among as few micro-batches as there can be.
+
+    Args:
+        model: changed in place; `Fitted.undo` gives it back. With values.
+        optimizer: of its parameters.
+        batch: of the size that training has.
+        budget: for all of a step's memory. Bytes or a string, such as "40GiB".
+        loss, autocast: see `memopt.plan`.
+        weight: see `memopt.accumulate`.
+        blocks, steps: see `memopt.plan`.
+
+    Raises:
+        BudgetTooSmall: a ValueError: one row does not fit.
+        TypeError, ValueError: as `memopt.plan` and `memopt.accumulate`. The model is as before.
+    """
+    wanted = as_bytes("memopt.fit: budget", budget)
+    batch = as_dict(batch)
+    rows = rows_of("memopt.fit", batch)
+    live = live_of(model, batch, optimizer, loss, blocks, autocast)
+    most = ranks.least(largest_micro_batch(live, wanted))
+    if most == 0:
+        sample, parts = slice_of(batch, 0, min(2, rows)), min(2, rows)
+        plan(  # raises, and says why
+            model,
+            sample,
+            wanted,
+            optimizer=optimizer,
+            loss=loss,
+            blocks=blocks,
+            autocast=autocast,
+            micro_batches=parts,
+            measure=False,
+        )
+        raise BudgetTooSmall(
+            f"memopt.fit: budget must hold a step of one row, got {as_text(wanted)}", wanted
+        )
+    count = -(-rows // most)
+    size = -(-rows // count)
+    chosen = plan(
+        model,
+        slice_of(batch, 0, min(2 * size, rows)),
+        wanted,
+        optimizer=optimizer,
+        loss=loss,
+        blocks=blocks,
+        autocast=autocast,
+        micro_batches=1 if count == 1 else 2,
+        steps=steps,
+    )
+    chosen.apply()
+    options = {"loss": loss, "weight": weight, "autocast": autocast}
+    return Fitted(model, chosen, size, count, options)

@@ -1,0 +1,158 @@
+"""A model that is being planned: its step, looked at, timed, and watched with a plan on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+
+from memopt.accumulate.undo import as_before
+from memopt.anatomy.hollow import DependsOnValues
+from memopt.anatomy.step import Step
+from memopt.anatomy.work import tensors_in
+from memopt.checkpoint.apply import Choice as Modules
+from memopt.checkpoint.apply import as_predicate, choose_modules
+from memopt.plan import ranks
+from memopt.plan.choice import Assignment
+from memopt.plan.observe import Observed, predicted, watched
+from memopt.plan.profile import Profile, profile_of
+from memopt.plan.seconds import StageSeconds, measured_seconds
+
+Blocks = Modules | Sequence[str] | None
+
+
+@dataclass
+class Live:
+    """A step of a model, and how to look at it."""
+
+    step: Step
+    blocks: tuple[str, ...]
+    target: str
+    """The device that is predicted for."""
+    steps: int
+    """How many are timed for each sample; 0: times are estimated."""
+    runs: bool = True
+    """Whether the model and the batch have values, and are where the plan is for."""
+    predictable: bool = True
+
+    def look(self, assignment: Assignment) -> Observed:
+        """A step with an assignment: predicted, or where it asks for values watched."""
+        if self.predictable:
+            try:
+                return predicted(self.step, assignment, self.blocks, self.target)
+            except DependsOnValues:
+                if not self.runs:
+                    raise
+                self.predictable = False
+        with applied(assignment, self.step.model):
+            return watched(self.step, self.blocks)
+
+    def profile(self) -> Profile:
+        """Bytes and seconds, of all ranks."""
+        profile, samples = profile_of(self.blocks, self.look)
+        if self.runs and self.steps:
+            found: list[tuple[Assignment, list[StageSeconds]]] = []
+            room = free_bytes(self.step.model)
+            for sample, observed in samples:
+                if room is not None and observed.nbytes.above > room:
+                    continue
+                with applied(sample, self.step.model):
+                    times = measured_seconds(self.step, self.blocks, self.steps)
+                found += [(sample, stages) for stages in times]
+            if found:
+                profile.set_seconds(found)
+                profile.is_timed = True
+        return ranks.merged(profile)
+
+    def watch(self) -> int:
+        """The most bytes above what is there already, in a real forward and backward of the model
+        as it is; the most of all ranks.
+        """
+        device = next(self.step.model.parameters()).device
+        if device.type == "cpu":
+            return ranks.most(watched(self.step, self.blocks).nbytes.above)
+        memory = torch.get_device_module(device)
+        with as_before(self.step.model, device):
+            memory.reset_peak_memory_stats(device)
+            before = memory.memory_allocated(device)
+            for batch in self.step.batches():
+                self.step.forward(batch).backward()
+            memory.synchronize(device)
+            return ranks.most(memory.max_memory_allocated(device) - before)
+
+
+class applied:
+    """While it is entered, a model has an assignment."""
+
+    def __init__(self, assignment: Assignment, model: nn.Module) -> None:
+        self._assignment, self._model = assignment, model
+
+    def __enter__(self) -> None:
+        self._assignment.apply(self._model)
+
+    def __exit__(self, *error: object) -> None:
+        self._assignment.undo(self._model)
+
+
+def has_values(model: nn.Module, batch: object) -> bool:
+    return not any(t.is_meta for t in (*model.parameters(), *tensors_in(batch)))
+
+
+def free_bytes(model: nn.Module) -> int | None:
+    """That could be allocated on the model's device; None where that is not known."""
+    device = next(model.parameters()).device
+    if device.type == "cpu":
+        return _free_on_host()
+    memory = torch.get_device_module(device)
+    if not hasattr(memory, "mem_get_info"):
+        return None
+    free, _ = memory.mem_get_info(device)
+    unused = memory.memory_reserved(device) - memory.memory_allocated(device)
+    return int(free + unused)
+
+
+def _free_on_host() -> int | None:
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return None
+    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+    return 1024 * int(lines["MemAvailable"].split()[0])
+
+
+def blocks_of(model: nn.Module, blocks: Blocks) -> tuple[str, ...]:
+    """The paths of a model's blocks: as `apply_checkpointing` finds them, or as they are given.
+
+    Raises:
+        TypeError, ValueError: there are none, or one is inside another.
+    """
+    if isinstance(blocks, (list, tuple)) and all(isinstance(path, str) for path in blocks):
+        modules = dict(model.named_modules())
+        missing = [path for path in blocks if path not in modules or not path]
+        if missing or not blocks:
+            raise ValueError(
+                "memopt.plan: blocks must be paths of the model's submodules, got "
+                f"{missing[0] if missing else 'none'!r}"
+            )
+        found = [(str(path), modules[str(path)]) for path in blocks]
+    else:
+        predicate = as_predicate("memopt.plan: blocks", cast("Modules | None", blocks))
+        try:
+            found, _ = choose_modules(model, predicate)
+        except ValueError as error:
+            raise ValueError(
+                "memopt.plan: model must have blocks (an nn.ModuleList, nn.Sequential or "
+                "nn.ModuleDict of modules of one class), or blocks= must name them, got "
+                f"{type(model).__name__} without"
+            ) from error
+    paths = tuple(path for path, _ in found)
+    for path in paths:
+        around = next((other for other in paths if path.startswith(f"{other}.")), None)
+        if around is not None:
+            raise ValueError(
+                f"memopt.plan: no block may be inside another, got {path!r} inside {around!r}"
+            )
+    return paths

@@ -1,0 +1,292 @@
+"""A plan: a fate for each block; to read, to keep, and to put on a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from memopt.plan import ranks, stored
+from memopt.plan.batch import largest_batch
+from memopt.plan.choice import KEEP, Assignment, Choice
+from memopt.plan.choose import BudgetTooSmall, Chosen, Terms, choose, uniform
+from memopt.plan.curve import Curve, curve_of
+from memopt.plan.floor import too_small
+from memopt.plan.live import Live
+from memopt.plan.profile import Profile
+from memopt.plan.size import as_bytes, as_text
+
+# A plan is measured, and made again if it needs more than was predicted, so often.
+_MOST_TRIES = 3
+
+
+@dataclass(frozen=True)
+class PlannedBlock:
+    """One line of a plan."""
+
+    path: str
+    choice: Choice
+    kept: int
+    """Bytes that are held from its forward to its backward; of all its calls."""
+    saved: int
+    """Fewer than without the plan."""
+    away: int
+    """Bytes that wait elsewhere."""
+    seconds: float
+    """Of its forward and backward, with what is computed again."""
+    added: float
+    """More than without the plan."""
+
+
+@dataclass
+class Plan:
+    """A fate for each block. `print` it, `apply` it, `save` it; see `memopt.plan`."""
+
+    model: str
+    """The class that it was made for."""
+    budget: int
+    blocks: tuple[PlannedBlock, ...]
+    peak: int
+    """Bytes of the step's peak, predicted."""
+    seconds: float
+    """Of forward and backward, with waits for copies."""
+    plain_peak: int
+    """Without the plan."""
+    plain_seconds: float
+    measured_peak: int | None
+    """With the plan on the model; None before `apply`."""
+    is_timed: bool
+    """Whether seconds are those of real steps. Else they are estimates for a GPU."""
+    notes: tuple[str, ...]
+    assignment: Assignment = field(repr=False)
+    profile: Profile = field(repr=False)
+    terms: Terms = field(repr=False)
+    signature: dict[str, str] = field(repr=False)
+    """What a model must be like for the plan: its blocks' classes and parameters."""
+    live: Live | None = field(default=None, repr=False)
+    _applied: nn.Module | None = field(default=None, repr=False)
+
+    @property
+    def added(self) -> float:
+        """Time beyond the plain step's, as a share of it; below 0 where recipes are faster."""
+        return self.seconds / self.plain_seconds - 1 if self.plain_seconds else 0.0
+
+    def apply(self, model: nn.Module | None = None, *, watch: bool = True) -> Plan:
+        """Put the fates on a model, in place; `undo` takes them off.
+
+        The model that the plan was made for then runs one forward and backward, whose gradients,
+        buffers and random numbers are put back. Should its peak be above the budget, the plan is
+        made again for so much less, at most three times in all.
+
+        Args:
+            model: default: the one that the plan was made for. Another one must have the same
+                blocks; nothing of it is measured.
+            watch: whether the step runs.
+
+        Returns:
+            The plan, which may have changed.
+
+        Raises:
+            TypeError, ValueError: the plan is on a model already, or `model` has other blocks.
+            BudgetTooSmall: what was measured is above the budget with every plan tried. The model
+                is as before.
+        """
+        if self._applied is not None:
+            raise ValueError("Plan.apply: the plan must not be on a model already; undo it first")
+        is_own = self.live is not None and model in (None, self.live.step.model)
+        if model is None:
+            if self.live is None:
+                raise TypeError("Plan.apply: a loaded plan must be given a model, got None")
+            model = self.live.step.model
+        self._check(model)
+        if self.live is None or not is_own or not watch or not self.live.runs:
+            self.assignment.apply(model)
+        else:
+            self._apply_and_watch(self.live)
+        self._applied = model
+        return self
+
+    def _apply_and_watch(self, live: Live) -> None:
+        model = live.step.model
+        budget = self.budget
+        for _ in range(_MOST_TRIES):
+            self.assignment.apply(model)
+            try:
+                above = live.watch()
+            except BaseException:
+                self.assignment.undo(model)
+                raise
+            profile = self.profile
+            measured = profile.base + max(above, profile.optimizer)
+            if measured <= self.budget:
+                self.measured_peak = measured
+                return
+            self.assignment.undo(model)
+            budget -= measured - self.budget
+            chosen, fits = choose(profile, budget, live.look, self.terms)
+            if not fits:
+                break
+            self._take(chosen)
+        raise BudgetTooSmall(
+            f"memopt.plan: budget must be at least what a step takes, got {as_text(self.budget)}, "
+            f"but {as_text(measured)} were measured with the last plan that was predicted to fit",
+            measured,
+        )
+
+    def undo(self) -> None:
+        """Take the fates off the model, which is as it was before `apply`.
+
+        Raises:
+            ValueError: the plan is on no model.
+        """
+        if self._applied is None:
+            raise ValueError("Plan.undo: the plan must be on a model; apply it first")
+        self.assignment.undo(self._applied)
+        self._applied = None
+        self.measured_peak = None
+
+    def table(self) -> str:
+        """As text, by rich if it is installed."""
+        from memopt.plan.table import text_of
+
+        return text_of(self)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def pareto(self, path: str | Path | None = None, count: int = 40) -> Curve:
+        """Step time against peak over all budgets, beside the usual settings; also drawn to `path`,
+        a PNG, if there is one (which needs matplotlib).
+        """
+        curve = curve_of(self.profile, self.terms, count)
+        if path is not None:
+            from memopt.plan.figure import write_figure
+
+            write_figure(Path(path), self, curve)
+        return curve
+
+    def largest_batch(self, budget: int | str | None = None, limit: int = 1 << 16) -> int:
+        """The most rows with which some plan stays within a budget, as predicted.
+
+        Args:
+            budget: as for `memopt.plan`. Default: the plan's.
+            limit: the most rows to try.
+
+        Returns:
+            From 0, if one row does not fit, to `limit`.
+
+        Raises:
+            TypeError: the plan was loaded, and has no model.
+        """
+        if self.live is None:
+            raise TypeError("Plan.largest_batch: the plan must have a model, got a loaded one")
+        if self._applied is self.live.step.model:
+            raise ValueError("Plan.largest_batch: the plan must not be on its model; undo it first")
+        wanted = self.budget if budget is None else as_bytes("Plan.largest_batch: budget", budget)
+        return largest_batch(self.live, wanted, limit)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Lists, dicts, strings, numbers and None, as JSON has them."""
+        return stored.plan_as_dict(self)
+
+    def save(self, path: str | Path) -> None:
+        """As JSON, with the numbers that it was made of; see `load`."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """A plan that was saved, for `apply(model)` on a model of the same architecture.
+
+        Raises:
+            ValueError: the file holds no plan.
+        """
+        return stored.plan_from_dict(cls, stored.read(Path(path)))
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """As one page that needs no network; also written to `path`, if there is one."""
+        from memopt.plan.page import page_of
+
+        text = page_of(self)
+        if path is not None:
+            Path(path).write_text(text)
+        return text
+
+    def _take(self, chosen: Chosen) -> None:
+        """This choice is the plan's."""
+        self.assignment = chosen.assignment
+        self.peak = chosen.peak
+        self.seconds = chosen.solution.seconds
+        self.blocks = tuple(_blocks(self.profile, chosen))
+
+    def _check(self, model: nn.Module) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"Plan.apply: model must be an nn.Module, got {type(model).__name__}")
+        found = stored.signature_of(model, self.signature)
+        for path, look in self.signature.items():
+            if found.get(path) != look:
+                raise ValueError(
+                    f"Plan.apply: model must have the plan's blocks, got {type(model).__name__} "
+                    f"with {found.get(path, 'nothing')} at {path!r} in place of {look}"
+                )
+
+
+def made(live: Live, profile: Profile, budget: int, terms: Terms) -> Plan:
+    """The plan for a budget.
+
+    Raises:
+        BudgetTooSmall: there is none.
+    """
+    chosen, fits = choose(profile, budget, live.look, terms)
+    if ranks.least(int(fits)) == 0:
+        raise too_small(live, chosen, budget)
+    plain = uniform(profile, KEEP, terms)
+    notes = []
+    if not profile.in_order:
+        notes.append(
+            "backward does not pass the blocks in the opposite order of forward, which the search "
+            "for a plan assumes; the plan's peak was predicted as it is"
+        )
+    if not live.predictable:
+        notes.append("bytes are those of real steps: the step asks for values while it runs")
+    model = live.step.model
+    plan = Plan(
+        model=type(model).__qualname__,
+        budget=budget,
+        blocks=(),
+        peak=0,
+        seconds=0.0,
+        plain_peak=plain.peak,
+        plain_seconds=plain.seconds,
+        measured_peak=None,
+        is_timed=profile.is_timed,
+        notes=tuple(notes),
+        assignment=chosen.assignment,
+        profile=profile,
+        terms=terms,
+        signature=stored.signature_of(model, profile.blocks),
+        live=live,
+    )
+    plan._take(chosen)
+    return plan
+
+
+def _blocks(profile: Profile, chosen: Chosen) -> Iterator[PlannedBlock]:
+    for path in profile.blocks:
+        choice = chosen.assignment.choices[path]
+        calls = [number for number, other in enumerate(profile.paths) if other == path]
+        mine = [profile.option(number, choice) for number in calls]
+        plain = [profile.option(number, KEEP) for number in calls]
+        seconds = sum(one.forward_seconds + one.backward_seconds for one in mine)
+        yield PlannedBlock(
+            path,
+            choice,
+            kept=sum(one.resident for one in mine),
+            saved=sum(one.resident for one in plain) - sum(one.resident for one in mine),
+            away=sum(one.offloaded for one in mine),
+            seconds=seconds,
+            added=seconds - sum(one.forward_seconds + one.backward_seconds for one in plain),
+        )

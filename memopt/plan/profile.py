@@ -1,0 +1,204 @@
+"""What the blocks of a model cost with each choice: the numbers that a plan is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from memopt.plan.bytes import StageBytes, StepBytes
+from memopt.plan.choice import CHOICES, KEEP, Assignment, Choice
+from memopt.plan.observe import Observed
+from memopt.plan.seconds import StageSeconds
+from memopt.plan.solver import Choice as Option
+from memopt.plan.solver import Link, Problem, Stage
+
+
+@dataclass
+class Profile:
+    """Of one model and batch."""
+
+    paths: tuple[str, ...]
+    """The blocks, in the order of their calls; one that is called several times as often."""
+    kinds: tuple[int, ...]
+    """Of each call. Calls of one kind do the same, and are measured once."""
+    base: int
+    optimizer: int
+    gradients: tuple[int, ...]
+    """Of each stage: see StageBytes."""
+    ends: dict[str, tuple[StageBytes, StageSeconds]]
+    """"before" the blocks, and "after" them."""
+    nbytes: dict[tuple[int, Choice], StageBytes]
+    """By kind and choice, which offloads nothing."""
+    seconds: dict[tuple[int, Choice], StageSeconds]
+    exact: dict[tuple[int, Choice], StageBytes] = field(default_factory=dict)
+    """By the number of the call: as it was in a plan that was predicted whole."""
+    is_timed: bool = False
+    """Whether seconds are those of real steps."""
+    in_order: bool = True
+    """Whether backward passes the blocks in the opposite order, as the arithmetic assumes."""
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """Each once."""
+        return tuple(dict.fromkeys(self.paths))
+
+    def set_seconds(self, steps: Iterable[tuple[Assignment, Sequence[StageSeconds]]]) -> None:
+        """Take the medians of steps with assignments.
+
+        A choice that none of them had is derived from another one: a region's backward takes a
+        forward longer.
+        """
+        found: dict[tuple[int, Choice], list[StageSeconds]] = {}
+        ends: dict[str, list[StageSeconds]] = {"before": [], "after": []}
+        for assignment, stages in steps:
+            ends["before"].append(stages[0])
+            ends["after"].append(stages[-1])
+            for path, kind, stage in zip(self.paths, self.kinds, stages[1:-1], strict=True):
+                found.setdefault((kind, assignment.choices[path]), []).append(stage)
+        for name, seconds in ends.items():
+            self.ends[name] = self.ends[name][0], _median(seconds)
+        self.seconds = {key: _median(seconds) for key, seconds in found.items()}
+        for kind, choice in self.nbytes:
+            if (kind, choice) not in self.seconds:
+                other = next(c for c in reversed(CHOICES) if (kind, c) in found)
+                known = self.seconds[kind, other]
+                more = (choice.checkpoint - other.checkpoint) * known.forward
+                self.seconds[kind, choice] = StageSeconds(
+                    known.forward, max(0.0, known.backward + more)
+                )
+
+    def correct(self, assignment: Assignment, step: StepBytes) -> None:
+        """Take over what a step with this assignment had."""
+        for number, (path, stage) in enumerate(zip(self.paths, step.stages[1:-1], strict=True)):
+            choice = replace(assignment.choices.get(path, KEEP), offload=0.0)
+            self.exact[number, choice] = stage
+        for name, stage in (("before", step.stages[0]), ("after", step.stages[-1])):
+            self.ends[name] = (stage, self.ends[name][1])
+
+    def problem(
+        self, choices: Sequence[Choice], link: Link, only: Mapping[str, Choice] | None = None
+    ) -> Problem:
+        """For the solver: the stages before, of the calls, and after.
+
+        Args:
+            only: blocks with one choice.
+        """
+        stages = [self._end("before", 0)]
+        for number, path in enumerate(self.paths):
+            mine = choices if only is None or path not in only else (only[path],)
+            options = tuple(self.option(number, choice) for choice in mine)
+            stages.append(Stage(options, self.gradients[number + 1]))
+        stages.append(self._end("after", -1))
+        return Problem(tuple(stages), self.base, self.optimizer, link)
+
+    def _end(self, name: str, number: int) -> Stage:
+        nbytes, seconds = self.ends[name]
+        option = Option(
+            max(0, nbytes.resident),
+            nbytes.forward,
+            nbytes.backward,
+            seconds.forward,
+            seconds.backward,
+            0,
+        )
+        return Stage((option,), self.gradients[number])
+
+    def option(self, number: int, choice: Choice) -> Option:
+        """What a call costs with a choice."""
+        kind = self.kinds[number]
+        stays = replace(choice, offload=0.0)
+        nbytes = self.exact.get((number, stays)) or self.nbytes[kind, stays]
+        seconds = self.seconds[kind, stays]
+        away = nbytes.away(choice.offload) if choice.offload else 0
+        return Option(
+            max(0, nbytes.resident - away),
+            nbytes.forward,
+            nbytes.backward,
+            seconds.forward,
+            seconds.backward,
+            away,
+        )
+
+
+def _median(seconds: Sequence[StageSeconds]) -> StageSeconds:
+    return StageSeconds(
+        median(one.forward for one in seconds), median(one.backward for one in seconds)
+    )
+
+
+Look = Callable[[Assignment], Observed]
+"""A step with an assignment, predicted or watched."""
+
+Seconds = dict[tuple[int, Choice], StageSeconds]
+
+
+def profile_of(
+    blocks: Sequence[str], look: Look
+) -> tuple[Profile, list[tuple[Assignment, Observed]]]:
+    """What blocks cost, with seconds that are estimates; and what was looked at.
+
+    Blocks of one kind share the choices among them, so that one look may be enough.
+    """
+    assignment = Assignment({path: CHOICES[n % len(CHOICES)] for n, path in enumerate(blocks)})
+    samples, looks = [], []
+    nbytes: dict[tuple[int, Choice], list[StageBytes]] = {}
+    while assignment.choices:
+        samples.append(assignment)
+        looks.append(look(assignment))
+        first = looks[0]
+        for number, (path, kind) in enumerate(zip(first.paths, first.kinds, strict=True)):
+            key = kind, assignment.choices[path]
+            nbytes.setdefault(key, []).append(looks[-1].nbytes.stages[number + 1])
+        assignment = _next_sample(first, nbytes)
+    profile = Profile(
+        paths=first.paths,
+        kinds=first.kinds,
+        base=first.nbytes.base,
+        optimizer=max(one.nbytes.optimizer for one in looks),
+        gradients=tuple(stage.gradients for stage in first.nbytes.stages),
+        ends={
+            name: (first.nbytes.stages[place], first.seconds[place])
+            for name, place in (("before", 0), ("after", -1))
+        },
+        nbytes={key: _most(stages) for key, stages in nbytes.items()},
+        seconds={},
+        in_order=all(one.nbytes.in_order for one in looks),
+    )
+    profile.set_seconds([(s, one.seconds) for s, one in zip(samples, looks, strict=True)])
+    return profile, list(zip(samples, looks, strict=True))
+
+
+def _next_sample(first: Observed, known: Container[tuple[int, Choice]]) -> Assignment:
+    """Choices that some kinds of blocks have not had yet; empty if there are none."""
+    wanted = {
+        kind: [choice for choice in CHOICES if (kind, choice) not in known]
+        for kind in sorted(set(first.kinds))
+    }
+    if not any(wanted.values()):
+        return Assignment({})
+    chosen: dict[str, Choice] = {}
+    for path, kind in zip(first.paths, first.kinds, strict=True):
+        if path not in chosen:
+            left = wanted[kind] or list(CHOICES)
+            chosen[path] = left[sum(k == kind for k in _kinds_of(chosen, first)) % len(left)]
+    return Assignment(chosen)
+
+
+def _kinds_of(paths: Container[str], first: Observed) -> Iterator[int]:
+    seen = set()
+    for path, kind in zip(first.paths, first.kinds, strict=True):
+        if path in paths and path not in seen:
+            seen.add(path)
+            yield kind
+
+
+def _most(stages: Sequence[StageBytes]) -> StageBytes:
+    """Blocks of one kind differ a little by what is around them."""
+    return StageBytes(
+        resident=max(stage.resident for stage in stages),
+        forward=max(stage.forward for stage in stages),
+        backward=max(stage.backward for stage in stages),
+        gradients=0,
+        may_leave=max((stage.may_leave for stage in stages), key=sum),
+    )

@@ -1,0 +1,108 @@
+"""The seconds of each stage: measured in real steps, or estimated from the work of a ledger."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memopt.accumulate.undo import as_before
+from memopt.anatomy.batches import device_of
+from memopt.anatomy.ledger import Ledger
+from memopt.anatomy.speed import Speed
+from memopt.anatomy.step import Step
+from memopt.plan.watch import Call, Watch, backward_spans, converted, forward_spans
+
+
+@dataclass(frozen=True)
+class StageSeconds:
+    """Of one stage, with the choice that it had."""
+
+    forward: float
+    backward: float
+    """With what it computes again."""
+
+
+class _Clock:
+    """Moments on a device: of the host, or events on an accelerator's stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events = None if device.type == "cpu" else torch.get_device_module(device)
+        self._first: Any = None
+
+    def stamp(self) -> Any:
+        if self._events is None:
+            return time.perf_counter()
+        event = self._events.Event(enable_timing=True)
+        event.record()
+        self._first = self._first or event
+        return event
+
+    def synchronize(self) -> None:
+        if self._events is not None:
+            self._events.synchronize()
+
+    def seconds(self, stamp: Any) -> float:
+        """Since the first stamp."""
+        since: float = stamp if self._events is None else 1e-3 * self._first.elapsed_time(stamp)
+        return since
+
+
+def measured_seconds(step: Step, paths: Sequence[str], steps: int) -> list[list[StageSeconds]]:
+    """Of each of `steps` real steps, after one to warm up: the stages of forward and backward of
+    one micro-batch, by the model as it is. Gradients, buffers and random numbers are put back.
+    """
+    model = step.model
+    device = device_of("memopt.plan", model, step.batch)
+    batch = step.batches()[0]
+    found = []
+    with as_before(model, device):
+        for number in range(steps + 1):
+            clock = _Clock(device)
+            with Watch(model, paths, clock.stamp) as watch:
+                loss = step.forward(batch)
+                turn = clock.stamp()
+                loss.backward()
+                end = clock.stamp()
+                del loss
+            clock.synchronize()
+            model.zero_grad(set_to_none=True)
+            if number:
+                found.append(_stages(watch, clock, turn, end))
+    return found
+
+
+def estimated_seconds(
+    ledger: Ledger, start: int, calls: Sequence[Call[int]], speed: Speed
+) -> list[StageSeconds]:
+    """Of a step that was predicted: by the operations and bytes of its work.
+
+    Args:
+        start: the place in the ledger's work where forward began.
+        calls: the blocks' calls, with places in it.
+    """
+    phases = [work.phase for work in ledger.work]
+    end = phases.index("optimizer") if "optimizer" in phases else len(phases)
+    is_turn = (p for p in range(end - 1, -1, -1) if phases[p] == "forward")
+    turn = next(is_turn, -1) + 1
+
+    def took(span: tuple[int, int] | None) -> float:
+        return 0.0 if span is None else sum(map(speed.seconds, ledger.work[slice(*span)]))
+
+    there = forward_spans(calls, start, turn)
+    back = backward_spans(calls, turn, end)
+    return [StageSeconds(took(f), took(b)) for f, b in zip(there, back, strict=True)]
+
+
+def _stages(watch: Watch[Any], clock: _Clock, turn: Any, end: Any) -> list[StageSeconds]:
+    seconds = clock.seconds
+    calls = converted(watch.calls, seconds)
+    there = forward_spans(calls, seconds(watch.start), seconds(turn))
+    back = backward_spans(calls, seconds(turn), seconds(end))
+    return [
+        StageSeconds(stop - begin, 0.0 if span is None else span[1] - span[0])
+        for (begin, stop), span in zip(there, back, strict=True)
+    ]

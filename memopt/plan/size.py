@@ -1,0 +1,49 @@
+"""Sizes in bytes, as people write them."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
+_BINARY = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?\s*", re.IGNORECASE)
+
+
+def as_bytes(who: str, size: object) -> int:
+    """An int; or a string such as "40GiB" (2**30 bytes each), "24 GB" (10**9) or "1.5e9".
+
+    Raises:
+        TypeError, ValueError: it is no size, or not above 0.
+    """
+    if isinstance(size, bool) or not isinstance(size, (int, float, str)):
+        raise TypeError(f"{who} must be bytes or a string such as '40GiB', got {size!r}")
+    if isinstance(size, str):
+        number = _parsed(size)
+        if number is None:
+            raise ValueError(f"{who} must be bytes or a string such as '40GiB', got {size!r}")
+    else:
+        number = float(size)
+    if not 1 <= number < 1 << 62:
+        raise ValueError(f"{who} must be at least one byte, got {size!r}")
+    return size if isinstance(size, int) else int(number)
+
+
+def _parsed(text: str) -> float | None:
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        try:
+            return float(text)
+        except ValueError:
+            return None
+    number, unit, binary = found.groups()
+    if binary and not unit:
+        return None
+    return float(number) * (_BINARY if binary else _UNITS)[unit.upper()]
+
+
+def as_text(nbytes: float) -> str:
+    """In the largest binary unit that it is at least one of: "1.25 GiB"."""
+    for unit in ("T", "G", "M", "K"):
+        if abs(nbytes) >= _BINARY[unit]:
+            return f"{nbytes / _BINARY[unit]:.4g} {unit}iB"
+    return f"{nbytes:.0f} bytes"

@@ -1,0 +1,83 @@
+"""A plan as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memopt.anatomy import sections
+from memopt.anatomy.sections import Section
+from memopt.anatomy.table import mb
+from memopt.plan.plan import Plan, PlannedBlock
+from memopt.plan.size import as_text
+
+
+def text_of(plan: Plan) -> str:
+    return sections.text_of(title_of(plan), sections_of(plan), list(lines_of(plan)))
+
+
+def title_of(plan: Plan) -> str:
+    peak = f"peak {mb(plan.peak)} predicted"
+    if plan.measured_peak is not None:
+        peak += f", {mb(plan.measured_peak)} measured"
+    timed = "measured" if plan.is_timed else "estimated for a GPU"
+    return (
+        f"{plan.model} within {as_text(plan.budget)} ({mb(plan.budget)})\n"
+        f"{peak}, in place of {mb(plan.plain_peak)}; forward and backward "
+        f"{1e3 * plan.seconds:,.4g} ms in place of {1e3 * plan.plain_seconds:,.4g} ms "
+        f"({plan.added:+.1%}, of times {timed})"
+    )
+
+
+def sections_of(plan: Plan) -> Iterator[Section]:
+    """One line for each run of blocks that are treated alike."""
+    rows = [_row(run) for run in _runs(plan.blocks)]
+    yield Section("Blocks", ("Block", "Fate", "held", "elsewhere", "ms", "Why"), rows)
+
+
+def lines_of(plan: Plan) -> Iterator[str]:
+    profile = plan.profile
+    outside = sum(nbytes.resident for nbytes, _ in profile.ends.values())
+    yield (
+        f"Besides: {mb(profile.base)} before the step (weights, optimizer states, batch), "
+        f"{mb(outside)} held outside of the blocks, and in the optimizer's step "
+        f"{mb(profile.optimizer)} at most"
+    )
+    yield from plan.notes
+
+
+def _runs(blocks: tuple[PlannedBlock, ...]) -> Iterator[list[PlannedBlock]]:
+    run: list[PlannedBlock] = []
+    for block in blocks:
+        if run and _kind(run[-1]) != _kind(block):
+            yield run
+            run = []
+        run.append(block)
+    if run:
+        yield run
+
+
+def _kind(block: PlannedBlock) -> tuple[object, ...]:
+    return (block.choice, block.path.rpartition(".")[0])
+
+
+def _row(run: list[PlannedBlock]) -> list[str]:
+    first, last = run[0].path, run[-1].path
+    name = first if len(run) == 1 else f"{first} to {last.rpartition('.')[2]}"
+    away = sum(block.away for block in run)
+    return [
+        name,
+        str(run[0].choice),
+        mb(sum(block.kept for block in run)),
+        mb(away) if away else "",
+        f"{1e3 * sum(block.seconds for block in run):,.4g}",
+        _why(run),
+    ]
+
+
+def _why(run: list[PlannedBlock]) -> str:
+    saved, added = sum(block.saved for block in run), sum(block.added for block in run)
+    if saved <= 0:
+        return "there is room"
+    if added <= 0:
+        return f"{mb(saved)} less, and no slower"
+    return f"{mb(saved)} less for {1e3 * added:,.3g} ms"
