@@ -114,7 +114,7 @@ def plan(
     wanted = ranks.least(_budget(budget, model))
     terms = Terms()
     if offload is not None:
-        speeds = speeds_to(offload, next(model.parameters()).device, live.runs)
+        speeds = speeds_to(offload, next(model.parameters()).device, live.runs and live.steps > 0)
         terms = Terms(offload, *speeds, room)
     return made(live, live.profile(), wanted, terms)
 

@@ -148,6 +148,11 @@ def blocks_of(model: nn.Module, blocks: Blocks) -> tuple[str, ...]:
                 "nn.ModuleDict of modules of one class), or blocks= must name them, got "
                 f"{type(model).__name__} without"
             ) from error
+    if not found:
+        raise ValueError(
+            f"memopt.plan: blocks must choose submodules of the model, got none in "
+            f"{type(model).__name__}"
+        )
     paths = tuple(path for path, _ in found)
     for path in paths:
         around = next((other for other in paths if path.startswith(f"{other}.")), None)

@@ -149,6 +149,17 @@ class Plan:
         self._applied = None
         self.measured_peak = None
 
+    def within(self, budget: int | str) -> Plan:
+        """The plan for another budget, of the same numbers: nothing is timed again.
+
+        Raises:
+            TypeError, ValueError: the plan was loaded, or is on its model.
+            BudgetTooSmall: there is none.
+        """
+        live = self._free("Plan.within")
+        wanted = ranks.least(as_bytes("Plan.within: budget", budget))
+        return made(live, self.profile, wanted, self.terms)
+
     def table(self) -> str:
         """As text, by rich if it is installed."""
         from memopt.plan.table import text_of
@@ -180,14 +191,11 @@ class Plan:
             From 0, if one row does not fit, to `limit`.
 
         Raises:
-            TypeError: the plan was loaded, and has no model.
+            TypeError, ValueError: the plan was loaded, or is on its model.
         """
-        if self.live is None:
-            raise TypeError("Plan.largest_batch: the plan must have a model, got a loaded one")
-        if self._applied is self.live.step.model:
-            raise ValueError("Plan.largest_batch: the plan must not be on its model; undo it first")
+        live = self._free("Plan.largest_batch")
         wanted = self.budget if budget is None else as_bytes("Plan.largest_batch: budget", budget)
-        return largest_batch(self.live, wanted, limit)
+        return largest_batch(live, wanted, limit)
 
     def to_dict(self) -> dict[str, Any]:
         """Lists, dicts, strings, numbers and None, as JSON has them."""
@@ -214,6 +222,14 @@ class Plan:
         if path is not None:
             Path(path).write_text(text)
         return text
+
+    def _free(self, who: str) -> Live:
+        """The model's step, with nothing on it."""
+        if self.live is None:
+            raise TypeError(f"{who}: the plan must have a model, got a loaded one")
+        if self._applied is self.live.step.model:
+            raise ValueError(f"{who}: the plan must not be on its model; undo it first")
+        return self.live
 
     def _take(self, chosen: Chosen) -> None:
         """This choice is the plan's."""

@@ -216,7 +216,9 @@ def test_where_the_peak_is() -> None:
     assert floor(Problem((stage,))).peak_at == ("forward", 0)
     assert floor(Problem((stage, stage))).peak_at == ("forward", 1)
     assert floor(Problem((Stage((Choice(2, 2, 5),)), stage), 0, 30)).peak_at == ("optimizer", None)
-    with pytest.raises(BelowFloor, match=r"budget of 10 bytes: the least is 11, in forward of stage 1"):
+    with pytest.raises(
+        BelowFloor, match=r"budget of 10 bytes: the least is 11, in forward of stage 1"
+    ):
         solve(Problem((stage, stage)), 10)
     with pytest.raises(BelowFloor, match="the least is 30, in optimizer"):
         solve(Problem((stage, stage), 0, 30), 29)
@@ -412,7 +414,9 @@ def test_refuses_choices_that_are_none() -> None:
 
 
 def test_is_asked_once_for_all_budgets() -> None:
-    chain = _C.PlanChain(stages=[(0, [(1, 1, 1, 1.0, 1.0, 0)])], base=0, optimizer=0, link=(1.0, 1.0, 0, 0))
+    chain = _C.PlanChain(
+        stages=[(0, [(1, 1, 1, 1.0, 1.0, 0)])], base=0, optimizer=0, link=(1.0, 1.0, 0, 0)
+    )
     assert len(chain.front()) == 1
     problem = model(8, SIX, LINK)
     solver._front.cache_clear()

@@ -1,0 +1,53 @@
+"""What tests of plans share: peaks by the allocator's own count, gradients, and what a model is."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memopt.anatomy.batches import call
+from memopt.live_bytes import LiveBytes
+from memopt.plan.choice import Assignment
+from memopt.plan.plan import Plan
+
+
+def allocated_above(model: nn.Module, batch: Any) -> int:
+    """The most bytes of a forward and a backward beyond what was there, as the allocator counts."""
+    model.zero_grad()
+    call(model, batch).backward()  # what is made once: threads' memory, caches
+    model.zero_grad()
+    gc.collect()
+    with LiveBytes() as live:
+        call(model, batch).backward()
+    model.zero_grad()
+    return live.most
+
+
+def gradients(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    torch.manual_seed(3)
+    model.zero_grad()
+    call(model, batch).backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def without_regions(plan: Plan) -> Assignment:
+    """The plan's ops, and all that they save is kept."""
+    return Assignment(
+        {
+            path: type(choice)(recipes=choice.recipes)
+            for path, choice in plan.assignment.choices.items()
+        }
+    )
+
+
+def looks(model: nn.Module) -> list[tuple[Any, ...]]:
+    """Everything that a plan might leave on a model."""
+    return [
+        (path, id(module), type(module), sorted(module.__dict__), len(module._forward_hooks))
+        for path, module in model.named_modules()
+    ]

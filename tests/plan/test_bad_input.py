@@ -1,0 +1,191 @@
+"""Proves: what cannot be planned is refused by name, with the rule and what was got, and the model is
+as it was.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import memopt
+from memopt.plan.size import as_bytes
+from tests.plan.models import Chain, chain, tokens
+from tests.plan.support import looks
+
+EVERYTHING = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("size", "nbytes"),
+    [
+        (1000, 1000),
+        ("1000", 1000),
+        ("1.5e9", 1_500_000_000),
+        ("40GiB", 40 << 30),
+        ("40 gib", 40 << 30),
+        ("24GB", 24_000_000_000),
+        ("0.5 TiB", 1 << 39),
+        ("512M", 512_000_000),
+        ("7KiB", 7 << 10),
+        ("12B", 12),
+    ],
+)
+def test_sizes(size: Any, nbytes: int) -> None:
+    assert as_bytes("size", size) == nbytes
+
+
+@pytest.mark.parametrize(
+    "size", ["forty", "40 apples", "", "4iB", "-3GB", "nan", "inf", 0, -1, "1e99"]
+)
+def test_no_sizes(size: Any) -> None:
+    with pytest.raises(ValueError, match="budget must be"):
+        as_bytes("budget", size)
+
+
+@pytest.mark.parametrize("size", [None, True, [1], b"1"])
+def test_other_things_are_no_sizes(size: Any) -> None:
+    with pytest.raises(TypeError, match="budget must be"):
+        as_bytes("budget", size)
+
+
+def test_a_budget_below_the_floor() -> None:
+    """Says the floor, what is alive then, and what would lower it; a plan with the floor exists."""
+    model, batch = chain()
+    before = looks(model)
+    with pytest.raises(memopt.BudgetTooSmall, match="the floor, got") as info:
+        memopt.plan(model, batch, "100KB", measure=False)
+    text = str(info.value)
+    assert "of weights" in text
+    assert "the largest piece is" in text
+    assert "would lower it by" in text
+    assert looks(model) == before
+    assert memopt.plan(model, batch, info.value.floor, measure=False).peak == info.value.floor
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"budget": "many"}, ValueError, "budget must be bytes or a string such as '40GiB', got"),
+        ({"blocks": ["blocks.0", "blocks.77"]}, ValueError, "got 'blocks.77'"),
+        ({"blocks": ["blocks.0", "blocks.0.up"]}, ValueError, "'blocks.0.up' inside 'blocks.0'"),
+        ({"blocks": nn.Conv2d}, ValueError, "blocks must choose submodules of the model, got none"),
+        ({"blocks": 3}, TypeError, "blocks must be"),
+        ({"device": "tpu"}, ValueError, 'device must be "cpu", "cuda" or None'),
+        ({"measure": "maybe"}, ValueError, "measure must be"),
+        ({"steps": 0}, ValueError, "steps must be an int of at least 1, got 0"),
+        ({"micro_batches": 99}, ValueError, "micro_batches must be from 1 to the batch's 4 rows"),
+        ({"optimizer": 3}, TypeError, "optimizer must be"),
+        ({"offload": "moon"}, ValueError, "offload: must be 'cpu', 'disk' or a path"),
+        ({"host_budget": "x"}, ValueError, "host_budget must be"),
+        ({"device": "cuda", "measure": True}, ValueError, "measure=True must have a model"),
+    ],
+)
+def test_arguments(options: dict[str, Any], error: type[Exception], match: str) -> None:
+    model, batch = chain()
+    before = looks(model)
+    with pytest.raises(error, match=match):
+        memopt.plan(model, batch, **{"budget": EVERYTHING, "measure": False, **options})
+    assert looks(model) == before
+
+
+def test_models_that_cannot_be_planned() -> None:
+    batch = tokens()
+    with pytest.raises(TypeError, match=r"model must be an nn.Module, got int"):
+        memopt.plan(3, batch, EVERYTHING)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must have blocks"):
+        memopt.plan(nn.Linear(3, 3), torch.randn(2, 3), EVERYTHING, loss=torch.sum)
+    model, _ = chain()
+    memopt.convert(model)
+    with pytest.raises(ValueError, match=r"memopt.revert"):
+        memopt.plan(model, batch, EVERYTHING)
+    model, _ = chain()
+    memopt.apply_checkpointing(model)
+    with pytest.raises(ValueError, match=r"memopt.unwrap"):
+        memopt.plan(model, batch, EVERYTHING)
+    with pytest.raises(TypeError, match=r"memopt.compile\(model, budget"):
+        memopt.plan(torch.compile(Chain([2])), batch, EVERYTHING)  # type: ignore[arg-type]
+
+
+def test_a_sample_that_does_not_fit_the_model() -> None:
+    """The model's own error; and so too for one without a loss."""
+    model, _ = chain()
+    before = looks(model)
+    with pytest.raises((RuntimeError, IndexError, TypeError)):
+        memopt.plan(model, torch.randn(4, 3), EVERYTHING)
+    with pytest.raises(ValueError, match="loss must be one number"):
+        memopt.plan(model, tokens(), EVERYTHING, loss=lambda output: output.detach())
+    with pytest.raises(ValueError, match="batch must hold a tensor"):
+        memopt.plan(model, {"ids": 3}, EVERYTHING)
+    assert looks(model) == before
+
+
+class Stumbles(nn.Module):
+    """Raises in the middle of its n-th forward."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.inner, _ = chain()
+        self.calls, self.at = [0], at
+
+    def forward(self, ids: Tensor) -> Tensor:
+        self.calls[0] += 1
+        if self.calls[0] == self.at:
+            self.inner.blocks[0](self.inner.embed(ids))
+            raise OSError("the disk is full")
+        return self.inner(ids)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_step_that_raises(at: int) -> None:
+    """While it is predicted or timed: the error is the model's, and nothing is left on it."""
+    model, batch = Stumbles(at), tokens()
+    before = looks(model)
+    with pytest.raises(OSError, match="the disk is full"):
+        memopt.plan(model, batch, EVERYTHING, steps=1).apply()
+    assert looks(model) == before
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_watched_step_that_raises() -> None:
+    model, batch = Stumbles(0), tokens()
+    plan = memopt.plan(model, batch, EVERYTHING, measure=False)
+    before = looks(model)
+    model.at = model.calls[0] + 1
+    with pytest.raises(OSError, match="the disk is full"):
+        plan.apply()
+    assert looks(model) == before
+    assert plan.apply().measured_peak == plan.peak
+
+
+def test_plans_at_the_wrong_time(tmp_path: Path) -> None:
+    model, batch = chain()
+    plan = memopt.plan(model, batch, EVERYTHING, measure=False)
+    with pytest.raises(ValueError, match="must be on a model"):
+        plan.undo()
+    plan.apply(watch=False)
+    with pytest.raises(ValueError, match="must not be on a model already"):
+        plan.apply()
+    for call in (plan.largest_batch, lambda: plan.within(EVERYTHING)):
+        with pytest.raises(ValueError, match="must not be on its model"):
+            call()
+    plan.undo()
+    plan.save(tmp_path / "plan.json")
+    loaded = memopt.Plan.load(tmp_path / "plan.json")
+    with pytest.raises(TypeError, match="must be given a model"):
+        loaded.apply()
+    with pytest.raises(TypeError, match="must have a model, got a loaded one"):
+        loaded.within(EVERYTHING)
+    for other in (Chain([4] * 5), Chain([4] * 5 + [3]), nn.Linear(2, 2)):
+        before = looks(other)
+        with pytest.raises(ValueError, match="model must have the plan's blocks"):
+            loaded.apply(other)
+        assert looks(other) == before
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ValueError, match="must hold a plan"):
+        memopt.Plan.load(tmp_path / "other.json")
+    with pytest.raises(ValueError, match="count must be at least 2"):
+        plan.pareto(count=1)
