@@ -72,6 +72,7 @@ class Ledger(TorchDispatchMode):
         self.marks: list[Mark] = []
         self.work: list[Work] = []
         self.total = 0
+        self.saves = 0
         self.phase = "forward"
         self._granularity = granularity
         self._device = device
@@ -109,9 +110,10 @@ class Ledger(TorchDispatchMode):
 
     def saved(self, tensor: Tensor, fate: str = KEPT) -> None:
         """The graph holds the tensor itself, or a region does."""
+        self.saves += 1
         for piece in self.pieces_of(tensor):
             piece.category = piece.category or ACTIVATIONS
-            piece.saved = self.instant if piece.saved is None else piece.saved
+            piece.saved = self.saves if piece.saved is None else piece.saved
             if not piece.fate or piece.fate == REGION_INPUT:
                 piece.fate = fate
 
@@ -128,7 +130,7 @@ class Ledger(TorchDispatchMode):
         """Forget what has been, but not what is there: the next step begins."""
         self.pieces = [piece for _, piece in self._live.values()]
         for piece in self.pieces:
-            piece.born, piece.phase = 0, "before"
+            piece.born, piece.phase, piece.saved = 0, "before", None
         self.log = [Entry(0, 1, piece) for piece in self.pieces]
         self.ops, self.phases, self.marks, self.work = ["before"], ["before"], [], []
 

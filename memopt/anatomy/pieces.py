@@ -47,7 +47,7 @@ class Piece:
     again: bool = False
     """Whether a recompute made it."""
     saved: int | None = None
-    """The number of the newest operator when the graph, or a region, first held it."""
+    """The number of the save, counted from 1, by which the graph or a region first held it."""
     last_in_forward: int = 0
     """The number of the last operator of forward that read it."""
     first_in_backward: int | None = None

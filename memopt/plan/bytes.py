@@ -13,7 +13,7 @@ from itertools import accumulate
 from memopt.anatomy.ledger import Ledger
 from memopt.anatomy.pieces import ACTIVATIONS, GRADIENTS, KEPT, REGION_INPUT, Piece
 from memopt.plan.choice import MIN_BYTES
-from memopt.plan.watch import Call, backward_spans, forward_spans
+from memopt.plan.watch import Call, Moment, backward_spans, converted, forward_spans
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,16 @@ class StepBytes:
     """Whether backward passed the stages in the opposite order."""
 
 
-def step_bytes(ledger: Ledger, start: int, calls: Sequence[Call[int]]) -> StepBytes:
+def step_bytes(ledger: Ledger, begun: Moment, called: Sequence[Call[Moment]]) -> StepBytes:
     """Of a ledger that is closed, of a step that offloads nothing.
 
     Args:
-        start: the place in the log where forward began.
-        calls: the blocks' calls, with places in the log.
+        begun: when forward began.
+        called: the blocks' calls.
     """
+    start = begun.log
+    calls = converted(called, lambda moment: moment.log)
+    saves = forward_spans(converted(called, lambda m: m.saves), begun.saves, ledger.saves)
     log = ledger.log
     totals = [0, *accumulate(entry.sign * entry.piece.nbytes for entry in log)]
     gradients = [
@@ -77,8 +80,10 @@ def step_bytes(ledger: Ledger, start: int, calls: Sequence[Call[int]]) -> StepBy
     is_end = (p for p in range(turn, len(log)) if ledger.phases[log[p].instant] == "optimizer")
     end = next(is_end, len(log))
     stages = []
-    spans = zip(forward_spans(calls, start, turn), backward_spans(calls, turn, end), strict=True)
-    for (begin, stop), backward in spans:
+    spans = zip(
+        forward_spans(calls, start, turn), backward_spans(calls, turn, end), saves, strict=True
+    )
+    for (begin, stop), backward, saved in spans:
         held = totals[begin]
         there = most = 0
         if backward is not None:
@@ -90,7 +95,7 @@ def step_bytes(ledger: Ledger, start: int, calls: Sequence[Call[int]]) -> StepBy
                 forward=max(totals[begin : stop + 1]) - held,
                 backward=max(0, most),
                 gradients=there,
-                may_leave=_may_leave(ledger, begin, stop),
+                may_leave=_may_leave(ledger, *saved),
             )
         )
     begins = [call.backward for call in calls if call.backward is not None]
@@ -105,13 +110,11 @@ def step_bytes(ledger: Ledger, start: int, calls: Sequence[Call[int]]) -> StepBy
 
 
 def _may_leave(ledger: Ledger, begin: int, stop: int) -> tuple[int, ...]:
-    """What was saved first between two places of the log, and could be offloaded."""
-    first = ledger.log[begin - 1].instant if begin else 0
-    last = ledger.log[stop - 1].instant if stop else 0
-    found: dict[int, Piece] = {}
+    """What was saved first between two numbers of saves, and could be offloaded."""
+    found: list[Piece] = []
     for piece in ledger.pieces:
         is_large = piece.nbytes >= MIN_BYTES and piece.category == ACTIVATIONS
         is_held = piece.fate in (KEPT, REGION_INPUT) and piece.phase == "forward"
-        if is_large and is_held and piece.saved is not None and first < piece.saved <= last:
-            found[id(piece)] = piece
-    return tuple(p.nbytes for p in sorted(found.values(), key=lambda p: p.saved or 0))
+        if is_large and is_held and piece.saved is not None and begin < piece.saved <= stop:
+            found.append(piece)
+    return tuple(p.nbytes for p in sorted(found, key=lambda p: p.saved or 0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -90,6 +90,11 @@ class Assignment:
     @property
     def offloads(self) -> bool:
         return any(choice.offload for choice in self.choices.values())
+
+    def staying(self) -> Assignment:
+        """The same, but nothing is offloaded."""
+        stay = {path: replace(choice, offload=0.0) for path, choice in self.choices.items()}
+        return Assignment(stay)
 
     def apply(self, model: nn.Module) -> None:
         """Change a model in place. After an error it is as before."""

@@ -48,7 +48,7 @@ class Live:
                 if not self.runs:
                     raise
                 self.predictable = False
-        with applied(assignment, self.step.model):
+        with applied(assignment.staying(), self.step.model):
             return watched(self.step, self.blocks)
 
     def profile(self) -> Profile:

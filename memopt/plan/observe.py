@@ -18,7 +18,7 @@ from memopt.anatomy.step import Step
 from memopt.plan.bytes import StepBytes, step_bytes
 from memopt.plan.choice import Assignment
 from memopt.plan.seconds import StageSeconds, estimated_seconds
-from memopt.plan.watch import Watch, converted
+from memopt.plan.watch import Moment, Watch, moment_of
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,18 @@ class Observed:
 
 
 def predicted(step: Step, assignment: Assignment, blocks: Sequence[str], target: str) -> Observed:
-    """Of a step that computes nothing.
+    """Of a step that computes nothing. What would be offloaded stays.
 
     Raises:
         DependsOnValues: it looks at values.
     """
-    watches: list[Watch[tuple[int, int]]] = []
+    watches: list[Watch[Moment]] = []
 
-    def watch(model: nn.Module, ledger: Ledger) -> Watch[tuple[int, int]]:
-        watches.append(Watch(model, blocks, lambda: (len(ledger.log), len(ledger.work))))
+    def watch(model: nn.Module, ledger: Ledger) -> Watch[Moment]:
+        watches.append(Watch(model, blocks, lambda: moment_of(ledger)))
         return watches[0]
 
-    ledger, _ = hollow_step(step, assignment, target, watch)
+    ledger, _ = hollow_step(step, assignment.staying(), target, watch)
     return _observed(ledger, watches[0], step)
 
 
@@ -59,7 +59,7 @@ def watched(step: Step, blocks: Sequence[str]) -> Observed:
     device = device_of("memopt.plan", step.model, step.batch)
     granularity = CUDA_GRANULARITY if device.type == "cuda" else 1
     ledger = Ledger(step.model, granularity, device.type)
-    watch = Watch(step.model, blocks, lambda: (len(ledger.log), len(ledger.work)))
+    watch = Watch(step.model, blocks, lambda: moment_of(ledger))
     alone = copy.copy(step)
     alone.optimizer, alone.set_to_none = None, True
     with as_before(step.model, device):
@@ -71,18 +71,16 @@ def watched(step: Step, blocks: Sequence[str]) -> Observed:
     return _observed(ledger, watch, step)
 
 
-def _observed(ledger: Ledger, watch: Watch[tuple[int, int]], step: Step) -> Observed:
+def _observed(ledger: Ledger, watch: Watch[Moment], step: Step) -> Observed:
     if not watch.calls or watch.start is None:
         raise ValueError(
             "memopt.plan: blocks must be called in the model's forward, got "
             f"{', '.join(watch.paths)}, which were not"
         )
-    in_log = converted(watch.calls, lambda stamp: stamp[0])
-    in_work = converted(watch.calls, lambda stamp: stamp[1])
     numbers: dict[Hashable, int] = {}
     return Observed(
-        step_bytes(ledger, watch.start[0], in_log),
-        estimated_seconds(ledger, watch.start[1], in_work, speed_of(step)),
+        step_bytes(ledger, watch.start, watch.calls),
+        estimated_seconds(ledger, watch.start, watch.calls, speed_of(step)),
         tuple(call.path for call in watch.calls),
         tuple(numbers.setdefault(call.kind, len(numbers)) for call in watch.calls),
         ledger,

@@ -14,7 +14,7 @@ from memopt.anatomy.batches import device_of
 from memopt.anatomy.ledger import Ledger
 from memopt.anatomy.speed import Speed
 from memopt.anatomy.step import Step
-from memopt.plan.watch import Call, Watch, backward_spans, converted, forward_spans
+from memopt.plan.watch import Call, Moment, Watch, backward_spans, converted, forward_spans
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,16 @@ def measured_seconds(step: Step, paths: Sequence[str], steps: int) -> list[list[
 
 
 def estimated_seconds(
-    ledger: Ledger, start: int, calls: Sequence[Call[int]], speed: Speed
+    ledger: Ledger, begun: Moment, called: Sequence[Call[Moment]], speed: Speed
 ) -> list[StageSeconds]:
-    """Of a step that was predicted: by the operations and bytes of its work.
+    """Of a ledger's step: by the operations and bytes of its work.
 
     Args:
-        start: the place in the ledger's work where forward began.
-        calls: the blocks' calls, with places in it.
+        begun: when forward began.
+        called: the blocks' calls.
     """
+    start = begun.work
+    calls = converted(called, lambda moment: moment.work)
     phases = [work.phase for work in ledger.work]
     end = phases.index("optimizer") if "optimizer" in phases else len(phases)
     is_turn = (p for p in range(end - 1, -1, -1) if phases[p] == "forward")

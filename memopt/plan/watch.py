@@ -5,13 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from memopt.anatomy.ledger import Ledger
+
 StampT = TypeVar("StampT")
 N = TypeVar("N", bound=float)
+
+
+class Moment(NamedTuple):
+    """Of a ledger: how much it has of each."""
+
+    log: int
+    work: int
+    saves: int
+
+
+def moment_of(ledger: Ledger) -> Moment:
+    return Moment(len(ledger.log), len(ledger.work), ledger.saves)
 
 
 @dataclass
