@@ -98,9 +98,12 @@ class Search {
         }
         const auto passed = chain_.pass(stage, c, label.held);
         next.held = passed.after;
-        const auto held = problem.base + passed.after.resident;
-        next.peak = std::max({label.peak, passed.forward_peak, passed.backward_peak,
-                              held + rest.peak, held + passed.after.leaving + rest.forward});
+        next.peak = std::max({label.peak, passed.forward_peak, passed.backward_peak});
+        if (stage + 1 < problem.stages.size()) {
+          const auto held = problem.base + passed.after.resident;
+          next.peak =
+              std::max({next.peak, held + rest.peak, held + passed.after.leaving + rest.forward});
+        }
         if (next.peak > limits_.peak) continue;
         if (!limits_.any_time) next.ticks = label.ticks + passed.ticks();
         next.before = static_cast<uint32_t>(l);
@@ -178,9 +181,9 @@ Ticks total_ticks(const Chain& chain, const std::vector<size_t>& choices) {
 }  // namespace
 
 const Plan* Front::at(Bytes budget) const {
-  const auto above = std::upper_bound(
-      plans.begin(), plans.end(), budget,
-      [](Bytes wanted, const Plan& plan) { return wanted < plan.peak; });
+  const auto above =
+      std::upper_bound(plans.begin(), plans.end(), budget,
+                       [](Bytes wanted, const Plan& plan) { return wanted < plan.peak; });
   return above == plans.begin() ? nullptr : &*std::prev(above);
 }
 

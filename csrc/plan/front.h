@@ -1,17 +1,19 @@
-// The plans worth having: for every budget the one of least time, and of those the one of least peak.
+// The plans worth having: for every budget the one of least time, and of those the one of least
+// peak.
 //
-// Dynamic programming over the stages. A label is a beginning of a plan, by its time, its peak so far,
-// what it holds (timeline.h) and what it has offloaded; labels that another one is at least as good as
-// in all of these are dropped. Since the peak is among them, one pass gives the plans of all budgets,
-// and the peak and the time of a budget's plan are monotone in the budget.
+// Dynamic programming over the stages. A label is a beginning of a plan, by its time, its peak so
+// far, what it holds (timeline.h) and what it has offloaded; labels that another one is at least as
+// good as in all of these are dropped. Since the peak is among them, one pass gives the plans of
+// all budgets, and the peak and the time of a budget's plan are monotone in the budget.
 //
-// A peak so far is raised to what the label will reach whatever comes: where the stages are alike that
-// makes it a function of what is held, and as good as no dimension at all.
+// A peak so far is raised to what the label will reach whatever comes: where the stages are alike
+// that makes it a function of what is held, and as good as no dimension at all.
 //
-// Where more than `most_labels` are left at a stage, those that share a cell of a grid are merged: the
-// label of least time stands for all. No byte is rounded: a plan's peak and seconds are its own. But
-// a plan is only the best up to the grid: another plan may be faster at a peak less than `merges` grids
-// above (see merges), `merges` x grid / out seconds.
+// Where more than `most_labels` are left at a stage, those that share a cell of a grid (of all
+// bytes) are merged: the one of least time stands for all. Nothing is rounded: what is said of a
+// plan is exact. But it is the best only up to the grid. With e = 2 x stages x grid, no plan whose
+// peak is lower by 3 e is faster by more than e / out + e / back; and the room may be used up to e
+// less. The floor is searched for by itself then.
 #pragma once
 
 #include <cstddef>

@@ -26,9 +26,9 @@ void lower(Bounds& least, const Bounds& other) {
   for (size_t i = 0; i < least.size(); ++i) least[i] = std::min(least[i], other[i]);
 }
 
-// What was kept so far, in the order of ticks. Groups of groups, each with the least of its members:
-// most of them are passed over by one comparison. From the last to the first, since those with much
-// less time hold more.
+// What was kept so far, in the order of ticks. Groups of groups, each with the least of its
+// members: most of them are passed over by one comparison. From the last to the first, since those
+// with much less time hold more.
 class Kept {
  public:
   bool has_one_within(const Bounds& candidate) const {

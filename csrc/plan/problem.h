@@ -1,5 +1,5 @@
-// What the planner's solver is given: a training step as a chain of stages, each of which can be run
-// in several ways.
+// What the planner's solver is given: a training step as a chain of stages, each of which can be
+// run in several ways.
 //
 // Bytes are those of the device. Times are in seconds.
 #pragma once
@@ -29,7 +29,8 @@ struct Choice {
 
 struct Stage {
   std::vector<Choice> choices;
-  // In its backward whatever is chosen, above `Problem::base`: gradients of later stages' parameters.
+  // In its backward whatever is chosen, above `Problem::base`: gradients of later stages'
+  // parameters.
   Bytes before_backward = 0;
 };
 
@@ -47,8 +48,8 @@ struct Problem {
   Link link;
 };
 
-// Throws std::invalid_argument that names what is missing, negative, not a number or too large, or a
-// room too small for any plan.
+// Throws std::invalid_argument that names what is missing, negative, not a number or too large, or
+// a room too small for any plan.
 void check(const Problem& problem);
 
 }  // namespace memopt::plan

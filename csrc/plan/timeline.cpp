@@ -47,13 +47,15 @@ Chain::Chain(Problem problem) : problem_(std::move(problem)) {
     for (const auto& choice : stage.choices) {
       const auto backward = ticks(choice.backward_seconds);
       const double drained = std::min(most, std::floor(problem_.link.out * choice.forward_seconds));
-      paces.push_back({ticks(choice.forward_seconds) + backward, backward,
-                       static_cast<Bytes>(drained)});
+      paces.push_back(
+          {ticks(choice.forward_seconds) + backward, backward, static_cast<Bytes>(drained)});
     }
   }
 }
 
-Ticks Chain::ticks(double seconds) const { return std::llrint(std::ldexp(seconds, -exponent_)); }
+Ticks Chain::ticks(double seconds) const {
+  return std::llrint(std::ldexp(seconds, -exponent_));
+}
 
 double Chain::seconds(Ticks ticks) const {
   return std::ldexp(static_cast<double>(ticks), exponent_);
@@ -68,8 +70,7 @@ Passed Chain::pass(size_t index, size_t choice_index, const Held& before) const 
   passed.busy = pace.busy;
   passed.after.resident = before.resident + choice.resident;
   passed.after.returning = choice.offloaded;
-  passed.after.leaving =
-      std::max<Bytes>(0, before.leaving + choice.offloaded - pace.drained);
+  passed.after.leaving = std::max<Bytes>(0, before.leaving + choice.offloaded - pace.drained);
   if (passed.after.leaving > link.in_flight) {
     const auto too_many = passed.after.leaving - link.in_flight;
     passed.wait_out = ticks(static_cast<double>(too_many) / link.out);

@@ -1,7 +1,7 @@
 // The formulas: what a plan, one choice for each stage, takes in bytes and seconds.
 //
-// With R the bytes that stages hold from forward to backward, and Q those that are still leaving, of
-// what stage i offloads (W) at `out` bytes a second:
+// With R the bytes that stages hold from forward to backward, and Q those that are still leaving,
+// of what stage i offloads (W) at `out` bytes a second:
 //
 //   forward of i    base + R[i-1] + Q[i-1] + forward[i]
 //                   Q[i] = max(0, Q[i-1] + W[i] - out * forward_seconds[i])
@@ -11,8 +11,8 @@
 //                   waits for its own before: W[i] / back - backward_seconds[i+1], if above 0
 //   optimizer       base + optimizer
 //
-// Every term grows with R, Q, and W of the stage before: who has less of all of them at a stage, and
-// has taken less time, is at least as good whatever comes.
+// Every term grows with R, Q, and W of the stage before: who has less of all of them at a stage,
+// and has taken less time, is at least as good whatever comes.
 #pragma once
 
 #include <cstddef>
@@ -94,7 +94,8 @@ struct Timeline {
   size_t peak_stage = 0;                 // 0 for the optimizer
 };
 
-// Throws std::invalid_argument unless there is a choice for each stage and room for what they offload.
+// Throws std::invalid_argument unless there is a choice for each stage and room for what they
+// offload.
 Timeline evaluate(const Chain& chain, const std::vector<size_t>& choices);
 
 }  // namespace memopt::plan

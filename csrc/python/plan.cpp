@@ -61,8 +61,8 @@ py::dict timeline(const plan::Chain& chain, const std::vector<size_t>& choices) 
   made["wait_seconds"] = found.wait_seconds;
   made["offloaded"] = found.offloaded;
   made["peak"] = found.peak;
-  made["peak_at"] = py::make_tuple(
-      name(found.peak_phase), in_stage ? py::object(py::int_(found.peak_stage)) : py::none());
+  made["peak_at"] = py::make_tuple(name(found.peak_phase),
+                                   in_stage ? py::object(py::int_(found.peak_stage)) : py::none());
   made["forward_peaks"] = py::tuple(py::cast(found.forward_peaks));
   made["backward_peaks"] = py::tuple(py::cast(found.backward_peaks));
   made["optimizer_peak"] = found.optimizer_peak;

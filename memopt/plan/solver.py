@@ -3,8 +3,12 @@
 A training step is a chain of stages: what is before the blocks, each block, head and loss. A stage
 has some choices, each with its bytes and its seconds; a plan takes one of each stage. The formulas
 are in csrc/plan/timeline.h, the dynamic programme that finds the plans in csrc/plan/front.h. It
+<<<<<<< HEAD
 finds those of all budgets at once, so that what is asked again about an equal problem costs
 nothing.
+=======
+finds those of all budgets at once, so that to ask again about an equal problem costs nothing.
+>>>>>>> f1e9b68c540867224e00b2fd031f49991ae9c386
 """
 
 from __future__ import annotations
@@ -151,7 +155,7 @@ def solve(problem: Problem, budget: int) -> Solution:
 def floor(problem: Problem) -> Solution:
     """The plan of least peak; of those the fastest. Its peak is the least budget of any plan."""
     chain, front = _front(problem)
-    return _solution(chain, front, front.within(front.floor), front.floor_grid)
+    return _solution(chain, front, front.within(front.floor) or (), front.floor_grid)
 
 
 def evaluate(problem: Problem, choices: Sequence[int]) -> Timeline:
@@ -173,9 +177,8 @@ def curve(problem: Problem, count: int) -> tuple[Solution, ...]:
 
 
 def _solution(
-    chain: _C.PlanChain, front: _C.PlanFront, choices: Sequence[int] | None, grid: int
+    chain: _C.PlanChain, front: _C.PlanFront, choices: Sequence[int], grid: int
 ) -> Solution:
-    assert choices is not None
     return Solution(**chain.evaluate(choices), grid=grid, labels=front.most_labels)
 
 

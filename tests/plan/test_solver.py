@@ -1,124 +1,30 @@
-"""Proves that the planner's solver finds the best plan: by brute force over all plans, with formulas
-of its own, on thousands of small problems; and what holds of large ones: plans fit, peaks and times
-are monotone in the budget, merging on a grid stays within its bound.
+"""Proves that the planner's solver finds the best plan: by brute force over all plans, with
+formulas of its own, on thousands of small problems; each formula by hand; and that it refuses by
+name what cannot be.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memopt._extension import _C
-from memopt.plan import solver
 from memopt.plan.solver import (
     BelowFloor,
     Choice,
     Link,
     Problem,
-    Solution,
     Stage,
     curve,
     evaluate,
     floor,
     solve,
 )
-
-NO_ROOM = Link(1.0, 1.0, room=0)
-
-
-@dataclass
-class Found:
-    """A plan by brute force."""
-
-    choices: tuple[int, ...]
-    seconds: float
-    peak: int
-    offloaded: int
-
-
-def all_plans(problem: Problem) -> Iterator[Found]:
-    """Walks over all of them, stage by stage; written from the formulas in the words of the issue, not
-    from the solver's code.
-    """
-    link = problem.link or NO_ROOM
-    stages = problem.stages
-
-    def walk(
-        i: int,
-        choices: tuple[int, ...],
-        seconds: float,
-        peak: int,
-        resident: int,
-        queue: int,
-        offloaded: int,
-    ) -> Iterator[Found]:
-        last = stages[i - 1].choices[choices[-1]] if choices else Choice()
-        if i == len(stages):
-            yield Found(choices, seconds + last.offloaded / link.back, peak, offloaded)
-            return
-        for c, choice in enumerate(stages[i].choices):
-            in_forward = problem.base + resident + queue + choice.forward
-            left = math.floor(link.out * choice.forward_seconds)
-            after = max(0, queue + choice.offloaded - left)
-            wait = max(0, after - link.in_flight) / link.out
-            after = min(after, link.in_flight)
-            in_backward = problem.base + resident + after + last.offloaded
-            in_backward += choice.backward + stages[i].before_backward
-            wait += max(0.0, last.offloaded / link.back - choice.backward_seconds)
-            yield from walk(
-                i + 1,
-                (*choices, c),
-                seconds + choice.forward_seconds + choice.backward_seconds + wait,
-                max(peak, in_forward, in_backward),
-                resident + choice.resident,
-                after,
-                offloaded + choice.offloaded,
-            )
-
-    for plan in walk(0, (), 0.0, problem.base + problem.optimizer, 0, 0, 0):
-        if plan.offloaded <= link.room:
-            yield plan
-
-
-def random_problem(rng: random.Random) -> Problem:
-    """Seconds are multiples of 1/8 and rates powers of two, so that all sums are exact and many
-    plans equal in time.
-    """
-    most = rng.choice((3, 20, 1000))
-    offloads = rng.random() < 0.7
-    stages: list[Stage] = []
-    for _ in range(rng.randint(1, 5)):
-        if stages and rng.random() < 0.5:
-            stages.append(replace(stages[-1], before_backward=rng.randint(0, most)))
-            continue
-        choices = tuple(
-            Choice(
-                rng.randint(0, most),
-                rng.randint(0, most),
-                rng.randint(0, most),
-                rng.randint(0, 24) / 8,
-                rng.randint(0, 24) / 8,
-                rng.randint(0, most) if offloads and rng.random() < 0.6 else 0,
-            )
-            for _ in range(rng.randint(1, 4))
-        )
-        stages.append(Stage(choices, rng.randint(0, most)))
-    needed = sum(min(c.offloaded for c in stage.choices) for stage in stages)
-    link = Link(
-        2.0 ** rng.randint(-2, 10),
-        2.0 ** rng.randint(-2, 10),
-        needed + rng.choice((0, most, 3 * most, 10**6)),
-        rng.choice((0, most, 2 * most, 10**6)),
-    )
-    if needed == 0 and rng.random() < 0.1:
-        return Problem(tuple(stages), rng.randint(0, most), rng.randint(0, 5 * most))
-    return Problem(tuple(stages), rng.randint(0, most), rng.randint(0, 5 * most), link)
+from tests.plan.brute_force import all_plans, random_problem
 
 
 def check_against_brute_force(problem: Problem, rng: random.Random) -> None:
@@ -224,120 +130,6 @@ def test_where_the_peak_is() -> None:
         solve(Problem((stage, stage), 0, 30), 29)
 
 
-# Blocks of a transformer in units of their input (2h bytes a token): kept, with recipes, run again,
-# both, and what of these leaves; a third of the time in forward.
-UNIT = 67_108_864
-SECONDS = 2.6e-3
-
-
-def block_choice(held: float, again: float, off: float) -> Choice:
-    return Choice(
-        resident=int((held - off) * UNIT) + 4096,
-        forward=16 * UNIT,
-        backward=int((24 + off) * UNIT),
-        forward_seconds=SECONDS,
-        backward_seconds=2 * SECONDS + again * SECONDS,
-        offloaded=int(off * UNIT),
-    )
-
-
-SIX = ((16, 0, 0), (10, 0.08, 0), (1, 1.0, 0), (1, 1.05, 0), (10, 0.08, 9), (1, 1.0, 1))
-TWELVE = (
-    *((16, 0, off) for off in (0, 4, 8, 15)),
-    *((10, 0.08, off) for off in (0, 2.5, 5, 9.5)),
-    *((1, 1.0, off) for off in (0, 0.25, 0.5, 1)),
-)
-
-
-def model(blocks: int, ways: tuple[tuple[float, float, float], ...], link: Link | None) -> Problem:
-    choices = tuple(block_choice(*way) for way in ways)
-    gradients = UNIT // 2
-    stages = (
-        Stage((Choice(UNIT, 2 * UNIT, 2 * UNIT, 1e-3, 1e-3),), blocks * gradients),
-        *(Stage(choices, (blocks - i) * gradients) for i in range(blocks)),
-        Stage((Choice(2 * UNIT, 30 * UNIT, 40 * UNIT, 5e-3, 1e-2),)),
-    )
-    return Problem(stages, 20 * UNIT, blocks * UNIT, link)
-
-
-LINK = Link(55e9, 55e9, in_flight=48 * UNIT)
-
-
-def check_curve(plans: tuple[Solution, ...], problem: Problem) -> None:
-    for one, next_one in zip(plans, plans[1:], strict=False):
-        assert one.peak < next_one.peak
-        assert one.seconds > next_one.seconds
-    for plan in plans:
-        found = evaluate(problem, plan.choices)
-        assert (found.peak, found.seconds) == (plan.peak, plan.seconds)
-        assert plan.offloaded <= (problem.link or NO_ROOM).room
-
-
-@pytest.mark.parametrize(
-    ("ways", "link"), [(SIX[:4], None), (SIX, LINK)], ids=["kept", "offloaded"]
-)
-def test_ninety_six_blocks_are_solved_exactly(
-    ways: tuple[tuple[float, float, float], ...], link: Link | None
-) -> None:
-    problem = model(96, ways, link)
-    plans = curve(problem, 40)
-    assert len(plans) == 40
-    assert plans[0].grid == 0
-    assert plans[0].labels < 4000
-    check_curve(plans, problem)
-    assert plans[0] == floor(problem)
-    assert plans[-1].choices[1:-1] == (0,) * 96  # all kept
-
-
-def test_ninety_six_blocks_with_twelve_choices() -> None:
-    """Too many plans to tell all apart. Those found fit, are monotone, and the floor is exact."""
-    problem = model(96, TWELVE, LINK)
-    plans = curve(problem, 40)
-    assert plans[0].grid > 0
-    check_curve(plans, problem)
-    least = floor(problem)
-    assert least.grid == 0
-    assert least.peak <= floor(model(96, SIX, LINK)).peak
-    with pytest.raises(BelowFloor):
-        solve(problem, least.peak - 1)
-
-
-@pytest.mark.parametrize("most_labels", [1, 3, 10])
-def test_merging_on_a_grid_keeps_plans_within_its_bound(most_labels: int) -> None:
-    """Where few labels are left, every plan found is a real one, none is missing at the floor, and
-    none is further from the best than the grid says.
-    """
-    rng = random.Random(most_labels)
-    merged = 0
-    for _ in range(150):
-        problem = random_problem(rng)
-        link = problem.link or NO_ROOM
-        problem = replace(problem, link=replace(link, room=10**9))
-        chain = solver._chain(problem)
-        front = chain.front(most_labels)
-        merged += front.grid > 0
-        plans = list(all_plans(problem))
-        if front.floor_grid == 0:
-            assert front.floor == min(plan.peak for plan in plans)
-        before = (-1, math.inf)
-        for budget in sorted({plan.peak for plan in plans}):
-            choices = front.within(budget)
-            if choices is None:
-                assert front.floor > budget
-                assert front.floor_grid > 0
-                continue
-            found = chain.evaluate(choices)
-            assert found["peak"] <= budget
-            assert (found["peak"], -found["seconds"]) >= (before[0], -before[1])
-            before = (found["peak"], found["seconds"])
-            # A label stands for others with at most a grid less of what they hold, at each stage.
-            error = len(problem.stages) * front.grid
-            within = [p.seconds for p in plans if p.peak <= budget - 4 * error]
-            if within:
-                assert found["seconds"] <= min(within) + error / link.out + error / link.back
-    assert merged > 10
-
-
 def test_petabytes() -> None:
     unit = 10**15
     stage = Stage((Choice(unit, unit, 2 * unit, 1, 2), Choice(1, unit, 2 * unit, 1, 3)))
@@ -351,10 +143,11 @@ def test_petabytes() -> None:
 
 def test_a_room_too_small_for_all() -> None:
     """It is shared out among the stages that gain most by it."""
-    stages = tuple(
+    shared = (
         Stage((Choice(0, 0, 0, 1, 1 + gain), Choice(0, 0, 0, 1, 1, offloaded=10)))
         for gain in (3, 1, 4, 1, 5)
-    ) + (Stage((Choice(0, 0, 0, 0, 100),)),)
+    )
+    stages = (*shared, Stage((Choice(0, 0, 0, 0, 100),)))
     problem = Problem(stages, link=Link(1e3, 1e3, room=30))
     best = solve(problem, 10**6)
     assert best.choices == (1, 0, 1, 0, 1, 0)
@@ -409,18 +202,5 @@ def test_refuses_choices_that_are_none() -> None:
     with pytest.raises(ValueError, match="count must be at least 2, got 1"):
         curve(problem, 1)
     offloads = Problem((Stage((Choice(), Choice(offloaded=5))),))
-    with pytest.raises(ValueError, match="at most link.room = 0 bytes, got 5"):
+    with pytest.raises(ValueError, match=r"at most link\.room = 0 bytes, got 5"):
         evaluate(offloads, (1,))
-
-
-def test_is_asked_once_for_all_budgets() -> None:
-    chain = _C.PlanChain(
-        stages=[(0, [(1, 1, 1, 1.0, 1.0, 0)])], base=0, optimizer=0, link=(1.0, 1.0, 0, 0)
-    )
-    assert len(chain.front()) == 1
-    problem = model(8, SIX, LINK)
-    solver._front.cache_clear()
-    solve(problem, 10**13)
-    curve(problem, 5)
-    floor(problem)
-    assert solver._front.cache_info().misses == 1
