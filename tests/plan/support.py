@@ -8,20 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memopt.anatomy.batches import call
+from memopt.anatomy.batches import call, loss_in
 from memopt.live_bytes import LiveBytes
 from memopt.plan.choice import Assignment
+from memopt.plan.choose import BudgetTooSmall
 from memopt.plan.plan import Plan
 
 
 def allocated_above(model: nn.Module, batch: Any) -> int:
     """The most bytes of a forward and a backward beyond what was there, as the allocator counts."""
     model.zero_grad()
-    call(model, batch).backward()  # what is made once: threads' memory, caches
+    loss_in("test", call(model, batch)).backward()  # what is made once: threads' memory, caches
     model.zero_grad()
     gc.collect()
     with LiveBytes() as live:
-        call(model, batch).backward()
+        loss_in("test", call(model, batch)).backward()
     model.zero_grad()
     return live.most
 
@@ -29,7 +30,7 @@ def allocated_above(model: nn.Module, batch: Any) -> int:
 def gradients(model: nn.Module, batch: Any) -> dict[str, Tensor]:
     torch.manual_seed(3)
     model.zero_grad()
-    call(model, batch).backward()
+    loss_in("test", call(model, batch)).backward()
     found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     return found
@@ -51,3 +52,11 @@ def looks(model: nn.Module) -> list[tuple[Any, ...]]:
         (path, id(module), type(module), sorted(module.__dict__), len(module._forward_hooks))
         for path, module in model.named_modules()
     ]
+
+
+def planned_or_refused(plan: Plan, budget: int) -> tuple[Plan, BudgetTooSmall | None]:
+    """The plan for another budget; where there is none, the same plan and what was said."""
+    try:
+        return plan.within(budget), None
+    except BudgetTooSmall as error:
+        return plan, error

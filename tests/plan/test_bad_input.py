@@ -1,5 +1,5 @@
-"""Proves: what cannot be planned is refused by name, with the rule and what was got, and the model is
-as it was.
+"""Proves: what cannot be planned is refused by name, with the rule and what was got, and the model
+is as it was.
 """
 
 from __future__ import annotations
