@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from memopt._class_patch import patches_of
+from memopt.accumulate.sync import is_sharded
 from memopt.anatomy.batches import as_dict, device_of, rows_of
 from memopt.anatomy.step import LossLike, OptimizerLike, Step, as_optimizer
 from memopt.anatomy.work import tensors_in
@@ -81,6 +82,10 @@ def plan(
         steps: how many, after one to warm up, of each sample.
         device: predict for "cpu" or "cuda". Default: the model's; of a model on meta, "cuda".
 
+    Under DistributedDataParallel, and FSDP2's fully_shard, blocks are those of the module inside;
+    of FSDP2 steps are not predicted, but real ones are watched, and what the optimizer holds is
+    reckoned from its kind.
+
     Returns:
         A `Plan`.
 
@@ -131,6 +136,9 @@ def live_of(
 ) -> Live:
     """The step that is planned, of arguments that are checked."""
     _check_model(model)
+    entry = None
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        entry, model = model, model.module
     batch = as_dict(batch)
     rows_of("memopt.plan", batch)
     if device not in (None, "cpu", "cuda"):
@@ -142,7 +150,15 @@ def live_of(
     made = as_optimizer(optimizer, list(model.parameters()))
     step = Step(model, batch, made, loss, autocast, micro_batches)
     runs = has_values(model, batch) and target == home
-    return Live(step, blocks_of(model, blocks), target, steps=0, runs=runs)
+    return Live(
+        step,
+        blocks_of(model, blocks),
+        target,
+        steps=0,
+        runs=runs,
+        predictable=not is_sharded(model),
+        entry=entry,
+    )
 
 
 def _budget(budget: int | float | str | None, model: nn.Module) -> int:

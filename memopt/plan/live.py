@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -38,9 +39,19 @@ class Live:
     runs: bool = True
     """Whether the model and the batch have values, and are where the plan is for."""
     predictable: bool = True
+    entry: nn.Module | None = None
+    """What runs the model: DistributedDataParallel around it; None: the model itself."""
 
     def look(self, assignment: Assignment) -> Observed:
-        """A step with an assignment: predicted, or where it asks for values watched."""
+        """A step with an assignment: predicted, or where it asks for values watched. The most bytes
+        of all ranks.
+        """
+        observed = self._look(assignment)
+        nbytes, buckets = observed.nbytes, self._buckets()
+        nbytes = replace(nbytes, base=nbytes.base + buckets, peak=nbytes.peak + buckets)
+        return replace(observed, nbytes=ranks.with_most(nbytes))
+
+    def _look(self, assignment: Assignment) -> Observed:
         if self.predictable:
             try:
                 return predicted(self.step, assignment, self.blocks, self.target)
@@ -50,6 +61,12 @@ class Live:
                 self.predictable = False
         with applied(assignment.staying(), self.step.model):
             return watched(self.step, self.blocks)
+
+    def _buckets(self) -> int:
+        """In which DistributedDataParallel reduces gradients."""
+        if self.entry is None:
+            return 0
+        return sum(p.nbytes for p in self.step.model.parameters() if p.requires_grad)
 
     def profile(self) -> Profile:
         """Bytes and seconds, of all ranks."""
@@ -62,25 +79,29 @@ class Live:
                     continue
                 with applied(sample, self.step.model):
                     times = measured_seconds(self.step, self.blocks, self.steps)
-                found += [(sample, stages) for stages in times]
+                found += [(sample, ranks.with_longest(stages)) for stages in times]
             if found:
                 profile.set_seconds(found)
                 profile.is_timed = True
-        return ranks.merged(profile)
+        return profile
 
     def watch(self) -> int:
         """The most bytes above what is there already, in a real forward and backward of the model
         as it is; the most of all ranks.
         """
         device = next(self.step.model.parameters()).device
+        step, blocks = self.step, self.blocks
+        if self.entry is not None:
+            step = copy.copy(step)
+            step.model, blocks = self.entry, tuple(f"module.{path}" for path in blocks)
         if device.type == "cpu":
-            return ranks.most(watched(self.step, self.blocks).nbytes.above)
+            return ranks.most(watched(step, blocks).nbytes.above)
         memory = torch.get_device_module(device)
-        with as_before(self.step.model, device):
+        with as_before(step.model, device):
             memory.reset_peak_memory_stats(device)
             before = memory.memory_allocated(device)
-            for batch in self.step.batches():
-                self.step.forward(batch).backward()
+            for batch in step.batches():
+                step.forward(batch).backward()
             memory.synchronize(device)
             return ranks.most(memory.max_memory_allocated(device) - before)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
 
-from memopt.plan.bytes import StageBytes
-from memopt.plan.profile import Profile
+from memopt.plan.bytes import StageBytes, StepBytes
 from memopt.plan.seconds import StageSeconds
 
 
@@ -20,26 +19,46 @@ def most(number: int) -> int:
     return int(max(_of_all(number)))
 
 
-def merged(profile: Profile) -> Profile:
-    """With the most bytes and the longest times of all ranks.
+def with_most(nbytes: StepBytes) -> StepBytes:
+    """The most bytes of all ranks. So all choose alike, and their collectives match.
 
     Raises:
-        ValueError: ranks have other blocks.
+        ValueError: ranks have other stages.
     """
-    profiles: list[Profile] = _of_all(profile)
-    if len({(one.paths, one.kinds) for one in profiles}) > 1:
+    steps: list[StepBytes] = _of_all(nbytes)
+    if len(steps) == 1:
+        return nbytes
+    if len({len(step.stages) for step in steps}) > 1:
         raise ValueError(
             "memopt.plan: all ranks must plan a model with the same blocks, got "
-            + ", ".join(sorted({f"{len(one.paths)} calls" for one in profiles}))
+            f"{[len(step.stages) - 2 for step in steps]} calls of blocks"
         )
-    for other in profiles:
-        profile.base = max(profile.base, other.base)
-        profile.optimizer = max(profile.optimizer, other.optimizer)
-        profile.gradients = tuple(map(max, profile.gradients, other.gradients))
-        profile.ends = _joined(profile.ends, other.ends, _end)
-        profile.nbytes = _joined(profile.nbytes, other.nbytes, _bytes)
-        profile.seconds = _joined(profile.seconds, other.seconds, _seconds)
-    return profile
+    return StepBytes(
+        base=max(step.base for step in steps),
+        above=max(step.above for step in steps),
+        optimizer=max(step.optimizer for step in steps),
+        stages=tuple(map(_stage, zip(*(step.stages for step in steps), strict=True))),
+        peak=max(step.peak for step in steps),
+        in_order=all(step.in_order for step in steps),
+    )
+
+
+def with_longest(stages: Sequence[StageSeconds]) -> list[StageSeconds]:
+    """The longest times of all ranks."""
+    return [
+        StageSeconds(max(one.forward for one in found), max(one.backward for one in found))
+        for found in zip(*_of_all(list(stages)), strict=True)
+    ]
+
+
+def _stage(found: Sequence[StageBytes]) -> StageBytes:
+    return StageBytes(
+        resident=max(one.resident for one in found),
+        forward=max(one.forward for one in found),
+        backward=max(one.backward for one in found),
+        gradients=max(one.gradients for one in found),
+        may_leave=found[0].may_leave,
+    )
 
 
 def _of_all(value: Any) -> list[Any]:
@@ -48,25 +67,3 @@ def _of_all(value: Any) -> list[Any]:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
-
-
-def _joined(mine: dict[Any, Any], others: dict[Any, Any], join: Callable[..., Any]) -> Any:
-    return {key: join(value, others[key]) for key, value in mine.items()}
-
-
-def _bytes(one: StageBytes, other: StageBytes) -> StageBytes:
-    return StageBytes(
-        max(one.resident, other.resident),
-        max(one.forward, other.forward),
-        max(one.backward, other.backward),
-        max(one.gradients, other.gradients),
-        one.may_leave,
-    )
-
-
-def _seconds(one: StageSeconds, other: StageSeconds) -> StageSeconds:
-    return StageSeconds(max(one.forward, other.forward), max(one.backward, other.backward))
-
-
-def _end(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
-    return _bytes(one[0], other[0]), _seconds(one[1], other[1])
