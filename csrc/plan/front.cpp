@@ -116,9 +116,13 @@ class Search {
 
   void thin_out(std::vector<Label>& labels) {
     drop_dominated(labels, grid_);
-    while (labels.size() > limits_.labels) {
+    while (labels.size() > (grid_ > 0 ? limits_.labels : 2 * limits_.labels)) {
       // Finer than what a stage holds by far, and as many doublings as that takes.
-      grid_ = grid_ > 0 ? 2 * grid_ : std::max<Bytes>(1, labels.front().peak >> 16);
+      if (grid_ == 0) {
+        for (grid_ = 1; grid_ < labels.front().peak >> 16;) grid_ *= 2;
+      } else {
+        grid_ *= 2;
+      }
       drop_dominated(labels, grid_);
     }
     most_labels_ = std::max(most_labels_, labels.size());
@@ -192,6 +196,9 @@ Front find_front(const Chain& chain, size_t most_labels) {
   keep_best(front.plans);
   if (front.grid == 0) return front;
   // The floor is to be exact all the same: a plan of the least peak, then the fastest of these.
+  const auto& problem = chain.problem();
+  const auto whatever_comes = problem.base + rests(problem).front().peak;
+  if (front.plans.front().peak == std::max(chain.optimizer_peak(), whatever_comes)) return front;
   const auto merge = [&](Front other) {
     front.most_labels = std::max(front.most_labels, other.most_labels);
     for (auto& plan : other.plans) front.plans.push_back(std::move(plan));

@@ -9,11 +9,11 @@
 // A peak so far is raised to what the label will reach whatever comes: where the stages are alike
 // that makes it a function of what is held, and as good as no dimension at all.
 //
-// Where more than `most_labels` are left at a stage, those that share a cell of a grid (of all
-// bytes) are merged: the one of least time stands for all. Nothing is rounded: what is said of a
-// plan is exact. But it is the best only up to the grid. With e = 2 x stages x grid, no plan whose
-// peak is lower by 3 e is faster by more than e / out + e / back; and the room may be used up to e
-// less. The floor is searched for by itself then.
+// Where more than twice `most_labels` are left at a stage, those that share a cell of a grid (of
+// all bytes) are merged: the one of least time stands for all. Nothing is rounded: what is said of
+// a plan is exact. But it is the best only up to the grid. With e = 2 x stages x grid, no plan
+// whose peak is lower by 3 e is faster by more than e / out + e / back; and the room may be used up
+// to e less. From then on at most `most_labels` are left; the floor is searched for by itself.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ struct Plan {
 struct Front {
   std::vector<Plan> plans;  // from the least peak to the least time
   Bytes grid = 0;           // 0: exact
-  Bytes floor_grid = 0;     // of the first one, the floor; 0 as a rule where the others' is not
+  Bytes floor_grid = 0;     // 0: no plan has a peak less than the first one's
   size_t most_labels = 0;   // that were left at a stage
 
   // The fastest plan within the budget; null: the budget is below the floor.

@@ -54,61 +54,79 @@ class Kept {
     kept_.push_back(added);
     lower(inner_.back(), added);
     lower(outer_.back(), added);
+    if (kept_.size() % (kGroup * kGroup) == 0) sort_last_group();
   }
 
  private:
+  // By what is resident: so that the least of 16 members is much like each of them.
+  void sort_last_group() {
+    const auto begin = kept_.size() - kGroup * kGroup;
+    std::sort(kept_.begin() + begin, kept_.end());
+    for (auto k = begin; k < kept_.size(); ++k) {
+      auto& least = inner_[k / kGroup];
+      if (k % kGroup == 0) least = kept_[k];
+      lower(least, kept_[k]);
+    }
+  }
+
   static constexpr size_t kGroup = 16;
   std::vector<Bounds> kept_;
   std::vector<Bounds> inner_;
   std::vector<Bounds> outer_;
 };
 
-// Cells that were seen, by a hash of their place: where two places had the same, a label more would
-// be dropped.
-class Cells {
- public:
-  Cells(size_t most, Bytes grid) : grid_(grid) {
-    size_t size = 16;
-    while (size < 2 * most) size *= 2;
-    seen_.resize(size, 0);
-  }
+bool is_before(const Label& a, const Label& b) {
+  if (a.ticks != b.ticks) return a.ticks < b.ticks;
+  return bounds(a) < bounds(b);
+}
 
-  // Whether it was not there.
-  bool insert(const Bounds& place) {
-    uint64_t hash = 0x9e3779b97f4a7c15;
-    for (const auto bytes : place) {
-      hash ^= static_cast<uint64_t>(bytes / grid_);
-      hash *= 0xff51afd7ed558ccd;
-      hash ^= hash >> 32;
-    }
-    hash |= 1;  // 0 is an empty place
-    auto slot = (hash >> 1) & (seen_.size() - 1);
-    for (; seen_[slot] != 0; slot = (slot + 1) & (seen_.size() - 1)) {
-      if (seen_[slot] == hash) return false;
-    }
-    seen_[slot] = hash;
-    return true;
+uint64_t cell(const Bounds& place, int log2_grid) {
+  uint64_t hash = 0x9e3779b97f4a7c15;
+  for (const auto bytes : place) {
+    hash ^= static_cast<uint64_t>(bytes >> log2_grid);
+    hash *= 0xff51afd7ed558ccd;
+    hash ^= hash >> 32;
   }
+  return hash;
+}
 
- private:
-  Bytes grid_;
-  std::vector<uint64_t> seen_;
-};
+// Leaves of each cell its first label, in a table of open addresses. A cell is known by its hash:
+// where two had the same, a label more would go.
+void keep_one_of_each_cell(std::vector<Label>& labels, Bytes grid) {
+  int log2_grid = 0;
+  while ((Bytes{1} << log2_grid) < grid) ++log2_grid;
+  size_t size = 16;
+  while (size < 2 * labels.size()) size *= 2;
+  struct Place {
+    uint64_t cell = 0;
+    size_t label_plus_one = 0;  // 0: free
+  };
+  std::vector<Place> places(size);
+  size_t count = 0;
+  for (size_t i = 0; i < labels.size(); ++i) {
+    const auto hash = cell(bounds(labels[i]), log2_grid);
+    auto at = hash & (size - 1);
+    while (places[at].label_plus_one != 0 && places[at].cell != hash) at = (at + 1) & (size - 1);
+    if (places[at].label_plus_one == 0) {
+      places[at] = {hash, count + 1};
+      labels[count++] = labels[i];
+    } else if (auto& there = labels[places[at].label_plus_one - 1]; is_before(labels[i], there)) {
+      there = labels[i];
+    }
+  }
+  labels.resize(count);
+}
 
 }  // namespace
 
 void drop_dominated(std::vector<Label>& labels, Bytes grid) {
+  if (grid > 0) keep_one_of_each_cell(labels, grid);
   // Whoever is at least as good as another one comes before it.
-  std::sort(labels.begin(), labels.end(), [](const Label& a, const Label& b) {
-    if (a.ticks != b.ticks) return a.ticks < b.ticks;
-    return bounds(a) < bounds(b);
-  });
+  std::sort(labels.begin(), labels.end(), is_before);
   Kept kept;
-  Cells cells(grid > 0 ? labels.size() : 0, grid);
   size_t count = 0;
   for (size_t i = 0; i < labels.size(); ++i) {
     const auto candidate = bounds(labels[i]);
-    if (grid > 0 && !cells.insert(candidate)) continue;
     if (kept.has_one_within(candidate)) continue;
     kept.add(candidate);
     labels[count++] = labels[i];

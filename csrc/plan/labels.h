@@ -21,8 +21,8 @@ struct Label {
 // Drops every label that another one is at least as good as in all of ticks, peak, held and
 // offloaded, and sorts the others by these.
 //
-// With a grid > 0 also every label that shares a cell of the grid (of the bytes) with one that
-// takes no more ticks. What is dropped so has at most `grid` bytes less of anything.
+// With a grid > 0, a power of two, also every label that shares a cell of the grid (of the bytes)
+// with one that takes no more ticks. What is dropped so has at most `grid` bytes less of anything.
 void drop_dominated(std::vector<Label>& labels, Bytes grid);
 
 }  // namespace memopt::plan

@@ -153,7 +153,9 @@ def solve(problem: Problem, budget: int) -> Solution:
 
 
 def floor(problem: Problem) -> Solution:
-    """The plan of least peak; of those the fastest. Its peak is the least budget of any plan."""
+    """The plan of least peak; of those the fastest. Its peak is the least budget of any plan, for
+    certain where its `grid` is 0.
+    """
     chain, front = _front(problem)
     return _solution(chain, front, front.within(front.floor) or (), front.floor_grid)
 
