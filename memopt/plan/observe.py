@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -105,7 +106,8 @@ def _states_share(optimizer: torch.optim.Optimizer) -> float:
     """Bytes of state by bytes of parameters, tried on a small one."""
     parameter = nn.Parameter(torch.zeros(1 << 12))
     kind: Any = type(optimizer)
-    trial = kind([parameter], **optimizer.defaults)
+    known = inspect.signature(kind).parameters
+    trial = kind([parameter], **{k: v for k, v in optimizer.defaults.items() if k in known})
     parameter.grad = torch.zeros_like(parameter)
     trial.step()
     states = [t for state in trial.state.values() for t in tensors_in(list(state.values()))]
