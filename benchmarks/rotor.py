@@ -2,7 +2,7 @@
 
 O. Beaumont, L. Eyraud-Dubois, J. Herrmann, A. Joly, A. Shilova, "Optimal checkpointing for
 heterogeneous chains: how to train deep neural networks with limited memory" (hal-02352969), the
-theorem on the optimal memory-persistent schedule. Written from the paper.
+theorem on the optimal memory-persistent schedule, restated here.
 
 A chain of stages 0..n-1. In units of memory: `sizes[i]`, the input of stage i, and so of the
 gradient by it (sizes[n]: the chain's output); `saved[i]`, all that stage i saves for backward, with
