@@ -53,7 +53,8 @@ document.body.dataset.ready = "yes";
 """
 
 
-def page_of(anatomy: Anatomy) -> str:
+def page_of(anatomy: Anatomy, more: str = "") -> str:
+    """The page; `more` is HTML that comes behind the timeline."""
     trace = anatomy.trace
     xs = _xs(trace)
     sums = [sum(point[1:]) for point in trace.timeline]
@@ -80,7 +81,7 @@ def page_of(anatomy: Anatomy) -> str:
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body>"
         f'<h1>{html.escape(title)}</h1><p id="peak">{html.escape(peak)}</p><div>{keys}</div>'
-        f'<h2>Bytes over the step</h2>{_timeline(trace, xs, peak_at)}<p id="at"></p>'
+        f'<h2>Bytes over the step</h2>{_timeline(trace, xs, peak_at)}<p id="at"></p>{more}'
         f"<h2>Modules at the peak</h2>{_treemap(trace)}{tables}{notes}"
         f'<script type="application/json" id="data">{text}</script>'
         f"<script>{_SCRIPT}</script></body></html>\n"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
@@ -26,24 +26,38 @@ class Changes(Protocol):
         """In place."""
 
 
+class Hollow(NamedTuple):
+    """A step that computed nothing."""
+
+    ledger: Ledger
+    seconds: float
+    primed: frozenset[str]
+    """The parameters for which the optimizer has a state then."""
+
+
 def predict(step: Step, fates: Fates, target: str) -> tuple[Trace, Ledger]:
     """The trace of a step that computes nothing, on copies; and its ledger.
 
     Raises:
         DependsOnValues: the step looks at values.
     """
-    ledger, seconds = hollow_step(step, fates, target)
+    ledger, seconds, _ = hollow_step(step, fates, target)
     entries = offloaded(ledger, fates) if fates.offload else None
     return trace_of(ledger, seconds, entries), ledger
 
 
 def hollow_step(
-    step: Step, fates: Changes, target: str, watch: Watch | None = None
-) -> tuple[Ledger, float]:
-    """The ledger of a step that computes nothing, on copies; and the seconds that it took.
+    step: Step,
+    fates: Changes,
+    target: str,
+    watch: Watch | None = None,
+    prime: Collection[str] | None = None,
+) -> Hollow:
+    """A step that computes nothing, on copies.
 
     Args:
         watch: makes a context to run the step in, of the model's copy and the ledger.
+        prime: see `traced`.
 
     Raises:
         DependsOnValues: the step looks at values.
@@ -59,5 +73,5 @@ def hollow_step(
     hollow.model, hollow.optimizer, hollow.batch, hollow.context = model, optimizer, batch, context
     start = time.perf_counter()
     with nullcontext() if watch is None else watch(model, ledger):
-        traced(hollow, ledger)
-    return ledger, time.perf_counter() - start
+        traced(hollow, ledger, prime)
+    return Hollow(ledger, time.perf_counter() - start, hollow.primed())

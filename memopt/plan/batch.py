@@ -38,7 +38,8 @@ def largest_micro_batch(live: Live, budget: int) -> int:
 def _peak(live: Live, batch: Any, micro_batches: int) -> int:
     step = copy.copy(live.step)
     step.batch, step.micro_batches = batch, micro_batches
-    ledger, _ = hollow_step(step, Assignment(dict.fromkeys(live.blocks, _LEAST)), live.target)
+    assignment = Assignment(dict.fromkeys(live.blocks, _LEAST))
+    ledger = hollow_step(step, assignment, live.target, prime=live.primed).ledger
     most = total = 0
     for entry in ledger.log:
         total += entry.sign * entry.piece.nbytes

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 from memopt.anatomy import command, presets
+from memopt.anatomy.api import anatomy
 from memopt.anatomy.hollow import DependsOnValues
+from memopt.anatomy.report import Anatomy
 from memopt.plan.api import plan
 from memopt.plan.plan import Plan
 
@@ -26,11 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command. Returns 0, or 2 for arguments that cannot be run."""
     try:
-        found = _plan(args)
+        job = command.job_of(args)
+        found = _plan(args, job)
         if args.json is not None:
             found.save(args.json)
         if args.html is not None:
-            found.to_html(args.html)
+            found.to_html(args.html, _anatomy(args, job))
         if args.png is not None:
             found.pareto(args.png)
         print(found)
@@ -42,8 +45,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(args: argparse.Namespace) -> Plan:
-    job = command.job_of(args)
+def _anatomy(args: argparse.Namespace, job: presets.Job) -> Anatomy:
+    """Of the step without the plan, for the page."""
+    return anatomy(
+        job.model,
+        job.batch,
+        optimizer=command.OPTIMIZERS[args.optimizer],
+        autocast=None if args.autocast is None else command.DTYPES[args.autocast],
+        micro_batches=args.micro_batches,
+        device=args.device or (None if args.measure else "cuda"),
+        measure=False,
+    )
+
+
+def _plan(args: argparse.Namespace, job: presets.Job) -> Plan:
     found = plan(
         job.model,
         job.batch,

@@ -39,6 +39,8 @@ class Live:
     runs: bool = True
     """Whether the model and the batch have values, and are where the plan is for."""
     predictable: bool = True
+    primed: frozenset[str] | None = None
+    """The parameters for which the optimizer has a state after a step, once that is known."""
     entry: nn.Module | None = None
     """What runs the model: DistributedDataParallel around it; None: the model itself."""
 
@@ -54,7 +56,9 @@ class Live:
     def _look(self, assignment: Assignment) -> Observed:
         if self.predictable:
             try:
-                return predicted(self.step, assignment, self.blocks, self.target)
+                found = predicted(self.step, assignment, self.blocks, self.target, self.primed)
+                self.primed = found.primed
+                return found
             except DependsOnValues:
                 if not self.runs:
                     raise

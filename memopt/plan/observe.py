@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,10 +38,21 @@ class Observed:
     kinds: tuple[int, ...]
     """Of the calls: equal numbers do the same."""
     ledger: Ledger
+    primed: frozenset[str] | None = None
+    """The parameters for which the optimizer had a state; None: it was not asked."""
 
 
-def predicted(step: Step, assignment: Assignment, blocks: Sequence[str], target: str) -> Observed:
+def predicted(
+    step: Step,
+    assignment: Assignment,
+    blocks: Sequence[str],
+    target: str,
+    prime: Collection[str] | None,
+) -> Observed:
     """Of a step that computes nothing. What would be offloaded stays.
+
+    Args:
+        prime: the parameters for which the optimizer has a state after a step; None: not known yet.
 
     Raises:
         DependsOnValues: it looks at values.
@@ -52,8 +63,8 @@ def predicted(step: Step, assignment: Assignment, blocks: Sequence[str], target:
         watches.append(Watch(model, blocks, lambda: moment_of(ledger)))
         return watches[0]
 
-    ledger, _ = hollow_step(step, assignment.staying(), target, watch)
-    return _observed(ledger, watches[0], step)
+    ledger, _, primed = hollow_step(step, assignment.staying(), target, watch, prime)
+    return replace(_observed(ledger, watches[0], step), primed=primed)
 
 
 def watched(step: Step, blocks: Sequence[str]) -> Observed:

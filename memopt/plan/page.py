@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 
-from memopt.anatomy.page import STYLE, table_of
+from memopt.anatomy import page
+from memopt.anatomy.page import table_of
+from memopt.anatomy.report import Anatomy
 from memopt.anatomy.table import mb
 from memopt.plan.curve import Curve, Point
 from memopt.plan.plan import Plan
@@ -13,16 +15,19 @@ from memopt.plan.table import lines_of, sections_of, title_of
 _WIDTH, _HEIGHT, _MARGIN = 1000, 380, 60
 
 
-def page_of(plan: Plan) -> str:
-    """The table, and the curve of all budgets."""
+def page_of(plan: Plan, anatomy: Anatomy | None) -> str:
+    """The table, and the curve of all budgets; as a part of an anatomy's page, if there is one."""
     title, _, what = title_of(plan).partition("\n")
     tables = "".join(map(table_of, sections_of(plan)))
     lines = "".join(f"<p>{html.escape(line)}</p>" for line in lines_of(plan))
+    body = f"{tables}{lines}<h2>What each budget costs</h2>{curve_svg(plan, plan.pareto())}"
+    heading = html.escape(title)
+    if anatomy is not None:
+        return page.page_of(anatomy, f"<h2>A plan: {heading}</h2><p>{html.escape(what)}</p>{body}")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body>"
-        f'<h1>{html.escape(title)}</h1><p id="peak">{html.escape(what)}</p>{tables}{lines}'
-        f"<h2>What each budget costs</h2>{curve_svg(plan, plan.pareto())}</body></html>\n"
+        f"<title>{heading}</title><style>{page.STYLE}</style></head><body>"
+        f'<h1>{heading}</h1><p id="peak">{html.escape(what)}</p>{body}</body></html>\n'
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from memopt.anatomy.report import Anatomy
 from memopt.plan import ranks, stored
 from memopt.plan.batch import largest_batch
 from memopt.plan.choice import KEEP, Assignment, Choice
@@ -214,11 +215,13 @@ class Plan:
         """
         return stored.plan_from_dict(cls, stored.read(Path(path)))
 
-    def to_html(self, path: str | Path | None = None) -> str:
-        """As one page that needs no network; also written to `path`, if there is one."""
+    def to_html(self, path: str | Path | None = None, anatomy: Anatomy | None = None) -> str:
+        """As one page that needs no network; also written to `path`, if there is one. With an
+        `anatomy` (what `memopt.anatomy` returned), as a part of its page.
+        """
         from memopt.plan.page import page_of
 
-        text = page_of(self)
+        text = page_of(self, anatomy)
         if path is not None:
             Path(path).write_text(text)
         return text

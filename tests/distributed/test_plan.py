@@ -112,5 +112,3 @@ def other_models() -> str:
 
 def test_ranks_with_other_models(pair: Pair) -> None:
     assert all("got [3, 4] calls of blocks" in found for found in pair.run(other_models))
-
-

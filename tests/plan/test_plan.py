@@ -262,3 +262,13 @@ def test_nested_assignments_restore_after_an_error() -> None:
     with pytest.raises(KeyError):
         Assignment({"blocks.0": CHOICES[3], "blocks.99": CHOICES[3]}).apply(model)
     assert looks(model) == before
+
+
+def test_under_autocast() -> None:
+    """Matrix products in 16 bits, residuals in 32: predicted as it is."""
+    model, batch = chain()
+    rich = memopt.plan(model, batch, EVERYTHING, measure=False, autocast=torch.bfloat16)
+    plain = memopt.plan(model, batch, EVERYTHING, measure=False)
+    assert rich.plain_peak < plain.plain_peak
+    plan = rich.within(int(0.7 * rich.plain_peak)).apply()
+    assert plan.measured_peak == plan.peak

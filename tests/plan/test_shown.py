@@ -113,6 +113,10 @@ def test_command(
     assert "estimated for a GPU" in text
     assert re.search(r"Within the budget fit \d+ rows", text)
     assert all(path.exists() for path in files.values())
+    page = files["html"].read_text()
+    assert "A plan: Chain within" in page
+    assert 'id="timeline"' in page
+    assert 'id="curve"' in page
     assert memopt.Plan.load(files["json"]).budget == 2_400_000
     assert json.loads(files["json"].read_text())["model"] == "Chain"
 
