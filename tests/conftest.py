@@ -30,7 +30,6 @@ SIMT = ROOT / "simt"
 # have the most tests: one of them has a single one. (Compilers, processes, models; measured.)
 LONGEST = (
     "simt/test_memory_accesses.py",
-    "simt/test_address_sanitizer.py",
     "compile/test_budget.py",
     "compile/test_compile.py",
     "benchmarks/test_convert_zoo.py",

@@ -1,7 +1,6 @@
 """No kernel touches memory that is not its own, on any path that ends in a tail.
 
-Writes beyond a buffer change its guard zones and are found here; reads are found when this file
-runs under AddressSanitizer, in test_address_sanitizer.py.
+The interpreter reports each access to the guard zones around the buffers.
 """
 
 from __future__ import annotations
