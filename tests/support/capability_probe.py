@@ -1,13 +1,8 @@
-"""Runs every op once on fixed CPU inputs and saves the results: `python -m
-tests.support.capability_probe FILE`.
-
-test_cpu_capability.py runs it in child processes, because memopt reads MEMOPT_CPU_CAPABILITY once
-per process.
+"""Runs every op once on fixed CPU inputs and saves the results, for test_cpu_capability.py: in
+processes of their own, because memopt reads MEMOPT_CPU_CAPABILITY once per process.
 """
 
 from __future__ import annotations
-
-import sys
 
 import torch
 
@@ -32,16 +27,12 @@ def calls(case: OpCase) -> dict[str, Call]:
     return named
 
 
-def main() -> None:
+def save_results(folder: str) -> None:
+    """In a file with the name of the instruction set."""
     results = {
         f"{case} {name}": dict(evaluate(case.memopt, call))
         for case in OP_CASES
         for name, call in calls(case).items()
     }
-    torch.save(
-        {"capability": memopt.build_info()["cpu_capability"], "results": results}, sys.argv[1]
-    )
-
-
-if __name__ == "__main__":
-    main()
+    capability = memopt.build_info()["cpu_capability"]
+    torch.save({"capability": capability, "results": results}, f"{folder}/{capability}.pt")
