@@ -15,15 +15,20 @@ CPU = torch.device("cpu")
 
 
 def calls(case: OpCase) -> dict[str, Call]:
-    """The inputs of one op, by name; the parent process draws the same ones."""
+    """The inputs of one op, by name; the parent process draws the same ones.
+
+    Each size and each kind of numbers with two dtypes, other ones for the next op: all ops of a
+    family together meet every pair.
+    """
     named = {}
-    for dtypes in DTYPES:
-        for cols in COLS:
-            named[f"{dtypes} {cols} columns"] = case.make_call((5, cols), dtypes, CPU)
-        for statistics, values in STATISTICS.items():
-            named[f"{dtypes} {statistics}"] = case.make_call(
-                (5, 130), dtypes, CPU, values=values(5, 130)
-            )
+    kinds = [*((5, cols) for cols in COLS), *STATISTICS]
+    for place, kind in enumerate(kinds, OP_CASES.index(case)):
+        for dtypes in (DTYPES[place % len(DTYPES)], DTYPES[(place + 3) % len(DTYPES)]):
+            if isinstance(kind, str):
+                values = STATISTICS[kind](5, 130)
+                named[f"{dtypes} {kind}"] = case.make_call((5, 130), dtypes, CPU, values=values)
+            else:
+                named[f"{dtypes} {kind[1]} columns"] = case.make_call(kind, dtypes, CPU)
     return named
 
 
