@@ -5,9 +5,6 @@ be had is a clear error.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -77,43 +74,28 @@ def test_agreement_with_the_baseline(case: OpCase, capability: str, probe) -> No
                 assert difference <= BETWEEN_IMPLEMENTATIONS, f"{field} of {case} on {name}"
 
 
-def run_gelu(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    program = "import torch, memopt; memopt.functional.gelu(torch.zeros(1))"
-    return subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
-    )
+CAPABILITY = """
+try:
+    memopt.functional.gelu(torch.zeros(1))
+    print(memopt.build_info()["cpu_capability"])
+except RuntimeError as error:
+    print(error)
+"""
 
 
-def test_unknown_capability_is_a_clear_error(child_environment: dict[str, str]) -> None:
-    child = run_gelu({**child_environment, "MEMOPT_CPU_CAPABILITY": "sse9"})
-    assert child.returncode != 0
+def test_the_variable_that_chooses(child_environment: dict[str, str]) -> None:
+    """Empty: the best. A name that is unknown, or that this processor lacks, is an error."""
+    lacking = [name for name in COMPILED if name not in RUNNABLE][:1]
+    settings = [{"MEMOPT_CPU_CAPABILITY": name} for name in ("", "sse9", *lacking)]
+    program = f"import torch, memopt\n{CAPABILITY}"
+    best, unknown, *missing = run_in_forks(program, settings, child_environment)
+    assert best.strip() == RUNNABLE[-1]
     names = ", ".join(COMPILED)
-    assert f"gelu: MEMOPT_CPU_CAPABILITY must be one of {names}, got 'sse9'" in child.stderr
-
-
-def test_capability_that_the_processor_lacks_is_a_clear_error(
-    child_environment: dict[str, str],
-) -> None:
-    lacking = [name for name in COMPILED if name not in RUNNABLE]
-    if not lacking:
-        pytest.skip("this processor has every compiled instruction set")
-    child = run_gelu({**child_environment, "MEMOPT_CPU_CAPABILITY": lacking[0]})
-    assert child.returncode != 0
-    assert (
-        f"MEMOPT_CPU_CAPABILITY must name an instruction set of this processor, got '{lacking[0]}'"
-    ) in child.stderr
-
-
-def test_empty_variable_means_the_best(child_environment: dict[str, str]) -> None:
-    program = "import memopt; print(memopt.build_info()['cpu_capability'])"
-    child = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**child_environment, "MEMOPT_CPU_CAPABILITY": ""},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert child.stdout.strip() == [name for name in COMPILED if name in RUNNABLE][-1]
+    assert f"gelu: MEMOPT_CPU_CAPABILITY must be one of {names}, got 'sse9'" in unknown
+    for name, said in zip(lacking, missing, strict=True):
+        assert (
+            f"MEMOPT_CPU_CAPABILITY must name an instruction set of this processor, got '{name}'"
+        ) in said
 
 
 STREAMING_PROGRAM = """
