@@ -253,7 +253,9 @@ def parts_of(tensor: Tensor) -> Iterator[Tensor]:
     if wraps_tensors(tensor):
         names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
         for name in names:
-            yield from parts_of(getattr(tensor, name))
+            part = getattr(tensor, name)
+            if isinstance(part, Tensor):  # a DTensor names its mesh as well
+                yield from parts_of(part)
     elif tensor.layout is torch.sparse_coo:
         yield from (tensor._indices(), tensor._values())
     elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):

@@ -50,7 +50,7 @@ class Place(NamedTuple):
     line: str
 
 
-_NOWHERE = Place("", "")
+NOWHERE = Place("", "")
 
 
 class Ledger(TorchDispatchMode):
@@ -251,12 +251,12 @@ class Ledger(TorchDispatchMode):
         if self.phase == "backward" and not torch.is_grad_enabled():
             node = running_node()
             if node is None:
-                return _NOWHERE
+                return NOWHERE
             parameter = getattr(node, "variable", None)
             if parameter is not None:
                 pieces = self.pieces_of(parameter)
-                return Place(pieces[0].module, "") if pieces else _NOWHERE
-            return self._places.get(node._sequence_nr(), _NOWHERE)
+                return Place(pieces[0].module, "") if pieces else NOWHERE
+            return self._places.get(node._sequence_nr(), NOWHERE)
         frame = sys._getframe(2)
         place = Place(innermost(frame, self._paths)[0], _line(frame))
         self._places[number - 1] = place
