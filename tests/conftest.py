@@ -30,21 +30,22 @@ SIMT = ROOT / "simt"
 # have the most tests: one of them has a single one. (Compilers, processes, models; measured.)
 LONGEST = (
     "simt/test_memory_accesses.py",
+    "offload/test_cpp.py",
     "compile/test_budget.py",
+    "accelerator/test_accelerator.py",
     "compile/test_compile.py",
     "benchmarks/test_convert_zoo.py",
     "compile/test_transformers.py",
-    "ops/test_dispatcher.py",
     "convert/test_transformers.py",
-    "benchmarks/test_harness.py",
+    "anatomy/test_prediction.py",
+    "ops/test_dispatcher.py",
     "ops/test_compile.py",
-    "demo/test_run.py",
-    "test_setup.py",
-    "ops/test_cpu_capability.py",
-    "simt/test_activation.py",
     "simt/test_dropout_add_norm.py",
     "simt/test_layer_norm.py",
+    "demo/test_run.py",
+    "ops/test_cpu_capability.py",
     "checkpoint/test_ops_in_regions.py",
+    "benchmarks/test_harness.py",
     "checkpoint/test_memory.py",
 )
 

@@ -150,12 +150,13 @@ class Ledger(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = str(func)
+        name = _name(func)
         if name.startswith("prim.device"):
             return func(*args, **kwargs)
         self.ops.append(name)
         self.phases.append(self.phase)
-        self._used((args, kwargs) if kwargs else args)
+        given = tensors_in((args, kwargs) if kwargs else args)
+        self._used(given)
         result = self.run(func, args, kwargs)
         place: Place | None = None
         results = tensors_in(result)
@@ -166,7 +167,7 @@ class Ledger(TorchDispatchMode):
                     self._know(piece, name, args)
         if name.startswith("memopt._") and self.phase == "backward":
             self._know_recipes(name, kwargs, results)
-        work = work_of(func, args, kwargs, result)
+        work = work_of(func, args, kwargs, result, (*given, *results))
         if work is not None:
             place = place or self._place()
             self.work.append(work._replace(module=place.module, phase=self.phase))
@@ -197,8 +198,8 @@ class Ledger(TorchDispatchMode):
                     if not piece.category:
                         piece.category, piece.fate = ACTIVATIONS, RECIPE
 
-    def _used(self, arguments: object) -> None:
-        for tensor in tensors_in(arguments):
+    def _used(self, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
             for piece in self.pieces_of(tensor):
                 if self.phase == "forward":
                     piece.last_in_forward = self.instant
@@ -307,10 +308,20 @@ def _is_library(filename: str) -> bool:
     return filename.startswith(_LIBRARIES)
 
 
+@lru_cache(maxsize=4096)
+def _short(filename: str) -> str:
+    return Path(filename).name
+
+
+@lru_cache(maxsize=4096)
+def _name(func: Any) -> str:
+    return str(func)
+
+
 def _line(frame: FrameType | None) -> str:
     while frame is not None:
         filename = frame.f_code.co_filename
         if not _is_library(filename):
-            return f"{Path(filename).name}:{frame.f_lineno}"
+            return f"{_short(filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
