@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from memopt.anatomy.ledger import NOWHERE, Ledger
+from memopt.anatomy.ledger import Ledger
 from memopt.anatomy.pieces import ACTIVATIONS, OFFLOADED
+from memopt.anatomy.places import NOWHERE
 from memopt.anatomy.step import Step
 from memopt.anatomy.whatif import Fates
 from memopt.anatomy.work import tensors_in

@@ -18,9 +18,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
-from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,17 +38,10 @@ from memopt.anatomy.pieces import (
     Mark,
     Piece,
 )
+from memopt.anatomy.places import MEMOPT, NOWHERE, Place, line_of
 from memopt.anatomy.work import Work, tensors_in, work_of
 from memopt.attribution import innermost
 from memopt.measure import SavedTensors, parts_of
-
-
-class Place(NamedTuple):
-    module: str
-    line: str
-
-
-NOWHERE = Place("", "")
 
 
 class Ledger(TorchDispatchMode):
@@ -259,7 +250,7 @@ class Ledger(TorchDispatchMode):
                 return Place(pieces[0].module, "") if pieces else NOWHERE
             return self._places.get(node._sequence_nr(), NOWHERE)
         frame = sys._getframe(2)
-        place = Place(innermost(frame, self._paths)[0], _line(frame))
+        place = Place(innermost(frame, self._paths)[0], line_of(frame))
         self._places[number - 1] = place
         return place
 
@@ -298,30 +289,9 @@ def _owner(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-_MEMOPT = str(Path(__file__).parent.parent) + "/"
-_REGIONS = (f"{_MEMOPT}checkpoint/", f"{_MEMOPT}_class_patch.py")
-_LIBRARIES = (str(Path(torch.__file__).parent) + "/", _MEMOPT, "<")
-
-
-@lru_cache(maxsize=4096)
-def _is_library(filename: str) -> bool:
-    return filename.startswith(_LIBRARIES)
-
-
-@lru_cache(maxsize=4096)
-def _short(filename: str) -> str:
-    return Path(filename).name
+_REGIONS = (f"{MEMOPT}checkpoint/", f"{MEMOPT}_class_patch.py")
 
 
 @lru_cache(maxsize=4096)
 def _name(func: Any) -> str:
     return str(func)
-
-
-def _line(frame: FrameType | None) -> str:
-    while frame is not None:
-        filename = frame.f_code.co_filename
-        if not _is_library(filename):
-            return f"{_short(filename)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
