@@ -10,8 +10,8 @@ once, and a view keeps all of the memory that it looks into.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
-from memopt._compat import preserved_versions, view_base, wraps_tensors
+from memopt._compat import view_base, wraps_tensors
 from memopt._extension import _C
+from memopt._unchanged import unchanged
 
 SavedT = TypeVar("SavedT", bound="SavedTensors")
 
@@ -130,7 +131,7 @@ def recorded(
     inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     constant = [t for m in modules for t in (*m.parameters(), *m.buffers())]
     saved = record(exclude=constant, parameters=False, dropped=False)
-    with _unchanged(modules, inputs):
+    with unchanged(modules, inputs):
         with torch.enable_grad(), saved:
             output = fn(*args, **kwargs)
         yield Recorded(output, saved, inputs)
@@ -254,7 +255,7 @@ def parts_of(tensor: Tensor) -> Iterator[Tensor]:
         names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
         for name in names:
             part = getattr(tensor, name)
-            if isinstance(part, Tensor):  # and no mesh of a DTensor
+            if isinstance(part, Tensor):  # a DTensor names its mesh as well
                 yield from parts_of(part)
     elif tensor.layout is torch.sparse_coo:
         yield from (tensor._indices(), tensor._values())
@@ -264,69 +265,3 @@ def parts_of(tensor: Tensor) -> Iterator[Tensor]:
         yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
     else:
         yield tensor
-
-
-@contextmanager
-def _unchanged(modules: Sequence[nn.Module], inputs: Sequence[Tensor]) -> Iterator[None]:
-    """Whatever runs inside, modules, inputs and generators are afterwards as they were."""
-    parameters = list({p: None for m in modules for p in m._parameters.values() if p is not None})
-    buffers = list({b: None for m in modules for b in m._buffers.values() if b is not None})
-    attributes = [(module, dict(module.__dict__)) for module in modules]
-    leaves = [*parameters, *(tensor for tensor in inputs if tensor.is_leaf)]
-    gradients = [(leaf, leaf.grad) for leaf in leaves]
-    with ExitStack() as stack:
-        stack.enter_context(_same_buffers(modules, list(dict.fromkeys((*buffers, *inputs)))))
-        stack.enter_context(_same_generators((*parameters, *buffers, *inputs)))
-        try:
-            for leaf, gradient in gradients:
-                if gradient is not None:  # a backward inside would add to it in place
-                    leaf.grad = None
-            yield
-        finally:
-            for leaf, gradient in gradients:
-                if leaf.grad is not gradient:
-                    leaf.grad = gradient
-            for module, before in attributes:  # flags, counters, what is kept of the last input
-                module.__dict__.clear()
-                module.__dict__.update(before)
-
-
-@contextmanager
-def _same_buffers(modules: Sequence[nn.Module], buffers: Sequence[Tensor]) -> Iterator[None]:
-    registered = [(module._buffers, dict(module._buffers)) for module in modules]
-    # Outside inference mode nothing can write to inference tensors, which have no version either.
-    writable = tuple(buffer for buffer in buffers if not buffer.is_inference())
-    with preserved_versions(writable):
-        copies = [(buffer, buffer.detach().clone(), buffer._version) for buffer in writable]
-        try:
-            yield
-        finally:
-            for now, before in registered:
-                now.clear()
-                now.update(before)
-            with torch.no_grad():
-                for buffer, copy, version in copies:
-                    if _was_written(buffer, copy, version):
-                        buffer.copy_(copy)
-
-
-def _was_written(buffer: Tensor, copy: Tensor, version: int) -> bool:
-    if buffer.is_meta:
-        return False
-    if wraps_tensors(buffer) or buffer.layout is not torch.strided:
-        return buffer._version != version
-    return not torch.equal(buffer, copy)  # batch norm writes its statistics without a new version
-
-
-@contextmanager
-def _same_generators(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Forks the generators of the CPU and of the devices of `tensors`."""
-    devices: dict[str, set[int]] = {}
-    for tensor in tensors:
-        if tensor.device.type not in ("cpu", "meta"):
-            devices.setdefault(tensor.device.type, set()).add(tensor.device.index or 0)
-    with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=[]))
-        for kind, indices in devices.items():
-            stack.enter_context(torch.random.fork_rng(devices=sorted(indices), device_type=kind))
-        yield

@@ -74,43 +74,48 @@ def test_command_line_prints_it(child_environment: dict[str, str]) -> None:
         assert value in child.stdout
 
 
-def import_copy(folder: Path, environment: dict[str, str], library: dict[str, bytes]) -> str:
-    """Copies memopt without its native library, adds the files of `library`, imports it; what it
-    wrote to stderr.
-    """
+OTHER = "_C.cpython-399-x86_64-linux-gnu.so"
+# What the folder of the package has in place of its native library, and what is said of it.
+LIBRARIES = {
+    "missing": ({}, "it has not been built"),
+    "for another Python": ({OTHER: b""}, f"it was built for another Python ({OTHER})"),
+    # As after an upgrade of PyTorch, when symbols are missing; here the file is no library.
+    "does not load": (
+        {f"_C{SUFFIX}": b"no library" * 100},
+        "it does not load, most often because it was built for another PyTorch",
+    ),
+}
+# A fork for each: they share what PyTorch takes to import, and a failed import is none of theirs.
+IMPORTS = """
+import os, sys, torch
+for folder in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        sys.path.insert(0, folder)
+        import memopt
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] != 0, folder
+"""
+
+
+def test_library_that_cannot_be_loaded(tmp_path: Path, child_environment: dict[str, str]) -> None:
     source = Path(memopt.__file__).parent
     ignore = shutil.ignore_patterns("_C.*.so", "__pycache__")
-    shutil.copytree(source, folder / "memopt", ignore=ignore)
-    for name, content in library.items():
-        (folder / "memopt" / name).write_bytes(content)
+    for name, (files, _) in LIBRARIES.items():
+        shutil.copytree(source, tmp_path / name / "memopt", ignore=ignore)
+        for file, content in files.items():
+            (tmp_path / name / "memopt" / file).write_bytes(content)
     child = subprocess.run(
-        [sys.executable, "-c", "import memopt"],
-        env={**environment, "PYTHONPATH": str(folder)},
-        cwd=folder,
+        [sys.executable, "-c", IMPORTS, *(str(tmp_path / name) for name in LIBRARIES)],
+        env={**child_environment, "PYTHONPATH": ""},
+        cwd=tmp_path,
         capture_output=True,
         text=True,
     )
-    assert child.returncode != 0
-    last = child.stderr.strip().splitlines()[-1]
-    assert last.startswith("ImportError: memopt ")
-    assert memopt.__version__ in last
-    assert torch.__version__ in last
-    assert MEND in last
-    return last
-
-
-def test_missing_library(tmp_path: Path, child_environment: dict[str, str]) -> None:
-    message = import_copy(tmp_path, child_environment, {})
-    assert "it has not been built" in message
-
-
-def test_library_for_another_python(tmp_path: Path, child_environment: dict[str, str]) -> None:
-    other = "_C.cpython-399-x86_64-linux-gnu.so"
-    message = import_copy(tmp_path, child_environment, {other: b""})
-    assert f"it was built for another Python ({other})" in message
-
-
-def test_library_that_does_not_load(tmp_path: Path, child_environment: dict[str, str]) -> None:
-    """As after an upgrade of PyTorch, when symbols are missing; here the file is no library."""
-    message = import_copy(tmp_path, child_environment, {f"_C{SUFFIX}": b"no library" * 100})
-    assert "it does not load, most often because it was built for another PyTorch" in message
+    assert child.returncode == 0, child.stderr
+    said = [line for line in child.stderr.splitlines() if line.startswith("ImportError: memopt ")]
+    for line, (_, expected) in zip(said, LIBRARIES.values(), strict=True):
+        assert expected in line
+        assert memopt.__version__ in line
+        assert torch.__version__ in line
+        assert MEND in line

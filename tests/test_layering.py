@@ -25,7 +25,7 @@ CSRC_LAYERS = ("kernels", "ops", "autograd", "offload", "saved", "plan", "python
 MEMOPT_LAYERS = (
     {"_version", "_compat", "_submodules"},
     {"_C"},
-    {"_extension"},
+    {"_extension", "_unchanged"},
     {"_class_patch", "fates", "live_bytes", "measure"},
     {"attribution", "recipes"},
     {"functional"},

@@ -7,6 +7,7 @@ package can still be imported:
     weight  with what weight a micro-batch's loss counts
     sync    when gradients travel between processes
     undo    a micro-batch that ran out of memory, undone
+    measured  the peak of a step that runs
     fit     `largest_batch`, `longest_sequence`, and the largest micro-batch, by prediction
 """
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from memopt.accumulate.measured import bytes_of, peak_of
 from memopt.anatomy.batches import as_dict, rows_of
 from memopt.anatomy.predict import predict
 from memopt.anatomy.step import LossLike, OptimizerLike, Step, as_optimizer
@@ -20,10 +21,35 @@ from memopt.measure import storages
 Batch = Any | Callable[[int], Any]
 
 
+@overload
 def largest_batch(
     model: nn.Module,
     batch: Batch,
     budget: int,
+    *,
+    loss: LossLike = ...,
+    optimizer: OptimizerLike = ...,
+    autocast: torch.dtype | None = ...,
+    device: str | None = ...,
+    recipes: bool = ...,
+    checkpoint: Checkpoint = ...,
+    offload: bool = ...,
+    limit: int = ...,
+) -> int: ...
+
+
+@overload
+def largest_batch(model: Callable[[int], object], batch: int, *, limit: int = ...) -> int: ...
+
+
+@overload
+def largest_batch(model: Callable[[int], object], *, budget: int, limit: int = ...) -> int: ...
+
+
+def largest_batch(
+    model: nn.Module | Callable[[int], object],
+    batch: Batch = None,
+    budget: int | None = None,
     *,
     loss: LossLike = None,
     optimizer: OptimizerLike = torch.optim.AdamW,
@@ -40,8 +66,14 @@ def largest_batch(
 
         memopt.largest_batch(model, batch, budget=40 * 2**30, autocast=torch.bfloat16)
 
+    With a function of the number of rows, `memopt.largest_batch(fn, budget)`, nothing is predicted:
+    the function runs at some sizes, and its peak is measured. It is a step of yours, whatever it
+    does; it should leave as much memory as it found (set gradients to None). What it changes stays
+    changed.
+
     Args:
-        model: on any device, also meta.
+        model: on any device, also meta. Or a function that does a training step with a number of
+            rows; then `limit` is the only other argument.
         batch: one of any size, whose tensors are resized in their first dimension; or a function of
             the number of rows that makes one (of meta tensors, if you like).
         budget: bytes for all of it: weights, gradients and optimizer states too.
@@ -54,8 +86,11 @@ def largest_batch(
         TypeError, ValueError: an argument is no such thing, or `budget` is below the weights.
         DependsOnValues: the step looks at values, and cannot be predicted.
     """
+    if not isinstance(model, nn.Module) and callable(model):
+        return largest_step(model, batch if budget is None else budget, limit)
     fates = Fates(recipes, checkpoint, offload)
     step = _step("largest_batch", model, budget, loss, optimizer, autocast)
+    assert budget is not None  # checked
     return _largest(step, batch, 0, budget, fates, device, limit)
 
 
@@ -105,8 +140,7 @@ def largest_micro_batch(step: Step, budget: int, available: bool, device: str) -
 
 def check_budget(who: str, budget: object, model: nn.Module) -> None:
     """Raises TypeError or ValueError where not even the weights fit."""
-    if isinstance(budget, bool) or not isinstance(budget, int):
-        raise TypeError(f"{who}: budget must be an int of bytes, got {type(budget).__name__}")
+    budget = bytes_of(who, budget)
     weights = sum(storages(model.parameters()).values())
     if budget <= weights:
         raise ValueError(
@@ -117,8 +151,8 @@ def check_budget(who: str, budget: object, model: nn.Module) -> None:
 
 def _step(
     who: str,
-    model: nn.Module,
-    budget: int,
+    model: object,
+    budget: int | None,
     loss: LossLike,
     optimizer: OptimizerLike,
     autocast: torch.dtype | None,
@@ -143,6 +177,12 @@ def _largest(
     home = next((p.device.type for p in step.model.parameters()), "cpu")
     target = device or ("cpu" if home == "cpu" else "cuda")
     return search(lambda size: _peak(step, make(size), fates, target, 1), budget, (1, 2), limit)
+
+
+def largest_step(function: Callable[[int], object], budget: object, limit: int) -> int:
+    """The most rows with which the function's peak, as measured, is within the budget."""
+    allowed = bytes_of("largest_batch", budget)
+    return search(lambda rows: peak_of(function, rows), allowed, (1, 2), limit)
 
 
 def search(peak: Callable[[int], int], budget: int, first: Sequence[int], limit: int) -> int:

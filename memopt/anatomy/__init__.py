@@ -6,8 +6,10 @@ can still be imported:
     api       `anatomy`
     pieces    pieces of memory, their categories and fates
     ledger    every piece of memory of a step, from its birth to its end
+    places    where something was made: a module, a line of user code
     hollow    tensors without values, and a ledger that computes nothing
     step      one training step under a ledger
+    away      a real step whose activations leave the device
     predict   a step's memory without running it
     whatif    other fates, another device
     trace     what a ledger says: moments, timeline, shares

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from memopt.anatomy.advice import advise
+from memopt.anatomy.away import OffloadLedger, apply_offload, check_place
 from memopt.anatomy.batches import as_dict, device_of, rows_of
 from memopt.anatomy.formulas import formulas, shape_of
 from memopt.anatomy.hollow import CUDA_GRANULARITY, DependsOnValues
@@ -74,7 +75,8 @@ def anatomy(
         checkpoint: what if blocks were regions: "all"; a number k, every k-th; for models whose
             blocks are an nn.Sequential also "sqrt" and "optimal".
         offload: what if activations (with `checkpoint`: the regions' inputs) were on the host
-            between forward and backward. Predicted only; copies count as done at once.
+            between forward and backward; on the CPU in the directory that memopt.configure_offload
+            was given, if they are measured. A prediction counts copies as done at once.
         advice: also predict what would help. Takes a prediction for each remedy.
 
     Returns:
@@ -134,7 +136,7 @@ def anatomy(
                 "meta tensors; measure=False predicts it"
             )
         if offload:
-            notes.append("measured without offloading")
+            check_place(fates, home)
         measured, overhead, allocator = _measured(step, fates, home)
     is_cuda = target == "cuda"
     found = formulas(
@@ -175,7 +177,10 @@ def _measured(
     real = copy.copy(step)
     real.model, real.optimizer, real.batch = model, optimizer, batch
     is_cuda = device == "cuda"
-    ledger = Ledger(model, CUDA_GRANULARITY if is_cuda else 1, device)
+    kind = OffloadLedger if fates.offload else Ledger
+    ledger = kind(model, CUDA_GRANULARITY if is_cuda else 1, device)
+    if fates.offload:
+        apply_offload(real, fates, device)
     with _same_generators(device):
         real.run()
         _synchronize(is_cuda)

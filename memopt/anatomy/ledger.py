@@ -18,9 +18,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
-from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,17 +38,10 @@ from memopt.anatomy.pieces import (
     Mark,
     Piece,
 )
+from memopt.anatomy.places import MEMOPT, NOWHERE, Place, line_of
 from memopt.anatomy.work import Work, tensors_in, work_of
 from memopt.attribution import innermost
 from memopt.measure import SavedTensors, parts_of
-
-
-class Place(NamedTuple):
-    module: str
-    line: str
-
-
-_NOWHERE = Place("", "")
 
 
 class Ledger(TorchDispatchMode):
@@ -153,12 +144,13 @@ class Ledger(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = str(func)
+        name = _name(func)
         if name.startswith("prim.device"):
             return func(*args, **kwargs)
         self.ops.append(name)
         self.phases.append(self.phase)
-        self._used((args, kwargs) if kwargs else args)
+        given = tensors_in((args, kwargs) if kwargs else args)
+        self._used(given)
         result = self.run(func, args, kwargs)
         place: Place | None = None
         results = tensors_in(result)
@@ -169,7 +161,7 @@ class Ledger(TorchDispatchMode):
                     self._know(piece, name, args)
         if name.startswith("memopt._") and self.phase == "backward":
             self._know_recipes(name, kwargs, results)
-        work = work_of(func, args, kwargs, result)
+        work = work_of(func, args, kwargs, result, (*given, *results))
         if work is not None:
             place = place or self._place()
             self.work.append(work._replace(module=place.module, phase=self.phase))
@@ -200,8 +192,8 @@ class Ledger(TorchDispatchMode):
                     if not piece.category:
                         piece.category, piece.fate = ACTIVATIONS, RECIPE
 
-    def _used(self, arguments: object) -> None:
-        for tensor in tensors_in(arguments):
+    def _used(self, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
             for piece in self.pieces_of(tensor):
                 if self.phase == "forward":
                     piece.last_in_forward = self.instant
@@ -254,14 +246,14 @@ class Ledger(TorchDispatchMode):
         if self.phase == "backward" and not torch.is_grad_enabled():
             node = running_node()
             if node is None:
-                return _NOWHERE
+                return NOWHERE
             parameter = getattr(node, "variable", None)
             if parameter is not None:
                 pieces = self.pieces_of(parameter)
-                return Place(pieces[0].module, "") if pieces else _NOWHERE
-            return self._places.get(node._sequence_nr(), _NOWHERE)
+                return Place(pieces[0].module, "") if pieces else NOWHERE
+            return self._places.get(node._sequence_nr(), NOWHERE)
         frame = sys._getframe(2)
-        place = Place(innermost(frame, self._paths)[0], _line(frame))
+        place = Place(innermost(frame, self._paths)[0], line_of(frame))
         self._places[number - 1] = place
         return place
 
@@ -300,20 +292,9 @@ def _owner(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-_MEMOPT = str(Path(__file__).parent.parent) + "/"
-_REGIONS = (f"{_MEMOPT}checkpoint/", f"{_MEMOPT}_class_patch.py")
-_LIBRARIES = (str(Path(torch.__file__).parent) + "/", _MEMOPT, "<")
+_REGIONS = (f"{MEMOPT}checkpoint/", f"{MEMOPT}_class_patch.py")
 
 
 @lru_cache(maxsize=4096)
-def _is_library(filename: str) -> bool:
-    return filename.startswith(_LIBRARIES)
-
-
-def _line(frame: FrameType | None) -> str:
-    while frame is not None:
-        filename = frame.f_code.co_filename
-        if not _is_library(filename):
-            return f"{Path(filename).name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
+def _name(func: Any) -> str:
+    return str(func)

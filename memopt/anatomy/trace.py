@@ -158,10 +158,11 @@ def trace_of(ledger: Ledger, seconds: float, entries: Sequence[Entry] | None = N
         marks = [Mark("end of forward", instant, place)]
     chosen = [*marks[-1:], *([first] if first else [])]
     chosen += [best[k][1] for k in ("most in backward", "most in optimizer") if k in best]
-    peak = _alive(log, best["peak"][1].place)
+    of_peak = best["peak"][1]
+    peak = _alive(log, of_peak.place)
     return Trace(
-        peak=_moment(ledger, log, best["peak"][1]),
-        moments=tuple(_moment(ledger, log, mark) for mark in chosen),
+        peak=_moment(ledger, log, of_peak, peak),
+        moments=tuple(_moment(ledger, log, mark, _alive(log, mark.place)) for mark in chosen),
         fates=_fates(log, marks[-1].place if marks else len(log)),
         timeline=_thinned(points),
         phases=tuple(_phases(ledger.phases)),
@@ -184,8 +185,8 @@ def _alive(log: Sequence[Entry], place: int) -> list[Piece]:
     return [piece for pieces in alive.values() for piece in pieces]
 
 
-def _moment(ledger: Ledger, log: Sequence[Entry], mark: Mark) -> Moment:
-    alive = _alive(log, mark.place)
+def _moment(ledger: Ledger, log: Sequence[Entry], mark: Mark, alive: Sequence[Piece]) -> Moment:
+    """`alive`: what is there then."""
     by_category = dict.fromkeys(CATEGORIES, 0)
     for piece in alive:
         by_category[piece.category] += piece.nbytes

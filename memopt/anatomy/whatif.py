@@ -15,8 +15,9 @@ from torch.overrides import TorchFunctionMode
 
 from memopt._compat import run_backward
 from memopt.anatomy.ledger import Ledger
-from memopt.anatomy.pieces import ACTIVATIONS, OFFLOADED, Entry
+from memopt.anatomy.pieces import ACTIVATIONS, OFFLOADED, REGION_INPUT, Entry, Piece
 from memopt.checkpoint import apply_checkpointing, checkpoint_sequential
+from memopt.checkpoint.blocks import find_blocks
 from memopt.convert import convert
 
 Checkpoint = Literal["all", "sqrt", "optimal"] | int | None
@@ -29,11 +30,12 @@ class Fates:
     recipes: bool = False
     """memopt.convert: what norms, activations and dropouts return is made again."""
     checkpoint: Checkpoint = None
-    """Blocks as regions: "all"; every k-th of them; of a model whose blocks are an nn.Sequential
-    also "sqrt" and "optimal", as memopt.checkpoint_sequential."""
+    """Blocks as regions: "all"; every k-th of them; of a model whose blocks are in an nn.Sequential
+    also "sqrt" and "optimal", as memopt.checkpoint_sequential. (A forward that loops over its
+    blocks calls them one by one, and each can only be a region of its own.)"""
     offload: bool = False
     """What is held for backward is on the host between its last use in forward and its first in
-    backward: in regions their inputs, else all of it."""
+    backward: with `checkpoint` the regions' inputs, else all of it but the last."""
     offload_min_bytes: int = 64 * 1024
     keep_last: int = 1
 
@@ -66,15 +68,22 @@ class Fates:
 
 
 def _segment(model: nn.Module, segments: str) -> None:
-    """The longest nn.Sequential of blocks runs in segments that are regions."""
+    """The nn.Sequential with most blocks runs in segments that are regions.
+
+    A region of several blocks is a call of them in turn. Where a model's own forward loops over its
+    blocks there is no such call, and what it does between them is nobody's to repeat.
+    """
+    blocks = find_blocks(model).modules
     chains = [m for m in model.modules() if isinstance(m, nn.Sequential) and len(m) > 2]
-    if not chains:
+    if not chains or (blocks and not any(blocks.intersection(chain) for chain in chains)):
+        path = next((name for name, m in model.named_modules() if m in blocks), "")
+        where = f", whose {len(blocks)} blocks are called one by one ({path} first)"
         raise ValueError(
             f'anatomy: checkpoint="{segments}" must have a model whose blocks are in an '
-            f"nn.Sequential, got {type(model).__name__} without one: its own forward calls its "
-            'blocks one by one, and checkpoint="all" or a number fits'
+            f"nn.Sequential, got {type(model).__name__} without one{where if blocks else ''}: only "
+            'an nn.Sequential calls several as one; checkpoint="all" or a number k fits'
         )
-    chain = max(chains, key=len)
+    chain = max(chains, key=lambda chain: (len(blocks.intersection(chain)), len(chain)))
     chain.forward = _Segments(chain, segments)  # type: ignore[method-assign]
 
 
@@ -98,20 +107,27 @@ def offloaded(ledger: Ledger, fates: Fates) -> list[Entry]:
     leaves = [
         piece
         for piece in ledger.pieces
-        if piece.category == ACTIVATIONS
-        and piece.phase == "forward"
-        and piece.first_in_backward is not None
-        and piece.nbytes >= fates.offload_min_bytes
+        if piece.category == ACTIVATIONS and piece.phase == "forward" and _leaves(piece, fates)
     ]
-    leaves = leaves[: len(leaves) - fates.keep_last] if fates.keep_last else leaves
+    if fates.checkpoint is None and fates.keep_last:
+        leaves = leaves[: -fates.keep_last]
     log = list(ledger.log)
     for piece in leaves:
         piece.fate = OFFLOADED
-        assert piece.first_in_backward is not None
+        back = piece.died if piece.first_in_backward is None else piece.first_in_backward
+        assert back is not None  # else it does not leave
         log.append(Entry(max(piece.last_in_forward, piece.born), -1, piece))
-        log.append(Entry(piece.first_in_backward, 1, piece))
+        log.append(Entry(back, 1, piece))
     # In each instant first what comes, then what goes: an operator's arguments are still there.
     return sorted(log, key=lambda entry: (entry.instant, -entry.sign))
+
+
+def _leaves(piece: Piece, fates: Fates) -> bool:
+    """memopt.offload leaves small tensors alone, and a region's offload does not."""
+    if fates.checkpoint is not None:
+        read_or_dropped = piece.first_in_backward is not None or piece.died is not None
+        return piece.fate == REGION_INPUT and read_or_dropped
+    return piece.first_in_backward is not None and piece.nbytes >= fates.offload_min_bytes
 
 
 class AsOnCuda(TorchFunctionMode):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -35,21 +36,27 @@ class Work(NamedTuple):
     phase: str = ""
 
 
-def work_of(func: Any, args: Any, kwargs: dict[str, Any], result: object) -> Work | None:
-    """None for what moves no bytes: views, and tensors whose memory is only allocated."""
-    packet = func.overloadpacket
-    name: str = packet.__name__
-    if name.startswith(_NO_WORK) or func.is_view or name == "_unsafe_view":
+def work_of(
+    func: Any, args: Any, kwargs: dict[str, Any], result: object, tensors: Sequence[Tensor]
+) -> Work | None:
+    """None for what moves no bytes: views, and tensors whose memory is only allocated. `tensors`:
+    those among the arguments and results.
+    """
+    name, kind = _name_and_kind(func)
+    if not kind:
         return None
-    flops = _flops(packet, name, args, kwargs, result)
-    tensors = (*tensors_in((args, kwargs)), *tensors_in(result))
+    flops = _flops(func.overloadpacket, name, args, kwargs, result)
     nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    if flops:
-        kind = CONTRACTION
-    else:
-        words = name.strip("_").split("_")
-        kind = NORMALISATION if _normalises(name, words) else ELEMENTWISE
-    return Work(kind, name, flops, nbytes)
+    return Work(CONTRACTION if flops else kind, name, flops, nbytes)
+
+
+@lru_cache(maxsize=4096)
+def _name_and_kind(func: Any) -> tuple[str, str]:
+    """The kind is that of an operator without a formula; empty where it does no work."""
+    name: str = func.overloadpacket.__name__
+    if name.startswith(_NO_WORK) or func.is_view or name == "_unsafe_view":
+        return name, ""
+    return name, NORMALISATION if _normalises(name, name.strip("_").split("_")) else ELEMENTWISE
 
 
 def _normalises(name: str, words: list[str]) -> bool:

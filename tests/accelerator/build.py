@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from torch.utils import cpp_extension
 
-from tests.support.cpp_build import Compilation, build
+from tests.support.cpp_build import Compilation, build, joined
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 BACKEND = HERE / "backend"
 SOURCES = sorted(BACKEND.glob("*.cpp"))
-# Compiled together, since PyTorch's headers take longer to compile than these files.
+# Compiled together.
 TOGETHER = [BACKEND / f"{name}.cpp" for name in ("autocast", "fallback", "operators", "random")]
 TOGETHER += [BACKEND / "tensors.cpp"]
 
@@ -30,14 +30,10 @@ def library() -> Path:
     """The shared library, built if need be."""
     # PyTorch's headers count as the system's: its version names the folder.
     folder = ROOT / "build" / "accelerator" / f"torch-{torch.__version__}"
-    folder.mkdir(parents=True, exist_ok=True)
-    joined = folder / "operators.cpp"
-    text = "".join(f'#include "{source}"\n' for source in TOGETHER)
-    if not joined.exists() or joined.read_text() != text:
-        joined.write_text(text)
+    operators = joined(folder, "operators.cpp", TOGETHER)
     include = [word for path in cpp_extension.include_paths() for word in ("-isystem", path)]
     flags = [*FLAGS, *include]
-    sources = [joined, *(source for source in SOURCES if source not in TOGETHER)]
+    sources = [operators, *(source for source in SOURCES if source not in TOGETHER)]
     libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
     # Named before the objects that need them.
     link = ["-shared", "-Wl,--no-as-needed", *libraries, "-ltorch_cpu", "-lc10"]

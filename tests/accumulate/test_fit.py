@@ -28,6 +28,35 @@ def test_not_even_one_row() -> None:
     assert memopt.largest_batch(model, torch.randn(2, 32), weights + 1) == 0
 
 
+def test_the_largest_batch_of_a_step_of_ones_own() -> None:
+    """What a step needs is what it makes and the weights that it reads: told by hand."""
+    weight = torch.randn(32, 64, requires_grad=True)
+    sizes = []
+
+    def step(rows: int) -> None:
+        sizes.append(rows)
+        (torch.ones(rows, 32) @ weight).exp().sum().backward()
+        weight.grad = None
+
+    # When backward begins: the input, the product and its exponential, the sum, its gradient, and
+    # the weight.
+    def peak(rows: int) -> int:
+        return 4 * (rows * (32 + 64 + 64) + 2 + 32 * 64)
+
+    assert memopt.largest_batch(step, peak(1000)) == 1000
+    assert len(sizes) < 12
+    assert memopt.largest_batch(step, budget=peak(1000) - 1) == 999
+    assert memopt.largest_batch(step, peak(1000), limit=7) == 7
+
+
+def test_a_step_that_runs_out_of_memory_does_not_fit() -> None:
+    def step(rows: int) -> None:
+        if rows > 21:
+            raise torch.OutOfMemoryError("for a test")
+
+    assert memopt.largest_batch(step, 1 << 30) == 21
+
+
 @pytest.mark.slow
 def test_the_longest_sequence() -> None:
     model, batch = tiny("llama", rows=2, length=40)
@@ -49,6 +78,11 @@ def test_the_longest_sequence() -> None:
 def test_bad_input(error: type[Exception], words: str, arguments: tuple[Any, Any]) -> None:
     with pytest.raises(error, match=words):
         memopt.largest_batch(Mlp(), *arguments)
+
+
+def test_a_step_without_a_budget() -> None:
+    with pytest.raises(TypeError, match="largest_batch: budget must be an int of bytes, got NoneT"):
+        memopt.largest_batch(lambda rows: None)
 
 
 @pytest.mark.parametrize("size", [memopt.largest_batch, memopt.longest_sequence])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import memopt
 from memopt.anatomy import DependsOnValues
-from tests.anatomy.models import Mlp
+from tests.anatomy.models import Block, Mlp
 
 X = torch.ones(4, 32)
 
@@ -30,6 +30,20 @@ class Asks(nn.Module):
         return y.sum() * (2 if float(y.detach().sum()) > 0 else 1)
 
 
+class _Loop(nn.Module):
+    """Calls its blocks itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block(32, 0.0) for _ in range(3))
+        self.head = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
 @pytest.mark.parametrize(
     ("error", "words", "arguments"),
     [
@@ -44,6 +58,27 @@ class Asks(nn.Module):
         (ValueError, "measure must be True", {"measure": "no"}),
         (ValueError, "checkpoint must be", {"checkpoint": "some"}),
         (ValueError, "nn.Sequential, got Linear without one", {"checkpoint": "sqrt"}),
+        (
+            ValueError,
+            r"got _Loop without one, whose 3 blocks are called one by one \(layers.0 first\): only "
+            r'an nn.Sequential calls several as one; checkpoint="all" or a number k fits',
+            {"checkpoint": "optimal", "model": _Loop()},
+        ),
+        (
+            ValueError,
+            "offload, measured on the CPU,: 'disk' needs a directory",
+            {"offload": True, "measure": True},
+        ),
+        (
+            ValueError,
+            'measure with offload must have checkpoint=None, .*"sqrt", whose regions keep',
+            {
+                "offload": True,
+                "measure": True,
+                "checkpoint": "sqrt",
+                "model": nn.Sequential(*(Block(32, 0.0) for _ in range(3))),
+            },
+        ),
         (ValueError, "a tensor with a first dimension, got none", {"inputs": {}}),
         (
             ValueError,

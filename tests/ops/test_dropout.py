@@ -7,18 +7,18 @@ raise an error that names them.
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import memopt
 from memopt.functional import dropout
+from tests.support.forks import run_in_forks
 from tests.support.philox import KNOWN_ANSWERS, dropout_bits, keep_mask, philox4x32_10, scaled
 from tests.support.shapes import COLS, LAYOUTS, lazily_negated, misaligned, random_normal
+
+from .test_cpu_capability import RUNNABLE
 
 ops = torch.ops.memopt
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -253,21 +253,10 @@ print(digest.hexdigest())
 @pytest.mark.slow
 def test_every_instruction_set_gives_the_same_bits(child_environment: dict[str, str]) -> None:
     """Also where stores go past the cache."""
-    digests = set()
-    for capability in memopt.build_info()["cpu_capabilities"]:
-        for cache_bytes in (0, 1 << 60):
-            child = subprocess.run(
-                [sys.executable, "-c", CAPABILITY_PROGRAM],
-                env={
-                    **child_environment,
-                    "MEMOPT_CPU_CAPABILITY": capability,
-                    "MEMOPT_CPU_CACHE_BYTES": str(cache_bytes),
-                },
-                capture_output=True,
-                text=True,
-            )
-            if "instruction set of this processor" in child.stderr:
-                continue
-            assert child.returncode == 0, child.stderr
-            digests.add(child.stdout)
+    settings = [
+        {"MEMOPT_CPU_CAPABILITY": capability, "MEMOPT_CPU_CACHE_BYTES": str(cache_bytes)}
+        for capability in RUNNABLE
+        for cache_bytes in (0, 1 << 60)
+    ]
+    digests = set(run_in_forks(CAPABILITY_PROGRAM, settings, child_environment))
     assert len(digests) == 1

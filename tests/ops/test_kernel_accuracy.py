@@ -6,8 +6,6 @@ weight gradients, which are sums over many rows.
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import memopt
+from tests.support.forks import run_in_forks
 
 from .test_cpu_capability import RUNNABLE
 
@@ -52,23 +51,16 @@ for name, mine, reference, exact in (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", RUNNABLE)
-def test_logistic_functions_to_the_last_place(
-    capability: str, child_environment: dict[str, str]
-) -> None:
-    child = subprocess.run(
-        [sys.executable, "-c", ULP_PROGRAM],
-        env={**child_environment, "MEMOPT_CPU_CAPABILITY": capability},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    errors = {
-        name: (float(a), float(b)) for name, a, b in map(str.split, child.stdout.splitlines())
-    }
-    assert len(errors) == 4
-    for name, (ours, theirs) in errors.items():
-        assert ours <= 1.02 * theirs, f"{name}: {ours:.2f} ulp, PyTorch's has {theirs:.2f}"
+def test_logistic_functions_to_the_last_place(child_environment: dict[str, str]) -> None:
+    settings = [{"MEMOPT_CPU_CAPABILITY": capability} for capability in RUNNABLE]
+    printed = run_in_forks(ULP_PROGRAM, settings, child_environment)
+    for capability, text in zip(RUNNABLE, printed, strict=True):
+        lines = text.splitlines()
+        assert len(lines) == 4
+        for name, ours, theirs in map(str.split, lines):
+            assert float(ours) <= 1.02 * float(theirs), (
+                f"{name}, {capability}: {ours} ulp, PyTorch's has {theirs}"
+            )
 
 
 def weight_gradient(norm, x: Tensor, dy: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,20 +10,17 @@ import torch
 from . import build
 from .device import Device
 
-# Set in the process that test_address_sanitizer.py starts.
-SANITIZE = os.environ.get("MEMOPT_SIMT_SANITIZE") == "1"
-
 
 @pytest.fixture(scope="session")
 def sample_library() -> Device:
     sources = [build.HERE / "faults" / "kernels.cu"]
-    return Device(build.library("samples", sources, sanitize=SANITIZE))
+    return Device(build.library("samples", sources))
 
 
 @pytest.fixture(scope="session")
 def kernel_library() -> Device:
     sources = [*build.KERNEL_SOURCES, build.HERE / "bindings.cpp"]
-    return Device(build.library("kernels", sources, sanitize=SANITIZE))
+    return Device(build.library("kernels", sources))
 
 
 @pytest.fixture(autouse=True)

@@ -146,7 +146,7 @@ class Device:
         return made
 
     def guard(self, address: int, size: int) -> None:
-        """Makes AddressSanitizer, where the library has it, stop at any access to this memory."""
+        """Makes any access of a kernel to this memory a fault."""
         self._library.simt_guard(address, size)
 
     def unguard(self, address: int, size: int) -> None:

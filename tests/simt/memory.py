@@ -1,9 +1,8 @@
 """Device memory for tests: tensors between guard zones, which show what leaves them.
 
 Guard zones, memory that nobody has written, and the gaps between the rows of a strided matrix hold
-the bytes 0xff, which are NaN in every floating-point type: what is read out of bounds shows in the
-results. What is written out of bounds changes the zone. In a library that was built with
-AddressSanitizer the access itself is reported.
+the bytes 0xff, which are NaN in every floating-point type: what is read there shows in the results,
+and what is written changes the zone. A kernel's access to it is a fault in itself.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.support.cases import ADD_NORM_CASES, RMS_NORM_CASES, OpCase
+from tests.support.selection import pairwise
 from tests.support.shapes import BFLOAT16, DTYPES, FLOAT32, FLOAT64, STATISTICS, Dtypes
 
 from . import kernels
@@ -47,9 +48,11 @@ def test_accurate_for_every_number_of_rows(
     assert_accurate(case, call, run_in_every_order(simt, case, call))
 
 
-@every_case
-@a_dtype_of_each_size
-@pytest.mark.parametrize("shared_bytes", [96 * 1024, 4 * 1024])
+@pytest.mark.parametrize(
+    ("case", "dtypes", "shared_bytes"),
+    pairwise(CASES, (FLOAT32, BFLOAT16, FLOAT64), (96 * 1024, 4 * 1024)),
+    ids=str,
+)
 def test_long_rows(simt: Device, case: OpCase, dtypes: Dtypes, shared_bytes: int) -> None:
     """Staged in shared memory, and read again; more than one row to a block."""
     simt.set_attribute(Attribute.SHARED_BYTES_PER_BLOCK, shared_bytes)

@@ -42,6 +42,18 @@ def sanitizer_library(name: str) -> Path | None:
     return path.resolve() if path.is_absolute() else None
 
 
+def joined(folder: Path, name: str, sources: Sequence[Path]) -> Path:
+    """A file in `folder` that includes the sources: what they include takes longer to compile than
+    they do.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    text = "".join(f'#include "{source}"\n' for source in sources)
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+    return path
+
+
 def build(
     folder: Path, name: str, compilations: Sequence[Compilation], link_flags: Sequence[str]
 ) -> Path:

@@ -7,7 +7,6 @@
 #include "block.h"
 #include "control.h"
 #include "meeting.h"
-#include "sanitizer.h"
 
 namespace {
 
@@ -50,14 +49,6 @@ void __ubsan_handle_type_mismatch_v1(const TypeMismatch* check, uintptr_t addres
 void __ubsan_handle_out_of_bounds(const OutOfBounds* check, uintptr_t index) {
   simt::report("index out of bounds: " + std::to_string(static_cast<intptr_t>(index)) +
                " in an array of type " + check->array_type->name + where(check->location));
-}
-
-void simt_guard(const void* begin, size_t size) {
-  simt::sanitizer::poison(begin, size);
-}
-
-void simt_unguard(const void* begin, size_t size) {
-  simt::sanitizer::unpoison(begin, size);
 }
 
 }  // extern "C"

@@ -32,8 +32,7 @@ const simt::Launch* simt_launch(int64_t i);
 const char* simt_fault_text();
 const void* simt_fault_kernel();
 
-// Guard zones around a test's buffers: AddressSanitizer, where the build has it, stops at any
-// access.
+// Guard zones around a test's buffers: a kernel that touches one has a fault.
 void simt_guard(const void* begin, size_t size);
 void simt_unguard(const void* begin, size_t size);
 }

@@ -6,8 +6,6 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "sanitizer.h"
-
 namespace simt {
 namespace {
 
@@ -39,10 +37,6 @@ char* reserve_stacks() {
 Fiber* running = nullptr;
 Fiber::Context scheduler;
 
-// The scheduler's own stack, as AddressSanitizer told it when a fiber was entered.
-const void* scheduler_stack = nullptr;
-size_t scheduler_stack_size = 0;
-
 // A function of its own: __builtin_longjmp may not share one with __builtin_setjmp.
 [[noreturn, gnu::noinline]] void jump(Fiber::Context& context) {
   __builtin_longjmp(context, 1);
@@ -59,13 +53,10 @@ bool Fiber::resume(void (*body)()) {
   if (!entered_ || finished_) body_ = body;
   finished_ = false;
   running = this;
-  void* fake_stack = nullptr;
-  sanitizer::start_switch(&fake_stack, stack_, stack_size_);
   if (__builtin_setjmp(scheduler) == 0) {
     if (entered_) jump(context_);
     enter();
   }
-  sanitizer::finish_switch(fake_stack, nullptr, nullptr);
   running = nullptr;
   return finished_;
 }
@@ -83,7 +74,6 @@ void Fiber::enter() {
 
 // Never returns: when a body has returned, the fiber waits for its next one.
 void Fiber::entry() {
-  sanitizer::finish_switch(nullptr, &scheduler_stack, &scheduler_stack_size);
   for (;;) {
     running->body_();
     running->finished_ = true;
@@ -92,15 +82,11 @@ void Fiber::entry() {
 }
 
 void Fiber::pause() {
-  void* fake_stack = nullptr;
-  sanitizer::start_switch(&fake_stack, scheduler_stack, scheduler_stack_size);
   if (__builtin_setjmp(running->context_) == 0) jump(scheduler);
-  sanitizer::finish_switch(fake_stack, &scheduler_stack, &scheduler_stack_size);
 }
 
 void Fiber::abandon() {
   entered_ = false;
-  sanitizer::unpoison(stack_, stack_size_);
 }
 
 }  // namespace simt

@@ -1,8 +1,7 @@
 // Fibers: the threads of a block take turns on one operating-system thread.
 //
 // A fiber is entered once by ucontext and from then on by __builtin_setjmp and __builtin_longjmp.
-// Unlike swapcontext, and unlike longjmp under AddressSanitizer, they make no system call: a block
-// of 256 threads switches thousands of times. AddressSanitizer is told of every switch.
+// Unlike swapcontext they make no system call: a block of 256 threads switches thousands of times.
 #pragma once
 
 #include <cstddef>

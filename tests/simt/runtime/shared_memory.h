@@ -11,6 +11,4 @@ constexpr size_t kSharedMemoryArena = 256 * 1024;  // more than any launch may a
 // value which no thread has written shows in the results. What lies beyond `size` is a guard.
 void prepare_shared_memory(size_t size);
 
-bool shared_memory_guard_is_intact(size_t size);
-
 }  // namespace simt

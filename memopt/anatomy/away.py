@@ -1,0 +1,61 @@
+"""A real step whose activations leave the device, under a ledger."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+from torch import Tensor
+
+from memopt.anatomy.ledger import Ledger
+from memopt.anatomy.pieces import ACTIVATIONS, OFFLOADED
+from memopt.anatomy.places import NOWHERE
+from memopt.anatomy.step import Step
+from memopt.anatomy.whatif import Fates
+from memopt.anatomy.work import tensors_in
+from memopt.checkpoint import checkpoint_wrapper
+from memopt.checkpoint.wrapper import settings_of
+from memopt.offload import offload, offload_stats
+from memopt.offload.place import directory_of
+
+
+def check_place(fates: Fates, device: str) -> None:
+    """Raises ValueError where a real step has nowhere to offload to."""
+    if fates.checkpoint in ("sqrt", "optimal"):
+        raise ValueError(
+            f'anatomy: measure with offload must have checkpoint=None, "all" or a number, got '
+            f'"{fates.checkpoint}", whose regions keep their inputs'
+        )
+    if device == "cpu":
+        directory_of("anatomy: offload, measured on the CPU,", "disk")
+
+
+def apply_offload(step: Step, fates: Fates, device: str) -> None:
+    """Activations leave in the step's context; regions' inputs, where blocks are regions."""
+    place: Literal["cpu", "disk"] = "disk" if device == "cpu" else "cpu"
+    if fates.checkpoint is None:
+        step.context = partial(
+            offload, place, min_bytes=fates.offload_min_bytes, keep_last=fates.keep_last
+        )
+        return
+    for module in step.model.modules():
+        if settings_of(module) is not None:
+            checkpoint_wrapper(module, offload=place)
+
+
+class OffloadLedger(Ledger):
+    """Forward ends when what leaves has left. What comes back counts from the first operator that
+    reads it: no operator makes it. (It may be there earlier, by the copies that are under way.)
+    """
+
+    def end_of_forward(self, loss: Tensor) -> None:
+        offload_stats(wait=True)
+        super().end_of_forward(loss)
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.phase == "backward":
+            for tensor in tensors_in((args, kwargs)):
+                if not self.pieces_of(tensor):
+                    for piece in self._note(tensor, "offload", self.phase, NOWHERE):
+                        piece.category, piece.fate = ACTIVATIONS, OFFLOADED
+        return super().run(func, args, kwargs)
