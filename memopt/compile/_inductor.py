@@ -23,6 +23,7 @@ from torch._functorch.partitioners import (
     cleanup_recompute_tags,
     min_cut_rematerialization_partition,
 )
+from torch._inductor import config as inductor_config
 from torch._inductor.config import custom_partitioner_fn  # noqa: F401  must be there
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 
@@ -82,6 +83,7 @@ def _read(gm: fx.GraphModule, kwargs: dict[str, Any]) -> JointGraph:
         gm.graph,
         forward_outputs=kwargs["num_fwd_outputs"],
         parameters=kwargs.get("static_lifetime_input_indices") or (),
+        channels_last=inductor_config.layout_optimization,
         nbytes=_size_of,
     )
 

@@ -21,6 +21,8 @@ _VIEWS = {
     *("unsqueeze", "slice", "select", "split", "split_with_sizes", "alias", "as_strided"),
     *("broadcast_in_dim", "unbind", "diagonal", "unfold", "detach", "view_of"),
 }
+_RESHAPES = {"view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "alias", "detach"}
+_COPIES = {"clone", "_to_copy", "convert_element_type", "where", "masked_fill", "fma"}
 _REDUCTIONS = {
     *("sum", "mean", "amax", "amin", "var", "var_mean", "std", "max", "min", "any", "all"),
     *("prod", "logsumexp", "argmax", "argmin"),
@@ -34,6 +36,7 @@ _MOVES = {
     *("convert_element_type", "prepare_softmax_online", "where", "masked_fill", "fma"),
     *("inductor_random", "inductor_randint", "inductor_lookup_seed"),
 }
+_SCATTERS = {"select_scatter", "slice_scatter", "diagonal_scatter"}
 _CHEAP = _VIEWS | _REDUCTIONS | _MOVES
 
 # Matrix products, convolutions and attention: what takes the time of a step.
@@ -68,6 +71,8 @@ class JointGraph:
     """Inputs, and forward's outputs or what they are views of: the caller may hold them."""
     written: frozenset[fx.Node]
     """Inputs that forward writes into: not there any more as they were when backward runs."""
+    copied: frozenset[fx.Node]
+    """Inputs that, if they are kept, are kept as copies in a layout that convolutions like."""
     nbytes: Callable[[fx.Node], int]
 
     def is_forward(self, node: fx.Node) -> bool:
@@ -85,6 +90,7 @@ def read_joint_graph(
     *,
     forward_outputs: int,
     parameters: Iterable[int],
+    channels_last: bool,
     nbytes: Callable[[fx.Node], int],
 ) -> JointGraph:
     """
@@ -92,6 +98,7 @@ def read_joint_graph(
         graph: as AOTAutograd traced it: inputs are called primals and tangents.
         forward_outputs: how many of its outputs are forward's.
         parameters: which of the primals are there before and after.
+        channels_last: whether the compiler chooses the layout of what convolutions read.
         nbytes: the size of a node's tensors.
     """
     nodes = [node for node in graph.nodes if node.op != "output"]
@@ -116,6 +123,7 @@ def read_joint_graph(
         static,
         frozenset((*primals, *map(base, of_forward))),
         _written(nodes, output),
+        _copied(nodes) if channels_last else frozenset(),
         nbytes,
     )
 
@@ -166,6 +174,19 @@ def is_view(node: fx.Node) -> bool:
     )
 
 
+def is_reshape(node: fx.Node) -> bool:
+    """Whether its elements are in the same order as those of what it is a view of."""
+    return node.op == "call_function" and _name(node) in _RESHAPES
+
+
+def is_elementwise(node: fx.Node) -> bool:
+    """Whether each element is computed from those at the same place."""
+    return (
+        isinstance(node.target, torch._ops.OpOverload)
+        and (torch.Tag.pointwise in node.target.tags or _name(node) in _COPIES)
+    )
+
+
 def base(node: fx.Node) -> fx.Node:
     """The node itself, or what it is a view of."""
     while is_view(node):
@@ -189,9 +210,18 @@ def is_cheap(node: fx.Node) -> bool:
         return is_cheap(_source(node))
     if not isinstance(node.target, torch._ops.OpOverload):
         return _is_of_sizes(node)
-    if not _is_pure(node.target) or _keeps_little(node):
+    return is_generated(node) and not _keeps_little(node) and _name(node) not in _SCATTERS
+
+
+def is_generated(node: fx.Node) -> bool:
+    """Whether a code generator makes the kernel that computes it, and calls no library."""
+    if node.target is operator.getitem:
+        return is_generated(_source(node))
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return _is_of_sizes(node)
+    if not _is_pure(node.target):
         return False
-    return torch.Tag.pointwise in node.target.tags or _name(node) in _CHEAP
+    return torch.Tag.pointwise in node.target.tags or _name(node) in _CHEAP | _SCATTERS
 
 
 def is_contraction(node: fx.Node) -> bool:
@@ -199,9 +229,14 @@ def is_contraction(node: fx.Node) -> bool:
     return _name(node) in _CONTRACTIONS and _is_pure(node.target)
 
 
+def is_convolution(node: fx.Node) -> bool:
+    """Whether it is one, or its backward."""
+    return _name(node) in ("convolution", "convolution_backward")
+
+
 def is_fusible(node: fx.Node) -> bool:
     """Whether a code generator computes it inside the loop of what reads it."""
-    return is_cheap(node) and not _is_reduction(node)
+    return is_generated(node) and not is_view(node) and not _is_reduction(node)
 
 
 def policy_of(node: fx.Node) -> CheckpointPolicy | None:
@@ -249,12 +284,13 @@ def _is_reduction(node: fx.Node) -> bool:
 
 def _keeps_little(node: fx.Node) -> bool:
     """Whether it is a reduction to statistics: to keep them costs less than to read all again."""
-    return _name(node) in _REDUCTIONS and _elements(node) * _SMALLER < sum(
-        _elements(argument) for argument in node.all_input_nodes
+    return _name(node) in _REDUCTIONS and elements(node) * _SMALLER < sum(
+        elements(argument) for argument in node.all_input_nodes
     )
 
 
-def _elements(node: fx.Node) -> Any:
+def elements(node: fx.Node) -> int:
+    """Of its tensor or tensors."""
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else [value]
     return sum(hint(v.numel()) for v in values if isinstance(v, torch.Tensor))
@@ -271,6 +307,18 @@ def hint(size: Any) -> int:
 def _is_of_sizes(node: fx.Node) -> bool:
     """Arithmetic on sizes, which the compiler itself carries into backward."""
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _copied(nodes: list[fx.Node]) -> frozenset[fx.Node]:
+    """Images, and weights, from which what a convolution reads is computed."""
+    return frozenset(
+        node
+        for node in ancestors(n for n in nodes if _name(n) == "convolution")
+        if node.op == "placeholder"
+        and has_tensor(node)
+        and node.meta["val"].ndim == 4
+        and not node.meta["val"].is_contiguous(memory_format=torch.channels_last)
+    )
 
 
 def _written(nodes: list[fx.Node], output: fx.Node) -> frozenset[fx.Node]:
