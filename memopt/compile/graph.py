@@ -36,7 +36,11 @@ _MOVES = {
     *("convert_element_type", "prepare_softmax_online", "where", "masked_fill", "fma"),
     *("inductor_random", "inductor_randint", "inductor_lookup_seed"),
 }
-_SCATTERS = {"select_scatter", "slice_scatter", "diagonal_scatter"}
+_PLACED = {"select_scatter", "slice_scatter", "diagonal_scatter"}
+_SCATTERED = {
+    *("index_put", "_unsafe_index_put", "_unsafe_masked_index_put_accumulate"),
+    *("scatter", "scatter_add", "scatter_reduce"),
+}
 _CHEAP = _VIEWS | _REDUCTIONS | _MOVES
 
 # Matrix products, convolutions and attention: what takes the time of a step.
@@ -155,6 +159,11 @@ def is_sum(node: fx.Node) -> bool:
     return str(node.target) == "aten.add.Tensor" and len(node.all_input_nodes) == 2
 
 
+def is_product(node: fx.Node) -> bool:
+    """Whether it is a product of two matrices."""
+    return _name(node) == "mm"
+
+
 def ancestors(of: Iterable[fx.Node]) -> set[fx.Node]:
     """What is needed to compute these, themselves among them."""
     found: set[fx.Node] = set()
@@ -210,7 +219,7 @@ def is_cheap(node: fx.Node) -> bool:
         return is_cheap(_source(node))
     if not isinstance(node.target, torch._ops.OpOverload):
         return _is_of_sizes(node)
-    return is_generated(node) and not _keeps_little(node) and _name(node) not in _SCATTERS
+    return is_generated(node) and not _keeps_little(node) and _name(node) not in _PLACED | _SCATTERED
 
 
 def is_generated(node: fx.Node) -> bool:
@@ -221,7 +230,7 @@ def is_generated(node: fx.Node) -> bool:
         return _is_of_sizes(node)
     if not _is_pure(node.target):
         return False
-    return torch.Tag.pointwise in node.target.tags or _name(node) in _CHEAP | _SCATTERS
+    return torch.Tag.pointwise in node.target.tags or _name(node) in _CHEAP | _PLACED | _SCATTERED
 
 
 def is_contraction(node: fx.Node) -> bool:
@@ -236,7 +245,22 @@ def is_convolution(node: fx.Node) -> bool:
 
 def is_fusible(node: fx.Node) -> bool:
     """Whether a code generator computes it inside the loop of what reads it."""
-    return is_generated(node) and not is_view(node) and not _is_reduction(node)
+    if is_view(node) or _is_reduction(node) or _name(node) in _SCATTERED | {"cat"}:
+        return False
+    return is_generated(node)
+
+
+def reduces_rows(node: fx.Node) -> bool:
+    """Whether it is a reduction over the last dimensions."""
+    value = node.all_input_nodes[0].meta.get("val") if node.all_input_nodes else None
+    if not _is_reduction(node) or not isinstance(value, torch.Tensor):
+        return False
+    dims = node.args[1] if len(node.args) > 1 else None
+    if isinstance(dims, int):
+        dims = [dims]
+    if not isinstance(dims, (list, tuple)) or not dims:
+        return True
+    return {dim % value.ndim for dim in dims} == set(range(value.ndim - len(dims), value.ndim))
 
 
 def policy_of(node: fx.Node) -> CheckpointPolicy | None:

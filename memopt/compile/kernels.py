@@ -24,10 +24,13 @@ from memopt.compile.graph import (
     has_tensor,
     is_convolution,
     is_generated,
+    is_product,
     is_elementwise,
     is_fusible,
     is_reshape,
+    is_sum,
     is_view,
+    reduces_rows,
 )
 from memopt.compile.policy import Cut
 
@@ -50,8 +53,8 @@ class Kernel:
     number: int
     """Of its first op. Kernels run in this order as far as what they read allows."""
     last_number: int
-    elements: int | None
-    """Over which the loop runs; None: a library's op."""
+    loop: tuple[int, ...] | None
+    """What is the same in all that one loop computes; None: a library's op."""
     reads: dict[Step, set[Step]] = field(default_factory=dict)
     """By tensor, the steps of this kernel that read it."""
     writes: list[Step] = field(default_factory=list)
@@ -176,6 +179,9 @@ class _Builder:
         self.writer: dict[Step, Kernel] = {}
         # What its code reads, and what of it where it writes.
         self._inner: dict[Step, tuple[frozenset[Step], frozenset[Step]]] = {}
+        # By sums of two, the matrix product that is computed in one op with the sum.
+        self._products = {step: p for step in place if (p := self._added_product(step))}
+        self._inside = set(self._products.values())
         self._before: dict[int, set[int]] = {}  # by kernel, all that must run before
         self._by_read: dict[Step, list[Kernel]] = {}
 
@@ -196,9 +202,11 @@ class _Builder:
             (op,) = self._made[step]
             self.writer[op].writes.append(step)
             self.writer[step] = self.writer[op]
-        elif not is_generated(node):
+        elif step in self._inside or (is_generated(node) and not has_tensor(node)):
+            self.memory[step] = read
+        elif self._is_call(step):
             self._call(step, read)
-        elif not has_tensor(node) or self._is_inlined(step):
+        elif self._is_inlined(step):
             self.memory[step] = read
         else:
             self._join(step, read, aligned)
@@ -222,7 +230,7 @@ class _Builder:
     def _computes_once_more(self, reader: _Reader, argument: Step) -> bool:
         """Whether this is code, and `argument` a light expression that is stored for a library's op
         alone: that runs later, or reads it through another view."""
-        if not is_generated(reader.step.node) or not self._is_stored_late(argument):
+        if self._is_call(reader.step) or not self._is_stored_late(argument):
             return False
         call = self._first_call(argument)
         if call.view is not None and reader.view != call.view:
@@ -238,15 +246,30 @@ class _Builder:
 
     def _first_call(self, step: Step) -> _Reader | None:
         """The first library's op that reads it."""
-        calls = (r for r in self._readers[step] if not is_generated(r.step.node))
+        calls = (r for r in self._readers[step] if self._is_call(r.step))
         return min(calls, key=lambda call: self._place[call.step], default=None)
+
+    def _is_call(self, step: Step) -> bool:
+        """Whether a library's op computes it."""
+        return not is_generated(step.node) or step in self._products
+
+    def _added_product(self, step: Step) -> Step | None:
+        """What Inductor makes an addmm: the matrix product to which the step adds another matrix."""
+        if not is_sum(step.node):
+            return None
+        for made in self._made[step]:
+            once = self._readers[made] == [_Reader(step, None)] and made not in self._owners
+            if once and is_product(made.node) and made.in_backward == step.in_backward:
+                return made
+        return None
 
     def _is_inlined(self, step: Step) -> bool:
         return (
             step not in self._owners
+            and step not in self._products
             and is_fusible(step.node)
             and all(
-                reader.in_backward == step.in_backward and is_generated(reader.node)
+                reader.in_backward == step.in_backward and not self._is_call(reader)
                 for reader, _ in self._readers[step]
             )
         )
@@ -266,11 +289,11 @@ class _Builder:
         number = self._place[step]
         if self._is_stored_late(step):
             number = self._place[self._first_call(step).step] - 1
-        size = max(map(elements, (step.node, *step.node.all_input_nodes)))
+        loop = _loop(step.node)
         before = self._all_before(read)
-        kernel = self._best(step, read, size, number, before)
+        kernel = self._best(step, read, loop, number)
         if kernel is None:
-            kernel = Kernel(step.in_backward, number, number, size)
+            kernel = Kernel(step.in_backward, number, number, loop)
             self._start(kernel, read)
         else:
             self._grow(kernel, before)
@@ -285,7 +308,7 @@ class _Builder:
             kernel.in_place[step] = [s for s in aligned if _same(s.node, step.node)]
 
     def _best(
-        self, step: Step, read: frozenset[Step], size: int, number: int, before: set[int]
+        self, step: Step, read: frozenset[Step], loop: tuple[int, ...], number: int
     ) -> Kernel | None:
         """The kernel of which it becomes a part: that with which most is shared."""
         shared: dict[int, int] = {}
@@ -299,7 +322,7 @@ class _Builder:
                 shared[id(kernel)] = shared.get(id(kernel), 0) + elements(source.node)
         found = None
         for key, kernel in kernels.items():
-            if kernel.elements != size or kernel.in_backward != step.in_backward:
+            if kernel.loop != loop or kernel.in_backward != step.in_backward:
                 continue
             own = any(self.writer.get(source) is kernel for source in read)
             far = max(abs(number - kernel.number), abs(kernel.last_number - number)) > _FAR
@@ -331,6 +354,17 @@ class _Builder:
             for other, earlier in self._before.items():
                 if other == key or key in earlier:
                     earlier |= new
+
+
+def _loop(node: fx.Node) -> tuple[int, ...]:
+    """Of how many elements, and for reductions that are not over the last dimensions how many
+    results: they run in another order."""
+    op = node.args[0] if node.target is operator.getitem else node
+    assert isinstance(op, fx.Node)
+    size = max(map(elements, (op, *op.all_input_nodes)))
+    if is_fusible(op) or reduces_rows(op):
+        return (size,)
+    return (size, elements(node))
 
 
 def _same(a: fx.Node, b: fx.Node) -> bool:

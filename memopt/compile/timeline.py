@@ -47,28 +47,36 @@ def predict(joint: JointGraph, cut: Cut) -> Bytes:
     until_end = {Step(node, False) for node in joint.forward_outputs}.union(of.results)
     outputs = {tensor for step in until_end if step in memory for tensor in memory[step]}
     last.update(dict.fromkeys(outputs, end))
+    between = sum(joint.nbytes(t.node) for t in held if t in begin and not t.in_backward)
     not_ours = outputs | {tensor for tensor in held if tensor.node in joint.of_caller}
-    freed = {
-        tensor
-        for index, kernel in enumerate(kernels)
-        for tensor in _written_over(kernel, index, begin, last, not_ours)
-    }
-    changes = [0] * (end + 2)
-    between = 0
+    for index, kernel in enumerate(kernels):
+        for step, tensor in _written_over(kernel, index, begin, last, not_ours):
+            begin[step] = begin.pop(tensor)
+    call = _calls(kernels)
+    changes = [0] * (len(kernels) + 2)
     for tensor, index in begin.items():
         nbytes = joint.nbytes(tensor.node)
-        changes[index] += nbytes
-        changes[last[tensor] + (tensor not in freed)] -= nbytes
-        between += nbytes if tensor in held and not tensor.in_backward else 0
+        changes[call[index]] += nbytes
+        changes[call[last[tensor]] + 1] -= nbytes
     most = max(itertools.accumulate(changes))
     return Bytes(between, most + most // _MARGIN)
 
 
+def _calls(kernels: list[Kernel]) -> list[int]:
+    """By kernel, and for the end, the number of the call that runs it: all generated code between
+    two libraries' ops is called at once."""
+    calls = [0]
+    for before, kernel in itertools.pairwise(kernels):
+        same = before.loop is not None and kernel.loop is not None
+        calls.append(calls[-1] + (not same or before.in_backward != kernel.in_backward))
+    return [*calls, calls[-1] + 1]
+
+
 def _written_over(
     kernel: Kernel, index: int, begin: dict[Step, int], last: dict[Step, int], not_ours: set[Step]
-) -> set[Step]:
-    """The tensors that end when the kernel begins, since it writes others over them."""
-    found: set[Step] = set()
+) -> list[tuple[Step, Step]]:
+    """What the kernel writes over tensors that nothing else reads, and those."""
+    found: dict[Step, Step] = {}
     for step, candidates in kernel.in_place.items():
         for tensor in candidates:
             if (
@@ -77,6 +85,6 @@ def _written_over(
                 and begin.get(tensor, index) < index == last[tensor]
                 and kernel.reads[tensor] == {step}
             ):
-                found.add(tensor)
+                found[tensor] = step
                 break
-    return found
+    return [(step, tensor) for tensor, step in found.items()]
