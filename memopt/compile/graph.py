@@ -190,9 +190,8 @@ def is_reshape(node: fx.Node) -> bool:
 
 def is_elementwise(node: fx.Node) -> bool:
     """Whether each element is computed from those at the same place."""
-    return (
-        isinstance(node.target, torch._ops.OpOverload)
-        and (torch.Tag.pointwise in node.target.tags or _name(node) in _COPIES)
+    return isinstance(node.target, torch._ops.OpOverload) and (
+        torch.Tag.pointwise in node.target.tags or _name(node) in _COPIES
     )
 
 
@@ -219,7 +218,9 @@ def is_cheap(node: fx.Node) -> bool:
         return is_cheap(_source(node))
     if not isinstance(node.target, torch._ops.OpOverload):
         return _is_of_sizes(node)
-    return is_generated(node) and not _keeps_little(node) and _name(node) not in _PLACED | _SCATTERED
+    return (
+        is_generated(node) and not _keeps_little(node) and _name(node) not in _PLACED | _SCATTERED
+    )
 
 
 def is_generated(node: fx.Node) -> bool:

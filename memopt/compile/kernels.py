@@ -1,7 +1,7 @@
-"""Which kernels run in a forward and a backward that a cut divides, in what order, and which tensors
-they read and write in memory: what Inductor's lowering, fusion and sorting do, in short.
+"""Which kernels run in forward and backward, in what order, and which tensors they read and write
+in memory: what Inductor's lowering, fusion and sorting do, in short.
 
-An element-wise op that only generated code reads is computed inside of that code, and has no tensor.
+An element-wise op that only generated code reads is computed inside of that code and has no tensor.
 One that a library reads as well is stored in front of the library's op; if it reads little itself,
 code that runs before computes it once more. Generated code of the same number of elements that
 reads a tensor in common, or one of the other's, is one kernel, unless another must run between.
@@ -10,39 +10,29 @@ reads a tensor in common, or one of the other's, is one kernel, unless another m
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import fx
 
 from memopt.compile.graph import (
-    JointGraph,
-    ancestors,
     elements,
     has_tensor,
-    is_convolution,
-    is_generated,
-    is_product,
     is_elementwise,
     is_fusible,
+    is_generated,
+    is_product,
     is_reshape,
     is_sum,
     is_view,
     reduces_rows,
 )
-from memopt.compile.policy import Cut
+from memopt.compile.steps import Reader, Step, Steps
 
-# Inductor's: operations that are farther apart are not fused for a tensor that both read.
+# Inductor's: ops that are farther apart are not fused for a tensor that both read.
 _FAR = 64
-
-
-class Step(NamedTuple):
-    """A run of a node: in forward, or (again) in backward."""
-
-    node: fx.Node
-    in_backward: bool
 
 
 @dataclass
@@ -50,11 +40,14 @@ class Kernel:
     """A library's op, or a loop of generated code. Tensors in memory are named by their steps."""
 
     in_backward: bool
-    number: int
-    """Of its first op. Kernels run in this order as far as what they read allows."""
-    last_number: int
     loop: tuple[int, ...] | None
     """What is the same in all that one loop computes; None: a library's op."""
+    first: float
+    """The number of its first op. Kernels run in this order as far as what they read allows."""
+    last: float
+    index: int
+    before: int
+    """The kernels that must run before it: a bit for each index."""
     reads: dict[Step, set[Step]] = field(default_factory=dict)
     """By tensor, the steps of this kernel that read it."""
     writes: list[Step] = field(default_factory=list)
@@ -62,136 +55,40 @@ class Kernel:
     """By tensor that is written, those it could be written over: read at the same places."""
 
 
-@dataclass
-class Program:
-    """Forward and backward."""
+class Kernels:
+    """Of forward and backward."""
 
-    kernels: list[Kernel]
-    """In the order in which they run."""
+    order: list[Kernel]
+    """As they run."""
     memory: dict[Step, frozenset[Step]]
     """Of each step the tensors that hold its value, or from which code computes it."""
-    kept: list[Step]
-    """What forward keeps for backward, and its outputs."""
-    results: list[Step]
-    """The gradients."""
 
-
-def program(joint: JointGraph, cut: Cut) -> Program:
-    """The kernels of a division of `joint`."""
-    order = _steps(joint, cut)
-    place = {step: index for index, step in enumerate(order)}
-    made = {
-        step: [_made(argument, step, cut, place) for argument in step.node.all_input_nodes]
-        for step in order
-    }
-    kept = [s for s in _of(False, (*cut.kept, *joint.forward_outputs)) if s in place]
-    results = [Step(node, node not in cut.kept) for node in joint.backward_outputs]
-    results = [step for step in dict.fromkeys(results) if step in place]
-    readers = _readers(order, made)
-    build = _Builder(place, made, readers, _bases((*kept, *results), made))
-    for step in order:
-        build.add(step)
-    return Program(_sorted(build.kernels, build.writer), build.memory, kept, results)
-
-
-def _of(in_backward: bool, nodes: Iterable[fx.Node]) -> list[Step]:
-    return list(dict.fromkeys(Step(node, in_backward) for node in nodes))
-
-
-def _steps(joint: JointGraph, cut: Cut) -> list[Step]:
-    """The ops of both halves: what is made again is made in front of its first reader."""
-    needed = ancestors([*joint.forward_outputs, *cut.kept])
-    forward = [Step(n, False) for n in joint.nodes if n in needed]
-    backward: dict[Step, None] = {}
-    for node in joint.nodes:
-        if node in joint.backward:
-            for argument in node.all_input_nodes:
-                _make_again(argument, cut, backward)
-            backward[Step(node, True)] = None
-    for node in joint.backward_outputs:
-        _make_again(node, cut, backward)
-    return [*forward, *backward]
-
-
-def _make_again(node: fx.Node, cut: Cut, steps: dict[Step, None]) -> None:
-    """Append to `steps` what makes `node` in backward, if it is not kept."""
-    stack = [(node, False)]
-    while stack:
-        node, ready = stack.pop()
-        if node not in cut.again or Step(node, True) in steps:
-            continue
-        if ready:
-            steps[Step(node, True)] = None
-        else:
-            stack.append((node, True))
-            stack.extend((argument, False) for argument in node.all_input_nodes)
-
-
-def _made(argument: fx.Node, reader: Step, cut: Cut, steps: Collection[Step]) -> Step:
-    """The run that made what `reader` reads."""
-    again = Step(argument, True)
-    return again if reader.in_backward and again in steps else Step(argument, False)
-
-
-class _Reader(NamedTuple):
-    step: Step
-    view: Step | None
-    """Through which it reads: of several, the one next to what is read. A convolution's is its own,
-    since it wants another layout."""
-
-
-def _readers(order: list[Step], made: dict[Step, list[Step]]) -> dict[Step, list[_Reader]]:
-    """What reads each step, itself or through views."""
-    readers: dict[Step, list[_Reader]] = {step: [] for step in order}
-    for step in reversed(order):
-        through = [_Reader(reader.step, step) for reader in readers[step]]
-        if not is_view(step.node):
-            through = [_Reader(step, step if is_convolution(step.node) else None)]
-        for argument in made[step]:
-            readers[argument].extend(through)
-    return readers
-
-
-def _bases(steps: Iterable[Step], made: dict[Step, list[Step]]) -> set[Step]:
-    """These, and what they are views of: what must be in memory."""
-    found: set[Step] = set()
-    for step in steps:
-        found.add(step)
-        while is_view(step.node):
-            step = made[step][0]
-            found.add(step)
-    return found
-
-
-class _Builder:
-    """Makes kernels of steps, which are added in order."""
-
-    def __init__(
-        self,
-        place: dict[Step, int],
-        made: dict[Step, list[Step]],
-        readers: dict[Step, list[_Reader]],
-        owners: set[Step],
-    ) -> None:
-        self._place, self._made, self._readers, self._owners = place, made, readers, owners
-        self.kernels: list[Kernel] = []
-        self.memory: dict[Step, frozenset[Step]] = {}
-        self.writer: dict[Step, Kernel] = {}
-        # What its code reads, and what of it where it writes.
-        self._inner: dict[Step, tuple[frozenset[Step], frozenset[Step]]] = {}
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
         # By sums of two, the matrix product that is computed in one op with the sum.
-        self._products = {step: p for step in place if (p := self._added_product(step))}
+        self._products = {step: p for step in steps.order if (p := self._added_product(step))}
         self._inside = set(self._products.values())
-        self._before: dict[int, set[int]] = {}  # by kernel, all that must run before
+        self._users = Counter(made for all_made in steps.arguments.values() for made in all_made)
+        self._number: dict[Step, float] = {}
+        for step in steps.order:
+            self._number[step] = len(self._number)
+        self.order = []
+        self.memory = {}
+        self._writer: dict[Step, Kernel] = {}
         self._by_read: dict[Step, list[Kernel]] = {}
+        # What a step's code reads, and what of it where it writes.
+        self._inner: dict[Step, tuple[frozenset[Step], frozenset[Step]]] = {}
+        for step in steps.order:
+            self._add(step)
+        self.order = _sorted(self.order, self._writer)
 
-    def add(self, step: Step) -> None:
+    def _add(self, step: Step) -> None:
         node = step.node
         self.memory[step] = frozenset((step,))
-        if node.op == "placeholder" or not self._made[step]:
+        if node.op == "placeholder" or not self._steps.arguments[step]:
             read, aligned = frozenset[Step](), frozenset[Step]()
         elif is_view(node):
-            self.memory[step] = self.memory[self._made[step][0]]
+            self.memory[step] = self.memory[self._steps.arguments[step][0]]
             return
         else:
             read, aligned = self._reads(step)
@@ -199,9 +96,9 @@ class _Builder:
         if node.op == "placeholder":
             return
         if node.target is operator.getitem and not is_generated(node):
-            (op,) = self._made[step]
-            self.writer[op].writes.append(step)
-            self.writer[step] = self.writer[op]
+            (op,) = self._steps.arguments[step]
+            self._writer[op].writes.append(step)
+            self._writer[step] = self._writer[op]
         elif step in self._inside or (is_generated(node) and not has_tensor(node)):
             self.memory[step] = read
         elif self._is_call(step):
@@ -215,19 +112,19 @@ class _Builder:
         """The tensors that it reads, and those of them that it reads where it writes."""
         read: set[Step] = set()
         moved: set[Step] = set()
-        for argument in self._made[step]:
+        for argument in self._steps.arguments[step]:
             in_place, view = is_elementwise(step.node), None
             while is_view(argument.node):
                 in_place = in_place and is_reshape(argument.node)
-                view, argument = argument, self._made[argument][0]
+                view, argument = argument, self._steps.arguments[argument][0]
             memory, aligned = self.memory[argument], self.memory[argument]
-            if argument not in memory or self._computes_once_more(_Reader(step, view), argument):
+            if argument not in memory or self._computes_once_more(Reader(step, view), argument):
                 memory, aligned = self._inner[argument]
             read |= memory
             moved |= memory - aligned if in_place else memory
         return frozenset(read), frozenset(read - moved)
 
-    def _computes_once_more(self, reader: _Reader, argument: Step) -> bool:
+    def _computes_once_more(self, reader: Reader, argument: Step) -> bool:
         """Whether this is code, and `argument` a light expression that is stored for a library's op
         alone: that runs later, or reads it through another view."""
         if self._is_call(reader.step) or not self._is_stored_late(argument):
@@ -235,125 +132,125 @@ class _Builder:
         call = self._first_call(argument)
         if call.view is not None and reader.view != call.view:
             return True
-        return self._place[reader.step] < self._place[call.step]
+        return self._number[reader.step] < self._number[call.step]
 
     def _is_stored_late(self, step: Step) -> bool:
         """Whether it is in memory only because a library's op reads it, and from then on."""
-        if step in self._owners or not is_fusible(step.node) or self._first_call(step) is None:
+        if (
+            step in self._steps.stored
+            or not is_fusible(step.node)
+            or self._first_call(step) is None
+        ):
             return False
         light = sum(elements(source.node) > 1 for source in self._inner[step][0]) <= 1
-        return light or len(step.node.users) == 1
+        return light or self._users[step] == 1
 
-    def _first_call(self, step: Step) -> _Reader | None:
+    def _first_call(self, step: Step) -> Reader | None:
         """The first library's op that reads it."""
-        calls = (r for r in self._readers[step] if self._is_call(r.step))
-        return min(calls, key=lambda call: self._place[call.step], default=None)
+        calls = (r for r in self._steps.readers[step] if self._is_call(r.step))
+        return min(calls, key=lambda call: self._number[call.step], default=None)
 
     def _is_call(self, step: Step) -> bool:
         """Whether a library's op computes it."""
         return not is_generated(step.node) or step in self._products
 
     def _added_product(self, step: Step) -> Step | None:
-        """What Inductor makes an addmm: the matrix product to which the step adds another matrix."""
+        """The matrix product to which the step adds: Inductor makes both one op."""
         if not is_sum(step.node):
             return None
-        for made in self._made[step]:
-            once = self._readers[made] == [_Reader(step, None)] and made not in self._owners
+        for made in self._steps.arguments[step]:
+            once = (
+                self._steps.readers[made] == [Reader(step, None)] and made not in self._steps.stored
+            )
             if once and is_product(made.node) and made.in_backward == step.in_backward:
                 return made
         return None
 
     def _is_inlined(self, step: Step) -> bool:
         return (
-            step not in self._owners
+            step not in self._steps.stored
             and step not in self._products
             and is_fusible(step.node)
             and all(
                 reader.in_backward == step.in_backward and not self._is_call(reader)
-                for reader, _ in self._readers[step]
+                for reader, _ in self._steps.readers[step]
             )
         )
 
     def _call(self, step: Step, read: frozenset[Step]) -> None:
         """A library's op."""
-        number = self._place[step]
-        kernel = Kernel(step.in_backward, number, number, None)
+        kernel = self._start(step, self._number[step], None, self._before(read))
         kernel.reads = {source: {step} for source in read}
-        self._start(kernel, read)
-        self.writer[step] = kernel
+        self._writer[step] = kernel
         if has_tensor(step.node):
             kernel.writes.append(step)
 
     def _join(self, step: Step, read: frozenset[Step], aligned: frozenset[Step]) -> None:
         """A tensor that generated code writes."""
-        number = self._place[step]
-        if self._is_stored_late(step):
-            number = self._place[self._first_call(step).step] - 1
-        loop = _loop(step.node)
-        before = self._all_before(read)
+        number = self._number[step]
+        call = self._first_call(step)
+        if call is not None and self._is_stored_late(step):
+            number = self._number[call.step] - 0.5
+        loop, before = _loop(step.node), self._before(read)
         kernel = self._best(step, read, loop, number)
         if kernel is None:
-            kernel = Kernel(step.in_backward, number, number, loop)
-            self._start(kernel, read)
+            kernel = self._start(step, number, loop, before)
         else:
             self._grow(kernel, before)
-            kernel.number = min(kernel.number, number)
-            kernel.last_number = max(kernel.last_number, number)
+            kernel.first, kernel.last = min(kernel.first, number), max(kernel.last, number)
         for source in read:
             kernel.reads.setdefault(source, set()).add(step)
             self._by_read.setdefault(source, []).append(kernel)
         kernel.writes.append(step)
-        self.writer[step] = kernel
+        self._writer[step] = kernel
         if is_fusible(step.node):
             kernel.in_place[step] = [s for s in aligned if _same(s.node, step.node)]
 
     def _best(
-        self, step: Step, read: frozenset[Step], loop: tuple[int, ...], number: int
+        self, step: Step, read: frozenset[Step], loop: tuple[int, ...], number: float
     ) -> Kernel | None:
         """The kernel of which it becomes a part: that with which most is shared."""
-        shared: dict[int, int] = {}
-        kernels: dict[int, Kernel] = {}
+        shared: Counter[int] = Counter()
         for source in read:
-            near = list(self._by_read.get(source, ()))
-            if source in self.writer:
-                near.append(self.writer[source])
-            for kernel in {id(k): k for k in near}.values():
-                kernels[id(kernel)] = kernel
-                shared[id(kernel)] = shared.get(id(kernel), 0) + elements(source.node)
-        found = None
-        for key, kernel in kernels.items():
+            near = {kernel.index for kernel in self._by_read.get(source, ())}
+            if source in self._writer:
+                near.add(self._writer[source].index)
+            shared.update(dict.fromkeys(near, elements(source.node)))
+        writers = {self._writer[source].index for source in read if source in self._writer}
+        for index, _ in shared.most_common():
+            kernel = self.order[index]
             if kernel.loop != loop or kernel.in_backward != step.in_backward:
                 continue
-            own = any(self.writer.get(source) is kernel for source in read)
-            far = max(abs(number - kernel.number), abs(kernel.last_number - number)) > _FAR
-            if far and not own:
+            far = max(abs(number - kernel.first), abs(kernel.last - number)) > _FAR
+            if far and index not in writers:
                 continue
-            between = {id(self.writer[s]) for s in read if s in self.writer} - {key}
-            if any(key in self._before[other] for other in between):
-                continue
-            if found is None or shared[key] > shared[id(found)]:
-                found = kernel
-        return found
+            if not any(self.order[w].before >> index & 1 for w in writers - {index}):
+                return kernel
+        return None
 
-    def _all_before(self, read: Iterable[Step]) -> set[int]:
-        found: set[int] = set()
+    def _before(self, read: Iterable[Step]) -> int:
+        """The kernels that must run before one that reads these."""
+        found = 0
         for source in read:
-            if source in self.writer:
-                key = id(self.writer[source])
-                found |= {key} | self._before[key]
+            if source in self._writer:
+                kernel = self._writer[source]
+                found |= kernel.before | 1 << kernel.index
         return found
 
-    def _start(self, kernel: Kernel, read: Iterable[Step]) -> None:
-        self.kernels.append(kernel)
-        self._before[id(kernel)] = self._all_before(read)
+    def _start(
+        self, step: Step, number: float, loop: tuple[int, ...] | None, before: int
+    ) -> Kernel:
+        kernel = Kernel(step.in_backward, loop, number, number, len(self.order), before)
+        self.order.append(kernel)
+        return kernel
 
-    def _grow(self, kernel: Kernel, before: set[int]) -> None:
-        key = id(kernel)
-        new = before - self._before[key] - {key}
+    def _grow(self, kernel: Kernel, before: int) -> None:
+        own = 1 << kernel.index
+        new = before & ~kernel.before & ~own
         if new:
-            for other, earlier in self._before.items():
-                if other == key or key in earlier:
-                    earlier |= new
+            for other in self.order:
+                if other is kernel or other.before & own:
+                    other.before |= new
 
 
 def _loop(node: fx.Node) -> tuple[int, ...]:
@@ -371,27 +268,25 @@ def _same(a: fx.Node, b: fx.Node) -> bool:
     """Whether one can be written over the other."""
     left, right = a.meta["val"], b.meta["val"]
     return (
-        isinstance(left, torch.Tensor)
-        and left.dtype == right.dtype
-        and elements(a) == elements(b)
+        isinstance(left, torch.Tensor) and left.dtype == right.dtype and elements(a) == elements(b)
     )
 
 
 def _sorted(kernels: list[Kernel], writer: dict[Step, Kernel]) -> list[Kernel]:
-    """In the order of their first ops, each after what writes what it reads."""
+    """In the order of their first ops, each after those that write what it reads."""
     done: dict[int, Kernel] = {}
-    for first in sorted(kernels, key=lambda kernel: (kernel.in_backward, kernel.number)):
+    for first in sorted(kernels, key=lambda kernel: (kernel.in_backward, kernel.first)):
         stack = [(first, False)]
         while stack:
             kernel, ready = stack.pop()
-            if id(kernel) in done:
+            if kernel.index in done:
                 continue
             if ready:
-                done[id(kernel)] = kernel
+                done[kernel.index] = kernel
                 continue
             stack.append((kernel, True))
-            sources = {id(writer[s]): writer[s] for s in kernel.reads if s in writer}
-            sources.pop(id(kernel), None)
-            earlier = sorted(sources.values(), key=lambda source: source.number, reverse=True)
-            stack.extend((source, False) for source in earlier if id(source) not in done)
+            sources = {writer[s].index: writer[s] for s in kernel.reads if s in writer}
+            sources.pop(kernel.index, None)
+            earlier = sorted(sources.values(), key=lambda source: source.first, reverse=True)
+            stack.extend((source, False) for source in earlier)
     return list(done.values())

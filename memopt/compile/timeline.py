@@ -1,10 +1,10 @@
 """How many bytes are allocated when, in a forward and a backward that a cut divides.
 
 Inputs and parameters are there anyway and count for nothing. Counted are tensors that are kept,
-outputs, gradients, and what one kernel hands to the next. What a kernel writes is allocated together
-when it runs, but for what it writes over a tensor that nothing else reads. The outputs of forward
-count until the end, and incoming gradients from the start of backward, since the caller may hold
-them.
+outputs, gradients, and what one kernel hands to the next. All that a kernel writes is allocated
+when it begins, but for what it writes over a tensor that nothing reads any more. The outputs of
+forward count until the end, and incoming gradients from the start of backward, since the caller may
+hold them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import itertools
 from typing import NamedTuple
 
 from memopt.compile.graph import JointGraph
-from memopt.compile.kernels import Kernel, Step, program
+from memopt.compile.kernels import Kernel, Kernels
 from memopt.compile.policy import Cut
+from memopt.compile.steps import Step, steps_of
 
 _MARGIN = 100
 
@@ -30,8 +31,9 @@ class Bytes(NamedTuple):
 
 def predict(joint: JointGraph, cut: Cut) -> Bytes:
     """The bytes of a division of `joint`."""
-    of = program(joint, cut)
-    kernels, memory = of.kernels, of.memory
+    steps = steps_of(joint, cut)
+    made = Kernels(steps)
+    kernels, memory = made.order, made.memory
     end = len(kernels)
     boundary = next((i for i, kernel in enumerate(kernels) if kernel.in_backward), end)
     arrive = [Step(n, True) for n in joint.nodes if n.op == "placeholder" and n in joint.backward]
@@ -40,11 +42,11 @@ def predict(joint: JointGraph, cut: Cut) -> Bytes:
     for index, kernel in enumerate(kernels):
         begin.update(dict.fromkeys(kernel.writes, index))
         last.update(dict.fromkeys((*kernel.reads, *kernel.writes), index))
-    held = {tensor for step in of.kept for tensor in memory[step]}
+    held = {tensor for step in steps.kept for tensor in memory[step]}
     begin.update({tensor: 0 for tensor in held if tensor.node in joint.copied})
     for tensor in held:
         last[tensor] = max(last.get(tensor, 0), boundary)
-    until_end = {Step(node, False) for node in joint.forward_outputs}.union(of.results)
+    until_end = {Step(node, False) for node in joint.forward_outputs}.union(steps.results)
     outputs = {tensor for step in until_end if step in memory for tensor in memory[step]}
     last.update(dict.fromkeys(outputs, end))
     between = sum(joint.nbytes(t.node) for t in held if t in begin and not t.in_backward)

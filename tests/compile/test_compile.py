@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import memopt
+from benchmarks.compile import Block
 from memopt.checkpoint import checkpoint_wrapper
-from tests.compile.support import Block, blocks, gradients, no_kernels, sample, step_bytes
+from tests.compile.support import blocks, gradients, no_kernels, sample, step_bytes
 
 slow = pytest.mark.slow  # Inductor compiles C++
 
