@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from memopt.compile.graph import (
+from memopt.compile.ops import (
     elements,
     has_tensor,
     is_elementwise,
@@ -85,7 +85,7 @@ class Kernels:
     def _add(self, step: Step) -> None:
         node = step.node
         self.memory[step] = frozenset((step,))
-        if node.op == "placeholder" or not self._steps.arguments[step]:
+        if not self._steps.arguments[step]:
             read, aligned = frozenset[Step](), frozenset[Step]()
         elif is_view(node):
             self.memory[step] = self.memory[self._steps.arguments[step][0]]
@@ -93,7 +93,7 @@ class Kernels:
         else:
             read, aligned = self._reads(step)
         self._inner[step] = read, aligned
-        if node.op == "placeholder":
+        if node.op != "call_function":
             return
         if node.target is operator.getitem and not is_generated(node):
             (op,) = self._steps.arguments[step]

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from torch import fx
 
-from memopt.compile.graph import JointGraph, ancestors, is_convolution, is_view
+from memopt.compile.graph import JointGraph, ancestors
+from memopt.compile.ops import is_convolution, is_view
 from memopt.compile.policy import Cut
 
 

@@ -20,7 +20,7 @@ from torch._functorch.partitioners import _size_of, min_cut_rematerialization_pa
 import memopt
 from benchmarks.convert_models.models import MODELS
 from memopt.compile._inductor import Partitioner
-from memopt.compile.graph import base
+from memopt.compile.ops import base
 from memopt.live_bytes import LiveBytes
 from tests.compile.support import op_by_op
 from tests.convert.support import DRAWS, assert_as_accurate, exact_step, step
