@@ -25,6 +25,7 @@ from memopt.compile.ops import (
     is_generated,
     is_product,
     is_reshape,
+    is_scatter,
     is_sum,
     is_view,
     reduces_rows,
@@ -258,6 +259,8 @@ def _loop(node: fx.Node) -> tuple[int, ...]:
     results: they run in another order."""
     op = node.args[0] if node.target is operator.getitem else node
     assert isinstance(op, fx.Node)
+    if is_scatter(op):  # over what is scattered
+        return (max(map(elements, op.all_input_nodes[1:]), default=1),)
     size = max(map(elements, (op, *op.all_input_nodes)))
     if is_fusible(op) or reduces_rows(op):
         return (size,)

@@ -100,6 +100,11 @@ def is_convolution(node: fx.Node) -> bool:
     return op_name(node) in ("convolution", "convolution_backward")
 
 
+def is_scatter(node: fx.Node) -> bool:
+    """Whether it writes into a copy of its first argument where indices say."""
+    return op_name(node) in _SCATTERED
+
+
 def is_cheap(node: fx.Node) -> bool:
     """Whether it is element-wise, a view, a reduction or a normalisation: not worth its bytes.
 
@@ -129,7 +134,7 @@ def is_generated(node: fx.Node) -> bool:
 
 def is_fusible(node: fx.Node) -> bool:
     """Whether generated code can compute it inside the loop of what reads it."""
-    if is_view(node) or _is_reduction(node) or op_name(node) in _SCATTERED | {"cat"}:
+    if is_view(node) or _is_reduction(node) or is_scatter(node) or op_name(node) == "cat":
         return False
     return is_generated(node)
 
