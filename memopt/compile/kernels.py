@@ -128,20 +128,16 @@ class Kernels:
     def _computes_once_more(self, reader: Reader, argument: Step) -> bool:
         """Whether this is code, and `argument` a light expression that is stored for a library's op
         alone: that runs later, or reads it through another view."""
-        if self._is_call(reader.step) or not self._is_stored_late(argument):
-            return False
         call = self._first_call(argument)
+        if call is None or self._is_call(reader.step) or not self._is_stored_late(argument):
+            return False
         if call.view is not None and reader.view != call.view:
             return True
         return self._number[reader.step] < self._number[call.step]
 
     def _is_stored_late(self, step: Step) -> bool:
-        """Whether it is in memory only because a library's op reads it, and from then on."""
-        if (
-            step in self._steps.stored
-            or not is_fusible(step.node)
-            or self._first_call(step) is None
-        ):
+        """Whether, if a library's op reads it, it is stored for that op and from then on."""
+        if step in self._steps.stored or not is_fusible(step.node):
             return False
         light = sum(elements(source.node) > 1 for source in self._inner[step][0]) <= 1
         return light or self._users[step] == 1

@@ -57,7 +57,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "long": lambda: (blocks(1), sample(2, 256)),
     "wide": lambda: (blocks(1, width=128), sample(2, 128, 128)),
     "gated": lambda: (stack(Gated(64), Gated(64)), sample(4, 64)),
-    "pixels": lambda: (stack(Pixels(8), Pixels(8)), torch.randn(2, 8, 24, 24)),
+    "pixels": lambda: (stack(*(Pixels(8) for _ in range(4))), torch.randn(2, 8, 24, 24)),
 }
 
 
