@@ -100,9 +100,9 @@ def test_the_peak_is_within_the_budget(name: str, caplog: pytest.LogCaptureFixtu
 
 
 def test_a_share_is_of_the_peak_of_torch_compile(caplog: pytest.LogCaptureFixture) -> None:
-    model, x = MODELS["small"]()
+    model, x = MODELS["long"]()
     with no_kernels():
         plain = torch.compile(lambda x: model(x).square().mean())
         most = step_bytes(lambda: plain(x), model).most
-    for share in (1.0, 0.7):
-        assert Step("small", share, caplog).most <= share * most * 1.03  # as predicted
+    for share in (1.0, 0.8):
+        assert Step("long", share, caplog).most <= share * most * 1.03  # as predicted
