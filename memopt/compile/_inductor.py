@@ -2,7 +2,8 @@
 import fails, and torch.compile decides alone.
 
 Relied upon: Inductor's option `custom_partitioner_fn`, called with the joint graph after Inductor's
-passes over it, and pickled and asked for a `uuid` to find compiled graphs again; in
+passes over it, and pickled and asked for a `uuid` to find compiled graphs again; its option
+`layout_optimization`; in
 torch._functorch.partitioners `min_cut_rematerialization_partition`, which takes orders as
 `node.meta["recompute"]`, `cleanup_recompute_tags`, and `_size_of`; `fx_graph_cse`.
 """

@@ -97,9 +97,9 @@ class Kernels:
         if node.op != "call_function":
             return
         if node.target is operator.getitem and not is_generated(node):
-            (op,) = self._steps.arguments[step]
-            self._writer[op].writes.append(step)
-            self._writer[step] = self._writer[op]
+            kernel = self._writer[step] = self._writer[self._steps.arguments[step][0]]
+            if has_tensor(node):
+                kernel.writes.append(step)
         elif step in self._inside or (is_generated(node) and not has_tensor(node)):
             self.memory[step] = read
         elif self._is_call(step):
@@ -265,10 +265,10 @@ def _loop(node: fx.Node) -> tuple[int, ...]:
 
 def _same(a: fx.Node, b: fx.Node) -> bool:
     """Whether one can be written over the other."""
-    left, right = a.meta["val"], b.meta["val"]
-    return (
-        isinstance(left, torch.Tensor) and left.dtype == right.dtype and elements(a) == elements(b)
-    )
+    left, right = a.meta.get("val"), b.meta.get("val")
+    if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor):
+        return False
+    return left.dtype == right.dtype and elements(a) == elements(b)
 
 
 def _sorted(kernels: list[Kernel], writer: dict[Step, Kernel]) -> list[Kernel]:
