@@ -52,9 +52,9 @@ def stack(*layers: nn.Module) -> nn.Module:
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
-    "small": lambda: (blocks(2), sample(4, 64)),
+    "small": lambda: (blocks(1), sample(4, 64)),
     "dropout": lambda: (blocks(1, dropout=0.1), sample(4, 64)),
-    "long": lambda: (blocks(1), sample(2, 256)),
+    "long": lambda: (blocks(2), sample(2, 256)),
     "wide": lambda: (blocks(1, width=128), sample(2, 128, 128)),
     "gated": lambda: (stack(Gated(64), Gated(64)), sample(4, 64)),
     "pixels": lambda: (stack(*(Pixels(8) for _ in range(4))), torch.randn(2, 8, 24, 24)),
@@ -105,4 +105,4 @@ def test_a_share_is_of_the_peak_of_torch_compile(caplog: pytest.LogCaptureFixtur
         plain = torch.compile(lambda x: model(x).square().mean())
         most = step_bytes(lambda: plain(x), model).most
     for share in (1.0, 0.8):
-        assert Step("long", share, caplog).most <= share * most * 1.03  # as predicted
+        assert Step("long", share, caplog).most <= share * most * 1.06  # as predicted: a margin
