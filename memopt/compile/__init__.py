@@ -1,9 +1,12 @@
 """The fates of eager mode as a policy for compiled graphs.
 
     api         memopt.compile and memopt.compile_options
-    graph       reads the joint graph of forward and backward: what is what in it
+    graph       reads the joint graph of forward and backward
+    ops         what a node of it is
     policy      what is kept and what is made again: a minimum cut
-    timeline    how much is allocated when, for such a cut
+    steps       the ops that run, for such a cut
+    kernels     which of them are one kernel, and which tensors are in memory
+    timeline    how much is allocated when
     budget      what else is run again, so that the peak fits
     _inductor   hands the policy to torch.compile; the only file that knows its internals
 

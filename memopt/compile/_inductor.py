@@ -2,7 +2,8 @@
 import fails, and torch.compile decides alone.
 
 Relied upon: Inductor's option `custom_partitioner_fn`, called with the joint graph after Inductor's
-passes over it, and pickled and asked for a `uuid` to find compiled graphs again; in
+passes over it, and pickled and asked for a `uuid` to find compiled graphs again; its option
+`layout_optimization`; in
 torch._functorch.partitioners `min_cut_rematerialization_partition`, which takes orders as
 `node.meta["recompute"]`, `cleanup_recompute_tags`, and `_size_of`; `fx_graph_cse`.
 """
@@ -23,6 +24,7 @@ from torch._functorch.partitioners import (
     cleanup_recompute_tags,
     min_cut_rematerialization_partition,
 )
+from torch._inductor import config as inductor_config
 from torch._inductor.config import custom_partitioner_fn  # noqa: F401  must be there
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 
@@ -82,6 +84,7 @@ def _read(gm: fx.GraphModule, kwargs: dict[str, Any]) -> JointGraph:
         gm.graph,
         forward_outputs=kwargs["num_fwd_outputs"],
         parameters=kwargs.get("static_lifetime_input_indices") or (),
+        channels_last=inductor_config.layout_optimization,
         nbytes=_size_of,
     )
 

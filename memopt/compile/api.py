@@ -107,8 +107,8 @@ def compile_options(budget: int | float | None = None) -> dict[str, Any]:
             kernels hand to each other. An int is bytes; a float of 0 to 1 is a share of the peak
             that torch.compile's own choice would have. Within it as much is kept as fits; further
             matrix products and attention are run again, those first that cost the fewest
-            operations per byte. None (default): no product is run again. The peak is a prediction:
-            stacks of small convolutions were seen to need 1 % more.
+            operations per byte. None (default): no product is run again. The peak is a prediction,
+            which follows what Inductor does on the CPU; elsewhere it was not measured.
 
     Returns:
         A dict: the policy as Inductor's `custom_partitioner_fn`, and `allow_buffer_reuse` off,

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from memopt.compile.graph import JointGraph, hint, is_contraction, policy_of
+from memopt.compile.graph import JointGraph
+from memopt.compile.ops import hint, is_contraction, policy_of
 from memopt.compile.policy import Cut, choose
 from memopt.compile.timeline import Bytes, predict
 

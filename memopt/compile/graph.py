@@ -9,44 +9,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
-from torch.utils.checkpoint import CheckpointPolicy
 
-# Ops that are not tagged as element-wise by PyTorch and that read or move each element about once.
-_VIEWS = {
-    *("view", "_unsafe_view", "reshape", "permute", "t", "transpose", "expand", "squeeze"),
-    *("unsqueeze", "slice", "select", "split", "split_with_sizes", "alias", "as_strided"),
-    *("broadcast_in_dim", "unbind", "diagonal", "unfold", "detach", "view_of"),
-}
-_REDUCTIONS = {
-    *("sum", "mean", "amax", "amin", "var", "var_mean", "std", "max", "min", "any", "all"),
-    *("prod", "logsumexp", "argmax", "argmin"),
-}
-_MOVES = {
-    *("_softmax", "_log_softmax", "native_layer_norm", "_fused_rms_norm", "native_group_norm"),
-    *("embedding", "index", "gather", "index_select", "cat", "stack", "constant_pad_nd", "clone"),
-    *("_to_copy", "copy", "full", "full_like", "zeros", "ones", "zeros_like", "ones_like"),
-    *("empty", "empty_like", "new_zeros", "new_ones", "new_full", "arange", "iota"),
-    *("scalar_tensor", "triu", "tril", "repeat", "cumsum", "flip", "roll", "lift_fresh_copy"),
-    *("convert_element_type", "prepare_softmax_online", "where", "masked_fill", "fma"),
-    *("inductor_random", "inductor_randint", "inductor_lookup_seed"),
-}
-_CHEAP = _VIEWS | _REDUCTIONS | _MOVES
-
-# Matrix products, convolutions and attention: what takes the time of a step.
-_CONTRACTIONS = {
-    *("mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm"),
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-}
-
-# A reduction whose output is this many times smaller than its input is worth its bytes.
-_SMALLER = 4
+from memopt.compile.ops import base, has_tensor, is_cheap, is_sum, op_name, source_of
 
 
 @dataclass(frozen=True)
@@ -68,6 +35,8 @@ class JointGraph:
     """Inputs, and forward's outputs or what they are views of: the caller may hold them."""
     written: frozenset[fx.Node]
     """Inputs that forward writes into: not there any more as they were when backward runs."""
+    copied: frozenset[fx.Node]
+    """Inputs that, if they are kept, are kept as copies in a layout that convolutions like."""
     nbytes: Callable[[fx.Node], int]
 
     def is_forward(self, node: fx.Node) -> bool:
@@ -85,6 +54,7 @@ def read_joint_graph(
     *,
     forward_outputs: int,
     parameters: Iterable[int],
+    channels_last: bool,
     nbytes: Callable[[fx.Node], int],
 ) -> JointGraph:
     """
@@ -92,6 +62,7 @@ def read_joint_graph(
         graph: as AOTAutograd traced it: inputs are called primals and tangents.
         forward_outputs: how many of its outputs are forward's.
         parameters: which of the primals are there before and after.
+        channels_last: whether the compiler chooses the layout of what convolutions read.
         nbytes: the size of a node's tensors.
     """
     nodes = [node for node in graph.nodes if node.op != "output"]
@@ -116,6 +87,7 @@ def read_joint_graph(
         static,
         frozenset((*primals, *map(base, of_forward))),
         _written(nodes, output),
+        _copied(nodes) if channels_last else frozenset(),
         nbytes,
     )
 
@@ -142,11 +114,6 @@ def joins(joint: JointGraph) -> frozenset[fx.Node]:
     return frozenset(found)
 
 
-def is_sum(node: fx.Node) -> bool:
-    """Whether it adds two tensors."""
-    return str(node.target) == "aten.add.Tensor" and len(node.all_input_nodes) == 2
-
-
 def ancestors(of: Iterable[fx.Node]) -> set[fx.Node]:
     """What is needed to compute these, themselves among them."""
     found: set[fx.Node] = set()
@@ -159,118 +126,24 @@ def ancestors(of: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def is_view(node: fx.Node) -> bool:
-    """Whether its output has no memory of its own."""
-    return node.op == "call_function" and (
-        _name(node) in _VIEWS or (node.target is operator.getitem and is_view(_source(node)))
-    )
-
-
-def base(node: fx.Node) -> fx.Node:
-    """The node itself, or what it is a view of."""
-    while is_view(node):
-        node = node.all_input_nodes[0]
-    return node
-
-
-def has_tensor(node: fx.Node) -> bool:
-    """Whether its value is one tensor; not so a number, and the outputs of an op with several."""
-    return isinstance(node.meta.get("val"), torch.Tensor)
-
-
-def is_cheap(node: fx.Node) -> bool:
-    """Whether it is element-wise, a view, a reduction or a normalisation: not worth its bytes.
-
-    A random draw is one if it is made from a seed, which is kept; not the drawing of the seed.
-    """
-    if node.op != "call_function":
-        return False
-    if node.target is operator.getitem:
-        return is_cheap(_source(node))
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return _is_of_sizes(node)
-    if not _is_pure(node.target) or _keeps_little(node):
-        return False
-    return torch.Tag.pointwise in node.target.tags or _name(node) in _CHEAP
-
-
-def is_contraction(node: fx.Node) -> bool:
-    """Whether it is a matrix product, a convolution or attention that can be run again."""
-    return _name(node) in _CONTRACTIONS and _is_pure(node.target)
-
-
-def is_fusible(node: fx.Node) -> bool:
-    """Whether a code generator computes it inside the loop of what reads it."""
-    return is_cheap(node) and not _is_reduction(node)
-
-
-def policy_of(node: fx.Node) -> CheckpointPolicy | None:
-    """What a checkpointed region around the node wants of it: the compiler's own tag."""
-    policy: CheckpointPolicy | None = node.meta.get("recompute")
-    return policy
-
-
 def _computed(nodes: list[fx.Node], outputs: Iterable[fx.Node]) -> frozenset[fx.Node]:
     found = ancestors(outputs)
     for node in nodes:  # of an op with several outputs all are there
-        if node.target is operator.getitem and _source(node) in found:
+        if node.target is operator.getitem and source_of(node) in found:
             found.add(node)
     return frozenset(found)
 
 
-def _source(node: fx.Node) -> fx.Node:
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
-    return source
-
-
-def _name(node: fx.Node) -> str | None:
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return None
-    if node.target.namespace not in ("aten", "prims"):
-        return None
-    return node.target._schema.name.split("::")[1]
-
-
-def _is_pure(target: Any) -> bool:
-    return (
-        isinstance(target, torch._ops.OpOverload)
-        and torch.Tag.nondeterministic_seeded not in target.tags
-        and not target._schema.is_mutable
-        and target.namespace in ("aten", "prims")
+def _copied(nodes: list[fx.Node]) -> frozenset[fx.Node]:
+    """Images, and weights, from which what a convolution reads is computed."""
+    return frozenset(
+        node
+        for node in ancestors(n for n in nodes if op_name(n) == "convolution")
+        if node.op == "placeholder"
+        and has_tensor(node)
+        and node.meta["val"].ndim == 4
+        and not node.meta["val"].is_contiguous(memory_format=torch.channels_last)
     )
-
-
-def _is_reduction(node: fx.Node) -> bool:
-    return _name(node) in _REDUCTIONS or (
-        node.target is operator.getitem and _is_reduction(_source(node))
-    )
-
-
-def _keeps_little(node: fx.Node) -> bool:
-    """Whether it is a reduction to statistics: to keep them costs less than to read all again."""
-    return _name(node) in _REDUCTIONS and _elements(node) * _SMALLER < sum(
-        _elements(argument) for argument in node.all_input_nodes
-    )
-
-
-def _elements(node: fx.Node) -> Any:
-    value = node.meta.get("val")
-    values = value if isinstance(value, (tuple, list)) else [value]
-    return sum(hint(v.numel()) for v in values if isinstance(v, torch.Tensor))
-
-
-def hint(size: Any) -> int:
-    """A size that the graph was traced with, where it is a symbol."""
-    if isinstance(size, int):
-        return size
-    known = size.node.hint
-    return 4096 if known is None else int(known)
-
-
-def _is_of_sizes(node: fx.Node) -> bool:
-    """Arithmetic on sizes, which the compiler itself carries into backward."""
-    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _written(nodes: list[fx.Node], output: fx.Node) -> frozenset[fx.Node]:

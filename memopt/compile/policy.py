@@ -17,16 +17,8 @@ from dataclasses import dataclass
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from memopt.compile.graph import (
-    JointGraph,
-    ancestors,
-    has_tensor,
-    is_cheap,
-    is_sum,
-    is_view,
-    joins,
-    policy_of,
-)
+from memopt.compile.graph import JointGraph, ancestors, joins
+from memopt.compile.ops import has_tensor, is_cheap, is_sum, is_view, policy_of
 
 # Of two cuts with the same bytes, the one that keeps sums of branches: if residual streams were
 # kept as the branches' outputs, backward would add all of them up again, and hold every partial

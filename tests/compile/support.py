@@ -1,4 +1,4 @@
-"""What tests of compiled models share: a block, its step, and the bytes that it holds."""
+"""What tests of compiled models share: blocks, their step, and the bytes that it holds."""
 
 from __future__ import annotations
 
@@ -8,31 +8,14 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-import torch.nn.functional as F
 from functorch.compile import make_boxed_func
 from torch import Tensor, fx, nn
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.utils import fresh_cache
 
+from benchmarks.compile import Block
 from memopt.live_bytes import LiveBytes
-
-
-class Block(nn.Module):
-    """A pre-LN transformer block in PyTorch's own ops."""
-
-    def __init__(self, width: int = 64, heads: int = 4, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.heads, self.dropout = heads, nn.Dropout(dropout)
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.dropout(self.out(attended.transpose(1, 2).flatten(2)))
-        return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
 
 
 def blocks(number: int = 2, **settings: Any) -> nn.Sequential:

@@ -1,6 +1,6 @@
-"""Proves: the peak of a compiled step is within the budget, and within what was predicted; a budget
-that is too small names the least that will do, and that will; products are run again only where
-that is needed.
+"""Proves: the peak of a compiled step is within the budget, and what was predicted, within 3 %; a
+budget that is too small names the least that will do, and that will; products are run again only
+where that is needed.
 """
 
 from __future__ import annotations
@@ -34,16 +34,30 @@ class Gated(nn.Module):
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
 
-def gated() -> tuple[nn.Module, Tensor]:
-    return nn.Sequential(*(Gated(64) for _ in range(3))), sample(4, 64)
+class Pixels(nn.Module):
+    """A residual branch of convolutions, on channels of an image."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(4, channels)
+        self.conv1 = nn.Conv2d(channels, 2 * channels, 3, padding=1)
+        self.conv2 = nn.Conv2d(2 * channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv2(F.relu(self.conv1(self.norm(x))))
+
+
+def stack(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(*layers)
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
-    "small": lambda: (blocks(2), sample(4, 64)),
+    "small": lambda: (blocks(1), sample(4, 64)),
     "dropout": lambda: (blocks(1, dropout=0.1), sample(4, 64)),
     "long": lambda: (blocks(2), sample(2, 256)),
     "wide": lambda: (blocks(1, width=128), sample(2, 128, 128)),
-    "gated": gated,
+    "gated": lambda: (stack(Gated(64), Gated(64)), sample(4, 64)),
+    "pixels": lambda: (stack(*(Pixels(8) for _ in range(4))), torch.randn(2, 8, 24, 24)),
 }
 
 
@@ -61,23 +75,25 @@ class Step:
         (record,) = (r for r in caplog.records if r.name == "memopt.compile")
         assert isinstance(record.args, tuple)
         _, _, self.predicted, self.run_again = map(int, map(str, record.args))
+        assert self.most <= self.predicted <= 1.03 * self.most
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_peak_is_within_the_budget(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Without a budget, with one that is too small, and with three others."""
+    """Without a budget, with one that is too small, with the least, and with one that is missed by
+    one byte without it.
+    """
     free = Step(name, None, caplog)
     assert free.run_again == 0
-    assert free.most <= free.predicted
     with pytest.raises(Exception, match="compile: budget must be at least") as error:
         Step(name, free.predicted // 4, caplog)
     (floor,) = re.findall(r"at least ([\d,]+) bytes", str(error.value))
     least = int(floor.replace(",", ""))
     assert least < free.predicted
     run_again = []
-    for budget in (least, (least + free.predicted) // 2, free.predicted - 1):
+    for budget in (least, free.predicted - 1):
         step = Step(name, budget, caplog)
-        assert step.most <= step.predicted <= budget
+        assert step.predicted <= budget
         run_again.append(step.run_again)
     assert run_again == sorted(run_again, reverse=True)
     assert run_again[-1] > 0

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import memopt
+from benchmarks.compile import Block
 from memopt.checkpoint import checkpoint_wrapper
-from tests.compile.support import Block, blocks, gradients, no_kernels, sample, step_bytes
+from tests.compile.support import blocks, gradients, no_kernels, sample, step_bytes
 
 slow = pytest.mark.slow  # Inductor compiles C++
 
@@ -33,7 +34,7 @@ def assert_close_gradients(actual: dict[str, Tensor], expected: dict[str, Tensor
 @slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_holds_less_and_has_the_gradients(dynamic: bool) -> None:
-    model, x = blocks(1), sample()
+    model, x = blocks(1, width=16), sample(width=16)
     with no_kernels():
         plain = torch.compile(model, dynamic=dynamic, fullgraph=True)
         before = step_bytes(loss_of(plain, x), model)
@@ -44,7 +45,7 @@ def test_holds_less_and_has_the_gradients(dynamic: bool) -> None:
     expected = gradients(loss_of(model, x), model)
     assert_close_gradients(gradients(loss_of(ours, x), model), expected)
     if dynamic:
-        y = sample(3, 40)
+        y = sample(3, 40, 16)
         assert_close_gradients(
             gradients(loss_of(ours, y), model), gradients(loss_of(model, y), model)
         )
@@ -59,7 +60,7 @@ def test_the_second_start_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         for budget in (None, 1.0, None, 1.0):
             torch.compiler.reset()
             counters.clear()
-            model, x = blocks(1, width=16), sample(width=16)
+            model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), sample(width=8)
             loss_of(memopt.compile(model, budget=budget), x)().backward()
             hits.append(counters["aot_autograd"]["autograd_cache_hit"])
     assert hits == [0, 0, 1, 1]
@@ -70,14 +71,14 @@ def test_graph_breaks_and_autocast() -> None:
     class Broken(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.second = Block(width=32), Block(width=32)
+            self.first, self.second = Block(width=16), Block(width=16)
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.first(x)
             torch._dynamo.graph_break()
             return self.second(x)
 
-    model, x = Broken(), sample(width=32)
+    model, x = Broken(), sample(width=16)
 
     def loss(model: Callable[..., Tensor]) -> Callable[[], Tensor]:
         def run() -> Tensor:
@@ -109,7 +110,7 @@ def test_dropout_is_the_same_in_backward() -> None:
 
 @slow
 def test_regions_inside() -> None:
-    plain, x = blocks(), sample()
+    plain, x = blocks(width=16), sample(width=16)
     model = copy.deepcopy(plain)
     for block in model:
         checkpoint_wrapper(block)

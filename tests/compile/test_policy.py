@@ -16,7 +16,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.utils.checkpoint import checkpoint
 
 from memopt.compile._inductor import Partitioner
-from memopt.compile.graph import is_view
+from memopt.compile.ops import is_view
 
 H, ROWS = 16, 8
 
