@@ -110,7 +110,7 @@ def test_dropout_is_the_same_in_backward() -> None:
 
 @slow
 def test_regions_inside() -> None:
-    plain, x = blocks(width=16), sample(width=16)
+    plain, x = blocks(), sample()
     model = copy.deepcopy(plain)
     for block in model:
         checkpoint_wrapper(block)
