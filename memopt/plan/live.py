@@ -79,7 +79,8 @@ class Live:
             found: list[tuple[Assignment, list[StageSeconds]]] = []
             room = free_bytes(self.step.model)
             for sample, observed in samples:
-                if room is not None and observed.nbytes.above > room:
+                fits = room is None or observed.nbytes.above <= room
+                if not ranks.least(int(fits)):
                     continue
                 with applied(sample, self.step.model):
                     times = measured_seconds(self.step, self.blocks, self.steps)
