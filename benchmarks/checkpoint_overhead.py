@@ -18,14 +18,12 @@ and, beside it, the tables as Markdown. FairScale takes part where it is install
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module, metadata
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +33,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 import memopt
 from benchmarks import record
-from benchmarks.cli import RESULTS
+from benchmarks.cli import parse_ways
 from benchmarks.clocks import Clock, CpuClock
 from benchmarks.harness import QUICK, Effort, alternate, spread
 from benchmarks.summary import describe, table
@@ -46,7 +44,6 @@ Forward = Callable[[Tensor], Tensor]
 PLAIN, SECOND_FORWARD, FLOOR = "plain", "plain, forward alone", "identity hook"
 OURS, TORCH, FAIRSCALE = "memopt.checkpoint", "torch, non-reentrant", "FairScale"
 GOAL_ABOVE_FLOOR_US = 25.0
-OUT = "cpu_checkpoint_overhead.json"
 # More rounds than the op benchmarks have: a difference of two times is noisier than their ratio.
 FULL = Effort(rounds=41, min_rounds=15, case_seconds=4.0)
 
@@ -298,12 +295,7 @@ def verdict(case: Mapping[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint_overhead")
-    add = parser.add_argument
-    add("--quick", action="store_true", help="short samples, few rounds: a check, not a result")
-    add("--seed", type=int, default=0, help="of the order of the contenders; default: 0")
-    add("--out", type=Path, default=RESULTS / OUT, help=f"default: benchmarks/results/{OUT}")
-    args = parser.parse_args(argv)
+    args = parse_ways("checkpoint_overhead", argv)
 
     torch.set_num_threads(1)
     effort = dataclasses.replace(QUICK if args.quick else FULL, seed=args.seed)

@@ -93,6 +93,16 @@ def parse(op: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
+def parse_ways(op: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of a benchmark on the CPU whose cases are fixed."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{op}")
+    add = parser.add_argument
+    add("--quick", action="store_true", help="smallest cases, few rounds: a check, not a result")
+    add("--seed", type=int, default=0, help="of the order of the ways; default: 0")
+    add("--out", type=Path, default=RESULTS / f"cpu_{op}.json", help="JSON file")
+    return parser.parse_args(argv)
+
+
 def op_results() -> list[Path]:
     """The files of the op benchmarks on the CPU, as far as they are there."""
     return [file for op in OPS if (file := RESULTS / f"cpu_{op}.json").exists()]

@@ -15,7 +15,6 @@ beside it, and prints the table. With --quick only the smallest models are compi
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 import statistics
@@ -34,7 +33,7 @@ from torch import Tensor, nn
 
 import memopt
 from benchmarks import record
-from benchmarks.cli import RESULTS
+from benchmarks.cli import parse_ways
 from benchmarks.clocks import CpuClock
 from benchmarks.convert_models.sizes import Sizes
 from benchmarks.harness import QUICK, Effort, alternate, spread
@@ -250,13 +249,7 @@ def draw(variants: Mapping[str, Any], out: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{OP}")
-    add = parser.add_argument
-    add("--quick", action="store_true", help="smallest models, few rounds: a check, not a result")
-    add("--seed", type=int, default=0, help="of the order of the ways; default: 0")
-    add("--out", type=Path, default=RESULTS / f"cpu_{OP}.json", help="JSON file")
-    args = parser.parse_args(argv)
-
+    args = parse_ways(OP, argv)
     effort = dataclasses.replace(QUICK if args.quick else FULL, seed=args.seed)
     families = {"GPT-2": SMALLEST} if args.quick else FAMILIES
     layers, width, tokens = (1, 32, 16) if args.quick else (2, 256, 256)

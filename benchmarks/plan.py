@@ -17,7 +17,6 @@ beside it, and prints the table.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import dataclasses
 import sys
@@ -31,7 +30,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import memopt
 from benchmarks import clocks, record, rotor
-from benchmarks.cli import RESULTS
+from benchmarks.cli import parse_ways
 from benchmarks.compile import Block
 from benchmarks.harness import QUICK, Effort, alternate, spread
 from benchmarks.summary import describe, table
@@ -304,13 +303,7 @@ def draw(cases: Mapping[str, Any], out: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{OP}")
-    add = parser.add_argument
-    add("--quick", action="store_true", help="smallest models, few rounds: a check, not a result")
-    add("--seed", type=int, default=0, help="of the order of the ways; default: 0")
-    add("--out", type=Path, default=RESULTS / f"cpu_{OP}.json", help="JSON file")
-    args = parser.parse_args(argv)
-
+    args = parse_ways(OP, argv)
     effort = dataclasses.replace(QUICK if args.quick else FULL, seed=args.seed)
     keeps_memory = clocks.keep_freed_memory()  # as a GPU's allocator does
     sizes = SMALLEST if args.quick else SIZES

@@ -6,6 +6,7 @@ still be imported:
     api      `plan`
     fit      `fit`: the largest micro-batch, and the plan for it
     plan     what `plan` returns; table, figure and page draw it, stored keeps it
+    planned  the lines of a plan
     choice   what may become of a block, and how that is put on a model
     watch    when a step enters and leaves each block
     bytes    what each stage of a step holds, from a ledger
@@ -28,7 +29,8 @@ from memopt._submodules import add_submodules
 from memopt.plan.api import plan
 from memopt.plan.choose import BudgetTooSmall
 from memopt.plan.fit import Fitted, fit
-from memopt.plan.plan import Plan, PlannedBlock
+from memopt.plan.plan import Plan
+from memopt.plan.planned import PlannedBlock
 
 __all__ = ["BudgetTooSmall", "Fitted", "Plan", "PlannedBlock", "fit", "plan"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,34 +12,17 @@ from torch import nn
 from memopt.anatomy.report import Anatomy
 from memopt.plan import ranks, stored
 from memopt.plan.batch import largest_batch
-from memopt.plan.choice import KEEP, Assignment, Choice
+from memopt.plan.choice import KEEP, Assignment
 from memopt.plan.choose import BudgetTooSmall, Chosen, Terms, choose, uniform
 from memopt.plan.curve import Curve, curve_of
 from memopt.plan.floor import too_small
 from memopt.plan.live import Live
+from memopt.plan.planned import PlannedBlock, blocks_of
 from memopt.plan.profile import Profile
 from memopt.plan.size import as_bytes, as_text
 
 # A plan is measured, and made again if it needs more than was predicted, so often.
 _MOST_TRIES = 3
-
-
-@dataclass(frozen=True)
-class PlannedBlock:
-    """One line of a plan."""
-
-    path: str
-    choice: Choice
-    kept: int
-    """Bytes that are held from its forward to its backward; of all its calls."""
-    saved: int
-    """Fewer than without the plan."""
-    away: int
-    """Bytes that wait elsewhere."""
-    seconds: float
-    """Of its forward and backward, with what is computed again."""
-    added: float
-    """More than without the plan."""
 
 
 @dataclass
@@ -239,7 +221,7 @@ class Plan:
         self.assignment = chosen.assignment
         self.peak = chosen.peak
         self.seconds = chosen.solution.seconds
-        self.blocks = tuple(_blocks(self.profile, chosen))
+        self.blocks = tuple(blocks_of(self.profile, chosen))
 
     def _check(self, model: nn.Module) -> None:
         if not isinstance(model, nn.Module):
@@ -291,21 +273,3 @@ def made(live: Live, profile: Profile, budget: int, terms: Terms) -> Plan:
     )
     plan._take(chosen)
     return plan
-
-
-def _blocks(profile: Profile, chosen: Chosen) -> Iterator[PlannedBlock]:
-    for path in profile.blocks:
-        choice = chosen.assignment.choices[path]
-        calls = [number for number, other in enumerate(profile.paths) if other == path]
-        mine = [profile.option(number, choice) for number in calls]
-        plain = [profile.option(number, KEEP) for number in calls]
-        seconds = sum(one.forward_seconds + one.backward_seconds for one in mine)
-        yield PlannedBlock(
-            path,
-            choice,
-            kept=sum(one.resident for one in mine),
-            saved=sum(one.resident for one in plain) - sum(one.resident for one in mine),
-            away=sum(one.offloaded for one in mine),
-            seconds=seconds,
-            added=seconds - sum(one.forward_seconds + one.backward_seconds for one in plain),
-        )

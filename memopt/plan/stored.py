@@ -17,6 +17,7 @@ from memopt._version import __version__
 from memopt.plan.bytes import StageBytes
 from memopt.plan.choice import Assignment, Choice
 from memopt.plan.choose import Terms
+from memopt.plan.planned import PlannedBlock
 from memopt.plan.profile import Profile
 from memopt.plan.seconds import StageSeconds
 
@@ -99,8 +100,6 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def plan_from_dict(cls: type[Plan], data: dict[str, Any]) -> Plan:
-    from memopt.plan.plan import PlannedBlock
-
     terms = {**data["terms"]}
     place = terms["place"]
     terms["place"] = place if place in (None, "cpu", "disk") else Path(place)

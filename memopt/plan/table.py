@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from memopt.anatomy import sections
 from memopt.anatomy.sections import Section
 from memopt.anatomy.table import mb
-from memopt.plan.plan import Plan, PlannedBlock
+from memopt.plan.plan import Plan
+from memopt.plan.planned import PlannedBlock
 from memopt.plan.size import as_text
 
 
