@@ -40,13 +40,14 @@ from memopt.offload import (
     offload,
     offload_stats,
 )
-from memopt.plan import BudgetTooSmall, Fitted, Plan, fit, plan
+from memopt.plan import BudgetTooSmall, CompiledPlan, Fitted, Plan, fit, plan, plan_compiled
 from memopt.recipes import recompute
 
 __all__ = [
     "Accumulated",
     "Anatomy",
     "BudgetTooSmall",
+    "CompiledPlan",
     "Fitted",
     "OffloadStats",
     "Plan",
@@ -77,6 +78,7 @@ __all__ = [
     "ops_worth_saving",
     "patch_functional",
     "plan",
+    "plan_compiled",
     "recompute",
     "revert",
     "saved_bytes",

@@ -73,16 +73,16 @@ class Step:
             )
         return parts("anatomy", self.batch, -(-rows // self.micro_batches))
 
-    def forward(self, batch: Any) -> Tensor:
-        """The loss of one of them, with its share of the whole."""
+    def forward(self, batch: Any, model: Callable[..., Any] | None = None) -> Tensor:
+        """The loss of one of them, with its share of the whole. `model`: in place of its own."""
         device = next((p.device.type for p in self.model.parameters()), "cpu")
         with ExitStack() as stack:
             if self.autocast is not None:
                 stack.enter_context(torch.autocast(device, dtype=self.autocast))
-            return self._loss(batch)
+            return self._loss(batch, self.model if model is None else model)
 
-    def _loss(self, batch: Any) -> Tensor:
-        output = call(self.model, batch)
+    def _loss(self, batch: Any, model: Callable[..., Any]) -> Tensor:
+        output = call(model, batch)
         loss = loss_in("anatomy", output if self.loss is None else self.loss(output))
         return loss / self.micro_batches if self.micro_batches > 1 else loss
 

@@ -3,7 +3,7 @@
 After `import memopt`, the attribute `memopt.plan` is the function. The modules of this package can
 still be imported:
 
-    api      `plan`
+    api      `plan`, `plan_compiled`
     fit      `fit`: the largest micro-batch, and the plan for it
     plan     what `plan` returns; table, figure and page draw it, stored keeps it
     planned  the lines of a plan
@@ -17,6 +17,7 @@ still be imported:
     solver   the dynamic programme (csrc/plan)
     choose   solve, predict, correct, and solve again
     curve    all budgets, and the usual settings
+    compiled a plan for a model that is compiled
     floor    why a budget is too small
     batch    how many rows fit
     link     how fast activations leave and return
@@ -26,12 +27,22 @@ still be imported:
 """
 
 from memopt._submodules import add_submodules
-from memopt.plan.api import plan
+from memopt.plan.api import plan, plan_compiled
 from memopt.plan.choose import BudgetTooSmall
+from memopt.plan.compiled import CompiledPlan
 from memopt.plan.fit import Fitted, fit
 from memopt.plan.plan import Plan
 from memopt.plan.planned import PlannedBlock
 
-__all__ = ["BudgetTooSmall", "Fitted", "Plan", "PlannedBlock", "fit", "plan"]
+__all__ = [
+    "BudgetTooSmall",
+    "CompiledPlan",
+    "Fitted",
+    "Plan",
+    "PlannedBlock",
+    "fit",
+    "plan",
+    "plan_compiled",
+]
 
 add_submodules(plan, __name__)

@@ -16,6 +16,7 @@ from memopt.measure import storages
 from memopt.offload.place import Place, directory_of
 from memopt.plan import ranks
 from memopt.plan.choose import Terms
+from memopt.plan.compiled import CompiledPlan, compiled_plan
 from memopt.plan.link import speeds_to
 from memopt.plan.live import Blocks, Live, blocks_of, free_bytes, has_values
 from memopt.plan.plan import Plan, made
@@ -63,8 +64,8 @@ def plan(
     and the most that any rank measures.
 
     Args:
-        model: without regions, not converted and not compiled (see `memopt.compile`, whose `budget`
-            is for compiled models). On any device, also meta.
+        model: without regions, not converted and not compiled (see `plan_compiled`). On any device,
+            also meta.
         batch: a mapping of keyword arguments, a tuple or list of positional ones, or the only one.
         budget: for all of the step's memory: weights, gradients and optimizer states too. Bytes, or
             a string: "40GiB" (2**30 bytes each), "24GB" (10**9). None: all that is free on the
@@ -124,6 +125,35 @@ def plan(
     return made(live, live.profile(), wanted, terms)
 
 
+def plan_compiled(
+    model: nn.Module,
+    batch: Any,
+    budget: int | str | None = None,
+    *,
+    optimizer: OptimizerLike = torch.optim.AdamW,
+    loss: LossLike = None,
+    autocast: torch.dtype | None = None,
+    micro_batches: int = 1,
+    device: str | None = None,
+) -> CompiledPlan:
+    """The same for a model that is to be compiled, where `memopt.compile` chooses what each graph
+    keeps, within what weights, optimizer states and the batch leave of the budget.
+
+        model = memopt.plan_compiled(model, batch, "40GiB", optimizer=optimizer).apply()
+
+    Args: as of `memopt.plan`.
+
+    Returns:
+        A `CompiledPlan`, whose `apply()` compiles the model, runs a step, measures its peak, and
+        compiles for less where that is above the budget.
+
+    Raises:
+        TypeError, ValueError, BudgetTooSmall: as `memopt.plan`, and as `memopt.compile`.
+    """
+    live = live_of(model, batch, optimizer, loss, None, autocast, micro_batches, device, False)
+    return compiled_plan(live, ranks.least(_budget(budget, model)))
+
+
 def live_of(
     model: nn.Module,
     batch: Any,
@@ -133,6 +163,7 @@ def live_of(
     autocast: torch.dtype | None,
     micro_batches: int = 1,
     device: str | None = None,
+    with_blocks: bool = True,
 ) -> Live:
     """The step that is planned, of arguments that are checked."""
     _check_model(model)
@@ -152,7 +183,7 @@ def live_of(
     runs = has_values(model, batch) and target == home
     return Live(
         step,
-        blocks_of(model, blocks),
+        blocks_of(model, blocks) if with_blocks else (),
         target,
         steps=0,
         runs=runs,
@@ -180,7 +211,7 @@ def _check_model(model: object) -> None:
         if hasattr(module, "_orig_mod"):
             raise TypeError(
                 f"memopt.plan: model must not be compiled, got {type(module).__name__}{where}; "
-                "memopt.compile(model, budget=...) chooses what compiled graphs keep"
+                "memopt.plan_compiled(model, batch, budget).apply() compiles it within a budget"
             )
         if patches_of(type(module)):
             raise ValueError(

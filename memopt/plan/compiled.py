@@ -1,0 +1,124 @@
+"""A plan for a model that is compiled: memopt.compile chooses what its graphs keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from memopt.accumulate.undo import as_before
+from memopt.anatomy.predict import hollow_step
+from memopt.anatomy.step import Step
+from memopt.compile import compile
+from memopt.live_bytes import LiveBytes
+from memopt.plan import ranks
+from memopt.plan.choice import Assignment
+from memopt.plan.choose import BudgetTooSmall
+from memopt.plan.live import Live
+from memopt.plan.size import as_text
+
+# It is compiled and measured so often, each time for less.
+_MOST_TRIES = 3
+
+
+@dataclass
+class CompiledPlan:
+    """What compiled graphs may take, of a budget for the whole step: see `memopt.plan_compiled`."""
+
+    budget: int
+    base: int
+    """Weights, optimizer states and the batch."""
+    optimizer: int
+    """The most in the optimizer's step, above base."""
+    graph_budget: int
+    """What `memopt.compile` is told."""
+    measured_peak: int | None
+    """Of a step of the compiled model; None before `apply`."""
+    live: Live = field(repr=False)
+
+    def apply(self, **options: Any) -> Any:
+        """Compile the model, run a step of it, and measure its peak. If that is above the budget,
+        compile for so much less, at most three times in all. The model itself does not change.
+
+        Args:
+            options: of `memopt.compile`: fullgraph, dynamic, mode, options.
+
+        Returns:
+            The compiled model.
+
+        Raises:
+            BudgetTooSmall: no graph fits, or what was measured does not.
+        """
+        step = self.live.step
+        for _ in range(_MOST_TRIES):
+            compiled = compile(step.model, budget=self.graph_budget, **options)
+            measured = self.base + max(self._above(step, compiled), self.optimizer)
+            if measured <= self.budget:
+                self.measured_peak = measured
+                return compiled
+            self.graph_budget -= measured - self.budget
+            if self.graph_budget <= 0:
+                break
+        raise BudgetTooSmall(
+            f"memopt.plan: budget must be at least what a step takes, got {as_text(self.budget)}, "
+            f"but {as_text(measured)} were measured with the last graph that was predicted to fit",
+            measured,
+        )
+
+    def _above(self, step: Step, compiled: Any) -> int:
+        """The most bytes of a forward and a backward above what is there already."""
+        device = next(step.model.parameters()).device
+        batch = step.batches()[0]
+        with as_before(step.model, device):
+            try:
+                step.forward(batch, compiled).backward()  # is compiled
+            except Exception as error:
+                raise _too_small(error, self) or error from error
+            step.model.zero_grad(set_to_none=True)
+            if device.type == "cpu":
+                with LiveBytes() as bytes_of_step:
+                    step.forward(batch, compiled).backward()
+                return ranks.most(bytes_of_step.most)
+            memory = torch.get_device_module(device)
+            memory.reset_peak_memory_stats(device)
+            before = memory.memory_allocated(device)
+            step.forward(batch, compiled).backward()
+            memory.synchronize(device)
+            return ranks.most(memory.max_memory_allocated(device) - before)
+
+
+def compiled_plan(live: Live, budget: int) -> CompiledPlan:
+    """The plan for a budget.
+
+    Raises:
+        BudgetTooSmall: what is there whatever is kept leaves nothing for a graph.
+    """
+    ledger = hollow_step(live.step, Assignment({}), live.target).ledger
+    base = sum(entry.piece.nbytes for entry in ledger.log if entry.instant == 0)
+    total = optimizer = 0
+    for entry in ledger.log:
+        total += entry.sign * entry.piece.nbytes
+        if ledger.phases[entry.instant] == "optimizer":
+            optimizer = max(optimizer, total - base)
+    if base + max(optimizer, 1) > budget:
+        raise BudgetTooSmall(
+            f"memopt.plan: budget must be above {as_text(base + optimizer)}, which weights, "
+            f"gradients, optimizer states and the batch take, got {as_text(budget)}",
+            base + optimizer,
+        )
+    return CompiledPlan(budget, base, optimizer, budget - base, None, live)
+
+
+def _too_small(error: BaseException, plan: CompiledPlan) -> BudgetTooSmall | None:
+    """If the compiler says that no graph fits."""
+    text = str(error)
+    start = text.find("compile: budget must be at least")
+    if start < 0:
+        return None
+    said = text[start:].splitlines()[0]
+    return BudgetTooSmall(
+        f"memopt.plan: of a budget of {as_text(plan.budget)} there are left for a compiled graph "
+        f"{as_text(plan.graph_budget)}: {said}",
+        plan.budget,
+    )

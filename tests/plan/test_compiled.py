@@ -1,0 +1,41 @@
+"""Proves: a plan for a model that is compiled keeps its word too: a step of the compiled model is
+within the budget by the allocator's count, and what cannot be is said.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import memopt
+from tests.plan.models import Chain, tokens
+from tests.plan.support import allocated_above
+
+EVERYTHING = 1 << 30
+
+
+def test_no_room_for_a_graph() -> None:
+    """Before anything is compiled."""
+    model, batch = Chain([4] * 2), tokens()
+    with pytest.raises(memopt.BudgetTooSmall, match="which weights, gradients, optimizer states"):
+        memopt.plan_compiled(model, batch, "100KB")
+
+
+@pytest.mark.slow
+def test_a_compiled_model_within_a_budget() -> None:
+    """A tenth less than a graph without a limit takes; and below the least that one can."""
+    torch.manual_seed(0)
+    model, batch = Chain([4]), tokens(4, 128)
+    free = memopt.plan_compiled(model, batch, EVERYTHING)
+    unlimited = free.apply()
+    assert free.measured_peak is not None
+    assert free.measured_peak == free.base + allocated_above(unlimited, batch)
+    above = free.measured_peak - free.base
+    plan = memopt.plan_compiled(model, batch, free.base + above * 9 // 10)
+    compiled = plan.apply()
+    assert plan.measured_peak is not None
+    assert plan.base + allocated_above(compiled, batch) <= plan.budget
+    torch.testing.assert_close(compiled(batch), model(batch), rtol=1e-5, atol=1e-6)
+    with pytest.raises(memopt.BudgetTooSmall, match="there are left for a compiled graph"):
+        memopt.plan_compiled(model, batch, free.base + above // 8).apply()
+    assert all(p.grad is None for p in model.parameters())
