@@ -19,7 +19,6 @@ from benchmarks.checkpoint_overhead import (
     CASES,
     FLOOR,
     OURS,
-    OUT,
     PLAIN,
     SECOND_FORWARD,
     TORCH,
@@ -29,6 +28,7 @@ from benchmarks.harness import Effort
 
 HOOKS = {FLOOR, "identity hook, Python lambda"}
 REENTRANT = {"torch, reentrant", overhead.FAIRSCALE}
+NAME = "cpu_checkpoint_overhead.json"
 UNSEEDED = "torch, non-reentrant, RNG not preserved"
 
 
@@ -40,9 +40,9 @@ def barely_timed(monkeypatch: pytest.MonkeyPatch, restore_num_threads: None) -> 
 
 @pytest.mark.slow
 def test_the_files_have_every_case_and_contender(barely_timed: None, tmp_path: Path) -> None:
-    argv = ["--quick", "--seed", "3", "--out", str(tmp_path / OUT)]
+    argv = ["--quick", "--seed", "3", "--out", str(tmp_path / NAME)]
     assert overhead.main(argv) == 0
-    run = json.loads((tmp_path / OUT).read_text())
+    run = json.loads((tmp_path / NAME).read_text())
     assert run["commands"] == [f"python -m benchmarks.checkpoint_overhead {' '.join(argv)}"]
     assert run["settings"]["seed"] == 3
     assert list(run["cases"]) == [case.name for case in CASES]
@@ -59,7 +59,7 @@ def test_the_files_have_every_case_and_contender(barely_timed: None, tmp_path: P
                 assert found["recomputes"] == int(again), (name, contender)
         added = case["variants"][FLOOR]["added_us"]["median"]
         assert (case["floor_us"], case["goal_us"]) == (added, pytest.approx(added + 25, abs=0.01))
-    text = (tmp_path / OUT).with_suffix(".md").read_text()
+    text = (tmp_path / NAME).with_suffix(".md").read_text()
     for name in [case.name for case in CASES]:
         assert f"## {name}\n" in text
     for contender in [*contenders, *missing, SECOND_FORWARD]:
@@ -71,12 +71,12 @@ def test_a_peer_that_is_not_installed_is_named_with_the_reason(
 ) -> None:
     monkeypatch.setitem(sys.modules, "fairscale.nn.checkpoint", None)  # makes its import fail
     monkeypatch.setattr(overhead, "CASES", CASES[:1])
-    assert overhead.main(["--quick", "--out", str(tmp_path / OUT)]) == 0
-    run = json.loads((tmp_path / OUT).read_text())
+    assert overhead.main(["--quick", "--out", str(tmp_path / NAME)]) == 0
+    run = json.loads((tmp_path / NAME).read_text())
     assert "fairscale" not in run["versions"]
     assert "FairScale" not in run["cases"]["empty"]["variants"]
     assert "fairscale" in run["cases"]["empty"]["failed"]["FairScale"]
-    assert "not measured: ModuleNotFoundError" in (tmp_path / OUT).with_suffix(".md").read_text()
+    assert "not measured: ModuleNotFoundError" in (tmp_path / NAME).with_suffix(".md").read_text()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -125,6 +125,6 @@ def test_the_summary_of_the_ops_leaves_other_results_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(cli, "RESULTS", tmp_path)
-    for name in ("cpu_gelu.json", "cpu_demo.json", OUT):
+    for name in ("cpu_gelu.json", "cpu_demo.json", NAME):
         (tmp_path / name).write_text("{}")
     assert cli.op_results() == [tmp_path / "cpu_gelu.json"]

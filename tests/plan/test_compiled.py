@@ -25,7 +25,7 @@ def test_no_room_for_a_graph() -> None:
 def test_a_compiled_model_within_a_budget() -> None:
     """A tenth less than a graph without a limit takes; and below the least that one can."""
     torch.manual_seed(0)
-    model, batch = Chain([4]), tokens(4, 128)
+    model, batch = Chain([4] * 3), tokens(4, 128)
     free = memopt.plan_compiled(model, batch, EVERYTHING)
     unlimited = free.apply()
     assert free.measured_peak is not None
