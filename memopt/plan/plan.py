@@ -246,6 +246,9 @@ def made(live: Live, profile: Profile, budget: int, terms: Terms) -> Plan:
         raise too_small(live, chosen, budget)
     plain = uniform(profile, KEEP, terms)
     notes = []
+    idle = [path for path in live.blocks if path not in profile.paths]
+    if idle:
+        notes.append(f"not called in forward, and left as they are: {', '.join(idle)}")
     if not profile.in_order:
         notes.append(
             "backward does not pass the blocks in the opposite order of forward, which the search "

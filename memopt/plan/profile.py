@@ -130,8 +130,6 @@ def _median(seconds: Sequence[StageSeconds]) -> StageSeconds:
 Look = Callable[[Assignment], Observed]
 """A step with an assignment, predicted or watched."""
 
-Seconds = dict[tuple[int, Choice], StageSeconds]
-
 
 def profile_of(
     blocks: Sequence[str], look: Look

@@ -16,7 +16,7 @@ from memopt.plan.choice import CHOICES, Assignment
 from memopt.plan.curve import curve_of
 from memopt.plan.live import applied
 from memopt.plan.plan import Plan
-from tests.plan.models import MODELS, chain, tokens
+from tests.plan.models import MODELS, Chain, chain, tokens
 from tests.plan.support import (
     allocated_above,
     gradients,
@@ -271,4 +271,23 @@ def test_under_autocast() -> None:
     plain = memopt.plan(model, batch, EVERYTHING, measure=False)
     assert rich.plain_peak < plain.plain_peak
     plan = rich.within(int(0.7 * rich.plain_peak)).apply()
+    assert plan.measured_peak == plan.peak
+
+
+def test_a_block_that_is_not_called() -> None:
+    """It is left as it is, and a note says so."""
+
+    class Drops(Chain):
+        def forward(self, ids: Any) -> Any:
+            x = self.embed(ids)
+            for block in self.blocks[:-1]:
+                x = block(x)
+            return nn.functional.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
+
+    torch.manual_seed(0)
+    model = Drops([4] * 4)
+    plan = memopt.plan(model, tokens(), EVERYTHING, measure=False)
+    assert [block.path for block in plan.blocks] == ["blocks.0", "blocks.1", "blocks.2"]
+    assert any("not called in forward" in note and "blocks.3" in note for note in plan.notes)
+    plan = plan.within(int(0.7 * plan.plain_peak)).apply()
     assert plan.measured_peak == plan.peak
