@@ -8,6 +8,7 @@ from typing import Any
 from memopt.accumulate.fit import resized, search
 from memopt.anatomy.batches import rows_of
 from memopt.anatomy.predict import hollow_step
+from memopt.plan.bytes import totals_of
 from memopt.plan.choice import Assignment, Choice
 from memopt.plan.live import Live
 
@@ -40,8 +41,4 @@ def _peak(live: Live, batch: Any, micro_batches: int) -> int:
     step.batch, step.micro_batches = batch, micro_batches
     assignment = Assignment(dict.fromkeys(live.blocks, _LEAST))
     ledger = hollow_step(step, assignment, live.target, prime=live.primed).ledger
-    most = total = 0
-    for entry in ledger.log:
-        total += entry.sign * entry.piece.nbytes
-        most = max(most, total)
-    return most
+    return max(totals_of(ledger))

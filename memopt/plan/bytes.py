@@ -60,6 +60,11 @@ class StepBytes:
     """Whether backward passed the stages in the opposite order."""
 
 
+def totals_of(ledger: Ledger) -> list[int]:
+    """What is alive before each line of a log, and at its end."""
+    return [0, *accumulate(entry.sign * entry.piece.nbytes for entry in ledger.log)]
+
+
 def step_bytes(ledger: Ledger, begun: Moment, called: Sequence[Call[Moment]]) -> StepBytes:
     """Of a ledger that is closed, of a step that offloads nothing.
 
@@ -71,7 +76,7 @@ def step_bytes(ledger: Ledger, begun: Moment, called: Sequence[Call[Moment]]) ->
     calls = converted(called, lambda moment: moment.log)
     saves = forward_spans(converted(called, lambda m: m.saves), begun.saves, ledger.saves)
     log = ledger.log
-    totals = [0, *accumulate(entry.sign * entry.piece.nbytes for entry in log)]
+    totals = totals_of(ledger)
     gradients = [
         0,
         *accumulate(e.sign * e.piece.nbytes * (e.piece.category == GRADIENTS) for e in log),

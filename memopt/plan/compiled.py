@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from memopt.accumulate.undo import as_before
 from memopt.anatomy.predict import hollow_step
 from memopt.anatomy.step import Step
 from memopt.compile import compile
 from memopt.live_bytes import LiveBytes
 from memopt.plan import ranks
+from memopt.plan.bytes import totals_of
 from memopt.plan.choice import Assignment
 from memopt.plan.choose import BudgetTooSmall
-from memopt.plan.live import Live
+from memopt.plan.live import Live, allocated_above
 from memopt.plan.size import as_text
 
 # It is compiled and measured so often, each time for less.
@@ -74,18 +73,18 @@ class CompiledPlan:
             try:
                 step.forward(batch, compiled).backward()  # is compiled
             except Exception as error:
-                raise _too_small(error, self) or error from error
+                below_floor = _too_small(error, self)
+                if below_floor is None:
+                    raise
+                raise below_floor from error
             step.model.zero_grad(set_to_none=True)
             if device.type == "cpu":
                 with LiveBytes() as bytes_of_step:
                     step.forward(batch, compiled).backward()
                 return ranks.most(bytes_of_step.most)
-            memory = torch.get_device_module(device)
-            memory.reset_peak_memory_stats(device)
-            before = memory.memory_allocated(device)
-            step.forward(batch, compiled).backward()
-            memory.synchronize(device)
-            return ranks.most(memory.max_memory_allocated(device) - before)
+            return ranks.most(
+                allocated_above(device, lambda: step.forward(batch, compiled).backward())
+            )
 
 
 def compiled_plan(live: Live, budget: int) -> CompiledPlan:
@@ -96,11 +95,9 @@ def compiled_plan(live: Live, budget: int) -> CompiledPlan:
     """
     ledger = hollow_step(live.step, Assignment({}), live.target).ledger
     base = sum(entry.piece.nbytes for entry in ledger.log if entry.instant == 0)
-    total = optimizer = 0
-    for entry in ledger.log:
-        total += entry.sign * entry.piece.nbytes
-        if ledger.phases[entry.instant] == "optimizer":
-            optimizer = max(optimizer, total - base)
+    behind = zip(ledger.log, totals_of(ledger)[1:], strict=True)
+    in_optimizer = (t for entry, t in behind if ledger.phases[entry.instant] == "optimizer")
+    optimizer = max(0, max(in_optimizer, default=0) - base)
     if base + max(optimizer, 1) > budget:
         raise BudgetTooSmall(
             f"memopt.plan: budget must be above {as_text(base + optimizer)}, which weights, "

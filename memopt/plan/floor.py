@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memopt.anatomy.advice import advise
 from memopt.anatomy.hollow import DependsOnValues
+from memopt.anatomy.predict import predict
 from memopt.anatomy.trace import trace_of
 from memopt.anatomy.whatif import Fates
 from memopt.plan.choose import BudgetTooSmall, Chosen
@@ -35,8 +36,6 @@ def too_small(live: Live, least: Chosen, budget: int) -> BudgetTooSmall:
 
 
 def _remedies(live: Live) -> list[str]:
-    from memopt.anatomy.predict import predict
-
     fates = Fates(recipes=True, checkpoint="all")
     try:
         now, ledger = predict(live.step, fates, live.target)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -101,27 +102,33 @@ class Live:
             step.model, blocks = self.entry, tuple(f"module.{path}" for path in blocks)
         if device.type == "cpu":
             return ranks.most(watched(step, blocks).nbytes.above)
-        memory = torch.get_device_module(device)
-        with as_before(step.model, device):
-            memory.reset_peak_memory_stats(device)
-            before = memory.memory_allocated(device)
+
+        def run() -> None:
             for batch in step.batches():
                 step.forward(batch).backward()
-            memory.synchronize(device)
-            return ranks.most(memory.max_memory_allocated(device) - before)
+
+        with as_before(step.model, device):
+            return ranks.most(allocated_above(device, run))
 
 
-class applied:
+def allocated_above(device: torch.device, run: Callable[[], None]) -> int:
+    """The most bytes that an accelerator's allocator has beyond those of before."""
+    memory = torch.get_device_module(device)
+    memory.reset_peak_memory_stats(device)
+    before = memory.memory_allocated(device)
+    run()
+    memory.synchronize(device)
+    return int(memory.max_memory_allocated(device) - before)
+
+
+@contextmanager
+def applied(assignment: Assignment, model: nn.Module) -> Iterator[None]:
     """While it is entered, a model has an assignment."""
-
-    def __init__(self, assignment: Assignment, model: nn.Module) -> None:
-        self._assignment, self._model = assignment, model
-
-    def __enter__(self) -> None:
-        self._assignment.apply(self._model)
-
-    def __exit__(self, *error: object) -> None:
-        self._assignment.undo(self._model)
+    assignment.apply(model)
+    try:
+        yield
+    finally:
+        assignment.undo(model)
 
 
 def has_values(model: nn.Module, batch: object) -> bool:
