@@ -1,4 +1,4 @@
-"""What memopt.recompute() costs on the host per tensor that autograd saves, forward and backward.
+"""What memopt.recipes() costs on the host per tensor that autograd saves, forward and backward.
 
 Tiny tensors, one thread: what is left is bookkeeping. A step saves the same number of tensors of
 one kind; contenders do it in turns as in harness.py. **added** is a contender's step minus the
@@ -35,7 +35,7 @@ from benchmarks.harness import QUICK, Effort, alternate, spread
 from benchmarks.summary import describe, table
 from memopt.measure import SavedTensors
 
-PLAIN, FLOOR, OURS = "plain", "identity hook", "memopt.recompute()"
+PLAIN, FLOOR, OURS = "plain", "identity hook", "memopt.recipes()"
 GOAL_OVER_IDENTITY_US = 2.0
 OUT = "cpu_recipes_overhead.json"
 FULL = Effort(rounds=41, min_rounds=15, case_seconds=4.0)
@@ -47,7 +47,7 @@ CONTENDERS: dict[str, Scope] = {
     PLAIN: nullcontext,
     FLOOR: lambda: saved_tensors_hooks(return_argument, return_argument),
     "identity hook, Python lambda": lambda: saved_tensors_hooks(lambda t: t, lambda t: t),
-    OURS: memopt.recompute,
+    OURS: memopt.recipes,
 }
 
 
@@ -144,7 +144,7 @@ def report(run: Mapping[str, Any]) -> str:
             rows.append([case["name"], name, *texts, *[""] * (2 - len(texts))])
     return "\n\n".join(
         [
-            "# Host time of memopt.recompute() per saved tensor",
+            "# Host time of memopt.recipes() per saved tensor",
             describe(dict(run)),
             "Medians, in brackets the quartiles. What is measured: "
             "`benchmarks/recipes_overhead.py`.",

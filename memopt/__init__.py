@@ -1,7 +1,7 @@
 """memopt: what becomes of a tensor that autograd saves for backward.
 
 It may be kept; made again from what is saved anyway (memopt.functional and memopt.nn, and
-memopt.recompute() for whatever reads their outputs); or belong to a region that is checkpointed or
+memopt.recipes() for whatever reads their outputs); or belong to a region that is checkpointed or
 offloaded (memopt.checkpoint, memopt.checkpoint_wrapper). memopt.saved_tensors picks the fate of
 each tensor. memopt.convert brings all this to an unmodified model, memopt.compile to a compiled
 one. memopt.saved_bytes counts the bytes that are saved, and memopt.anatomy says where all memory
@@ -41,7 +41,7 @@ from memopt.offload import (
     offload_stats,
 )
 from memopt.plan import BudgetTooSmall, CompiledPlan, Fitted, Plan, fit, plan, plan_compiled
-from memopt.recipes import recompute
+from memopt.recipes import recipes
 
 __all__ = [
     "Accumulated",
@@ -79,7 +79,7 @@ __all__ = [
     "patch_functional",
     "plan",
     "plan_compiled",
-    "recompute",
+    "recipes",
     "revert",
     "saved_bytes",
     "saved_tensors",

@@ -56,7 +56,7 @@ def saved_tensors(policy: Policy) -> AbstractContextManager[None]:
             - "keep": the graph holds the tensor itself, as autograd does. In a checkpointed region,
               a tensor that is kept is not dropped.
             - "recipe": an output of memopt's ops, or a view of one, is not kept but made again from
-              what is kept anyway. See `memopt.recompute`, which is this policy.
+              what is kept anyway. See `memopt.recipes`, which is this policy.
             - "host": a copy in (pinned) host memory, which is back before backward needs it. This
               is `memopt.offload`, which says more of it, without options: all storages of 1 KB and
               more go. Without an accelerator everything stays where it is.

@@ -69,7 +69,7 @@ def saved_bytes(fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> Save
         loss = memopt.saved_bytes(lambda: criterion(model(input), target))
 
     Counted: each storage that the autograd graph holds then, whole and once, inputs of the call
-    among them (`storages` says which are). Under `memopt.recompute()` inside `fn`, as in a
+    among them (`storages` says which are). Under `memopt.recipes()` inside `fn`, as in a
     converted model, an output that is computed again does not count, and what its recipe reads
     does. Of a checkpointed region its arguments count; those that it offloads to the host do not.
 
@@ -78,7 +78,7 @@ def saved_bytes(fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> Save
     no hook); what saved-tensor hooks inside `fn` keep in place of tensors
     (`torch.autograd.graph.save_on_cpu`, for one); tensors that a Python `autograd.Function` sets as
     attributes of its context; and what threads save that `fn` starts. Hooks around this call
-    (a `memopt.recompute()` there too) do not apply.
+    (a `memopt.recipes()` there too) do not apply.
 
     `fn` runs once, with gradients enabled, in its own training or evaluation mode. Afterwards
     PyTorch's random number generators are as they were, and so are the arguments' values, and of

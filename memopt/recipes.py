@@ -1,4 +1,4 @@
-"""memopt.recompute(): outputs of memopt's ops are not kept for backward but made again."""
+"""memopt.recipes(): outputs of memopt's ops are not kept for backward but made again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memopt._extension import _C
 from memopt.fates import saved_tensors
 
 
-def recompute() -> AbstractContextManager[None]:
+def recipes() -> AbstractContextManager[None]:
     """Inside this context no op keeps an output of memopt's ops for backward, or a view of one.
 
     This is `memopt.saved_tensors("recipe")` under a name of its own.
@@ -43,7 +43,7 @@ def recompute() -> AbstractContextManager[None]:
     Host time: about 1 us per saved tensor beyond that of saved-tensor hooks that do nothing, and a
     kernel launch per output that is made again (benchmarks/recipes_overhead.py).
 
-        with memopt.recompute():
+        with memopt.recipes():
             loss = model(input)
         loss.backward()
 

@@ -153,7 +153,7 @@ def test_recipes_inside_count_and_recipes_around_do_not() -> None:
         return linear(memopt.functional.layer_norm(x, (8,), norm.weight, norm.bias))
 
     assert memopt.saved_bytes(fn) == 2 * x.nbytes + statistics
-    with memopt.recompute():
+    with memopt.recipes():
         assert memopt.saved_bytes(fn) == 2 * x.nbytes + statistics
     converted = nn.Sequential(norm, linear)
     memopt.convert(converted)

@@ -1,6 +1,6 @@
 // How an op's output is made again: by the op, from its own arguments, which its node saves anyway.
 //
-// Inside memopt.recompute() a thread has a RecipeRecorder, the interface of the registry in
+// Inside memopt.recipes() a thread has a RecipeRecorder, the interface of the registry in
 // saved/recipe_registry.h. An op that runs with a node enters its recipe there, and the registry
 // may then save the recipe in place of the output.
 #pragma once
@@ -27,7 +27,7 @@ struct RecipeRecorder {
   virtual void place(const Tensor& output) = 0;
 };
 
-// This thread's; null outside memopt.recompute().
+// This thread's; null outside memopt.recipes().
 RecipeRecorder*& recipe_recorder();
 
 // To be called in an op's node with what its forward made.

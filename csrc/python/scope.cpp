@@ -209,7 +209,7 @@ PyMethodDef scope_functions[] = {
      "in_recipes(functions): whether with_recipes would have nothing to do."},
     {"with_recipes", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(with_recipes)),
      METH_FASTCALL,
-     "with_recipes(functions, fn, args, kwargs): call fn inside memopt.recompute(); if `functions` "
+     "with_recipes(functions, fn, args, kwargs): call fn inside memopt.recipes(); if `functions` "
      "is True, with PyTorch's functions replaced by memopt's."},
     {"recipes_are_on",
      [](PyObject*, PyObject*) { return PyBool_FromLong(recipes_are_on() ? 1 : 0); }, METH_NOARGS,

@@ -27,7 +27,7 @@ at::Tensor RecipeHandle::restore() {
   for (const auto& input : inputs_) {
     tensors.push_back(input.defined() ? input->restore() : at::Tensor());
     TORCH_CHECK(!tensors.back().defined() || has_memory(tensors.back()),
-                "memopt.recompute(): a tensor that a recipe reads must be in memory in backward, "
+                "memopt.recipes(): a tensor that a recipe reads must be in memory in backward, "
                 "got one of shape ",
                 tensors.back().sizes(), " whose storage was freed");
   }

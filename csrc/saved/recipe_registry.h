@@ -1,6 +1,6 @@
 // Which saved tensors have a recipe (recipe.h).
 //
-// Inside memopt.recompute() the ops enter their outputs in this registry (autograd/recipe.h), by
+// Inside memopt.recipes() the ops enter their outputs in this registry (autograd/recipe.h), by
 // storage and weakly. When autograd then saves a tensor on such a storage, whatever op saves it and
 // whichever view of the output it is, its handle becomes a reader of the recipe with the view's
 // geometry. Recipes chain: an input may itself have one.

@@ -15,6 +15,7 @@ from memopt._class_patch import (
     restored_on_error,
 )
 from memopt.checkpoint.apply import Choice
+from memopt.convert.apply_swaps import apply_swaps, put_originals_back, undo_swap
 from memopt.convert.autocast import (
     AutocastNorms,
     check_autocast_norms,
@@ -35,13 +36,7 @@ from memopt.convert.sample import (
 )
 from memopt.convert.skip import Skip, outermost, skipped
 from memopt.convert.supported import has_kernels_for
-from memopt.convert.swap import (
-    Swap,
-    SwappedModule,
-    apply_swaps,
-    put_originals_back,
-    undo_swap,
-)
+from memopt.convert.swap import Swap, SwappedModule
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -57,7 +52,7 @@ def convert(
     model: nn.Module,
     sample_input: Any = None,
     *,
-    recompute: bool = True,
+    recipes: bool = True,
     functional: bool = True,
     checkpoint: Choice | bool | None = None,
     offload: Choice | bool | None = None,
@@ -95,7 +90,7 @@ def convert(
     (except a norm's eps). Results differ by rounding; dropout draws other random numbers. The
     activation in front of a gated product is not called as a module, unless it has a hook.
 
-    Recipes (see `memopt.recompute`) are turned on in whatever enters the model: its forward, the
+    Recipes (see `memopt.recipes`) are turned on in whatever enters the model: its forward, the
     other methods that its classes define (`training_step`, `encode_text`), and those of its
     submodules that have submodules themselves, called alone. So the tensors that these ops return
     are not stored for backward by whatever uses them. Not entered that way: properties, static and
@@ -113,7 +108,7 @@ def convert(
             list of positional arguments; or a mapping of keyword arguments. Measured as
             `memopt.saved_bytes` does, which leaves the model as it was. Storages of the sample that
             are saved count; a note says how many bytes they are.
-        recompute: turn recipes on. Without them ReLU and Sigmoid stay PyTorch's, which save their
+        recipes: turn recipes on. Without them ReLU and Sigmoid stay PyTorch's, which save their
             output like the layer behind them, and not their input. With them a call of either is
             memopt's where its input is kept anyway, and PyTorch's elsewhere.
         functional: with recipes, calls of PyTorch's gelu, silu, relu, sigmoid, dropout, layer_norm
@@ -160,16 +155,16 @@ def convert(
     regions = Regions(checkpoint, offload)
     before = None if sample_input is None else measure_sample(model, sample_input)
     left_alone = skipped(model, skip)
-    matches = match(Context(model, recompute, left_alone), (*registered_rules(), *RULES))
+    matches = match(Context(model, recipes, left_alone), (*registered_rules(), *RULES))
     matches = with_autocast_norms(matches, autocast_norms)
     with restored_on_error(model):
         apply_swaps(model, [(m.module, m.answer) for m in matches if isinstance(m.answer, Swap)])
-        regions.apply(model, recipes=recompute or has_recipes(model))
-        notes = _notes(model, recompute, changed=_has_swaps(matches) or bool(regions))
+        regions.apply(model, recipes=recipes or has_recipes(model))
+        notes = _notes(model, recipes, changed=_has_swaps(matches) or bool(regions))
         if left_alone:
             notes = (f"skipped: {', '.join(outermost(left_alone))}", *notes)
         notes += regions.notes
-        if recompute:
+        if recipes:
             turn_recipes_on(model, functional and _has_kernels(model), left_alone)
         sample = None
         if before is not None:
@@ -180,7 +175,7 @@ def convert(
         model=type(model).__qualname__,
         swapped=_swapped(matches),
         left=_left(matches),
-        recompute=has_recipes(model),
+        recipes=has_recipes(model),
         checkpointed=regions.checkpointed,
         offloaded=regions.offloaded,
         bytes_before=None if before is None else int(before),
@@ -259,12 +254,12 @@ def _left(matches: list[Match]) -> tuple[Left, ...]:
     )
 
 
-def _notes(model: nn.Module, recompute: bool, changed: bool) -> tuple[str, ...]:
-    """The report's notes. `recompute` says whether recipes will be on; they may be on already."""
+def _notes(model: nn.Module, recipes: bool, changed: bool) -> tuple[str, ...]:
+    """The report's notes. `recipes` says whether recipes will be on; they may be on already."""
     notes = []
-    if not changed and (has_recipes(model) or not recompute) and _was_converted(model):
+    if not changed and (has_recipes(model) or not recipes) and _was_converted(model):
         notes.append(NOTHING_NEW)
-    if recompute or has_recipes(model):
+    if recipes or has_recipes(model):
         notes.append(STEP_ASIDE)
     devices = {parameter.device for parameter in model.parameters()}
     notes += [

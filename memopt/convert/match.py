@@ -49,17 +49,17 @@ Answer = Swap | Reason
 class Context:
     """What rules may ask about beside their module. One for each call of `convert`."""
 
-    recompute: bool
-    """Whether recipes will be on around the model's forward (see `memopt.recompute`)."""
+    recipes: bool
+    """Whether recipes will be on around the model's forward (see `memopt.recipes`)."""
 
     skipped: Collection[nn.Module]
     """Modules that stay as they are because the caller of `convert` says so. Rules are not asked
     about them; a rule for a module around one must go on calling it."""
 
     def __init__(
-        self, model: nn.Module, recompute: bool, skipped: Collection[nn.Module] = ()
+        self, model: nn.Module, recipes: bool, skipped: Collection[nn.Module] = ()
     ) -> None:
-        self.recompute = recompute
+        self.recipes = recipes
         self.skipped = skipped
         self.paths: dict[nn.Module, str] = {module: path for path, module in model.named_modules()}
         self.answers: dict[nn.Module, Answer] = {}
@@ -128,7 +128,7 @@ def match(context: Context, rules: Sequence[Rule]) -> list[Match]:
             if module in context.skipped:
                 continue
             answer = _first_answer(rules, module, context)
-            if isinstance(answer, Swap) and answer.needs_recipes() and not context.recompute:
+            if isinstance(answer, Swap) and answer.needs_recipes() and not context.recipes:
                 answer = Reason(SAVES_ITS_OUTPUT, answer)
             elif isinstance(answer, ClassSwap) and _has_own_forward(module):
                 answer = Reason(OWN_FORWARD, answer)

@@ -23,7 +23,7 @@ def patch_functional() -> Iterator[None]:
     does nothing.
 
     relu saves its input, where PyTorch's saves its output: a gain only with recipes on
-    (`memopt.recompute`). For the same reason sigmoid stays PyTorch's.
+    (`memopt.recipes`). For the same reason sigmoid stays PyTorch's.
 
     A checkpointed region must run with the same functions again in backward, which runs outside of
     the scope: enter it inside the region.

@@ -1,9 +1,9 @@
-"""Turns recipes (memopt.recompute) on for whatever enters a converted model.
+"""Turns recipes (memopt.recipes) on for whatever enters a converted model.
 
 A model is not entered by its forward alone: a trainer calls `training_step`, a loss calls
 `model.encoder(x)`, a user `clip.encode_text(x)`. So every module with submodules gets a subclass
 (memopt/_class_patch.py) in which its forward, and the methods that its own classes define, run
-inside memopt.recompute(). A call that is inside already costs a check in C++ (csrc/python/scope.h).
+inside memopt.recipes(). A call that is inside already costs a check in C++ (csrc/python/scope.h).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from memopt._extension import _C
 
 let_higher_order_ops_pass(_C.INTERCEPT_KEY)  # csrc/python/functions.h
 
-_INSTANCE_FORWARD = "_memopt_recompute_instance_forward"
+_INSTANCE_FORWARD = "_memopt_recipes_instance_forward"
 
 _TRANSFORM_INSIDE = (
     "memopt: convert put saved-tensor hooks around this call of the model; for code that uses such "
-    "transforms inside, convert(model, recompute=False) puts none"
+    "transforms inside, convert(model, recipes=False) puts none"
 )
 
 
 class RecipesOn(ForwardWrapper):
-    """Mixin of the classes of modules whose methods run inside memopt.recompute(). The patch's key
+    """Mixin of the classes of modules whose methods run inside memopt.recipes(). The patch's key
     says whether PyTorch's functions are memopt's there.
     """
 
@@ -140,7 +140,7 @@ def _runs_later(function: Callable[..., Any]) -> bool:
 def turn_recipes_on(
     model: nn.Module, functions: bool = False, left_alone: Container[nn.Module] = ()
 ) -> None:
-    """Run what enters `model`, or one of its submodules, inside memopt.recompute().
+    """Run what enters `model`, or one of its submodules, inside memopt.recipes().
 
     Args:
         functions: with PyTorch's functions replaced by memopt's there.

@@ -74,7 +74,7 @@ _ATTENTION = (
 _ATTENTION_DROPOUT = (
     "on a CPU PyTorch computes attention with dropout step by step: 0 as the dropout of attention"
 )
-_RECIPES = "convert with recompute=True, or memopt.recompute() around the call"
+_RECIPES = "convert with recipes=True, or memopt.recipes() around the call"
 _NORM = "if it is a norm that memopt has: memopt.functional, or memopt.convert.register_rule"
 
 

@@ -47,7 +47,7 @@ class Report:
     swapped: tuple[Swapped, ...]
     left: tuple[Left, ...]
 
-    recompute: bool
+    recipes: bool
     """Whether recipes are on wherever the model is entered."""
 
     checkpointed: tuple[str, ...] = ()

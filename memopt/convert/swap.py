@@ -1,4 +1,4 @@
-"""Swaps: what a module becomes, and how it is made that.
+"""Swaps: what a module becomes.
 
 A swap is a small frozen dataclass, the same for modules that are alike. A ClassSwap gives the
 module a subclass that depends on the swap alone: nothing is stored on the module, so copies and
@@ -9,15 +9,13 @@ another function in an attribute.
 from __future__ import annotations
 
 import inspect
-import types
-import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, cast
 
 from torch import Tensor, nn
 
-from memopt._class_patch import ClassPatch, Forward, Patched, patches_of, remove_patch, set_patches
+from memopt._class_patch import ClassPatch, Forward, Patched, patches_of, set_patches
 from memopt.convert.supported import lowered, supports
 from memopt.recipes import is_kept_anyway, recipes_are_on
 
@@ -25,7 +23,7 @@ Plain = Callable[[nn.Module, Tensor], Tensor]
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 # On a function that AttributeSwap puts in an attribute: the one that was there.
-_REPLACES = "_memopt_replaces"
+REPLACES = "_memopt_replaces"
 
 
 class Swap:
@@ -140,7 +138,7 @@ class ForwardSwap(ClassSwap):
     """What the report says the module becomes."""
 
     with_recipes_only: bool = False
-    """Leave the module where recipes are off: with `convert(model, recompute=False)`, and in calls
+    """Leave the module where recipes are off: with `convert(model, recipes=False)`, and in calls
     from outside the model."""
 
     def __post_init__(self) -> None:
@@ -192,7 +190,7 @@ class AttributeSwap(Swap):
         return f"memopt.functional.{self.function.__name__}"
 
     def origin(self, path: str, module: nn.Module) -> tuple[str, str]:
-        original = self.function.__dict__[_REPLACES].__name__
+        original = self.function.__dict__[REPLACES].__name__
         return f"{path}.{self.attribute}".removeprefix("."), f"torch.nn.functional.{original}"
 
     def needs_recipes(self) -> bool:
@@ -206,7 +204,7 @@ def replaces(original: Callable[..., Any]) -> Callable[[FunctionT], FunctionT]:
     """Marks a function of the top level that AttributeSwap puts in the place of `original`."""
 
     def mark(function: FunctionT) -> FunctionT:
-        function.__dict__[_REPLACES] = original
+        function.__dict__[REPLACES] = original
         return function
 
     return mark
@@ -227,74 +225,6 @@ class SwappedModule(Patched):
         return key.make_forward(generated, original.forward)
 
 
-# What stands in a model for a module that others may hold, and that module.
-_originals: weakref.WeakKeyDictionary[nn.Module, nn.Module] = weakref.WeakKeyDictionary()
-
-
-def apply_swaps(model: nn.Module, swaps: Sequence[tuple[nn.Module, Swap]]) -> None:
-    """Swap submodules of `model`, or `model` itself.
-
-    A module without submodules may be one object for many models: the default argument of a
-    function, an entry of a table of activations, a norm that two towers are tied by. Nothing that
-    can be asked of it says so. So it is left as it is, and a double takes its place in the model's
-    modules: another object with the same `__dict__`, and so with the same parameters, buffers and
-    dicts of hooks, whichever of the two they are set on.
-
-    Swapped in place are those that must stay the objects they are: modules with hooks, which get
-    the module and often look it up; modules that one of the model's also keeps in a plain
-    attribute, which would go on being called; and modules with submodules.
-    """
-    places: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
-    in_attributes: set[nn.Module] = set()
-    for parent in model.modules():
-        for name, child in parent._modules.items():
-            if child is not None:
-                places.setdefault(child, []).append((parent, name))
-        in_attributes.update(_modules_among(parent.__dict__))
-    for module, swap in swaps:
-        target = module
-        movable = module in places and module is not model and module not in in_attributes
-        if isinstance(swap, ClassSwap) and movable and _can_have_double(module):
-            target = _double(module)
-            for parent, name in places[module]:
-                parent._modules[name] = target
-        swap.apply(target)
-
-
-def _modules_among(attributes: dict[str, Any]) -> Iterator[nn.Module]:
-    """Modules that are attributes, or elements of lists, tuples, sets and dicts that are."""
-    for name, value in attributes.items():
-        if isinstance(value, nn.Module):
-            yield value
-        elif isinstance(value, (list, tuple, set, frozenset, dict)) and name != "_modules":
-            elements = value.values() if isinstance(value, dict) else value
-            yield from (element for element in elements if isinstance(element, nn.Module))
-
-
-def _can_have_double(module: nn.Module) -> bool:
-    hooks = (value for name, value in module.__dict__.items() if name.endswith("_hooks"))
-    # What is in slots would be missing in the double.
-    slots = any(cls.__dict__.get("__slots__") for cls in type(module).__mro__)
-    return not slots and not any(hooks) and next(module.children(), None) is None
-
-
-def _double(module: nn.Module) -> nn.Module:
-    double = object.__new__(type(module))
-    object.__setattr__(double, "__dict__", module.__dict__)
-    _originals[double] = module
-    return double
-
-
-def put_originals_back(model: nn.Module) -> None:
-    """Put the modules back for which `apply_swaps` put doubles, where the swap is undone."""
-    for parent in model.modules():
-        for name, child in parent._modules.items():
-            original = None if child is None else _originals.get(child)
-            # Something else may be around the double: a checkpointed region.
-            if original is not None and type(child) is type(original):
-                parent._modules[name] = original
-
-
 def swap_of(module: nn.Module) -> ClassSwap | None:
     """The class swap of `module`; None if it has none."""
     for patch in patches_of(type(module)):
@@ -311,12 +241,3 @@ def has_hooks(module: nn.Module) -> bool:
         or module._backward_hooks
         or module._backward_pre_hooks
     )
-
-
-def undo_swap(module: nn.Module) -> None:
-    """Undo what `apply` of a swap did to `module`, if anything."""
-    if swap_of(module) is not None:
-        remove_patch(module, SwappedModule)
-    for name, value in module.__dict__.items():
-        if isinstance(value, types.FunctionType) and _REPLACES in value.__dict__:
-            module.__dict__[name] = value.__dict__[_REPLACES]

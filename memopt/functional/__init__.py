@@ -14,7 +14,7 @@ give them.
 Under autocast activations, gated units, dropout and norms return their input's dtype, as PyTorch's
 do on the CPU; of tensors of several dtypes, the widest. (On CUDA autocast has layer_norm and
 rms_norm return float32 for 16-bit input as well.) So a float32 residual stream stays float32. What
-is saved for the next linear is its 16-bit copy of such an output, and memopt.recompute() makes that
+is saved for the next linear is its 16-bit copy of such an output, and memopt.recipes() makes that
 again. With a linear behind them the ops compute in the autocast dtype and return it. To have a norm
 compute in 16 bits, cast its input.
 """

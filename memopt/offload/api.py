@@ -42,7 +42,7 @@ def offload(
     then on. With to="cpu", tensors in host memory stay as well: without an accelerator nothing is
     moved, and only to="disk" frees memory.
 
-    Inside it, converted models and `memopt.recompute()` make their own outputs again, and
+    Inside it, converted models and `memopt.recipes()` make their own outputs again, and
     checkpointed regions drop what they drop: only the rest travels. Contexts and saved-tensor hooks
     around it get what it leaves. A tensor that is written in place between forward and backward
     makes backward raise, as autograd does by itself. Where there is no room (the host's memory, the

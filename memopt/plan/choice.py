@@ -26,7 +26,7 @@ from memopt.convert.patch import functions_paused
 from memopt.convert.recipes import has_recipes
 from memopt.offload.api import offload
 from memopt.offload.place import Place
-from memopt.recipes import recompute
+from memopt.recipes import recipes
 
 _OPTIONS = "_memopt_plan_offload"
 
@@ -165,7 +165,7 @@ class _Offloaded(ForwardWrapper):
         with ExitStack() as stack:
             stack.enter_context(_offload_to(place, choice.offload))
             if choice.recipes:
-                stack.enter_context(recompute())  # inside: recipes take theirs first
+                stack.enter_context(recipes())  # inside: recipes take theirs first
             return forward(*args, **kwargs)
 
 

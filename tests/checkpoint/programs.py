@@ -199,7 +199,7 @@ class Region:
 
     kind: str
     """checkpoint, disk (with its arguments in a file), torch (its own checkpoint), wrapped (a
-    module), offloaded (likewise), recipes and offload (scopes of memopt.recompute() and, to a file,
+    module), offloaded (likewise), recipes and offload (scopes of memopt.recipes() and, to a file,
     memopt.offload())."""
     body: tuple[Op | Region, ...]
     inputs: tuple[int, ...] = (0,)
@@ -215,7 +215,7 @@ class Program:
     outer_first: bool = True
     """Which of two nested modules is wrapped first."""
     recipes: bool = False
-    """Whether all of it runs in a scope of memopt.recompute()."""
+    """Whether all of it runs in a scope of memopt.recipes()."""
 
     def kinds(self) -> set[str]:
         return {item.kind for item in _regions(self.body)}
@@ -261,7 +261,7 @@ class Part(nn.Module):
         if self.regions and kind == "torch":
             return torch_non_reentrant(module, *args, **kwargs)
         if self.regions and kind == "recipes":
-            with memopt.recompute():
+            with memopt.recipes():
                 return module(*args, **kwargs)
         if self.regions and kind == "offload":
             with memopt.offload("disk", directory=DIRECTORY.name, min_bytes=1, keep_last=1):

@@ -1,4 +1,4 @@
-"""Proves: in random programs, with regions of every kind and scopes of memopt.recompute() at random
+"""Proves: in random programs, with regions of every kind and scopes of memopt.recipes() at random
 places and depths (memopt's and PyTorch's in each other), outputs, every gradient, requires_grad,
 running statistics and the random numbers that follow have the bits of the plain run; also after an
 exception at a random place of forward or recompute; and all of them die with their graph.

@@ -171,10 +171,10 @@ def test_modules_of_memopt_are_left_as_they_are() -> None:
 @pytest.mark.parametrize("make", [nn.ReLU, nn.Sigmoid])
 def test_without_recipes_pytorch_s_stay_where_they_save_less(make) -> None:
     model = nn.Sequential(make(), nn.GELU())
-    report = memopt.convert(model, recompute=False)
+    report = memopt.convert(model, recipes=False)
     assert [e.from_class for e in report.swapped] == ["GELU"]
     assert [e.reason for e in report.left] == [SAVES_ITS_OUTPUT]
-    assert not report.recompute
+    assert not report.recipes
     assert type(model) is nn.Sequential
 
 
@@ -282,7 +282,7 @@ def test_compiles_without_graph_breaks(backend: str) -> None:
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_converted_model_refuses_to_be_scripted(whole: bool) -> None:
     model = example()
-    memopt.convert(model, recompute=whole)
+    memopt.convert(model, recipes=whole)
     with pytest.raises(TypeError, match=r"^convert: a converted module must not be scripted"):
         torch.jit.script(nn.Sequential(model))
 

@@ -181,7 +181,7 @@ def test_with_recipes_of_the_user_s() -> None:
     x = torch.randn(8, WIDTH, requires_grad=True)
 
     def leaves() -> Tensor:
-        with memopt.recompute():
+        with memopt.recipes():
             output: Tensor = model[2](model[1](model[0](x)))
             return output
 
@@ -360,7 +360,7 @@ def test_a_transform_inside_names_the_way_out() -> None:
     with pytest.raises(RuntimeError, match="saved tensor hooks") as raised:
         model.score(x)
     if hasattr(raised.value, "add_note"):
-        assert "recompute=False" in raised.value.__notes__[0]
+        assert "recipes=False" in raised.value.__notes__[0]
     memopt.revert(model)
-    memopt.convert(model, recompute=False)
+    memopt.convert(model, recipes=False)
     torch.testing.assert_close(model.score(x), expected)

@@ -100,7 +100,7 @@ def test_functions_are_memopt_s_inside_alone(call: Callable[[Tensor], Tensor]) -
     for mine, theirs in zip(ours, one_step(lambda: plain(x), *tensors[1]), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=2e-5, atol=1e-5)
     assert saved(lambda: model(x)) <= saved(lambda: plain(x))
-    for options in ({"functional": False}, {"recompute": False}):
+    for options in ({"functional": False}, {"recipes": False}):
         model, _ = make(call, **options)
         assert memopt_ops(lambda: model(x)) == ["memopt::_norm_forward"]  # noqa: B023
     model, _ = make(call)
@@ -293,7 +293,7 @@ def test_inside_hooks_of_others_they_are_pytorch_s() -> None:
 
 def test_a_scope_of_the_user_s_has_recipes_and_no_functions() -> None:
     x = torch.randn(3, requires_grad=True)
-    with memopt.recompute():
+    with memopt.recipes():
         assert memopt_ops(lambda: F.gelu(x)) == []
         model = Model(F.gelu)
         memopt.convert(model)

@@ -51,7 +51,7 @@ def test_others_among_those_chosen_are() -> None:
     assert "no regions, since recipes keep less: 1" in report.notes
 
 
-@pytest.mark.parametrize("options", [{"recompute": False}, {"skip": "*"}], ids=str)
+@pytest.mark.parametrize("options", [{"recipes": False}, {"skip": "*"}], ids=str)
 def test_without_its_recipe_it_is_one(options: dict[str, object]) -> None:
     model = model_of(lambda: nn.LayerNorm(SIZE))
     report = memopt.convert(model, checkpoint=nn.LayerNorm, **options)

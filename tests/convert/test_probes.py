@@ -65,7 +65,7 @@ BRANCHING: dict[str, Callable[[str], nn.Module]] = {
 @pytest.mark.parametrize("make", BRANCHING.values(), ids=BRANCHING)
 def test_a_branch_is_seen(make, where: str) -> None:
     plain = make(where)
-    converted = converted_inside(copy.deepcopy(plain), recompute=False)
+    converted = converted_inside(copy.deepcopy(plain), recipes=False)
     assert_computes_the_same(converted, plain, inputs(SIZE))
 
 
@@ -221,7 +221,7 @@ def test_forms_are_known_and_compute_the_same(form: type[nn.Module], to: str, si
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
 def test_norms_over_channels_keep_strides_and_save_no_more(form, memory) -> None:
     plain = make(form, SIZE)
-    converted = converted_inside(copy.deepcopy(plain), recompute=False)
+    converted = converted_inside(copy.deepcopy(plain), recipes=False)
     x = torch.randn(2, SIZE, 4, 6).to(memory_format=memory).requires_grad_()
     assert converted(x).stride() == plain(x).stride()
     assert memopt.saved_bytes(converted, x) <= memopt.saved_bytes(plain, x)

@@ -251,17 +251,17 @@ def saved(call: Callable[[], Tensor]) -> int:
 @given(
     trees=st.lists(trees, min_size=1, max_size=2),
     functional=st.booleans(),
-    recompute=st.booleans(),
+    recipes=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_converted_is_the_model_with_no_byte_more(
-    trees: list[Any], functional: bool, recompute: bool, seed: int
+    trees: list[Any], functional: bool, recipes: bool, seed: int
 ) -> None:
     torch.manual_seed(seed)
     plain = Model(trees).double()
     model = copy.deepcopy(plain)
     before = state(model)
-    memopt.convert(model, functional=functional, recompute=recompute)
+    memopt.convert(model, functional=functional, recipes=recipes)
     x = torch.randn(ROWS, WIDTH, dtype=torch.float64, requires_grad=True)
     for enter in ENTRIES:
         ours, theirs = saved(lambda: enter(model, x)), saved(lambda: enter(plain, x))  # noqa: B023

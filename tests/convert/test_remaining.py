@@ -91,9 +91,7 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"recompute": False}, {"checkpoint": Functional}], ids=str
-)
+@pytest.mark.parametrize("settings", [{}, {"recipes": False}, {"checkpoint": Functional}], ids=str)
 @pytest.mark.parametrize("make", EXAMPLES.values(), ids=EXAMPLES)
 def test_shares_are_the_allocator_s_count(make, settings) -> None:
     model, x = make(), sample()
@@ -162,9 +160,9 @@ def test_ops_and_modules_are_named() -> None:
 
 
 def test_without_recipes_the_line_that_turns_them_on() -> None:
-    report = memopt.convert(example(Helped()), sample(), recompute=False)
+    report = memopt.convert(example(Helped()), sample(), recipes=False)
     named = shares(report)["output of a memopt op, made where no recipes are on"]
-    assert "recompute=True" in named[2]
+    assert "recipes=True" in named[2]
     with_recipes = memopt.convert(example(Helped()), sample())
     stored = [e.nbytes for e in report.remaining if e.what.startswith("output of a memopt op")]
     assert report.bytes_after - with_recipes.bytes_after == sum(stored)

@@ -57,12 +57,12 @@ def test_dictionary_is_json() -> None:
         "to": "memopt.nn.LayerNorm",
     }
     assert data["left"][0]["reason"] == "memopt has no op for it"
-    assert data["recompute"] is True
+    assert data["recipes"] is True
     assert list(data) == [
         "model",
         "swapped",
         "left",
-        "recompute",
+        "recipes",
         "checkpointed",
         "offloaded",
         "bytes_before",
@@ -82,7 +82,7 @@ def test_text_has_like_entries_in_one_row() -> None:
 
 
 def test_nothing_to_report() -> None:
-    report = memopt.convert(nn.Linear(2, 2), recompute=False)
+    report = memopt.convert(nn.Linear(2, 2), recipes=False)
     assert str(report) == "convert(Linear): 0 swapped, 0 left"
     assert report.to_dict()["swapped"] == []
 

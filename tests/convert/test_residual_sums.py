@@ -85,7 +85,7 @@ def test_every_second_sum_keeps_its_branch(blocks: int, sums: int) -> None:
 HOOKS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "alone": nullcontext,
     "save_on_cpu around": lambda: torch.autograd.graph.save_on_cpu(),
-    "recipes around": memopt.recompute,
+    "recipes around": memopt.recipes,
 }
 
 
@@ -97,7 +97,7 @@ def test_gradients_have_the_same_bits(
     model = model_of(4, post)
     kept = copy.deepcopy(model)
     memopt.convert(model)
-    memopt.convert(kept, recompute=False)
+    memopt.convert(kept, recipes=False)
     with memopt.patch_functional():
         expected = step(kept, nullcontext)
     for ours, theirs in zip(step(model, around), expected, strict=True):
@@ -142,7 +142,7 @@ def test_a_branch_that_others_hold_may_be_written(view: bool) -> None:
     model = Writes(view)
     plain = copy.deepcopy(model)
     memopt.convert(model)
-    memopt.convert(plain, recompute=False)
+    memopt.convert(plain, recipes=False)
     for ours, theirs in zip(step(model, nullcontext), step(plain, nullcontext), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -228,7 +228,7 @@ def test_backward_twice_and_gradients_of_gradients() -> None:
     model = model_of(2)
     kept = copy.deepcopy(model)
     memopt.convert(model)
-    memopt.convert(kept, recompute=False)
+    memopt.convert(kept, recipes=False)
     found = []
     for each in (model, kept):
         x = torch.ones(4, WIDTH).cumsum(0).sin().requires_grad_()

@@ -25,13 +25,13 @@ def example() -> nn.Sequential:
     )
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recipes", [False, True])
 @pytest.mark.parametrize("checkpoint", [None, [modules.FeedForward]])
-def test_everything_is_as_it_was(recompute: bool, checkpoint) -> None:
+def test_everything_is_as_it_was(recipes: bool, checkpoint) -> None:
     model = example()
     x = torch.randn(2, 8)
     before, expected = state(model), model(x)
-    memopt.convert(model, x, recompute=recompute, checkpoint=checkpoint)
+    memopt.convert(model, x, recipes=recipes, checkpoint=checkpoint)
     model(x).sum().backward()
     model.zero_grad()
     assert memopt.revert(model) is model

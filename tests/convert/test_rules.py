@@ -188,17 +188,17 @@ def test_the_context() -> None:
     def look(module: nn.Module, context: Context) -> None:
         context.once(probed.append, module)
         answers = [context.answer(child) for child in module.children()]
-        seen[context.path(module)] = (context.recompute, answers)
+        seen[context.path(module)] = (context.recipes, answers)
 
     registered(look)
     model = nn.Sequential(nn.Sequential(nn.LayerNorm(8), nn.ReLU()), nn.LayerNorm(8))
     modules = [model[1], model[0][1], model[0], model]
-    memopt.convert(model, recompute=False)
+    memopt.convert(model, recipes=False)
     norm, relu = seen["0"][1]
     assert isinstance(norm, Swap)
     assert isinstance(relu, Reason)
     assert list(seen) == ["1", "0.1", "0.0", "0", ""]
-    assert {recompute for recompute, _ in seen.values()} == {False}
+    assert {recipes for recipes, _ in seen.values()} == {False}
     # The second norm is like the first; the two Sequentials are not alike.
     assert probed == modules
 
@@ -206,7 +206,7 @@ def test_the_context() -> None:
 def test_a_swap_that_wants_recipes_is_left_without() -> None:
     swap = ForwardSwap(log_norm, to="memopt.functional.rms_norm", with_recipes_only=True)
     registered(lambda module, context: swap, LogNorm)
-    assert len(memopt.convert(nn.Sequential(LogNorm()), recompute=False).left) == 1
+    assert len(memopt.convert(nn.Sequential(LogNorm()), recipes=False).left) == 1
     assert len(memopt.convert(nn.Sequential(LogNorm())).swapped) == 1
 
 

@@ -119,7 +119,7 @@ def test_converting_again_does_nothing_and_says_so() -> None:
     before = state(model)
     report = memopt.convert(model)
     assert report.swapped == ()
-    assert report.recompute
+    assert report.recipes
     assert report.notes[0] == "nothing changed: the model was converted before"
     assert state(model) == before
 

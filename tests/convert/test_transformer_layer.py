@@ -98,6 +98,6 @@ def test_other_functions_are_left(function) -> None:
 
 def test_without_recipes_relu_stays_pytorch_s() -> None:
     model = encoder("relu")
-    report = memopt.convert(model, recompute=False)
+    report = memopt.convert(model, recipes=False)
     assert [e.path for e in report.left] == ["layers.0.activation", "layers.1.activation"]
     assert model.layers[0].activation is F.relu

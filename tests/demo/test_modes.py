@@ -71,7 +71,7 @@ def test_convert_swaps_what_it_knows_and_adds_no_rounding(eager: GPT) -> None:
     assert LayerNormThenGELU in kinds
     model, without_recipes = copy.deepcopy(eager), copy.deepcopy(eager)
     memopt.convert(model, functional=False)
-    memopt.convert(without_recipes, recompute=False)
+    memopt.convert(without_recipes, recipes=False)
     for ours, theirs in zip(gradients(model), gradients(without_recipes), strict=True):
         assert ours is not None
         assert theirs is not None

@@ -157,7 +157,7 @@ def test_a_model_views_it_and_a_recipe_gives_it_back(chain: str, device: torch.d
         torch.manual_seed(0)
         with SavedTensors(exclude=[weight]) as saved:
             if recompute:
-                with memopt.recompute():
+                with memopt.recipes():
                     loss = F.linear(joined(ours(heads(x))), weight).sum()
             else:
                 loss = F.linear(joined(ours(heads(x))), weight).sum()

@@ -31,7 +31,7 @@ def kept_bytes(
 
 
 def scope(recipes: bool):  # type: ignore[no-untyped-def]
-    return memopt.recompute() if recipes else nullcontext()
+    return memopt.recipes() if recipes else nullcontext()
 
 
 def gradients(

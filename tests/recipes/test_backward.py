@@ -1,5 +1,5 @@
 """Proves: whatever is done with the graph (kept, differentiated in parts, twice, by several
-threads, under autocast, in regions and around them), gradients inside memopt.recompute() have the
+threads, under autocast, in regions and around them), gradients inside memopt.recipes() have the
 bits of those without; an output is made once per backward for all its readers and goes after the
 last.
 """
@@ -53,7 +53,7 @@ def test_a_model() -> None:
 
 
 def test_made_once_for_all_its_readers() -> None:
-    with memopt.recompute():
+    with memopt.recipes():
         h = norm(X)
         loss = torch.stack([F.linear(h, linear).sum() for linear in LINEARS]).sum()
     del h
@@ -61,7 +61,7 @@ def test_made_once_for_all_its_readers() -> None:
 
 
 def test_a_chain_is_made_once_each() -> None:
-    with memopt.recompute():
+    with memopt.recipes():
         loss = F.linear(M.dropout(M.gelu(norm(X)), 0.5), LINEARS[0]).square().sum()
     ops = counted(loss, LEAVES[:4])
     assert ops["memopt._norm_forward.default"] == 1
@@ -73,7 +73,7 @@ def test_dropped_after_the_last_reader() -> None:
     """Two layers in a row: their outputs are not there at the same time."""
     x = leaf(512, FEATURES)
     one = 512 * FEATURES * 4
-    with memopt.recompute():
+    with memopt.recipes():
         y = x
         for linear in LINEARS:
             y = F.linear(M.gelu(y), linear)
@@ -86,7 +86,7 @@ def test_dropped_after_the_last_reader() -> None:
 
 
 def test_graphs_that_are_kept() -> None:
-    with memopt.recompute():
+    with memopt.recipes():
         torch.manual_seed(1)
         loss = model()
     first = torch.autograd.grad(loss, LEAVES, retain_graph=True)
@@ -104,7 +104,7 @@ def test_partial_backwards(wanted: list[Tensor]) -> None:
         results = []
         for recipes in (False, True):
             torch.manual_seed(1)
-            with memopt.recompute() if recipes else torch.enable_grad():
+            with memopt.recipes() if recipes else torch.enable_grad():
                 loss = model()
             results.append(torch.autograd.grad(loss, wanted, retain_graph=keep))
             if keep:
@@ -118,7 +118,7 @@ def test_partial_backwards(wanted: list[Tensor]) -> None:
 def test_a_graph_that_is_never_differentiated_dies() -> None:
     """Also where an op saves its own output, which has the op's node for its history."""
     live = _C.live_handles()
-    with memopt.recompute():
+    with memopt.recipes():
         y = M.gelu(X).sigmoid().softmax(0).tanh().exp()
     assert _C.live_handles() > live
     del y
@@ -127,7 +127,7 @@ def test_a_graph_that_is_never_differentiated_dies() -> None:
 
 def test_a_partial_backward_leaves_no_output_behind() -> None:
     x = leaf(512, FEATURES)
-    with memopt.recompute():
+    with memopt.recipes():
         h = M.gelu(x)
         a, b = F.linear(h, LINEARS[0]).sum(), F.linear(h, LINEARS[1]).sum()
     del h
@@ -141,7 +141,7 @@ def test_a_reader_after_the_op_has_been_differentiated() -> None:
     """The op's node is freed by then; the recipe holds what it reads itself."""
     results = []
     for recipes in (False, True):
-        with memopt.recompute() if recipes else torch.enable_grad():
+        with memopt.recipes() if recipes else torch.enable_grad():
             h = M.gelu(X)
             a, b = F.linear(h, LINEARS[0]).sum(), F.linear(h.detach(), LINEARS[1]).sum()
         first = torch.autograd.grad(a, [X, LINEARS[0]])
@@ -169,7 +169,7 @@ def test_autocast(dtype: torch.dtype) -> None:
     expected = gradients(run, LEAVES, recipes=False)
     # Backward inside autocast makes the outputs as forward did.
     torch.manual_seed(1)
-    with memopt.recompute():
+    with memopt.recipes():
         loss = run()
     with torch.autocast("cpu", dtype):
         actual = torch.autograd.grad(loss, LEAVES)
@@ -186,7 +186,7 @@ def test_autocast(dtype: torch.dtype) -> None:
 def test_batched_gradients() -> None:
     results = []
     for recipes in (False, True):
-        with memopt.recompute() if recipes else torch.enable_grad():
+        with memopt.recipes() if recipes else torch.enable_grad():
             y = F.linear(M.gelu(X).t(), LINEARS[0][:, :6]).t()
         vectors = torch.eye(y.numel())[:3].view(3, *y.shape)
         results.append(torch.autograd.grad(y, LINEARS[0], vectors, is_grads_batched=True))
@@ -197,7 +197,7 @@ def test_inside_a_transform_of_torch_func_it_does_nothing() -> None:
     """PyTorch forbids saved-tensor hooks there, and the transforms inside a scope of such hooks."""
 
     def loss(weight: Tensor) -> Tensor:
-        with memopt.recompute():
+        with memopt.recipes():
             return F.linear(F.gelu(F.linear(X, weight)), LINEARS[0]).sum()
 
     weight = LINEARS[1].detach()
@@ -227,7 +227,7 @@ def test_regions_inside(kind: str) -> None:
 @pytest.mark.parametrize("kind", REGIONS)
 def test_regions_around(kind: str) -> None:
     def inside(x: Tensor) -> Tensor:
-        with memopt.recompute():
+        with memopt.recipes():
             return F.linear(M.gelu(block(x)), LINEARS[0])
 
     def run() -> Tensor:
@@ -252,7 +252,7 @@ def test_a_region_around_runs_once_more_and_not_twice() -> None:
 
     def inside(x: Tensor) -> Tensor:
         runs.append(1)
-        with memopt.recompute():
+        with memopt.recipes():
             return F.linear(M.gelu(norm(x)), LINEARS[0])
 
     loss = memopt.checkpoint(inside, X).sum()
@@ -267,7 +267,7 @@ def test_threads_have_scopes_of_their_own() -> None:
     def work() -> None:
         try:
             for _ in range(5):
-                with memopt.recompute():
+                with memopt.recipes():
                     # Each thread's generator is the same one: no dropout here.
                     loss = F.linear(M.gelu(norm(X)), LINEARS[0]).square().mean()
                 grads = torch.autograd.grad(loss, LEAVES[:4])
@@ -287,7 +287,7 @@ def test_threads_have_scopes_of_their_own() -> None:
 
 
 def test_one_graph_differentiated_by_several_threads() -> None:
-    with memopt.recompute():
+    with memopt.recipes():
         h = M.gelu(norm(X))
         losses = [F.linear(h, linear).square().sum() for linear in LINEARS]
     expected = [
@@ -311,7 +311,7 @@ def test_one_graph_differentiated_by_several_threads() -> None:
 
 def test_what_a_recipe_reads_must_not_be_written() -> None:
     x = X * 1
-    with memopt.recompute():
+    with memopt.recipes():
         loss = F.linear(M.gelu(x), LINEARS[0]).sum()
     x.add_(1)
     with pytest.raises(RuntimeError, match="must not be written in place"):
@@ -322,14 +322,14 @@ def test_compiled_functions_step_aside() -> None:
     torch._dynamo.reset()
 
     def f(x: Tensor) -> Tensor:
-        with memopt.recompute():
+        with memopt.recipes():
             return F.linear(M.gelu(norm(x)), LINEARS[0]).square().sum()
 
     compiled = torch.compile(f, backend="aot_eager", fullgraph=True)
     expected = torch.autograd.grad(f(X), LEAVES[:4])
     for a, e in zip(torch.autograd.grad(compiled(X), LEAVES[:4]), expected, strict=True):
         assert torch.equal(a, e)
-    with memopt.recompute():
+    with memopt.recipes():
         outside = torch.compile(lambda x: f(x), backend="aot_eager")(X)
     for a, e in zip(torch.autograd.grad(outside, LEAVES[:4]), expected, strict=True):
         assert torch.equal(a, e)
@@ -340,7 +340,7 @@ def test_an_exception_leaves_the_scope() -> None:
     live = _C.live_handles()
 
     def fails() -> None:
-        with memopt.recompute():
+        with memopt.recipes():
             M.gelu(X)
             raise ValueError("stop")
 
@@ -348,8 +348,8 @@ def test_an_exception_leaves_the_scope() -> None:
         fails()
     assert top(True) is None
     assert _C.live_handles() == live
-    scope = memopt.recompute()
-    with scope, scope, memopt.recompute():
+    scope = memopt.recipes()
+    with scope, scope, memopt.recipes():
         loss = F.linear(M.gelu(X), LINEARS[0]).sum()
     assert top(True) is None
     loss.backward()

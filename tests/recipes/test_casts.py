@@ -94,7 +94,7 @@ def test_one_restore_for_all_linears() -> None:
     run = under_autocast(q_k_v)
     assert_same_gradients(run, LEAVES)
     assert dropped(run) == 3 * COPY
-    with memopt.recompute():
+    with memopt.recipes():
         loss = run()
     with RecordOps() as record:
         torch.autograd.grad(loss, LEAVES)
@@ -127,7 +127,7 @@ def test_of_a_16_bit_output() -> None:
 def test_the_graph_kept_and_used_twice() -> None:
     run = under_autocast(q_k_v)
     expected = gradients(run, LEAVES, recipes=False)
-    with memopt.recompute():
+    with memopt.recipes():
         loss = run()
     for _ in range(2):
         again = torch.autograd.grad(loss, LEAVES, retain_graph=True)
@@ -216,7 +216,7 @@ def test_what_is_no_cast_of_an_output_is_kept(other: str) -> None:
 def test_written_after_it_was_saved() -> None:
     """The copy in memory is not what backward reads. (PyTorch without recipes raises an error.)"""
     expected = gradients(under_autocast(lambda: linear(norm(X))), LEAVES, recipes=False)
-    with memopt.recompute():
+    with memopt.recipes():
         y = norm(X)
         low = y.to(LOW)
         loss = torch.mm(low, LINEARS[0].to(LOW).t()).float().square().sum()
@@ -242,7 +242,7 @@ def test_output_written_between_two_casts() -> None:
 def test_nothing_stays_alive() -> None:
     """Nor does a graph of which no backward is asked."""
     live = memopt._extension._C.live_handles()
-    with memopt.recompute():
+    with memopt.recipes():
         for _ in range(300):
             under_autocast(q_k_v)()
     assert memopt._extension._C.live_handles() == live

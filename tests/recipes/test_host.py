@@ -122,7 +122,7 @@ def test_host_of_a_region_s_arguments(watch: Watch) -> None:
 
 def test_a_recipe_reads_what_another_fate_holds(watch: Watch) -> None:
     """Of the layer norm only what waits on the host is held, and nothing of the GELU."""
-    with SavedTensors(exclude=LEAVES) as kept, memopt.saved_tensors("host"), memopt.recompute():
+    with SavedTensors(exclude=LEAVES) as kept, memopt.saved_tensors("host"), memopt.recipes():
         loss = model()
     assert kept.bytes < X.numel() * 4  # small things: statistics
     assert watch.to_host[0] > 0

@@ -1,4 +1,4 @@
-"""Proves: saved-tensor hooks around memopt.recompute() get every tensor that has no recipe and no
+"""Proves: saved-tensor hooks around memopt.recipes() get every tensor that has no recipe and no
 other, once each; hooks inside get all; and the order of nesting changes no gradient.
 """
 
@@ -52,7 +52,7 @@ def test_hooks_around_get_what_has_no_recipe() -> None:
     plain, around = Recorder(), Recorder()
     with plain.hooks():
         run()
-    with around.hooks(), memopt.recompute():
+    with around.hooks(), memopt.recipes():
         loss = run()
     # Three linears save the norm's output and one the GELU's.
     assert len(around.packed) == len(plain.packed) - 4
@@ -67,7 +67,7 @@ def test_hooks_inside_get_everything() -> None:
     plain, inside = Recorder(), Recorder()
     with plain.hooks():
         run()
-    with memopt.recompute(), inside.hooks():
+    with memopt.recipes(), inside.hooks():
         loss = run()
     assert len(inside.packed) == len(plain.packed)
     for a, e in zip(torch.autograd.grad(loss, LEAVES), expected, strict=True):
@@ -88,17 +88,17 @@ def under(*contexts: Callable[[], object]) -> Nesting:
 
 
 NESTINGS = {
-    "save_on_cpu around": under(save_on_cpu, memopt.recompute),
-    "save_on_cpu inside": under(memopt.recompute, save_on_cpu),
-    "both": under(save_on_cpu, memopt.recompute, save_on_cpu, memopt.recompute),
-    "twice": under(memopt.recompute, memopt.recompute),
-    "region around": lambda f: memopt.checkpoint(lambda: under(memopt.recompute)(f)),
-    "region inside": lambda f: under(memopt.recompute)(lambda: memopt.checkpoint(f)),
+    "save_on_cpu around": under(save_on_cpu, memopt.recipes),
+    "save_on_cpu inside": under(memopt.recipes, save_on_cpu),
+    "both": under(save_on_cpu, memopt.recipes, save_on_cpu, memopt.recipes),
+    "twice": under(memopt.recipes, memopt.recipes),
+    "region around": lambda f: memopt.checkpoint(lambda: under(memopt.recipes)(f)),
+    "region inside": lambda f: under(memopt.recipes)(lambda: memopt.checkpoint(f)),
     "region, save_on_cpu, recipes": lambda f: memopt.checkpoint(
-        lambda: under(save_on_cpu, memopt.recompute)(f)
+        lambda: under(save_on_cpu, memopt.recipes)(f)
     ),
     "save_on_cpu, region, recipes": lambda f: under(save_on_cpu)(
-        lambda: memopt.checkpoint(lambda: under(memopt.recompute)(f))
+        lambda: memopt.checkpoint(lambda: under(memopt.recipes)(f))
     ),
 }
 
@@ -124,7 +124,7 @@ def test_hooks_that_change_strides() -> None:
         return F.linear(M.gelu(TURNED.t() * 1), LINEARS[0]).square().sum()
 
     expected = torch.autograd.grad(strided(), [TURNED, LINEARS[0]])
-    with save_on_cpu(), memopt.recompute():
+    with save_on_cpu(), memopt.recipes():
         loss = strided()
     for a, e in zip(torch.autograd.grad(loss, [TURNED, LINEARS[0]]), expected, strict=True):
         assert torch.equal(a, e)
@@ -137,19 +137,19 @@ def test_errors_of_hooks_around_come_through() -> None:
     with (
         pytest.raises(ValueError, match="cannot pack"),
         saved_tensors_hooks(bad_pack, lambda t: t),
-        memopt.recompute(),
+        memopt.recipes(),
     ):
         run()
 
     def bad_unpack(tensor: Tensor) -> Tensor:
         raise ValueError("cannot unpack")
 
-    with saved_tensors_hooks(lambda t: t, bad_unpack), memopt.recompute():
+    with saved_tensors_hooks(lambda t: t, bad_unpack), memopt.recipes():
         loss = run()
     with pytest.raises(ValueError, match="cannot unpack"):
         loss.backward()
 
-    with saved_tensors_hooks(lambda t: t, lambda t: 3), memopt.recompute():
+    with saved_tensors_hooks(lambda t: t, lambda t: 3), memopt.recipes():
         loss = run()
     with pytest.raises(TypeError, match="must return a tensor, got int"):
         loss.backward()

@@ -47,12 +47,12 @@ def in_a_thread(work: Callable[[], object]) -> list[BaseException]:
 
 
 def suspended() -> Iterator[None]:
-    with memopt.recompute():
+    with memopt.recipes():
         yield
 
 
 def test_left_twice() -> None:
-    scope = memopt.recompute()
+    scope = memopt.recipes()
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"a scope must be left once, by the"):
             scope.__exit__(None, None, None)
@@ -62,7 +62,7 @@ def test_left_twice() -> None:
 
 
 def test_left_by_another_thread() -> None:
-    scope = memopt.recompute()
+    scope = memopt.recipes()
     scope.__enter__()
     (error,) = in_a_thread(lambda: scope.__exit__(None, None, None))
     assert "by the thread that entered it" in str(error)
@@ -86,7 +86,7 @@ def test_a_generator_that_another_thread_drops() -> None:
 
 
 def test_one_object_in_several_threads() -> None:
-    scope = memopt.recompute()
+    scope = memopt.recipes()
     entered, left = threading.Barrier(2), threading.Barrier(2)
 
     def work() -> None:
@@ -107,7 +107,7 @@ def test_one_object_in_several_threads() -> None:
 
 
 def test_scopes_left_in_the_order_of_their_entering() -> None:
-    first, second = memopt.recompute(), memopt.recompute()
+    first, second = memopt.recipes(), memopt.recipes()
     between = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
     for scope in (first, between, second):
         scope.__enter__()

@@ -1,4 +1,4 @@
-"""Proves which tensors memopt.recompute() keeps: an output of an op never where its inputs are kept
+"""Proves which tensors memopt.recipes() keeps: an output of an op never where its inputs are kept
 anyway, whoever saves it and whichever view of it; and always where a recipe would save nothing or
 could not be right. Bytes are counted exactly.
 """
@@ -165,9 +165,9 @@ def test_input_written_in_place_before_the_output_is_saved() -> None:
 
     assert kept_bytes(run, [weight]) == 2 * ONE
     expected = torch.autograd.grad(run().sum(), weight)
-    from memopt import recompute
+    from memopt import recipes
 
-    with recompute():
+    with recipes():
         loss = run().sum()
     assert torch.equal(torch.autograd.grad(loss, weight)[0], expected[0])
 

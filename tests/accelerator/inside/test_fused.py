@@ -45,7 +45,7 @@ def test_fused_blocks_in_regions(p: float) -> None:
 @pytest.mark.parametrize("change", [_fuse, _fuse_and_wrap], ids=["fused", "fused in regions"])
 @P
 def test_recipes(change: Callable[[GPT], None], p: float) -> None:
-    with_recipes = train("sim", change, around=memopt.recompute, p=p)
+    with_recipes = train("sim", change, around=memopt.recipes, p=p)
     assert_same_bits(with_recipes, train("sim", change, p=p))
 
 
@@ -57,7 +57,7 @@ def test_recipe_runs_once_for_all_readers_of_a_stream(side_stream: torch.Stream)
 
     def run(gelu: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         x.grad = None
-        with memopt.recompute():
+        with memopt.recipes():
             y = gelu(x)
             side_stream.wait_stream(main)
             with side_stream:

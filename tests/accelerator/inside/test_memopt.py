@@ -42,7 +42,7 @@ def test_offloaded_inputs_under_delays(seed: int) -> None:
 
 def test_convert_and_recipes_leave_what_they_do_not_know_as_it_is() -> None:
     """memopt has no kernels for this device."""
-    converted = train("sim", memopt.convert, around=memopt.recompute)
+    converted = train("sim", memopt.convert, around=memopt.recipes)
     assert_same_bits(converted, train("cpu"))
 
 
