@@ -7,6 +7,7 @@
 #   make test-processors  the tests of accuracy as on older processors: of ATen, MKL and memopt alike
 #   make sanitize   the C++ tests of offloading with the sanitizers of threads, addresses and undefined behaviour
 #   make lint       ruff, clang-format and mypy; `make format` mends what the first two can
+#   make docs       the documentation, into build/site; warnings are errors
 #   make bench      the benchmarks on the CPU
 #   make bench-gpu  on a machine with a GPU: builds for it, runs all tests and benchmarks, writes to $OUT
 #   make build      compile in place what has changed (the others do so first)
@@ -38,6 +39,7 @@ need_tests = $(call need,test,pytest xdist hypothesis numpy rich matplotlib) && 
     || $(PYTHON) -m pip install -r requirements/test.txt; }
 need_models = $(call need,models,transformers accelerate lightning) \
   || echo "Tests on real models are skipped: no transformers, accelerate or lightning here"
+need_docs = $(call need,docs,mkdocs mkdocstrings)
 CLANG_FORMAT = $(PYTHON) -c "import clang_format; clang_format.clang_format()"
 CXX_FILES = $(shell git ls-files -co --exclude-standard '*.h' '*.cpp' '*.cu' '*.cuh')
 # A file's tests stay in one process: they share what its fixtures made.
@@ -48,7 +50,7 @@ TESTS_OF_ACCURACY = tests/ops/test_accuracy.py tests/ops/test_kernel_accuracy.py
   tests/ops/test_activation.py tests/ops/test_layer_norm.py tests/ops/test_rms_norm.py tests/ops/test_add_norm.py \
   tests/ops/test_gated.py tests/ops/test_linear.py tests/ops/test_mlp.py tests/convert/test_transformers.py
 
-.PHONY: demo test test-full test-versions test-processors sanitize lint format bench bench-gpu build torch clean
+.PHONY: demo test test-full test-versions test-processors sanitize lint format docs bench bench-gpu build torch clean
 
 demo: build
 	@$(call need,demo,rich matplotlib numpy)
@@ -62,6 +64,7 @@ test: build
 test-full: build
 	@$(need_tests)
 	@$(need_models)
+	@$(need_docs)
 	$(PYTEST) $(ARGS)
 
 test-versions:
@@ -89,6 +92,10 @@ format: torch
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 	$(CLANG_FORMAT) -i $(CXX_FILES)
+
+docs: torch
+	@$(need_docs)
+	$(PYTHON) -m mkdocs build
 
 bench: build
 	@$(call need,demo,matplotlib)

@@ -24,6 +24,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +32,8 @@ from typing import NamedTuple
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
+# PyTorch warns where there is no NumPy, which building does without.
+warnings.filterwarnings("ignore", "Failed to initialize NumPy")
 try:
     import torch
     from torch.utils import cpp_extension

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -48,6 +49,9 @@ def run(args: argparse.Namespace) -> int:
             f'needs {" and ".join(missing)}, memopt\'s extra "demo"; run: pip install '
             + " ".join(missing)
         )
+    # The profiler behind the count of memory logs two lines for every use, unless this is set
+    # before its first.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from memopt.demo.job import run_demo
     from memopt.demo.settings import UsageError
 

@@ -1,5 +1,5 @@
 """Proves what the benchmark of converted models' bytes promises: it counts every model, a count
-that its formula does not explain ends the run, and the README has the figures of the file.
+that its formula does not explain ends the run, and the documentation has the figures of the file.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def test_a_count_that_is_not_the_formula_s_ends_the_run(monkeypatch: pytest.Monk
         convert_bytes.measure("GPT-2", SMALL)
 
 
-def test_the_readme_has_the_figures_of_the_file() -> None:
+def test_the_documentation_has_the_figures_of_the_file() -> None:
     cases = json.loads((RESULTS / convert_bytes.OUT).read_text())["cases"]
     for name, case in cases.items():
         assert (case["before_bytes"], case["after_bytes"]) == convert_bytes.predicted(
             name, convert_bytes.SIZES
         )
         assert case["formulas"] == MODEL_TERMS[name].formulas()
-    readme = Path(__file__).parents[2] / "README.md"
-    assert convert_bytes.readme_table(cases) in readme.read_text()
+    page = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+    assert convert_bytes.readme_table(cases) in page.read_text()
