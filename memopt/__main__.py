@@ -1,4 +1,4 @@
-"""The command line: python -m memopt {anatomy,demo,env,plan}."""
+"""The command line: python -m memopt {anatomy,bench,demo,env,plan}."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import platform
 import sys
 
 import memopt
-from memopt import demo
+from memopt import bench, demo
 from memopt.anatomy import command as anatomy
 from memopt.plan import command as plan
 
@@ -48,12 +48,16 @@ def main(arguments: list[str] | None = None) -> int:
     plan.add_arguments(
         commands.add_parser("plan", help="a fate for each block of a model, within a budget")
     )
+    bench.add_arguments(
+        commands.add_parser("bench", help="all benchmarks, or with --report what they are shown as")
+    )
     args = parser.parse_args(arguments)
     runs = {
         "env": lambda _: print_environment(),
         "demo": demo.run,
         "anatomy": anatomy.run,
         "plan": plan.run,
+        "bench": bench.run,
     }
     return runs[args.command](args)
 

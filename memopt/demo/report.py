@@ -85,6 +85,7 @@ def _remark(result: Result, agreed: Agreement | None) -> str:
 
 def _record(settings: Settings, results: list[Result], interrupted: bool) -> dict[str, Any]:
     return {
+        "command": _command(settings),
         "settings": {
             "text": None if settings.text is None else str(settings.text),
             "device": str(settings.device),
@@ -105,6 +106,16 @@ def _record(settings: Settings, results: list[Result], interrupted: bool) -> dic
         "machine": _machine(settings.device),
         "modes": [_mode_record(result, results) for result in results],
     }
+
+
+def _command(settings: Settings) -> str:
+    """What runs the same again."""
+    modes = ",".join(mode.name for mode in settings.modes)
+    text = "" if settings.text is None else f" --text {settings.text.name}"
+    return (
+        f"python -m memopt demo --device {settings.device} --dtype {settings.dtype_name} "
+        f"--steps {settings.steps} --seed {settings.seed} --modes {modes}{text}"
+    )
 
 
 def _mode_record(result: Result, results: list[Result]) -> dict[str, Any]:

@@ -1,0 +1,79 @@
+"""Proves: the tables of the README and docs/ are those that the results give, their pictures and
+sentences with figures have results behind them, and what has none is named.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("transformers")  # the formulas of converted models
+
+from benchmarks import report
+
+
+def test_the_pages_show_what_the_results_say(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main(["--check"]) == 0, capsys.readouterr().err
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A README in a folder of its own."""
+    page = tmp_path / "README.md"
+    monkeypatch.setattr(report, "PAGES", (page,))
+    monkeypatch.setattr(report, "CLAIMS", {})
+    return page
+
+
+def test_a_table_is_made_anew_and_a_check_only_says_so(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page.write_text("<!-- begin: demo -->\nof last year\n<!-- end -->\n")
+    assert report.main(["--check"]) == 1
+    assert "not those of the results" in capsys.readouterr().err
+    assert "of last year" in page.read_text()
+    report.main([])
+    assert "torch-checkpoint" in page.read_text()
+    assert report.main(["--check"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("![a](missing.png)", "missing.png has no result behind it"),
+        ("<!-- begin: weather -->\n<!-- end -->\n", "nothing makes the table 'weather'"),
+    ],
+)
+def test_what_has_no_result_is_named(
+    page: Path, capsys: pytest.CaptureFixture[str], text: str, told: str
+) -> None:
+    page.write_text(text)
+    assert report.main(["--check"]) == 1
+    assert told in capsys.readouterr().err
+
+
+def test_a_sentence_with_other_figures_is_named(
+    page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page.write_text("Twice as **fast**.")
+    monkeypatch.setattr(report, "CLAIMS", {page.name: (lambda: "Twice as fast",)})
+    assert report.problems() == []
+    monkeypatch.setattr(report, "CLAIMS", {page.name: (lambda: "1.9 times as fast",)})
+    assert report.problems() == ["README.md: the results say '1.9 times as fast'"]
+
+
+@pytest.mark.parametrize("name", ["machine", "versions", "commands"])
+def test_a_result_that_does_not_say_where_it_is_from_is_named(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    page.write_text("")
+    run = {"machine": {"cores": 2}, "versions": {"torch": "2.13"}, "commands": ["python -m a"]}
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    (tmp_path / "cpu_a.json").write_text(json.dumps(run))
+    assert report.problems() == []
+    (tmp_path / "cpu_a.json").write_text(json.dumps({**run, name: None}))
+    (problem,) = report.problems()
+    assert problem.startswith("cpu_a.json: names no")
