@@ -182,7 +182,12 @@ def measure(ways: Mapping[str, Way], effort: Effort) -> dict[str, Any]:
 
 
 def report(run: Mapping[str, Any]) -> str:
-    """The run as Markdown: a table for each part."""
+    """The run as Markdown."""
+    return "\n\n".join(["# Compiled models", describe(dict(run)), tables(run)])
+
+
+def tables(run: Mapping[str, Any]) -> str:
+    """Whether the goals were reached, and what each way took."""
     head = ["", "", "held", "peak", "time over torch.compile's"]
     rows = []
     for name, case in run["cases"].items():
@@ -191,9 +196,7 @@ def report(run: Mapping[str, Any]) -> str:
             megabytes = [f"{found[key] / 1e6:.2f} MB" for key in ("held_bytes", "most_bytes")]
             time = f"{over['median']:.3f} ({over['q1']:.3f} to {over['q3']:.3f})"
             rows.append([name, label, *megabytes, time])
-    return "\n\n".join(
-        ["# Compiled models", describe(dict(run)), verdict(run["cases"]), table(head, rows)]
-    )
+    return "\n\n".join([verdict(run["cases"]), table(head, rows)])
 
 
 def verdict(cases: Mapping[str, Any]) -> str:

@@ -150,7 +150,7 @@ def host_time() -> str:
 
 def compiled() -> str:
     run = result("cpu_compile")
-    return under(run, compile.report(run))
+    return under(run, compile.tables(run))
 
 
 def converted() -> str:
