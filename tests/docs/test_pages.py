@@ -22,6 +22,8 @@ from memopt.convert.register import registered_rules
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SLOW = ("tutorial.md", "api.md", "plan.md", "anatomy.md")
+"""Pages whose blocks predict and measure training steps."""
 OF_MODELS = ("transformers", "matplotlib", "rich")
 """What the pages use beside PyTorch."""
 
@@ -55,7 +57,10 @@ def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 @pytest.mark.usefixtures("_as_before")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=[pytest.mark.slow] * (p.name in SLOW), id=p.name) for p in PAGES],
+)
 def test_the_blocks_of_a_page_run(page: Path) -> None:
     text = page.read_text()
     blocks = list(BLOCK.finditer(text))
