@@ -16,7 +16,7 @@ def main() -> None:
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = transformers.GPT2Config(
-        n_layer=6, n_embd=64, n_head=4, n_positions=128, vocab_size=512
+        n_layer=6, n_embd=64, n_head=4, n_positions=128, vocab_size=512, use_cache=False
     )
     model = transformers.GPT2LMHeadModel(config).to(device)
     ids = torch.randint(512, (16, 128), device=device)

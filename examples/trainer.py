@@ -40,7 +40,12 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
-            folder, max_steps=5, per_device_train_batch_size=4, report_to=[], logging_steps=1
+            folder,
+            max_steps=5,
+            per_device_train_batch_size=4,
+            report_to=[],
+            logging_steps=1,
+            dataloader_pin_memory=torch.cuda.is_available(),
         )
         transformers.Trainer(model, arguments, train_dataset=Words()).train()
         model.save_pretrained(folder)  # a checkpoint like any other: it loads without memopt

@@ -49,6 +49,9 @@ class _Made(NamedTuple):
     argument: int | None
     """The place among the tensors given of the one that it is or views; None: it is new."""
 
+    storage: int = 0
+    """Bytes of its storage, where these are more than its elements take."""
+
 
 class HollowLedger(Ledger):
     """A ledger of a step that computes nothing.
@@ -128,6 +131,8 @@ class HollowLedger(Ledger):
             found = _computed_outcome(func, args, kwargs)
             if self._on_cpu and func is torch.ops.aten.native_layer_norm.default:
                 found = _layer_norm_on_cpu(args, found)
+            if func in _LOSSES:
+                found = _loss_over_its_elements(func, args, kwargs, found)
             self._outcomes[key] = found
         return found
 
@@ -135,6 +140,15 @@ class HollowLedger(Ledger):
 # Of these, values or memory are the point.
 _ALWAYS = frozenset(("set_", "resize_", "lift_fresh", "_unsafe_view"))
 _ASK = frozenset(("_local_scalar_dense", "is_nonzero", "equal"))
+_LOSSES = frozenset(
+    (
+        torch.ops.aten.mse_loss.default,
+        torch.ops.aten.smooth_l1_loss.default,
+        torch.ops.aten.soft_margin_loss.default,
+        torch.ops.aten.binary_cross_entropy.default,
+    )
+)
+_NO_REDUCTION, _MEAN = 0, 1  # as the operators number them
 
 
 def _is_made(value: object) -> bool:
@@ -197,6 +211,20 @@ def _layer_norm_on_cpu(args: tuple[Any, ...], made: Any) -> Any:
     return (output, *(entry._replace(dtype=dtype) for entry in statistics))
 
 
+def _loss_over_its_elements(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: _Made
+) -> _Made:
+    """Of a mean or a sum the kernels return the buffer that they computed each element's loss in,
+    resized to a scalar: it goes on taking the memory of all. Meta kernels do not show that.
+    """
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if given.get("reduction", _MEAN) == _NO_REDUCTION:
+        return made
+    shape = torch.broadcast_shapes(given["self"].shape, given["target"].shape)
+    return made._replace(storage=math.prod(shape) * made.dtype.itemsize)
+
+
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
     """The tensors that an operator writes to."""
     for place, argument in enumerate(func._schema.arguments):
@@ -208,6 +236,9 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
 def _allocated(made: _Made, given: Sequence[Tensor]) -> Tensor:
     if made.argument is not None:
         return given[made.argument]
+    if made.storage:
+        whole = torch.empty(made.storage // made.dtype.itemsize, dtype=made.dtype)
+        return whole.resize_(made.shape)
     return torch.empty_strided(made.shape, made.stride, dtype=made.dtype)
 
 

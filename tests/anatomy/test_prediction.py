@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import memopt
 from memopt.anatomy.report import Anatomy
@@ -68,6 +69,31 @@ def test_the_prediction_is_what_is_measured(name: str, options: str) -> None:
 def test_blocks_of_ones_own(options: dict[str, Any]) -> None:
     model = Mlp(blocks=3, dropout=0.1)
     assert_predicted(memopt.anatomy(model, torch.randn(7, 32), measure=True, **options))
+
+
+class WithLoss(nn.Module):
+    """A layer and one of PyTorch's losses."""
+
+    def __init__(self, name: str, reduction: str) -> None:
+        super().__init__()
+        self.linear, self.name, self.reduction = nn.Linear(16, 16), name, reduction
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        loss = getattr(F, self.name)(self.linear(x).sigmoid(), y, reduction=self.reduction)
+        return loss.mean() if self.reduction == "none" else loss
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy"),
+        *("l1_loss", "huber_loss", "binary_cross_entropy_with_logits"),
+    ],
+)
+def test_a_scalar_that_keeps_the_losses_of_all_elements(name: str, reduction: str) -> None:
+    batch = {"x": torch.randn(64, 16), "y": torch.rand(64, 16)}
+    assert_predicted(memopt.anatomy(WithLoss(name, reduction), batch, measure=True))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
