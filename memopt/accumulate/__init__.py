@@ -4,6 +4,8 @@ After `import memopt`, the attribute `memopt.accumulate` is the function. The mo
 package can still be imported:
 
     loop    `accumulate`
+    run     one batch in micro-batches
+    peers   the processes of a sharded model, in step with each other
     weight  with what weight a micro-batch's loss counts
     sync    when gradients travel between processes
     undo    a micro-batch that ran out of memory, undone
