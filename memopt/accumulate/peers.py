@@ -2,8 +2,9 @@
 
 Each forward and backward of such a model is a row of collectives, in which all processes take part
 or none gets on. Where memory runs out in one of them, the others wait in its next collective. So
-that one goes on as well: with two rows in place of its part, whose results nobody wants, and without
-the collectives that it had begun. When the batch is done all hear of it, and begin it again.
+that one goes on as well: with two rows in place of its part, whose results nobody wants, and
+without the collectives that it had begun. When the batch is done all hear of it, and begin it
+again.
 """
 
 from __future__ import annotations
