@@ -159,5 +159,6 @@ def sharding_groups(model: nn.Module) -> list[Any]:
     may be replaced, `_all_gather_comm` and `_reduce_scatter_comm`, and says by `is_unsharded`
     whether its parameters are there whole.
     """
-    states = (m._get_fsdp_state() for m in model.modules() if hasattr(m, "_get_fsdp_state"))
+    sharded: list[Any] = [m for m in model.modules() if hasattr(m, "_get_fsdp_state")]
+    states = (module._get_fsdp_state() for module in sharded)
     return [group for state in dict.fromkeys(states) for group in state._fsdp_param_groups]

@@ -15,7 +15,8 @@ package can still be imported:
 
 from memopt._submodules import add_submodules
 from memopt.accumulate.fit import largest_batch, longest_sequence
-from memopt.accumulate.loop import Accumulated, accumulate
+from memopt.accumulate.loop import accumulate
+from memopt.accumulate.run import Accumulated
 
 __all__ = ["Accumulated", "accumulate", "largest_batch", "longest_sequence"]
 

@@ -30,9 +30,9 @@ class Peers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        for module in model.modules():
-            if hasattr(module, "reshard"):  # parameters may be whole since the last backward
-                module.reshard()
+        modules: list[Any] = [m for m in model.modules() if hasattr(m, "reshard")]
+        for module in modules:  # parameters may be whole since the last backward
+            module.reshard()
         meshes: list[Any] = [p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")]
         reasons = (
             ("PyTorch 2.13 or newer", hasattr(model, "reset_iter_state")),
@@ -71,8 +71,8 @@ class Peers:
         groups = sharding_groups(self._model)
         before = [(group, group._all_gather_comm, group._reduce_scatter_comm) for group in groups]
         for group, gather, scatter in before:
-            group._all_gather_comm = _Comm(gather, lambda group=group: group.is_unsharded)
-            group._reduce_scatter_comm = _Comm(scatter, lambda: False)
+            group._all_gather_comm = _Comm(gather, group)
+            group._reduce_scatter_comm = _Comm(scatter)
             self._comms += [group._all_gather_comm, group._reduce_scatter_comm]
         try:
             yield
@@ -105,16 +105,16 @@ class Peers:
 class _Comm:
     """In place of what FSDP2 calls to begin a collective: counts, and can leave some out."""
 
-    def __init__(self, comm: Any, is_whole: Callable[[], bool]) -> None:
+    def __init__(self, comm: Any, gathers: Any = None) -> None:
         self._comm = comm
-        self._is_whole = is_whole
+        self._gathers = gathers
         self._begun = self._left_out = 0
 
     def start(self) -> None:
         """A part begins. Where parameters are whole already, the stand-in's are not, and nobody
         else gathers them.
         """
-        self._begun = int(self._is_whole())
+        self._begun = int(self._gathers is not None and self._gathers.is_unsharded)
 
     def leave_out(self) -> None:
         """As many as the part has begun."""

@@ -131,8 +131,7 @@ def _output(args: argparse.Namespace, job: presets.Job) -> Output:
         ),
         job,
     )
-    files = {"json": found.to_json, "html": found.to_html, "png": found.to_png}
-    return Output(str(found), files)
+    return Output(str(found), {"json": found.to_json, "html": found.to_html, "png": found.to_png})
 
 
 def job_of(args: argparse.Namespace) -> presets.Job:
