@@ -5,7 +5,7 @@
 #   make test-full  all tests: every variant of an op, and the slow ones
 #   make test-versions  builds and runs the fast tests with each PyTorch of VERSIONS, in environments made for it
 #   make test-processors  the tests of accuracy as on older processors: of ATen, MKL and memopt alike
-#   make sanitize   the C++ tests of offloading with the sanitizers of threads, addresses and undefined behaviour
+#   make sanitize   the C++ tests of offloading and of the planner with the sanitizers of threads, addresses and undefined behaviour
 #   make lint       ruff, clang-format and mypy; `make format` mends what the first two can
 #   make docs       the documentation, into build/site; warnings are errors
 #   make bench      the benchmarks on the CPU
@@ -78,7 +78,8 @@ test-processors: build
 	done
 
 sanitize:
-	$(PYTHON) -m tests.offload.build thread address
+	@$(call need,test,pytest)
+	$(PYTHON) -m tests.support.cpp_programs thread address
 
 lint: torch
 	@$(call need,lint,ruff clang_format mypy rich matplotlib)

@@ -1,15 +1,18 @@
 """Plans beside what people use now, at equal peak: memopt.plan, PyTorch's checkpointing, rotor.
 
-On the CPU in float32; a step is forward, loss and backward. Two models: **chain**, alike pre-LN
-transformer blocks, and **ladder**, blocks of widths that double on the way down and halve on the
-way up, as in a U-Net. Each setting by hand (torch.utils.checkpoint without reentrance around every
-block, around every second one, checkpoint_sequential with about sqrt(L) segments; and for the
-chain rotor's schedules for shares of what the plain step takes) has its peak; a plan for exactly
-that peak stands beside it, and plans for shares of the plain step's peak.
+On the CPU in float32; a step is forward, loss and backward. Four models: **chain**, alike pre-LN
+transformer blocks; **ladder**, blocks of widths that double on the way down and halve on the way
+up, as in a U-Net; **encoder-decoder**, whose second half also attends to what the first half made
+of four times as many tokens, as in T5; **wide and narrow**, in turns blocks whose middle is 4 and
+16 times as wide. Each setting by hand (torch.utils.checkpoint without reentrance around every
+block, around every second one, recipes in every block, checkpoint_sequential with about sqrt(L)
+segments where there is one chain; and for the chain rotor's schedules for shares of what the plain
+step takes) has its peak; a plan for exactly that peak stands beside it, and plans for shares of the
+plain step's peak.
 
 Peaks are what the allocator says (memopt.live_bytes) on top of the weights. Times are taken in
 turns as in harness.py; `over_plain` is a way's time over the plain step's in the same round. Where
-a plan has recipes it runs memopt's ops, elsewhere PyTorch's; all other ways run PyTorch's alone.
+a plan has recipes it runs memopt's ops, elsewhere PyTorch's; so do the recipes by hand.
 
 `python -m benchmarks.plan [--quick] [--seed N] [--out FILE.json]` writes the JSON, the figure
 beside it, and prints the table.
@@ -25,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
@@ -37,8 +41,9 @@ from benchmarks.summary import describe, table
 from memopt.live_bytes import LiveBytes
 
 OP = "plan"
-FULL = Effort(rounds=25, min_rounds=9, case_seconds=110.0, sample_seconds=0.05)
+FULL = Effort(rounds=25, min_rounds=7, case_seconds=55.0, sample_seconds=0.05)
 PLAIN = "plain"
+RECIPES = "recipes in every block"
 SHARES = (0.5, 0.25)
 """Of the plain step's peak."""
 ROTOR_SHARES = (0.75, 0.5, 0.3)
@@ -52,8 +57,13 @@ class Sizes(NamedTuple):
     tokens: int
 
 
-SIZES = {"chain": Sizes(12, 128, 4, 256), "ladder": Sizes(4, 64, 6, 256)}
-SMALLEST = {"chain": Sizes(3, 32, 1, 16), "ladder": Sizes(2, 16, 1, 16)}
+SIZES = {
+    "chain": Sizes(12, 128, 4, 256),
+    "ladder": Sizes(4, 64, 6, 256),
+    "encoder-decoder": Sizes(8, 96, 4, 256),
+    "wide and narrow": Sizes(8, 96, 4, 256),
+}
+SMALLEST = {name: Sizes(2, 32, 1, 16) for name in SIZES} | {"chain": Sizes(3, 32, 1, 16)}
 
 
 class Wider(nn.Module):
@@ -68,6 +78,38 @@ class Wider(nn.Module):
         return self.linear(x[:, ::2]) if self.down else self.linear(x).repeat_interleave(2, dim=1)
 
 
+class Decoder(Block):
+    """Attends to what the encoder made as well."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads)
+        self.norm = nn.LayerNorm(width)
+        self.q, self.kv = nn.Linear(width, width), nn.Linear(width, 2 * width)
+        self.cross = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        assert memory is not None  # a model calls it behind a Turn
+        q = self.q(self.norm(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k, v = self.kv(memory).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v)
+        return super().forward(x + self.cross(attended.transpose(1, 2).flatten(2)))
+
+
+class Turn(nn.Module):
+    """From the encoder's output to the decoder's input, of a quarter of its tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, ::4]
+
+
+class Wide(Block):
+    """Its middle is 16 times as wide."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads)
+        self.up, self.down = nn.Linear(width, 16 * width), nn.Linear(16 * width, width)
+
+
 class Mean(nn.Module):
     """The loss."""
 
@@ -79,6 +121,12 @@ def layers_of(name: str, sizes: Sizes) -> list[nn.Module]:
     """Blocks, and between levels what changes the width."""
     if name == "chain":
         return [Block(sizes.width, 4) for _ in range(sizes.layers)]
+    if name == "wide and narrow":
+        return [(Wide if place % 2 else Block)(sizes.width, 4) for place in range(sizes.layers)]
+    if name == "encoder-decoder":
+        encoder = [Block(sizes.width, 4) for _ in range(sizes.layers // 2)]
+        decoder = [Decoder(sizes.width, 4) for _ in range(sizes.layers // 2)]
+        return [*encoder, Turn(), *decoder]
     widths = [sizes.width << level for level in range(sizes.layers // 2)]
     way = [*widths, 2 * widths[-1], *reversed(widths)]
     layers: list[nn.Module] = []
@@ -98,9 +146,21 @@ class Model(nn.Module):
         self.mean = Mean()
 
     def forward(self, x: Tensor) -> Tensor:
+        encoded: tuple[Tensor, ...] = ()
+        blocks = 0
         for layer in self.layers:
-            x = layer(x)
+            if isinstance(layer, Turn):
+                encoded = (x,)
+                x = layer(x)
+            elif isinstance(layer, Block):
+                x = self.run(blocks, layer, (x, *encoded))
+                blocks += 1
+            else:
+                x = layer(x)
         return self.mean(x)
+
+    def run(self, number: int, block: Block, given: tuple[Tensor, ...]) -> Any:
+        return block(*given)
 
 
 class Every(Model):
@@ -108,16 +168,10 @@ class Every(Model):
 
     every = 1
 
-    def forward(self, x: Tensor) -> Tensor:
-        blocks = 0
-        for layer in self.layers:
-            is_block = isinstance(layer, Block)
-            if is_block and blocks % self.every == 0:
-                x = checkpoint(layer, x, use_reentrant=False)
-            else:
-                x = layer(x)
-            blocks += is_block
-        return self.mean(x)
+    def run(self, number: int, block: Block, given: tuple[Tensor, ...]) -> Any:
+        if number % self.every == 0:
+            return checkpoint(block, *given, use_reentrant=False)
+        return block(*given)
 
 
 class Segments(Model):
@@ -156,16 +210,21 @@ def step(model: nn.Module, x: Tensor) -> Callable[[], None]:
 
 
 def by_hand(layers: Sequence[nn.Module], x: Tensor) -> Iterator[tuple[str, Way]]:
-    """PyTorch's ways."""
+    """PyTorch's ways, and memopt's recipes."""
     for name, kind, every in (
         (PLAIN, Model, 0),
         ("checkpoint every block", Every, 1),
         ("checkpoint every 2nd block", Every, 2),
         ("checkpoint_sequential, sqrt", Segments, 0),
+        (RECIPES, Model, 0),
     ):
+        if kind is Segments and any(isinstance(layer, Turn) for layer in layers):
+            continue
         model = kind(copy.deepcopy(layers))
         if every:
             model.every = every
+        if name == RECIPES:
+            memopt.convert(model)
         yield name, way(model, step(model, x))
 
 
@@ -275,7 +334,8 @@ def draw(cases: Mapping[str, Any], out: Path) -> None:
         variants = found["variants"]
         plain = variants[PLAIN]["peak_bytes"]
         for label, is_kind, style in (
-            ("memopt.plan", lambda n: n.startswith("plan"), {"fmt": "o-", "color": "#3b7dd8"}),
+            ("memopt.plan", lambda n: n.startswith("plan "), {"fmt": "o-", "color": "#3b7dd8"}),
+            (RECIPES, lambda n: n == RECIPES, {"fmt": "v", "color": "#2f8f4e"}),
             ("rotor", lambda n: n.startswith("rotor"), {"fmt": "^--", "color": "#ce5c00"}),
             (
                 "torch.utils.checkpoint",

@@ -152,3 +152,13 @@ def depends_on_values(error: Exception) -> bool:
     return isinstance(error, NotImplementedError) or (
         type(error).__name__ == "DynamicOutputShapeException"
     )
+
+
+def sharding_groups(model: nn.Module) -> list[Any]:
+    """The parameter groups of FSDP2 in a model. Each begins its collectives by two callables that
+    may be replaced, `_all_gather_comm` and `_reduce_scatter_comm`, and says by `is_unsharded`
+    whether its parameters are there whole.
+    """
+    sharded: list[Any] = [m for m in model.modules() if hasattr(m, "_get_fsdp_state")]
+    states = (module._get_fsdp_state() for module in sharded)
+    return [group for state in dict.fromkeys(states) for group in state._fsdp_param_groups]

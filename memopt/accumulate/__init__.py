@@ -4,6 +4,8 @@ After `import memopt`, the attribute `memopt.accumulate` is the function. The mo
 package can still be imported:
 
     loop    `accumulate`
+    run     one batch in micro-batches
+    peers   the processes of a sharded model, in step with each other
     weight  with what weight a micro-batch's loss counts
     sync    when gradients travel between processes
     undo    a micro-batch that ran out of memory, undone
@@ -13,7 +15,8 @@ package can still be imported:
 
 from memopt._submodules import add_submodules
 from memopt.accumulate.fit import largest_batch, longest_sequence
-from memopt.accumulate.loop import Accumulated, accumulate
+from memopt.accumulate.loop import accumulate
+from memopt.accumulate.run import Accumulated
 
 __all__ = ["Accumulated", "accumulate", "largest_batch", "longest_sequence"]
 

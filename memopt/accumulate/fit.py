@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from memopt.accumulate.measured import bytes_of, peak_of
-from memopt.anatomy.batches import as_dict, rows_of
+from memopt.accumulate.measured import NEVER_FITS, bytes_here, bytes_of, peak_of, peak_of_step
+from memopt.accumulate.peers import Peers
+from memopt.accumulate.undo import as_before
+from memopt.anatomy.batches import as_dict, rows_of, slice_of
 from memopt.anatomy.predict import predict
 from memopt.anatomy.step import LossLike, OptimizerLike, Step, as_optimizer
 from memopt.anatomy.whatif import Checkpoint, Fates
@@ -130,12 +132,40 @@ def largest_micro_batch(step: Step, budget: int, available: bool, device: str) -
     rows = rows_of("accumulate", step.batch)
     make = resized(step.batch, 0)
     if available:
-        budget += _here(step)
+        budget += bytes_here(step)
 
     def peak(size: int) -> int:
         return _peak(step, make(min(2 * size, rows)), Fates(), device, 2 if size < rows else 1)
 
     return max(1, search(peak, budget, (rows, -(-rows // 2)), rows))
+
+
+def largest_watched(
+    step: Step, budget: int, attempt: Callable[[Any, int], bool], peers: Peers
+) -> int:
+    """The same by steps that run, in all processes alike: the most rows that fit in each of them.
+
+    Args:
+        budget: of this process.
+        attempt: forward and backward of a batch in micro-batches of so many rows; whether it fitted
+            in all processes.
+    """
+    rows = rows_of("accumulate", step.batch)
+    device = next(step.model.parameters()).device
+
+    def over(size: int) -> int:
+        batch = slice_of(step.batch, 0, min(2 * size, rows))
+        fitted = True
+
+        def run(_: int) -> None:
+            nonlocal fitted
+            fitted = attempt(batch, size)
+
+        with as_before(step.model, device):
+            peak = peak_of_step(step, run, size)
+        return peers.most(peak - budget if fitted else NEVER_FITS)
+
+    return max(1, search(over, 0, (2, 4), peers.most(rows)))
 
 
 def check_budget(who: str, budget: object, model: nn.Module) -> None:
@@ -220,16 +250,6 @@ def _peak(step: Step, batch: Any, fates: Fates, device: str, micro_batches: int)
     other = copy.copy(step)
     other.batch, other.micro_batches = batch, micro_batches
     return predict(other, fates, device)[0].peak.total
-
-
-def _here(step: Step) -> int:
-    """Bytes that are on the device already."""
-    states = [] if step.optimizer is None else [dict(s) for s in step.optimizer.state.values()]
-    leaves = [*step.model.parameters(), *step.model.buffers()]
-    leaves += [p.grad for p in step.model.parameters() if p.grad is not None]
-    leaves += [leaf for leaf in pytree.tree_leaves(states) if isinstance(leaf, Tensor)]
-    leaves += [leaf for leaf in pytree.tree_leaves(step.batch) if isinstance(leaf, Tensor)]
-    return sum(storages(leaves).values())
 
 
 def resized(batch: Any, dim: int) -> Callable[[int], Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Hashable
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -12,27 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from memopt.accumulate.fit import check_budget, largest_micro_batch
-from memopt.accumulate.sync import is_sharded, synchronized
-from memopt.accumulate.undo import Before, Gradients, watched
+from memopt.accumulate.fit import check_budget, largest_micro_batch, largest_watched
+from memopt.accumulate.measured import bytes_there
+from memopt.accumulate.peers import Peers
+from memopt.accumulate.run import Accumulated, Run
+from memopt.accumulate.sync import is_sharded
 from memopt.accumulate.weight import Weight, counter
-from memopt.anatomy.batches import as_dict, call, device_of, loss_in, rows_of, slice_of
+from memopt.anatomy.batches import as_dict, device_of, rows_of
 from memopt.anatomy.hollow import DependsOnValues
 from memopt.anatomy.step import LossLike, Step
-
-
-@dataclass(frozen=True)
-class Accumulated:
-    """What `memopt.accumulate` did."""
-
-    loss: Tensor
-    """Of the whole batch, without history, on the model's device."""
-    micro_batch: int
-    """Rows of a micro-batch; of the smaller ones, if memory ran out."""
-    micro_batches: int
-    """How many ran."""
-    out_of_memory: int
-    """How often memory ran out."""
 
 
 def accumulate(
@@ -63,7 +49,11 @@ def accumulate(
 
     Under DistributedDataParallel gradients are reduced once, with the last micro-batch (`no_sync`),
     and under FSDP2 too (`set_requires_gradient_sync`). Each process counts its own batch, as it
-    would without accumulation.
+    would without accumulation. With "auto" under FSDP2 all processes take as many micro-batches, of
+    the rows that fit in each of them; real steps show how many that are, with gradients, buffers
+    and random numbers put back. If memory runs out in one process, the whole batch begins again in
+    all, with half as many rows, from the gradients that were there. Memory that runs out with one
+    row is an error in that process alone, and the others wait for it in vain.
 
     "auto" takes the largest micro-batch whose predicted peak (see `memopt.anatomy`) fits, and keeps
     it for the next batch of this model and shape. If memory runs out nevertheless, the micro-batch
@@ -95,8 +85,8 @@ def accumulate(
     Raises:
         TypeError: an argument is of another kind, or the model returns no loss.
         ValueError: an argument is out of its range; tensors are on another device; nothing counts
-            (all labels are ignored); or "auto" on the CPU without a budget, or with FSDP, where all
-            processes must take the same number of micro-batches.
+            (all labels are ignored); "auto" on the CPU without a budget, or with an FSDP2 model
+            whose processes cannot go back together (HSDP, SyncBatchNorm, PyTorch before 2.13).
         torch.OutOfMemoryError: one row does not fit; or memory ran out while gradients were being
             reduced, or with a `micro_batch` given in rows.
 
@@ -107,7 +97,7 @@ def accumulate(
     batch = as_dict(batch)
     device = device_of("accumulate", model, batch)
     rows = rows_of("accumulate", batch)
-    run = _Run(model, batch, loss, counter(weight, labels, ignore_index), scaler, autocast, device)
+    run = Run(model, batch, loss, counter(weight, labels, ignore_index), scaler, autocast, device)
     if micro_batch != "auto":
         if isinstance(micro_batch, bool) or not isinstance(micro_batch, int):
             raise TypeError(
@@ -116,14 +106,15 @@ def accumulate(
         if micro_batch < 1:
             raise ValueError(f"accumulate: micro_batch must be at least 1, got {micro_batch}")
         return run.all(min(micro_batch, rows), step_down=False)
-    if is_sharded(model):
-        raise ValueError(
-            "accumulate: micro_batch must be a number under FSDP, where all processes must take as "
-            'many micro-batches, got "auto"'
-        )
     step = Step(model, batch, optimizer, loss, autocast)
     known = _chosen.setdefault(model, {})
     key = (budget, autocast, *map(_described, pytree.tree_leaves(batch)))
+    if is_sharded(model):
+        peers = Peers(model)
+        size = peers.least(known.get(key, 0)) or _choose_alike(step, budget, scaler, peers)
+        result = run.all_alike(size, peers)
+        known[key] = result.micro_batch
+        return result
     if key not in known:
         known[key] = _choose(step, budget, device, rows)
     result = run.all(known[key], step_down=True)
@@ -140,20 +131,44 @@ def _described(leaf: object) -> Hashable:
 
 def _choose(step: Step, budget: int | None, device: torch.device, rows: int) -> int:
     is_free = budget is None
-    if budget is not None:
-        check_budget("accumulate", budget, step.model)
-    elif device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        budget = free + unused
+    if budget is None:
+        budget = _free(device)
     else:
-        raise ValueError(
-            f'accumulate: micro_batch="auto" on {device.type} must have a budget in bytes, got None'
-        )
+        check_budget("accumulate", budget, step.model)
     try:
         return largest_micro_batch(_unwrapped(step), budget, is_free, device.type)
     except DependsOnValues:
         return rows  # and fewer, when memory runs out
+
+
+def _choose_alike(step: Step, budget: int | None, scaler: Any, peers: Peers) -> int:
+    """By real steps, since those of a sharded model are not predicted."""
+    device = next(step.model.parameters()).device
+    allowed = bytes_there(device) + _free(device) if budget is None else budget
+    error: Exception | None = None
+    try:
+        check_budget("accumulate", allowed, step.model)
+    except (TypeError, ValueError) as found:
+        error = found
+    if not peers.least(int(error is None)):
+        raise error or ValueError("accumulate: budget must be above the weights in all processes")
+
+    def attempt(batch: Any, size: int) -> bool:
+        every_row = counter("rows", "", 0)
+        run = Run(step.model, batch, step.loss, every_row, scaler, step.autocast, device)
+        return run.once(size, peers) is not None
+
+    return largest_watched(step, allowed, attempt, peers)
+
+
+def _free(device: torch.device) -> int:
+    """Bytes of a device that could be allocated."""
+    if device.type != "cuda":
+        raise ValueError(
+            f'accumulate: micro_batch="auto" on {device.type} must have a budget in bytes, got None'
+        )
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def _unwrapped(step: Step) -> Step:
@@ -161,130 +176,3 @@ def _unwrapped(step: Step) -> Step:
     if isinstance(step.model, nn.parallel.DistributedDataParallel):
         step.model = step.model.module
     return step
-
-
-class _Run:
-    """One batch."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        batch: Any,
-        loss: LossLike,
-        count: Callable[[Any], float] | None,
-        scaler: Any,
-        autocast: torch.dtype | None,
-        device: torch.device,
-    ) -> None:
-        self._model = model
-        self._batch = batch
-        self._loss = loss
-        self._count = count
-        self._scaler = scaler
-        self._autocast = autocast
-        self._device = device
-        self._rows = rows_of("accumulate", batch)
-        self._total = 1.0 if count is None else float(count(batch))
-        if self._total <= 0:
-            raise ValueError(
-                "accumulate: weight must count something in the batch, got 0: are all labels "
-                "ignored?"
-            )
-
-    def all(self, size: int, step_down: bool) -> Accumulated:
-        """Every micro-batch. `step_down`: with fewer rows where memory runs out."""
-        if not step_down:
-            return self._from(size, None, None, 0)
-        gradients = Gradients(self._model)
-        begin = Before(self._model, self._device)
-        failures = 0
-        with watched(self._model) as was_touched:
-            while True:
-                try:
-                    return self._from(size, was_touched, gradients, failures)
-                except _Again as again:
-                    size, failures = again.size, again.failures
-                    gradients.restore()
-                    begin.restore()
-
-    def _from(
-        self,
-        size: int,
-        was_touched: Callable[[], bool] | None,
-        gradients: Gradients | None,
-        failures: int,
-    ) -> Accumulated:
-        sum_of_losses = torch.zeros((), dtype=torch.float64, device=self._device)
-        start, number = 0, 0
-        end_of_rows = self._last_counted()
-        while start < end_of_rows:
-            end = min(start + size, end_of_rows)
-            part = slice_of(self._batch, start, end)
-            share = 1.0 if self._count is None else float(self._count(part)) / self._total
-            if share == 0 and end < end_of_rows:
-                start = end  # a mean of nothing: no number
-                continue
-            if was_touched is None:
-                sum_of_losses += self._one(part, share, end == end_of_rows)
-            else:
-                before = Before(self._model, self._device)
-                was_touched()
-                try:
-                    sum_of_losses += self._one(part, share, end == end_of_rows)
-                except torch.OutOfMemoryError:
-                    failures += 1
-                    touched = was_touched()
-                    if end - start == 1 or (touched and self._reduces(end == end_of_rows)):
-                        raise
-                    size = -(-(end - start) // 2)
-                    if touched:
-                        raise _Again(size, failures) from None
-                    before.restore()
-                    self._give_back()
-                    continue
-            start, number = end, number + 1
-        return Accumulated(sum_of_losses.float(), size, number, failures)
-
-    def _give_back(self) -> None:
-        """The allocator's cache may be in pieces too small for what comes."""
-        if self._device.type not in ("cpu", "meta"):
-            torch.get_device_module(self._device).empty_cache()
-
-    def _last_counted(self) -> int:
-        """Behind the last row that counts: what comes after has no loss, and the micro-batch with
-        which gradients are reduced must have one.
-        """
-        if self._count is None:
-            return self._rows
-        end = self._rows
-        while end > 1 and not self._count(slice_of(self._batch, end - 1, end)):
-            end -= 1
-        return end
-
-    def _reduces(self, is_last: bool) -> bool:
-        return is_last and isinstance(self._model, nn.parallel.DistributedDataParallel)
-
-    def _one(self, part: Any, share: float, is_last: bool) -> Tensor:
-        """Forward and backward. Returns the share of the loss."""
-        with synchronized(self._model, is_last):
-            with self._context():
-                output = call(self._model, part)
-                loss = loss_in("accumulate", output if self._loss is None else self._loss(output))
-            del output
-            loss = loss.reshape(()) * share
-            (loss if self._scaler is None else self._scaler.scale(loss)).backward()
-        return loss.detach().to(self._device, torch.float64)
-
-    def _context(self) -> AbstractContextManager[Any]:
-        if self._autocast is None:
-            return nullcontext()
-        return torch.autocast(self._device.type, dtype=self._autocast)
-
-
-class _Again(Exception):
-    """A gradient was reached before memory ran out: the batch begins again."""
-
-    def __init__(self, size: int, failures: int) -> None:
-        super().__init__(size)
-        self.size = size
-        self.failures = failures

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from memopt.anatomy.ledger import Ledger
+from memopt.anatomy.step import Step
+from memopt.anatomy.work import tensors_in
+from memopt.measure import parts_of, storages
 
 NEVER_FITS = 1 << 62
 
@@ -37,6 +42,64 @@ def peak_of(function: Callable[[int], object], rows: int) -> int:
             torch.accelerator.empty_cache()
         return NEVER_FITS
     return ledger.most()
+
+
+def peak_of_step(step: Step, run: Callable[[int], object], rows: int) -> int:
+    """The same of forwards and backwards of a step, with what the optimizer takes in its own."""
+    missing, most = of_optimizer(step)
+    peak = peak_of(run, rows)
+    if not torch.accelerator.is_available():  # else its states are in that
+        peak += sum(storages(_states(step)).values())
+    return missing + max(peak, bytes_here(step) + most)
+
+
+def bytes_here(step: Step) -> int:
+    """That are on the device before a step: weights, gradients, optimizer states, the batch."""
+    leaves = [*step.model.parameters(), *step.model.buffers(), *_states(step)]
+    leaves += [p.grad for p in step.model.parameters() if p.grad is not None]
+    leaves += [leaf for leaf in pytree.tree_leaves(step.batch) if isinstance(leaf, Tensor)]
+    return sum(storages(leaves).values())
+
+
+def bytes_there(device: torch.device) -> int:
+    """That an accelerator's allocator has given out; 0 on the CPU, whose does not say."""
+    if device.type == "cpu":
+        return 0
+    return int(torch.get_device_module(device).memory_allocated(device))
+
+
+def of_optimizer(step: Step) -> tuple[int, int]:
+    """Bytes of states that are not there yet; and of gradients and temporaries while it steps.
+    Reckoned from its kind.
+    """
+    if step.optimizer is None:
+        return 0, 0
+    trained = [p for group in step.optimizer.param_groups for p in group["params"]]
+    sizes = [_nbytes(parameter) for parameter in trained]
+    missing = sum(_nbytes(p) for p in trained if p not in step.optimizer.state)
+    return int(missing * _states_share(step.optimizer)), sum(sizes) + 2 * max(sizes, default=0)
+
+
+def _states(step: Step) -> list[Tensor]:
+    states = [] if step.optimizer is None else [dict(s) for s in step.optimizer.state.values()]
+    return [leaf for leaf in pytree.tree_leaves(states) if isinstance(leaf, Tensor)]
+
+
+def _nbytes(parameter: Tensor) -> int:
+    """Of what this rank has of it."""
+    return sum(part.nbytes for part in parts_of(parameter))
+
+
+def _states_share(optimizer: torch.optim.Optimizer) -> float:
+    """Bytes of state by bytes of parameters, tried on a small one."""
+    parameter = nn.Parameter(torch.zeros(1 << 12))
+    kind: Any = type(optimizer)
+    known = inspect.signature(kind).parameters
+    trial = kind([parameter], **{k: v for k, v in optimizer.defaults.items() if k in known})
+    parameter.grad = torch.zeros_like(parameter)
+    trial.step()
+    states = [t for state in trial.state.values() for t in tensors_in(list(state.values()))]
+    return sum(t.nbytes for t in states if t.dim()) / parameter.nbytes
 
 
 def _on_accelerator(function: Callable[[int], object], rows: int) -> int:

@@ -6,8 +6,9 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -56,6 +57,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measure", action="store_true", help="also run the step (--preset only), here"
     )
+    for name in ("json", "html", "png"):
+        parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {name.upper()}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,41 +68,70 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", help="what if regions: all, sqrt, optimal or a number")
     parser.add_argument("--offload", action="store_true", help="what if activations leave")
     parser.add_argument("--advice", action="store_true", help="predict what would help")
-    for name in ("json", "html", "png"):
-        parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {name.upper()}")
+
+
+class Output(NamedTuple):
+    """What a command has made of a model and its batch."""
+
+    text: str
+    files: Mapping[str, Callable[[Path], object]]
+    """By the option that names a file, what writes it."""
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command. Returns 0, or 2 for arguments that cannot be run."""
+    return finished(args, _output)
+
+
+def finished(
+    args: argparse.Namespace, make: Callable[[argparse.Namespace, presets.Job], Output]
+) -> int:
+    """Writes the files that are asked for and prints the text. Returns 0; or 2, and the reason on
+    stderr, for arguments that cannot be run.
+    """
     try:
-        report = _report(args)
-        for name in ("json", "html", "png"):
+        made = make(args, job_of(args))
+        for name, write in made.files.items():
             path = getattr(args, name)
             if path is not None:
-                getattr(report, f"to_{name}")(path)
+                write(path)
+        print(made.text)
     except (presets.UsageError, ValueError, DependsOnValues, OSError) as error:
-        print(f"memopt anatomy: {error}", file=sys.stderr)
+        print(f"memopt {args.command}: {error}", file=sys.stderr)
         return USAGE_ERROR
-    print(report)
     return 0
 
 
-def _report(args: argparse.Namespace) -> Anatomy:
-    job = job_of(args)
-    found = anatomy(
-        job.model,
-        job.batch,
-        optimizer=OPTIMIZERS[args.optimizer],
-        measure=args.measure,
-        device=args.device or (None if args.measure else "cuda"),
-        autocast=None if args.autocast is None else DTYPES[args.autocast],
-        micro_batches=args.micro_batches,
-        recipes=args.recipes,
-        checkpoint=_checkpoint(args.checkpoint),
-        offload=args.offload,
-        advice=args.advice,
+def step_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What `anatomy` and `plan` are told alike of the step."""
+    return {
+        "optimizer": OPTIMIZERS[args.optimizer],
+        "autocast": None if args.autocast is None else DTYPES[args.autocast],
+        "micro_batches": args.micro_batches,
+        "device": args.device or (None if args.measure else "cuda"),
+    }
+
+
+def with_note(report: Any, job: presets.Job) -> Any:
+    """A report (a dataclass with notes) with what is known of the job."""
+    return dataclasses.replace(report, notes=(*report.notes, job.note)) if job.note else report
+
+
+def _output(args: argparse.Namespace, job: presets.Job) -> Output:
+    found: Anatomy = with_note(
+        anatomy(
+            job.model,
+            job.batch,
+            measure=args.measure,
+            recipes=args.recipes,
+            checkpoint=_checkpoint(args.checkpoint),
+            offload=args.offload,
+            advice=args.advice,
+            **step_options(args),
+        ),
+        job,
     )
-    return dataclasses.replace(found, notes=(*found.notes, job.note)) if job.note else found
+    return Output(str(found), {"json": found.to_json, "html": found.to_html, "png": found.to_png})
 
 
 def job_of(args: argparse.Namespace) -> presets.Job:

@@ -129,10 +129,14 @@ class HollowLedger(Ledger):
             return _computed_outcome(func, args, kwargs)
         if found is None:
             found = _computed_outcome(func, args, kwargs)
+            if func is torch.ops.aten.convolution.default:
+                found = _in_layout_of(args[:2], found)
             if self._on_cpu and func is torch.ops.aten.native_layer_norm.default:
                 found = _layer_norm_on_cpu(args, found)
             if func in _LOSSES:
                 found = _loss_over_its_elements(func, args, kwargs, found)
+            if self._on_cpu and func is torch.ops.aten.native_group_norm_backward.default:
+                found = (_in_layout_of(args[1:2], found[0]), *found[1:])
             self._outcomes[key] = found
         return found
 
@@ -201,6 +205,19 @@ def _computed_outcome(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return _Made(tuple(leaf.shape), leaf.stride(), leaf.dtype, place)
 
     return pytree.tree_map(described, result)
+
+
+def _in_layout_of(tensors: Sequence[Tensor], made: Any) -> Any:
+    """Where one of them has its channels last, so has the result: not by the meta kernels."""
+    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
+    for tensor in tensors:
+        layout = layouts.get(tensor.dim())
+        if made is None or layout is None or tensor.is_contiguous():
+            continue
+        if tensor.is_contiguous(memory_format=layout):
+            empty = torch.empty(made.shape, device="meta", memory_format=layout)
+            return made._replace(stride=empty.stride())
+    return made
 
 
 def _layer_norm_on_cpu(args: tuple[Any, ...], made: Any) -> Any:

@@ -11,6 +11,7 @@ still be imported:
     watch    when a step enters and leaves each block
     bytes    what each stage of a step holds, from a ledger
     seconds  how long each takes, measured or estimated
+    times    what the times of real steps say of choices
     observe  one step with choices, predicted or watched
     profile  what blocks of each kind cost with each choice
     live     a model that is being planned

@@ -111,8 +111,30 @@ def _solved(profile: Profile, budget: int, terms: Terms) -> Timeline:
         except BelowFloor as error:
             floors.append(_among_all(profile, error.solution, only, terms))
     if found:
-        return min(found, key=lambda solution: (solution.seconds, solution.peak))
-    return min(floors, key=lambda solution: solution.peak)
+        best = min(found, key=lambda solution: (solution.seconds, solution.peak))
+    else:
+        best = min(floors, key=lambda solution: solution.peak)
+    return _in_order(profile, best, budget, terms)
+
+
+def _in_order(profile: Profile, solution: Timeline, budget: int, terms: Terms) -> Timeline:
+    """Alike blocks in the order that people expect, if that costs nothing: the first ones hold
+    least, the last ones most. Backward begins with these, so that what they hold goes soonest.
+    """
+    choices = list(solution.choices)
+    often = {path for path, calls in Counter(profile.paths).items() if calls > 1}
+    alike: dict[int, list[int]] = {}
+    for number, (path, kind) in enumerate(zip(profile.paths, profile.kinds, strict=True)):
+        if path not in often:  # else one choice for all calls
+            alike.setdefault(kind, []).append(number)
+    for numbers in alike.values():
+        held = {c: profile.option(numbers[0], terms.choices[c]).resident for c in set(choices)}
+        mine = sorted((choices[number + 1] for number in numbers), key=lambda c: held[c])
+        for number, choice in zip(numbers, mine, strict=True):
+            choices[number + 1] = choice
+    ordered = evaluate(problem(profile, terms), choices)
+    costs_nothing = ordered.seconds <= solution.seconds
+    return ordered if costs_nothing and ordered.peak <= max(budget, solution.peak) else solution
 
 
 def _of_shared(profile: Profile, choices: Sequence[Choice]) -> Iterator[dict[str, Choice]]:

@@ -77,19 +77,29 @@ class Live:
         """Bytes and seconds, of all ranks."""
         profile, samples = profile_of(self.blocks, self.look)
         if self.runs and self.steps:
-            found: list[tuple[Assignment, list[StageSeconds]]] = []
             room = free_bytes(self.step.model)
-            for sample, observed in samples:
-                fits = room is None or observed.nbytes.above <= room
-                if not ranks.least(int(fits)):
-                    continue
-                with applied(sample, self.step.model):
-                    times = measured_seconds(self.step, self.blocks, self.steps)
-                found += [(sample, ranks.with_longest(stages)) for stages in times]
-            if found:
-                profile.set_seconds(found)
-                profile.is_timed = True
+            fitting = [
+                sample
+                for sample, observed in samples
+                if ranks.least(int(room is None or observed.nbytes.above <= room))
+            ]
+            times = list(self._timed(fitting))
+            if times:
+                profile.set_seconds(times, is_timed=True)
         return profile
+
+    def _timed(
+        self, samples: Sequence[Assignment]
+    ) -> Iterator[tuple[Assignment, list[StageSeconds]]]:
+        """In turns, so that what changes while they run changes all of them; the longest of all
+        ranks.
+        """
+        for number in range(self.steps + 1):
+            for sample in samples:
+                with applied(sample, self.step.model):
+                    stages = measured_seconds(self.step, self.blocks)
+                if number:  # the first ones warm up
+                    yield sample, ranks.with_longest(stages)
 
     def watch(self) -> int:
         """The most bytes above what is there already, in a real forward and backward of the model

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import torch
 from torch import nn
 
+from memopt.accumulate.measured import of_optimizer
 from memopt.accumulate.undo import as_before
 from memopt.anatomy.batches import device_of
 from memopt.anatomy.hollow import CUDA_GRANULARITY
@@ -18,8 +16,6 @@ from memopt.anatomy.ledger import Ledger
 from memopt.anatomy.predict import hollow_step
 from memopt.anatomy.speed import speed_of
 from memopt.anatomy.step import Step
-from memopt.anatomy.work import tensors_in
-from memopt.measure import parts_of
 from memopt.plan.bytes import StepBytes, step_bytes
 from memopt.plan.choice import Assignment
 from memopt.plan.seconds import StageSeconds, estimated_seconds
@@ -86,7 +82,7 @@ def watched(step: Step, blocks: Sequence[str]) -> Observed:
         ledger.close()
     observed = _observed(ledger, watch, step)
     nbytes = observed.nbytes
-    states, most = _of_optimizer(step)
+    states, most = of_optimizer(step)
     return replace(
         observed,
         nbytes=replace(
@@ -96,33 +92,6 @@ def watched(step: Step, blocks: Sequence[str]) -> Observed:
             peak=nbytes.base + states + max(nbytes.above, most),
         ),
     )
-
-
-def _of_optimizer(step: Step) -> tuple[int, int]:
-    """Bytes of states that are not there yet; and of gradients and temporaries while it steps."""
-    if step.optimizer is None:
-        return 0, 0
-    trained = [p for group in step.optimizer.param_groups for p in group["params"]]
-    sizes = [_nbytes(parameter) for parameter in trained]
-    missing = sum(_nbytes(p) for p in trained if p not in step.optimizer.state)
-    return int(missing * _states_share(step.optimizer)), sum(sizes) + 2 * max(sizes, default=0)
-
-
-def _nbytes(parameter: torch.Tensor) -> int:
-    """Of what this rank has of it."""
-    return sum(part.nbytes for part in parts_of(parameter))
-
-
-def _states_share(optimizer: torch.optim.Optimizer) -> float:
-    """Bytes of state by bytes of parameters, tried on a small one."""
-    parameter = nn.Parameter(torch.zeros(1 << 12))
-    kind: Any = type(optimizer)
-    known = inspect.signature(kind).parameters
-    trial = kind([parameter], **{k: v for k, v in optimizer.defaults.items() if k in known})
-    parameter.grad = torch.zeros_like(parameter)
-    trial.step()
-    states = [t for state in trial.state.values() for t in tensors_in(list(state.values()))]
-    return sum(t.nbytes for t in states if t.dim()) / parameter.nbytes
 
 
 def _observed(ledger: Ledger, watch: Watch[Moment], step: Step) -> Observed:

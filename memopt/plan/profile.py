@@ -12,6 +12,7 @@ from memopt.plan.observe import Observed
 from memopt.plan.seconds import StageSeconds
 from memopt.plan.solver import Choice as Option
 from memopt.plan.solver import Link, Problem, Stage
+from memopt.plan.times import seconds_of
 
 
 @dataclass
@@ -43,12 +44,10 @@ class Profile:
         """Each once."""
         return tuple(dict.fromkeys(self.paths))
 
-    def set_seconds(self, steps: Iterable[tuple[Assignment, Sequence[StageSeconds]]]) -> None:
-        """Take the medians of steps with assignments.
-
-        A choice that none of them had is derived from another one: a region's backward takes a
-        forward longer.
-        """
+    def set_seconds(
+        self, steps: Iterable[tuple[Assignment, Sequence[StageSeconds]]], is_timed: bool
+    ) -> None:
+        """Take over the seconds of steps with assignments: estimates, or times, which vary."""
         found: dict[tuple[int, Choice], list[StageSeconds]] = {}
         ends: dict[str, list[StageSeconds]] = {"before": [], "after": []}
         for assignment, stages in steps:
@@ -58,15 +57,9 @@ class Profile:
                 found.setdefault((kind, assignment.choices[path]), []).append(stage)
         for name, seconds in ends.items():
             self.ends[name] = self.ends[name][0], _median(seconds)
-        self.seconds = {key: _median(seconds) for key, seconds in found.items()}
-        for kind, choice in self.nbytes:
-            if (kind, choice) not in self.seconds:
-                other = next(c for c in reversed(CHOICES) if (kind, c) in found)
-                known = self.seconds[kind, other]
-                more = (choice.checkpoint - other.checkpoint) * known.forward
-                self.seconds[kind, choice] = StageSeconds(
-                    known.forward, max(0.0, known.backward + more)
-                )
+        medians = {key: _median(seconds) for key, seconds in found.items()}
+        self.seconds = seconds_of(found) if is_timed else medians
+        self.is_timed = is_timed
 
     def correct(self, assignment: Assignment, step: StepBytes) -> None:
         """Take over what a step with this assignment had."""
@@ -163,7 +156,8 @@ def profile_of(
         seconds={},
         in_order=all(one.nbytes.in_order for one in looks),
     )
-    profile.set_seconds([(s, one.seconds) for s, one in zip(samples, looks, strict=True)])
+    estimates = [(s, one.seconds) for s, one in zip(samples, looks, strict=True)]
+    profile.set_seconds(estimates, is_timed=False)
     return profile, list(zip(samples, looks, strict=True))
 
 

@@ -51,28 +51,22 @@ class _Clock:
         return since
 
 
-def measured_seconds(step: Step, paths: Sequence[str], steps: int) -> list[list[StageSeconds]]:
-    """Of each of `steps` real steps, after one to warm up: the stages of forward and backward of
-    one micro-batch, by the model as it is. Gradients, buffers and random numbers are put back.
+def measured_seconds(step: Step, paths: Sequence[str]) -> list[StageSeconds]:
+    """Of a real step: the stages of forward and backward of one micro-batch, by the model as it is.
+    Gradients, buffers and random numbers are put back.
     """
     model = step.model
     device = device_of("memopt.plan", model, step.batch)
-    batch = step.batches()[0]
-    found = []
     with as_before(model, device):
-        for number in range(steps + 1):
-            clock = _Clock(device)
-            with Watch(model, paths, clock.stamp) as watch:
-                loss = step.forward(batch)
-                turn = clock.stamp()
-                loss.backward()
-                end = clock.stamp()
-                del loss
-            clock.synchronize()
-            model.zero_grad(set_to_none=True)
-            if number:
-                found.append(_stages(watch, clock, turn, end))
-    return found
+        clock = _Clock(device)
+        with Watch(model, paths, clock.stamp) as watch:
+            loss = step.forward(step.batches()[0])
+            turn = clock.stamp()
+            loss.backward()
+            end = clock.stamp()
+            del loss
+        clock.synchronize()
+    return _stages(watch, clock, turn, end)
 
 
 def estimated_seconds(

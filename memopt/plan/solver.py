@@ -3,12 +3,7 @@
 A training step is a chain of stages: what is before the blocks, each block, head and loss. A stage
 has some choices, each with its bytes and its seconds; a plan takes one of each stage. The formulas
 are in csrc/plan/timeline.h, the dynamic programme that finds the plans in csrc/plan/front.h. It
-<<<<<<< HEAD
-finds those of all budgets at once, so that what is asked again about an equal problem costs
-nothing.
-=======
 finds those of all budgets at once, so that to ask again about an equal problem costs nothing.
->>>>>>> f1e9b68c540867224e00b2fd031f49991ae9c386
 """
 
 from __future__ import annotations

@@ -266,3 +266,28 @@ def test_bert_large_takes_little_memory() -> None:
     assert parameters == 335_143_938
     assert 12 * parameters < peak < 14_949e6 - 1_343e6
     assert abs(ratio - 1) < 0.01
+
+
+class Pictures(nn.Module):
+    """Attention between convolutions, as in diffusion's U-Nets: what it returns has its channels
+    last, and so has what follows, in forward and in backward.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(2))
+        self.norms = nn.ModuleList(nn.GroupNorm(2, 8) for _ in range(2))
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norms[0](self.before(x))
+        mixed = self.mix(x.flatten(2).transpose(1, 2)).transpose(1, 2)
+        x = self.norms[1](self.after(mixed.unflatten(2, x.shape[2:])))
+        return x.contiguous().square().mean()
+
+
+def test_pictures_with_channels_last() -> None:
+    x = torch.randn(4, 8, 16, 16)
+    assert_predicted(memopt.anatomy(Pictures(), x, measure=True))
+    last = x.to(memory_format=torch.channels_last)
+    assert_predicted(memopt.anatomy(Pictures(), last, measure=True))

@@ -1,15 +1,17 @@
 """Proves that memopt.accumulate gives in DistributedDataParallel and FSDP2 the gradients of the
-whole batch, and reduces them once: the collectives are counted.
+whole batch, and reduces them once: the collectives are counted. That "auto" under FSDP2 takes what
+fits in each process, and where memory runs out in one of them all go back, with nothing lost.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -19,8 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import memopt
 from memopt.accumulate import loop
+from memopt.accumulate.measured import peak_of_step
+from memopt.accumulate.peers import Peers
+from memopt.accumulate.undo import as_before
+from memopt.anatomy.step import Step
 from tests.distributed.processes import WORLD_SIZE, Pair
-from tests.distributed.support import batch, block
+from tests.distributed.support import SIZE, batch, block
 
 pytestmark = pytest.mark.slow  # for whichever test starts the processes
 
@@ -88,7 +94,7 @@ def steps_down() -> tuple[list[Tensor], list[Tensor], int, int]:
     model, whole = models("ddp")
     x = batch(0, ROWS).double()
     square(whole(x)).backward()
-    rank = torch.distributed.get_rank()
+    rank = dist.get_rank()
 
     def fail(module: nn.Module, args: Any) -> None:
         if rank == 1 and len(args[0]) > 3:
@@ -104,13 +110,145 @@ def steps_down() -> tuple[list[Tensor], list[Tensor], int, int]:
     return gradients(model), gradients(whole), result.micro_batches, result.out_of_memory
 
 
-def refused() -> str:
-    model, _ = models("fsdp")
+class Fails(nn.Module):
+    """With more than `most` rows memory runs out, in one process, the first time or always: when
+    its forward begins, or when the gradient of its output comes.
+    """
+
+    def __init__(self, most: int, where: str, rank: int) -> None:
+        super().__init__()
+        self.inner = block(0.5)
+        self.statistics = nn.BatchNorm1d(SIZE)
+        self.most, self.where, self.rank = most, where, rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        is_due = len(x) > self.most and dist.get_rank() == self.rank
+        if is_due and self.where == "forward":
+            raise torch.OutOfMemoryError("for a test")
+        y = self.statistics(self.inner(x))
+        if is_due and self.where == "backward":
+            y.register_hook(self._fail)
+        return y
+
+    @staticmethod
+    def _fail(_: Tensor) -> None:
+        raise torch.OutOfMemoryError("for a test")
+
+
+def sharded(most: int, where: str, rank: int, reshard: bool = True) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(block(), Fails(most, where, rank), block(0.5)).double()
+    mesh = init_device_mesh("cpu", (WORLD_SIZE,))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    if not reshard:
+        model.set_reshard_after_backward(False)
+    return model
+
+
+class Found(NamedTuple):
+    result: tuple[int, int, int]
+    gradients: list[Tensor]
+    rest: list[Tensor]
+    """The loss, buffers, and the next random number."""
+
+
+def found_in(model: Any, rows: int, **options: Any) -> Found:
+    torch.manual_seed(5)
+    done = memopt.accumulate(model, batch(0, rows).double(), loss=square, **options)
+    for layer in (*model.children(), model):
+        layer.reshard()
+    return Found(
+        (done.micro_batch, done.micro_batches, done.out_of_memory),
+        gradients(model),
+        [done.loss, *(buffer.clone() for buffer in model.buffers()), torch.rand(1)],
+    )
+
+
+def runs_out(
+    where: str, rank: int, reshard: bool, rows: int, before: bool
+) -> tuple[Found, Found, Found, dict[str, int]]:
+    """Twice with "auto", then a model alike with the number of rows that it came to."""
+    model, other = sharded(3, where, rank, reshard), sharded(99, where, rank, reshard)
+    original = loop.largest_watched
+    loop.largest_watched = lambda *_: 12
+    if before:
+        for one in (model, other):
+            torch.manual_seed(9)
+            memopt.accumulate(one, batch(1, rows).double(), micro_batch=3, loss=square)
     try:
-        memopt.accumulate(model, batch(0, ROWS).double(), loss=square, budget=1 << 30)
+        first = found_in(model, rows, budget=1 << 30)
+    finally:
+        loop.largest_watched = original
+    wanted = found_in(other, rows, micro_batch=3)
+    with Collectives() as collectives:
+        again = found_in(model, rows, budget=1 << 30)
+    return first, wanted, again, dict(collectives.calls)
+
+
+def with_other_budgets(share: float) -> tuple[int, int, int, int]:
+    """Each process has another budget and another number of rows."""
+    rank = dist.get_rank()
+    model = models("fsdp")[0]
+    x = batch(0, 64 - 8 * rank).double()
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = Step(model, x, optimizer, square)
+    peers = Peers(model)
+    peaks = {}
+
+    for size in (1, 64):
+        runs = loop.Run(model, x[: 2 * size], square, len, None, None, x.device)
+        peaks[size] = peak_of_step(step, lambda n, runs=runs: runs.once(n, peers), size)
+    least, most = peaks[1], peaks[64]
+    budget = int(least + share * (most - least) / (1 + rank))
+    state = torch.get_rng_state()
+    model.zero_grad()
+    chosen: list[int] = []
+    original = loop.largest_watched
+
+    def noted(*args: Any) -> int:
+        chosen.append(original(*args))
+        return chosen[0]
+
+    loop.largest_watched = noted
+    try:
+        result = memopt.accumulate(model, x, loss=square, budget=budget, optimizer=optimizer)
+    finally:
+        loop.largest_watched = original
+    assert torch.equal(torch.get_rng_state(), state)
+    peaks = []
+    for size in (result.micro_batch, result.micro_batch + 1):
+        runs = loop.Run(model, x[: 2 * size], square, len, None, None, x.device)
+        with as_before(model, x.device):
+            peaks.append(
+                peak_of_step(step, lambda n, runs=runs: runs.once(n, peers), size) - budget
+            )
+    return result.micro_batch, result.micro_batches, *peaks
+
+
+def too_little() -> str:
+    model = models("fsdp")[0]
+    try:
+        memopt.accumulate(
+            model, batch(0, ROWS).double(), loss=square, budget=10 + (dist.get_rank() << 30)
+        )
     except ValueError as error:
         return str(error)
     return ""
+
+
+def refused() -> list[str]:
+    messages = []
+    plain = nn.Sequential(block(), nn.SyncBatchNorm(SIZE)).double()
+    mesh = init_device_mesh("cpu", (WORLD_SIZE, 1), mesh_dim_names=("replicate", "shard"))
+    twice = fully_shard(block().double(), mesh=mesh)
+    for model in (fully_shard(plain), twice):
+        try:
+            memopt.accumulate(model, batch(0, ROWS).double(), loss=square, budget=1 << 30)
+        except ValueError as error:
+            messages.append(str(error))
+    return messages
 
 
 def assert_close(found: list[Tensor], wanted: list[Tensor]) -> None:
@@ -140,5 +278,57 @@ def test_processes_may_take_different_numbers_of_micro_batches(pair: Pair) -> No
     assert [r[2:] for r in results] == [(1, 0), (4, 2)]
 
 
-def test_auto_is_refused_where_every_forward_is_a_collective(pair: Pair) -> None:
-    assert all("must be a number under FSDP" in message for message in pair.run(refused))
+@pytest.mark.parametrize(
+    ("where", "rank", "reshard", "rows", "before"),
+    [
+        ("forward", 0, True, 12, False),
+        ("forward", 1, True, 12, True),
+        ("backward", 0, True, 12, True),
+        ("backward", 1, True, 12, False),
+        ("forward", 1, False, 12, True),
+        ("backward", 0, False, 12, False),
+        ("backward", 1, True, 11, True),
+    ],
+)
+def test_memory_runs_out_in_one_process(
+    pair: Pair, where: str, rank: int, reshard: bool, rows: int, before: bool
+) -> None:
+    """All go back to half of the rows, twice, and end with the bits of the run that took so many
+    from the beginning: gradients that were there, random numbers and statistics of batches too.
+    """
+    for first, wanted, again, collectives in pair.run(runs_out, where, rank, reshard, rows, before):
+        number = -(-rows // 3)
+        assert first.result == (3, number, 2)
+        assert wanted.result == (3, number, 0)
+        assert again.result == (3, number, 0)  # it has learnt
+        for found, expected in zip(first[1:], wanted[1:], strict=True):
+            for a, b in zip(found, expected, strict=True):
+                assert torch.equal(a, b)
+        scatters = sum(n for name, n in collectives.items() if "reduce_scatter" in name)
+        assert scatters == 3
+        assert sum(n for name, n in collectives.items() if name.startswith("allreduce")) == 3
+
+
+@pytest.mark.parametrize("share", [0.2, 0.7])
+def test_the_least_that_fits_in_any_process(pair: Pair, share: float) -> None:
+    """With other budgets and other numbers of rows: as many rows as fit in both, one more does not
+    in one of them, and both take as many micro-batches.
+    """
+    one, other = pair.run(with_other_budgets, share)
+    assert one[:2] == other[:2]
+    assert 1 < one[0] < 64
+    assert one[2] <= 0
+    assert other[2] <= 0
+    assert one[3] > 0 or other[3] > 0
+
+
+def test_a_budget_that_is_too_small_for_one_process(pair: Pair) -> None:
+    one, other = pair.run(too_little)
+    assert "bytes of the model's weights, got 10" in one
+    assert "above the weights in all processes" in other
+
+
+def test_auto_is_refused_where_processes_could_not_go_back(pair: Pair) -> None:
+    for one, other in pair.run(refused):
+        assert "must have no SyncBatchNorm" in one
+        assert "must have parameters sharded over one dimension" in other

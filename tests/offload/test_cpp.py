@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from . import build
+from tests.support.cpp_programs import check_program, programs
 
+PROGRAMS = programs("offload")
 SANITIZED = {
     "thread": ("test_engine_threads", "test_file_backend", "test_io_threads"),
     "address": ("test_engine_threads", "test_file_backend_failures"),
 }
 
 
-@pytest.mark.parametrize("program", build.PROGRAMS, ids=lambda program: program.stem)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
 def test_program(program: Path) -> None:
-    run(program, "plain")
+    check_program(program, "plain")
 
 
 @pytest.mark.slow
@@ -27,12 +28,5 @@ def test_program(program: Path) -> None:
     ("way", "name"), [(way, name) for way, names in SANITIZED.items() for name in names]
 )
 def test_program_with_sanitizers(way: str, name: str) -> None:
-    (program,) = (program for program in build.PROGRAMS if program.stem == name)
-    run(program, way)
-
-
-def run(program: Path, way: str) -> None:
-    if not build.is_available(way):
-        pytest.skip("the compiler has no such sanitizer")
-    result = build.run(program, way)
-    assert result.returncode == 0, result.stdout + result.stderr
+    (program,) = (program for program in PROGRAMS if program.stem == name)
+    check_program(program, way)

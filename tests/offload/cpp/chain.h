@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "../../../csrc/offload/engine.h"
-#include "check.h"
+#include "../../support/check.h"
 #include "virtual_time.h"
 
 namespace check {

@@ -13,7 +13,7 @@
 #include "../../../csrc/offload/device.h"
 #include "../../../csrc/offload/host_event.h"
 #include "../../../csrc/offload/pool.h"
-#include "check.h"
+#include "../../support/check.h"
 
 namespace check {
 

@@ -3,7 +3,7 @@
 #include <random>
 
 #include "../../../csrc/offload/engine.h"
-#include "check.h"
+#include "../../support/check.h"
 #include "thread_backend.h"
 
 using namespace check;

@@ -3,7 +3,7 @@
 #include <random>
 
 #include "../../../csrc/offload/space.h"
-#include "check.h"
+#include "../../support/check.h"
 
 using memopt::offload::Range;
 using memopt::offload::Space;

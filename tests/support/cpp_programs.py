@@ -1,9 +1,10 @@
-"""Compiles and runs the C++ tests of csrc/offload, which needs no PyTorch.
+"""Compiles and runs C++ tests of those folders of csrc that need no PyTorch.
 
-    python -m tests.offload.build [plain] [thread] [address]
+    python -m tests.support.cpp_programs [plain] [thread] [address]
 
-builds and runs all of cpp/ in these ways: as it is, with ThreadSanitizer, with AddressSanitizer and
-UndefinedBehaviorSanitizer. `make sanitize` does the last two.
+builds and runs tests/NAME/cpp/test_*.cpp against csrc/NAME/*.cpp in these ways: as it is, with
+ThreadSanitizer, with AddressSanitizer and UndefinedBehaviorSanitizer. `make sanitize` does the last
+two. check.h has the macros that the programs are written with.
 """
 
 from __future__ import annotations
@@ -12,14 +13,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.cpp_build import Compilation, build, joined, sanitizer_library
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-BUILD = ROOT / "build" / "offload"
-
-SOURCES = sorted((ROOT / "csrc" / "offload").glob("*.cpp"))
-PROGRAMS = sorted((HERE / "cpp").glob("test_*.cpp"))
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("offload", "plan")
 
 FLAGS = ("-std=c++20", "-O1", "-g1", "-pthread", "-Wall", "-Wextra", "-Werror", "-fmax-errors=5")
 # AddressSanitizer takes as long to compile as to run, so without optimisation.
@@ -33,17 +32,32 @@ LIBRARIES = {"plain": (), "thread": ("tsan",), "address": ("asan", "ubsan")}
 SECONDS = 300  # a program takes some; more is a deadlock
 
 
+def programs(folder: str) -> list[Path]:
+    """The test programs of one of FOLDERS."""
+    return sorted((ROOT / "tests" / folder / "cpp").glob("test_*.cpp"))
+
+
 def is_available(way: str) -> bool:
     return all(sanitizer_library(name) is not None for name in LIBRARIES[way])
 
 
 def run(program: Path, way: str) -> subprocess.CompletedProcess[str]:
-    """Builds a file of PROGRAMS in one of the ways of SANITIZE, and runs all its tests."""
+    """Builds a test program in one of the ways of SANITIZE, and runs all its tests."""
+    folder = program.parents[1].name
     flags = [*FLAGS, *SANITIZE[way]]
-    engine = joined(BUILD, "engine.cpp", SOURCES)
-    compilations = [Compilation(source, flags) for source in (engine, program)]
-    made = build(BUILD / way, program.stem, compilations, flags)
+    place = ROOT / "build" / folder
+    tested = joined(place, f"{folder}.cpp", sorted((ROOT / "csrc" / folder).glob("*.cpp")))
+    compilations = [Compilation(source, flags) for source in (tested, program)]
+    made = build(place / way, program.stem, compilations, flags)
     return subprocess.run([str(made)], capture_output=True, text=True, timeout=SECONDS)
+
+
+def check_program(program: Path, way: str) -> None:
+    """Skips the test where the compiler has no such sanitizer; fails it with what was printed."""
+    if not is_available(way):
+        pytest.skip("the compiler has no such sanitizer")
+    result = run(program, way)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def main(ways: list[str]) -> int:
@@ -57,7 +71,7 @@ def main(ways: list[str]) -> int:
             print(f"{way}: the compiler has no such sanitizer", file=sys.stderr)
             failed += 1
             continue
-        for program in PROGRAMS:
+        for program in (program for folder in FOLDERS for program in programs(folder)):
             result = run(program, way)
             outcome = f"failed\n{result.stdout}{result.stderr}" if result.returncode else "passed"
             print(f"{way} {program.stem}: {outcome}", flush=True)

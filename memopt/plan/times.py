@@ -1,0 +1,124 @@
+"""What the times of real steps say of choices.
+
+Times of one block differ by several percent from step to step. Were each choice's own median taken
+as it is, a plan would choose those that happened to come out low, and take longer than was said,
+the more so the more kinds of blocks there are. So what choices have in common is measured together:
+
+- a region's forward is the block's own;
+- its backward is the block's own and, by one factor of all blocks, a forward more;
+- with recipes a block takes a factor of its time without, which is drawn towards 1 as far as the
+  differences of all kinds may be chance (Efron and Morris, "Stein's estimation rule and its
+  competitors", 1973).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, variance
+
+from memopt.plan.choice import CHOICES, Choice
+from memopt.plan.seconds import StageSeconds
+
+Samples = Mapping[tuple[int, Choice], Sequence[StageSeconds]]
+"""By kind of block and choice."""
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Of a kind, with recipes or without."""
+
+    forward: float
+    backward: float
+    """Of the block alone."""
+    variance: float = 0.0
+    """Of the logarithm of both together."""
+
+    @property
+    def both(self) -> float:
+        return self.forward + self.backward
+
+
+def seconds_of(samples: Samples) -> dict[tuple[int, Choice], StageSeconds]:
+    """Of every choice of each kind, also those that no step had."""
+    again = _recompute(samples)
+    kinds = sorted({kind for kind, _ in samples})
+    found = {
+        (kind, recipes): _block(samples, kind, recipes, again)
+        for kind in kinds
+        for recipes in (False, True)
+    }
+    factors = _factors({kind: (found[kind, False], found[kind, True]) for kind in kinds})
+    seconds = {}
+    for kind in kinds:
+        for choice in CHOICES:
+            one = _of(found, kind, choice.recipes, factors)
+            backward = one.backward + again * one.forward * choice.checkpoint
+            seconds[kind, choice] = StageSeconds(one.forward, backward)
+    return seconds
+
+
+def _recompute(samples: Samples) -> float:
+    """How long a region's second run takes, by its forward: of all blocks the median."""
+    ratios = []
+    for (kind, choice), regions in samples.items():
+        plain = samples.get((kind, Choice(choice.recipes)))
+        if choice.checkpoint and plain:
+            forward = _forward(samples, kind, choice.recipes)
+            backward = median(one.backward for one in plain)
+            ratios += [(one.backward - backward) / forward for one in regions if forward]
+    return max(0.0, median(ratios)) if ratios else 1.0
+
+
+def _forward(samples: Samples, kind: int, recipes: bool) -> float:
+    both = (samples.get((kind, Choice(recipes, region)), ()) for region in (False, True))
+    return median(one.forward for found in both for one in found)
+
+
+def _block(samples: Samples, kind: int, recipes: bool, again: float) -> _Block | None:
+    plain = samples.get((kind, Choice(recipes)), ())
+    regions = samples.get((kind, Choice(recipes, True)), ())
+    if not plain and not regions:
+        return None
+    forward = _forward(samples, kind, recipes)
+    # Where memory had no room for a step without regions, its backward is what is left of theirs.
+    alone = [one.backward for one in plain] or [
+        max(0.0, one.backward - again * forward) for one in regions
+    ]
+    logs = [math.log(one.forward + one.backward) for one in plain if one.forward + one.backward]
+    chance = math.pi / 2 * variance(logs) / len(logs) if len(logs) > 1 else 0.0  # of a median
+    return _Block(forward, median(alone), chance)
+
+
+def _factors(pairs: Mapping[int, tuple[_Block | None, _Block | None]]) -> dict[int, float]:
+    """By kind, the time with recipes by the time without."""
+    logs, chances = {}, {}
+    for kind, (plain, recipes) in pairs.items():
+        if plain is not None and recipes is not None and plain.both and recipes.both:
+            logs[kind] = math.log(recipes.both / plain.both)
+            chances[kind] = plain.variance + recipes.variance
+    if not logs:
+        return {}
+    real = max(0.0, fmean(value**2 for value in logs.values()) - fmean(chances.values()))
+    return {
+        kind: math.exp(value * real / (real + chances[kind]) if chances[kind] else value)
+        for kind, value in logs.items()
+    }
+
+
+def _of(
+    found: Mapping[tuple[int, bool], _Block | None],
+    kind: int,
+    recipes: bool,
+    factors: Mapping[int, float],
+) -> _Block:
+    mine, other = found[kind, recipes], found[kind, not recipes]
+    if mine is None:
+        assert other is not None  # a kind has a sample
+        return other
+    if not recipes or kind not in factors:
+        return mine
+    assert other is not None
+    scale = factors[kind] * other.both / mine.both
+    return _Block(scale * mine.forward, scale * mine.backward)

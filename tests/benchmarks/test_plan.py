@@ -1,0 +1,37 @@
+"""Proves that the ways which the benchmark of plans compares compute the same."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from benchmarks import plan
+from memopt.plan.live import blocks_of
+
+
+@pytest.mark.parametrize("name", sorted(plan.SIZES))
+def test_ways_by_hand_compute_the_same(name: str) -> None:
+    torch.manual_seed(0)
+    sizes = plan.SMALLEST[name]
+    layers = plan.layers_of(name, sizes)
+    x = torch.randn(sizes.rows, sizes.tokens, sizes.width)
+    expected = plan.Model(copy.deepcopy(layers))
+    expected(x).backward()
+    kinds = [plan.Every] if name == "encoder-decoder" else [plan.Every, plan.Segments]
+    for kind in kinds:
+        model = kind(copy.deepcopy(layers))
+        model(x).backward()
+        for mine, its in zip(model.parameters(), expected.parameters(), strict=True):
+            assert mine.grad is not None
+            assert its.grad is not None
+            assert torch.equal(mine.grad, its.grad)
+
+
+def test_plans_see_all_blocks() -> None:
+    """Wide and narrow ones, encoder and decoder."""
+    for name, sizes in plan.SIZES.items():
+        model = plan.Model(plan.layers_of(name, sizes))
+        blocks = [m for m in model.layers if isinstance(m, plan.Block)]
+        assert len(blocks_of(model, plan.Block)) == len(blocks) >= sizes.layers
