@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from torch.utils import _pytree as pytree
 from memopt.checkpoint.naming import region_name
 
 _NAMES = ("past_key_values", "past_key_value", "layer_past")
+_TURNED_OFF = "regions turn the cache of keys and values off"
 _FIX = "set use_cache=False (model.config.use_cache = False)"
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -73,7 +75,7 @@ def without_cache(
         )
     else:
         warnings.warn(
-            f"{who}: regions turn the cache of keys and values off in training, as "
+            f"{who}: {_TURNED_OFF} in training, as "
             f"transformers' gradient checkpointing does; {_FIX} to do so from the beginning",
             stacklevel=3,
         )
@@ -85,6 +87,14 @@ def without_cache(
         f"{who}: the region {region_name(module)} {rule}; got "
         f"{', '.join(f'{name or type(value).__name__}' for name, value in found)}"
     )
+
+
+@contextmanager
+def without_warnings_of_caches() -> Iterator[None]:
+    """For steps that memopt runs by itself, of which a report says what becomes of caches."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", f".*: {_TURNED_OFF}")
+        yield
 
 
 def note_on_caches(model: nn.Module, regions: Iterable[nn.Module]) -> str:

@@ -19,7 +19,6 @@ from memopt._class_patch import (
     restored_on_error,
     wrap_forward,
 )
-from memopt.checkpoint.caches import note_on_caches
 from memopt.checkpoint.wrapper import checkpoint_wrapper, settings_of, unwrap_itself
 from memopt.convert import convert, revert
 from memopt.convert.patch import functions_paused
@@ -104,8 +103,6 @@ class Assignment:
             modules = dict(model.named_modules())
             for path, choice in self.choices.items():
                 self._apply_to(modules[path], choice)
-            regions = [modules[path] for path, choice in self.choices.items() if choice.checkpoint]
-            note_on_caches(model, regions)
 
     def _apply_to(self, block: nn.Module, choice: Choice) -> None:
         if self.recipes and not choice.recipes:

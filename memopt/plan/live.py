@@ -18,6 +18,7 @@ from memopt.anatomy.step import Step
 from memopt.anatomy.work import tensors_in
 from memopt.checkpoint.apply import Choice as Modules
 from memopt.checkpoint.apply import as_predicate, choose_modules
+from memopt.checkpoint.caches import without_warnings_of_caches
 from memopt.plan import ranks
 from memopt.plan.choice import Assignment
 from memopt.plan.observe import Observed, predicted, watched
@@ -45,6 +46,7 @@ class Live:
     entry: nn.Module | None = None
     """What runs the model: DistributedDataParallel around it; None: the model itself."""
 
+    @without_warnings_of_caches()
     def look(self, assignment: Assignment) -> Observed:
         """A step with an assignment: predicted, or where it asks for values watched. The most bytes
         of all ranks.
@@ -96,11 +98,12 @@ class Live:
         """
         for number in range(self.steps + 1):
             for sample in samples:
-                with applied(sample, self.step.model):
+                with applied(sample, self.step.model), without_warnings_of_caches():
                     stages = measured_seconds(self.step, self.blocks)
                 if number:  # the first ones warm up
                     yield sample, ranks.with_longest(stages)
 
+    @without_warnings_of_caches()
     def watch(self) -> int:
         """The most bytes above what is there already, in a real forward and backward of the model
         as it is; the most of all ranks.

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from memopt.anatomy.report import Anatomy
+from memopt.checkpoint.caches import note_on_caches
 from memopt.plan import ranks, stored
 from memopt.plan.batch import largest_batch
 from memopt.plan.choice import KEEP, Assignment
@@ -257,6 +258,10 @@ def made(live: Live, profile: Profile, budget: int, terms: Terms) -> Plan:
     if not live.predictable:
         notes.append("bytes are those of real steps: the step asks for values while it runs")
     model = live.step.model
+    choices = chosen.assignment.choices
+    regions = [model.get_submodule(path) for path in choices if choices[path].checkpoint]
+    if on_caches := note_on_caches(model, regions):
+        notes.append(on_caches)
     plan = Plan(
         model=type(model).__qualname__,
         budget=budget,
