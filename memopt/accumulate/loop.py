@@ -17,7 +17,7 @@ from memopt.accumulate.run import Accumulated, Run
 from memopt.accumulate.sync import is_sharded
 from memopt.accumulate.weight import Weight, counter
 from memopt.anatomy.batches import as_dict, device_of, rows_of
-from memopt.anatomy.hollow import DependsOnValues
+from memopt.anatomy.outcome import DependsOnValues
 from memopt.anatomy.step import LossLike, Step
 
 

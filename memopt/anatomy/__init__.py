@@ -24,7 +24,7 @@ can still be imported:
 
 from memopt._submodules import add_submodules
 from memopt.anatomy.api import anatomy
-from memopt.anatomy.hollow import DependsOnValues
+from memopt.anatomy.outcome import DependsOnValues
 from memopt.anatomy.report import Advice, Anatomy
 
 __all__ = ["Advice", "Anatomy", "DependsOnValues", "anatomy"]

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 
 from memopt.anatomy.batches import rows_of
-from memopt.anatomy.hollow import DependsOnValues
 from memopt.anatomy.ledger import Ledger
+from memopt.anatomy.outcome import DependsOnValues
 from memopt.anatomy.pieces import ACTIVATIONS, OFFLOADED, STATES, TEMPORARY, Entry, Piece
 from memopt.anatomy.predict import predict
 from memopt.anatomy.report import Advice

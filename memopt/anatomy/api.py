@@ -14,8 +14,9 @@ from memopt.anatomy.advice import advise
 from memopt.anatomy.away import OffloadLedger, apply_offload, check_place
 from memopt.anatomy.batches import as_dict, device_of, rows_of
 from memopt.anatomy.formulas import formulas, shape_of
-from memopt.anatomy.hollow import CUDA_GRANULARITY, DependsOnValues
+from memopt.anatomy.hollow import CUDA_GRANULARITY
 from memopt.anatomy.ledger import Ledger
+from memopt.anatomy.outcome import DependsOnValues
 from memopt.anatomy.predict import predict
 from memopt.anatomy.report import AllocatorRow, Anatomy
 from memopt.anatomy.step import LossLike, OptimizerLike, Step, as_optimizer, traced

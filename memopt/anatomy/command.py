@@ -14,7 +14,7 @@ import torch
 
 from memopt.anatomy import presets
 from memopt.anatomy.api import anatomy
-from memopt.anatomy.hollow import DependsOnValues
+from memopt.anatomy.outcome import DependsOnValues
 from memopt.anatomy.report import Anatomy
 
 USAGE_ERROR = 2

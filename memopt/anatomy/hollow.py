@@ -2,9 +2,9 @@
 
 Memory that nobody touches costs nothing: an operating system hands out pages when they are written
 first. So a hollow tensor is an ordinary CPU tensor that nothing was written to, and a HollowLedger
-runs no kernel: shapes and strides come from the operator's meta kernel. All else is what it is in a
-real step: views, autograd, autocast, the choice of attention kernel, memopt's recipes and regions.
-No step on meta tensors would do: autocast ignores them, and attention takes another path.
+runs no kernel: outcome.py says what an operator returns. All else is what it is in a real step:
+views, autograd, autocast, the choice of attention kernel, memopt's recipes and regions. No step on
+meta tensors would do: autocast ignores them, and attention takes another path.
 
 Small tensors whose values are known (an optimizer's count of steps, a constant) are computed.
 """
@@ -14,14 +14,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from memopt._compat import depends_on_values
 from memopt.anatomy.ledger import Ledger
+from memopt.anatomy.outcome import DependsOnValues, Made, is_made, outcome_of
 from memopt.anatomy.pieces import Piece
 from memopt.anatomy.work import tensors_in
 from memopt.measure import storages
@@ -34,23 +34,6 @@ T = TypeVar("T")
 # What follows from known values is computed, up to so many bytes: positions, masks, an optimizer's
 # count of steps. transformers asks whether positions are those of packed sequences.
 _SMALL = 1 << 20
-
-
-class DependsOnValues(RuntimeError):
-    """The step looks at the values of tensors, which a prediction does not have."""
-
-
-class _Made(NamedTuple):
-    """A tensor that an operator returns."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    argument: int | None
-    """The place among the tensors given of the one that it is or views; None: it is new."""
-
-    storage: int = 0
-    """Bytes of its storage, where these are more than its elements take."""
 
 
 class HollowLedger(Ledger):
@@ -86,8 +69,8 @@ class HollowLedger(Ledger):
                 f"{self._place().line or 'PyTorch'})"
             )
         outcome = self._outcome(func, args, kwargs, given)
-        leaves, spec = pytree.tree_flatten(outcome, is_leaf=_is_made)
-        made = [leaf for leaf in leaves if _is_made(leaf)]
+        leaves, spec = pytree.tree_flatten(outcome, is_leaf=is_made)
+        made = [leaf for leaf in leaves if is_made(leaf)]
         is_small = all(_nbytes(leaf) <= _SMALL for leaf in (*made, *given))
         if with_values and is_small and torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
@@ -97,7 +80,7 @@ class HollowLedger(Ledger):
         self._computed = False
         for tensor in written:
             self._known.difference_update(self.pieces_of(tensor))
-        results = [_allocated(leaf, given) if _is_made(leaf) else leaf for leaf in leaves]
+        results = [_allocated(leaf, given) if is_made(leaf) else leaf for leaf in leaves]
         return pytree.tree_unflatten(results, spec)
 
     def adopt(self, category: str, named: Iterable[tuple[str, object]]) -> None:
@@ -120,43 +103,21 @@ class HollowLedger(Ledger):
     def _outcome(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor]
     ) -> Any:
-        """What the operator returns, with a _Made for each tensor."""
+        """What the operator returns, with a Made for each tensor."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         key = (func, spec, tuple(map(_described, leaves)))
         try:
             found = self._outcomes.get(key)
         except TypeError:  # an argument without a hash
-            return _computed_outcome(func, args, kwargs)
+            return outcome_of(func, args, kwargs, self._on_cpu)
         if found is None:
-            found = _computed_outcome(func, args, kwargs)
-            if func is torch.ops.aten.convolution.default:
-                found = _in_layout_of(args[:2], found)
-            if self._on_cpu and func is torch.ops.aten.native_layer_norm.default:
-                found = _layer_norm_on_cpu(args, found)
-            if func in _LOSSES:
-                found = _loss_over_its_elements(func, args, kwargs, found)
-            if self._on_cpu and func is torch.ops.aten.native_group_norm_backward.default:
-                found = (_in_layout_of(args[1:2], found[0]), *found[1:])
-            self._outcomes[key] = found
+            found = self._outcomes[key] = outcome_of(func, args, kwargs, self._on_cpu)
         return found
 
 
 # Of these, values or memory are the point.
 _ALWAYS = frozenset(("set_", "resize_", "lift_fresh", "_unsafe_view"))
 _ASK = frozenset(("_local_scalar_dense", "is_nonzero", "equal"))
-_LOSSES = frozenset(
-    (
-        torch.ops.aten.mse_loss.default,
-        torch.ops.aten.smooth_l1_loss.default,
-        torch.ops.aten.soft_margin_loss.default,
-        torch.ops.aten.binary_cross_entropy.default,
-    )
-)
-_NO_REDUCTION, _MEAN = 0, 1  # as the operators number them
-
-
-def _is_made(value: object) -> bool:
-    return isinstance(value, _Made)
 
 
 def _nbytes(value: Any) -> int:
@@ -171,77 +132,6 @@ def _described(leaf: object) -> Hashable:
     return (type(leaf), leaf)
 
 
-def _computed_outcome(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """By the operator's meta kernel."""
-    places: dict[int, int] = {}
-
-    def on_meta(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            shape, stride = tuple(leaf.shape), leaf.stride()
-            meta = torch.empty_strided(shape, stride, dtype=leaf.dtype, device="meta")
-            places[meta.untyped_storage()._cdata] = len(places)
-            keep.append(meta)
-            return meta
-        return torch.device("meta") if isinstance(leaf, torch.device) else leaf
-
-    keep: list[Tensor] = []
-    args, kwargs = pytree.tree_map(on_meta, (args, kwargs))
-    if any(argument.name == "device" for argument in func._schema.arguments):
-        kwargs = {**kwargs, "device": torch.device("meta")}
-    try:
-        result = func(*args, **kwargs)
-    except RuntimeError as error:
-        if not depends_on_values(error):
-            raise
-        raise DependsOnValues(
-            f"a prediction has no values, and the shape that {func} returns depends on them, or it "
-            f"has no meta kernel: {error}"
-        ) from error
-
-    def described(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        place = places.get(leaf.untyped_storage()._cdata)
-        return _Made(tuple(leaf.shape), leaf.stride(), leaf.dtype, place)
-
-    return pytree.tree_map(described, result)
-
-
-def _in_layout_of(tensors: Sequence[Tensor], made: Any) -> Any:
-    """Where one of them has its channels last, so has the result: not by the meta kernels."""
-    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
-    for tensor in tensors:
-        layout = layouts.get(tensor.dim())
-        if made is None or layout is None or tensor.is_contiguous():
-            continue
-        if tensor.is_contiguous(memory_format=layout):
-            empty = torch.empty(made.shape, device="meta", memory_format=layout)
-            return made._replace(stride=empty.stride())
-    return made
-
-
-def _layer_norm_on_cpu(args: tuple[Any, ...], made: Any) -> Any:
-    """There the statistics have the input's dtype, unless the weight has another one."""
-    input, _, weight = args[:3]
-    dtype = input.dtype if weight is None else weight.dtype
-    output, *statistics = made
-    return (output, *(entry._replace(dtype=dtype) for entry in statistics))
-
-
-def _loss_over_its_elements(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: _Made
-) -> _Made:
-    """Of a mean or a sum the kernels return the buffer that they computed each element's loss in,
-    resized to a scalar: it goes on taking the memory of all. Meta kernels do not show that.
-    """
-    names = [argument.name for argument in func._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    if given.get("reduction", _MEAN) == _NO_REDUCTION:
-        return made
-    shape = torch.broadcast_shapes(given["self"].shape, given["target"].shape)
-    return made._replace(storage=math.prod(shape) * made.dtype.itemsize)
-
-
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
     """The tensors that an operator writes to."""
     for place, argument in enumerate(func._schema.arguments):
@@ -250,7 +140,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
             yield from tensors_in(value)
 
 
-def _allocated(made: _Made, given: Sequence[Tensor]) -> Tensor:
+def _allocated(made: Made, given: Sequence[Tensor]) -> Tensor:
     if made.argument is not None:
         return given[made.argument]
     if made.storage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memopt.anatomy.advice import advise
-from memopt.anatomy.hollow import DependsOnValues
+from memopt.anatomy.outcome import DependsOnValues
 from memopt.anatomy.predict import predict
 from memopt.anatomy.trace import trace_of
 from memopt.anatomy.whatif import Fates

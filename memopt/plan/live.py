@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from memopt.accumulate.undo import as_before
-from memopt.anatomy.hollow import DependsOnValues
+from memopt.anatomy.outcome import DependsOnValues
 from memopt.anatomy.step import Step
 from memopt.anatomy.work import tensors_in
 from memopt.checkpoint.apply import Choice as Modules

@@ -1,0 +1,133 @@
+"""What an operator returns, without running it: what its meta kernel says, and what that leaves out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from memopt._compat import depends_on_values
+
+
+class DependsOnValues(RuntimeError):
+    """The step looks at the values of tensors, which a prediction does not have."""
+
+
+class Made(NamedTuple):
+    """A tensor that an operator returns."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    argument: int | None
+    """The place among the tensors given of the one that it is or views; None: it is new."""
+
+    storage: int = 0
+    """Bytes of its storage, where these are more than its elements take."""
+
+
+def outcome_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_cpu: bool) -> Any:
+    """What `func` returns, with a Made for each tensor.
+
+    Raises:
+        DependsOnValues: the shapes depend on values.
+    """
+    made = _by_meta_kernel(func, args, kwargs)
+    if func is torch.ops.aten.convolution.default:
+        return _in_layout_of(args[:2], made)
+    if func in _LOSSES:
+        return _loss_over_its_elements(func, args, kwargs, made)
+    if on_cpu and func is torch.ops.aten.native_layer_norm.default:
+        return _layer_norm_on_cpu(args, made)
+    if on_cpu and func is torch.ops.aten.native_group_norm_backward.default:
+        return (_in_layout_of(args[1:2], made[0]), *made[1:])
+    return made
+
+
+def is_made(value: object) -> bool:
+    return isinstance(value, Made)
+
+
+def _by_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    places: dict[int, int] = {}
+
+    def on_meta(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            shape, stride = tuple(leaf.shape), leaf.stride()
+            meta = torch.empty_strided(shape, stride, dtype=leaf.dtype, device="meta")
+            places[meta.untyped_storage()._cdata] = len(places)
+            keep.append(meta)
+            return meta
+        return torch.device("meta") if isinstance(leaf, torch.device) else leaf
+
+    keep: list[Tensor] = []
+    args, kwargs = pytree.tree_map(on_meta, (args, kwargs))
+    if any(argument.name == "device" for argument in func._schema.arguments):
+        kwargs = {**kwargs, "device": torch.device("meta")}
+    try:
+        result = func(*args, **kwargs)
+    except RuntimeError as error:
+        if not depends_on_values(error):
+            raise
+        raise DependsOnValues(
+            f"a prediction has no values, and the shape that {func} returns depends on them, or it "
+            f"has no meta kernel: {error}"
+        ) from error
+
+    def described(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        place = places.get(leaf.untyped_storage()._cdata)
+        return Made(tuple(leaf.shape), leaf.stride(), leaf.dtype, place)
+
+    return pytree.tree_map(described, result)
+
+
+def _in_layout_of(tensors: Sequence[Tensor], made: Any) -> Any:
+    """Where one of them has its channels last, so has the result: not by the meta kernels."""
+    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
+    for tensor in tensors:
+        layout = layouts.get(tensor.dim())
+        if made is None or layout is None or tensor.is_contiguous():
+            continue
+        if tensor.is_contiguous(memory_format=layout):
+            empty = torch.empty(made.shape, device="meta", memory_format=layout)
+            return made._replace(stride=empty.stride())
+    return made
+
+
+def _layer_norm_on_cpu(args: tuple[Any, ...], made: Any) -> Any:
+    """There the statistics have the input's dtype, unless the weight has another one."""
+    input, _, weight = args[:3]
+    dtype = input.dtype if weight is None else weight.dtype
+    output, *statistics = made
+    return (output, *(entry._replace(dtype=dtype) for entry in statistics))
+
+
+_LOSSES = frozenset(
+    (
+        torch.ops.aten.mse_loss.default,
+        torch.ops.aten.smooth_l1_loss.default,
+        torch.ops.aten.soft_margin_loss.default,
+        torch.ops.aten.binary_cross_entropy.default,
+    )
+)
+_NO_REDUCTION, _MEAN = 0, 1  # as the operators number them
+
+
+def _loss_over_its_elements(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Made
+) -> Made:
+    """Of a mean or a sum the kernels return the buffer that they computed each element's loss in,
+    resized to a scalar: it goes on taking the memory of all. Meta kernels do not show that.
+    """
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if given.get("reduction", _MEAN) == _NO_REDUCTION:
+        return made
+    shape = torch.broadcast_shapes(given["self"].shape, given["target"].shape)
+    return made._replace(storage=math.prod(shape) * made.dtype.itemsize)
