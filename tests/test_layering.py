@@ -38,7 +38,7 @@ MEMOPT_LAYERS = (
     {"plan"},
     {"integrations"},
     {"__init__"},
-    {"demo"},
+    {"bench", "demo"},
     {"__main__"},
 )
 

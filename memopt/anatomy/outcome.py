@@ -1,4 +1,4 @@
-"""What an operator returns, without running it: what its meta kernel says, and what that leaves out."""
+"""What an operator returns without running: what its meta kernel says, and what that leaves out."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ SANITIZED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
 def test_program(program: Path) -> None:
     check_program(program, "plain")
