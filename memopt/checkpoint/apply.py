@@ -101,9 +101,7 @@ def apply_checkpointing(
     chosen = _choose(candidates[skip_first:end], every, fraction)
     with restored_on_error(model):
         for _, module in chosen:
-            checkpoint_wrapper(
-                module, offload_to_cpu, maintain_forward_counter, partition=ranks
-            )
+            checkpoint_wrapper(module, offload_to_cpu, maintain_forward_counter, partition=ranks)
     return [name for name, _ in chosen]
 
 

@@ -203,7 +203,9 @@ class _Checkpointed(ForwardWrapper):
             args, kwargs = arguments
         if torch.compiler.is_compiling():
             return compiled_region(forward, args, kwargs)
-        check_partition = settings.partition is not None and bool(checkpoint_options_set_globally()[1])
+        check_partition = settings.partition is not None and bool(
+            checkpoint_options_set_globally()[1]
+        )
         region = _region_settings(settings, check_partition)
         return _C.run_region(forward, args, kwargs, region, module)
 
