@@ -276,7 +276,7 @@ class PartitionArguments : public FateOfArguments {
 
   std::shared_ptr<Verdict> verdict_on(const std::vector<at::Tensor>& candidates, int64_t place) {
     auto verdict = call_.agreement->find(call_.structure);
-    if (verdict != nullptr && !call_.compares_every_call) return verdict;
+    if (verdict != nullptr && !verdict->is_due() && !call_.compares_every_call) return verdict;
     const auto whole = compare(*call_.ranks, candidates, place);
     const bool is_first = verdict == nullptr;
     if (is_first) verdict = std::make_shared<Verdict>(std::vector<bool>(candidates.size()));

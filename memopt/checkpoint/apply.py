@@ -68,6 +68,7 @@ def apply_checkpointing(
         skip_last: the same at the end.
         offload_to_cpu: see `checkpoint_wrapper`.
         maintain_forward_counter: see `checkpoint_wrapper`.
+        partition: see `checkpoint_wrapper`.
 
     Returns:
         The qualified names of the modules that were wrapped, in order; empty if none was chosen.

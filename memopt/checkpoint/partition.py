@@ -20,7 +20,6 @@ from memopt._compat import all_gather_single, device_types_of_group, process_gro
 from memopt._extension import _C
 from memopt.checkpoint.naming import region_name
 
-
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 

@@ -1,10 +1,10 @@
-"""Proves: with partition= over a process group, tensor parallel, sequence parallel and data x tensor
-parallel models have the losses, gradients and parameters of the same models without it, to the last
-bit; each rank keeps its part of the regions' inputs, as the allocator counts; what is gathered is
-one all-gather of these parts for each region and backward; and what partition= refuses.
+"""Proves: with partition= over a process group, tensor parallel, sequence parallel and data x
+tensor parallel models have the losses, gradients and parameters of the same models without it, to
+the last bit; each rank keeps its part of the regions' inputs, as the allocator counts; what is
+gathered is one all-gather of these parts for each region and backward; and what partition= refuses.
 
-The order of gathers, prefetch and partial backwards: tests/checkpoint/test_partition.py, where the
-ranks are threads. Faults: test_partition_faults.py.
+Order of gathers, prefetch and partial backwards: tests/checkpoint/test_partition_order.py, where
+the ranks are threads. Faults: test_partition_faults.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import pickle
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -30,8 +31,8 @@ from memopt._extension import _C
 from memopt.checkpoint import partition
 from memopt.checkpoint.partition import PartitionChoice
 from memopt.live_bytes import LiveBytes
+from tests.checkpoint.partitions import MESSAGE, part_bytes
 from tests.checkpoint.support import assert_same_bits
-from tests.checkpoint.test_partition import MESSAGE, part_bytes
 from tests.distributed.processes import World
 from tests.distributed.support import CountingLinear, Results, train
 from tests.distributed.test_tensor_parallel import STYLES
@@ -77,20 +78,24 @@ def assert_equal(actual: Results, expected: Results) -> None:
     assert actual[1:] == expected[1:]
 
 
-def parallel_body(style: str, mesh: DeviceMesh, choice: PartitionChoice) -> nn.Sequential:
+def parallel_body(
+    style: str, mesh: DeviceMesh, choice: PartitionChoice, place: Path | None = None
+) -> nn.Sequential:
     torch.manual_seed(0)
     blocks = [nn.Sequential(nn.LayerNorm(SIZE), *block()) for _ in range(BLOCKS)]
     for module in blocks:
         parallelize_module(module, mesh, STYLES[style])
-        memopt.checkpoint_wrapper(module, partition=choice)
+        memopt.checkpoint_wrapper(module, partition=choice, offload=place)
     return nn.Sequential(*blocks)
 
 
-def run_parallel(style: str, ranks: int, split: bool) -> tuple[Results, list[int]] | None:
+def run_parallel(
+    style: str, ranks: int, split: bool, place: Path | None = None
+) -> tuple[Results, list[int]] | None:
     mesh = mesh_of(ranks)
     if mesh.get_coordinate() is None:
         return None
-    model = parallel_body(style, mesh, mesh if split else None)
+    model = parallel_body(style, mesh, mesh if split else None, place)
     seed = 0 if style == "tensor parallel" else 1 + mesh.get_local_rank()
 
     def backward(step: int) -> Tensor:
@@ -98,9 +103,11 @@ def run_parallel(style: str, ranks: int, split: bool) -> tuple[Results, list[int
         loss.backward()
         return loss
 
-    with counted_gathers() as sizes, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="checkpoint: partition")
+    with counted_gathers() as sizes, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         results = train(model, backward, steps=2)
+    differing = [str(w.message) for w in caught if "checkpoint: partition" in str(w.message)]
+    assert len(differing) == (BLOCKS if split and style == "sequence parallel" else 0)
     assert _C.live_regions() == 0
     return results, sizes
 
@@ -116,9 +123,25 @@ def test_two_steps_equal_those_of_whole_inputs(four: World, style: str, ranks: i
     # Ranks of sequence parallel models have inputs of their own; DTensors are as they were placed.
     part = [part_bytes(BYTES, ranks)] if style == "tensor parallel" else []
     for _, sizes in split:
-        # A message of each module's first call; the first step; the second.
-        assert sizes == BLOCKS * [MESSAGE] + 2 * BLOCKS * part
+        # A message of each module's first and second call, and each step's gathers.
+        assert sizes == 2 * (BLOCKS * [MESSAGE] + BLOCKS * part)
     assert all(sizes == [] for _, sizes in whole)
+
+
+def written(style: str, ranks: int, split: bool, place: Path) -> tuple[Results, int] | None:
+    memopt.offload_stats(reset=True)
+    answer = run_parallel(style, ranks, split, place)
+    return answer and (answer[0], sum(p.out.bytes for p in memopt.offload_stats().places))
+
+
+def test_parts_are_offloaded(four: World, tmp_path: Path) -> None:
+    """And whole inputs, where they are results of collectives as well."""
+    style = "tensor parallel"
+    expected, _ = four.run(run_parallel, style, 2, False)[0]
+    for split, nbytes in ((True, part_bytes(BYTES, 2)), (False, BYTES)):
+        for results, out in four.run(written, style, 2, split, tmp_path)[:2]:
+            assert_equal(results, expected)
+            assert out == 2 * BLOCKS * nbytes
 
 
 def bytes_after_forward(ranks: int, split: bool) -> int | None:
@@ -184,7 +207,7 @@ def test_data_and_tensor_parallel_steps_equal_those_of_whole_inputs(four: World,
 
 
 class Normed(nn.Module):
-    """Batch statistics, a tensor for all layers, a tensor that is an attribute, one that is none."""
+    """Batch statistics, a mask for all layers, a container with more than tensors."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Proves: every file of examples/ runs by itself, ends without an error or a warning for users, says
+"""Proves: every file of examples/ runs by itself, ends without an error or a UserWarning, says
 something, and is in the folder's README.
 """
 
