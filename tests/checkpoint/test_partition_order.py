@@ -1,7 +1,7 @@
 """Proves: the ranks of a partition start the same gathers in the same order, whatever becomes of
 the regions: the next one before the recompute that hides it, partial, repeated and missing
-backwards, graphs that are dropped, nested regions, threads, errors; and that the time of all but the first
-gather is hidden as far as recomputes are long enough.
+backwards, graphs that are dropped, nested regions, threads, errors; and that the time of all but
+the first gather is hidden as far as recomputes are long enough.
 """
 
 from __future__ import annotations

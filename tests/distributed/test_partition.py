@@ -72,6 +72,14 @@ def mesh_of(ranks: int) -> DeviceMesh:
     return DeviceMesh("cpu", torch.arange(ranks), mesh_dim_names=("tp",))
 
 
+# How many blocks get plain tensors that are other ones on each rank.
+DIFFERING = {
+    "tensor parallel": 0,
+    "sequence parallel": BLOCKS,
+    "activations stay DTensors": 1,  # the first; the others get DTensors
+}
+
+
 def assert_equal(actual: Results, expected: Results) -> None:
     """To the last bit, in as many calls."""
     assert_same_bits(actual.tensors, expected.tensors)
@@ -107,7 +115,7 @@ def run_parallel(
         warnings.simplefilter("always")
         results = train(model, backward, steps=2)
     differing = [str(w.message) for w in caught if "checkpoint: partition" in str(w.message)]
-    assert len(differing) == (BLOCKS if split and style == "sequence parallel" else 0)
+    assert len(differing) == (DIFFERING[style] if split else 0)
     assert _C.live_regions() == 0
     return results, sizes
 
@@ -149,12 +157,13 @@ def bytes_after_forward(ranks: int, split: bool) -> int | None:
     if mesh.get_coordinate() is None:
         return None
     model = parallel_body("tensor parallel", mesh, mesh if split else None)
-    for step in range(2):
-        with LiveBytes() as live:
+    # The third step's calls compare nothing: a thread of gloo's may hold a message a little longer.
+    for step in range(3):
+        with LiveBytes() if step == 2 else contextlib.nullcontext() as live:
             loss = model(rows(step) * 1).sum()
-            live.mark()
         loss.backward()
-    return live.marks[0].nbytes
+    assert live is not None
+    return live.left
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
