@@ -58,8 +58,8 @@ def gradients(model: nn.Module, x: Tensor, backwards: int = 1) -> list[Tensor]:
 
 def assert_nothing_is_left(*ranks: VirtualRanks) -> None:
     gc.collect()
-    assert _C.live_regions() == 0
     for all_of in ranks:
+        assert _C.live_regions() <= all_of.regions_before
         for rank in all_of.ranks:
             assert rank.partition.native.unfinished() == 0
 

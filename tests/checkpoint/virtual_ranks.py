@@ -8,12 +8,14 @@ begins when the last rank has started it and the one before has ended.
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
+from memopt._extension import _C
 from memopt.checkpoint.partition import Partition
 
 PATIENCE_S = 20.0
@@ -69,6 +71,8 @@ class VirtualRanks:
         self._condition = threading.Condition()
         self._parts: list[dict[int, tuple[Tensor, float]]] = []
         self.ranks = [Rank(self, number) for number in range(count)]
+        gc.collect()
+        self.regions_before = _C.live_regions()  # what other tests have left
 
     def run(self, function: Callable[[Rank], Any]) -> list[Any]:
         """`function(rank)` in all threads at once; what it returned, by rank."""
