@@ -145,6 +145,26 @@ def run_backward(loss: Tensor) -> None:
     )
 
 
+def process_group_named(name: str) -> Any:
+    """The process group of this `group_name`. Raises where there is none."""
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined,arg-type]
+
+
+def all_gather_single(whole: Tensor, part: Tensor, group: Any) -> Any:
+    """Begins to gather `part` of all ranks into `whole`; the Work. torch 2.13 renamed it."""
+    import torch.distributed as dist
+
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return gather(whole, part, group=group, async_op=True)
+
+
+def device_types_of_group(group: Any) -> list[str]:
+    """The types of device that a process group has a backend for."""
+    return [device.type for device in group._device_types]
+
+
 def depends_on_values(error: Exception) -> bool:
     """Whether an operator's meta kernel raised this because there is none, or because the shape of
     its result depends on values. (Importing the exception's class takes a second.)

@@ -131,7 +131,14 @@ const Settings& Call::settings() const {
 size_t Call::tensor_number(py::handle value, Seen& seen) {
   const auto& tensor = THPVariable_Unpack(value.ptr());
   const auto [found, is_new] = seen.tensors.emplace(tensor.unsafeGetTensorImpl(), tensors_.size());
-  if (is_new) tensors_.push_back({tensor, is_of_base_class(value)});
+  if (!is_new) return found->second;
+  tensors_.push_back({tensor, is_of_base_class(value), tensor});
+  if (tensors_.back().may_leave_device || !settings().takes_arguments()) return found->second;
+  // What tensor parallelism passes on from layer to layer. The recompute gets the result.
+  if (const auto result = compat::result_of_collective(value)) {
+    tensors_.back().values = THPVariable_Unpack(result.ptr());
+    tensors_.back().may_leave_device = true;
+  }
   return found->second;
 }
 
@@ -146,7 +153,7 @@ Call::Leaf Call::leaf(py::handle value, Seen& seen) {
   Holder holder{plain.object, {}};
   for (const auto& [name, tensor] : attributes)
     holder.attributes.push_back({name, tensor_number(tensor, seen), tensor});
-  if (settings().options.arguments.defined()) {
+  if (settings().takes_arguments()) {
     auto copy = without_tensors(value, attributes);
     for (auto& held : holder.attributes) {
       if (copy) held.then = py::object();
@@ -238,6 +245,21 @@ void Call::run(const std::vector<at::Tensor>& tensors, c10::intrusive_ptr<saved:
   if (call_function(settings, fn, args, kwargs)) return;
   if (PyErr_ExceptionMatches(stop_exception()) == 0) throw_python_error();
   PyErr_Clear();
+}
+
+std::string Call::structure() const {
+  std::string text;
+  for (const auto& argument : objects_->arguments) {
+    if (argument.name) text += py::str(argument.name).cast<std::string>();
+    for (const auto& leaf : argument.leaves) {
+      if (leaf.tensor != kNone) text += ' ' + std::to_string(leaf.tensor);
+      if (leaf.holder == kNone) continue;
+      for (const auto& held : objects_->holders[leaf.holder].attributes)
+        text += ' ' + std::to_string(held.tensor);
+    }
+    text += ';';
+  }
+  return text;
 }
 
 std::string Call::name() const {
