@@ -34,6 +34,8 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 # Where a wrapped module keeps its settings, and its instance-level forward if it has one.
 _SETTINGS = "_memopt_checkpoint_settings"
 _INSTANCE_FORWARD = "_memopt_checkpoint_instance_forward"
+# Where it keeps what checkpoint_buffers has put on it.
+BUFFERS = "_memopt_checkpoint_buffers"
 # FairScale's name for it, since code outside reads it.
 _COUNTER = "_checkpoint_fwd_counter"
 
@@ -141,6 +143,7 @@ def check_can_unwrap(who: str, module: nn.Module) -> None:
 def unwrap_itself(module: nn.Module) -> None:
     """`unwrap`, of this module alone, which is wrapped."""
     _set_settings(module, None)
+    module.__dict__.pop(BUFFERS, None)
     remove_patch(module, _Checkpointed)
 
 
@@ -188,15 +191,26 @@ class _Checkpointed(ForwardWrapper):
             args, kwargs = arguments
         if torch.compiler.is_compiling():
             return compiled_region(forward, args, kwargs)
-        return _C.run_region(forward, args, kwargs, _region_settings(settings), module)
+        buffers = module.__dict__.get(BUFFERS)
+        if buffers is None:
+            options = _region_settings(settings)
+        else:
+            options = buffers.region_settings(settings)
+        return _C.run_region(forward, args, kwargs, options, module)
 
 
-@functools.cache
-def _region_settings(settings: Settings) -> _C.RegionSettings:
+def region_settings_of(
+    settings: Settings, buffers: _C.Buffers | None = None
+) -> _C.RegionSettings:
+    """For the engine; `buffers` take the arguments that do not leave the device."""
+    place = fate_of_arguments("checkpoint_wrapper: offload", settings.offload)
     return region_settings(
-        arguments=fate_of_arguments("checkpoint_wrapper: offload", settings.offload),
+        arguments=buffers if place == "keep" and buffers is not None else place,
         on_pass=_count if settings.maintain_forward_counter else None,
     )
+
+
+_region_settings = functools.cache(region_settings_of)
 
 
 def _set_settings(module: nn.Module, settings: Settings | None) -> None:

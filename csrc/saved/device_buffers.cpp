@@ -1,0 +1,150 @@
+#include "device_buffers.h"
+
+#include <utility>
+
+namespace memopt::saved {
+
+namespace {
+
+// So many steps in a row must need less than the slab has, before there is a smaller one: the last
+// batch of an epoch is often smaller than the others.
+constexpr size_t kStepsBeforeLess = 16;
+
+// A step in which more than this is taken counts as ended. There are loops in which some graph is
+// always alive.
+constexpr size_t kMostTaken = 4096;
+
+}  // namespace
+
+DeviceBuffers::Claim DeviceBuffers::begin(const at::Tensor& bytes) {
+  settle(nullptr);
+  const auto size = static_cast<size_t>(bytes.numel());
+  Claim claim;
+  std::shared_ptr<Slab> slab;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    claim = {step_.number, step_.demand.begin(size), size, nullptr};
+    step_.storages.push_back(name_of_storage(bytes));
+    ++live_;
+    stats_.kept_bytes += size;
+    slab = slab_;
+  }
+  try {
+    if (slab != nullptr) claim.lease = slab->copy(bytes);
+  } catch (...) {
+    end(claim, /*had_lease=*/false);
+    throw;
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (claim.lease != nullptr) {
+    stats_.kept_bytes -= size;
+    ++stats_.copies;
+    stats_.copied_bytes += size;
+    return claim;
+  }
+  step_.has_no_room = true;
+  if (slab != nullptr) {
+    ++stats_.fallbacks;
+    stats_.fallback_bytes += size;
+  }
+  return claim;
+}
+
+void DeviceBuffers::end(const Claim& claim, bool had_lease) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (claim.step == step_.number) step_.demand.end(claim.id);
+  if (!had_lease) stats_.kept_bytes -= claim.bytes;
+  --live_;
+  if (live_ == 0 || step_.demand.begun() >= kMostTaken) end_step();
+}
+
+void DeviceBuffers::end_step() {
+  if (step_.demand.begun() == 0) return;
+  ++stats_.steps;
+  const uint64_t next = step_.number + 1;
+  const bool is_smaller = !step_.has_no_room && step_.demand.most() < made_for_;
+  if (step_.has_no_room) {
+    ended_ = std::move(step_);
+  } else if (is_smaller) {
+    if (!smaller_.has_value() || smaller_->demand.most() <= step_.demand.most()) {
+      smaller_ = std::move(step_);
+    }
+    if (++smaller_steps_ == kStepsBeforeLess) ended_ = std::move(smaller_);
+  }
+  if (!is_smaller || smaller_steps_ == kStepsBeforeLess) {
+    smaller_.reset();
+    smaller_steps_ = 0;
+  }
+  step_ = Step{};
+  step_.number = next;
+}
+
+size_t DeviceBuffers::wanted(const Step& step,
+                             const std::unordered_set<c10::StorageImpl*>* constant) {
+  std::vector<bool> is_held;
+  is_held.reserve(step.storages.size());
+  for (const auto& storage : step.storages) {
+    is_held.push_back(constant == nullptr ? !storage.expired()
+                                          : constant->contains(storage._unsafe_get_target()));
+    if (is_held.back()) taken_->remember_held(storage);
+  }
+  return step.demand.slab_bytes([&](offload::Demand::Id id) { return !is_held[id]; });
+}
+
+void DeviceBuffers::settle(const std::unordered_set<c10::StorageImpl*>* constant) {
+  std::optional<Step> ended;
+  std::shared_ptr<Slab> before;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!ended_.has_value()) return;
+    ended = std::exchange(ended_, std::nullopt);
+  }
+  const size_t bytes = wanted(*ended, constant);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const size_t size = slab_ == nullptr ? 0 : slab_->size();
+    if (is_removed_ || bytes >= refused_) return;
+    if (ended->has_no_room && bytes <= size) return;  // a user keeps what a recompute was given
+    made_for_ = ended->demand.most();
+    if (bytes == size) return;
+    if (size != 0) ++stats_.relearned;
+    before = std::move(slab_);
+  }
+  before.reset();  // first, as there may not be room for both
+  std::shared_ptr<Slab> made;
+  try {
+    if (bytes != 0) made = std::make_shared<Slab>(device_, bytes);
+  } catch (const c10::Error&) {
+    TORCH_WARN("memopt.checkpoint_buffers: ", device_, " must have room for one piece of ", bytes,
+               " bytes, and has none: the inputs of regions are kept as they are");
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (made == nullptr && bytes != 0) refused_ = bytes;
+  if (!is_removed_) slab_ = std::move(made);
+}
+
+void DeviceBuffers::found_elsewhere(const StorageName& storage, size_t bytes) {
+  taken_->remember_held(storage);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  stats_.found_elsewhere_bytes += bytes;
+}
+
+void DeviceBuffers::remove() {
+  std::shared_ptr<Slab> slab;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  is_removed_ = true;
+  ended_.reset();
+  slab = std::move(slab_);
+}
+
+BufferStats DeviceBuffers::stats() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  auto stats = stats_;
+  if (slab_ == nullptr) return stats;
+  stats.slab_bytes = slab_->size();
+  stats.in_use = slab_->in_use();
+  stats.high_water = slab_->high_water();
+  return stats;
+}
+
+}  // namespace memopt::saved
