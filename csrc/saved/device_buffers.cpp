@@ -20,17 +20,17 @@ DeviceBuffers::Claim DeviceBuffers::begin(const at::Tensor& bytes) {
   settle(nullptr);
   const auto size = static_cast<size_t>(bytes.numel());
   Claim claim;
-  std::shared_ptr<Slab> slab;
+  std::shared_ptr<Arena> arena;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     claim = {step_.number, step_.demand.begin(size), size, nullptr};
     step_.storages.push_back(name_of_storage(bytes));
     ++live_;
     stats_.kept_bytes += size;
-    slab = slab_;
+    arena = arena_;
   }
   try {
-    if (slab != nullptr) claim.lease = slab->copy(bytes);
+    if (arena != nullptr) claim.lease = arena->copy(bytes);
   } catch (...) {
     end(claim, /*had_lease=*/false);
     throw;
@@ -43,7 +43,7 @@ DeviceBuffers::Claim DeviceBuffers::begin(const at::Tensor& bytes) {
     return claim;
   }
   step_.has_no_room = true;
-  if (slab != nullptr) {
+  if (arena != nullptr) {
     ++stats_.fallbacks;
     stats_.fallback_bytes += size;
   }
@@ -93,7 +93,7 @@ size_t DeviceBuffers::wanted(const Step& step,
 
 void DeviceBuffers::settle(const std::unordered_set<c10::StorageImpl*>* constant) {
   std::optional<Step> ended;
-  std::shared_ptr<Slab> before;
+  std::shared_ptr<Arena> before;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!ended_.has_value()) return;
@@ -102,25 +102,25 @@ void DeviceBuffers::settle(const std::unordered_set<c10::StorageImpl*>* constant
   const size_t bytes = wanted(*ended, constant);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const size_t size = slab_ == nullptr ? 0 : slab_->size();
+    const size_t size = arena_ == nullptr ? 0 : arena_->size();
     if (is_removed_ || bytes >= refused_) return;
     if (ended->has_no_room && bytes <= size) return;  // a user keeps what a recompute was given
     made_for_ = ended->demand.most();
     if (bytes == size) return;
     if (size != 0) ++stats_.relearned;
-    before = std::move(slab_);
+    before = std::move(arena_);
   }
   before.reset();  // first, as there may not be room for both
-  std::shared_ptr<Slab> made;
+  std::shared_ptr<Arena> made;
   try {
-    if (bytes != 0) made = std::make_shared<Slab>(device_, bytes);
+    if (bytes != 0) made = std::make_shared<Arena>(device_, bytes);
   } catch (const c10::Error&) {
     TORCH_WARN("memopt.checkpoint_buffers: ", device_, " must have room for one piece of ", bytes,
                " bytes, and has none: the inputs of regions are kept as they are");
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   if (made == nullptr && bytes != 0) refused_ = bytes;
-  if (!is_removed_) slab_ = std::move(made);
+  if (!is_removed_) arena_ = std::move(made);
 }
 
 void DeviceBuffers::found_elsewhere(const StorageName& storage, size_t bytes) {
@@ -130,20 +130,20 @@ void DeviceBuffers::found_elsewhere(const StorageName& storage, size_t bytes) {
 }
 
 void DeviceBuffers::remove() {
-  std::shared_ptr<Slab> slab;
+  std::shared_ptr<Arena> arena;
   const std::lock_guard<std::mutex> lock(mutex_);
   is_removed_ = true;
   ended_.reset();
-  slab = std::move(slab_);
+  arena = std::move(arena_);
 }
 
 BufferStats DeviceBuffers::stats() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   auto stats = stats_;
-  if (slab_ == nullptr) return stats;
-  stats.slab_bytes = slab_->size();
-  stats.in_use = slab_->in_use();
-  stats.high_water = slab_->high_water();
+  if (arena_ == nullptr) return stats;
+  stats.slab_bytes = arena_->size();
+  stats.in_use = arena_->in_use();
+  stats.high_water = arena_->high_water();
   return stats;
 }
 

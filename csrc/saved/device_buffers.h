@@ -10,7 +10,7 @@
 
 #include "../offload/demand.h"
 #include "buffered.h"
-#include "slab.h"
+#include "arena.h"
 
 namespace memopt::saved {
 
@@ -44,7 +44,7 @@ class DeviceBuffers {
  private:
   struct Step {
     uint64_t number = 0;
-    offload::Demand demand{kSlabAlignment};
+    offload::Demand demand{kArenaAlignment};
     std::vector<StorageName> storages;  // by id
     bool has_no_room = false;           // for something that was taken in it
   };
@@ -63,7 +63,7 @@ class DeviceBuffers {
   // Of the steps in a row that needed less than the slab has, the one that needed most.
   std::optional<Step> smaller_;
   size_t smaller_steps_ = 0;
-  std::shared_ptr<Slab> slab_;
+  std::shared_ptr<Arena> arena_;
   size_t made_for_ = 0;  // the most bytes at one time of the step that the slab was made for
   size_t refused_ = SIZE_MAX;  // the device had no room for a slab of so many bytes
   BufferStats stats_;

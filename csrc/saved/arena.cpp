@@ -1,4 +1,4 @@
-#include "slab.h"
+#include "arena.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -23,14 +23,14 @@ std::shared_ptr<DeviceEvent> now_on(const c10::Stream& stream) {
 
 }  // namespace
 
-Slab::Slab(c10::Device device, size_t bytes)
+Arena::Arena(c10::Device device, size_t bytes)
     : memory_(device_memory(device, bytes)),
       allocated_on_(current_stream(device)),
       written_on_(allocated_on_) {
   space_.grow(bytes, /*wall=*/false);
 }
 
-Slab::~Slab() {
+Arena::~Arena() {
   // The allocator gives the memory to the stream that it was allocated on.
   if (!allocated_on_.has_value()) return;
   try {
@@ -40,7 +40,7 @@ Slab::~Slab() {
   }
 }
 
-std::shared_ptr<Lease> Slab::copy(const at::Tensor& bytes) {
+std::shared_ptr<Lease> Arena::copy(const at::Tensor& bytes) {
   const auto size = static_cast<size_t>(bytes.numel());
   const auto stream = current_stream(memory_.device());
   std::shared_ptr<Lease> lease;
@@ -64,17 +64,17 @@ std::shared_ptr<Lease> Slab::copy(const at::Tensor& bytes) {
   return lease;
 }
 
-size_t Slab::in_use() const {
+size_t Arena::in_use() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return space_.in_use();
 }
 
-size_t Slab::high_water() const {
+size_t Arena::high_water() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return space_.high_water();
 }
 
-void Slab::release(offload::Range range, const Streams& streams) {
+void Arena::release(offload::Range range, const Streams& streams) {
   const std::lock_guard<std::mutex> lock(mutex_);
   try {
     for (const auto& stream : streams) {
@@ -85,29 +85,29 @@ void Slab::release(offload::Range range, const Streams& streams) {
   space_.free(range);
 }
 
-Lease::Lease(std::shared_ptr<Slab> slab, offload::Range range, size_t bytes)
-    : slab_(std::move(slab)), range_(range), bytes_(bytes) {}
+Lease::Lease(std::shared_ptr<Arena> arena, offload::Range range, size_t bytes)
+    : arena_(std::move(arena)), range_(range), bytes_(bytes) {}
 
 Lease::~Lease() {
-  slab_->release(range_, streams_);
+  arena_->release(range_, streams_);
 }
 
 at::Tensor Lease::aliased() const {
-  auto* data = static_cast<std::byte*>(slab_->memory_.mutable_data_ptr()) + range_.offset;
-  return bytes_at(data, bytes_, slab_->memory_.device());
+  auto* data = static_cast<std::byte*>(arena_->memory_.mutable_data_ptr()) + range_.offset;
+  return bytes_at(data, bytes_, arena_->memory_.device());
 }
 
 at::Tensor Lease::tensor() {
-  const auto device = slab_->memory_.device();
+  const auto device = arena_->memory_.device();
   if (const auto stream = current_stream(device)) {
-    const std::lock_guard<std::mutex> lock(slab_->mutex_);
+    const std::lock_guard<std::mutex> lock(arena_->mutex_);
     if (std::find(streams_.begin(), streams_.end(), *stream) == streams_.end()) {
       now_on(streams_[0])->block(*stream);
       streams_.push_back(*stream);
     }
   }
   const Unseen unseen;
-  auto* data = static_cast<std::byte*>(slab_->memory_.mutable_data_ptr()) + range_.offset;
+  auto* data = static_cast<std::byte*>(arena_->memory_.mutable_data_ptr()) + range_.offset;
   return at::for_blob(data, {static_cast<int64_t>(bytes_)})
       .options(at::TensorOptions().dtype(at::kByte).device(device))
       .target_device(device)

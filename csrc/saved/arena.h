@@ -1,5 +1,5 @@
-// One piece of a device's memory, for copies of tensors that come and go in each step in much the
-// same way: it is allocated once, and the allocator of the device sees none of them.
+// A slab of a device's memory for copies of tensors that come and go in each step in much the same
+// way. It is allocated once, and the allocator of the device sees none of them.
 //
 // A range is lent: it serves the next tensor only when the handle that stands for the copy and every
 // storage that restore() made of it are gone.
@@ -23,17 +23,17 @@
 namespace memopt::saved {
 
 // What PyTorch's allocators of accelerators align to; a host's kernels want 64 bytes at most.
-inline constexpr size_t kSlabAlignment = 512;
+inline constexpr size_t kArenaAlignment = 512;
 
 class Lease;
 
-class Slab : public std::enable_shared_from_this<Slab> {
+class Arena : public std::enable_shared_from_this<Arena> {
  public:
   // Raises where the device has not so much memory.
-  Slab(c10::Device device, size_t bytes);
-  Slab(const Slab&) = delete;
-  Slab& operator=(const Slab&) = delete;
-  ~Slab();
+  Arena(c10::Device device, size_t bytes);
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+  ~Arena();
 
   // A copy of `bytes`, a tensor of bytes, made on the current stream; null where no range is large
   // enough.
@@ -53,14 +53,14 @@ class Slab : public std::enable_shared_from_this<Slab> {
   const at::Tensor memory_;
   const std::optional<c10::Stream> allocated_on_;  // none on the CPU
   mutable std::mutex mutex_;                       // nothing is freed under it
-  offload::Space space_{kSlabAlignment};
+  offload::Space space_{kArenaAlignment};
   std::optional<c10::Stream> written_on_;
   Events reads_;  // of ranges that are free, on other streams than that
 };
 
 class Lease : public std::enable_shared_from_this<Lease> {
  public:
-  Lease(std::shared_ptr<Slab> slab, offload::Range range, size_t bytes);
+  Lease(std::shared_ptr<Arena> arena, offload::Range range, size_t bytes);
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
   ~Lease();
@@ -69,13 +69,13 @@ class Lease : public std::enable_shared_from_this<Lease> {
   at::Tensor tensor();
 
  private:
-  friend class Slab;
+  friend class Arena;
   at::Tensor aliased() const;
 
-  const std::shared_ptr<Slab> slab_;
+  const std::shared_ptr<Arena> arena_;
   const offload::Range range_;
   const size_t bytes_;
-  Slab::Streams streams_;  // that write or read it; under the slab's mutex
+  Arena::Streams streams_;  // that write or read it; under the arena's mutex
 };
 
 }  // namespace memopt::saved
