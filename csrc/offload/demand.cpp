@@ -14,6 +14,7 @@ size_t Demand::rounded(size_t bytes) const {
 Demand::Id Demand::begin(size_t bytes) {
   sizes_.push_back(rounded(bytes));
   events_.push_back(sizes_.size() - 1);
+  most_held_ = std::max(most_held_, ++held_);
   bytes_ += sizes_.back();
   most_ = std::max(most_, bytes_);
   return sizes_.size() - 1;
@@ -21,6 +22,7 @@ Demand::Id Demand::begin(size_t bytes) {
 
 void Demand::end(Id id) {
   events_.push_back(id);
+  --held_;
   bytes_ -= sizes_.at(id);
 }
 

@@ -21,7 +21,8 @@ class Demand {
   Id begin(size_t bytes);
   void end(Id id);
 
-  size_t begun() const { return sizes_.size(); }  // how many
+  size_t begun() const { return sizes_.size(); }     // how many
+  size_t most_held() const { return most_held_; }  // how many at one time
   size_t most() const { return most_; }  // the most bytes at one time, each rounded up
 
   // The bytes of a slab in which each of the requests that count finds one range: most(), unless
@@ -37,6 +38,8 @@ class Demand {
   std::vector<Id> events_;
   std::vector<size_t> sizes_;  // by id
   size_t alignment_;
+  size_t held_ = 0;
+  size_t most_held_ = 0;
   size_t bytes_ = 0;
   size_t most_ = 0;
 };

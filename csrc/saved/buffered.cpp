@@ -60,6 +60,8 @@ class CopyToSlab : public Fate {
     if (bytes.is_meta() || bytes.numel() == 0) return {};
     auto device = buffers_->of(bytes.device());
     if (device == nullptr) return {};
+    device->settle(nullptr);
+    if (device->taken()->is_held(bytes)) return {};  // as was found out just now
     return c10::make_intrusive<Buffered>(bytes, std::move(device));
   }
 

@@ -10,14 +10,15 @@ namespace {
 // batch of an epoch is often smaller than the others.
 constexpr size_t kStepsBeforeLess = 16;
 
-// A step in which more than this is taken counts as ended. There are loops in which some graph is
-// always alive.
-constexpr size_t kMostTaken = 4096;
+// There are loops in which some graph is always alive (a forward before the backward of the step
+// before, several threads). A step counts as ended when so many times what it held at one time has
+// come, and not a few.
+constexpr size_t kTurns = 4;
+constexpr size_t kLeastTaken = 64;
 
 }  // namespace
 
 DeviceBuffers::Claim DeviceBuffers::begin(const at::Tensor& bytes) {
-  settle(nullptr);
   const auto size = static_cast<size_t>(bytes.numel());
   Claim claim;
   std::shared_ptr<Arena> arena;
@@ -55,7 +56,10 @@ void DeviceBuffers::end(const Claim& claim, bool had_lease) {
   if (claim.step == step_.number) step_.demand.end(claim.id);
   if (!had_lease) stats_.kept_bytes -= claim.bytes;
   --live_;
-  if (live_ == 0 || step_.demand.begun() >= kMostTaken) end_step();
+  const auto& demand = step_.demand;
+  const bool has_turned =
+      demand.begun() >= kLeastTaken && demand.begun() >= kTurns * demand.most_held();
+  if (live_ == 0 || has_turned) end_step();
 }
 
 void DeviceBuffers::end_step() {

@@ -33,8 +33,8 @@ class DeviceBuffers {
   // Something else held the storage when it was restored.
   void found_elsewhere(const StorageName& storage, size_t bytes);
 
-  // Makes the slab for the step before, if that one wants another than there is. `constant`: what
-  // needs no room; without it, whatever is still alive.
+  // Makes the slab for the step before, if that one wants another than there is; to be called
+  // before begin(). `constant`: what needs no room; without it, whatever is still alive.
   void settle(const std::unordered_set<c10::StorageImpl*>* constant);
   void remove();
 

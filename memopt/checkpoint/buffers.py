@@ -113,7 +113,8 @@ def checkpoint_buffers(model: nn.Module, sample: Any = None) -> CheckpointBuffer
     that finds no room, since the step differs (a larger batch, more regions, another order, a
     second forward before the backward), is kept as usual, and the next step gets a slab for that
     one. After 16 steps in a row that need less there is a smaller one. A step ends when no graph
-    holds an input any more (or has gone on for 4096 inputs); nothing has to be reset.
+    holds an input any more; in a loop in which some graph is always alive, when four times as many
+    inputs have come as were held at one time (at least 64). Nothing has to be reset.
 
     A piece of memory is used again only when nothing reads it any more: graphs that are retained or
     differentiated twice, or a user, may go on with what the recompute was given. Writing to that in

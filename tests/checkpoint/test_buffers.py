@@ -160,7 +160,7 @@ def test_nothing_is_allocated_for_inputs_after_the_second_step() -> None:
 
     def step() -> LiveBytes:
         with LiveBytes() as live:
-            loss = model(x * 1).sum()
+            loss = model(x).sum()
             live.mark()
             loss.backward()
             del loss
@@ -263,7 +263,9 @@ def test_another_order_and_other_regions() -> None:
 
 
 class Keeps(nn.Module):
-    """Keeps what its recompute was given."""
+    """Keeps what its recompute was given, if it is to."""
+
+    keeps = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -271,7 +273,7 @@ class Keeps(nn.Module):
         self.kept: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        if is_recomputing():
+        if self.keeps and is_recomputing():
             self.kept.append(x)
         return self.linear(x).tanh()
 
@@ -280,12 +282,15 @@ def test_what_a_user_keeps_is_not_used_again() -> None:
     model = wrapped(Keeps)
     expected = plain(model, 8)
     buffers = memopt.checkpoint_buffers(model)
-    for _ in range(2):
+    for keeps in (False, True):
+        for block in model.blocks:
+            block.keeps = keeps
         train(model, 8)
-    kept = [x for block in model.blocks for x in block.kept[1:]]
+    for block in model.blocks:
+        block.keeps = False
+    kept = [x for block in model.blocks for x in block.kept]
     values = [x.detach().clone() for x in kept]
-    in_use = row(buffers).in_use
-    assert in_use == len(kept) * input_bytes(8)
+    assert row(buffers).in_use == BLOCKS * input_bytes(8)
     for _ in range(3):
         assert_same_bits(train(model, 8), expected)
         assert_same_bits([x.detach() for x in kept], values)
@@ -337,14 +342,14 @@ def test_writing_to_what_the_recompute_got_raises_in_the_next_one() -> None:
     model = wrapped(Keeps)
     buffers = memopt.checkpoint_buffers(model)
     train(model, 8)
+    model.blocks[2].keeps = True
     loss = model(batch(8)).sum()
     loss.backward(retain_graph=True)
     with torch.no_grad():
         model.blocks[2].kept[-1].view(-1)[3:5].zero_()
     with pytest.raises(RuntimeError, match="must not be written in place while its graph"):
         loss.backward()
-    for block in model.blocks:
-        block.kept.clear()
+    model.blocks[2].kept.clear()
     del loss
     model.zero_grad()
     assert row(buffers).in_use == 0
@@ -587,18 +592,17 @@ def test_threads() -> None:
 
 
 def test_a_loop_in_which_a_graph_is_always_alive() -> None:
-    """No step ever ends by itself. After 4096 inputs one counts as ended."""
+    """No step ends by itself; one counts as ended when all has come and gone some times."""
     block = checkpoint_wrapper(nn.Tanh())
     buffers = memopt.checkpoint_buffers(block)
     before = block(torch.zeros(4, requires_grad=True) * 1)
-    for _ in range(4096):
+    for _ in range(200):
         after = block(torch.zeros(4, requires_grad=True) * 1)
         before.sum().backward()
         before = after
-    assert row(buffers).steps == 1
-    after = block(torch.zeros(4, requires_grad=True) * 1)
     assert row(buffers).slab_bytes == 2 * 512
-    assert row(buffers).copies > 0
+    assert row(buffers).copies > 100
+    assert row(buffers).steps == 3
 
 
 def test_copies_of_the_model_have_no_buffers() -> None:
@@ -684,7 +688,7 @@ def test_a_sample_sizes_the_slab_at_once(sample: str) -> None:
 def test_a_plan_sizes_the_slab_at_once() -> None:
     torch.manual_seed(0)
     model = Model()
-    plan = memopt.plan(model, batch(8), budget="1GB", steps=0)
+    plan = memopt.plan(model, batch(8), budget="1GB", loss=torch.sum, measure=False)
     with pytest.raises(ValueError, match="must have modules that are wrapped"):
         memopt.checkpoint_buffers(model, plan)
     for block in model.blocks:

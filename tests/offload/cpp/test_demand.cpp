@@ -73,7 +73,10 @@ TEST(what_comes_last_goes_first_needs_the_peak_to_the_byte) {
   Demand demand(kUnit);
   for (const size_t bytes : {1, 64, 65, 1000}) demand.begin(bytes);
   for (const Demand::Id id : {3, 2, 1, 0}) demand.end(id);
-  CHECK(demand.begun() == 4);
+  CHECK(demand.begun() == 4 && demand.most_held() == 4);
+  demand.begin(1);
+  demand.end(4);
+  CHECK(demand.begun() == 5 && demand.most_held() == 4);
   CHECK(demand.most() == (1 + 1 + 2 + 16) * kUnit);
   CHECK(demand.slab_bytes(all) == demand.most());
 }
