@@ -21,11 +21,29 @@ class RegionSettings:
         check_metadata: bool = True,
         early_stop: bool = True,
         arguments: object = "keep",
+        partition: Partition | None = None,
+        check_partition: bool = False,
         on_pass: Callable[[nn.Module | None, int], None] | None = None,
         on_saved: Callable[[Tensor], None] | None = None,
         again: Callable[..., Any] | None = None,
         diagnose: Callable[[], str] | None = None,
     ) -> None: ...
+
+class Agreement:
+    def __init__(self) -> None: ...
+
+class Partition:
+    def __init__(
+        self,
+        *,
+        rank: int,
+        ranks: int,
+        devices: Sequence[str],
+        start: Callable[[Tensor, Tensor], Any],
+        agreement_of: Callable[[object], Agreement],
+        differs: Callable[[object, list[tuple[str, float]]], None],
+    ) -> None: ...
+    def unfinished(self) -> int: ...
 
 class Flags:
     checkpointing: bool

@@ -145,6 +145,18 @@ def run_backward(loss: Tensor) -> None:
     )
 
 
+def process_group_named(name: str) -> Any:
+    """The process group of this `group_name`. Raises where there is none."""
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    return _resolve_process_group(name)  # type: ignore[arg-type]
+
+
+def device_types_of_group(group: Any) -> list[str]:
+    """The types of device that a process group has a backend for."""
+    return [device.type for device in group._device_types]
+
+
 def depends_on_values(error: Exception) -> bool:
     """Whether an operator's meta kernel raised this because there is none, or because the shape of
     its result depends on values. (Importing the exception's class takes a second.)

@@ -146,7 +146,7 @@ Call::Leaf Call::leaf(py::handle value, Seen& seen) {
   Holder holder{plain.object, {}};
   for (const auto& [name, tensor] : attributes)
     holder.attributes.push_back({name, tensor_number(tensor, seen), tensor});
-  if (settings().options.arguments.defined()) {
+  if (settings().takes_arguments()) {
     auto copy = without_tensors(value, attributes);
     for (auto& held : holder.attributes) {
       if (copy) held.then = py::object();
@@ -238,6 +238,21 @@ void Call::run(const std::vector<at::Tensor>& tensors, c10::intrusive_ptr<saved:
   if (call_function(settings, fn, args, kwargs)) return;
   if (PyErr_ExceptionMatches(stop_exception()) == 0) throw_python_error();
   PyErr_Clear();
+}
+
+std::string Call::structure() const {
+  std::string text;
+  for (const auto& argument : objects_->arguments) {
+    if (argument.name) text += py::str(argument.name).cast<std::string>();
+    for (const auto& leaf : argument.leaves) {
+      if (leaf.tensor != kNone) text += ' ' + std::to_string(leaf.tensor);
+      if (leaf.holder == kNone) continue;
+      for (const auto& held : objects_->holders[leaf.holder].attributes)
+        text += ' ' + std::to_string(held.tensor);
+    }
+    text += ';';
+  }
+  return text;
 }
 
 std::string Call::name() const {

@@ -39,6 +39,9 @@ class Call : public saved::Function {
   const std::vector<saved::ArgumentTensor>& tensors() const { return tensors_; }
   // Whether PyTorch's functions were memopt's where the region was called, and so are in it.
   bool with_functions() const { return with_functions_; }
+  // Which arguments they are: equal for calls whose tensors have the same numbers in the same
+  // places.
+  std::string structure() const;
   // To be called when the region keeps them.
   void release_tensors() { tensors_.clear(); }
 

@@ -11,6 +11,7 @@
 #include "fates.h"
 #include "hooks.h"
 #include "modules_reached.h"
+#include "partition.h"
 #include "scope.h"
 #include "settings.h"
 
@@ -32,19 +33,26 @@ void count_pass(const Settings& settings, const py::object& owner, int step) {
   if (!settings.on_pass.is_none()) settings.on_pass(owner, step);
 }
 
+// What becomes of the tensors among a call's arguments; empty: they are saved as usual.
+c10::intrusive_ptr<saved::FateOfArguments> fate_of_call(const Settings& settings, const Call& call,
+                                                        const py::object& subject) {
+  if (!settings.takes_arguments()) return {};
+  // A region around this one drops its arguments: to take them would free nothing.
+  const auto around = active_hooks();
+  if (around.defined() && around->is_of_region()) return {};
+  if (settings.partition == nullptr) return saved::for_each_argument(settings.arguments);
+  return partition_of_call(*settings.partition, settings.arguments, settings.check_partition, call,
+                           subject);
+}
+
 py::object forward(const py::object& fn, const py::tuple& args, const py::dict& kwargs,
                    const py::object& settings_object, const py::object& owner) {
   const auto& settings = settings_object.cast<Settings&>();
   auto call = std::make_unique<Call>(fn, args, kwargs, settings_object, owner);
   auto& made = *call;
-  auto options = settings.options;
-  if (options.arguments.defined()) {
-    // A region around this one drops its arguments: to offload them would free nothing.
-    const auto around = active_hooks();
-    if (around.defined() && around->is_of_region()) options.arguments.reset();
-  }
-  const auto region =
-      c10::make_intrusive<saved::Region>(std::move(call), made.tensors(), std::move(options));
+  const auto fate = fate_of_call(settings, made, owner.is_none() ? fn : owner);
+  const auto region = c10::make_intrusive<saved::Region>(std::move(call), made.tensors(),
+                                                         fate.get(), settings.options);
   made.release_tensors();
   // A region that is nested in one that is recomputed is part of that recompute.
   const bool first = !saved::flags().recomputing;
@@ -86,25 +94,31 @@ PyMethodDef functions[] = {
 
 void register_region(py::module_& m) {
   register_hooks(m);
+  register_partition(m);
   py::class_<Settings>(m, "RegionSettings", "How a region runs.")
       .def(py::init([](py::object call_uncompiled, py::object region_name,
                        py::object hold_statistics, bool preserve_rng_state, bool check_metadata,
-                       bool early_stop, const py::object& arguments, py::object on_pass,
-                       py::object on_saved, py::object again, py::object diagnose) {
-             return Settings{
-                 {preserve_rng_state, check_metadata, early_stop, fate_of_arguments(arguments)},
-                 std::move(call_uncompiled),
-                 std::move(region_name),
-                 std::move(hold_statistics),
-                 std::move(on_pass),
-                 std::move(on_saved),
-                 std::move(again),
-                 std::move(diagnose)};
+                       bool early_stop, const py::object& arguments,
+                       std::shared_ptr<Partition> partition, bool check_partition,
+                       py::object on_pass, py::object on_saved, py::object again,
+                       py::object diagnose) {
+             return Settings{{preserve_rng_state, check_metadata, early_stop},
+                             fate_of_arguments(arguments),
+                             std::move(partition),
+                             check_partition,
+                             std::move(call_uncompiled),
+                             std::move(region_name),
+                             std::move(hold_statistics),
+                             std::move(on_pass),
+                             std::move(on_saved),
+                             std::move(again),
+                             std::move(diagnose)};
            }),
            py::kw_only(), py::arg("call_uncompiled"), py::arg("region_name"),
            py::arg("hold_statistics"), py::arg("preserve_rng_state") = true,
            py::arg("check_metadata") = true, py::arg("early_stop") = true,
-           py::arg("arguments") = "keep", py::arg("on_pass") = py::none(),
+           py::arg("arguments") = "keep", py::arg("partition") = py::none(),
+           py::arg("check_partition") = false, py::arg("on_pass") = py::none(),
            py::arg("on_saved") = py::none(), py::arg("again") = py::none(),
            py::arg("diagnose") = py::none());
   if (PyModule_AddFunctions(m.ptr(), functions) < 0) throw py::error_already_set();

@@ -1,41 +1,86 @@
 #include "arguments.h"
 
-#include "kept.h"
+#include <algorithm>
 
 namespace memopt::saved {
 
-Arguments::Arguments(const std::vector<ArgumentTensor>& tensors, Fate* fate) {
-  held_.reserve(tensors.size());
-  for (const auto& [tensor, may_leave_device] : tensors) {
-    Held held{Version(tensor), {}, {}, tensor.requires_grad()};
-    if (tensor.is_inference()) {  // autograd does not save these
-      held.handle = c10::make_intrusive<Kept>(tensor);
-    } else if (fate != nullptr && may_leave_device) {
-      held.handle = fate->take(tensor);
+namespace {
+
+class EachHandle : public ArgumentsHandle {
+ public:
+  explicit EachHandle(std::vector<c10::intrusive_ptr<Handle>> handles)
+      : handles_(std::move(handles)) {}
+
+  bool has(size_t number) const override { return handles_[number].defined(); }
+
+  std::vector<at::Tensor> restore() override {
+    std::vector<at::Tensor> tensors;
+    tensors.reserve(handles_.size());
+    for (const auto& handle : handles_)
+      tensors.push_back(handle.defined() ? handle->restore() : at::Tensor());
+    return tensors;
+  }
+
+ private:
+  std::vector<c10::intrusive_ptr<Handle>> handles_;
+};
+
+class EachArgument : public FateOfArguments {
+ public:
+  explicit EachArgument(c10::intrusive_ptr<Fate> fate) : fate_(std::move(fate)) {}
+
+  c10::intrusive_ptr<ArgumentsHandle> take(const std::vector<ArgumentTensor>& tensors) override {
+    std::vector<c10::intrusive_ptr<Handle>> handles(tensors.size());
+    bool takes_any = false;
+    for (size_t number = 0; number < tensors.size(); ++number) {
+      const auto& [tensor, may_leave_device] = tensors[number];
+      if (tensor.is_inference() || !may_leave_device) continue;
+      handles[number] = fate_->take(tensor);
+      takes_any = takes_any || handles[number].defined();
     }
-    if (!held.handle.defined())
+    if (!takes_any) return {};
+    return c10::make_intrusive<EachHandle>(std::move(handles));
+  }
+
+ private:
+  c10::intrusive_ptr<Fate> fate_;
+};
+
+}  // namespace
+
+c10::intrusive_ptr<FateOfArguments> for_each_argument(c10::intrusive_ptr<Fate> fate) {
+  return c10::make_intrusive<EachArgument>(std::move(fate));
+}
+
+Arguments::Arguments(const std::vector<ArgumentTensor>& tensors, FateOfArguments* fate) {
+  if (fate != nullptr) taken_ = fate->take(tensors);
+  held_.reserve(tensors.size());
+  for (size_t number = 0; number < tensors.size(); ++number) {
+    const auto& tensor = tensors[number].tensor;
+    Held held{Version(tensor), {}, {}, tensor.requires_grad()};
+    if (tensor.is_inference()) {
+      held.inference = tensor;
+    } else if (!taken_.defined() || !taken_->has(number)) {
       held.saved = torch::autograd::SavedVariable(tensor, /*is_output=*/false);
+    }
     held_.push_back(std::move(held));
   }
 }
 
 std::vector<at::Tensor> Arguments::restore() const {
-  std::vector<at::Tensor> tensors;
-  tensors.reserve(held_.size());
-  for (const auto& held : held_) {
-    if (!held.handle.defined()) {
-      tensors.push_back(held.saved.unpack());
-      continue;
-    }
-    auto tensor = held.handle->restore();
-    // Where a fate gave another tensor back, that one has no history, and is this region's own.
-    if (tensor.requires_grad() != held.requires_grad) {
+  auto tensors = taken_.defined() ? taken_->restore() : std::vector<at::Tensor>(held_.size());
+  for (size_t number = 0; number < held_.size(); ++number) {
+    auto& tensor = tensors[number];
+    const auto& held = held_[number];
+    if (!tensor.defined()) {
+      tensor = held.inference.defined() ? held.inference : held.saved.unpack();
+    } else if (tensor.requires_grad() != held.requires_grad) {
+      // A fate that gave another tensor back: that one has no history, and is this region's own.
       auto* impl = tensor.unsafeGetTensorImpl();
       tensor = at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(),
                                                         /*allow_tensor_metadata_change=*/false));
       tensor.set_requires_grad(held.requires_grad);
     }
-    tensors.push_back(std::move(tensor));
   }
   return tensors;
 }

@@ -7,15 +7,10 @@
 
 namespace memopt::saved {
 
-namespace {
-
-// The graph adds a leaf's gradient to it, and so holds it, and what its views lie in.
 bool is_held_by_its_graph(const at::Tensor& tensor) {
   const auto is_held = [](const at::TensorBase& of) { return of.is_leaf() && of.requires_grad(); };
   return is_held(tensor) || (tensor.is_view() && is_held(tensor._base()));
 }
-
-}  // namespace
 
 c10::intrusive_ptr<Handle> OncePerStorage::take(const at::Tensor& tensor) {
   if (!is_plain(tensor) || tensor.storage().nbytes() < min_bytes_) return {};

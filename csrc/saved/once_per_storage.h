@@ -45,6 +45,9 @@ class TakenStorages {
   size_t sweep_at_ = 256;
 };
 
+// Whether its graph holds it anyway: to add a leaf's gradient to it, or as what its views lie in.
+bool is_held_by_its_graph(const at::Tensor& tensor);
+
 class OncePerStorage : public Fate {
  public:
   using IsHeld = bool (*)(const at::Tensor& tensor);

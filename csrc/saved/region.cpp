@@ -54,10 +54,10 @@ Devices devices_of(const std::vector<ArgumentTensor>& tensors) {
 }  // namespace
 
 Region::Region(std::unique_ptr<Function> function, const std::vector<ArgumentTensor>& tensors,
-               RegionOptions options)
-    : options_(std::move(options)),
+               FateOfArguments* fate_of_arguments, RegionOptions options)
+    : options_(options),
       function_(std::move(function)),
-      arguments_(tensors, options_.arguments.get()),
+      arguments_(tensors, fate_of_arguments),
       context_state_(ContextState::capture(devices_of(tensors), options_.preserve_rng_state)) {
   ++live_regions;
 }

@@ -55,14 +55,13 @@ struct RegionOptions {
   bool preserve_rng_state = true;
   bool check_metadata = true;
   bool early_stop = true;
-  // What becomes of the arguments' tensors; empty: they are saved for backward as usual.
-  c10::intrusive_ptr<Fate> arguments;
 };
 
 class Region : public Packer {
  public:
+  // `fate_of_arguments` may be null: the tensors are saved for backward as usual.
   Region(std::unique_ptr<Function> function, const std::vector<ArgumentTensor>& tensors,
-         RegionOptions options);
+         FateOfArguments* fate_of_arguments, RegionOptions options);
 
   ~Region() override;
 

@@ -7,7 +7,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
-#include <c10/core/InferenceMode.h>
 #include <c10/core/Stream.h>
 
 #include <optional>
@@ -24,15 +23,6 @@ offload::Memory memory_of(const at::Tensor& bytes);
 at::Tensor tensor_of(const offload::Memory& memory);
 // Bytes of the device or the host as a tensor, which does not keep them.
 at::Tensor bytes_at(void* data, size_t bytes, c10::Device device);
-
-// For what is copied and allocated here: it is seen by nothing that watches operators, and is the
-// same in any mode.
-struct Unseen {
-  Untracked untracked;
-  c10::InferenceMode no_inference{false};  // its tensors cannot be saved for backward
-  c10::impl::ExcludeDispatchKeyGuard no_modes{
-      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})};
-};
 
 // Has the storage give its pages back to the system when it is freed, if PyTorch's CPU allocator
 // made it. The C library keeps freed memory that lies between other blocks, and that is where

@@ -5,6 +5,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 namespace memopt::saved {
@@ -24,6 +25,15 @@ struct Untracked {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
   c10::impl::ExcludeDispatchKeyGuard outside_transforms{active_transforms()};
+};
+
+// For copies and allocations of the library's own: seen by nothing that watches operators, and the same
+// in any mode.
+struct Unseen {
+  Untracked untracked;
+  c10::InferenceMode no_inference{false};  // its tensors cannot be saved for backward
+  c10::impl::ExcludeDispatchKeyGuard no_modes{
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})};
 };
 
 }  // namespace memopt::saved

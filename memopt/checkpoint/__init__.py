@@ -5,6 +5,7 @@ package can still be imported (`from memopt.checkpoint.wrapper import unwrap`):
 
     region      `checkpoint` and its options
     settings    how a region runs, and what the engine calls in this package
+    partition   the ranks that share a region's inputs
     wrapper     a module whose every forward is a region
     buffers     their inputs in memory that is allocated once
     apply       which submodules of a model are wrapped

@@ -10,6 +10,7 @@ from torch import nn
 
 from memopt._class_patch import restored_on_error
 from memopt.checkpoint.blocks import find_blocks
+from memopt.checkpoint.partition import PartitionChoice, partition_of
 from memopt.checkpoint.wrapper import checkpoint_wrapper, has_forward
 
 NamedModules = list[tuple[str, nn.Module]]
@@ -29,6 +30,7 @@ def apply_checkpointing(
     skip_last: int = 0,
     offload_to_cpu: bool = False,
     maintain_forward_counter: bool = False,
+    partition: PartitionChoice = None,
 ) -> list[str]:
     """Apply `checkpoint_wrapper`, in place, to chosen submodules; `unwrap(model)` undoes it.
 
@@ -81,6 +83,7 @@ def apply_checkpointing(
             f"apply_checkpointing: model must be an nn.Module, got {type(model).__name__}"
         )
     predicate = as_predicate("apply_checkpointing: check_fn", check_fn)
+    ranks = partition_of("apply_checkpointing", partition)
     if every is not None and fraction is not None:
         raise ValueError(
             "apply_checkpointing: every and fraction must not be given together, got "
@@ -98,7 +101,9 @@ def apply_checkpointing(
     chosen = _choose(candidates[skip_first:end], every, fraction)
     with restored_on_error(model):
         for _, module in chosen:
-            checkpoint_wrapper(module, offload_to_cpu, maintain_forward_counter)
+            checkpoint_wrapper(
+                module, offload_to_cpu, maintain_forward_counter, partition=ranks
+            )
     return [name for name, _ in chosen]
 
 

@@ -192,14 +192,14 @@ class _Attached:
 
     def __init__(self, buffers: _C.Buffers) -> None:
         self.buffers = buffers
-        self._settings: dict[Settings, _C.RegionSettings] = {}
+        self._settings: dict[tuple[Settings, bool], _C.RegionSettings] = {}
 
-    def region_settings(self, settings: Settings) -> _C.RegionSettings:
+    def region_settings(self, settings: Settings, check_partition: bool) -> _C.RegionSettings:
         """For a module that is wrapped with these settings."""
-        made = self._settings.get(settings)
+        made = self._settings.get((settings, check_partition))
         if made is None:
-            made = region_settings_of(settings, self.buffers)
-            self._settings[settings] = made
+            made = region_settings_of(settings, check_partition, self.buffers)
+            self._settings[settings, check_partition] = made
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:

@@ -18,6 +18,7 @@ from memopt._compat import checkpoint_options_set_globally
 from memopt._extension import _C
 from memopt.checkpoint.caches import has_cache, may_have_caches, module_of, without_cache
 from memopt.checkpoint.debug import OperatorLogs
+from memopt.checkpoint.partition import PartitionChoice, partition_of
 from memopt.checkpoint.settings import fate_of_arguments, region_settings
 from memopt.offload.place import Place
 
@@ -39,6 +40,7 @@ def checkpoint(
     debug: bool = False,
     early_stop: bool = True,
     offload: Place | None = None,
+    partition: PartitionChoice = None,
     **kwargs: Any,
 ) -> Any:
     """Call `fn(*args, **kwargs)` and drop what it saves for backward, which calls it again.
@@ -81,18 +83,27 @@ def checkpoint(
         determinism_check: "default": shape, dtype and device of each tensor saved in the recompute
             must be what they were in forward. "none": only their number must.
         debug: keep a log of the operators that forward runs, so that the error of a recompute that
-            differs names the first one that does. Slow. Excludes `context_fn`.
+            differs names the first one that does; with `partition`, compare the ranks' arguments in
+            every call. Slow. Excludes `context_fn`.
         early_stop: end the recompute as soon as the last tensor that backward wants is there.
         offload: "cpu", "disk" or a directory (a `pathlib.Path`): the tensors among the arguments
             wait there for the recompute, in (pinned) host memory or in a file, and come back before
             it begins; see `memopt.offload`. Left alone are what it leaves alone, apart from small
             tensors. None: they are kept. No effect under `torch.compile`.
+        partition: a process group (`torch.distributed.ProcessGroup`), a `DeviceMesh` of one dim, or
+            True for the default group, whose N ranks hold the tensors among the arguments alike, as
+            with tensor parallelism. Each keeps 1/N of their bytes (rounded up to 16), and backward
+            gathers them: one all-gather per region, begun when the region after it starts its
+            backward. With `offload` the parts wait there. What is not alike is kept whole; see
+            docs/partition.md for what is taken, what it costs and what all ranks have to do alike.
+            A group of one rank has no effect, and nothing has under `torch.compile`.
         **kwargs: for `fn`.
 
     Raises:
-        TypeError: `fn` is not callable.
+        TypeError: `fn` is not callable, or `partition` is no group, mesh or True.
         ValueError: an unknown `determinism_check` or `offload`, `use_reentrant=True`, or `debug`
-            with a `context_fn`.
+            with a `context_fn`; a `partition` of several dims, without an initialized process group
+            or without this rank.
         RuntimeError: `fn` is a module in training that would write to a cache. In backward, if an
             argument was written in place or the recompute saved other
             tensors (in number, shape, dtype or device) than forward.
@@ -114,6 +125,7 @@ def checkpoint(
         and not debug
         and not use_reentrant
         and offload is None
+        and partition is None
         and checkpoint_options_set_globally() == (None, None)
     ):
         return run_region(fn, args, kwargs)
@@ -131,7 +143,8 @@ def checkpoint(
         )
     contexts, diagnose = context_fn, None
     global_early_stop, global_debug = checkpoint_options_set_globally()
-    if _unless_set(global_debug, debug):
+    debug = _unless_set(global_debug, debug)
+    if debug:
         logs = OperatorLogs()
         contexts, diagnose = logs.contexts, logs.first_difference
     forward, again = fn, None
@@ -141,6 +154,8 @@ def checkpoint(
             forward, again = _inside(in_forward, fn), _inside(in_recompute, fn)
     settings = region_settings(
         arguments=fate_of_arguments("checkpoint: offload", offload),
+        partition=partition_of("checkpoint", partition),
+        check_partition=debug,
         preserve_rng_state=preserve_rng_state,
         check_metadata=determinism_check == "default",
         early_stop=_unless_set(global_early_stop, early_stop),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from memopt._extension import _C
 from memopt.checkpoint.batch_norm import hold_statistics
 from memopt.checkpoint.naming import region_name
+from memopt.checkpoint.partition import Partition
 from memopt.checkpoint.uncompiled import call_uncompiled
 from memopt.fates import Fate
 from memopt.offload.place import Place, directory_of
@@ -21,6 +22,8 @@ def region_settings(
     check_metadata: bool = True,
     early_stop: bool = True,
     arguments: Literal["keep", "host"] | Fate | _C.Offload | _C.Buffers = "keep",
+    partition: Partition | None = None,
+    check_partition: bool = False,
     on_pass: Callable[[nn.Module | None, int], None] | None = None,
     on_saved: Callable[[Tensor], None] | None = None,
     again: Callable[..., Any] | None = None,
@@ -34,6 +37,9 @@ def region_settings(
         early_stop: end the recompute as soon as the last tensor that backward wants is there.
         arguments: the fate of the tensors among the arguments, except parameters and subclasses of
             Tensor. "keep": they are saved for backward as usual.
+        partition: the ranks that keep a part each of these tensors; `arguments` is the fate of the
+            parts.
+        check_partition: compare the ranks' tensors in every call.
         on_pass: called with (owner, +1) before a first forward, (owner, -1) before a recompute.
         on_saved: called with each tensor that the first forward saves, before it is dropped.
         again: what the recompute calls in place of the function.
@@ -47,6 +53,8 @@ def region_settings(
         check_metadata=check_metadata,
         early_stop=early_stop,
         arguments=arguments,
+        partition=None if partition is None else partition.native,
+        check_partition=check_partition,
         on_pass=on_pass,
         on_saved=on_saved,
         again=again,

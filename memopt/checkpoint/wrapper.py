@@ -23,8 +23,10 @@ from memopt._class_patch import (
     remove_patch,
     wrap_forward,
 )
+from memopt._compat import checkpoint_options_set_globally
 from memopt._extension import _C
 from memopt.checkpoint.caches import has_cache, may_have_caches, without_cache
+from memopt.checkpoint.partition import Partition, PartitionChoice, partition_of
 from memopt.checkpoint.region import compiled_region, is_region
 from memopt.checkpoint.settings import fate_of_arguments, region_settings
 from memopt.offload.place import Place
@@ -50,6 +52,9 @@ class Settings:
     maintain_forward_counter: bool
     """Count forwards that wait for their recompute on every submodule."""
 
+    partition: Partition | None = None
+    """The ranks that keep a part each of these tensors; None: this one keeps them whole."""
+
 
 def checkpoint_wrapper(
     module: ModuleT,
@@ -57,6 +62,7 @@ def checkpoint_wrapper(
     maintain_forward_counter: bool = False,
     *,
     offload: Place | None = None,
+    partition: PartitionChoice = None,
 ) -> ModuleT:
     """Make every forward of `module` a checkpointed region (see `memopt.checkpoint`).
 
@@ -77,14 +83,22 @@ def checkpoint_wrapper(
         offload: "cpu", "disk" or a directory (a `pathlib.Path`): the tensors among the arguments
             wait there for the recompute, see `memopt.checkpoint`. What host memory holds already
             stays with "cpu". No effect under `torch.compile`.
+        partition: a process group (`torch.distributed.ProcessGroup`), a `DeviceMesh` of one dim, or
+            True for the default group, whose N ranks hold the tensors among the arguments alike, as
+            with tensor parallelism. Each keeps 1/N of their bytes (rounded up to 16), and backward
+            gathers them: one all-gather per region, begun when the region after it starts its
+            backward. With `offload` the parts wait there. What is not alike is kept whole; see
+            docs/partition.md for what is taken, what it costs and what all ranks have to do alike.
+            A pickle of the module finds the group of the same name again. A group of one rank has no effect, and nothing has under `torch.compile`.
 
     Returns:
         `module`, the same object.
 
     Raises:
         TypeError: `module` is no `nn.Module`, is a ScriptModule, has no forward (nn.ModuleList),
-            or its class allows no subclass.
-        ValueError: `offload` names no place, or not the one that `offload_to_cpu` does.
+            or its class allows no subclass; `partition` is no group, mesh or True.
+        ValueError: `offload` names no place, or not the one that `offload_to_cpu` does; `partition`
+            has several dims, there is no process group, or this rank is not in it.
         OSError: no file can be made in the directory.
     """
     check_can_patch("checkpoint_wrapper", "module", module)
@@ -94,6 +108,7 @@ def checkpoint_wrapper(
         )
     place = "cpu" if offload_to_cpu else offload
     fate_of_arguments("checkpoint_wrapper: offload", place)
+    ranks = partition_of("checkpoint_wrapper", partition)
     if not has_forward(module):
         raise TypeError(
             "checkpoint_wrapper: module must have a forward, which is what runs as a region, got "
@@ -104,7 +119,7 @@ def checkpoint_wrapper(
     elif _SETTINGS not in module.__dict__ and "forward" in module.__dict__:
         # Made by calling the class of a wrapped module.
         module.__dict__[_INSTANCE_FORWARD] = module.__dict__.pop("forward")
-    _set_settings(module, Settings(place, bool(maintain_forward_counter)))
+    _set_settings(module, Settings(place, bool(maintain_forward_counter), ranks))
     return module
 
 
@@ -191,21 +206,25 @@ class _Checkpointed(ForwardWrapper):
             args, kwargs = arguments
         if torch.compiler.is_compiling():
             return compiled_region(forward, args, kwargs)
+        check_partition = settings.partition is not None and bool(
+            checkpoint_options_set_globally()[1]
+        )
         buffers = module.__dict__.get(BUFFERS)
-        if buffers is None:
-            options = _region_settings(settings)
-        else:
-            options = buffers.region_settings(settings)
-        return _C.run_region(forward, args, kwargs, options, module)
+        options_of = _region_settings if buffers is None else buffers.region_settings
+        return _C.run_region(forward, args, kwargs, options_of(settings, check_partition), module)
 
 
 def region_settings_of(
-    settings: Settings, buffers: _C.Buffers | None = None
+    settings: Settings, check_partition: bool, buffers: _C.Buffers | None = None
 ) -> _C.RegionSettings:
-    """For the engine; `buffers` take the arguments that do not leave the device."""
+    """For the engine; `buffers` take the arguments, or this rank's parts, that do not leave the
+    device.
+    """
     place = fate_of_arguments("checkpoint_wrapper: offload", settings.offload)
     return region_settings(
         arguments=buffers if place == "keep" and buffers is not None else place,
+        partition=settings.partition,
+        check_partition=check_partition,
         on_pass=_count if settings.maintain_forward_counter else None,
     )
 

@@ -1,4 +1,4 @@
-"""The pair of processes, one for all tests of this folder."""
+"""The pair of processes, and the four, one of each for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.distributed.processes import Pair
+from tests.distributed.processes import Pair, World
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +14,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     pair = Pair(tmp_path_factory.mktemp("pair"))
     yield pair
     pair.close()
+
+
+@pytest.fixture(scope="session")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    four = World(tmp_path_factory.mktemp("four"), size=4)
+    yield four
+    four.close()

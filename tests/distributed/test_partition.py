@@ -1,0 +1,286 @@
+"""Proves: with partition= over a process group, tensor parallel, sequence parallel and data x tensor
+parallel models have the losses, gradients and parameters of the same models without it, to the last
+bit; each rank keeps its part of the regions' inputs, as the allocator counts; what is gathered is
+one all-gather of these parts for each region and backward; and what partition= refuses.
+
+The order of gathers, prefetch and partial backwards: tests/checkpoint/test_partition.py, where the
+ranks are threads. Faults: test_partition_faults.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import memopt
+from memopt._extension import _C
+from memopt.checkpoint.partition import PartitionChoice, _partition_of_group
+from memopt.live_bytes import LiveBytes
+from tests.checkpoint.support import assert_same_bits
+from tests.checkpoint.test_partition import MESSAGE, part_bytes
+from tests.distributed.processes import World
+from tests.distributed.support import SIZE, Results, assert_recomputes_and_equals, block, train
+from tests.distributed.test_tensor_parallel import STYLES
+
+pytestmark = pytest.mark.slow  # for whichever test starts the processes
+
+ROWS, BLOCKS = 12, 3
+BYTES = ROWS * SIZE * 4
+
+
+@contextlib.contextmanager
+def counted_gathers() -> Iterator[list[int]]:
+    """The bytes that this rank gives to each gather of memopt's."""
+    sizes: list[int] = []
+    original = dist.all_gather_into_tensor
+
+    def counting(output: Tensor, part: Tensor, *args: Any, **kwargs: Any) -> Any:
+        sizes.append(part.numel())
+        return original(output, part, *args, **kwargs)
+
+    dist.all_gather_into_tensor = counting
+    try:
+        yield sizes
+    finally:
+        dist.all_gather_into_tensor = original
+
+
+def rows(step: int, seed: int = 0) -> Tensor:
+    """The same on all ranks, for one seed."""
+    generator = torch.Generator().manual_seed(100 * seed + step)
+    return torch.randn(ROWS, SIZE, generator=generator)
+
+
+def mesh_of(ranks: int) -> DeviceMesh:
+    return DeviceMesh("cpu", torch.arange(ranks), mesh_dim_names=("tp",))
+
+
+def parallel_body(style: str, mesh: DeviceMesh, partition: PartitionChoice) -> nn.Sequential:
+    torch.manual_seed(0)
+    # Columns that 2 and 3 ranks can share.
+    blocks = [nn.Sequential(nn.LayerNorm(SIZE), *block()) for _ in range(BLOCKS)]
+    for module in blocks:
+        parallelize_module(module, mesh, STYLES[style])
+        memopt.checkpoint_wrapper(module, partition=partition)
+    return nn.Sequential(*blocks)
+
+
+def run_parallel(style: str, ranks: int, split: bool) -> tuple[Results, list[int]] | None:
+    mesh = mesh_of(ranks)
+    if mesh.get_coordinate() is None:
+        return None
+    model = parallel_body(style, mesh, mesh if split else None)
+    seed = 0 if style == "tensor parallel" else 1 + mesh.get_local_rank()
+
+    def backward(step: int) -> Tensor:
+        loss = model(rows(step, seed)).square().mean()
+        loss.backward()
+        return loss
+
+    with counted_gathers() as sizes, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="checkpoint: partition")
+        results = train(model, backward, steps=2)
+    assert _C.live_regions() == 0
+    return results, sizes
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_two_steps_equal_those_of_whole_inputs(four: World, style: str, ranks: int) -> None:
+    split = [answer for answer in four.run(run_parallel, style, ranks, True) if answer]
+    whole = [answer for answer in four.run(run_parallel, style, ranks, False) if answer]
+    assert len(split) == ranks
+    assert_recomputes_and_equals([r for r, _ in split], [r for r, _ in whole])
+    # Ranks of sequence parallel models have inputs of their own; DTensors are as they were placed.
+    part = [part_bytes(BYTES, ranks)] if style == "tensor parallel" else []
+    for _, sizes in split:
+        # A message of each module's first call; the first step; the second.
+        assert sizes == BLOCKS * [MESSAGE] + 2 * BLOCKS * part
+    assert all(sizes == [] for _, sizes in whole)
+
+
+def bytes_after_forward(ranks: int, split: bool) -> int | None:
+    mesh = mesh_of(ranks)
+    if mesh.get_coordinate() is None:
+        return None
+    model = parallel_body("tensor parallel", mesh, mesh if split else None)
+    for step in range(2):
+        with LiveBytes() as live:
+            loss = model(rows(step) * 1).sum()
+            live.mark()
+        loss.backward()
+    return live.marks[0].nbytes
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_each_rank_keeps_its_part(four: World, ranks: int) -> None:
+    """As PyTorch's allocator counts; nothing else differs."""
+    split, whole = (four.run(bytes_after_forward, ranks, split)[:ranks] for split in (True, False))
+    saved = BLOCKS * (BYTES - part_bytes(BYTES, ranks))
+    assert saved > 0
+    assert [w - s for w, s in zip(whole, split, strict=True)] == ranks * [saved]
+
+
+# Data parallel over one dim of a mesh of two, partitioned over the other.
+
+
+def run_fsdp(split: bool) -> Results:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = parallel_body("tensor parallel", mesh["tp"], mesh["tp"] if split else None)
+    for module in model:
+        fully_shard(module, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+
+    def backward(step: int) -> Tensor:
+        loss = model(rows(step, seed=1 + mesh.get_local_rank("dp"))).square().mean()
+        loss.backward()
+        return loss
+
+    return train(model, backward, steps=2)
+
+
+def run_ddp(split: bool) -> Results:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    torch.manual_seed(0)
+    blocks = nn.Sequential(*(block(dropout=0.5) for _ in range(BLOCKS)))
+    for module in blocks:
+        memopt.checkpoint_wrapper(module, partition=mesh["tp"].get_group() if split else None)
+    model = DistributedDataParallel(blocks, process_group=mesh["dp"].get_group())
+
+    def backward(step: int) -> Tensor:
+        loss = model(rows(step, seed=1 + mesh.get_local_rank("dp"))).square().mean()
+        loss.backward()
+        return loss
+
+    return train(model, backward, steps=2)
+
+
+@pytest.mark.parametrize("run", [run_fsdp, run_ddp])
+def test_data_and_tensor_parallel_steps_equal_those_of_whole_inputs(four: World, run: Any) -> None:
+    assert_recomputes_and_equals(four.run(run, True), four.run(run, False))
+
+
+class Normed(nn.Module):
+    """Batch statistics, a tensor for all layers, a tensor that is an attribute, one that is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.body = nn.BatchNorm1d(SIZE), block(dropout=0.5)
+
+    def forward(self, x: Tensor, rest: dict[str, Any], *, mask: Tensor) -> Tensor:
+        return self.body(self.norm(x)) * mask + rest["bias"] * rest["scale"]
+
+
+def run_kinds(split: bool) -> list[Tensor | None]:
+    torch.manual_seed(0)
+    modules = nn.ModuleList(Normed() for _ in range(3))
+    for module in modules:
+        memopt.checkpoint_wrapper(module, partition=split)
+    found: list[Tensor | None] = []
+    for step in range(2):
+        torch.manual_seed(step)
+        x, bias = (rows(step, seed).requires_grad_() for seed in (1, 2))
+        mask, out = rows(step) > 0, x * 1
+        for module in modules:
+            out = module(out, {"bias": bias * 1, "scale": 0.5}, mask=mask)
+        out.square().sum().backward()
+        found += [x.grad, bias.grad, *(p.grad for p in modules.parameters())]
+    return [*found, *(buffer.clone() for buffer in modules.buffers())]
+
+
+def test_default_group_and_arguments_of_many_kinds(four: World) -> None:
+    for split, whole in zip(four.run(run_kinds, True), four.run(run_kinds, False), strict=True):
+        assert_same_bits(split, whole)
+
+
+# What it refuses.
+
+
+def refused() -> None:
+    module = block()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    others = dist.new_group([1, 2])
+    cases: list[tuple[Any, type[Exception], str]] = [
+        (mesh, ValueError, r"mesh of one dim, such as mesh\['tp'\], got one of dims \('dp', 'tp'\)"),
+        (7, TypeError, "must be a ProcessGroup, a DeviceMesh of one dim or True, got int"),
+        ("tp", TypeError, "must be a ProcessGroup, a DeviceMesh of one dim or True, got str"),
+    ]
+    if dist.get_rank() in (0, 3):
+        cases.append((others, ValueError, "must be a group that this rank is in"))
+        elsewhere = DeviceMesh("cpu", torch.tensor([1, 2]), _init_backend=False)
+        cases.append((elsewhere, ValueError, "must be a mesh that this rank"))
+    for choice, error, text in cases:
+        with pytest.raises(error, match="checkpoint_wrapper: partition " + text):
+            memopt.checkpoint_wrapper(module, partition=choice)
+        with pytest.raises(error, match="checkpoint: partition " + text):
+            memopt.checkpoint(module, rows(0), partition=choice)
+        assert type(module) is nn.Sequential
+
+
+def test_no_group_of_this_rank_is_refused(four: World) -> None:
+    four.run(refused)
+
+
+def run_alone() -> int:
+    alone = dist.new_subgroups(group_size=1)[0]
+    with counted_gathers() as sizes:
+        module = memopt.checkpoint_wrapper(block(), partition=alone)
+        module(rows(0)).sum().backward()
+    return len(sizes)
+
+
+def test_group_of_one_rank_has_no_effect(four: World) -> None:
+    assert four.run(run_alone) == [0, 0, 0, 0]
+
+
+def run_pickled() -> list[int]:
+    torch.manual_seed(0)
+    module = memopt.checkpoint_wrapper(block(), partition=True)
+    loaded = pickle.loads(pickle.dumps(module))
+    with counted_gathers() as sizes:
+        loaded((rows(0) * 1).requires_grad_() * 1).sum().backward()
+    return sizes
+
+
+def test_pickle_finds_its_group_again(four: World) -> None:
+    assert four.run(run_pickled) == 4 * [[MESSAGE, part_bytes(BYTES, 4)]]
+
+
+def run_without_all_gather_into_tensor() -> list[Tensor]:
+    original = dist.all_gather_into_tensor
+
+    def unsupported(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("Backend old does not support _allgather_base")
+
+    dist.all_gather_into_tensor = unsupported
+    try:
+        torch.manual_seed(0)
+        module = memopt.checkpoint_wrapper(block(), partition=True)
+        x = rows(0).requires_grad_()
+        module(x * 1).sum().backward()
+    finally:
+        dist.all_gather_into_tensor = original
+    assert dist.group.WORLD is not None
+    split = _partition_of_group(dist.group.WORLD)
+    assert split is not None
+    assert split.native.unfinished() == 0
+    again = rows(0).requires_grad_()
+    memopt.unwrap(module)(again * 1).sum().backward()
+    return [x.grad, again.grad]  # type: ignore[list-item]
+
+
+def test_backend_without_the_collective_gathers_lists(four: World) -> None:
+    for split, whole in four.run(run_without_all_gather_into_tensor):
+        assert torch.equal(split, whole)
