@@ -1,18 +1,15 @@
 """Proves memopt.compat.deepspeed.checkpointing: what DeepSpeed's own tests of activation
-checkpointing assert, on the CPU and to the last bit; each option does what it says; and each defect
-that was reported of DeepSpeed's, or found by reading, is absent. Numbers are those of
-deepspeedai/DeepSpeed's issues and pull requests, unless another project is named.
+checkpointing assert, on the CPU and to the last bit; and each defect that was reported of
+DeepSpeed's, or found by reading, is absent. Numbers are those of deepspeedai/DeepSpeed's issues and
+pull requests, unless another project is named.
 """
 
 from __future__ import annotations
 
 import copy
 import gc
-import json
-import logging
 from collections import namedtuple
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,37 +25,11 @@ from tests.checkpoint.support import (
     assert_same_bits,
     mlp,
     step_results,
-    taken_for_an_accelerator,
 )
+from tests.compat.conftest import OPTIONS
+from tests.compat.support import buffers, run
 
 SIZE = 20
-CHECKPOINTS = (checkpointing.checkpoint, checkpointing.non_reentrant_checkpoint)
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"contiguous_checkpointing": True},
-    {"checkpoint_in_cpu": True},
-    {"partition_activations": True, "contiguous_checkpointing": True, "num_checkpoints": 1},
-    {"checkpoint_in_cpu": True, "contiguous_checkpointing": True, "profile": True},
-    {"synchronize": True, "profile": True},
-]
-
-
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(checkpointing, "_state", checkpointing._Checkpointing())
-    with taken_for_an_accelerator("cpu"):
-        yield
-
-
-@pytest.fixture(params=OPTIONS, ids=lambda options: "-".join(options) or "none")
-def options(request: pytest.FixtureRequest) -> dict[str, Any]:
-    checkpointing.configure(None, **request.param)
-    return dict(request.param)
-
-
-@pytest.fixture(params=CHECKPOINTS, ids=lambda function: function.__name__)
-def checkpoint(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    return request.param  # type: ignore[no-any-return]
 
 
 class Returns(nn.Linear):
@@ -118,7 +89,9 @@ def test_keyword_arguments(options: dict[str, Any]) -> None:
         return value * scale + offset
 
     value, scale = (torch.randn(SIZE, requires_grad=True) for _ in range(2))
-    expected = step_results(lambda: function(value * 1, scale=scale * 1, offset=1.5), [value, scale])
+    expected = step_results(
+        lambda: function(value * 1, scale=scale * 1, offset=1.5), [value, scale]
+    )
     for _ in range(3):
         found = step_results(
             lambda: checkpointing.checkpoint(function, value * 1, scale=scale * 1, offset=1.5),
@@ -188,25 +161,19 @@ def test_a_stack_that_is_offloaded(checkpoint: Callable[..., Any]) -> None:
 def test_contiguous_checkpointing_needs_no_number() -> None:
     """DeepSpeed's test_configure_with_contiguous_checkpointing_requires_num_checkpoints wants an
     error at `configure` in place of the IndexError that a missing or wrong number gave in the first
-    forward (Lightning-AI/pytorch-lightning#20329). Here no number is needed, and a wrong one does no
-    harm.
+    forward (Lightning-AI/pytorch-lightning#20329). Here none is needed, and a wrong one is no harm.
     """
     for number in (None, 1, 100):
         checkpointing.configure(None, contiguous_checkpointing=True, num_checkpoints=number)
         for layers in (3, 5, 2):
-            blocks = [mlp(8) for _ in range(layers)]
-            x = torch.randn(4, 8, requires_grad=True)
-            expected = step_results(lambda: run(blocks, x), [x])
-            assert_same_bits(
-                step_results(lambda: run(blocks, x, checkpointing.checkpoint), [x]), expected
-            )
+            assert_a_stack_is_the_plain_one(layers)
 
 
-def run(blocks: list[nn.Sequential], x: Tensor, call: Any = lambda f, *args: f(*args)) -> Tensor:
-    x = x * 1
-    for block in blocks:
-        x = call(block, x)
-    return x
+def assert_a_stack_is_the_plain_one(layers: int) -> None:
+    blocks = [mlp(8) for _ in range(layers)]
+    x = torch.randn(4, 8, requires_grad=True)
+    expected = step_results(lambda: run(blocks, x), [x])
+    assert_same_bits(step_results(lambda: run(blocks, x, checkpointing.checkpoint), [x]), expected)
 
 
 # The defects.
@@ -229,12 +196,6 @@ def test_3005_evaluations_need_no_reset() -> None:
     (row,) = buffers().stats()
     assert row["slab_bytes"] == 3 * 512
     assert row["fallbacks"] == row["in_use"] == 0
-
-
-def buffers() -> _C.Buffers:
-    found = checkpointing._state.buffers
-    assert found is not None
-    return found
 
 
 def test_1376_arguments_that_are_no_floats(options: dict[str, Any]) -> None:
@@ -418,240 +379,6 @@ def test_an_error_in_the_recompute_leaves_random_numbers_alone(tracked: bool) ->
     now = checkpointing.get_cuda_rng_tracker().states_
     assert now.keys() == states[1].keys()
     assert all(torch.equal(now[name], state) for name, state in states[1].items())
-
-
-# Options.
-
-
-def test_what_cannot_be_configured_changes_nothing(tmp_path: Path) -> None:
-    """DeepSpeed's module globals had changed when `configure` raised."""
-    (tmp_path / "broken.json").write_text("{")
-    checkpointing.configure(None, contiguous_checkpointing=True, num_checkpoints=4)
-    before = checkpointing._state.options, checkpointing._state.buffers
-    section = "activation_checkpointing"
-    wrong: list[tuple[type[Exception], str, dict[str, Any]]] = [
-        (TypeError, "num_checkpoints must be an int or None, got str", {"num_checkpoints": "4"}),
-        (TypeError, "num_checkpoints must be an int or None, got bool", {"num_checkpoints": True}),
-        (ValueError, "num_checkpoints must be at least 1, got 0", {"num_checkpoints": 0}),
-        (TypeError, "profile must be a bool, got int", {"profile": 1}),
-        (TypeError, "must be a dict or the path", {"deepspeed_config": 3}),
-        (TypeError, "must be a dict, got bool", {"deepspeed_config": {section: True}}),
-        (
-            ValueError,
-            "must be among partition_activations, .*got 'number_checkpoint'",
-            {"deepspeed_config": {section: {"number_checkpoint": 3}}},
-        ),
-        (
-            TypeError,
-            "synchronize must be a bool, got str",
-            {"deepspeed_config": {section: {"synchronize_checkpoint_boundary": "yes"}}},
-        ),
-        (ValueError, "must be a file in JSON", {"deepspeed_config": tmp_path / "broken.json"}),
-        (FileNotFoundError, "none.json", {"deepspeed_config": str(tmp_path / "none.json")}),
-        (
-            TypeError,
-            "mpu_ must have get_model_parallel_group",
-            {"mpu_": object(), "partition_activations": True},
-        ),
-    ]
-    for kind, message, arguments in wrong:
-        with pytest.raises(kind, match=message):
-            checkpointing.configure(**arguments)
-        assert (checkpointing._state.options, checkpointing._state.buffers) == before
-    with pytest.raises(TypeError, match="nlayers must be an int or None"):
-        checkpointing.set_num_layers(2.5)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="partition_activations must be a bool"):
-        checkpointing.partition_activations_in_checkpoint(1)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="function must be callable, got Tensor"):
-        checkpointing.checkpoint(torch.ones(1))  # type: ignore[arg-type]
-    assert (checkpointing._state.options, checkpointing._state.buffers) == before
-
-
-def test_is_configured() -> None:
-    assert not checkpointing.is_configured()
-    with pytest.raises(TypeError):
-        checkpointing.configure(None, profile=2)  # type: ignore[arg-type]
-    assert not checkpointing.is_configured()
-    checkpointing.configure()
-    assert checkpointing.is_configured()
-
-
-@pytest.mark.parametrize("as_file", [False, True])
-def test_a_configuration_and_arguments_that_go_before_it(as_file: bool, tmp_path: Path) -> None:
-    config: Any = {
-        "train_batch_size": 8,
-        "activation_checkpointing": {
-            "partition_activations": True,
-            "contiguous_memory_optimization": True,
-            "number_checkpoints": 7,
-            "cpu_checkpointing": False,
-            "synchronize_checkpoint_boundary": True,
-            "profile": True,
-        },
-    }
-    if as_file:
-        path = tmp_path / "ds_config.json"
-        path.write_text(json.dumps(config))
-        config = str(path)
-    checkpointing.configure(None, config, profile=False, num_checkpoints=3)
-    found = checkpointing._state.options
-    assert found == type(found)(
-        partition_activations=True,
-        contiguous_checkpointing=True,
-        num_checkpoints=3,
-        synchronize=True,
-    )
-    checkpointing.set_num_layers(9)
-    checkpointing.partition_activations_in_checkpoint(False)
-    assert checkpointing._state.options == type(found)(
-        contiguous_checkpointing=True, num_checkpoints=9, synchronize=True
-    )
-    checkpointing.configure(None, {"train_batch_size": 8})
-    assert checkpointing._state.options == type(found)()
-
-
-def test_contiguous_checkpointing_and_reset() -> None:
-    checkpointing.configure(None, contiguous_checkpointing=True)
-    blocks = [mlp(8) for _ in range(3)]
-    for _ in range(2):
-        run(blocks, torch.randn(16, 8), checkpointing.checkpoint).sum().backward()
-    (row,) = buffers().stats()
-    assert (row["slab_bytes"], row["copies"]) == (3 * 512, 3)
-    before = buffers()
-    loss = run(blocks, torch.randn(16, 8), checkpointing.checkpoint).sum()
-    checkpointing.reset()
-    loss.backward()
-    assert before.stats()[0]["slab_bytes"] == 0
-    assert buffers().stats() == []
-    checkpointing.configure(None)
-    assert checkpointing._state.buffers is None
-    checkpointing.reset()
-
-
-def test_timings_and_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    checkpointing.configure(None, profile=True)
-    blocks = [mlp(8) for _ in range(3)]
-    with caplog.at_level(logging.INFO, "memopt.compat.deepspeed"):
-        run(blocks, torch.randn(4, 8), checkpointing.checkpoint).sum().backward()
-    found = checkpointing.timings(reset=True)
-    assert (found.forward_calls, found.recompute_calls) == (3, 3)
-    assert found.forward_seconds > 0
-    assert found.recompute_seconds > 0
-    texts = [record.getMessage().split(":")[0] for record in caplog.records]
-    assert texts == ["forward of a region"] * 3 + ["recompute of a region"] * 3
-    assert checkpointing.timings() == checkpointing.Timings()
-
-
-def test_checkpoint_function() -> None:
-    """Code that calls DeepSpeed's autograd function itself, as Megatron's forks do."""
-    x = torch.randn(4, requires_grad=True)
-    outputs: list[Any] = []
-    first, second = checkpointing.CheckpointFunction.apply(
-        lambda x, n: (x.sin(), n, x.cos()), outputs, x * 1, 3
-    )
-    assert [type(output) for output in outputs] == [Tensor, int, Tensor]
-    assert outputs[0] is first
-    assert outputs[2] is second
-    (first + second).sum().backward()
-    assert torch.equal(x.grad, x.detach().cos() - x.detach().sin())
-    alone: list[Any] = []
-    assert checkpointing.CheckpointFunction.apply(torch.sin, alone, x * 1) is alone[0]
-
-
-# Random numbers.
-
-
-class Mpu:
-    """As Megatron's, of one of two ranks."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-
-    def get_model_parallel_rank(self) -> int:
-        return self.rank
-
-
-def test_seeds_differ_between_ranks_where_they_should() -> None:
-    drawn = []
-    for rank in range(2):
-        checkpointing.configure(Mpu(rank))
-        checkpointing.model_parallel_cuda_manual_seed(17)
-        with checkpointing.get_cuda_rng_tracker().fork():
-            own = torch.rand(4)
-        drawn.append((torch.rand(4), own))
-    assert torch.equal(drawn[0][0], drawn[1][0])
-    assert not torch.equal(drawn[0][1], drawn[1][1])
-    for rank in range(2):
-        torch.manual_seed(17 + 2718 + rank)
-        assert torch.equal(torch.rand(4), drawn[rank][1])
-    checkpointing.model_parallel_reconfigure_tp_seed(17)
-    with checkpointing.get_cuda_rng_tracker().fork():
-        assert torch.equal(torch.rand(4), drawn[1][1])
-
-
-def test_fork_goes_on_where_it_ended() -> None:
-    tracker = checkpointing.get_cuda_rng_tracker()
-    tracker.add("a", 5)
-    torch.manual_seed(0)
-    expected = torch.rand(2)
-    torch.manual_seed(0)
-    parts = []
-    for _ in range(2):
-        with pytest.raises(ArithmeticError), tracker.fork("a"):
-            parts.append(torch.rand(3))
-            raise ArithmeticError
-    assert torch.equal(torch.rand(2), expected)
-    torch.manual_seed(5)
-    assert torch.equal(torch.cat(parts), torch.cat([torch.rand(3), torch.rand(3)]))
-
-
-def test_tracker_errors() -> None:
-    tracker = checkpointing.CudaRNGStatesTracker()
-    with pytest.raises(ValueError, match=r"name must be one that was added \(none\), got 'a'"):
-        with tracker.fork("a"):
-            pass
-    tracker.add("a", 5)
-    with pytest.raises(ValueError, match="seed must be a new one, got 5"):
-        tracker.add("b", 5)
-    with pytest.raises(ValueError, match="name must be a new one, got 'a'"):
-        tracker.add("a", 6)
-    with pytest.raises(ValueError, match=r"\('a'\), got 'b'"):
-        with tracker.fork("b"):
-            pass
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_fork_inside_regions(nested: bool, options: dict[str, Any]) -> None:
-    """Dropout by both states: the plain run's bits, and afterwards both states are where the plain
-    run leaves them.
-    """
-    tracker = checkpointing.get_cuda_rng_tracker()
-
-    def dropouts(x: Tensor) -> Tensor:
-        x = nn.functional.dropout(x.sin())
-        with tracker.fork():
-            return nn.functional.dropout(x.exp(), 0.3)
-
-    def outer(call: Callable[..., Any], x: Tensor) -> Tensor:
-        return call(dropouts, call(dropouts, x)).cos()
-
-    x = torch.randn(64, requires_grad=True)
-
-    def results(call: Callable[..., Any]) -> list[Tensor | None]:
-        checkpointing.model_parallel_cuda_manual_seed(3)
-
-        def model() -> Tensor:
-            y = x * 1
-            for _ in range(3):
-                y = call(outer, call, y) if nested else outer(call, y)
-            return y
-
-        found = step_results(model, [x])
-        return [*found, torch.get_rng_state(), *tracker.get_states().values()]
-
-    expected = results(lambda f, *args: f(*args))
-    for _ in range(3):
-        assert_same_bits(results(checkpointing.checkpoint), expected)
 
 
 def test_models_are_copied_as_ever() -> None:

@@ -1,6 +1,6 @@
 """Proves memopt.compat.fairscale: FairScale's names at its module paths are memopt's own, and what
-FairScale's tests of checkpoint_wrapper assert holds through them. (What its users reported broken is
-in tests/checkpoint/test_fairscale.py, of the same functions.)
+FairScale's tests of checkpoint_wrapper assert holds through them. (What its users reported broken
+is in tests/checkpoint/test_fairscale.py, of the same functions.)
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ OURS = {
 }
 
 
-@pytest.mark.parametrize(("path", "name"), [(path, n) for path, names in OURS.items() for n in names])
+@pytest.mark.parametrize(
+    ("path", "name"), [(path, n) for path, names in OURS.items() for n in names]
+)
 def test_names_are_where_fairscale_has_them(path: str, name: str) -> None:
     module = importlib.import_module(f"memopt.compat.fairscale.{path}")
     assert getattr(module, name) is getattr(memopt, name)

@@ -1,5 +1,5 @@
-"""memopt.checkpoint_buffers on the simulated accelerator: the bits of the plain run however late the
-device is, on one stream and on several; no allocation of inputs after the second step; the memory
+"""memopt.checkpoint_buffers on the simulated accelerator: the bits of the plain run however late
+the device is, on one stream and on several; no allocation of inputs after the second step; the memory
 goes back to the device when nothing reads it any more; no record_stream.
 """
 
@@ -120,7 +120,9 @@ def test_streams_that_do_not_wait_show_there(side_stream: torch.Stream) -> None:
     for actual, wanted in zip(plain, expected, strict=True):
         assert_bits(actual, wanted)
     assert not all(
-        torch.equal(a, e) for f, x in zip(found, expected, strict=True) for a, e in zip(f, x)
+        torch.equal(a, e)
+        for f, x in zip(found, expected, strict=True)
+        for a, e in zip(f, x, strict=True)
     )
 
 
