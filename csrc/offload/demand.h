@@ -21,9 +21,9 @@ class Demand {
   Id begin(size_t bytes);
   void end(Id id);
 
-  size_t begun() const { return sizes_.size(); }     // how many
+  size_t begun() const { return sizes_.size(); }   // how many
   size_t most_held() const { return most_held_; }  // how many at one time
-  size_t most() const { return most_; }  // the most bytes at one time, each rounded up
+  size_t most() const { return most_; }            // the most bytes at one time, each rounded up
 
   // The bytes of a slab in which each of the requests that count finds one range: most(), unless
   // they come and go in an order that leaves gaps.

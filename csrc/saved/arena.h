@@ -1,8 +1,8 @@
 // A slab of a device's memory for copies of tensors that come and go in each step in much the same
 // way. It is allocated once, and the allocator of the device sees none of them.
 //
-// A range is lent: it serves the next tensor only when the handle that stands for the copy and every
-// storage that restore() made of it are gone.
+// A range is lent: it serves the next tensor only when the handle that stands for the copy and
+// every storage that restore() made of it are gone.
 //
 // On an accelerator the device works later than the host. The slab belongs to the stream that wrote
 // to it last. A copy made on another stream waits for what that one was given so far; a range that

@@ -5,8 +5,8 @@
 // The first step keeps the tensors, and learns in which order they come and go
 // (offload/demand.h). Then the slab is made, with the least bytes in which they find room. What
 // finds none, in a step that differs, is kept as usual; the next step has a slab for that one. A
-// step ends when no graph holds anything of it any more. (Or, where some graph is always alive, when
-// all has come and gone some times.)
+// step ends when no graph holds anything of it any more. (Or, where some graph is always alive,
+// when all has come and gone some times.)
 #pragma once
 
 #include <c10/core/Device.h>

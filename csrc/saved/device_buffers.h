@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "../offload/demand.h"
-#include "buffered.h"
 #include "arena.h"
+#include "buffered.h"
 
 namespace memopt::saved {
 
@@ -58,13 +58,13 @@ class DeviceBuffers {
   mutable std::mutex mutex_;  // nothing is allocated or dropped under it
   bool is_removed_ = false;
   Step step_;
-  size_t live_ = 0;  // claims, of all steps
+  size_t live_ = 0;            // claims, of all steps
   std::optional<Step> ended_;  // that the next slab is made for
   // Of the steps in a row that needed less than the slab has, the one that needed most.
   std::optional<Step> smaller_;
   size_t smaller_steps_ = 0;
   std::shared_ptr<Arena> arena_;
-  size_t made_for_ = 0;  // the most bytes at one time of the step that the slab was made for
+  size_t made_for_ = 0;        // the most bytes at one time of the step that the slab was made for
   size_t refused_ = SIZE_MAX;  // the device had no room for a slab of so many bytes
   BufferStats stats_;
 };

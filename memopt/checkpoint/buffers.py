@@ -230,7 +230,7 @@ def _fragmented(device: str) -> int | None:
     if torch.device(device).type == "cpu" or not torch.accelerator.is_available():
         return None
     try:
-        memory = torch.accelerator.memory
-        return int(memory.memory_reserved(device) - memory.memory_allocated(device))
+        reserved = torch.accelerator.memory_reserved(device)
+        return int(reserved - torch.accelerator.memory_allocated(device))
     except (AttributeError, RuntimeError):  # an allocator that does not count
         return None

@@ -6,6 +6,7 @@ they were in forward.
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import logging
 from collections.abc import Callable
@@ -250,3 +251,11 @@ def test_fork_inside_regions(nested: bool, options: dict[str, Any]) -> None:
     expected = results(lambda f, *args: f(*args))
     for _ in range(3):
         assert_same_bits(results(checkpointing.checkpoint), expected)
+
+
+def test_models_are_copied_as_ever() -> None:
+    """The face holds no module."""
+    block = mlp(8)
+    checkpointing.configure(None, contiguous_checkpointing=True)
+    run([block], torch.randn(4, 8), checkpointing.checkpoint).sum().backward()
+    assert copy.deepcopy(block).state_dict().keys() == block.state_dict().keys()

@@ -1,5 +1,5 @@
-"""memopt.checkpoint_buffers on the simulated accelerator: the bits of the plain run however late
-the device is, on one stream and on several; no allocation of inputs after the second step; the memory
+"""memopt.checkpoint_buffers on the simulated accelerator: the bits of the plain run however
+late the device is, on one stream and on several; no allocation of inputs after the second step; the memory
 goes back to the device when nothing reads it any more; no record_stream.
 """
 
@@ -141,6 +141,8 @@ def test_a_steady_state_allocates_nothing_for_inputs() -> None:
         reservations.append(sim.memory().reservations)
     (row,) = buffers.stats()
     assert row.slab_bytes == row.high_water == BLOCKS * INPUT
+    reserved, allocated = torch.accelerator.memory_reserved(), torch.accelerator.memory_allocated()
+    assert row.fragmented_bytes == reserved - allocated
     assert held[0] >= BLOCKS * INPUT
     assert held[1] >= row.slab_bytes
     # The loss, and what belongs to it.
