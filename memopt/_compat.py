@@ -147,9 +147,17 @@ def run_backward(loss: Tensor) -> None:
 
 def process_group_named(name: str) -> Any:
     """The process group of this `group_name`. Raises where there is none."""
-    from torch.distributed.distributed_c10d import _resolve_process_group
+    from torch.distributed import distributed_c10d
 
-    return _resolve_process_group(name)  # type: ignore[arg-type]
+    return distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined]
+
+
+def all_gather_single(whole: Tensor, part: Tensor, group: Any) -> Any:
+    """Begins to gather `part` of all ranks into `whole`; the Work. torch 2.13 renamed it."""
+    import torch.distributed as dist
+
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return gather(whole, part, group=group, async_op=True)
 
 
 def device_types_of_group(group: Any) -> list[str]:

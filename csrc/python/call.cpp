@@ -131,7 +131,14 @@ const Settings& Call::settings() const {
 size_t Call::tensor_number(py::handle value, Seen& seen) {
   const auto& tensor = THPVariable_Unpack(value.ptr());
   const auto [found, is_new] = seen.tensors.emplace(tensor.unsafeGetTensorImpl(), tensors_.size());
-  if (is_new) tensors_.push_back({tensor, is_of_base_class(value)});
+  if (!is_new) return found->second;
+  tensors_.push_back({tensor, is_of_base_class(value), tensor});
+  if (tensors_.back().may_leave_device || !settings().takes_arguments()) return found->second;
+  // What tensor parallelism passes on from layer to layer. The recompute gets the result.
+  if (const auto result = compat::result_of_collective(value)) {
+    tensors_.back().values = THPVariable_Unpack(result.ptr());
+    tensors_.back().may_leave_device = true;
+  }
   return found->second;
 }
 

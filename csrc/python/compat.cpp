@@ -36,6 +36,17 @@ PyTypeObject* norm_base_type() {
   return found;
 }
 
+py::object result_of_collective(py::handle tensor) {
+  static PyObject* const name =
+      PyUnicode_InternFromString("torch.distributed._functional_collectives");
+  // None was made before it is imported.
+  if (PyDict_GetItemWithError(PyImport_GetModuleDict(), name) == nullptr) return {};
+  static auto* const waiting =
+      type("torch.distributed._functional_collectives", "AsyncCollectiveTensor");
+  if (!Py_IS_TYPE(tensor.ptr(), waiting)) return {};
+  return tensor.attr("trigger_wait")();
+}
+
 bool is_being_compiled() {
   // Nothing is compiled before torch._dynamo is imported; afterwards it hooks frames only while a
   // compiled function runs. To ask costs a tenth of calling past it.

@@ -17,6 +17,10 @@ pybind11::handle tree_unflatten();
 PyTypeObject* module_type();
 PyTypeObject* norm_base_type();
 
+// What a tensor that waits for a functional collective (torch.distributed's AsyncCollectiveTensor)
+// stands for, when it is there; null for any other tensor.
+pybind11::object result_of_collective(pybind11::handle tensor);
+
 // Whether torch.compile would see the frames of a call made now.
 bool is_being_compiled();
 

@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "slab.h"
 
@@ -49,6 +50,11 @@ bool Verdict::keep_whole(size_t number) {
   if (number >= whole_.size() || whole_[number]) return false;
   whole_[number] = true;
   return true;
+}
+
+bool Verdict::is_due() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::has_single_bit(++calls_);
 }
 
 std::shared_ptr<Verdict> Agreement::find(const std::string& structure) {

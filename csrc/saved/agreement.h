@@ -1,9 +1,10 @@
 // Which of a call's tensors the ranks of a group hold alike: shape, strides, dtype and every bit.
 //
 // Shape alone does not tell: with sequence parallelism each rank has other rows of one shape. So
-// the first call of each module compares, over all ranks: one all-gather of kWords numbers of 64
-// bits from each rank. A tensor that was not alike then is kept whole from then on. What was alike
-// is taken to stay so, unless every call is asked to compare.
+// calls compare, over all ranks: one all-gather of kWords numbers of 64 bits from each rank. Of each
+// module the first call does, and the second, fourth, eighth and so on: a first call may have been
+// given zeros everywhere, to warm up. A tensor that is not alike once is kept whole from then on;
+// one that is, is taken to be so until the next comparison.
 #pragma once
 
 #include <map>
@@ -25,8 +26,12 @@ class Verdict {
   // Returns whether it was not so before.
   bool keep_whole(size_t number);
 
+  // To be asked once for each call after the first: whether it should compare.
+  bool is_due();
+
  private:
   std::mutex mutex_;
+  uint64_t calls_ = 1;
   std::vector<bool> whole_;
 };
 

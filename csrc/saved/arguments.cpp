@@ -33,9 +33,9 @@ class EachArgument : public FateOfArguments {
     std::vector<c10::intrusive_ptr<Handle>> handles(tensors.size());
     bool takes_any = false;
     for (size_t number = 0; number < tensors.size(); ++number) {
-      const auto& [tensor, may_leave_device] = tensors[number];
-      if (tensor.is_inference() || !may_leave_device) continue;
-      handles[number] = fate_->take(tensor);
+      const auto& argument = tensors[number];
+      if (argument.tensor.is_inference() || !argument.may_leave_device) continue;
+      handles[number] = fate_->take(argument.values);
       takes_any = takes_any || handles[number].defined();
     }
     if (!takes_any) return {};

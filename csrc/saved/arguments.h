@@ -18,6 +18,7 @@ namespace memopt::saved {
 struct ArgumentTensor {
   at::Tensor tensor;
   bool may_leave_device;  // false for parameters, which stay there anyway, and for subclasses
+  at::Tensor values;      // what a fate takes: the tensor, or the result that it waits for
 };
 
 // What stands in for those of one call's tensors that a fate has taken.

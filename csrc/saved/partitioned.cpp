@@ -259,8 +259,9 @@ class PartitionArguments : public FateOfArguments {
   std::vector<at::Tensor> candidates_among(const std::vector<ArgumentTensor>& tensors) const {
     std::vector<at::Tensor> candidates;
     candidates.reserve(tensors.size());
-    for (const auto& [tensor, may_leave_device] : tensors) {
-      const bool takes = may_leave_device && !tensor.is_inference() && is_plain(tensor) &&
+    for (const auto& argument : tensors) {
+      const auto& tensor = argument.values;
+      const bool takes = argument.may_leave_device && !tensor.is_inference() && is_plain(tensor) &&
                          has_memory(tensor) && is_one_range(tensor) &&
                          call_.ranks->takes(tensor.device()) && !is_held_by_its_graph(tensor) &&
                          !call_.is_held(tensor) && is_worth_it(tensor);
@@ -275,7 +276,7 @@ class PartitionArguments : public FateOfArguments {
 
   std::shared_ptr<Verdict> verdict_on(const std::vector<at::Tensor>& candidates, int64_t place) {
     auto verdict = call_.agreement->find(call_.structure);
-    if (verdict != nullptr && !call_.compares_every_call) return verdict;
+    if (verdict != nullptr && !verdict->is_due() && !call_.compares_every_call) return verdict;
     const auto whole = compare(*call_.ranks, candidates, place);
     const bool is_first = verdict == nullptr;
     if (is_first) verdict = std::make_shared<Verdict>(std::vector<bool>(candidates.size()));

@@ -68,6 +68,7 @@ def apply_checkpointing(
         skip_last: the same at the end.
         offload_to_cpu: see `checkpoint_wrapper`.
         maintain_forward_counter: see `checkpoint_wrapper`.
+        partition: see `checkpoint_wrapper`.
 
     Returns:
         The qualified names of the modules that were wrapped, in order; empty if none was chosen.
@@ -101,9 +102,7 @@ def apply_checkpointing(
     chosen = _choose(candidates[skip_first:end], every, fraction)
     with restored_on_error(model):
         for _, module in chosen:
-            checkpoint_wrapper(
-                module, offload_to_cpu, maintain_forward_counter, partition=ranks
-            )
+            checkpoint_wrapper(module, offload_to_cpu, maintain_forward_counter, partition=ranks)
     return [name for name, _ in chosen]
 
 

@@ -11,14 +11,17 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from types import BuiltinFunctionType, MethodType
-from typing import Any, Literal, Protocol, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, Union
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from memopt._compat import device_types_of_group, process_group_named
+from memopt._compat import all_gather_single, device_types_of_group, process_group_named
 from memopt._extension import _C
 from memopt.checkpoint.naming import region_name, unwrapped
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Work(Protocol):
@@ -35,7 +38,7 @@ Gather: TypeAlias = Callable[[Tensor, Tensor], Work]
 """Begins to gather into the second tensor the first one of every rank, in the order of ranks."""
 
 PartitionChoice: TypeAlias = Union[
-    "dist.ProcessGroup", "dist.DeviceMesh", "Partition", Literal[True], None
+    "dist.ProcessGroup", "DeviceMesh", "Partition", Literal[True], None
 ]
 """The ranks that hold a region's inputs alike; True: those of the default group."""
 
@@ -93,6 +96,8 @@ def partition_of(who: str, choice: object) -> Partition | None:
             f"{who}: partition needs torch.distributed's process group to be initialized "
             f"(dist.init_process_group), got {choice!r} without one"
         )
+    from torch.distributed.device_mesh import DeviceMesh  # which not every build has
+
     if choice is True:
         assert dist.group.WORLD is not None
         return _partition_of_group(dist.group.WORLD)
@@ -105,9 +110,9 @@ def partition_of(who: str, choice: object) -> Partition | None:
                 f"one of ranks {dist.get_process_group_ranks(choice)}"
             )
         return _partition_of_group(choice)
-    if isinstance(choice, dist.DeviceMesh):
+    if isinstance(choice, DeviceMesh):
         if choice.ndim != 1:
-            names = choice.mesh_dim_names or tuple(range(choice.ndim))
+            names: tuple[Any, ...] = choice.mesh_dim_names or tuple(range(choice.ndim))
             raise ValueError(
                 f"{who}: partition must be a mesh of one dim, such as "
                 f"mesh[{names[-1]!r}], got one of dims {names}"
@@ -153,13 +158,16 @@ def _all_gather(
     if group is None:
         raise RuntimeError("checkpoint: the process group of partition= was destroyed")
     try:
-        work = dist.all_gather_into_tensor(whole, part, group=group, async_op=True)
+        work: Work = all_gather_single(whole, part, group)
     except (NotImplementedError, RuntimeError) as error:
         if "support" not in str(error):
             raise
         # Not every backend has it; all ranks have the same one.
-        work = dist.all_gather(list(whole.chunk(group.size())), part, group=group, async_op=True)
-    assert work is not None
+        gathered = dist.all_gather(
+            list(whole.chunk(group.size())), part, group=group, async_op=True
+        )
+        assert gathered is not None
+        work = gathered
     return work
 
 

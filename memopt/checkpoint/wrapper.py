@@ -89,7 +89,8 @@ def checkpoint_wrapper(
             gathers them: one all-gather per region, begun when the region after it starts its
             backward. With `offload` the parts wait there. What is not alike is kept whole; see
             docs/partition.md for what is taken, what it costs and what all ranks have to do alike.
-            A pickle of the module finds the group of the same name again. A group of one rank has no effect, and nothing has under `torch.compile`.
+            A pickle of the module finds the group of the same name again. A group of one rank has
+            no effect, and nothing has under `torch.compile`.
 
     Returns:
         `module`, the same object.

@@ -91,7 +91,11 @@ def revert_region(module: nn.Module) -> None:
     settings = module.__dict__.pop(_SETTINGS_BEFORE)
     if settings is not None:
         checkpoint_wrapper(
-            module, False, settings.maintain_forward_counter, offload=settings.offload
+            module,
+            False,
+            settings.maintain_forward_counter,
+            offload=settings.offload,
+            partition=settings.partition,
         )
     elif settings_of(module) is not None:  # else it was unwrapped since
         unwrap_itself(module)

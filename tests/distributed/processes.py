@@ -123,9 +123,7 @@ class Pair(World):
         super().__init__(folder, WORLD_SIZE)
 
 
-def _serve(
-    connection: Connection, rank: int, size: int, rendezvous: str, timeout_s: float
-) -> None:
+def _serve(connection: Connection, rank: int, size: int, rendezvous: str, timeout_s: float) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # whatever the host's name resolves to
     dist.init_process_group(

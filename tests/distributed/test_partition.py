@@ -1,10 +1,10 @@
-"""Proves: with partition= over a process group, tensor parallel, sequence parallel and data x tensor
-parallel models have the losses, gradients and parameters of the same models without it, to the last
-bit; each rank keeps its part of the regions' inputs, as the allocator counts; what is gathered is
-one all-gather of these parts for each region and backward; and what partition= refuses.
+"""Proves: with partition= over a process group, tensor parallel, sequence parallel and data x
+tensor parallel models have the losses, gradients and parameters of the same models without it, to
+the last bit; each rank keeps its part of the regions' inputs, as the allocator counts; what is
+gathered is one all-gather of these parts for each region and backward; and what partition= refuses.
 
-The order of gathers, prefetch and partial backwards: tests/checkpoint/test_partition.py, where the
-ranks are threads. Faults: test_partition_faults.py.
+Order of gathers, prefetch and partial backwards: tests/checkpoint/test_partition_order.py, where
+the ranks are threads. Faults: test_partition_faults.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import contextlib
 import pickle
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -26,17 +28,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 import memopt
 from memopt._extension import _C
-from memopt.checkpoint.partition import PartitionChoice, _partition_of_group
+from memopt.checkpoint import partition
+from memopt.checkpoint.partition import PartitionChoice
 from memopt.live_bytes import LiveBytes
+from tests.checkpoint.partitions import MESSAGE, part_bytes
 from tests.checkpoint.support import assert_same_bits
-from tests.checkpoint.test_partition import MESSAGE, part_bytes
 from tests.distributed.processes import World
-from tests.distributed.support import SIZE, Results, assert_recomputes_and_equals, block, train
+from tests.distributed.support import CountingLinear, Results, train
 from tests.distributed.test_tensor_parallel import STYLES
 
 pytestmark = pytest.mark.slow  # for whichever test starts the processes
 
-ROWS, BLOCKS = 12, 3
+ROWS, SIZE, BLOCKS = 12, 12, 3  # 2 and 3 ranks share columns and rows
 BYTES = ROWS * SIZE * 4
 
 
@@ -44,17 +47,14 @@ BYTES = ROWS * SIZE * 4
 def counted_gathers() -> Iterator[list[int]]:
     """The bytes that this rank gives to each gather of memopt's."""
     sizes: list[int] = []
-    original = dist.all_gather_into_tensor
+    original = partition.all_gather_single
 
-    def counting(output: Tensor, part: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def counting(whole: Tensor, part: Tensor, group: Any) -> Any:
         sizes.append(part.numel())
-        return original(output, part, *args, **kwargs)
+        return original(whole, part, group)
 
-    dist.all_gather_into_tensor = counting
-    try:
+    with patch.object(partition, "all_gather_single", counting):
         yield sizes
-    finally:
-        dist.all_gather_into_tensor = original
 
 
 def rows(step: int, seed: int = 0) -> Tensor:
@@ -63,25 +63,39 @@ def rows(step: int, seed: int = 0) -> Tensor:
     return torch.randn(ROWS, SIZE, generator=generator)
 
 
+def block(dropout: float = 0.0) -> nn.Sequential:
+    first, last = CountingLinear(SIZE, 2 * SIZE), nn.Linear(2 * SIZE, SIZE)
+    return nn.Sequential(first, nn.Tanh(), nn.Dropout(dropout), last)
+
+
 def mesh_of(ranks: int) -> DeviceMesh:
     return DeviceMesh("cpu", torch.arange(ranks), mesh_dim_names=("tp",))
 
 
-def parallel_body(style: str, mesh: DeviceMesh, partition: PartitionChoice) -> nn.Sequential:
+def assert_equal(actual: Results, expected: Results) -> None:
+    """To the last bit, in as many calls."""
+    assert_same_bits(actual.tensors, expected.tensors)
+    assert actual[1:] == expected[1:]
+
+
+def parallel_body(
+    style: str, mesh: DeviceMesh, choice: PartitionChoice, place: Path | None = None
+) -> nn.Sequential:
     torch.manual_seed(0)
-    # Columns that 2 and 3 ranks can share.
     blocks = [nn.Sequential(nn.LayerNorm(SIZE), *block()) for _ in range(BLOCKS)]
     for module in blocks:
         parallelize_module(module, mesh, STYLES[style])
-        memopt.checkpoint_wrapper(module, partition=partition)
+        memopt.checkpoint_wrapper(module, partition=choice, offload=place)
     return nn.Sequential(*blocks)
 
 
-def run_parallel(style: str, ranks: int, split: bool) -> tuple[Results, list[int]] | None:
+def run_parallel(
+    style: str, ranks: int, split: bool, place: Path | None = None
+) -> tuple[Results, list[int]] | None:
     mesh = mesh_of(ranks)
     if mesh.get_coordinate() is None:
         return None
-    model = parallel_body(style, mesh, mesh if split else None)
+    model = parallel_body(style, mesh, mesh if split else None, place)
     seed = 0 if style == "tensor parallel" else 1 + mesh.get_local_rank()
 
     def backward(step: int) -> Tensor:
@@ -89,9 +103,11 @@ def run_parallel(style: str, ranks: int, split: bool) -> tuple[Results, list[int
         loss.backward()
         return loss
 
-    with counted_gathers() as sizes, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="checkpoint: partition")
+    with counted_gathers() as sizes, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         results = train(model, backward, steps=2)
+    differing = [str(w.message) for w in caught if "checkpoint: partition" in str(w.message)]
+    assert len(differing) == (BLOCKS if split and style == "sequence parallel" else 0)
     assert _C.live_regions() == 0
     return results, sizes
 
@@ -102,13 +118,30 @@ def test_two_steps_equal_those_of_whole_inputs(four: World, style: str, ranks: i
     split = [answer for answer in four.run(run_parallel, style, ranks, True) if answer]
     whole = [answer for answer in four.run(run_parallel, style, ranks, False) if answer]
     assert len(split) == ranks
-    assert_recomputes_and_equals([r for r, _ in split], [r for r, _ in whole])
+    for (actual, _), (expected, _) in zip(split, whole, strict=True):
+        assert_equal(actual, expected)
     # Ranks of sequence parallel models have inputs of their own; DTensors are as they were placed.
     part = [part_bytes(BYTES, ranks)] if style == "tensor parallel" else []
     for _, sizes in split:
-        # A message of each module's first call; the first step; the second.
-        assert sizes == BLOCKS * [MESSAGE] + 2 * BLOCKS * part
+        # A message of each module's first and second call, and each step's gathers.
+        assert sizes == 2 * (BLOCKS * [MESSAGE] + BLOCKS * part)
     assert all(sizes == [] for _, sizes in whole)
+
+
+def written(style: str, ranks: int, split: bool, place: Path) -> tuple[Results, int] | None:
+    memopt.offload_stats(reset=True)
+    answer = run_parallel(style, ranks, split, place)
+    return answer and (answer[0], sum(p.out.bytes for p in memopt.offload_stats().places))
+
+
+def test_parts_are_offloaded(four: World, tmp_path: Path) -> None:
+    """And whole inputs, where they are results of collectives as well."""
+    style = "tensor parallel"
+    expected, _ = four.run(run_parallel, style, 2, False)[0]
+    for split, nbytes in ((True, part_bytes(BYTES, 2)), (False, BYTES)):
+        for results, out in four.run(written, style, 2, split, tmp_path)[:2]:
+            assert_equal(results, expected)
+            assert out == 2 * BLOCKS * nbytes
 
 
 def bytes_after_forward(ranks: int, split: bool) -> int | None:
@@ -169,11 +202,12 @@ def run_ddp(split: bool) -> Results:
 
 @pytest.mark.parametrize("run", [run_fsdp, run_ddp])
 def test_data_and_tensor_parallel_steps_equal_those_of_whole_inputs(four: World, run: Any) -> None:
-    assert_recomputes_and_equals(four.run(run, True), four.run(run, False))
+    for actual, expected in zip(four.run(run, True), four.run(run, False), strict=True):
+        assert_equal(actual, expected)
 
 
 class Normed(nn.Module):
-    """Batch statistics, a tensor for all layers, a tensor that is an attribute, one that is none."""
+    """Batch statistics, a mask for all layers, a container with more than tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,7 +247,11 @@ def refused() -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     others = dist.new_group([1, 2])
     cases: list[tuple[Any, type[Exception], str]] = [
-        (mesh, ValueError, r"mesh of one dim, such as mesh\['tp'\], got one of dims \('dp', 'tp'\)"),
+        (
+            mesh,
+            ValueError,
+            r"must be a mesh of one dim, such as mesh\['tp'\], got one of",
+        ),
         (7, TypeError, "must be a ProcessGroup, a DeviceMesh of one dim or True, got int"),
         ("tp", TypeError, "must be a ProcessGroup, a DeviceMesh of one dim or True, got str"),
     ]
@@ -259,23 +297,14 @@ def test_pickle_finds_its_group_again(four: World) -> None:
 
 
 def run_without_all_gather_into_tensor() -> list[Tensor]:
-    original = dist.all_gather_into_tensor
-
-    def unsupported(*args: Any, **kwargs: Any) -> Any:
+    def unsupported(*args: Any) -> Any:
         raise RuntimeError("Backend old does not support _allgather_base")
 
-    dist.all_gather_into_tensor = unsupported
-    try:
-        torch.manual_seed(0)
-        module = memopt.checkpoint_wrapper(block(), partition=True)
-        x = rows(0).requires_grad_()
+    torch.manual_seed(0)
+    module = memopt.checkpoint_wrapper(block(), partition=True)
+    x = rows(0).requires_grad_()
+    with patch.object(partition, "all_gather_single", unsupported):
         module(x * 1).sum().backward()
-    finally:
-        dist.all_gather_into_tensor = original
-    assert dist.group.WORLD is not None
-    split = _partition_of_group(dist.group.WORLD)
-    assert split is not None
-    assert split.native.unfinished() == 0
     again = rows(0).requires_grad_()
     memopt.unwrap(module)(again * 1).sum().backward()
     return [x.grad, again.grad]  # type: ignore[list-item]

@@ -1,0 +1,38 @@
+"""Proves: every file of examples/ runs by itself, ends without an error or a UserWarning, says
+something, and is in the folder's README.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_runs(example: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", str(example)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,  # of a busy machine
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_readme_names_them() -> None:
+    text = (ROOT / "examples" / "README.md").read_text()
+    assert EXAMPLES
+    for example in EXAMPLES:
+        assert f"`{example.name}`" in text
