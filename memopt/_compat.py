@@ -149,7 +149,7 @@ def process_group_named(name: str) -> Any:
     """The process group of this `group_name`. Raises where there is none."""
     from torch.distributed import distributed_c10d
 
-    return distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined]
+    return distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined,arg-type]
 
 
 def all_gather_single(whole: Tensor, part: Tensor, group: Any) -> Any:

@@ -71,10 +71,9 @@ struct Line {
       std::erase_if(seen, [](const auto& entry) { return entry.second.storage.expired(); });
     }
     // An entry names its storage weakly, so that no other one can have its address.
-    auto& found =
-        seen.try_emplace(storage_of(tensor),
-                         Seen{name_of_storage(tensor), tensor.storage_offset(), {}})
-            .first->second;
+    auto& found = seen.try_emplace(storage_of(tensor),
+                                   Seen{name_of_storage(tensor), tensor.storage_offset(), {}})
+                      .first->second;
     if (found.offset != tensor.storage_offset()) return false;
     found.by.emplace_back(verdict, number);
     if (static_cast<int64_t>(found.by.size()) < ranks) return false;

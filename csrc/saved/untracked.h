@@ -27,8 +27,8 @@ struct Untracked {
   c10::impl::ExcludeDispatchKeyGuard outside_transforms{active_transforms()};
 };
 
-// For copies and allocations of the library's own: seen by nothing that watches operators, and the same
-// in any mode.
+// For copies and allocations of the library's own: seen by nothing that watches operators, and the
+// same in any mode.
 struct Unseen {
   Untracked untracked;
   c10::InferenceMode no_inference{false};  // its tensors cannot be saved for backward

@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from types import BuiltinFunctionType, MethodType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -37,9 +37,7 @@ class Work(Protocol):
 Gather: TypeAlias = Callable[[Tensor, Tensor], Work]
 """Begins to gather into the second tensor the first one of every rank, in the order of ranks."""
 
-PartitionChoice: TypeAlias = Union[
-    "dist.ProcessGroup", "DeviceMesh", "Partition", Literal[True], None
-]
+PartitionChoice: TypeAlias = Union["dist.ProcessGroup", "DeviceMesh", "Partition", bool, None]
 """The ranks that hold a region's inputs alike; True: those of the default group."""
 
 

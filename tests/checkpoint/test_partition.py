@@ -278,6 +278,20 @@ def test_recipes_autocast_and_early_stop() -> None:
         assert_same_bits(actual, expected)
 
 
+@pytest.mark.slow
+def test_no_effect_under_compile() -> None:
+    (rank, _) = VirtualRanks(2).ranks
+    expected = gradients(layer(), values(ROWS, SIZE))
+    module = checkpoint_wrapper(layer(), partition=rank.partition)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    x = values(ROWS, SIZE).requires_grad_()
+    compiled(x * 1).square().sum().backward()
+    found = [x.grad, *(p.grad for p in module.parameters())]
+    for actual, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual, wanted)
+    assert rank.started == []
+
+
 def test_copies_and_settings() -> None:
     rank = VirtualRanks(2).ranks[0]
     module = checkpoint_wrapper(layer(), partition=rank.partition)

@@ -1,7 +1,7 @@
 """Proves: the ranks of a partition start the same gathers in the same order, whatever becomes of
 the regions: the next one before the recompute that hides it, partial, repeated and missing
-backwards, graphs that are dropped, nested regions, threads, errors; and that the time of all but the first
-gather is hidden as far as recomputes are long enough.
+backwards, graphs that are dropped, nested regions, threads, errors; and that the time of all but
+the first gather is hidden as far as recomputes are long enough.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.checkpoint.partitions import (
     values,
     wrapped,
 )
-from tests.checkpoint.support import assert_same_bits
+from tests.checkpoint.support import assert_same_bits, torch_reentrant
 from tests.checkpoint.virtual_ranks import Rank, VirtualRanks
 
 
@@ -211,6 +211,26 @@ def test_inside_torchs_checkpoint_inputs_stay_whole() -> None:
     for actual in ranks.run(run):
         assert_same_bits(actual, expected)
     assert starts(ranks) == []
+
+
+def test_regions_that_are_called_in_backward() -> None:
+    """By PyTorch's reentrant checkpoint, whose forward has no gradients and sends nothing."""
+
+    def run(rank: Rank) -> list[Tensor]:
+        model = wrapped(rank)
+        x = values(ROWS, SIZE).requires_grad_()
+        loss = torch_reentrant(model, x * 1).square().sum()
+        assert rank.started == []
+        loss.backward()
+        return [t.grad for t in (x, *model.parameters()) if t.grad is not None]
+
+    ranks = VirtualRanks(2)
+    expected = gradients(body(), values(ROWS, SIZE))
+    for actual in ranks.run(run):
+        assert_same_bits(actual, expected)
+    # The first one's input is a leaf there.
+    assert starts(ranks) == 2 * [part_bytes(BYTES, 2)]
+    assert_nothing_is_left(ranks)
 
 
 def test_two_threads_with_a_group_each() -> None:
