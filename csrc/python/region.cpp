@@ -129,8 +129,7 @@ void register_region(py::module_& m) {
       .def_readwrite("disabled", &saved::Flags::disabled);
   m.def("flags", [] { return saved::flags(); }, "The thread's flags as they are now.");
   m.def(
-      "set_flags",
-      [](saved::Flags set) { return std::exchange(saved::flags(), set); },
+      "set_flags", [](saved::Flags set) { return std::exchange(saved::flags(), set); },
       "Set the thread's flags; returns what they were before.");
   m.def(
       "modules_reached",

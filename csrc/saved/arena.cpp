@@ -60,7 +60,7 @@ std::shared_ptr<Lease> Arena::copy(const at::Tensor& bytes) {
   }
   for (const auto& event : before) event->block(*stream);
   const Unseen unseen;
-  lease->aliased().copy_(bytes, /*non_blocking=*/true);
+  bytes_at(lease->data(), size, memory_.device()).copy_(bytes, /*non_blocking=*/true);
   return lease;
 }
 
@@ -92,9 +92,8 @@ Lease::~Lease() {
   arena_->release(range_, streams_);
 }
 
-at::Tensor Lease::aliased() const {
-  auto* data = static_cast<std::byte*>(arena_->memory_.mutable_data_ptr()) + range_.offset;
-  return bytes_at(data, bytes_, arena_->memory_.device());
+void* Lease::data() const {
+  return static_cast<std::byte*>(arena_->memory_.mutable_data_ptr()) + range_.offset;
 }
 
 at::Tensor Lease::tensor() {
@@ -107,8 +106,7 @@ at::Tensor Lease::tensor() {
     }
   }
   const Unseen unseen;
-  auto* data = static_cast<std::byte*>(arena_->memory_.mutable_data_ptr()) + range_.offset;
-  return at::for_blob(data, {static_cast<int64_t>(bytes_)})
+  return at::for_blob(data(), {static_cast<int64_t>(bytes_)})
       .options(at::TensorOptions().dtype(at::kByte).device(device))
       .target_device(device)
       .deleter([lease = shared_from_this()](void*) mutable { lease.reset(); })
