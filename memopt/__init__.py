@@ -17,8 +17,10 @@ from memopt._version import __version__
 from memopt.accumulate import Accumulated, accumulate, largest_batch, longest_sequence
 from memopt.anatomy import Anatomy, anatomy
 from memopt.checkpoint import (
+    CheckpointBuffers,
     apply_checkpointing,
     checkpoint,
+    checkpoint_buffers,
     checkpoint_sequential,
     checkpoint_wrapper,
     disable_checkpointing,
@@ -47,6 +49,7 @@ __all__ = [
     "Accumulated",
     "Anatomy",
     "BudgetTooSmall",
+    "CheckpointBuffers",
     "CompiledPlan",
     "Fitted",
     "OffloadStats",
@@ -58,6 +61,7 @@ __all__ = [
     "apply_checkpointing",
     "build_info",
     "checkpoint",
+    "checkpoint_buffers",
     "checkpoint_sequential",
     "checkpoint_wrapper",
     "compile",

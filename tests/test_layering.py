@@ -36,7 +36,7 @@ MEMOPT_LAYERS = (
     {"anatomy"},
     {"accumulate"},
     {"plan"},
-    {"integrations"},
+    {"compat", "integrations"},
     {"__init__"},
     {"bench", "demo"},
     {"__main__"},

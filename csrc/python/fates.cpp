@@ -6,6 +6,7 @@
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "../saved/buffered.h"
 #include "../saved/detached.h"
 #include "../saved/kept.h"
 #include "../saved/metadata.h"
@@ -215,6 +216,9 @@ intrusive_ptr<Fate> fate_of_arguments(py::handle fate) {
   if (is_text(fate, kKeep)) return {};
   if (const auto options = offload_of(fate)) {
     return c10::make_intrusive<WithoutGil>(saved::offload_of_region(options->directory, is_held));
+  }
+  if (py::isinstance<saved::Buffers>(fate)) {
+    return c10::make_intrusive<WithoutGil>(fate.cast<saved::Buffers&>().fate(is_held));
   }
   TORCH_CHECK_TYPE(is_fate_of_a_user(fate),
                    "memopt: the fate of a region's arguments must be 'keep', 'host' or an object "

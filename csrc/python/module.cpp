@@ -12,6 +12,7 @@
 
 #include "../kernels/cpu/kernels.h"
 #include "../ops/supported.h"
+#include "buffers.h"
 #include "functions.h"
 #include "offload.h"
 #include "plan.h"
@@ -98,6 +99,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("dtypes", &dtypes,
         "By the dtypes of inputs that the ops take, those of parameters beside them.");
   m.def("device_types", &device_types, "Those that this build has kernels for.");
+  memopt::python::register_buffers(m);
   memopt::python::register_region(m);
   memopt::python::register_scope(m);
   memopt::python::register_offload(m);

@@ -124,14 +124,13 @@ void register_region(py::module_& m) {
   if (PyModule_AddFunctions(m.ptr(), functions) < 0) throw py::error_already_set();
 
   py::class_<saved::Flags>(m, "Flags", "Where a thread is.")
-      .def_readonly("checkpointing", &saved::Flags::checkpointing)
-      .def_readonly("recomputing", &saved::Flags::recomputing)
-      .def_readonly("disabled", &saved::Flags::disabled);
+      .def_readwrite("checkpointing", &saved::Flags::checkpointing)
+      .def_readwrite("recomputing", &saved::Flags::recomputing)
+      .def_readwrite("disabled", &saved::Flags::disabled);
   m.def("flags", [] { return saved::flags(); }, "The thread's flags as they are now.");
   m.def(
-      "set_disabled",
-      [](bool disabled) { return std::exchange(saved::flags().disabled, disabled); },
-      "Make this thread's regions plain calls, or not; returns what was set before.");
+      "set_flags", [](saved::Flags set) { return std::exchange(saved::flags(), set); },
+      "Set the thread's flags; returns what they were before.");
   m.def(
       "modules_reached",
       [](const py::args& roots) {

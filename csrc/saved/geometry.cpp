@@ -13,8 +13,9 @@ namespace {
 at::Tensor alias(const at::Tensor& tensor, const Geometry& geometry) {
   auto made = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(tensor.storage()), tensor.key_set(), c10::scalarTypeToTypeMeta(geometry.dtype));
-  made.unsafeGetTensorImpl()->set_sizes_and_strides(geometry.sizes, geometry.strides,
-                                                    geometry.offset);
+  auto* impl = made.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(geometry.sizes, geometry.strides, geometry.offset);
+  impl->set_version_counter(tensor.unsafeGetTensorImpl()->version_counter());
   return made;
 }
 
@@ -63,9 +64,7 @@ at::Tensor whole_storage(const at::Tensor& tensor) {
   bytes.dtype = at::kByte;
   bytes.sizes = {static_cast<int64_t>(tensor.storage().nbytes())};
   bytes.strides = {1};
-  auto whole = alias(tensor, bytes);
-  whole.unsafeGetTensorImpl()->set_version_counter(tensor.unsafeGetTensorImpl()->version_counter());
-  return whole;
+  return alias(tensor, bytes);
 }
 
 }  // namespace memopt::saved

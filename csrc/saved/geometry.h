@@ -27,7 +27,7 @@ using StorageName = c10::weak_intrusive_ptr<c10::StorageImpl>;
 StorageName name_of_storage(const at::Tensor& tensor);
 c10::StorageImpl* storage_of(const at::Tensor& tensor);
 
-// `geometry` of the storage of `tensor`: a tensor without history.
+// `geometry` of the storage of `tensor`: a tensor without history, with its version counter.
 at::Tensor view_of_storage(const at::Tensor& tensor, const Geometry& geometry);
 
 // All bytes of a plain tensor's storage, with the version counter of the tensor.

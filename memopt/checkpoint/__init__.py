@@ -7,6 +7,7 @@ package can still be imported (`from memopt.checkpoint.wrapper import unwrap`):
     settings    how a region runs, and what the engine calls in this package
     partition   the ranks that share a region's inputs
     wrapper     a module whose every forward is a region
+    buffers     their inputs in memory that is allocated once
     apply       which submodules of a model are wrapped
     blocks      which of them are its blocks
     sequential  a chain of stages whose segments are regions
@@ -25,6 +26,7 @@ The engine itself is csrc/saved: regions, slots, random generators, autocast, ho
 
 from memopt._submodules import add_submodules
 from memopt.checkpoint.apply import apply_checkpointing
+from memopt.checkpoint.buffers import CheckpointBuffers, checkpoint_buffers
 from memopt.checkpoint.flags import disable_checkpointing, is_checkpointing, is_recomputing
 from memopt.checkpoint.region import checkpoint
 from memopt.checkpoint.selective import ops_worth_saving
@@ -32,8 +34,10 @@ from memopt.checkpoint.sequential import checkpoint_sequential
 from memopt.checkpoint.wrapper import checkpoint_wrapper, unwrap
 
 __all__ = [
+    "CheckpointBuffers",
     "apply_checkpointing",
     "checkpoint",
+    "checkpoint_buffers",
     "checkpoint_sequential",
     "checkpoint_wrapper",
     "disable_checkpointing",

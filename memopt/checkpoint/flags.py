@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 from memopt._extension import _C
 
@@ -35,8 +36,17 @@ def disable_checkpointing() -> Iterator[None]:
 
     It is the call that counts: regions that were entered before keep recomputing in backward.
     """
-    before = _C.set_disabled(True)
+    with with_flag("disabled"):
+        yield
+
+
+@contextmanager
+def with_flag(name: Literal["checkpointing", "recomputing", "disabled"]) -> Iterator[None]:
+    """In this scope and thread the flag is set."""
+    flags = _C.flags()
+    setattr(flags, name, True)
+    before = _C.set_flags(flags)
     try:
         yield
     finally:
-        _C.set_disabled(before)
+        _C.set_flags(before)

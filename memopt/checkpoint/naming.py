@@ -16,14 +16,20 @@ def region_name(subject: object) -> str:
     A module is named by its path from the outermost module that holds it ("Model.layers.3") and
     its class. Looking for that walks all living modules, which only an error message may cost.
     """
-    while isinstance(subject, functools.partial) or hasattr(subject, "__wrapped__"):
-        subject = subject.func if isinstance(subject, functools.partial) else subject.__wrapped__
+    subject = unwrapped(subject)
     if isinstance(subject, nn.Module):
         return _module_name(subject)
     if isinstance(subject, MethodType) and isinstance(subject.__self__, nn.Module):
         return f"{_module_name(subject.__self__)}.{subject.__name__}"
     named: Any = subject if hasattr(subject, "__qualname__") else type(subject)
     return f"{named.__module__}.{named.__qualname__}"
+
+
+def unwrapped(subject: Any) -> Any:
+    """What a partial, or a function or object around another one, calls in the end."""
+    while isinstance(subject, functools.partial) or hasattr(subject, "__wrapped__"):
+        subject = subject.func if isinstance(subject, functools.partial) else subject.__wrapped__
+    return subject
 
 
 def _module_name(module: nn.Module) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from memopt._compat import all_gather_single, device_types_of_group, process_group_named
 from memopt._extension import _C
-from memopt.checkpoint.naming import region_name
+from memopt.checkpoint.naming import region_name, unwrapped
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -189,8 +189,7 @@ def _owner_and_code(subject: Any) -> tuple[Any, Any]:
     """What lives as long as the calls that it stands for: a module (and its method), or a
     function's code. No closure, which may be made anew for each call.
     """
-    while isinstance(subject, functools.partial):
-        subject = subject.func
+    subject = unwrapped(subject)
     if isinstance(subject, nn.Module):
         return subject, None
     if isinstance(subject, BuiltinFunctionType):

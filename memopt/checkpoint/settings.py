@@ -21,7 +21,7 @@ def region_settings(
     preserve_rng_state: bool = True,
     check_metadata: bool = True,
     early_stop: bool = True,
-    arguments: Literal["keep", "host"] | Fate | _C.Offload = "keep",
+    arguments: Literal["keep", "host"] | Fate | _C.Offload | _C.Buffers = "keep",
     partition: Partition | None = None,
     check_partition: bool = False,
     on_pass: Callable[[nn.Module | None, int], None] | None = None,

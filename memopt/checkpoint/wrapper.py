@@ -36,6 +36,8 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 # Where a wrapped module keeps its settings, and its instance-level forward if it has one.
 _SETTINGS = "_memopt_checkpoint_settings"
 _INSTANCE_FORWARD = "_memopt_checkpoint_instance_forward"
+# Where it keeps what checkpoint_buffers has put on it.
+BUFFERS = "_memopt_checkpoint_buffers"
 # FairScale's name for it, since code outside reads it.
 _COUNTER = "_checkpoint_fwd_counter"
 
@@ -157,6 +159,7 @@ def check_can_unwrap(who: str, module: nn.Module) -> None:
 def unwrap_itself(module: nn.Module) -> None:
     """`unwrap`, of this module alone, which is wrapped."""
     _set_settings(module, None)
+    module.__dict__.pop(BUFFERS, None)
     remove_patch(module, _Checkpointed)
 
 
@@ -207,18 +210,27 @@ class _Checkpointed(ForwardWrapper):
         check_partition = settings.partition is not None and bool(
             checkpoint_options_set_globally()[1]
         )
-        region = _region_settings(settings, check_partition)
-        return _C.run_region(forward, args, kwargs, region, module)
+        buffers = module.__dict__.get(BUFFERS)
+        options_of = _region_settings if buffers is None else buffers.region_settings
+        return _C.run_region(forward, args, kwargs, options_of(settings, check_partition), module)
 
 
-@functools.cache
-def _region_settings(settings: Settings, check_partition: bool) -> _C.RegionSettings:
+def region_settings_of(
+    settings: Settings, check_partition: bool, buffers: _C.Buffers | None = None
+) -> _C.RegionSettings:
+    """For the engine; `buffers` take the arguments, or this rank's parts, that do not leave the
+    device.
+    """
+    place = fate_of_arguments("checkpoint_wrapper: offload", settings.offload)
     return region_settings(
-        arguments=fate_of_arguments("checkpoint_wrapper: offload", settings.offload),
+        arguments=buffers if place == "keep" and buffers is not None else place,
         partition=settings.partition,
         check_partition=check_partition,
         on_pass=_count if settings.maintain_forward_counter else None,
     )
+
+
+_region_settings = functools.cache(region_settings_of)
 
 
 def _set_settings(module: nn.Module, settings: Settings | None) -> None:

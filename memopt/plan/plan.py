@@ -121,6 +121,20 @@ class Plan:
             measured,
         )
 
+    def run_step(self) -> None:
+        """Run one forward and backward of the model that the plan was made for, with what is on it
+        now; its gradients, buffers and random numbers are put back.
+
+        Raises:
+            ValueError: the plan was loaded, or its model or batch has no values.
+        """
+        if self.live is None or not self.live.runs:
+            raise ValueError(
+                "Plan.run_step: the plan must be of a model and a batch that can run, got "
+                f"{'a loaded one' if self.live is None else 'one of a model without values'}"
+            )
+        self.live.watch()
+
     def undo(self) -> None:
         """Take the fates off the model, which is as it was before `apply`.
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import memopt
+from memopt.compat.deepspeed import checkpointing
 from tests.accelerator import sim
 
 from .gpt import GPT, assert_same_bits, train
@@ -55,6 +59,58 @@ def test_region_leaves_the_other_devices_numbers_alone() -> None:
     y.sum().backward()
     assert torch.equal(x.grad.cpu(), 2 * y.detach().cpu())
     assert all(torch.equal(torch.sim.get_rng_state(k), before[k]) for k in range(2))
+
+
+@pytest.mark.parametrize("options", [{}, {"contiguous_checkpointing": True}], ids=str)
+def test_deepspeeds_face_draws_from_the_devices_generator(options: dict[str, Any]) -> None:
+    """By its own state and the ranks'; both are afterwards where the plain run leaves them."""
+    checkpointing.configure(None, **options)
+    tracker = checkpointing.get_cuda_rng_tracker()
+    x = torch.randn(64, device="sim", requires_grad=True)
+
+    def dropouts(x: Tensor) -> Tensor:
+        x = nn.functional.dropout(x.sin(), 0.5)
+        with tracker.fork():
+            return nn.functional.dropout(x.exp(), 0.3)
+
+    def results(call: Callable[..., Any]) -> list[Tensor]:
+        checkpointing.model_parallel_cuda_manual_seed(3)
+        y = x * 1
+        for _ in range(3):
+            y = call(dropouts, y)
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+        states = [torch.sim.get_rng_state(), *tracker.get_states().values()]
+        return [y.detach().cpu(), gradient.cpu(), *states]
+
+    expected = results(lambda f, *args: f(*args))
+    for _ in range(3):
+        for found, wanted in zip(results(checkpointing.checkpoint), expected, strict=True):
+            assert torch.equal(found, wanted)
+    tracker.reset()
+
+
+@pytest.mark.parametrize("option", ["synchronize", "profile"])
+def test_deepspeeds_face_waits_for_the_device(option: str) -> None:
+    done: list[bool] = []
+    stream = torch.accelerator.current_stream()
+    x = torch.ones(64, device="sim", requires_grad=True)
+    sim.delay(sim.Kind.KERNEL, 2e-3)
+
+    def function(x: Tensor) -> Tensor:
+        done.append(stream.query())
+        return x.exp().sin()
+
+    checkpointing.configure(None, **{option: True})
+    y = checkpointing.checkpoint(function, x * 1)
+    assert stream.query()
+    (y * 1).sum().backward()
+    checkpointing.configure(None)
+    if option == "synchronize":  # of what the caller queued before
+        assert done == [True, True]
+    else:
+        timings = checkpointing.timings(reset=True)
+        assert (timings.forward_calls, timings.recompute_calls) == (1, 1)
+        assert timings.forward_seconds >= 4e-3
 
 
 def test_region_on_a_side_stream(side_stream: torch.Stream) -> None:

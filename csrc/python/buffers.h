@@ -1,0 +1,10 @@
+// Buffers of regions' arguments, as Python sees them.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace memopt::python {
+
+void register_buffers(pybind11::module_& module);
+
+}  // namespace memopt::python

@@ -1,0 +1,97 @@
+"""What can be configured, by DeepSpeed's names, and how its configuration file says it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+WHO = "deepspeed.checkpointing.configure"
+SECTION = "activation_checkpointing"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of `configure`, after `mpu_` and `deepspeed_config`."""
+
+    partition_activations: bool = False
+    contiguous_checkpointing: bool = False
+    num_checkpoints: int | None = None
+    checkpoint_in_cpu: bool = False
+    synchronize: bool = False
+    profile: bool = False
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "num_checkpoints":
+                check_count(f"{WHO}: num_checkpoints", value)
+            elif not isinstance(value, bool):
+                raise TypeError(
+                    f"{WHO}: {field.name} must be a bool, got {type(value).__name__} ({value!r})"
+                )
+
+
+# Of the file's section: each key, and the argument that it stands for.
+_KEYS = {
+    "partition_activations": "partition_activations",
+    "contiguous_memory_optimization": "contiguous_checkpointing",
+    "number_checkpoints": "num_checkpoints",
+    "cpu_checkpointing": "checkpoint_in_cpu",
+    "synchronize_checkpoint_boundary": "synchronize",
+    "profile": "profile",
+}
+
+
+def check_count(what: str, value: object) -> None:
+    """Raises unless it is None or a number of checkpoints."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} must be an int or None, got {type(value).__name__} ({value!r})")
+    if value < 1:
+        raise ValueError(f"{what} must be at least 1, got {value}")
+
+
+def options_of(config: object, given: Mapping[str, Any]) -> Options:
+    """Of a configuration, a dict or a JSON file; `given` goes before it where it is not None.
+
+    Raises:
+        TypeError, ValueError: no such configuration, an unknown key in its section, or a value of
+            the wrong type.
+        OSError: the file cannot be read.
+    """
+    values = {} if config is None else _section(config)
+    values |= {name: value for name, value in given.items() if value is not None}
+    return Options(**values)
+
+
+def _section(config: object) -> dict[str, Any]:
+    if isinstance(config, (str, os.PathLike)):
+        try:
+            config = json.loads(Path(config).read_text())
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"{WHO}: deepspeed_config must be a file in JSON, got {error}"
+            ) from error
+    if not isinstance(config, Mapping):
+        raise TypeError(
+            f"{WHO}: deepspeed_config must be a dict or the path of a JSON file with one, got "
+            f"{type(config).__name__}"
+        )
+    section = config.get(SECTION, {})
+    if not isinstance(section, Mapping):
+        raise TypeError(
+            f"{WHO}: {SECTION!r} in deepspeed_config must be a dict, got {type(section).__name__}"
+        )
+    unknown = [key for key in section if key not in _KEYS]
+    if unknown:
+        raise ValueError(
+            f"{WHO}: the keys of {SECTION!r} in deepspeed_config must be among "
+            f"{', '.join(_KEYS)}, got {unknown[0]!r}"
+        )
+    return {_KEYS[key]: value for key, value in section.items() if value is not None}
