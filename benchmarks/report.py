@@ -163,6 +163,8 @@ def planned() -> str:
     titles = {
         "chain": "Twelve equal blocks, as GPT-2's",
         "ladder": "A U-Net of unequal blocks",
+        "encoder-decoder": "An encoder-decoder, as T5",
+        "wide and narrow": "Wide blocks beside narrow ones",
     }
     parts = []
     for name, case in run["cases"].items():
