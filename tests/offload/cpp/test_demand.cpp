@@ -5,7 +5,7 @@
 
 #include "../../../csrc/offload/demand.h"
 #include "../../../csrc/offload/space.h"
-#include "check.h"
+#include "../../support/check.h"
 
 using memopt::offload::Demand;
 using memopt::offload::Range;
