@@ -15,7 +15,9 @@ at::Tensor alias(const at::Tensor& tensor, const Geometry& geometry) {
       c10::Storage(tensor.storage()), tensor.key_set(), c10::scalarTypeToTypeMeta(geometry.dtype));
   auto* impl = made.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(geometry.sizes, geometry.strides, geometry.offset);
-  impl->set_version_counter(tensor.unsafeGetTensorImpl()->version_counter());
+  // Inference tensors have none.
+  if (!made.is_inference())
+    impl->set_version_counter(tensor.unsafeGetTensorImpl()->version_counter());
   return made;
 }
 

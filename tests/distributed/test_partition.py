@@ -159,13 +159,14 @@ def bytes_after_forward(ranks: int, split: bool) -> int | None:
     if mesh.get_coordinate() is None:
         return None
     model = parallel_body("tensor parallel", mesh, mesh if split else None)
-    # The third step's calls compare nothing: a thread of gloo's may hold a message a little longer.
-    for step in range(3):
-        with LiveBytes() if step == 2 else contextlib.nullcontext() as live:
+    left = []
+    for step in range(7):
+        with LiveBytes() as live:
             loss = model(rows(step) * 1).sum()
         loss.backward()
-    assert live is not None
-    return live.left
+        if step in (2, 4, 5, 6):  # whose calls compare nothing
+            left.append(live.left)
+    return min(left)  # a thread of gloo's may hold what it reduced a little longer
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
