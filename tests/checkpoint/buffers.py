@@ -38,9 +38,9 @@ class Model(nn.Module):
         return x
 
 
-def wrapped(block: Callable[[], nn.Module] | None = None) -> Model:
+def wrapped(block: Callable[[], nn.Module] | None = None, kind: type[Model] = Model) -> Model:
     torch.manual_seed(0)
-    model = Model(block)
+    model = kind(block)
     for module in model.blocks:
         checkpoint_wrapper(module)
     return model

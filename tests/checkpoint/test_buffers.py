@@ -85,10 +85,7 @@ def test_dtypes_share_the_slab() -> None:
                 x = block(x, half, index)
             return x
 
-    torch.manual_seed(0)
-    model = Inner(Block)
-    for block in model.blocks:
-        checkpoint_wrapper(block)
+    model = wrapped(Block, Inner)
     expected = plain(model, 16)
     buffers = memopt.checkpoint_buffers(model)
     for _ in range(3):

@@ -145,10 +145,7 @@ def test_an_input_of_several_regions_is_copied_once() -> None:
                 x = block(x, shared if number % 2 else shared.t().contiguous().t()[:, :])
             return x
 
-    torch.manual_seed(0)
-    model = Shares(Block)
-    for block in model.blocks:
-        checkpoint_wrapper(block)
+    model = wrapped(Block, Shares)
     expected = plain(model, 8)
     buffers = memopt.checkpoint_buffers(model)
     for _ in range(3):
