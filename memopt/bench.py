@@ -18,12 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="measure nothing: make the tables and figures of README and docs/ from the results",
     )
-    parser.add_argument("options", nargs=argparse.REMAINDER, help="for benchmarks.cpu or .report")
+    parser.add_argument("--check", action="store_true", help="with --report: write nothing")
+    parser.add_argument("--quick", action="store_true", help="smallest cases: a check, no result")
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command. Returns its status, or 2 outside of a checkout."""
-    sys.path.insert(0, os.getcwd())
     if importlib.util.find_spec("benchmarks") is None:
         print(
             "memopt bench: runs in a checkout of the repository, whose folder `benchmarks` is not "
@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return USAGE_ERROR
-    name = "report" if args.report else "cpu"
-    status: int = importlib.import_module(f"benchmarks.{name}").main(args.options)
+    name, flag = ("report", "check") if args.report else ("cpu", "quick")
+    options = [f"--{flag}"] if getattr(args, flag) else []
+    status: int = importlib.import_module(f"benchmarks.{name}").main(options)
     return status

@@ -13,6 +13,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("transformers")  # the formulas of converted models
 
 from benchmarks import report
+from memopt.__main__ import main
 
 
 def test_the_pages_show_what_the_results_say(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,3 +78,17 @@ def test_a_result_that_does_not_say_where_it_is_from_is_named(
     (tmp_path / "cpu_a.json").write_text(json.dumps({**run, name: None}))
     (problem,) = report.problems()
     assert problem.startswith("cpu_a.json: names no")
+
+
+def test_the_command_hands_its_options_on(page: Path) -> None:
+    page.write_text("<!-- begin: demo -->\nof last year\n<!-- end -->\n")
+    assert main(["bench", "--report", "--check"]) == 1
+    assert "of last year" in page.read_text()
+
+
+def test_the_command_says_where_it_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["bench"]) == 2
+    assert "runs in a checkout of the repository" in capsys.readouterr().err
