@@ -74,6 +74,24 @@ MEMOPT_HD Logistic<V> logistic(V x) {
           one + rest_of_divisor};
 }
 
+#if defined(__CUDA_ARCH__)
+// On a GPU e = exp(-|x|) from the hardware's exp2, which takes 12 instructions fewer. It is right
+// to an ulp where the argument is small: so exp(-|x|) = 2^n exp(r) as above. 2^(n + 24), which is
+// no subnormal number, is n moved to where a float has its exponent.
+MEMOPT_HD Logistic<float> logistic(float x) {
+  const float t = fminf(fabsf(x), 104.0f);
+  const float magic = 12582912.0f + 24.0f + 127.0f;
+  const float sum = fmaf(t, -1.4426950409f, magic);
+  const float n = sum - magic;
+  const float r = fmaf(n, 2.12194440e-4f, fmaf(n, -0.693359375f, -t));
+  const float power = __int_as_float(__float_as_int(sum) << 23);
+  const float exp_r = Math<float>::exp2(r * 1.4426950409f);
+  // NaN: the minimum above is 104.
+  const float e = x == x ? exp_r * power * 5.9604645e-8f : x;
+  return {x < 0 ? e : 1.0f, e, 1.0f + e};
+}
+#endif
+
 // float64 exists for gradcheck and as an oracle: the library's function, to full precision.
 MEMOPT_HD Logistic<double> logistic(double x) {
   const double e = ::exp(-::fabs(x));

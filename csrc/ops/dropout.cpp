@@ -45,6 +45,11 @@ Drop given_drop(const Tensor& state, double p) {
 
 Drop drawn_drop(const Tensor& input, double p, const Tensor& given, const Tensor& state) {
   if (given.defined()) return given_drop(given, p);
+  if (is_captured(input)) {
+    const Tensor drawn = draw_random_state_on_device(input);
+    if (state.defined()) state.copy_(drawn);
+    return given_drop(drawn, p);
+  }
   const RandomState random = draw_random_state(input);
   return {kernels::dropout_rule(p, nullptr, random.seed, random.offset),
           state.defined() ? state.mutable_data_ptr<int64_t>() : nullptr, Tensor()};

@@ -34,6 +34,17 @@ void no_cuda_kernels(const char* op) {
       "(python -m memopt env shows what was built)");
 }
 
+bool is_captured([[maybe_unused]] const at::Tensor& tensor) {
+#if defined(MEMOPT_WITH_CUDA)
+  if (!tensor.is_cuda()) return false;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(current_stream(tensor), &status) == cudaSuccess &&
+         status != cudaStreamCaptureStatusNone;
+#else
+  return false;
+#endif
+}
+
 bool exceeds_cache(const at::Tensor& tensor, int64_t tensors) {
   static const int64_t cache = last_level_cache_bytes();
   return tensors * static_cast<int64_t>(tensor.nbytes()) > cache;

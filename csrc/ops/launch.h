@@ -44,6 +44,14 @@ void parallel_blocks(int64_t size, const Body& body) {
            [&](int64_t begin, int64_t end) { body(begin * kBlock, std::min(end * kBlock, size)); });
 }
 
+#if defined(MEMOPT_WITH_CUDA)
+// Of `tensor`'s device.
+inline cudaStream_t current_stream(const at::Tensor& tensor) {
+  const c10::impl::VirtualGuardImpl device(tensor.device().type());
+  return static_cast<cudaStream_t>(device.getStream(tensor.device()).native_handle());
+}
+#endif
+
 [[noreturn]] void no_cuda_kernels(const char* op);
 
 // Calls cpu(kernels) on the CPU, or cuda(arguments..., stream) on CUDA, checking what it returns;
@@ -56,10 +64,7 @@ void launch(const char* op, const at::Tensor& tensor, Cpu cpu, Cuda cuda,
   } else if (tensor.is_cuda()) {
 #if defined(MEMOPT_WITH_CUDA)
     const c10::DeviceGuard guard(tensor.device());
-    const c10::impl::VirtualGuardImpl device(tensor.device().type());
-    const auto stream =
-        static_cast<cudaStream_t>(device.getStream(tensor.device()).native_handle());
-    const cudaError_t status = cuda(arguments..., stream);
+    const cudaError_t status = cuda(arguments..., current_stream(tensor));
     TORCH_CHECK(status == cudaSuccess, op,
                 ": CUDA kernel launch failed: ", cudaGetErrorString(status));
 #else
@@ -69,6 +74,9 @@ void launch(const char* op, const at::Tensor& tensor, Cpu cpu, Cuda cuda,
     TORCH_CHECK(tensor.is_meta(), op, ": no kernel for ", tensor.device());
   }
 }
+
+// Whether what is launched on `tensor`'s device now is captured into a CUDA graph and runs later.
+bool is_captured(const at::Tensor& tensor);
 
 // Whether a kernel that reads and writes this many tensors like `tensor` should store past the
 // caches: they are more than the last-level cache holds, so results will be read back from memory

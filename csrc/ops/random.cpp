@@ -2,6 +2,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/ops/randint.h>
 
 #include <limits>
 #include <mutex>
@@ -30,6 +31,10 @@ RandomState draw_random_state(const at::Tensor& tensor) {
   const RandomState state{generator.current_seed(), generator.get_offset()};
   generator.set_offset(state.offset + kStep);
   return state;
+}
+
+at::Tensor draw_random_state_on_device(const at::Tensor& tensor) {
+  return at::randint(kMost, {2}, tensor.options().dtype(at::kLong));
 }
 
 }  // namespace memopt::ops

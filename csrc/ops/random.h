@@ -16,4 +16,8 @@ struct RandomState {
 // does for PyTorch's own kernels. On the CPU, whose generator is no Philox, 128 of its bits.
 RandomState draw_random_state(const at::Tensor& tensor);
 
+// The same as a tensor [seed, offset] on `tensor`'s device: for a graph, whose every replay has to
+// draw another one.
+at::Tensor draw_random_state_on_device(const at::Tensor& tensor);
+
 }  // namespace memopt::ops

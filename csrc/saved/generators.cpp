@@ -68,7 +68,14 @@ bool CpuGeneratorState::operator==(const CpuGeneratorState& other) const {
 DeviceGeneratorState DeviceGeneratorState::now(c10::Device device) {
   auto generator = at::globalContext().defaultGenerator(device);
   const std::lock_guard<std::mutex> lock(generator.mutex());
-  return {device, generator.current_seed(), generator.get_offset()};
+  try {
+    return {device, generator.current_seed(), generator.get_offset()};
+  } catch (const c10::Error& error) {
+    TORCH_CHECK(false, "checkpoint: the state of the random numbers of ", device,
+                " cannot be read, as it is while a CUDA graph is captured. Where the region draws "
+                "none (no dropout), pass preserve_rng_state=False. PyTorch says: ",
+                error.what_without_backtrace());
+  }
 }
 
 void DeviceGeneratorState::set() const {

@@ -13,6 +13,7 @@ import torch
 
 from memopt.measure import SavedTensors
 from tests.support.cases import (
+    DROPOUT_ADD_NORM_CASES,
     NORMALIZING_CASES,
     OP_CASES,
     Call,
@@ -39,11 +40,13 @@ def dtypes_of(function: Callable[[Call], Any], call: Call) -> list[torch.dtype]:
 def test_the_dtype_is_pytorchs(
     case: OpCase, dtypes: Dtypes, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """A norm of PyTorch's returns float32 for a 16-bit input on CUDA alone."""
+    """A norm of PyTorch's, and its square, return float32 for a 16-bit input on CUDA alone."""
     call = case.make_call((9, 130), dtypes, device)
     with torch.autocast(device.type, dtype):
         actual = dtypes_of(case.memopt, call)
-        if case in NORMALIZING_CASES and device.type == "cuda":
+        widened = case in (*NORMALIZING_CASES, *DROPOUT_ADD_NORM_CASES)
+        widened |= "relu_squared" in str(case)
+        if widened and device.type == "cuda":
             assert actual == [dtypes.tensor] * len(actual)
         else:
             assert actual == dtypes_of(case.torch, call)

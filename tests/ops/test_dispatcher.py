@@ -22,6 +22,7 @@ from tests.support.cases import (
     as_tuple,
     evaluate,
 )
+from tests.support.opchecks import opcheck
 from tests.support.record_ops import RecordOps
 from tests.support.shapes import BFLOAT16, FLOAT32, LAYOUTS, Dtypes
 
@@ -56,8 +57,7 @@ each_op = pytest.mark.parametrize("case", EACH_OP, ids=str)
 
 
 def opcheck_public(case: OpCase, call: Call) -> None:
-    arguments, keywords = case.public_arguments(call)
-    torch.library.opcheck(case.public_op, arguments, keywords)
+    opcheck(case.public_op, *case.public_arguments(call), random=case.random)
 
 
 @every_opcheck

@@ -22,6 +22,7 @@ from tests.support.cases.dropout import DropoutAddNormCase, keep_scales
 from tests.support.cases.rms_norm import RmsNormCase
 from tests.support.record_ops import RecordOps
 from tests.support.shapes import BFLOAT16, DTYPES, FLOAT32, FLOAT64, LAYOUTS, Dtypes
+from tests.support.tolerances import roundoff
 
 ops = torch.ops.memopt
 CASES = (
@@ -103,7 +104,11 @@ def test_gradients_of_the_addends(
         for name in ("grad_residual", *(f"grad_{name}" for name in case.parameters)):
             assert torch.equal(ours[name], plain[name]), name
         expected = ours.grad_residual * keep_scales(call, dtypes.tensor)
-        assert torch.equal(ours.grad_input, expected)
+        # Below the normal numbers the residual's has lost a digit that input's keeps.
+        tiny = torch.finfo(dtypes.tensor).smallest_normal
+        lost = expected.abs() < 2 * tiny
+        assert torch.equal(ours.grad_input[~lost], expected[~lost])
+        assert (ours.grad_input - expected)[lost].abs().le(tiny * roundoff(dtypes.tensor) * 4).all()
 
 
 @every_case

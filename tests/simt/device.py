@@ -8,10 +8,14 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from .params import make_struct, struct_type
 
@@ -46,6 +50,16 @@ class Launch(NamedTuple):
     stream: int
 
 
+class Traffic(NamedTuple):
+    """What kernels did to a buffer."""
+
+    shape: tuple[int, ...]
+    nbytes: int
+    loaded: int
+    """Bytes; a byte that is read twice counts twice."""
+    stored: int
+
+
 class _Launch(ctypes.Structure):
     """struct simt::Launch of runtime/control.h."""
 
@@ -72,10 +86,17 @@ class Device:
         for function in (self._library.simt_guard, self._library.simt_unguard):
             function.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
             function.restype = None
+        self._library.simt_watch.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+        for function in (self._library.simt_loaded, self._library.simt_stored):
+            function.argtypes = (ctypes.c_int64,)
+            function.restype = ctypes.c_int64
+        self.traffic: list[list[Traffic]] | None = None
+        """Of each launch's buffers, since it was made a list; None: nobody counts."""
 
     def reset(self) -> None:
-        """Default limits, ascending order, no launches."""
+        """Default limits, ascending order, no launches, nothing counted."""
         self._library.simt_reset()
+        self.traffic = None
 
     def set_attribute(self, attribute: Attribute, value: int) -> None:
         self._library.simt_set_attribute(int(attribute), value)
@@ -151,6 +172,30 @@ class Device:
 
     def unguard(self, address: int, size: int) -> None:
         self._library.simt_unguard(address, size)
+
+    @contextmanager
+    def watching(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """Counts what happens to them, if `traffic` is a list."""
+        if self.traffic is None:
+            yield
+            return
+        for tensor in tensors:
+            self._library.simt_watch(tensor.data_ptr(), tensor.nbytes)
+        try:
+            yield
+            self.traffic.append(
+                [
+                    Traffic(
+                        tuple(tensor.shape),
+                        tensor.nbytes,
+                        self._library.simt_loaded(number),
+                        self._library.simt_stored(number),
+                    )
+                    for number, tensor in enumerate(tensors)
+                ]
+            )
+        finally:
+            self._library.simt_unwatch()
 
     def function_names(self) -> set[str]:
         """The short names of all functions that the library defines."""

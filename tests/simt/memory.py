@@ -63,7 +63,8 @@ class Memory:
         for zone in zones:
             self._device.guard(*zone)
         try:
-            yield
+            with self._device.watching([buffer.tensor for buffer in self._buffers]):
+                yield
         finally:
             for zone in zones:
                 self._device.unguard(*zone)

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from tests.support.cases import ACTIVATION_CASES, OpCase, Results
-from tests.support.shapes import FLOAT32, FLOAT64, Dtypes, random_normal
+from tests.support.shapes import FLOAT32, Dtypes, random_normal
 
 from . import kernels
 from .agreement import assert_accurate, path, run, run_in_every_order
-from .device import Attribute, Device
+from .device import Device
 from .kernels import Layout, assert_same_bits
 
 CPU = torch.device("cpu")
@@ -53,14 +53,6 @@ def test_one_block_for_each_tile(simt: Device, case: OpCase, dtypes: Dtypes, bey
         assert launch.block == (256, 1, 1)
         assert launch.shared_bytes == 0
         assert launch.stream == kernels.STREAM
-
-
-@every_case
-def test_grid_strides_over_tiles_beyond_64_waves(simt: Device, case: OpCase) -> None:
-    simt.set_attribute(Attribute.MULTIPROCESSORS, 1)
-    call = case.make_call((1, 65 * TILE[torch.float64] + 5), FLOAT64, CPU)
-    assert_accurate(case, call, run(simt, case, call))
-    assert {launch.grid for launch in simt.launches()} == {(64, 1, 1)}
 
 
 @every_case

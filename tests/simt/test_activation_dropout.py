@@ -12,11 +12,11 @@ import torch
 
 from tests.support.cases import Results
 from tests.support.cases.dropout import ActivationDropoutCase, drawn_state, keep_scales
-from tests.support.shapes import FLOAT32, FLOAT64, Dtypes, random_normal
+from tests.support.shapes import FLOAT32, Dtypes, random_normal
 
 from . import kernels
 from .agreement import assert_accurate, path, run, run_in_every_order
-from .device import Attribute, Device
+from .device import Device
 from .drivers import activation_dropout
 from .drivers.run import DENSE, Run
 from .kernels import Layout, assert_same_bits
@@ -81,13 +81,6 @@ def test_one_block_for_each_tile(
         assert launch.block == (256, 1, 1)
         assert launch.shared_bytes == 0
         assert launch.stream == kernels.STREAM
-
-
-def test_grid_strides_over_tiles_beyond_64_waves(simt: Device) -> None:
-    simt.set_attribute(Attribute.MULTIPROCESSORS, 1)
-    call = CASES[0].make_call((1, 65 * TILE[torch.float64] + 5), FLOAT64, CPU)
-    assert_accurate(CASES[0], call, run(simt, CASES[0], call))
-    assert {launch.grid for launch in simt.launches()} == {(64, 1, 1)}
 
 
 @every_case

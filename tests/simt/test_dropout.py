@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.support.philox import KNOWN_ANSWERS, keep_mask, scaled
 from tests.support.shapes import random_normal
 
-from .device import Attribute, Device
+from .device import Device
 from .dropout import DTYPES, OFFSET, SEED, pointer, run
 from .kernels import STREAM, assert_same_bits, in_every_order
 
@@ -89,13 +89,6 @@ def test_one_block_for_each_tile(simt: Device, dtype: torch.dtype, beyond: int) 
     assert launch.block == (256, 1, 1)
     assert launch.shared_bytes == 0
     assert launch.stream == STREAM
-
-
-def test_grid_strides_over_tiles_beyond_64_waves(simt: Device) -> None:
-    simt.set_attribute(Attribute.MULTIPROCESSORS, 1)
-    x = normal(65 * TILE[torch.float64] + 5, torch.float64)
-    assert_same_bits([run(simt, x, 0.5)[0]], [on_the_cpu(x, 0.5)], "many tiles")
-    assert [launch.grid for launch in simt.launches()] == [(64, 1, 1)]
 
 
 @every_dtype

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tests.support.cases import GATED_CASES, PACKED_CASES, OpCase, Results
-from tests.support.shapes import FLOAT32, FLOAT64, Dtypes
+from tests.support.shapes import FLOAT32, Dtypes
 
 from . import kernels
 from .agreement import assert_accurate, path, run, run_in_every_order
-from .device import Attribute, Device
+from .device import Device
 from .kernels import Layout, assert_same_bits
 
 CPU = torch.device("cpu")
@@ -62,14 +62,6 @@ def test_block_has_as_many_threads_as_the_row_needs(
     kernels.forward(simt, case, case.make_call((1, cols), FLOAT32, CPU))
     assert simt.launches()[-1].block == (*block, 1)
     assert simt.launches()[-1].stream == kernels.STREAM
-
-
-@every_arrangement
-def test_grid_strides_over_tiles_beyond_64_waves(simt: Device, case: OpCase) -> None:
-    simt.set_attribute(Attribute.MULTIPROCESSORS, 1)
-    call = case.make_call((64 * 256 + 5, 2), FLOAT64, CPU)
-    assert_accurate(case, call, run(simt, case, call))
-    assert {launch.grid for launch in simt.launches()} == {(64, 1, 1)}
 
 
 @every_arrangement

@@ -21,11 +21,11 @@ __global__ void __launch_bounds__(kElementwiseThreads)
   constexpr int kVectors = kTileElements<T> / kWidth;
   leave_state(p.rule, p.state);
   const auto keeper = make_keeper<Accumulate<T>>(p.rule);
-  for_each_tile<T, Access::kSplitVector>(p.size, aligned, [&](int64_t tile, const auto& share) {
+  with_tile<T, Access::kSplitVector>(p.size, aligned, [&](int64_t tile, const auto& share) {
     Vector<T, kWidth> x[kVectors];
 #pragma unroll
     for (int k = 0; k < kVectors; ++k)
-      load<Reuse::kNever>(static_cast<const T*>(p.x) + tile, share, k, &x[k]);
+      load<Load::kPlain>(static_cast<const T*>(p.x) + tile, share, k, &x[k]);
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       Accumulate<T> v[kWidth], keep[kWidth];

@@ -20,24 +20,21 @@ constexpr int kVectors = 2;  // of each array, a thread
 template <class T>
 constexpr int kElements = kVectors * kVectorWidth<T>;
 
-// Calls f(row, first column, the thread's share of the columns from there on) for every tile of the
-// block: blockDim.y rows of blockDim.x threads each.
+// Calls f(row, first column, the thread's share of the columns from there on) for the block's tile:
+// blockDim.y rows of blockDim.x threads each.
 template <class T, class F>
-__device__ __forceinline__ void for_each_tile(int64_t rows, int64_t cols, bool aligned, F&& f) {
+__device__ __forceinline__ void with_tile(int64_t rows, int64_t cols, bool aligned, F&& f) {
   constexpr int kWidth = kVectorWidth<T>;
-  const int64_t tile_cols = int64_t{kElements<T>} * blockDim.x;
-  const int64_t tiles_per_row = ceil_div(cols, tile_cols);
-  const int64_t tiles = ceil_div(rows, blockDim.y) * tiles_per_row;
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const int64_t row = tile / tiles_per_row * blockDim.y + threadIdx.y;
-    const int64_t col = tile % tiles_per_row * tile_cols;
-    if (row >= rows) continue;
-    const int64_t left = cols - col;
-    if (aligned && (left >= tile_cols || left % kWidth == 0)) {
-      f(row, col, Share<kElements<T>, kWidth, Access::kVector>(threadIdx.x, blockDim.x, left));
-    } else {
-      f(row, col, Share<kElements<T>, kWidth, Access::kElement>(threadIdx.x, blockDim.x, left));
-    }
+  const unsigned tile_cols = kElements<T> * blockDim.x;
+  const unsigned tiles_per_row = static_cast<unsigned>(ceil_div(cols, tile_cols));
+  const int64_t row = int64_t{blockIdx.x / tiles_per_row} * blockDim.y + threadIdx.y;
+  const int64_t col = int64_t{blockIdx.x % tiles_per_row} * tile_cols;
+  if (row >= rows) return;
+  const int64_t left = cols - col;
+  if (aligned && (left >= tile_cols || left % kWidth == 0)) {
+    f(row, col, Share<kElements<T>, kWidth, Access::kVector>(threadIdx.x, blockDim.x, left));
+  } else {
+    f(row, col, Share<kElements<T>, kWidth, Access::kElement>(threadIdx.x, blockDim.x, left));
   }
 }
 
@@ -51,7 +48,7 @@ __device__ __forceinline__ void load_pairs(const T* p, int64_t left,
   if constexpr (kAccess == Access::kVector) {
     const Share<2 * kElements<T>, 2 * kWidth, kAccess> both(share.thread, share.threads, 2 * left);
     Vector<T, 2 * kWidth> v;
-    load<Reuse::kNever>(p, both, k, &v);
+    load<Load::kPlain>(p, both, k, &v);
     memcpy(pairs, v.words, sizeof(pairs));
   } else {
 #pragma unroll
@@ -105,7 +102,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kWidth = kVectorWidth<T>;
   constexpr int kApart = kInterleaved ? 2 : 1;
   const auto f = make_activation<Function>(p.activation);
-  for_each_tile<T>(p.rows, p.cols, aligned, [&](int64_t row, int64_t col, const auto& share) {
+  with_tile<T>(p.rows, p.cols, aligned, [&](int64_t row, int64_t col, const auto& share) {
     const T* gate = static_cast<const T*>(p.gate) + row * p.gate_row_stride + kApart * col;
     [[maybe_unused]] const T* up =
         static_cast<const T*>(p.up) + row * p.up_row_stride + kApart * col;
@@ -115,8 +112,8 @@ __global__ void __launch_bounds__(kThreads)
       if constexpr (kInterleaved) {
         load_pairs(gate, p.cols - col, share, k, &gates[k], &ups[k]);
       } else {
-        load<Reuse::kNever>(gate, share, k, &gates[k]);
-        load<Reuse::kNever>(up, share, k, &ups[k]);
+        load<Load::kPlain>(gate, share, k, &gates[k]);
+        load<Load::kPlain>(up, share, k, &ups[k]);
       }
     }
 #pragma unroll
@@ -137,7 +134,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kWidth = kVectorWidth<T>;
   constexpr int kApart = kInterleaved ? 2 : 1;
   const auto f = make_activation<Function>(p.activation);
-  for_each_tile<T>(p.rows, p.cols, aligned, [&](int64_t row, int64_t col, const auto& share) {
+  with_tile<T>(p.rows, p.cols, aligned, [&](int64_t row, int64_t col, const auto& share) {
     const T* dy = static_cast<const T*>(p.dy) + row * p.dy_row_stride + col;
     const T* gate = static_cast<const T*>(p.gate) + row * p.gate_row_stride + kApart * col;
     [[maybe_unused]] const T* up =
@@ -146,13 +143,13 @@ __global__ void __launch_bounds__(kThreads)
     Vector<T, kWidth> gates[kVectors], ups[kVectors], dys[kVectors];
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      load<Reuse::kNever>(dy, share, k, &dys[k]);
+      load<Load::kPlain>(dy, share, k, &dys[k]);
       if constexpr (kInterleaved) {
         load_pairs(gate, p.cols - col, share, k, &gates[k], &ups[k]);
       } else {
-        load<Reuse::kNever>(gate, share, k, &gates[k]);
+        load<Load::kPlain>(gate, share, k, &gates[k]);
         ups[k] = {};
-        if (p.up != nullptr) load<Reuse::kNever>(up, share, k, &ups[k]);
+        if (p.up != nullptr) load<Load::kPlain>(up, share, k, &ups[k]);
       }
     }
 #pragma unroll
@@ -184,9 +181,6 @@ __global__ void __launch_bounds__(kThreads)
 template <class Params, class Pick>
 cudaError_t launch_rows(const Params& p, bool aligned, cudaStream_t stream, Pick&& pick) {
   if (p.rows == 0 || p.cols == 0) return cudaSuccess;
-  DeviceLimits limits;
-  const cudaError_t error = current_device_limits(&limits);
-  if (error != cudaSuccess) return error;
   return dispatch(p.dtype, [&](auto t) {
     using T = typename decltype(t)::type;
     unsigned threads = 1;
@@ -194,7 +188,7 @@ cudaError_t launch_rows(const Params& p, bool aligned, cudaStream_t stream, Pick
     const dim3 block(threads, kThreads / threads);
     const int64_t tiles =
         ceil_div(p.rows, block.y) * ceil_div(p.cols, int64_t{kElements<T>} * threads);
-    const dim3 grid(strided_grid(tiles, limits));
+    const dim3 grid(static_cast<unsigned>(tiles));
     return with_activation(p.activation, [&](auto f) {
       const auto kernel =
           p.interleaved ? pick(t, f, std::true_type{}) : pick(t, f, std::false_type{});

@@ -62,7 +62,7 @@ __device__ __forceinline__ void load_param(const void* param, A otherwise, int64
                                            const Share<kElements, kWidth, kAccess>& share, int k,
                                            A (&out)[kWidth]) {
   if (param != nullptr) {
-    load<Reuse::kLater>(static_cast<const G*>(param) + tile, share, k, out);
+    load<Load::kPlain>(static_cast<const G*>(param) + tile, share, k, out);
   } else {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) out[j] = otherwise;

@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(kLongBackwardThreads<T>, 1)
     for (int64_t tile = 0; tile < p.cols; tile += kTile) {
       const auto share = share_of(tile);
       Vector<T, kWidth> x, dy;
-      load<Reuse::kNever>(x_row + tile, share, 0, &x);
-      load<Reuse::kNever>(dy_row + tile, share, 0, &dy);
+      load<Load::kEvictFirst>(x_row + tile, share, 0, &x);
+      load<Load::kEvictFirst>(dy_row + tile, share, 0, &dy);
       if (plan.staged) {
         store(x, stage_x + tile, share, 0);
         store(dy, stage_dy + tile, share, 0);
@@ -61,12 +61,12 @@ __global__ void __launch_bounds__(kLongBackwardThreads<T>, 1)
       add_row_sums(g, xhat, &sums);
       if (part != nullptr) {
         A sum[kWidth];  // of dgamma, then of dbeta
-        load<Reuse::kLater>(weight_sums + tile, share, 0, sum);
+        load<Load::kPlain>(weight_sums + tile, share, 0, sum);
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) sum[j] = Math<A>::fma(dz[j], xhat[j], sum[j]);
         store(sum, weight_sums + tile, share, 0);
         if constexpr (Norm::kCentred) {
-          load<Reuse::kLater>(weight_sums + p.cols + tile, share, 0, sum);
+          load<Load::kPlain>(weight_sums + p.cols + tile, share, 0, sum);
 #pragma unroll
           for (int j = 0; j < kWidth; ++j) sum[j] += dz[j];
           store(sum, weight_sums + p.cols + tile, share, 0);
@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(kLongBackwardThreads<T>, 1)
       const auto share = share_of(tile);
       Vector<T, kWidth> x, dy, dsum;
       load_dsum<Norm>(p, row, tile, share, 0, &dsum);
-      load<Reuse::kLater>((plan.staged ? stage_x : x_row) + tile, share, 0, &x);
-      load<Reuse::kLater>((plan.staged ? stage_dy : dy_row) + tile, share, 0, &dy);
+      load<Load::kPlain>((plan.staged ? stage_x : x_row) + tile, share, 0, &x);
+      load<Load::kPlain>((plan.staged ? stage_dy : dy_row) + tile, share, 0, &dy);
       A xhat[kWidth], g[kWidth], dz[kWidth];
       differentiate<Norm, T, G>(p, x, dy, stats, static_cast<T*>(nullptr), tile, share, 0, xhat, g,
                                 dz);
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kLongBackwardThreads<T>, 1)
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
       Vector<A, kWidth> sum;
-      load<Reuse::kLater>(weight_sums + i * p.cols + tile, share, 0, &sum);
+      load<Load::kPlain>(weight_sums + i * p.cols + tile, share, 0, &sum);
       store(sum, part + i * p.cols + tile, share, 0);
     }
   }

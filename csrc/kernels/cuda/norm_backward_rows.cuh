@@ -24,8 +24,8 @@ __global__ void __launch_bounds__(kMaxRowThreads, 1) norm_backward_rows(NormBack
   Vector<T, kWidth> x[kVectors], dy[kVectors];
   Moments<A> stats;
   const auto fetch = [&](int64_t row, int k) {
-    load<Reuse::kNever>(static_cast<const T*>(p.x) + row * p.x_row_stride, share, k, &x[k]);
-    load<Reuse::kNever>(static_cast<const T*>(p.dy) + row * p.dy_row_stride, share, k, &dy[k]);
+    load<Load::kEvictFirst>(static_cast<const T*>(p.x) + row * p.x_row_stride, share, k, &x[k]);
+    load<Load::kEvictFirst>(static_cast<const T*>(p.dy) + row * p.dy_row_stride, share, k, &dy[k]);
   };
   const auto start_row = [&](int64_t row) {
     share = columns.of_row(row < p.rows);

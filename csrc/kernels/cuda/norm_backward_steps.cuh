@@ -110,8 +110,8 @@ __device__ __forceinline__ void load_dsum(const NormBackwardParams& p, int64_t r
                                           Vector<T, kWidth>* dsum) {
   if constexpr (Norm::kAdds) {
     if (!has_dsum<Norm>(p)) return;
-    load<Reuse::kNever>(static_cast<const T*>(p.dsum) + row * p.dsum_row_stride + tile, share, k,
-                        dsum);
+    load<Load::kEvictFirst>(static_cast<const T*>(p.dsum) + row * p.dsum_row_stride + tile, share,
+                            k, dsum);
   }
 }
 

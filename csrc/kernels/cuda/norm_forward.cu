@@ -62,13 +62,13 @@ template <class Norm, class T, int kElements, int kWidth, Access kAccess>
 __device__ __forceinline__ void load_first(const NormForwardParams& p, int64_t row, int64_t tile,
                                            const Share<kElements, kWidth, kAccess>& share, int k,
                                            Vector<T, kWidth>* v) {
-  load<Reuse::kNever>(static_cast<const T*>(p.x) + row * p.x_row_stride + tile, share, k, v);
+  load<Load::kEvictFirst>(static_cast<const T*>(p.x) + row * p.x_row_stride + tile, share, k, v);
   if constexpr (Norm::kAdds) {
     using A = Accumulate<T>;
     A x[kWidth], residual[kWidth];
     widen(*v, x);
-    load<Reuse::kNever>(static_cast<const T*>(p.residual) + row * p.residual_row_stride + tile,
-                        share, k, residual);
+    load<Load::kEvictFirst>(static_cast<const T*>(p.residual) + row * p.residual_row_stride + tile,
+                            share, k, residual);
     if constexpr (Norm::kDrops) {
       // Made here for each vector: one for all, and the keys of Philox's rounds with it, would take
       // the registers that the row needs.
@@ -113,8 +113,16 @@ __device__ __forceinline__ void write_stats(const NormForwardParams& p, int64_t 
 }
 
 // Block: blockDim.x threads to a row, blockDim.y rows. The grid strides over the rows.
+//
+// The row waits as it lies in memory: in 2-byte types half the registers of its values in float32,
+// so that two of the longest rows are under way on a multiprocessor, one waiting for memory while
+// the other sums.
+template <class T, Access kAccess>
+constexpr int kForwardBlocks = sizeof(T) == 8 || kAccess != Access::kVector ? 1 : 2;
+
 template <class Norm, class T, class G, Access kAccess>
-__global__ void __launch_bounds__(kMaxRowThreads, 1) norm_forward_rows(NormForwardParams p) {
+__global__ void __launch_bounds__(kMaxRowThreads, kForwardBlocks<T, kAccess>)
+    norm_forward_rows(NormForwardParams p) {
   using A = Accumulate<T>;
   constexpr int kElements = kForwardElements<T, kAccess>;
   constexpr int kWidth = kGroup<T, kAccess>;
@@ -130,34 +138,41 @@ __global__ void __launch_bounds__(kMaxRowThreads, 1) norm_forward_rows(NormForwa
     const int64_t row = first + threadIdx.y;
     const auto share = columns.of_row(row < p.rows);
 
-    A x[kVectors][kWidth];
+    Vector<T, kWidth> raw[kVectors];
+    A x[kWidth];
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) load_first<Norm>(p, row, 0, share, k, &raw[k]);
+    A sum = 0;  // of x, or of its squares
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      Vector<T, kWidth> raw;
-      load_first<Norm>(p, row, 0, share, k, &raw);
-      widen(raw, x[k]);
+      widen(raw[k], x);
+      if constexpr (Norm::kCentred) {
+        sum += sum_of(x);
+      } else {
+        sum = add_squares(x, sum);
+      }
     }
     Moments<A> stats;
     if constexpr (Norm::kCentred) {
-      A sum = 0;
-#pragma unroll
-      for (int k = 0; k < kVectors; ++k) sum += sum_of(x[k]);
       const A mean = row_sum(sum, 0) * inverse_cols;
       Pair<A> sums = {0, 0};
 #pragma unroll
-      for (int k = 0; k < kVectors; ++k) add_centred(x[k], mean, share, k, &sums);
+      for (int k = 0; k < kVectors; ++k) {
+        widen(raw[k], x);
+        add_centred(x, mean, share, k, &sums);
+      }
       sums = row_sum(sums, 1);
       stats = moments(mean, sums.first, sums.second, p.cols, p.eps);
     } else {
-      A sum = 0;
-#pragma unroll
-      for (int k = 0; k < kVectors; ++k) sum = add_squares(x[k], sum);
       stats = {0, RootMeanSquare::rstd(row_sum(sum, set), p.cols, p.eps)};
     }
     write_stats<Norm>(p, row, stats);
 
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) write_output<Norm, T, G>(p, x[k], stats, row, 0, share, k);
+    for (int k = 0; k < kVectors; ++k) {
+      widen(raw[k], x);
+      write_output<Norm, T, G>(p, x, stats, row, 0, share, k);
+    }
   }
 }
 
@@ -185,9 +200,10 @@ __global__ void __launch_bounds__(kLongForwardThreads, 1)
     T* stage = shared_memory<T>(kRowSumBytes<A>);
     const T* again = staged ? stage : row_in_memory;
 
-    A sum = 0;  // of x, or of its squares
+    TileSum<A> row_total;  // of x, or of its squares
     for (int64_t tile = 0; tile < p.cols; tile += kTile) {
       const auto share = share_of(tile);
+      A sum = 0;
       Vector<T, kWidth> raw[kVectors];
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) load_first<Norm>(p, row, tile, share, k, &raw[k]);
@@ -202,24 +218,27 @@ __global__ void __launch_bounds__(kLongForwardThreads, 1)
           sum = add_squares(x, sum);
         }
       }
+      row_total.add(sum);
     }
     Moments<A> stats;
     if constexpr (Norm::kCentred) {
-      const A mean = row_sum(sum, 0) * inverse_cols;
-      Pair<A> sums = {0, 0};
+      const A mean = row_sum(row_total.total(), 0) * inverse_cols;
+      TileSum<Pair<A>> centred;
       for (int64_t tile = 0; tile < p.cols; tile += kTile) {
         const auto share = share_of(tile);
+        Pair<A> sums = {0, 0};
 #pragma unroll
         for (int k = 0; k < kVectors; ++k) {
           A x[kWidth];
-          load<Reuse::kLater>(again + tile, share, k, x);
+          load<Load::kPlain>(again + tile, share, k, x);
           add_centred(x, mean, share, k, &sums);
         }
+        centred.add(sums);
       }
-      sums = row_sum(sums, 1);
+      const Pair<A> sums = row_sum(centred.total(), 1);
       stats = moments(mean, sums.first, sums.second, p.cols, p.eps);
     } else {
-      stats = {0, RootMeanSquare::rstd(row_sum(sum, set), p.cols, p.eps)};
+      stats = {0, RootMeanSquare::rstd(row_sum(row_total.total(), set), p.cols, p.eps)};
     }
     write_stats<Norm>(p, row, stats);
 
@@ -228,7 +247,7 @@ __global__ void __launch_bounds__(kLongForwardThreads, 1)
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
         A x[kWidth];
-        load<Reuse::kLater>(again + tile, share, k, x);
+        load<Load::kPlain>(again + tile, share, k, x);
         write_output<Norm, T, G>(p, x, stats, row, tile, share, k);
       }
     }

@@ -30,6 +30,35 @@ __device__ __forceinline__ Pair<A> add_partner(Pair<A> v, int offset) {
   return {add_partner(v.first, offset), add_partner(v.second, offset)};
 }
 
+__device__ __forceinline__ float plus(float a, float b) {
+  return a + b;
+}
+__device__ __forceinline__ double plus(double a, double b) {
+  return a + b;
+}
+template <class A>
+__device__ __forceinline__ Pair<A> plus(Pair<A> a, Pair<A> b) {
+  return {a.first + b.first, a.second + b.second};
+}
+
+// A thread's sum over the tiles of a long row, by sixteens: one chain over all of them would lose
+// digits with the row's length.
+template <class V>
+struct TileSum {
+  V sum = {};
+  V part = {};
+  int tiles = 0;
+
+  __device__ __forceinline__ void add(V tile) {
+    part = plus(part, tile);
+    if (++tiles % 16 == 0) {
+      sum = plus(sum, part);
+      part = {};
+    }
+  }
+  __device__ __forceinline__ V total() const { return plus(sum, part); }
+};
+
 // Sum over each aligned group of `lanes` lanes, a power of two. All lanes of the warp take part.
 template <class V>
 __device__ __forceinline__ V lane_sum(V v, int lanes) {

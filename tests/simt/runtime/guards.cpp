@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "block.h"
+#include "traffic.h"
 
 namespace simt {
 namespace {
@@ -32,7 +33,9 @@ bool begins_before(const Zone& zone, uintptr_t address) {
   return zone.begin < address;
 }
 
-void check(uintptr_t address, size_t size, const char* verb) {
+void check(uintptr_t address, size_t size, bool is_load) {
+  count_access(address, size, is_load);
+  const char* verb = is_load ? "read" : "written";
   const uintptr_t end = address + size;
   if (address >= gap.begin && end <= gap.end) return;
   if (end > shared.begin && address < shared.end) {
@@ -86,10 +89,10 @@ extern "C" {
 
 #define SIMT_ACCESS(size)                                \
   void __asan_load##size##_noabort(uintptr_t address) {  \
-    simt::check(address, size, "read");                  \
+    simt::check(address, size, /*is_load=*/true);        \
   }                                                      \
   void __asan_store##size##_noabort(uintptr_t address) { \
-    simt::check(address, size, "written");               \
+    simt::check(address, size, /*is_load=*/false);       \
   }
 SIMT_ACCESS(1)
 SIMT_ACCESS(2)
@@ -99,10 +102,10 @@ SIMT_ACCESS(16)
 #undef SIMT_ACCESS
 
 void __asan_loadN_noabort(uintptr_t address, size_t size) {
-  simt::check(address, size, "read");
+  simt::check(address, size, /*is_load=*/true);
 }
 void __asan_storeN_noabort(uintptr_t address, size_t size) {
-  simt::check(address, size, "written");
+  simt::check(address, size, /*is_load=*/false);
 }
 
 void __asan_handle_no_return() {}

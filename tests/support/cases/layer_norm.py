@@ -144,7 +144,7 @@ class NormCase(OpCase):
     def exact(self, call: Call) -> Tensor:
         # The norm does not see a shift of its row, and centred rows leave its sums nothing to
         # cancel.
-        centred = call.input - exact_moments(call).mean
+        centred = call.input - exact_moments(call).mean.to(call.input.device)
         result = F.layer_norm(centred, call.normalized_shape, call.weight, call.bias, call.eps)
         return result if self.approximate is None else exact_gelu(result, self.approximate)
 
