@@ -22,7 +22,8 @@ from torch.utils import _pytree as pytree
 
 from memopt.anatomy.ledger import Ledger
 from memopt.anatomy.outcome import DependsOnValues, Made, is_made, outcome_of
-from memopt.anatomy.pieces import Piece
+from memopt.anatomy.pieces import STATES, Piece
+from memopt.anatomy.places import Place
 from memopt.anatomy.work import tensors_in
 from memopt.measure import storages
 
@@ -32,8 +33,9 @@ CUDA_GRANULARITY = 512
 T = TypeVar("T")
 
 # What follows from known values is computed, up to so many bytes: positions, masks, an optimizer's
-# count of steps. transformers asks whether positions are those of packed sequences.
+# count of steps. transformers asks whether positions are those of packed sequences, of all rows.
 _SMALL = 1 << 20
+_SMALL_INTEGERS = 1 << 26
 
 
 class HollowLedger(Ledger):
@@ -42,10 +44,18 @@ class HollowLedger(Ledger):
     Args:
         target: "cpu" or "cuda", whose allocations are rounded up.
         hollow: the storages without values among what is adopted.
+        counts_on_host: the optimizer's counts of steps do not count.
     """
 
-    def __init__(self, model: nn.Module, target: str, hollow: frozenset[int]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        target: str,
+        hollow: frozenset[int],
+        counts_on_host: bool = False,
+    ) -> None:
         super().__init__(model, CUDA_GRANULARITY if target == "cuda" else 1)
+        self._counts_on_host = counts_on_host
         self._on_cpu = target == "cpu"
         self._hollow = hollow
         self._known: set[Piece] = set()
@@ -71,7 +81,7 @@ class HollowLedger(Ledger):
         outcome = self._outcome(func, args, kwargs, given)
         leaves, spec = pytree.tree_flatten(outcome, is_leaf=is_made)
         made = [leaf for leaf in leaves if is_made(leaf)]
-        is_small = all(_nbytes(leaf) <= _SMALL for leaf in (*made, *given))
+        is_small = all(map(_is_small, (*made, *given)))
         if with_values and is_small and torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         written = list(_written(func, args, kwargs))
@@ -85,11 +95,18 @@ class HollowLedger(Ledger):
 
     def adopt(self, category: str, named: Iterable[tuple[str, object]]) -> None:
         named = list(named)
+        if category == STATES and self._counts_on_host:
+            named = [(name, [t for t in tensors_in(value) if t.dim()]) for name, value in named]
         super().adopt(category, named)
         for _, value in named:
             for tensor in tensors_in(value):
                 if tensor.untyped_storage()._cdata not in self._hollow:
                     self._known.update(self.pieces_of(tensor))
+
+    def _note(self, tensor: Tensor, op: str, phase: str, place: Place) -> list[Piece]:
+        if self._counts_on_host and phase == "optimizer" and op == "aten.lift_fresh.default":
+            return []  # a Python number that became a tensor
+        return super()._note(tensor, op, phase, place)
 
     def _know(self, piece: Piece, name: str, args: tuple[Any, ...]) -> None:
         super()._know(piece, name, args)
@@ -124,6 +141,11 @@ def _nbytes(value: Any) -> int:
     size: int = value.dtype.itemsize
     count: int = math.prod(value.shape)
     return count * size
+
+
+def _is_small(value: Any) -> bool:
+    widest = _SMALL if value.dtype.is_floating_point or value.dtype.is_complex else _SMALL_INTEGERS
+    return _nbytes(value) <= widest
 
 
 def _described(leaf: object) -> Hashable:

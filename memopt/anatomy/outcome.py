@@ -36,6 +36,10 @@ def outcome_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_cpu:
     Raises:
         DependsOnValues: the shapes depend on values.
     """
+    if func in _SOFTMAXES and args[2]:
+        return _contiguous(args[0], torch.float32)
+    if func in _SOFTMAX_GRADIENTS:
+        return _contiguous(args[0], args[3])
     made = _by_meta_kernel(func, args, kwargs)
     if func is torch.ops.aten.convolution.default:
         return _in_layout_of(args[:2], made)
@@ -106,6 +110,21 @@ def _layer_norm_on_cpu(args: tuple[Any, ...], made: Any) -> Any:
     dtype = input.dtype if weight is None else weight.dtype
     output, *statistics = made
     return (output, *(entry._replace(dtype=dtype) for entry in statistics))
+
+
+# On CUDA they read 16 bits and write 32, and back. The meta kernels allow that for float16 alone.
+_SOFTMAXES = frozenset((torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default))
+_SOFTMAX_GRADIENTS = frozenset(
+    (
+        torch.ops.aten._softmax_backward_data.default,
+        torch.ops.aten._log_softmax_backward_data.default,
+    )
+)
+
+
+def _contiguous(like: Tensor, dtype: torch.dtype) -> Made:
+    shape = tuple(like.shape)
+    return Made(shape, torch.empty(shape, device="meta").stride(), dtype, None)
 
 
 _LOSSES = frozenset(

@@ -12,9 +12,10 @@ from torch import nn
 
 from memopt.anatomy.hollow import HollowLedger, hollow_copy
 from memopt.anatomy.ledger import Ledger
+from memopt.anatomy.on_cuda import AsOnCuda, as_on_cuda, counts_on_host
 from memopt.anatomy.step import Step, traced
 from memopt.anatomy.trace import Trace, trace_of
-from memopt.anatomy.whatif import AsOnCuda, Fates, as_on_cuda, offloaded
+from memopt.anatomy.whatif import Fates, offloaded
 
 Watch = Callable[[nn.Module, Ledger], AbstractContextManager[Any]]
 
@@ -68,7 +69,7 @@ def hollow_step(
     if target == "cuda":
         as_on_cuda(optimizer)
         context = AsOnCuda
-    ledger = HollowLedger(model, target, without)
+    ledger = HollowLedger(model, target, without, target == "cuda" and counts_on_host(optimizer))
     hollow = copy.copy(step)
     hollow.model, hollow.optimizer, hollow.batch, hollow.context = model, optimizer, batch, context
     start = time.perf_counter()

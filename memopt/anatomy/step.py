@@ -135,6 +135,7 @@ def traced(step: Step, ledger: Ledger, prime: Collection[str] | None = None) -> 
     step.adopt(ledger)
     with ledger:
         if prime is not None:
+            ledger.phase = "optimizer"
             step.prime(prime)
             seconds.append(0.0)
         for _ in range(1 if seconds else 2):

@@ -5,15 +5,11 @@ All are applied to copies.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
-from memopt._compat import run_backward
 from memopt.anatomy.ledger import Ledger
 from memopt.anatomy.pieces import ACTIVATIONS, OFFLOADED, REGION_INPUT, Entry, Piece
 from memopt.checkpoint import apply_checkpointing, checkpoint_sequential
@@ -128,73 +124,3 @@ def _leaves(piece: Piece, fates: Fates) -> bool:
         read_or_dropped = piece.first_in_backward is not None or piece.died is not None
         return piece.fate == REGION_INPUT and read_or_dropped
     return piece.first_in_backward is not None and piece.nbytes >= fates.offload_min_bytes
-
-
-class AsOnCuda(TorchFunctionMode):
-    """On the CPU, the kernels that PyTorch would choose on CUDA where they save something else.
-
-    Dropout's mask is of bools (native_dropout), and attention is computed by flash attention where
-    the dtype has 16 bits and there is no mask, else by memory-efficient attention.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is Tensor.backward and kwargs.get("gradient") is None:
-            with self:  # here the mode is off, but in backward regions run forward again
-                return run_backward(args[0])
-        if func is nn.functional.dropout:
-            return _dropout(*args, **kwargs)
-        if func is torch.dropout:
-            return _dropout(args[0], args[1], args[2])
-        if func is nn.functional.scaled_dot_product_attention:
-            result = _attention(*args, **kwargs)
-            if result is not None:
-                return result
-        return func(*args, **kwargs)
-
-
-def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    if not training or p == 0:
-        return input
-    result: Tensor = torch.native_dropout(input, p, True)[0]
-    return result
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor | None:
-    if query.dim() != 4:
-        return None
-    if enable_gqa:
-        groups = query.shape[-3] // key.shape[-3]
-        key, value = (t.repeat_interleave(groups, dim=-3) for t in (key, value))
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-        query, key, value = (t.to(dtype) for t in (query, key, value))
-    if query.dtype in (torch.float16, torch.bfloat16) and attn_mask is None:
-        flash = torch.ops.aten._scaled_dot_product_flash_attention
-        result: Tensor = flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
-        return result
-    if attn_mask is not None:
-        attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[-2])
-        if attn_mask.dtype == torch.bool:
-            attn_mask = attn_mask.to(query.dtype)
-    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-    result = efficient(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
-    return result
-
-
-def as_on_cuda(optimizer: torch.optim.Optimizer | None) -> None:
-    """An optimizer's choice there: the implementation that takes all parameters at once."""
-    for group in optimizer.param_groups if optimizer is not None else ():
-        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
-            group["foreach"] = True

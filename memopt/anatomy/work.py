@@ -64,19 +64,18 @@ def _normalises(name: str, words: list[str]) -> bool:
 
 
 def _flops(packet: Any, name: str, args: Any, kwargs: dict[str, Any], result: object) -> int:
-    formula = flop_registry.get(packet)
-    if formula is not None:
-        return int(formula(*args, **kwargs, out_val=result))
-    if name.startswith("_scaled_dot_product_flash_attention_for_cpu"):
+    if name.startswith("_scaled_dot_product") and "math" not in name:
         backward = name.endswith("backward")
         query, key, value = args[1:4] if backward else args[:3]
         return _attention_flops(query.shape, key.shape, value.shape, backward)
-    return 0
+    formula = flop_registry.get(packet)
+    return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
 
 
 def _attention_flops(query: Any, key: Any, value: Any, backward: bool) -> int:
     """Two products forward; in backward the scores again and four more. Whether half of them is
-    masked is not asked, as in torch.utils.flop_counter.
+    masked is not asked, as in torch.utils.flop_counter, which refuses fewer key heads than query
+    heads.
     """
     pairs = math.prod(query[:-1]) * key[-2]
     inner: int = 2 * pairs * query[-1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from memopt.plan.plan import Plan
 from memopt.plan.size import as_bytes, as_text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fitted:
     """A model with a plan on it, and how many rows to run at a time. Call it with a batch."""
 
@@ -31,7 +31,14 @@ class Fitted:
     """Rows of a micro-batch."""
     micro_batches: int
     """How many the sample has of them."""
-    _options: dict[str, Any] = field(repr=False)
+    _options: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return (
+            f"Fitted({type(self.model).__name__}, micro_batch={self.micro_batch}, "
+            f"micro_batches={self.micro_batches}, peak={self.plan.peak}, "
+            f"budget={self.plan.budget})"
+        )
 
     def __call__(self, batch: Any) -> Accumulated:
         """Forward and backward of a batch, in micro-batches; the gradients are those of the whole.

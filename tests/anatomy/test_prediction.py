@@ -4,6 +4,7 @@ moment, byte for byte on the CPU.
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import memopt
+from memopt.anatomy.on_cuda import AsOnCuda
 from memopt.anatomy.report import Anatomy
 from tests.anatomy.models import NAMES, Mlp, tiny
 
@@ -220,6 +222,62 @@ def test_cuda_chooses_flash_attention(options: dict[str, Any]) -> None:
     if not options:
         assert any("flash_attention" in op and "for_cpu" not in op for op in ops)
     assert not any("for_cpu" in op for op in ops)
+
+
+class LooksAtPositions(nn.Module):
+    """As transformers asks whether a batch is of packed sequences. Its forward is the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = torch.arange(x.shape[1]).expand(x.shape[0], -1).contiguous()
+        if not (positions.diff() == 1).all():
+            raise AssertionError("they are consecutive")
+        return self.linear(x).mean()
+
+
+def test_integers_that_follow_from_the_sizes_have_values() -> None:
+    """Of 8,192 rows they are 4 MB."""
+    report = memopt.anatomy(LooksAtPositions(), torch.randn(8192, 64))
+    assert report.predicted is not None
+
+
+class Cubes(nn.Module):
+    """Its forward is the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).pow(3).mean()
+
+
+def test_cuda_autocast_runs_more_in_float32() -> None:
+    """A power keeps its input: on the CPU in 16 bits, on CUDA as a copy in 32."""
+    held = {
+        device: memopt.anatomy(
+            Cubes(), torch.randn(64, 64), device=device, autocast=torch.bfloat16
+        ).moment_bytes("end of forward")["activations"]
+        for device in ("cpu", "cuda")
+    }
+    assert held["cuda"] - held["cpu"] == 2 * 64 * 64
+
+
+def test_cuda_keeps_probabilities_where_no_fused_attention_takes_the_arguments() -> None:
+    """Fewer key heads than query heads in float32, and a mask that is learnt."""
+    query = torch.randn(2, 4, 16, 8, requires_grad=True)
+    for heads, mask in ((2, None), (4, nn.Parameter(torch.zeros(16, 16)))):
+        key = torch.randn(2, heads, 16, 8)
+        saved: list[tuple[int, ...]] = []
+        hooks = torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor, saved=saved: saved.append(tuple(tensor.shape)), lambda _: None
+        )
+        with AsOnCuda(), hooks:
+            F.scaled_dot_product_attention(query, key, key, attn_mask=mask, enable_gqa=heads != 4)
+        assert any(math.prod(shape) == 2 * 4 * 16 * 16 for shape in saved)
 
 
 def offloading(model: nn.Module, **options: Any) -> Callable[[bool], dict[str, int]]:

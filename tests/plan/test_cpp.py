@@ -13,6 +13,7 @@ from tests.support.cpp_programs import check_program, programs
 PROGRAMS = programs("plan")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
 def test_program(program: Path) -> None:
     check_program(program, "plain")

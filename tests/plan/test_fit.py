@@ -37,6 +37,7 @@ def test_in_micro_batches() -> None:
     fitted = memopt.fit(model, optimizer, batch, budget, steps=1)
     assert 1 < fitted.micro_batches <= 12
     assert fitted.micro_batch == -(-12 // fitted.micro_batches)
+    assert repr(fitted).startswith(f"Fitted(Chain, micro_batch={fitted.micro_batch}, ")
     assert fitted.plan.measured_peak is not None
     assert fitted.plan.measured_peak <= budget
     result = fitted(batch)
@@ -49,6 +50,7 @@ def test_in_micro_batches() -> None:
     assert looks(model) == before
 
 
+@pytest.mark.slow
 def test_not_even_one_row() -> None:
     """The planner's own words, with the floor."""
     model, batch = chain()

@@ -68,6 +68,7 @@ def test_bits_stay(planned: tuple[Chain, Any, memopt.Plan]) -> None:
         assert torch.equal(gradient, expected[name]), name
 
 
+@pytest.mark.slow
 def test_goes_below_the_floor(planned: tuple[Chain, Any, memopt.Plan]) -> None:
     """Less than the least that plans without offloading can do, and the watched step says so. (The
     ledger sees memory go when the engine has copied it.)

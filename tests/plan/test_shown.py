@@ -136,6 +136,7 @@ def test_command_says_what_cannot_be(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_largest_batch(plan: memopt.Plan) -> None:
     """One row more than it says is above the budget; with more memory more fit."""
     from memopt.accumulate.fit import resized
