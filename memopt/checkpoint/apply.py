@@ -12,6 +12,7 @@ from memopt._class_patch import restored_on_error
 from memopt.checkpoint.blocks import find_blocks
 from memopt.checkpoint.partition import PartitionChoice, partition_of
 from memopt.checkpoint.wrapper import checkpoint_wrapper, has_forward
+from memopt.offload.place import Place
 
 NamedModules = list[tuple[str, nn.Module]]
 
@@ -30,7 +31,9 @@ def apply_checkpointing(
     skip_last: int = 0,
     offload_to_cpu: bool = False,
     maintain_forward_counter: bool = False,
+    offload: Place | None = None,
     partition: PartitionChoice = None,
+    preserve_rng_state: bool = True,
 ) -> list[str]:
     """Apply `checkpoint_wrapper`, in place, to chosen submodules; `unwrap(model)` undoes it.
 
@@ -67,8 +70,7 @@ def apply_checkpointing(
         skip_first: that many candidates at the beginning stay as they are.
         skip_last: the same at the end.
         offload_to_cpu: see `checkpoint_wrapper`.
-        maintain_forward_counter: see `checkpoint_wrapper`.
-        partition: see `checkpoint_wrapper`.
+        maintain_forward_counter, offload, partition, preserve_rng_state: see `checkpoint_wrapper`.
 
     Returns:
         The qualified names of the modules that were wrapped, in order; empty if none was chosen.
@@ -102,7 +104,14 @@ def apply_checkpointing(
     chosen = _choose(candidates[skip_first:end], every, fraction)
     with restored_on_error(model):
         for _, module in chosen:
-            checkpoint_wrapper(module, offload_to_cpu, maintain_forward_counter, partition=ranks)
+            checkpoint_wrapper(
+                module,
+                offload_to_cpu,
+                maintain_forward_counter,
+                offload=offload,
+                partition=ranks,
+                preserve_rng_state=preserve_rng_state,
+            )
     return [name for name, _ in chosen]
 
 

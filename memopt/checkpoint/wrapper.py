@@ -55,6 +55,9 @@ class Settings:
     partition: Partition | None = None
     """The ranks that keep a part each of these tensors; None: this one keeps them whole."""
 
+    preserve_rng_state: bool = True
+    """Draw the same random numbers in the recompute."""
+
 
 def checkpoint_wrapper(
     module: ModuleT,
@@ -63,6 +66,7 @@ def checkpoint_wrapper(
     *,
     offload: Place | None = None,
     partition: PartitionChoice = None,
+    preserve_rng_state: bool = True,
 ) -> ModuleT:
     """Make every forward of `module` a checkpointed region (see `memopt.checkpoint`).
 
@@ -91,6 +95,8 @@ def checkpoint_wrapper(
             docs/partition.md for what is taken, what it costs and what all ranks have to do alike.
             A pickle of the module finds the group of the same name again. A group of one rank has
             no effect, and nothing has under `torch.compile`.
+        preserve_rng_state: draw the same random numbers in the recompute. While a CUDA graph is
+            captured the generator's state cannot be read: False, for modules that draw none.
 
     Returns:
         `module`, the same object.
@@ -120,7 +126,9 @@ def checkpoint_wrapper(
     elif _SETTINGS not in module.__dict__ and "forward" in module.__dict__:
         # Made by calling the class of a wrapped module.
         module.__dict__[_INSTANCE_FORWARD] = module.__dict__.pop("forward")
-    _set_settings(module, Settings(place, bool(maintain_forward_counter), ranks))
+    _set_settings(
+        module, Settings(place, bool(maintain_forward_counter), ranks, bool(preserve_rng_state))
+    )
     return module
 
 
@@ -224,6 +232,7 @@ def region_settings_of(
     place = fate_of_arguments("checkpoint_wrapper: offload", settings.offload)
     return region_settings(
         arguments=buffers if place == "keep" and buffers is not None else place,
+        preserve_rng_state=settings.preserve_rng_state,
         partition=settings.partition,
         check_partition=check_partition,
         on_pass=_count if settings.maintain_forward_counter else None,

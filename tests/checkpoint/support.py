@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -98,7 +98,7 @@ class Watch:
 
     @staticmethod
     def _now() -> dict[str, tuple[int, int]]:
-        places = memopt.offload_stats().places
+        places = memopt.offload_stats(wait=True).places
         return {
             way: (
                 sum(getattr(place, way).copies for place in places),
@@ -118,6 +118,15 @@ class Watch:
     @property
     def to_device(self) -> tuple[int, int]:
         return self._since("back")
+
+
+T = TypeVar("T")
+
+
+def left(result: T) -> T:
+    """`result`, when what leaves the device has left: backward would keep what is still there."""
+    memopt.offload_stats(wait=True)
+    return result
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from hypothesis import given
 from torch import Tensor, nn
 
 from memopt.checkpoint import apply_checkpointing, checkpoint_wrapper, unwrap
+from memopt.checkpoint.wrapper import settings_of
 from tests.checkpoint.support import Net, assert_same_bits, runs_twice, step_results
 
 
@@ -175,6 +176,29 @@ def test_settings_reach_the_wrapper() -> None:
     checkpoint_wrapper(twin.layers[0], offload_to_cpu=True, maintain_forward_counter=True)
     settings = "_memopt_checkpoint_settings"
     assert model.layers[0].__dict__[settings] == twin.layers[0].__dict__[settings]
+
+
+def test_the_options_of_a_region_reach_the_wrapper() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)))
+    apply_checkpointing(model, offload="cpu", preserve_rng_state=False)
+    for block in model:
+        settings = settings_of(block)
+        assert settings is not None
+        assert (settings.offload, settings.preserve_rng_state) == ("cpu", False)
+
+
+def test_a_region_without_the_generators_state_draws_anew() -> None:
+    block = nn.Sequential(nn.Dropout(0.5), nn.Linear(64, 64))
+    x = torch.ones(8, 64, requires_grad=True)
+    same = []
+    for preserve in (True, False):
+        checkpoint_wrapper(block, preserve_rng_state=preserve)
+        y = block(x)
+        grad = torch.autograd.grad(y.sum(), block[1].weight)[0][0]
+        drops = y.detach() - block[1].bias
+        expected = (drops @ torch.linalg.pinv(block[1].weight.detach()).T).sum(0)
+        same.append(torch.allclose(grad, expected, atol=1e-3))
+    assert same == [True, False]
 
 
 def test_all_lists_count_but_those_inside_a_block() -> None:

@@ -302,7 +302,9 @@ def test_saved_tensor_hooks_around_and_inside(x: Tensor, model: nn.Sequential) -
 def test_inputs_are_saved_where_hooks_around_see_them(x: Tensor) -> None:
     seen = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (seen.append(t), t)[1], lambda t: t):
-        y = checkpoint(lambda a, *, b: (a * b["c"]).exp(), x, b={"c": torch.ones(8)})
+        y = checkpoint(
+            lambda a, *, b: (a * b["c"]).exp(), x, b={"c": torch.ones(8, device=x.device)}
+        )
     assert [t.shape for t in seen] == [x.shape, (8,)]
     y.sum().backward()
 

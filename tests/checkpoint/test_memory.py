@@ -149,7 +149,9 @@ def test_regions_die_with_their_graph(device: torch.device, outcome: str) -> Non
         before = live_tensors_and_regions()
         for _ in range(20):
             one_region(outcome, module, x)
-        assert live_tensors_and_regions() == before
+        # Fewer, where a device's thread had kept an error of the first.
+        for now, then in zip(live_tensors_and_regions(), before, strict=True):
+            assert now <= then
 
 
 @pytest.mark.slow

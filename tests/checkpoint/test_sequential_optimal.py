@@ -96,10 +96,10 @@ def watched(on_saved: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def test_bytes_of_a_stage_are_what_autograd_saves_in_it(device: torch.device) -> None:
     stages = [mlp(), nn.LayerNorm(8), nn.Tanh(), mlp(dropout=0.5)]
+    stages = [stage.to(device) for stage in stages]
     x = torch.randn(4, 8, device=device, requires_grad=True)
     counted = StageBytes(stages)
     for stage in stages:
-        stage.to(device)
         with SavedTensors(exclude=stage.parameters()) as saved:
             stage(x)
         counted.begin_stage((x,), {})
