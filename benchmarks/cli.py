@@ -93,14 +93,24 @@ def parse(op: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def parse_ways(op: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of a benchmark on the CPU whose cases are fixed."""
+def parse_ways(
+    op: str, argv: Sequence[str] | None = None, devices: Sequence[str] = ()
+) -> argparse.Namespace:
+    """The options of a benchmark whose cases are fixed. With `devices`, of which the CPU is one, it
+    has cases to choose from as well, and a limit.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{op}")
     add = parser.add_argument
     add("--quick", action="store_true", help="smallest cases, few rounds: a check, not a result")
     add("--seed", type=int, default=0, help="of the order of the ways; default: 0")
-    add("--out", type=Path, default=RESULTS / f"cpu_{op}.json", help="JSON file")
-    return parser.parse_args(argv)
+    add("--out", type=Path, help=f"JSON file; default: benchmarks/results/DEVICE_{op}.json")
+    if devices:
+        add("--device", default="cpu", choices=devices, help="default: cpu")
+        add("--minutes", type=float, default=float("inf"), help="start no case after this time")
+        add("--filter", metavar="TEXT", default="", help="only cases whose name contains TEXT")
+    args = parser.parse_args(argv)
+    args.out = args.out or RESULTS / f"{args.device if devices else 'cpu'}_{op}.json"
+    return args
 
 
 def op_results() -> list[Path]:

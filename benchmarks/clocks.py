@@ -103,6 +103,26 @@ class CudaClock:
         return 2 * source.nbytes / self.sample(lambda: target.copy_(source), 20)
 
 
+class StepClock(CpuClock):
+    """Wall-clock time of steps, each sample from an idle device to an idle device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def sample(self, fn: Thunk, calls: int) -> float:
+        finish(self.device)
+        start = time.perf_counter()
+        for _ in range(calls):
+            fn()
+        finish(self.device)
+        return (time.perf_counter() - start) / calls
+
+
+def finish(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
 def make_clock(device: torch.device) -> Clock:
     return CudaClock(device) if device.type == "cuda" else CpuClock()
 

@@ -36,7 +36,7 @@ from benchmarks import record
 from benchmarks.cli import parse_ways
 from benchmarks.clocks import CpuClock
 from benchmarks.convert_models.sizes import Sizes
-from benchmarks.harness import QUICK, Effort, alternate, spread
+from benchmarks.harness import Effort, alternate, effort_of, spread
 from benchmarks.summary import describe, table
 from memopt.live_bytes import LiveBytes
 
@@ -253,7 +253,7 @@ def draw(variants: Mapping[str, Any], out: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_ways(OP, argv)
-    effort = dataclasses.replace(QUICK if args.quick else FULL, seed=args.seed)
+    effort = effort_of(args, FULL)
     families = {"GPT-2": SMALLEST} if args.quick else FAMILIES
     layers, width, tokens = (1, 32, 16) if args.quick else (2, 256, 256)
     header = record.header(

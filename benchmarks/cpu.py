@@ -2,8 +2,8 @@
 
 `python -m benchmarks.cpu [OPTIONS]`: the options are those of each op benchmark (`--quick`,
 `--resume`, `--threads 1`, ...) but for the device and the files: benchmarks/results/cpu_OP.json,
-cpu_summary.md and cpu.png. checkpoint_overhead, offload, compile and plan follow, with `--quick`
-and `--seed` alone.
+cpu_summary.md and cpu.png. checkpoint_overhead, offload, compile, plan and models follow, with
+`--quick` and `--seed` alone.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def main(options: list[str]) -> int:
     failed |= run("offload", effort, RESULTS / "cpu_offload.json")
     failed |= run("compile", effort, RESULTS / "cpu_compile.json")
     failed |= run("plan", effort, RESULTS / "cpu_plan.json")
+    failed |= run("models", effort, RESULTS / "cpu_models.json")
     runs = summary.load(files)
     text = summary.report(runs)
     (RESULTS / "cpu_summary.md").write_text(text)

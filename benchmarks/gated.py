@@ -102,7 +102,11 @@ def build(
         ]
     compiled = peers.compiled(peer_names, eager)
     functions = {"aten": eager, "memopt": ours}
-    return through_autograd(functions, compiled, leaves[0], leaves[1:], grad)
+    variants = through_autograd(functions, compiled, leaves[0], leaves[1:], grad)
+    if liger := peers.gated_units(peer_names, name):
+        own = [t.detach().clone().requires_grad_() for t in leaves]
+        variants += through_autograd({}, liger, own[0], own[1:], grad)
+    return variants
 
 
 def ideal_bytes(direction: str, rows: int, cols: int, dtype: torch.dtype) -> int:

@@ -1,10 +1,10 @@
 """Everything that wants a GPU, in one command and one sitting: `python -m benchmarks.gpu`.
 
-The tests first, the benchmarks in the order of their importance, then the rest of the tests and the
-demo, within `--minutes`. Each step is a process with a time budget of its own, so a hang or a crash
-costs that step alone. Eight files, each written as soon as its step is done, go to the folder that
-the environment variable OUT names (default: benchmarks/results/gpu); summary.txt is the one to read
-first.
+The tests first, the benchmarks in the order of their importance, then the demo and the rest of the
+tests, within `--minutes`. `--only a,b` runs steps of these names. Each step is a process with a
+time budget of its own, so a hang or a crash costs that step alone. A file for each benchmark,
+written as soon as a case is done, goes to the folder that the environment variable OUT names
+(default: benchmarks/results/gpu); summary.txt is the one to read first.
 
 Exit status: 0 if all tests passed, 1 if a test failed, 2 if there is no GPU, 3 if the tests did not
 end in time.
@@ -13,6 +13,7 @@ end in time.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import shutil
 import signal
@@ -52,40 +53,47 @@ class Outcome:
     last_line: str
 
 
+# Rows of a row kernel's whole range: a warp, some warps, a whole block, and of no whole vectors.
+SHAPES = "16384x1024,16384x4096,8192x16384,16384x769"
+# With elementwise kernels the row's length says nothing.
+FLAT_SHAPES = "16384x1024,16384x8192"
+NORMS = ("layer_norm", "rms_norm", "add_norm", "layer_norm_gelu")
+ELEMENTWISE = ("gated", "gelu", "activation", "dropout")
+
+
 def steps(out: Path, demo_out: Path) -> list[Step]:
     """In the order of importance: what comes last may find no time left."""
 
-    def tests(name: str, chosen: str, seconds: float, *options: str) -> Step:
-        quiet = ["-q", "--tb=short", "--maxfail=25", "--durations=15", "-p", "no:cacheprovider"]
-        command = ["-m", "pytest", *quiet, "-k", chosen, *options]
-        return Step(name, command, seconds, is_test=True)
+    def tests(name: str, seconds: float, *options: str) -> Step:
+        quiet = ["-q", "--tb=short", "--maxfail=100", "--durations=15", "-p", "no:cacheprovider"]
+        # Each process has the GPU's context and some libraries in its memory, half a GiB.
+        several = ["-n", str(min(16, os.cpu_count() or 1)), "--dist", "worksteal"]
+        return Step(name, ["-m", "pytest", *quiet, *several, *options], seconds, is_test=True)
 
-    def benchmark(op: str, directions: str, seconds: float, *options: str) -> Step:
-        file = ["--out", str(out / f"cuda_{op}.json"), "--resume"]
-        limit = ["--minutes", f"{(seconds - 10) / 60:.2f}"]  # ends by itself before it is stopped
-        chosen = ["--device", "cuda", "--direction", directions, *options]
-        name = " ".join([op, directions, *options])
-        return Step(name, ["-m", f"benchmarks.{op}", *chosen, *file, *limit], seconds)
+    def benchmark(op: str, seconds: float, *options: str) -> Step:
+        file = ["--out", str(out / f"cuda_{op}.json")]
+        # A case takes up to half a minute with all that compiles; it ends what has begun.
+        limit = ["--minutes", f"{max(0.1, (seconds - 30) / 60):.2f}"]
+        command = ["-m", f"benchmarks.{op}", "--device", "cuda", *options, *file, *limit]
+        return Step(op, command, seconds)
 
-    libraries = ("--peers", "liger,apex,flash_attn")
-    # torch.compile takes seconds for each shape, so it takes part at three.
-    compiled = ("--dtype", "bfloat16", "--shapes", "16384x1024,16384x4096,16384x8192")
-    # A case takes up to half a minute; the last one begun may end beyond the limit.
-    offload_seconds = 110.0
-    offloading = ["--device", "cuda", "--out", str(out / "cuda_offload.json")]
-    offloading += ["--minutes", f"{(offload_seconds - 30) / 60:.2f}"]
+    def of_op(op: str) -> Step:
+        shapes = SHAPES if op in NORMS else FLAT_SHAPES
+        seconds = 75.0 if op == "activation" else 60.0
+        step = benchmark(op, seconds, "--peers", "liger,apex,flash_attn")
+        return dataclasses.replace(step, command=(*step.command, "--shapes", shapes, "--resume"))
+
     demo = ["-m", "memopt", "demo", "--device", "cuda", "--out", str(demo_out)]
     return [
-        tests("tests on the GPU", "cuda", 150, "-vv"),  # the log names each test
-        benchmark("layer_norm", "backward", 40, *libraries),
-        benchmark("layer_norm_gelu", "forward+backward", 45, *compiled),
-        Step("offload", ["-m", "benchmarks.offload", *offloading], offload_seconds),
-        benchmark("layer_norm_gelu", "forward+backward,backward,forward", 60, *libraries),
-        benchmark("gelu", "backward,forward,forward+backward", 50, *libraries),
-        benchmark("layer_norm", "forward+backward", 40, *compiled),
-        benchmark("layer_norm", "forward,forward+backward", 50, *libraries),
-        tests("all other tests", "not cuda", 240),
+        tests("tests on the GPU", 150, "-k", "cuda"),
+        of_op("layer_norm"),
+        of_op("gated"),
+        benchmark("models", 240),
+        *(of_op(op) for op in (*NORMS[1:], *ELEMENTWISE[1:])),
+        benchmark("offload", 110),
+        benchmark("plan", 90),
         Step("demo", demo, 120),
+        tests("all other tests", 240, "-k", "not cuda"),
     ]
 
 
@@ -116,17 +124,28 @@ def run(step: Step, out: Path, seconds: float) -> Outcome:
 
 def write_summary(out: Path, outcomes: Sequence[Outcome], note: str) -> str:
     """Writes summary.txt and returns its text: the steps, then what has been measured so far."""
-    from benchmarks import offload  # only now: it imports memopt, see unable()
+    from benchmarks import models, offload, plan  # only now: they import memopt, see unable()
 
+    reports = {each.OP: each.report for each in (models, plan, offload)}
     rows = [[o.step.name, o.status, f"{o.seconds:.0f} s", o.last_line] for o in outcomes]
     runs = summary.load(sorted(out.glob("cuda_*.json")))
-    ops = [run for run in runs if run["op"] != offload.OP]
+    ops = [run for run in runs if run["op"] not in reports]
     parts = [summary.table(["step", "outcome", "time", "last line of its output"], rows), note]
     parts += [summary.report(ops)] if ops else []
-    parts += [offload.report(run) for run in runs if run["op"] == offload.OP]
+    parts += [reports[run["op"]](run) for run in runs if run["op"] in reports]
     text = "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
     (out / "summary.txt").write_text(text)
     return text
+
+
+def chosen(all_steps: Sequence[Step], names: str) -> list[Step]:
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    if unknown := set(wanted) - {step.name for step in all_steps}:
+        raise SystemExit(
+            f"benchmarks.gpu: --only must name steps of {', '.join(s.name for s in all_steps)}, "
+            f"got {', '.join(sorted(unknown))}"
+        )
+    return [step for step in all_steps if not wanted or step.name in wanted]
 
 
 def exit_status(outcomes: Sequence[Outcome]) -> int:
@@ -152,6 +171,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     add = parser.add_argument
     add("--minutes", type=float, default=9.0, help="for everything; default: 9")
+    add("--only", default="", metavar="A,B", help="of the steps; default: all")
     add("--started", type=float, default=time.time(), help="Unix time from which they count")
     args = parser.parse_args()
     if (reason := unable()) is not None:
@@ -164,7 +184,7 @@ def main() -> int:
     deadline = args.started + 60 * args.minutes - 10  # ten seconds for a slow exit
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory() as folder:
-        for step in steps(out, Path(folder)):
+        for step in chosen(steps(out, Path(folder)), args.only):
             seconds = min(step.seconds, deadline - time.time())
             if seconds < 20:
                 outcomes.append(Outcome(step, "no time left", 0.0, ""))

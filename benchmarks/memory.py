@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from memopt.live_bytes import LiveBytes
 from memopt.measure import SavedTensors
 
 
@@ -53,6 +54,36 @@ def peak_bytes(fn: Callable[[], object], device: torch.device) -> int:
         current += change
         peak = max(peak, current)
     return peak
+
+
+def most_bytes(fn: Callable[[], object], device: torch.device) -> int:
+    """The same without what an operator takes and gives back while it runs, which on CUDA is not
+    told apart.
+    """
+    if device.type == "cuda":
+        return peak_bytes(fn, device)
+    with LiveBytes() as live:
+        fn()
+    return live.most
+
+
+def step_bytes(forward: Callable[[], Tensor], device: torch.device) -> tuple[int, int]:
+    """Of a step whose `forward` gives the loss: bytes that are held when forward has ended, and the
+    most at any time until backward has; above what was there before.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        loss = forward()
+        held = torch.cuda.memory_allocated(device) - before
+        loss.backward()
+        return held, torch.cuda.max_memory_allocated(device) - before
+    with LiveBytes() as live:
+        loss = forward()
+        live.mark()
+        loss.backward()
+    return live.marks[0].nbytes, live.most
 
 
 def _cpu_allocations(fn: Callable[[], object]) -> list[int]:

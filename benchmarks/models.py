@@ -1,25 +1,29 @@
 """Whole models in every way that people train them: bytes held, peak, and time of a step.
 
-Models of transformers in float32 on the CPU, with a real vocabulary; a step is forward, loss and
-backward. Ways: **eager**; each block under `torch.utils.checkpoint` (and FairScale's wrapper, where
-it is installed); **memopt**'s recipes, regions, both, and a plan for half of eager's peak;
-`torch.compile`, with half of its `activation_memory_budget`, and `memopt.compile`. With dropout the
-compiled ways are left out (they take the longest).
+Models of transformers with a real vocabulary; a step is forward, loss and backward. On the CPU in
+float32, on a GPU larger and in bfloat16. Ways: **eager**; each block under `torch.utils.checkpoint`
+(and FairScale's wrapper, where it is installed); **memopt**'s recipes, regions, both, a plan for
+half of eager's peak, and on a GPU regions whose inputs wait in the host's memory; `torch.compile`,
+with half of its `activation_memory_budget`, and `memopt.compile`. The compiled ways, which take the
+longest, are left out with dropout and but for two models.
 
-Bytes are the allocator's (memopt.live_bytes): what is held when forward ends, and the most at any
-time, beyond weights. `row_bytes` is what one more row of the batch adds to the peak, and `rows_fit`
-how many rows have the peak of eager's batch: the largest batch that fits where eager's just does.
-Times are taken in turns as in harness.py; `over_eager` is of the same round.
+Bytes are the allocator's: what is held when forward ends, and the most at any time, beyond weights.
+`row_bytes` is what one more row of the batch adds to the peak, and `rows_fit` how many rows have
+the peak of eager's batch: the largest batch that fits where eager's just does; `tokens_fit` is the
+same of the sequence's length. Times are taken in turns as in harness.py; `over_eager` is of the
+same round.
 
-`python -m benchmarks.models [--quick] [--seed N] [--out FILE.json]` writes the JSON, the figure of
-peaks against times beside it, and prints the table.
+`python -m benchmarks.models [--device cuda] [--quick] [--seed N] [--minutes N] [--out FILE.json]`
+writes the JSON, the figure of peaks against times beside it, and prints the table.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -35,19 +39,25 @@ from torch.utils.checkpoint import checkpoint
 
 import memopt
 from benchmarks import record
-from benchmarks.cli import parse_ways
-from benchmarks.clocks import CpuClock
-from benchmarks.convert_models.sizes import Sizes
-from benchmarks.harness import QUICK, Effort, alternate, spread
+from benchmarks.cli import has_device, parse_ways
+from benchmarks.clocks import StepClock
+from benchmarks.convert_models.sizes import SEQUENCES, Sizes
+from benchmarks.harness import Effort, alternate, effort_of, spread
+from benchmarks.memory import step_bytes
 from benchmarks.summary import describe, table
 from memopt.checkpoint.blocks import find_blocks
-from memopt.live_bytes import LiveBytes
 
 OP = "models"
-FULL = Effort(rounds=15, min_rounds=7, case_seconds=25.0, sample_seconds=0.05)
-SIZES = Sizes(n=4, h=256, heads=8, kv_heads=4, m=1024, words=16384, tokens=128)
+FULL = Effort(rounds=15, min_rounds=5, case_seconds=20.0, sample_seconds=0.05)
+CUDA_EFFORT = Effort(rounds=15, min_rounds=5, case_seconds=8.0, sample_seconds=0.15)
+SIZES = Sizes(n=4, h=256, heads=8, kv_heads=4, m=1024, words=8192, tokens=256)
+CUDA_SIZES = Sizes(n=6, h=2048, heads=16, kv_heads=8, m=8192, words=32768, tokens=512)
 SMALLEST = Sizes(n=2, h=32, heads=4, kv_heads=2, m=64, words=99, tokens=16)
-FAMILIES = ("GPT-2", "BERT", "Llama", "T5", "ViT")
+TIMES = {"cpu": 2, "cuda": 8}
+"""So many times two sequences are a batch."""
+FAMILIES = ("Llama", "GPT-2", "BERT", "T5", "ViT")
+COMPILED = ("Llama", "GPT-2")
+"""Each compiled way takes half a minute."""
 DROPOUT = {
     "GPT-2": ("attn_pdrop", "embd_pdrop", "resid_pdrop"),
     "BERT": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
@@ -67,31 +77,39 @@ class Way:
     run: Callable[[], None]
     held: int
     peak: int
-    row: float
-    """Bytes that another row adds to the peak."""
+    row: float | None
+    """Bytes that another row adds to the peak; None of a compiled step, which another size would
+    compile anew."""
+    token: float | None
+    """Bytes that another token of every row adds; None too where inputs are no tokens."""
 
 
 def measured(model: nn.Module, batch: Mapping[str, Tensor], call: Any = None) -> Way:
     """Of a model that is changed already; `call` is its compiled form."""
-    call = model if call is None else call
+    is_compiled, call = call is not None, model if call is None else call
+    device = next(model.parameters()).device
 
     def run(inputs: Mapping[str, Tensor] = batch) -> None:
         model.zero_grad(set_to_none=True)
         call(**inputs).loss.backward()
 
-    def bytes_of(inputs: Mapping[str, Tensor]) -> LiveBytes:
+    def bytes_of(inputs: Mapping[str, Tensor]) -> tuple[int, int]:
         run(inputs)
         model.zero_grad(set_to_none=True)
-        with LiveBytes() as live:
-            loss = call(**inputs).loss
-            live.mark()
-            loss.backward()
-        return live
+        return step_bytes(lambda: call(**inputs).loss, device)
 
     rows = len(next(iter(batch.values())))
-    live = bytes_of(batch)
-    doubled = bytes_of({name: torch.cat([tensor, tensor]) for name, tensor in batch.items()})
-    return Way(run, live.marks[0].nbytes, live.most, (doubled.most - live.most) / rows)
+    held, peak = bytes_of(batch)
+    row = token = None
+    if not is_compiled:
+        half = {name: tensor[: rows // 2].contiguous() for name, tensor in batch.items()}
+        row = (peak - bytes_of(half)[1]) / (rows // 2)
+    if not is_compiled and "input_ids" in batch:
+        tokens = batch["input_ids"].shape[1]
+        shorter = {name: tensor[:, : tokens // 2].contiguous() for name, tensor in batch.items()}
+        token = (peak - bytes_of(shorter)[1]) / (tokens // 2)
+    run()
+    return Way(run, held, peak, row, token)
 
 
 def every_block(model: nn.Module, wrap: Callable[[nn.Module], object]) -> None:
@@ -119,17 +137,21 @@ def planned(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
         every_block(model, memopt.checkpoint_wrapper)
 
 
-def ways_of(make: Callable[[], tuple[nn.Module, dict[str, Tensor]]], compiles: bool) -> Any:
-    """The ways, by name."""
+def ways_of(
+    make: Callable[[], tuple[nn.Module, dict[str, Tensor]]], compiles: bool, hides: bool
+) -> dict[str, Way]:
+    """The ways, by name; `hides`: with one whose regions' inputs wait in the host's memory."""
     ways: dict[str, Way] = {}
 
     def add(name: str, change: Callable[[nn.Module, dict[str, Tensor]], Any]) -> None:
+        begin = time.monotonic()
         model, batch = make()
         ways[name] = measured(model, batch, change(model, batch))
+        print(f"  {name}: made in {time.monotonic() - begin:.0f} s", flush=True)
 
-    def both(model: nn.Module, batch: dict[str, Tensor]) -> None:
+    def both(model: nn.Module, batch: dict[str, Tensor], offload: str | None = None) -> None:
         memopt.convert(model)
-        every_block(model, memopt.checkpoint_wrapper)
+        every_block(model, functools.partial(memopt.checkpoint_wrapper, offload=offload))
 
     add(EAGER, lambda model, batch: None)
     add("torch.utils.checkpoint", lambda model, batch: every_block(model, torch_checkpoint))
@@ -142,6 +164,8 @@ def ways_of(make: Callable[[], tuple[nn.Module, dict[str, Tensor]]], compiles: b
         lambda model, batch: every_block(model, memopt.checkpoint_wrapper),
     )
     add("convert and regions", both)
+    if hides:
+        add("convert and regions, offloaded", functools.partial(both, offload="cpu"))
     add("memopt.plan, half", planned)
     if compiles:
         torch.compiler.reset()
@@ -154,37 +178,54 @@ def ways_of(make: Callable[[], tuple[nn.Module, dict[str, Tensor]]], compiles: b
     return ways
 
 
-def maker(name: str, sizes: Sizes, dropout: float) -> Callable[[], Any]:
+def maker(name: str, sizes: Sizes, dropout: float, device: torch.device) -> Callable[[], Any]:
     from benchmarks.convert_models.model_terms import MODEL_TERMS  # needs transformers
     from benchmarks.convert_models.models import MODELS
 
     terms = MODEL_TERMS[name]
+    on_cuda = device.type == "cuda"
+    dtype = torch.bfloat16 if on_cuda else torch.float32
+    times = TIMES[device.type]
+
+    def repeated(tensor: Tensor) -> Tensor:
+        tensor = torch.cat([tensor] * times).to(device)
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
     def make() -> tuple[nn.Module, dict[str, Tensor]]:
         changes = {**terms.changes(sizes), **dict.fromkeys(DROPOUT.get(name, ()), dropout)}
-        model = MODELS[name].make(**changes).train()
-        return model, MODELS[name].inputs(**terms.inputs(sizes))
+        model = MODELS[name].make(**changes).to(device, dtype).train()
+        inputs = MODELS[name].inputs(**terms.inputs(sizes))
+        return model, {key: repeated(tensor) for key, tensor in inputs.items()}
 
     return make
 
 
-def case_of(ways: Mapping[str, Way], effort: Effort) -> dict[str, Any]:
+def case_of(
+    ways: Mapping[str, Way], sizes: Sizes, device: torch.device, effort: Effort
+) -> dict[str, Any]:
     """The record of a case, as it stands in the JSON file."""
-    seconds, _ = alternate({name: way.run for name, way in ways.items()}, CpuClock(), effort)
+    seconds, _ = alternate({n: way.run for n, way in ways.items()}, StepClock(device), effort)
+    rows = SEQUENCES * TIMES[device.type]
     eager = ways[EAGER]
     found = {}
     for name, way in ways.items():
         over = [own / base for own, base in zip(seconds[name], seconds[EAGER], strict=True)]
-        rows = len(seconds[EAGER])
         found[name] = {
             "held_bytes": way.held,
             "peak_bytes": way.peak,
-            "row_bytes": round(way.row),
-            "rows_fit": 2 + int((eager.peak - way.peak) / way.row) if way.row > 0 else None,
+            "row_bytes": way.row and round(way.row),
+            "rows_fit": way.row and _fits(rows, eager.peak - way.peak, way.row),
+            "token_bytes": way.token and round(way.token),
+            "tokens_fit": way.token and _fits(sizes.tokens, eager.peak - way.peak, way.token),
             "seconds": spread(seconds[name]),
             "over_eager": spread(over),
         }
-    return {"rounds": rows, "variants": found}
+    return {"rounds": len(seconds[EAGER]), "rows": rows, "variants": found}
+
+
+def _fits(taken: int, room: int, each: float) -> int | None:
+    """So many, of `each` bytes, where `taken` of them leave `room`."""
+    return taken + int(room / each) if each > 0 else None
 
 
 def tables(run: Mapping[str, Any]) -> str:
@@ -200,10 +241,21 @@ def tables(run: Mapping[str, Any]) -> str:
                 for key in ("held_bytes", "peak_bytes")
             ]
             time = f"{over['median']:.2f} ({over['q1']:.2f} to {over['q3']:.2f})"
-            rows.append([way, *bytes_, time, str(found["rows_fit"])])
-        head = [name, "held", "peak", "time over eager", "rows where eager has 2"]
+            fits = [str(found[key] or "") for key in ("rows_fit", "tokens_fit")]
+            rows.append([way, *bytes_, time, *fits])
+        head = [name, "held", "peak", "time over eager", f"rows (eager {case['rows']})", "tokens"]
         parts.append(table(head, rows))
     return "\n\n".join(parts)
+
+
+def report(run: Mapping[str, Any]) -> str:
+    """The run as Markdown."""
+    return "\n\n".join(["# Whole models", describe(dict(run)), tables(run)])
+
+
+def plain_cases(cases: Mapping[str, Any]) -> dict[str, Any]:
+    """Those without dropout, which have all ways."""
+    return {name: case for name, case in cases.items() if "dropout" not in name}
 
 
 def draw(cases: Mapping[str, Any], out: Path) -> None:
@@ -238,32 +290,47 @@ def draw(cases: Mapping[str, Any], out: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parse_ways(OP, argv)
-    effort = dataclasses.replace(QUICK if args.quick else FULL, seed=args.seed)
-    sizes = SMALLEST if args.quick else SIZES
+    args = parse_ways(OP, argv, devices=("cpu", "cuda"))
+    if not has_device(OP, args.device):
+        return 2
+    deadline = time.monotonic() + 60 * args.minutes
+    device = torch.device(args.device)
+    on_cuda = device.type == "cuda"
+    effort = effort_of(args, FULL, CUDA_EFFORT)
+    sizes = SMALLEST if args.quick else CUDA_SIZES if on_cuda else SIZES
     families = FAMILIES[:1] if args.quick else FAMILIES
     header = record.header(
         OP,
         {},
         {**dataclasses.asdict(effort), "sizes": dataclasses.asdict(sizes)},
         ["python", "-m", f"benchmarks.{OP}", *(sys.argv[1:] if argv is None else argv)],
-        torch.device("cpu"),
+        device,
         copy_bandwidths={},
     )
     if find_spec("transformers") is None:
         print("models: transformers is not installed", file=sys.stderr)
         return 2
+    dropout = {f"{name}, dropout": (name, 0.1) for name in DROPOUT}
+    cases = {name: (name, 0.0) for name in families} | ({} if args.quick else dropout)
     results = record.Record(args.out, header, resume=False)
-    for name in families:
-        results.add(name, case_of(ways_of(maker(name, sizes, 0.0), compiles=True), effort))
-        print(f"{name} done", flush=True)
-        if name in DROPOUT and not args.quick:
-            ways = ways_of(maker(name, sizes, 0.1), compiles=False)
-            results.add(f"{name}, dropout", case_of(ways, effort))
+    for case, (name, probability) in cases.items():
+        if args.filter not in case:
+            continue
+        if time.monotonic() > deadline:
+            print(f"{OP}: out of time before {case}", flush=True)
+            break
+        make = maker(name, sizes, probability, device)
+        compiles = probability == 0.0 and name in COMPILED
+        ways = ways_of(make, compiles, hides=on_cuda)
+        results.add(case, case_of(ways, sizes, device, effort))
+        del ways
+        print(f"{tables({'cases': {case: results.cases[case]}})}\n", flush=True)
+        if on_cuda:
+            torch.cuda.empty_cache()
     figure = args.out.with_suffix(".png")
-    draw({n: c for n, c in results.cases.items() if "dropout" not in n}, figure)
+    draw(plain_cases(results.cases), figure)
     run = {**results.header, "cases": results.cases}
-    print(f"\n# Whole models\n\n{describe(run)}\n\n{tables(run)}\n\n{args.out}\n{figure}")
+    print(f"\n{report(run)}\n\n{args.out}\n{figure}")
     return 0
 
 

@@ -50,13 +50,11 @@ import torch
 import memopt
 from benchmarks import record
 from benchmarks.cli import RESULTS, has_device
-from benchmarks.clocks import Thunk
+from benchmarks.clocks import StepClock, Thunk, finish
 from benchmarks.harness import QUICK, Effort, alternate, spread
 from benchmarks.offload_arithmetic import (
     COPIES_IN_FLIGHT,
-    StepClock,
     arithmetic,
-    finish,
     formula,
     link,
 )

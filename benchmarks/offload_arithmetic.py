@@ -17,30 +17,10 @@ from typing import Any
 import torch
 
 import memopt
-from benchmarks.clocks import CpuClock, Thunk
+from benchmarks.clocks import StepClock
 from benchmarks.offload_ways import CHECKPOINTED, Size, Stack, through
 
 COPIES_IN_FLIGHT = 4
-
-
-class StepClock(CpuClock):
-    """Wall-clock time of steps, each sample from an idle device to an idle device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def sample(self, fn: Thunk, calls: int) -> float:
-        finish(self.device)
-        start = time.perf_counter()
-        for _ in range(calls):
-            fn()
-        finish(self.device)
-        return (time.perf_counter() - start) / calls
-
-
-def finish(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
 
 
 def link(device: torch.device, size: int, directory: Path) -> dict[str, float]:

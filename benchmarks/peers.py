@@ -1,4 +1,4 @@
-"""Compiled ATen and other libraries' LayerNorm, as further variants where they are installed."""
+"""Compiled ATen and other libraries' kernels, as further variants where they are installed."""
 
 from __future__ import annotations
 
@@ -39,6 +39,22 @@ def layer_norms(names: Iterable[str]) -> dict[str, LayerNorm]:
         for name, load in {"liger": _liger, "apex": _apex, "flash_attn": _flash_attn}.items()
         if name in names and name not in left_out
     }
+
+
+def rms_norms(names: Iterable[str]) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    """Liger's RMSNorm as a function of (x, weight), of Llama's kind."""
+    if "liger" not in names or missing(["liger"]):
+        return {}
+    function = import_module("liger_kernel.ops.rms_norm").LigerRMSNormFunction
+    return {"liger": lambda x, weight: function.apply(x, weight, EPS, 0.0, "llama", False)}
+
+
+def gated_units(names: Iterable[str], unit: str) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    """Liger's unit of (gate, up), of "swiglu" or "geglu". Its backward writes over both."""
+    classes = {"swiglu": "LigerSiLUMulFunction", "geglu": "LigerGELUMulFunction"}
+    if "liger" not in names or missing(["liger"]) or unit not in classes:
+        return {}
+    return {"liger": getattr(import_module(f"liger_kernel.ops.{unit}"), classes[unit]).apply}
 
 
 def _liger() -> LayerNorm:

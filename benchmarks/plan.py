@@ -1,6 +1,7 @@
 """Plans beside what people use now, at equal peak: memopt.plan, PyTorch's checkpointing, rotor.
 
-On the CPU in float32; a step is forward, loss and backward. Four models: **chain**, alike pre-LN
+On the CPU in float32, on a GPU larger and in bfloat16; a step is forward, loss and backward. Four
+models: **chain**, alike pre-LN
 transformer blocks; **ladder**, blocks of widths that double on the way down and halve on the way
 up, as in a U-Net; **encoder-decoder**, whose second half also attends to what the first half made
 of four times as many tokens, as in T5; **wide and narrow**, in turns blocks whose middle is 4 and
@@ -10,12 +11,12 @@ segments where there is one chain; and for the chain rotor's schedules for share
 step takes) has its peak; a plan for exactly that peak stands beside it, and plans for shares of the
 plain step's peak.
 
-Peaks are what the allocator says (memopt.live_bytes) on top of the weights. Times are taken in
+Peaks are what the allocator says on top of the weights. Times are taken in
 turns as in harness.py; `over_plain` is a way's time over the plain step's in the same round. Where
 a plan has recipes it runs memopt's ops, elsewhere PyTorch's; so do the recipes by hand.
 
-`python -m benchmarks.plan [--quick] [--seed N] [--out FILE.json]` writes the JSON, the figure
-beside it, and prints the table.
+`python -m benchmarks.plan [--device cuda] [--quick] [--seed N] [--minutes N] [--out FILE.json]`
+writes the JSON, the figure beside it, and prints the table.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from __future__ import annotations
 import copy
 import dataclasses
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import memopt
 from benchmarks import clocks, record, rotor
-from benchmarks.cli import parse_ways
+from benchmarks.cli import has_device, parse_ways
 from benchmarks.compile import Block
-from benchmarks.harness import QUICK, Effort, alternate, spread
+from benchmarks.harness import Effort, alternate, effort_of, spread
+from benchmarks.memory import most_bytes
+from benchmarks.plan_models import Every, Model, Segments, Sizes, Turn, layers_of
 from benchmarks.summary import describe, table
-from memopt.live_bytes import LiveBytes
 
 OP = "plan"
 FULL = Effort(rounds=25, min_rounds=7, case_seconds=55.0, sample_seconds=0.05)
@@ -50,136 +51,20 @@ ROTOR_SHARES = (0.75, 0.5, 0.3)
 """Of the plain step's peak without the weights."""
 
 
-class Sizes(NamedTuple):
-    layers: int
-    width: int
-    rows: int
-    tokens: int
-
-
 SIZES = {
     "chain": Sizes(12, 128, 4, 256),
     "ladder": Sizes(4, 64, 6, 256),
     "encoder-decoder": Sizes(8, 96, 4, 256),
     "wide and narrow": Sizes(8, 96, 4, 256),
 }
+CUDA_EFFORT = Effort(rounds=15, min_rounds=7, case_seconds=20.0, sample_seconds=0.1)
+CUDA_SIZES = {
+    "chain": Sizes(16, 1024, 16, 512),
+    "ladder": Sizes(6, 256, 16, 1024),
+    "encoder-decoder": Sizes(12, 768, 16, 512),
+    "wide and narrow": Sizes(12, 768, 16, 512),
+}
 SMALLEST = {name: Sizes(2, 32, 1, 16) for name in SIZES} | {"chain": Sizes(3, 32, 1, 16)}
-
-
-class Wider(nn.Module):
-    """Between two levels: half the tokens, twice the width; or back."""
-
-    def __init__(self, width: int, wanted: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, wanted)
-        self.down = wanted > width
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x[:, ::2]) if self.down else self.linear(x).repeat_interleave(2, dim=1)
-
-
-class Decoder(Block):
-    """Attends to what the encoder made as well."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__(width, heads)
-        self.norm = nn.LayerNorm(width)
-        self.q, self.kv = nn.Linear(width, width), nn.Linear(width, 2 * width)
-        self.cross = nn.Linear(width, width)
-
-    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
-        assert memory is not None  # a model calls it behind a Turn
-        q = self.q(self.norm(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        k, v = self.kv(memory).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v)
-        return super().forward(x + self.cross(attended.transpose(1, 2).flatten(2)))
-
-
-class Turn(nn.Module):
-    """From the encoder's output to the decoder's input, of a quarter of its tokens."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x[:, ::4]
-
-
-class Wide(Block):
-    """Its middle is 16 times as wide."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__(width, heads)
-        self.up, self.down = nn.Linear(width, 16 * width), nn.Linear(16 * width, width)
-
-
-class Mean(nn.Module):
-    """The loss."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.square().mean()
-
-
-def layers_of(name: str, sizes: Sizes) -> list[nn.Module]:
-    """Blocks, and between levels what changes the width."""
-    if name == "chain":
-        return [Block(sizes.width, 4) for _ in range(sizes.layers)]
-    if name == "wide and narrow":
-        return [(Wide if place % 2 else Block)(sizes.width, 4) for place in range(sizes.layers)]
-    if name == "encoder-decoder":
-        encoder = [Block(sizes.width, 4) for _ in range(sizes.layers // 2)]
-        decoder = [Decoder(sizes.width, 4) for _ in range(sizes.layers // 2)]
-        return [*encoder, Turn(), *decoder]
-    widths = [sizes.width << level for level in range(sizes.layers // 2)]
-    way = [*widths, 2 * widths[-1], *reversed(widths)]
-    layers: list[nn.Module] = []
-    for width, following in zip(way, [*way[1:], None], strict=True):
-        layers += [Block(width, 4), Block(width, 4)]
-        if following is not None:
-            layers.append(Wider(width, following))
-    return layers
-
-
-class Model(nn.Module):
-    """Its forward is the loss."""
-
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-        self.mean = Mean()
-
-    def forward(self, x: Tensor) -> Tensor:
-        encoded: tuple[Tensor, ...] = ()
-        blocks = 0
-        for layer in self.layers:
-            if isinstance(layer, Turn):
-                encoded = (x,)
-                x = layer(x)
-            elif isinstance(layer, Block):
-                x = self.run(blocks, layer, (x, *encoded))
-                blocks += 1
-            else:
-                x = layer(x)
-        return self.mean(x)
-
-    def run(self, number: int, block: Block, given: tuple[Tensor, ...]) -> Any:
-        return block(*given)
-
-
-class Every(Model):
-    """Each `every`-th block is checkpointed by PyTorch."""
-
-    every = 1
-
-    def run(self, number: int, block: Block, given: tuple[Tensor, ...]) -> Any:
-        if number % self.every == 0:
-            return checkpoint(block, *given, use_reentrant=False)
-        return block(*given)
-
-
-class Segments(Model):
-    """PyTorch's checkpoint_sequential."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        count = round(len(self.layers) ** 0.5)
-        return self.mean(checkpoint_sequential(self.layers, count, x, use_reentrant=False))
 
 
 class Way(NamedTuple):
@@ -194,11 +79,10 @@ def way(model: nn.Module, run: Callable[[], None], predicted: float | None = Non
     """Of a step that leaves gradients. Their memory counts."""
     run()
     model.zero_grad(set_to_none=True)
-    with LiveBytes() as live:
-        run()
+    most = most_bytes(run, next(model.parameters()).device)
     model.zero_grad(set_to_none=True)
     weights = sum(p.nbytes for p in model.parameters())
-    return Way(weights + live.most, run, predicted)
+    return Way(weights + most, run, predicted)
 
 
 def step(model: nn.Module, x: Tensor) -> Callable[[], None]:
@@ -270,10 +154,11 @@ def by_plan(
         yield name, way(mine, step(mine, x), 1 + plan.added)
 
 
-def ways_of(name: str, sizes: Sizes) -> dict[str, Way]:
+def ways_of(name: str, sizes: Sizes, device: torch.device) -> dict[str, Way]:
     torch.manual_seed(0)
-    layers = layers_of(name, sizes)
-    x = torch.randn(sizes.rows, sizes.tokens, sizes.width)
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    layers = [layer.to(device, dtype) for layer in layers_of(name, sizes)]
+    x = torch.randn(sizes.rows, sizes.tokens, sizes.width, device=device, dtype=dtype)
     ways = dict(by_hand(layers, x))
     plain = ways[PLAIN].peak
     if name == "chain":
@@ -284,10 +169,10 @@ def ways_of(name: str, sizes: Sizes) -> dict[str, Way]:
     return ways | dict(by_plan(layers, x, budgets))
 
 
-def measure(ways: Mapping[str, Way], effort: Effort) -> dict[str, Any]:
+def measure(ways: Mapping[str, Way], device: torch.device, effort: Effort) -> dict[str, Any]:
     """The record of a case, as it stands in the JSON file."""
     runs = {name: each.run for name, each in ways.items()}
-    seconds, _ = alternate(runs, clocks.CpuClock(), effort)
+    seconds, _ = alternate(runs, clocks.StepClock(device), effort)
     found = {}
     for name, each in ways.items():
         over = [own / base for own, base in zip(seconds[name], seconds[PLAIN], strict=True)]
@@ -363,10 +248,15 @@ def draw(cases: Mapping[str, Any], out: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parse_ways(OP, argv)
-    effort = dataclasses.replace(QUICK if args.quick else FULL, seed=args.seed)
-    keeps_memory = clocks.keep_freed_memory()  # as a GPU's allocator does
-    sizes = SMALLEST if args.quick else SIZES
+    args = parse_ways(OP, argv, devices=("cpu", "cuda"))
+    if not has_device(OP, args.device):
+        return 2
+    deadline = time.monotonic() + 60 * args.minutes
+    device = torch.device(args.device)
+    on_cuda = device.type == "cuda"
+    effort = effort_of(args, FULL, CUDA_EFFORT)
+    keeps_memory = not on_cuda and clocks.keep_freed_memory()  # as a GPU's allocator does
+    sizes = SMALLEST if args.quick else CUDA_SIZES if on_cuda else SIZES
     header = record.header(
         OP,
         {},
@@ -376,12 +266,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             "sizes": {name: each._asdict() for name, each in sizes.items()},
         },
         ["python", "-m", f"benchmarks.{OP}", *(sys.argv[1:] if argv is None else argv)],
-        torch.device("cpu"),
+        device,
         copy_bandwidths={},
     )
     results = record.Record(args.out, header, resume=False)
     for name, each in sizes.items():
-        results.add(name, measure(ways_of(name, each), effort))
+        if args.filter not in name:
+            continue
+        if time.monotonic() > deadline:
+            print(f"{OP}: out of time before {name}", flush=True)
+            break
+        results.add(name, measure(ways_of(name, each, device), device, effort))
         print(f"{name} done", flush=True)
     figure = args.out.with_suffix(".png")
     draw(results.cases, figure)

@@ -74,7 +74,7 @@ def build(
     grad = random_matrix(rows, cols, dtype, device, seed=1)
     if direction == "backward":
         return backward_variants(x, grad, weight)
-    others = peers.compiled(peer_names, aten)
+    others = {**peers.compiled(peer_names, aten), **peers.rms_norms(peer_names)}
     return through_autograd({"aten": aten, "memopt": ours}, others, x, (weight,), grad)
 
 

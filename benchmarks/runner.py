@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks import cli, clocks, peers, record
-from benchmarks.harness import QUICK, Case, Effort, Variant, measure
+from benchmarks.harness import CUDA, Case, Effort, Variant, effort_of, measure
 
 MakeCases = Callable[[argparse.Namespace], Iterable[Case]]
 
@@ -63,7 +63,7 @@ def main(
     command = ["python", "-m", f"benchmarks.{op}", *(sys.argv[1:] if argv is None else argv)]
     device = torch.device(args.device)
     clock = clocks.make_clock(device)
-    effort = dataclasses.replace(QUICK if args.quick else Effort(), seed=args.seed)
+    effort = effort_of(args, Effort(), CUDA)
     keeps_memory = device.type == "cpu" and not args.fresh_pages and clocks.keep_freed_memory()
     copy_bandwidths = _copy_bandwidths(clock, args.threads)
     header = record.header(

@@ -52,7 +52,7 @@ def test_the_file_and_the_report_have_every_case(
     restore_num_threads: None,
 ) -> None:
     barely = Effort(rounds=3, min_rounds=3, sample_seconds=1e-6)
-    monkeypatch.setattr("benchmarks.runner.QUICK", barely)
+    monkeypatch.setattr("benchmarks.harness.QUICK", barely)
     out = tmp_path / "convert.json"
     options = ["--quick", "--shapes", "128x64", "--threads", "1", "--out", str(out)]
     assert convert.main(options) == 0

@@ -1,0 +1,188 @@
+"""What the compiler made of the CUDA kernels: registers, memory of threads (spills), widths of
+accesses to memory, and how many warps a multiprocessor can hold. No GPU is needed.
+
+`python -m benchmarks.cuda_resources [--out FILE.json]` reads the objects that the build left (of a
+build with MEMOPT_CUDA=1, with the compiler's full optimisation) with the CUDA toolkit's cuobjdump,
+or with the one that Triton brings, and writes one row for each kernel and element type: the worst
+of its variants.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks import record
+from benchmarks.cli import RESULTS
+from benchmarks.summary import table
+
+OP = "cuda_resources"
+ROOT = Path(__file__).parent.parent
+REGISTERS, MOST_WARPS = 65536, 64
+"""Of a multiprocessor of compute capability 8.0, 9.0 or 10.0."""
+
+_RESOURCES = re.compile(r"Function (\S+?):?\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+_ARCH = re.compile(r"^arch = (\S+)", re.MULTILINE)
+_FUNCTION = re.compile(r"^\s*Function : (\S+)", re.MULTILINE)
+_ACCESS = re.compile(r"\b(LDG|STG|LDL|STL)\.?([A-Z0-9._]*)")
+_KERNEL = re.compile(r"(\w+)<.*?\b(double|float|__half|__nv_bfloat16)\b")
+_LONG = {"__half": "float16", "__nv_bfloat16": "bfloat16", "float": "float32", "double": "float64"}
+
+
+class Kernel(NamedTuple):
+    """A variant of a kernel."""
+
+    name: str
+    dtype: str
+    registers: int
+    stack: int
+    """Bytes of a thread that are in memory: arrays that no registers could hold, and spills."""
+    accesses: Mapping[str, int]
+    """Instructions by kind: `LDG.128`, `STG.16`, ..., `LDL` and `STL` for the stack."""
+
+
+def find_cuobjdump() -> str | None:
+    """The toolkit's, or Triton's."""
+    found = shutil.which("cuobjdump", path="/usr/local/cuda/bin") or shutil.which("cuobjdump")
+    triton = find_spec("triton")
+    if found is None and triton is not None and triton.origin is not None:
+        beside = Path(triton.origin).parent / "backends/nvidia/bin/cuobjdump"
+        found = str(beside) if beside.exists() else None
+    return found
+
+
+def newest_objects() -> list[Path]:
+    """Those of the CUDA kernels in the build folder that was written last."""
+    folders = [path.parent for path in ROOT.glob("build/ninja/*/cuda/norm_forward.o")]
+    if not folders:
+        return []
+    newest = max(folders, key=lambda folder: (folder / "norm_forward.o").stat().st_mtime)
+    return sorted(newest.glob("*.o"))
+
+
+def kernels_in(resources: str, code: str, names: Mapping[str, str]) -> list[Kernel]:
+    """From what cuobjdump prints with -res-usage and -sass; `names` has the readable ones."""
+    places = [*_FUNCTION.finditer(code)]
+    ends = [place.start() for place in places[1:]] + [len(code)]
+    accesses = {
+        place[1]: Counter(map(_kind, _ACCESS.findall(code[place.end() : end])))
+        for place, end in zip(places, ends, strict=True)
+    }
+    found = []
+    for mangled, registers, stack, _, _ in _RESOURCES.findall(resources):
+        match = _KERNEL.search(names.get(mangled, mangled).replace("(anonymous namespace)::", ""))
+        if match is not None:
+            found.append(
+                Kernel(
+                    match[1],
+                    _LONG[match[2]],
+                    int(registers),
+                    int(stack),
+                    dict(accesses.get(mangled, {})),
+                )
+            )
+    return found
+
+
+def _kind(access: tuple[str, str]) -> str:
+    """`LDG.E.128.CONSTANT` as `LDG.128`; 32 bits have no number."""
+    op, suffixes = access
+    if op in ("LDL", "STL"):
+        return op
+    widths = [word.lstrip("US") for word in suffixes.split(".")]
+    width = next((word for word in widths if word in ("8", "16", "64", "128")), "32")
+    return f"{op}.{width}"
+
+
+def resident_warps(registers: int) -> int:
+    """That a multiprocessor has registers for: they are given out by 8 to a thread."""
+    each = -(-registers // 8) * 8 * 32
+    return min(MOST_WARPS, REGISTERS // each)
+
+
+def rows_of(kernels: Iterable[Kernel]) -> dict[str, dict[str, Any]]:
+    """The record of each kernel and element type, by `kernel/dtype`."""
+    groups: dict[str, list[Kernel]] = defaultdict(list)
+    for kernel in kernels:
+        groups[f"{kernel.name}/{kernel.dtype}"].append(kernel)
+    rows = {}
+    for key, variants in sorted(groups.items()):
+        accesses = sum((Counter(variant.accesses) for variant in variants), Counter())
+        rows[key] = {
+            "variants": len(variants),
+            "registers": [min(v.registers for v in variants), max(v.registers for v in variants)],
+            "with_stack": sum(v.stack > 0 for v in variants),
+            "stack_bytes": max(v.stack for v in variants),
+            "resident_warps": resident_warps(max(v.registers for v in variants)),
+            "accesses": dict(sorted(accesses.items())),
+        }
+    return rows
+
+
+def tables(run: Mapping[str, Any]) -> str:
+    head = ["kernel", "type", "variants", "registers", "warps of 64", "variants with a stack"]
+    rows = []
+    for key, found in run["cases"].items():
+        name, _, dtype = key.partition("/")
+        low, high = found["registers"]
+        stack = f"{found['with_stack']}, up to {found['stack_bytes']} bytes"
+        rows.append(
+            [
+                f"`{name}`",
+                dtype,
+                str(found["variants"]),
+                str(low) if low == high else f"{low} to {high}",
+                str(found["resident_warps"]),
+                stack if found["with_stack"] else "none",
+            ]
+        )
+    return table(head, rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0, or 2 if there is nothing to read or nothing to read it with."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{OP}")
+    parser.add_argument("--out", type=Path, default=RESULTS / f"{OP}.json", help="JSON file")
+    parser.add_argument("objects", nargs="*", type=Path, help="default: those of the last build")
+    args = parser.parse_args(argv)
+    objects, tool = args.objects or newest_objects(), find_cuobjdump()
+    if not objects or tool is None:
+        missing = "cuobjdump" if objects else "objects of CUDA kernels (build with MEMOPT_CUDA=1)"
+        print(f"{OP}: found no {missing}", file=sys.stderr)
+        return 2
+
+    def output(*command: str, given: str | None = None) -> str:
+        ran = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
+        return ran.stdout
+
+    kernels, archs = [], set()
+    for path in objects:
+        resources = output(tool, "-res-usage", str(path))
+        archs |= set(_ARCH.findall(resources))
+        mangled = [match[0] for match in _RESOURCES.findall(resources)]
+        readable = output("c++filt", given="\n".join(mangled)).splitlines()
+        names = dict(zip(mangled, readable, strict=True))
+        kernels += kernels_in(resources, output(tool, "-sass", str(path)), names)
+        print(f"{path.name}: {len(mangled)} kernels", flush=True)
+    command = ["python", "-m", f"benchmarks.{OP}", *(sys.argv[1:] if argv is None else argv)]
+    settings = {"architectures": sorted(archs)}
+    header = record.header(OP, {}, settings, command, torch.device("cpu"), {})
+    results = record.Record(args.out, header, resume=False)
+    for key, row in rows_of(kernels).items():
+        results.add(key, row)
+    print(f"\n{tables({'cases': results.cases})}\n\n{args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+"""The tables of the README and docs/, each from its results. report.py writes them into pages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks import checkpoint_overhead, compile, convert_bytes, cuda_resources, models
+from benchmarks.cli import RESULTS
+from benchmarks.summary import describe, geometric_mean, measured, operation, table
+
+Run = dict[str, Any]
+
+
+class Missing(Exception):
+    """A result that a page needs is not there."""
+
+
+def result(name: str) -> Run:
+    """benchmarks/results/NAME.json."""
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        raise Missing(f"no result {path.name}")
+    run: Run = json.loads(path.read_text())
+    return run
+
+
+def under(run: Run, *parts: str) -> str:
+    """Tables under the line that says where and when they were measured."""
+    return "\n\n".join([f"*{describe(run)}*", *parts]) + "\n"
+
+
+def by_threads(names: Sequence[str], labels: dict[tuple[str, str], str]) -> str:
+    """The ratio PyTorch's time / memopt's, of each op of `labels`: its name and direction."""
+    settings = [(dtype, threads) for dtype in ("float32", "bfloat16") for threads in (1, 2)]
+    head = ["op", "direction", "goal", *(f"{d}, {t} thread{'s'[: t - 1]}" for d, t in settings)]
+    rows, described = [], None
+    for name in names:
+        run = result(name)
+        described = described or describe(run)
+        for (op, direction), label in labels.items():
+            cases = [c for c in measured(run) if (operation(c), c["direction"]) == (op, direction)]
+            if not cases:
+                continue
+            goal = run["goals"].get(direction)
+            row = [label, direction, "" if goal is None else f"{goal:.1f}x"]
+            for dtype, threads in settings:
+                found = [c for c in cases if (c["dtype"], c["threads"]) == (dtype, threads)]
+                ratios = [c["variants"]["memopt"]["ratio"]["median"] for c in found]
+                row.append(
+                    f"**{geometric_mean(ratios):.2f}x** ({min(ratios):.2f}x to {max(ratios):.2f}x)"
+                )
+            rows.append(row)
+    return f"*{described}*\n\n{table(head, rows)}\n"
+
+
+def kernels() -> str:
+    both = ("forward", "backward")
+    labels = {("layer_norm", d): "layer_norm" for d in both}
+    for form, label in (("none", "erf"), ("tanh", "tanh")):
+        labels[f"layer_norm_gelu, {form}", "forward+backward"] = f"layer_norm_gelu, {label}"
+        labels |= {(f"gelu, {form}", d): f"gelu, {label}" for d in both}
+    return by_threads(("cpu_layer_norm", "cpu_layer_norm_gelu", "cpu_gelu"), labels)
+
+
+def blocks() -> str:
+    names = ("add_norm", "gated", "dropout", "layer_norm_linear", "gelu_linear", "mlp")
+    ops = {
+        "add_layer_norm": "add_layer_norm",
+        "add_rms_norm": "add_rms_norm",
+        "swiglu": "swiglu",
+        "geglu": "geglu, tanh",
+        "dropout": "dropout",
+        "gelu_dropout": "gelu_dropout",
+        "dropout_add_layer_norm": "dropout_add_layer_norm",
+        "layer_norm_linear": "layer_norm_linear",
+        "gelu_linear, tanh": "gelu_linear, tanh",
+        "gelu_linear, none": "gelu_linear, erf",
+        "mlp_gpt2": "mlp, GPT-2's",
+        "mlp_llama": "mlp, Llama's",
+    }
+    labels = {(op, "forward+backward"): label for op, label in ops.items()}
+    return by_threads([f"cpu_{name}" for name in names], labels)
+
+
+def gpu_cases(run: Run, op: str, direction: str) -> list[dict[str, Any]]:
+    """An op's variants in bfloat16, of rows that are whole vectors."""
+    return [
+        case["variants"]
+        for case in measured(run)
+        if (operation(case), case["direction"], case["dtype"]) == (op, direction, "bfloat16")
+        and case["cols"] % 8 == 0
+    ]
+
+
+def gpu_kernels() -> str:
+    """The ratio PyTorch's time / memopt's in bfloat16, the share of a copy's bandwidth, and
+    Liger-Kernel's time / memopt's.
+    """
+    names = ("layer_norm", "rms_norm", "add_norm", "layer_norm_gelu", "gelu", "activation")
+    rows, described = [], None
+    for name in (*names, "gated", "dropout"):
+        run = result(f"cuda_{name}")
+        described = described or describe(run)
+        ops = dict.fromkeys(operation(case) for case in measured(run))
+        for op in ops:
+            row = [op]
+            for direction in ("forward", "backward", "forward+backward"):
+                cases = gpu_cases(run, op, direction)
+                if not cases:
+                    row.append("")
+                    continue
+                ours = [case["memopt"] for case in cases]
+                ratios = [found["ratio"]["median"] for found in ours]
+                share = geometric_mean([found["fraction_of_copy"] for found in ours])
+                row.append(f"**{geometric_mean(ratios):.2f}x**, {100 * share:.0f} %")
+            liger = [
+                case["liger"]["us"]["median"] / case["memopt"]["us"]["median"]
+                for case in cases
+                if "liger" in case
+            ]
+            rows.append([*row, f"{geometric_mean(liger):.2f}x" if liger else ""])
+    head = ["op", "forward", "backward", "forward+backward", "the same over Liger-Kernel"]
+    return f"*{described}*\n\n{table(head, rows)}\n"
+
+
+def demo() -> str:
+    run = result("cpu_demo")
+    rows = []
+    eager = run["modes"][0]["figures"]
+    for mode in run["modes"]:
+        row = [mode["mode"]]
+        for name, digits in (("step_ms", 1), ("saved_mb", 1), ("peak_mb", 1)):
+            value = mode["figures"][name]
+            share = "" if mode["mode"] == "eager" else f" ({value / eager[name]:.2f}x)"
+            row.append(f"{value:.{digits}f}{share}")
+        agreed = mode["agreement"]
+        if agreed is not None:
+            exact = agreed["largest_difference"] == 0
+            how = "every bit" if exact else f"within {agreed['largest_difference']:.1e}"
+        row.append("" if agreed is None else f"{agreed['reference']}'s, {how}")
+        rows.append(row)
+    where = f"{run['machine']['processor']}, {run['machine']['cores']} cores"
+    head = ["mode", "step, ms", "saved, MB", "peak, MB", "losses of all steps"]
+    return f"*{where}; torch {run['versions']['torch']}.*\n\n{table(head, rows)}\n"
+
+
+def host_time() -> str:
+    run = result("cpu_checkpoint_overhead")
+    ways = {
+        checkpoint_overhead.OURS: "`memopt.checkpoint`",
+        checkpoint_overhead.TORCH: "`torch.utils.checkpoint`",
+        "torch, reentrant": "its reentrant kind",
+        checkpoint_overhead.FAIRSCALE: "FairScale",
+    }
+    rows = []
+    for case in run["cases"].values():
+        row = [case["name"], str(case["saved_tensors"])]
+        for name in ways:
+            found = case["variants"].get(name, {})
+            if "beyond_us" not in found:
+                row.append("")
+                continue
+            share = found.get("beyond_over_torch")
+            row.append(
+                f"{found['beyond_us']['median']:.1f} us"
+                + (f" ({share['median']:.2f}x)" if share else "")
+            )
+        rows.append(row)
+    return under(run, table(["module", "saved tensors", *ways.values()], rows))
+
+
+def compiled() -> str:
+    run = result("cpu_compile")
+    return under(run, compile.tables(run))
+
+
+def converted() -> str:
+    run = result("cpu_convert_bytes")
+    return under(run, convert_bytes.readme_table(run["cases"]))
+
+
+def planned(run_name: str = "cpu_plan") -> str:
+    run = result(run_name)
+    titles = {
+        "chain": "Equal blocks, as GPT-2's",
+        "ladder": "A U-Net of unequal blocks",
+        "encoder-decoder": "An encoder-decoder, as T5",
+        "wide and narrow": "Wide blocks beside narrow ones",
+    }
+    parts = []
+    for name, case in run["cases"].items():
+        plain = case["variants"]["plain"]["peak_bytes"]
+        rows = []
+        for way, found in case["variants"].items():
+            time, predicted = found["over_plain"], found.get("predicted_over_plain")
+            rows.append(
+                [
+                    way,
+                    f"{found['peak_bytes'] / plain:.2f}",
+                    f"{time['median']:.2f} ({time['q1']:.2f} to {time['q3']:.2f})",
+                    "" if predicted is None else f"{predicted:.2f}",
+                ]
+            )
+        head = ["way", "peak over plain", "time over plain (quartiles)", "predicted time"]
+        parts += [f"{titles.get(name, name)}:", table(head, rows)]
+    return under(run, *parts)
+
+
+def whole_models() -> str:
+    run = result("cpu_models")
+    return under(run, models.tables(run))
+
+
+def cuda_resources_of_kernels() -> str:
+    run = result("cuda_resources")
+    archs = ", ".join(run["settings"]["architectures"])
+    return f"*Compiled for {archs}; {run['date'][:10]}.*\n\n{cuda_resources.tables(run)}\n"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "kernels": kernels,
+    "ops of blocks": blocks,
+    "demo": demo,
+    "host time": host_time,
+    "compiled models": compiled,
+    "bytes of converted models": converted,
+    "plans": planned,
+    "whole models": whole_models,
+    "ops on a GPU": gpu_kernels,
+    "resources of CUDA kernels": cuda_resources_of_kernels,
+    "plans on a GPU": lambda: planned("cuda_plan"),
+}
