@@ -1,7 +1,8 @@
 """Fixtures of the whole suite.
 
 Tests that take `device` run on the CPU and, where memopt has CUDA kernels and PyTorch sees a GPU,
-on that as well: the same suite, with no GPU files of its own.
+on that as well: the same suite. What a CPU has no counterpart of (CUDA graphs, streams, CUDA's
+rules of autocast and attention) is in files named test_on_cuda.py, whose tests take `cuda`.
 
 `make test` leaves out the tests that bear the mark `slow`: those that take more than about two
 seconds; the interpreter's, which compile the CUDA kernels as C++; of tests that run over all ops
@@ -124,6 +125,14 @@ def pytest_report_header(config: pytest.Config) -> str:
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Each device that memopt has kernels for here."""
     return torch.device(request.param)
+
+
+@pytest.fixture
+def cuda() -> torch.device:
+    """For what a CPU has no counterpart of. Skips without a GPU."""
+    if "cuda" not in _devices():
+        pytest.skip("needs a GPU, and a build of memopt with CUDA kernels")
+    return torch.device("cuda")
 
 
 @pytest.fixture(autouse=True, scope="session")

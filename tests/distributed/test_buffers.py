@@ -116,6 +116,7 @@ def _assert_bits(seen: Seen) -> None:
     assert seen.left == (0, 0)
 
 
+@pytest.mark.slow
 def test_the_slab_has_each_ranks_part(pair: Pair) -> None:
     for seen in pair.run(_wrapped, [ROWS] * 4):
         _assert_bits(seen)
