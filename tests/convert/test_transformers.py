@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import collections
 import copy
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +86,18 @@ def test_regions_and_offload_change_no_bit(name: str, dtype: torch.dtype | str, 
     model, (choice, policy) = MODELS[name], WITH_REGIONS[way]
     inputs = model.inputs()
     converted, other = (make(model, dtype).train() for _ in range(2))
+    # Regions turn the cache off. What comes out of it has other strides, and on some processors a
+    # product of the same numbers with other strides has other bits.
+    for module in (*converted.modules(), *other.modules()):
+        if hasattr(module, "config"):
+            module.config.use_cache = False
     memopt.convert(converted)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of caches that regions turn off
-        memopt.convert(other, **choice)
-        torch.manual_seed(1)
-        expected = step_in(dtype, converted, inputs)
-        torch.manual_seed(1)
-        with memopt.saved_tensors(policy):
-            assert_same(step_in(dtype, other, inputs), expected)
+    memopt.convert(other, **choice)
+    torch.manual_seed(1)
+    expected = step_in(dtype, converted, inputs)
+    torch.manual_seed(1)
+    with memopt.saved_tensors(policy):
+        assert_same(step_in(dtype, other, inputs), expected)
 
 
 @ALL
