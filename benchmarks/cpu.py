@@ -2,8 +2,7 @@
 
 `python -m benchmarks.cpu [OPTIONS]`: the options are those of each op benchmark (`--quick`,
 `--resume`, `--threads 1`, ...) but for the device and the files: benchmarks/results/cpu_OP.json,
-cpu_summary.md and cpu.png. checkpoint_overhead, offload, compile, plan and models follow, with
-`--quick` and `--seed` alone.
+cpu_summary.md and cpu.png. Those of OTHERS follow, with `--quick` and `--seed` alone.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from benchmarks import plot, summary
 from benchmarks.cli import OPS, RESULTS, parse
 
 ROOT = Path(__file__).parent.parent
+OTHERS = ("checkpoint_overhead", "offload", "compile", "plan", "models", "head")
 
 
 def main(options: list[str]) -> int:
@@ -27,11 +27,8 @@ def main(options: list[str]) -> int:
     for op, file in zip(OPS, files, strict=True):
         failed |= run(op, [*options, "--device", "cpu"], file)
     effort = ["--seed", str(args.seed), *(["--quick"] if args.quick else [])]
-    failed |= run("checkpoint_overhead", effort, RESULTS / "cpu_checkpoint_overhead.json")
-    failed |= run("offload", effort, RESULTS / "cpu_offload.json")
-    failed |= run("compile", effort, RESULTS / "cpu_compile.json")
-    failed |= run("plan", effort, RESULTS / "cpu_plan.json")
-    failed |= run("models", effort, RESULTS / "cpu_models.json")
+    for name in OTHERS:
+        failed |= run(name, effort, RESULTS / f"cpu_{name}.json")
     runs = summary.load(files)
     text = summary.report(runs)
     (RESULTS / "cpu_summary.md").write_text(text)

@@ -90,6 +90,7 @@ def steps(out: Path, demo_out: Path) -> list[Step]:
         of_op("gated"),
         benchmark("models", 240),
         *(of_op(op) for op in (*NORMS[1:], *ELEMENTWISE[1:])),
+        benchmark("head", 60),
         benchmark("offload", 110),
         benchmark("plan", 90),
         Step("demo", demo, 120),
@@ -124,9 +125,9 @@ def run(step: Step, out: Path, seconds: float) -> Outcome:
 
 def write_summary(out: Path, outcomes: Sequence[Outcome], note: str) -> str:
     """Writes summary.txt and returns its text: the steps, then what has been measured so far."""
-    from benchmarks import models, offload, plan  # only now: they import memopt, see unable()
+    from benchmarks import head, models, offload, plan  # only now: they import memopt, see unable()
 
-    reports = {each.OP: each.report for each in (models, plan, offload)}
+    reports = {each.OP: each.report for each in (models, head, plan, offload)}
     rows = [[o.step.name, o.status, f"{o.seconds:.0f} s", o.last_line] for o in outcomes]
     runs = summary.load(sorted(out.glob("cuda_*.json")))
     ops = [run for run in runs if run["op"] not in reports]

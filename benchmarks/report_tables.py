@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks import checkpoint_overhead, compile, convert_bytes, cuda_resources, models
+from benchmarks import head as language_head
 from benchmarks.cli import RESULTS
 from benchmarks.summary import describe, geometric_mean, measured, operation, table
 
@@ -213,6 +214,11 @@ def whole_models() -> str:
     return under(run, models.tables(run))
 
 
+def heads() -> str:
+    run = result("cpu_head")
+    return under(run, language_head.tables(run))
+
+
 def cuda_resources_of_kernels() -> str:
     run = result("cuda_resources")
     archs = ", ".join(run["settings"]["architectures"])
@@ -228,6 +234,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "bytes of converted models": converted,
     "plans": planned,
     "whole models": whole_models,
+    "heads": heads,
     "ops on a GPU": gpu_kernels,
     "resources of CUDA kernels": cuda_resources_of_kernels,
     "plans on a GPU": lambda: planned("cuda_plan"),

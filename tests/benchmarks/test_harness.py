@@ -214,8 +214,7 @@ def test_the_cpu_run_measures_every_op_and_sums_up(
     assert cpu.main(options) == 0
     effort = ["--seed", "0", "--quick"]
     expected = [(op, [*options, "--device", "cpu"]) for op in OPS]
-    others = ("checkpoint_overhead", "offload", "compile", "plan", "models")
-    assert started == [*expected, *((name, effort) for name in others)]
+    assert started == [*expected, *((name, effort) for name in cpu.OTHERS)]
     files = {f"cpu_{op}.json" for op in OPS} | {"cpu_summary.md", "cpu.png"}
     assert {path.name for path in tmp_path.iterdir()} == files
     text = (tmp_path / "cpu_summary.md").read_text()
