@@ -8,6 +8,7 @@ from statistics import median
 
 from memopt.plan.bytes import StageBytes, StepBytes
 from memopt.plan.choice import CHOICES, KEEP, Assignment, Choice
+from memopt.plan.levels import Timed
 from memopt.plan.observe import Observed
 from memopt.plan.seconds import StageSeconds
 from memopt.plan.solver import Choice as Option
@@ -48,18 +49,31 @@ class Profile:
         self, steps: Iterable[tuple[Assignment, Sequence[StageSeconds]]], is_timed: bool
     ) -> None:
         """Take over the seconds of steps with assignments: estimates, or times, which vary."""
-        found: dict[tuple[int, Choice], list[StageSeconds]] = {}
+        found: list[Timed] = []
         ends: dict[str, list[StageSeconds]] = {"before": [], "after": []}
         for assignment, stages in steps:
             ends["before"].append(stages[0])
             ends["after"].append(stages[-1])
-            for path, kind, stage in zip(self.paths, self.kinds, stages[1:-1], strict=True):
-                found.setdefault((kind, assignment.choices[path]), []).append(stage)
+            calls = zip(self.paths, self.kinds, stages[1:-1], strict=True)
+            for number, (path, kind, stage) in enumerate(calls):
+                found.append(Timed(number, kind, assignment.choices[path], stage))
         for name, seconds in ends.items():
             self.ends[name] = self.ends[name][0], _median(seconds)
-        medians = {key: _median(seconds) for key, seconds in found.items()}
-        self.seconds = seconds_of(found) if is_timed else medians
+        self.seconds = seconds_of(found) if is_timed else _medians(found)
         self.is_timed = is_timed
+
+    def handed_on(self, assignment: Assignment, places: int) -> Assignment:
+        """The same choices, each moved on among the blocks of its kind: in several steps a block
+        has several, and what its place costs is not taken for what a choice costs.
+        """
+        alike: dict[int, list[str]] = {}
+        for path, kind in dict(zip(self.paths, self.kinds, strict=True)).items():
+            alike.setdefault(kind, []).append(path)
+        choices = dict(assignment.choices)
+        for paths in alike.values():
+            for number, path in enumerate(paths):
+                choices[path] = assignment.choices[paths[(number + places) % len(paths)]]
+        return Assignment(choices, assignment.place)
 
     def correct(self, assignment: Assignment, step: StepBytes) -> None:
         """Take over what a step with this assignment had."""
@@ -112,6 +126,13 @@ class Profile:
             seconds.backward,
             away,
         )
+
+
+def _medians(timed: Iterable[Timed]) -> dict[tuple[int, Choice], StageSeconds]:
+    found: dict[tuple[int, Choice], list[StageSeconds]] = {}
+    for one in timed:
+        found.setdefault((one.kind, one.choice), []).append(one.seconds)
+    return {key: _median(seconds) for key, seconds in found.items()}
 
 
 def _median(seconds: Sequence[StageSeconds]) -> StageSeconds:

@@ -15,15 +15,13 @@ the more so the more kinds of blocks there are. So what choices have in common i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, variance
+from statistics import fmean, median
 
 from memopt.plan.choice import CHOICES, Choice
+from memopt.plan.levels import Samples, Timed, levelled
 from memopt.plan.seconds import StageSeconds
-
-Samples = Mapping[tuple[int, Choice], Sequence[StageSeconds]]
-"""By kind of block and choice."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,9 @@ class _Block:
         return self.forward + self.backward
 
 
-def seconds_of(samples: Samples) -> dict[tuple[int, Choice], StageSeconds]:
+def seconds_of(timed: Iterable[Timed]) -> dict[tuple[int, Choice], StageSeconds]:
     """Of every choice of each kind, also those that no step had."""
+    samples = levelled(timed)
     again = _recompute(samples)
     kinds = sorted({kind for kind, _ in samples})
     found = {
@@ -87,9 +86,25 @@ def _block(samples: Samples, kind: int, recipes: bool, again: float) -> _Block |
     alone = [one.backward for one in plain] or [
         max(0.0, one.backward - again * forward) for one in regions
     ]
-    logs = [math.log(one.forward + one.backward) for one in plain if one.forward + one.backward]
-    chance = math.pi / 2 * variance(logs) / len(logs) if len(logs) > 1 else 0.0  # of a median
+    chance = math.pi / 2 * _chance(samples, kind) / len(plain) if plain else 0.0  # of a median
     return _Block(forward, median(alone), chance)
+
+
+def _chance(samples: Samples, kind: int) -> float:
+    """The variance of log t of a kind's blocks: by the median of the distances from each choice's
+    median (Hampel, "The influence curve and its role in robust estimation", 1974), which a step
+    that something else held up does not move.
+    """
+    distances: list[float] = []
+    for (other, _), found in samples.items():
+        logs = [math.log(one.forward + one.backward) for one in found if one.forward]
+        if other == kind and len(logs) > 1:
+            middle = median(logs)
+            from_it = sorted(abs(log - middle) for log in logs)
+            number = len(logs)
+            scale = math.sqrt(number / (number - 1))
+            distances += [scale * d for d in from_it[number % 2 :]]  # not the middle one's own
+    return (1.4826 * median(distances)) ** 2 if distances else 0.0
 
 
 def _factors(pairs: Mapping[int, tuple[_Block | None, _Block | None]]) -> dict[int, float]:

@@ -5,13 +5,16 @@ choice that happened to come out low is not taken for a fast one, and what is re
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from itertools import product
 from random import Random
 
 import pytest
 
 from memopt.plan.choice import CHOICES, KEEP, Choice
+from memopt.plan.levels import Timed
 from memopt.plan.seconds import StageSeconds
-from memopt.plan.times import Samples, seconds_of
+from memopt.plan.times import seconds_of
 
 RECIPES, REGION, BOTH = Choice(True), Choice(False, True), Choice(True, True)
 
@@ -23,18 +26,31 @@ def true_seconds(kind: int, choice: Choice, recipes: float) -> StageSeconds:
     return StageSeconds(scale * forward, scale * forward * (2 + 0.8 * choice.checkpoint))
 
 
-def noisy(random: Random, kinds: int, steps: int, recipes: list[float], noise: float) -> Samples:
-    def varied(seconds: float) -> float:
-        return seconds * math.exp(random.gauss(0, noise))
+def noisy(
+    random: Random,
+    kinds: int,
+    steps: int,
+    recipes: list[float],
+    noise: float,
+    places: tuple[float, ...] = (1.0,),
+) -> list[Timed]:
+    """Each choice in each of the steps, by a block at each place in turn.
 
-    return {
-        (kind, choice): [
-            StageSeconds(varied(true.forward), varied(true.backward))
-            for true in [true_seconds(kind, choice, recipes[kind])] * steps
-        ]
-        for kind in range(kinds)
-        for choice in CHOICES
-    }
+    Args:
+        places: factors of the time of blocks of a kind, by where they stand.
+    """
+
+    def varied(seconds: float, place: float) -> float:
+        return seconds * place * math.exp(random.gauss(0, noise))
+
+    timed = []
+    for kind in range(kinds):
+        for choice, step in product(CHOICES, range(steps)):
+            true = true_seconds(kind, choice, recipes[kind])
+            number = (CHOICES.index(choice) + step) % len(places)
+            one = StageSeconds(*(varied(t, places[number]) for t in (true.forward, true.backward)))
+            timed.append(Timed(len(places) * kind + number, kind, choice, one))
+    return timed
 
 
 def total(seconds: StageSeconds) -> float:
@@ -102,6 +118,31 @@ def test_what_all_kinds_share_is_no_chance() -> None:
     assert sum(ratios) / len(ratios) == pytest.approx(1.05, abs=0.01)
 
 
+def test_the_place_of_a_block_is_not_taken_for_its_choice() -> None:
+    """The last blocks of a kind take half as long again as the first ones. Each has several of the
+    choices, none has all, and recipes' 2 % are seen.
+    """
+    places = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
+    found = seconds_of(noisy(Random(6), 2, 3, [1.02, 1.02], 0.0, places))
+    for kind in range(2):
+        ratio = total(found[kind, RECIPES]) / total(found[kind, KEEP])
+        assert ratio == pytest.approx(1.02, abs=1e-3)
+
+
+def test_a_step_that_was_held_up_counts_little() -> None:
+    """One step in ten takes five times as long; recipes' 5 % are told as they are."""
+    random = Random(7)
+    timed = noisy(random, 4, 7, [1.05] * 4, 0.01)
+    for number in range(0, len(timed), 10):
+        one = timed[number]
+        slow = StageSeconds(5 * one.seconds.forward, 5 * one.seconds.backward)
+        timed[number] = replace(one, seconds=slow)
+    found = seconds_of(timed)
+    for kind in range(4):
+        ratio = total(found[kind, RECIPES]) / total(found[kind, KEEP])
+        assert ratio == pytest.approx(1.05, abs=0.015)
+
+
 def test_times_without_noise_are_exact() -> None:
     found = seconds_of(noisy(Random(3), 3, 2, [0.9, 1.1, 1.0], 0.0))
     for (kind, choice), seconds in found.items():
@@ -114,7 +155,7 @@ def test_times_without_noise_are_exact() -> None:
 def test_choices_that_no_step_had(known: list[Choice]) -> None:
     """Where memory had no room for them: a region takes a forward more, recipes nothing."""
     samples = noisy(Random(4), 2, 2, [1.0, 1.0], 0.0)
-    found = seconds_of({key: value for key, value in samples.items() if key[1] in known})
+    found = seconds_of(one for one in samples if one.choice in known)
     assert set(found) == {(kind, choice) for kind in range(2) for choice in CHOICES}
     for kind in range(2):
         assert total(found[kind, KEEP]) == pytest.approx(total(found[kind, RECIPES]))
