@@ -2,9 +2,9 @@
 accesses to memory, and how many warps a multiprocessor can hold. No GPU is needed.
 
 `python -m benchmarks.cuda_resources [--out FILE.json]` reads the objects that the build left (of a
-build with MEMOPT_CUDA=1, with the compiler's full optimisation) with the CUDA toolkit's cuobjdump,
-or with the one that Triton brings, and writes one row for each kernel and element type: the worst
-of its variants.
+build with MEMOPT_CUDA=1, with the compiler's full optimisation) with the CUDA toolkit's cuobjdump
+(on PyPI: nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm), or with the one that Triton brings, and
+writes one row for each architecture, kernel and element type: the worst of its variants.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
@@ -52,13 +53,15 @@ class Kernel(NamedTuple):
 
 
 def find_cuobjdump() -> str | None:
-    """The toolkit's, or Triton's."""
+    """The toolkit's, the one on PATH, of the package on PyPI, or Triton's."""
     found = shutil.which("cuobjdump", path="/usr/local/cuda/bin") or shutil.which("cuobjdump")
+    if found is not None:
+        return found
+    places = [*Path(sysconfig.get_path("purelib")).glob("nvidia/cu*/bin/cuobjdump")]
     triton = find_spec("triton")
-    if found is None and triton is not None and triton.origin is not None:
-        beside = Path(triton.origin).parent / "backends/nvidia/bin/cuobjdump"
-        found = str(beside) if beside.exists() else None
-    return found
+    if triton is not None and triton.origin is not None:
+        places.append(Path(triton.origin).parent / "backends/nvidia/bin/cuobjdump")
+    return next((str(place) for place in places if place.exists()), None)
 
 
 def newest_objects() -> list[Path]:
@@ -110,11 +113,11 @@ def resident_warps(registers: int) -> int:
     return min(MOST_WARPS, REGISTERS // each)
 
 
-def rows_of(kernels: Iterable[Kernel]) -> dict[str, dict[str, Any]]:
-    """The record of each kernel and element type, by `kernel/dtype`."""
+def rows_of(arch: str, kernels: Iterable[Kernel]) -> dict[str, dict[str, Any]]:
+    """The record of each kernel and element type, by `arch/kernel/dtype`."""
     groups: dict[str, list[Kernel]] = defaultdict(list)
     for kernel in kernels:
-        groups[f"{kernel.name}/{kernel.dtype}"].append(kernel)
+        groups[f"{arch}/{kernel.name}/{kernel.dtype}"].append(kernel)
     rows = {}
     for key, variants in sorted(groups.items()):
         accesses = sum((Counter(variant.accesses) for variant in variants), Counter())
@@ -130,23 +133,29 @@ def rows_of(kernels: Iterable[Kernel]) -> dict[str, dict[str, Any]]:
 
 
 def tables(run: Mapping[str, Any]) -> str:
-    head = ["kernel", "type", "variants", "registers", "warps of 64", "variants with a stack"]
-    rows = []
+    """A row for each kernel and element type, with three columns for each architecture."""
+    rows: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = defaultdict(dict)
     for key, found in run["cases"].items():
-        name, _, dtype = key.partition("/")
-        low, high = found["registers"]
-        stack = f"{found['with_stack']}, up to {found['stack_bytes']} bytes"
-        rows.append(
-            [
-                f"`{name}`",
-                dtype,
-                str(found["variants"]),
+        arch, name, dtype = key.split("/")
+        rows[name, dtype][arch] = found
+    archs = list(dict.fromkeys(key.partition("/")[0] for key in run["cases"]))
+    head = ["kernel", "type", "variants"]
+    head += [f"{arch}: {of}" for arch in archs for of in ("registers", "warps", "with a stack")]
+    cells = []
+    for (name, dtype), by_arch in rows.items():
+        (variants,) = {found["variants"] for found in by_arch.values()}
+        row = [f"`{name}`", dtype, str(variants)]
+        for arch in archs:
+            found = by_arch[arch]
+            low, high = found["registers"]
+            stack = f"{found['with_stack']}, up to {found['stack_bytes']} bytes"
+            row += [
                 str(low) if low == high else f"{low} to {high}",
                 str(found["resident_warps"]),
                 stack if found["with_stack"] else "none",
             ]
-        )
-    return table(head, rows)
+        cells.append(row)
+    return table(head, cells)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -165,21 +174,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         ran = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
         return ran.stdout
 
-    kernels, archs = [], set()
-    for path in objects:
-        resources = output(tool, "-res-usage", str(path))
-        archs |= set(_ARCH.findall(resources))
-        mangled = [match[0] for match in _RESOURCES.findall(resources)]
-        readable = output("c++filt", given="\n".join(mangled)).splitlines()
-        names = dict(zip(mangled, readable, strict=True))
-        kernels += kernels_in(resources, output(tool, "-sass", str(path)), names)
-        print(f"{path.name}: {len(mangled)} kernels", flush=True)
+    archs = sorted(
+        {arch for path in objects for arch in _ARCH.findall(output(tool, "-res-usage", str(path)))},
+        key=lambda arch: int(arch.strip("sm_")),
+    )
     command = ["python", "-m", f"benchmarks.{OP}", *(sys.argv[1:] if argv is None else argv)]
-    settings = {"architectures": sorted(archs)}
+    settings = {"architectures": archs}
     header = record.header(OP, {}, settings, command, torch.device("cpu"), {})
     results = record.Record(args.out, header, resume=False)
-    for key, row in rows_of(kernels).items():
-        results.add(key, row)
+    for arch in archs:
+        kernels = []
+        for path in objects:
+            dump = (tool, "-arch", arch, str(path))
+            resources = output(*dump, "-res-usage")
+            mangled = [match[0] for match in _RESOURCES.findall(resources)]
+            readable = output("c++filt", given="\n".join(mangled)).splitlines()
+            names = dict(zip(mangled, readable, strict=True))
+            kernels += kernels_in(resources, output(*dump, "-sass"), names)
+            print(f"{path.name} for {arch}: {len(mangled)} kernels", flush=True)
+        for key, row in rows_of(arch, kernels).items():
+            results.add(key, row)
     print(f"\n{tables({'cases': results.cases})}\n\n{args.out}")
     return 0
 

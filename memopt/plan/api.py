@@ -80,7 +80,7 @@ def plan(
         autocast: run forward under torch.autocast with this dtype.
         micro_batches: split the batch for gradient accumulation.
         measure: whether to time real steps. "auto": if the model and the batch have values.
-        steps: how many, after one to warm up, of each sample.
+        steps: how many of each sample, each after one to warm up.
         device: predict for "cpu" or "cuda". Default: the model's; of a model on meta, "cuda".
 
     Under DistributedDataParallel, and FSDP2's fully_shard, blocks are those of the module inside;

@@ -103,16 +103,16 @@ class Live:
     def _timed(
         self, profile: Profile, samples: Sequence[Assignment]
     ) -> Iterator[tuple[Assignment, list[StageSeconds]]]:
-        """In turns, so that what changes while they run changes all of them; the longest of all
-        ranks.
+        """In turns, so that what changes while they run changes all of them; each after a step of
+        its own, as in training. The longest of all ranks.
         """
-        for number in range(self.steps + 1):
+        for number in range(self.steps):
             for sample in samples:
                 assignment = profile.handed_on(sample, number)
                 with applied(assignment, self.step.model), without_warnings_of_caches():
+                    measured_seconds(self.step, self.blocks)
                     stages = measured_seconds(self.step, self.blocks)
-                if number:  # the first ones warm up
-                    yield assignment, ranks.with_longest(stages)
+                yield assignment, ranks.with_longest(stages)
 
     @without_warnings_of_caches()
     def watch(self) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import cuda_resources
-from benchmarks.cuda_resources import Kernel, kernels_in, resident_warps, rows_of
+from benchmarks.cuda_resources import Kernel, kernels_in, resident_warps, rows_of, tables
 
 RESOURCES = """
 arch = sm_90
@@ -43,10 +43,21 @@ def test_reads_registers_stack_and_accesses() -> None:
 
 
 def test_a_row_has_the_worst_of_its_variants() -> None:
-    (row,) = rows_of(kernels_in(RESOURCES, CODE, NAMES)).values()
+    ((key, row),) = rows_of("sm_90", kernels_in(RESOURCES, CODE, NAMES)).items()
+    assert key == "sm_90/rows/bfloat16"
     assert (row["variants"], row["registers"], row["stack_bytes"]) == (2, [54, 72], 16)
     assert (row["with_stack"], row["resident_warps"]) == (1, 28)
     assert row["accesses"] == {"LDG.128": 1, "LDG.32": 1, "LDG.64": 1, "STG.16": 1, "STL": 1}
+
+
+def test_a_table_has_columns_for_each_architecture() -> None:
+    kernels = kernels_in(RESOURCES, CODE, NAMES)
+    cases = rows_of("sm_80", kernels[:1]) | rows_of("sm_90", kernels[1:])
+    text = tables({"cases": cases})
+    assert "sm_80: registers" in text
+    row = [cell.strip() for cell in text.splitlines()[-1].split("|")[1:-1]]
+    stack = "1, up to 16 bytes"
+    assert row == ["`rows`", "bfloat16", "1", "54", "36", "none", "72", "28", stack]
 
 
 @pytest.mark.parametrize(("registers", "warps"), [(32, 64), (33, 51), (64, 32), (128, 16)])
