@@ -42,7 +42,7 @@ from benchmarks.plan_models import Every, Model, Segments, Sizes, Turn, layers_o
 from benchmarks.summary import describe, table
 
 OP = "plan"
-FULL = Effort(rounds=25, min_rounds=7, case_seconds=55.0, sample_seconds=0.05)
+FULL = Effort(rounds=40, min_rounds=7, case_seconds=150.0, sample_seconds=0.05)
 PLAIN = "plain"
 RECIPES = "recipes in every block"
 SHARES = (0.5, 0.25)

@@ -73,6 +73,24 @@ def claim_of_plans() -> str:
     )
 
 
+def claim_of_dropout() -> str:
+    ways = result("cpu_models")["cases"]["GPT-2, dropout"]["variants"]
+    eager = ways[models.EAGER]["peak_bytes"]
+
+    def of(name: str) -> tuple[str, str]:
+        way = ways[name]
+        return f"{way['over_eager']['median']:.2f}", f"{way['peak_bytes'] / eager:.2f}x"
+
+    recipes, both, torch_s = map(
+        of, ("memopt.convert", "convert and regions", "torch.utils.checkpoint")
+    )
+    return (
+        f"recipes take {recipes[0]} of eager's time at {recipes[1]} of its peak, with regions as "
+        f"well {both[0]} at {both[1]}, where `torch.utils.checkpoint` takes {torch_s[0]} at "
+        f"{torch_s[1]}"
+    )
+
+
 def claim_of_gpu() -> str:
     said = []
     for name, op in (("layer_norm", "layer_norm"), ("rms_norm", "rms_norm"), ("gated", "swiglu")):
@@ -91,6 +109,7 @@ CLAIMS: dict[str, tuple[Callable[[], str], ...]] = {
     "README.md": (
         claim_of_bytes,
         claim_of_plans,
+        claim_of_dropout,
         claim_of_compiled,
         claim_of_gpu,
         claim_of_build,

@@ -76,7 +76,7 @@ def test_what_is_chosen_takes_as_long_as_was_said(kinds: int) -> None:
     """
     random = Random(0)
     errors = []
-    for _ in range(300):
+    for _ in range(100):
         told, true = least(seconds_of(noisy(random, kinds, 3, [1.0] * kinds, 0.1)), kinds)
         errors.append(told - true)
     assert abs(sum(errors) / len(errors)) < 0.01
