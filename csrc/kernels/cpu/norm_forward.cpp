@@ -132,12 +132,12 @@ __attribute__((noinline)) Moments<Accumulate<T>> row_statistics(NormKind kind, R
   return {0, RootMeanSquare::rstd(sum_first_sweep<T>(row, cols, add_square), cols, eps)};
 }
 
-// What the output sweep of a row with an addend does besides.
+// What the output sweep does besides.
 template <class T>
-struct AddedRowOutput {
-  T* sum;             // the row is copied there; null: it is there already
-  const T* x;         // the addends, of which the next row is asked for: the hardware's
-  const T* residual;  // prefetchers lose two arrays' thread between the sweeps
+struct BesideOutput {
+  T* sum;             // a row of sums is copied there; null: it is there already
+  const T* x;         // what the first sweep reads, of which the next row is asked for: the
+  const T* residual;  // hardware's prefetchers lose its thread between the sweeps
 };
 
 // gamma and beta of a range.
@@ -151,7 +151,7 @@ struct Affine {
 // loop, it took a quarter more of the time where results are stored past the caches.
 template <class Norm, bool kAdds, class T>
 void write_output(const NormForwardParams& p, Affine<Accumulate<T>> affine, const T* x,
-                  Moments<Accumulate<T>> stats, T* y, AddedRowOutput<T> added, bool streamed) {
+                  Moments<Accumulate<T>> stats, T* y, BesideOutput<T> beside, bool streamed) {
   using S = typename Norm::Statistics;
   using V = typename Elements<T>::V;
   const auto f = make_activation<typename Norm::Activation>(p.activation);
@@ -159,7 +159,11 @@ void write_output(const NormForwardParams& p, Affine<Accumulate<T>> affine, cons
   const V offset(scale_offset(p));
   const V mean(stats.mean);
   const V rstd(stats.rstd);
-  const int64_t x_ahead = p.x_row_stride, residual_ahead = p.residual_row_stride;
+  // Of a plain row, where memory is what it waits for: the sweeps before this one ask it for
+  // nothing. Of rows of less than a page the hardware has the next one in sight.
+  const bool far = streamed && p.cols * static_cast<int64_t>(sizeof(T)) >= 4096;
+  const int64_t x_ahead = kAdds || far ? p.x_row_stride : 0;
+  const int64_t residual_ahead = p.residual_row_stride;
   for_steps<T>(0, p.cols,
                [=, gamma = gamma, beta = beta](int64_t i, auto extent)
                    __attribute__((always_inline)) {
@@ -168,10 +172,10 @@ void write_output(const NormForwardParams& p, Affine<Accumulate<T>> affine, cons
                      const Step<V> b = load_parameter<V>(beta, i, extent, 0.0f);
                      const V lo = S::affine(S::normalize(v.lo, mean, rstd), g.lo, b.lo);
                      const V hi = S::affine(S::normalize(v.hi, mean, rstd), g.hi, b.hi);
+                     prefetch_step(beside.x + i, x_ahead);
                      if constexpr (kAdds) {
-                       prefetch_step(added.x + i, x_ahead);
-                       prefetch_step(added.residual + i, residual_ahead);
-                       if (added.sum != nullptr) store(added.sum + i, v, extent, streamed);
+                       prefetch_step(beside.residual + i, residual_ahead);
+                       if (beside.sum != nullptr) store(beside.sum + i, v, extent, streamed);
                      }
                      store(y + i, Step<V>{f.value(lo), f.value(hi)}, extent, streamed);
                    });
@@ -206,7 +210,7 @@ void forward_rows(const NormForwardParams& p, int64_t begin, int64_t end) {
     } else {
       PlainRow<T> row{x};
       stats = row_statistics<T>(p.kind, row, p.cols, p.eps);
-      write_output<Norm, false, T>(p, affine, x, stats, y, {}, streamed);
+      write_output<Norm, false, T>(p, affine, x, stats, y, {nullptr, x, nullptr}, streamed);
     }
     if (p.rstd != nullptr) {
       if (Norm::kCentred) static_cast<A*>(p.mean)[i] = stats.mean;
