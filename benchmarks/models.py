@@ -20,12 +20,10 @@ writes the JSON, the figure of peaks against times beside it, and prints the tab
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,19 +31,14 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-import torch._functorch.config
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-import memopt
 from benchmarks import record
 from benchmarks.cli import has_device, parse_ways
 from benchmarks.clocks import StepClock
 from benchmarks.convert_models.sizes import SEQUENCES, Sizes
 from benchmarks.harness import Effort, alternate, effort_of, spread
-from benchmarks.memory import step_bytes
+from benchmarks.model_ways import DROPOUT, EAGER, TIMES, Way, maker, ways_of
 from benchmarks.summary import describe, table
-from memopt.checkpoint.blocks import find_blocks
 
 OP = "models"
 FULL = Effort(rounds=15, min_rounds=5, case_seconds=20.0, sample_seconds=0.05)
@@ -53,151 +46,9 @@ CUDA_EFFORT = Effort(rounds=15, min_rounds=5, case_seconds=8.0, sample_seconds=0
 SIZES = Sizes(n=4, h=256, heads=8, kv_heads=4, m=1024, words=8192, tokens=256)
 CUDA_SIZES = Sizes(n=6, h=2048, heads=16, kv_heads=8, m=8192, words=32768, tokens=512)
 SMALLEST = Sizes(n=2, h=32, heads=4, kv_heads=2, m=64, words=99, tokens=16)
-TIMES = {"cpu": 2, "cuda": 8}
-"""So many times two sequences are a batch."""
 FAMILIES = ("Llama", "GPT-2", "BERT", "T5", "ViT")
 COMPILED = ("Llama", "GPT-2")
 """Each compiled way takes half a minute."""
-DROPOUT = {
-    "GPT-2": ("attn_pdrop", "embd_pdrop", "resid_pdrop"),
-    "BERT": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
-    "T5": ("dropout_rate",),
-    "ViT": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
-}
-"""The names of the config's probabilities."""
-EAGER = "eager"
-SHARE = 0.5
-"""Of eager's peak, that a plan may take."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Way:
-    """A step as it is run, and its bytes."""
-
-    run: Callable[[], None]
-    held: int
-    peak: int
-    row: float | None
-    """Bytes that another row adds to the peak; None of a compiled step, which another size would
-    compile anew."""
-    token: float | None
-    """Bytes that another token of every row adds; None too where inputs are no tokens."""
-
-
-def measured(model: nn.Module, batch: Mapping[str, Tensor], call: Any = None) -> Way:
-    """Of a model that is changed already; `call` is its compiled form."""
-    is_compiled, call = call is not None, model if call is None else call
-    device = next(model.parameters()).device
-
-    def run(inputs: Mapping[str, Tensor] = batch) -> None:
-        model.zero_grad(set_to_none=True)
-        call(**inputs).loss.backward()
-
-    def bytes_of(inputs: Mapping[str, Tensor]) -> tuple[int, int]:
-        run(inputs)
-        model.zero_grad(set_to_none=True)
-        return step_bytes(lambda: call(**inputs).loss, device)
-
-    rows = len(next(iter(batch.values())))
-    held, peak = bytes_of(batch)
-    row = token = None
-    if not is_compiled:
-        half = {name: tensor[: rows // 2].contiguous() for name, tensor in batch.items()}
-        row = (peak - bytes_of(half)[1]) / (rows // 2)
-    if not is_compiled and "input_ids" in batch:
-        tokens = batch["input_ids"].shape[1]
-        shorter = {name: tensor[:, : tokens // 2].contiguous() for name, tensor in batch.items()}
-        token = (peak - bytes_of(shorter)[1]) / (tokens // 2)
-    run()
-    return Way(run, held, peak, row, token)
-
-
-def every_block(model: nn.Module, wrap: Callable[[nn.Module], object]) -> None:
-    for block in find_blocks(model).modules:
-        wrap(block)
-
-
-def torch_checkpoint(block: nn.Module) -> None:
-    forward = block.forward
-    block.forward = lambda *args, **kwargs: checkpoint(  # type: ignore[method-assign]
-        forward, *args, use_reentrant=False, **kwargs
-    )
-
-
-def planned(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
-    """A plan for SHARE of eager's peak, beside the weights."""
-    weights = sum(p.nbytes for p in model.parameters())
-    sgd = {"optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.0)}
-    everything = memopt.plan(model, dict(batch), **sgd)
-    budget = weights + SHARE * (everything.plain_peak - weights)
-    try:
-        memopt.plan(model, dict(batch), int(budget), **sgd).apply()
-    except memopt.BudgetTooSmall as error:
-        print(f"plan: {error}", flush=True)
-        every_block(model, memopt.checkpoint_wrapper)
-
-
-def ways_of(
-    make: Callable[[], tuple[nn.Module, dict[str, Tensor]]], compiles: bool, hides: bool
-) -> dict[str, Way]:
-    """The ways, by name; `hides`: with one whose regions' inputs wait in the host's memory."""
-    ways: dict[str, Way] = {}
-
-    def add(name: str, change: Callable[[nn.Module, dict[str, Tensor]], Any]) -> None:
-        begin = time.monotonic()
-        model, batch = make()
-        ways[name] = measured(model, batch, change(model, batch))
-        print(f"  {name}: made in {time.monotonic() - begin:.0f} s", flush=True)
-
-    def both(model: nn.Module, batch: dict[str, Tensor], offload: str | None = None) -> None:
-        memopt.convert(model)
-        every_block(model, functools.partial(memopt.checkpoint_wrapper, offload=offload))
-
-    add(EAGER, lambda model, batch: None)
-    add("torch.utils.checkpoint", lambda model, batch: every_block(model, torch_checkpoint))
-    if find_spec("fairscale") is not None:
-        fairscale = import_module("fairscale.nn.checkpoint").checkpoint_wrapper
-        add("FairScale", lambda model, batch: every_block(model, fairscale))
-    add("memopt.convert", lambda model, batch: memopt.convert(model) and None)
-    add(
-        "memopt.checkpoint_wrapper",
-        lambda model, batch: every_block(model, memopt.checkpoint_wrapper),
-    )
-    add("convert and regions", both)
-    if hides:
-        add("convert and regions, offloaded", functools.partial(both, offload="cpu"))
-    add("memopt.plan, half", planned)
-    if compiles:
-        torch.compiler.reset()
-        add("torch.compile", lambda model, batch: torch.compile(model))
-        torch.compiler.reset()
-        with torch._functorch.config.patch(activation_memory_budget=0.5):
-            add("torch.compile, budget 0.5", lambda model, batch: torch.compile(model))
-        torch.compiler.reset()
-        add("memopt.compile", lambda model, batch: memopt.compile(model))
-    return ways
-
-
-def maker(name: str, sizes: Sizes, dropout: float, device: torch.device) -> Callable[[], Any]:
-    from benchmarks.convert_models.model_terms import MODEL_TERMS  # needs transformers
-    from benchmarks.convert_models.models import MODELS
-
-    terms = MODEL_TERMS[name]
-    on_cuda = device.type == "cuda"
-    dtype = torch.bfloat16 if on_cuda else torch.float32
-    times = TIMES[device.type]
-
-    def repeated(tensor: Tensor) -> Tensor:
-        tensor = torch.cat([tensor] * times).to(device)
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-    def make() -> tuple[nn.Module, dict[str, Tensor]]:
-        changes = {**terms.changes(sizes), **dict.fromkeys(DROPOUT.get(name, ()), dropout)}
-        model = MODELS[name].make(**changes).to(device, dtype).train()
-        inputs = MODELS[name].inputs(**terms.inputs(sizes))
-        return model, {key: repeated(tensor) for key, tensor in inputs.items()}
-
-    return make
 
 
 def case_of(
@@ -213,19 +64,19 @@ def case_of(
         found[name] = {
             "held_bytes": way.held,
             "peak_bytes": way.peak,
-            "row_bytes": way.row and round(way.row),
-            "rows_fit": way.row and _fits(rows, eager.peak - way.peak, way.row),
-            "token_bytes": way.token and round(way.token),
-            "tokens_fit": way.token and _fits(sizes.tokens, eager.peak - way.peak, way.token),
+            "row_bytes": None if way.row is None else round(way.row),
+            "rows_fit": _fits(rows, eager.peak - way.peak, way.row),
+            "token_bytes": None if way.token is None else round(way.token),
+            "tokens_fit": _fits(sizes.tokens, eager.peak - way.peak, way.token),
             "seconds": spread(seconds[name]),
             "over_eager": spread(over),
         }
     return {"rounds": len(seconds[EAGER]), "rows": rows, "variants": found}
 
 
-def _fits(taken: int, room: int, each: float) -> int | None:
-    """So many, of `each` bytes, where `taken` of them leave `room`."""
-    return taken + int(room / each) if each > 0 else None
+def _fits(taken: int, room: int, each: float | None) -> int | None:
+    """So many, of `each` bytes, where `taken` of them leave `room`; None: that is not known."""
+    return taken + int(room / each) if each is not None and each > 0 else None
 
 
 def tables(run: Mapping[str, Any]) -> str:

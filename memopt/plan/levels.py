@@ -62,12 +62,13 @@ def _without_calls(entries: Sequence[tuple[int, Choice, float]]) -> list[float]:
     """Of seconds, each without what is its call's own."""
     if any(seconds <= 0 for *_, seconds in entries):
         return [seconds for *_, seconds in entries]  # a stage without a backward
-    logs = torch.tensor([math.log(seconds) for *_, seconds in entries], dtype=torch.float64)
+    values = [math.log(seconds) for *_, seconds in entries]
+    logs = torch.tensor(values, dtype=torch.float64, device="cpu")  # whatever the default device
     calls = _columns([call for call, *_ in entries])
     choices = _columns([choice for _, choice, _ in entries])
     number = calls.shape[1]
     design = torch.cat([calls, choices], 1)
-    penalty = _PENALTY * torch.diag((torch.arange(design.shape[1]) < number).double())
+    penalty = _PENALTY * torch.diag(torch.arange(design.shape[1], device="cpu") < number).double()
     weights = torch.ones_like(logs)
     for _ in range(_ROUNDS):
         weighted = design.T * weights
@@ -82,4 +83,4 @@ def _columns(groups: Sequence[Hashable]) -> Tensor:
     """A column for each group, with 1 where an entry belongs to it."""
     numbers: dict[Hashable, int] = {}
     places = [numbers.setdefault(group, len(numbers)) for group in groups]
-    return F.one_hot(torch.tensor(places)).double()
+    return F.one_hot(torch.tensor(places, device="cpu")).double()

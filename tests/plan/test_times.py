@@ -10,6 +10,7 @@ from itertools import product
 from random import Random
 
 import pytest
+import torch
 
 from memopt.plan.choice import CHOICES, KEEP, Choice
 from memopt.plan.levels import Timed
@@ -149,6 +150,13 @@ def test_times_without_noise_are_exact() -> None:
         true = true_seconds(kind, choice, [0.9, 1.1, 1.0][kind])
         assert seconds.forward == pytest.approx(true.forward)
         assert seconds.backward == pytest.approx(true.backward)
+
+
+def test_a_default_device_changes_nothing() -> None:
+    timed = noisy(Random(8), 2, 3, [1.1, 0.9], 0.05, (1.0, 1.2))
+    with torch.device("meta"), torch.autocast("cpu", torch.bfloat16):
+        found = seconds_of(timed)
+    assert found == seconds_of(timed)
 
 
 @pytest.mark.parametrize("known", [[BOTH], [REGION], [RECIPES, BOTH], [KEEP, REGION]])
