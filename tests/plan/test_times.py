@@ -1,19 +1,26 @@
 """Proves: times that vary from step to step do not make plans that take longer than they say: a
-choice that happened to come out low is not taken for a fast one, and what is really faster is.
+choice that happened to come out low is not taken for a fast one, and what is really faster is; nor
+is the place of a block, or what recipes of its neighbours cost it, taken for its choice.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from random import Random
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from memopt.plan.choice import CHOICES, KEEP, Choice
+import memopt
+from memopt.plan.choice import CHOICES, KEEP, Assignment, Choice
 from memopt.plan.levels import Timed
+from memopt.plan.live import Live
+from memopt.plan.profile import Profile
 from memopt.plan.seconds import StageSeconds
 from memopt.plan.times import seconds_of
 
@@ -150,6 +157,44 @@ def test_times_without_noise_are_exact() -> None:
         true = true_seconds(kind, choice, [0.9, 1.1, 1.0][kind])
         assert seconds.forward == pytest.approx(true.forward)
         assert seconds.backward == pytest.approx(true.backward)
+
+
+def test_alike_blocks_hand_their_choices_on() -> None:
+    """In as many steps as there are blocks of a kind, each has had every choice of the kind."""
+    profile = Profile(
+        paths=("a", "b", "c", "d"),
+        kinds=(0, 1, 0, 0),
+        base=0,
+        optimizer=0,
+        gradients=(),
+        ends={},
+        nbytes={},
+        seconds={},
+    )
+    first = Assignment({"a": KEEP, "b": RECIPES, "c": REGION, "d": BOTH})
+    steps = [profile.handed_on(first, number).choices for number in range(3)]
+    assert steps[0] == first.choices
+    for path in ("a", "c", "d"):
+        assert {step[path] for step in steps} == {KEEP, REGION, BOTH}
+    assert all(step["b"] == RECIPES for step in steps)
+
+
+def test_steps_without_the_other_are_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the mixed ones: nothing on the model, and recipes in every block."""
+    seen: list[Assignment] = []
+    timed = Live._timed
+
+    def spy(live: Live, profile: Profile, samples: Sequence[Assignment]) -> Any:
+        seen.extend(samples)
+        return timed(live, profile, samples)
+
+    monkeypatch.setattr(Live, "_timed", spy)
+    model = nn.Sequential(*(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)) for _ in range(4)))
+    memopt.plan(model, torch.randn(2, 8), 1 << 40, loss=torch.sum, optimizer=None)
+    alike = [set(assignment.choices.values()) for assignment in seen]
+    assert {KEEP} in alike
+    assert {RECIPES} in alike
+    assert any(len(choices) > 1 for choices in alike)
 
 
 def test_a_default_device_changes_nothing() -> None:
