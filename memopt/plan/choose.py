@@ -20,7 +20,7 @@ _MOST_SHARED = 2
 # So many copies are under way at one time: the default of memopt.configure_offload.
 COPIES_IN_FLIGHT = 4
 
-_ALL = 1 << 60
+UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def choose(profile: Profile, budget: int, look: Look, terms: Terms) -> tuple[Cho
     aim = budget
     seen: set[tuple[Choice, ...]] = set()
     for _ in range(_MOST_ROUNDS):
-        solution = _solved(profile, aim, terms)
+        solution = solved(profile, aim, terms)
         assignment = _assignment(profile, solution, terms)
         key = tuple(assignment.choices.values())
         if key in seen:
@@ -85,7 +85,7 @@ def choose(profile: Profile, budget: int, look: Look, terms: Terms) -> tuple[Cho
         chosen = Chosen(assignment, solution, observed.nbytes.peak, observed)
         if assignment.offloads:
             # The copies under way are the arithmetic's.
-            again = evaluate(problem(profile, terms), solution.choices)
+            again = evaluated(profile, terms, solution.choices)
             chosen = Chosen(assignment, again, again.peak, observed)
         if least is None or chosen.peak < least.peak:
             least = chosen
@@ -94,22 +94,23 @@ def choose(profile: Profile, budget: int, look: Look, terms: Terms) -> tuple[Cho
                 best = chosen
             aim = budget + max(0, solution.peak - chosen.peak)
         else:
-            now = evaluate(problem(profile, terms), solution.choices)
+            now = evaluated(profile, terms, solution.choices)
             aim = min(aim, budget) - max(0, chosen.peak - max(now.peak, budget))
     assert least is not None
     return (least, False) if best is None else (best, True)
 
 
-def _solved(profile: Profile, budget: int, terms: Terms) -> Timeline:
-    """Where nothing fits, what needs least."""
+def solved(profile: Profile, budget: int, terms: Terms) -> Timeline:
+    """The plan by the arithmetic alone. Where nothing fits, what needs least."""
     found: list[Timeline] = []
     floors: list[Timeline] = []
-    for only in _of_shared(profile, terms.choices):
-        try:
-            solution = solve(problem(profile, terms, only), budget)
-            found.append(_among_all(profile, solution, only, terms))
-        except BelowFloor as error:
-            floors.append(_among_all(profile, error.solution, only, terms))
+    for choices, with_recipes in questions(terms):
+        for only in _of_shared(profile, choices):
+            asked = problem(profile, terms, choices, only, with_recipes=with_recipes)
+            try:
+                found.append(_among_all(profile, solve(asked, budget), choices, only, terms))
+            except BelowFloor as error:
+                floors.append(_among_all(profile, error.solution, choices, only, terms))
     if found:
         best = min(found, key=lambda solution: (solution.seconds, solution.peak))
     else:
@@ -128,11 +129,13 @@ def _in_order(profile: Profile, solution: Timeline, budget: int, terms: Terms) -
         if path not in often:  # else one choice for all calls
             alike.setdefault(kind, []).append(number)
     for numbers in alike.values():
-        held = {c: profile.option(numbers[0], terms.choices[c]).resident for c in set(choices)}
+        held = {
+            c: profile.option(numbers[0], terms.choices[c], True).resident for c in set(choices)
+        }
         mine = sorted((choices[number + 1] for number in numbers), key=lambda c: held[c])
         for number, choice in zip(numbers, mine, strict=True):
             choices[number + 1] = choice
-    ordered = evaluate(problem(profile, terms), choices)
+    ordered = evaluated(profile, terms, choices)
     costs_nothing = ordered.seconds <= solution.seconds
     return ordered if costs_nothing and ordered.peak <= max(budget, solution.peak) else solution
 
@@ -150,16 +153,19 @@ def _of_shared(profile: Profile, choices: Sequence[Choice]) -> Iterator[dict[str
 
 
 def _among_all(
-    profile: Profile, solution: Timeline, only: dict[str, Choice], terms: Terms
+    profile: Profile,
+    solution: Timeline,
+    choices: Sequence[Choice],
+    only: Mapping[str, Choice],
+    terms: Terms,
 ) -> Timeline:
-    """With the numbers of choices among all of them."""
-    if not only:
-        return solution
-    numbers = list(solution.choices)
-    for number, path in enumerate(profile.paths, 1):
-        if path in only:
-            numbers[number] = terms.choices.index(only[path])
-    return evaluate(problem(profile, terms), numbers)
+    """With the numbers of choices among all of them, and the seconds of what was chosen."""
+    chosen = [
+        only.get(path, choices[number])
+        for path, number in zip(profile.paths, solution.choices[1:-1], strict=True)
+    ]
+    numbers = [terms.choices.index(choice) for choice in chosen]
+    return evaluated(profile, terms, [0, *numbers, 0])
 
 
 def _assignment(profile: Profile, solution: Timeline, terms: Terms) -> Assignment:
@@ -167,19 +173,45 @@ def _assignment(profile: Profile, solution: Timeline, terms: Terms) -> Assignmen
     return Assignment({path: terms.choices[number] for path, number in chosen}, terms.place)
 
 
-def problem(profile: Profile, terms: Terms, only: Mapping[str, Choice] | None = None) -> Problem:
-    """For the solver. `only`: blocks with one choice."""
+def problem(
+    profile: Profile,
+    terms: Terms,
+    choices: Sequence[Choice],
+    only: Mapping[str, Choice] | None = None,
+    *,
+    with_recipes: bool,
+) -> Problem:
+    """For the solver, with some of the choices. `only`: blocks with one. `with_recipes`: whether
+    some block has recipes.
+    """
     largest = max((n for cost in profile.nbytes.values() for n in cost.may_leave), default=0)
     link = Link(
         terms.out,
         terms.back,
-        _ALL if terms.room is None else terms.room,
+        UNLIMITED if terms.room is None else terms.room,
         COPIES_IN_FLIGHT * largest,
     )
-    return profile.problem(terms.choices, link, only)
+    return profile.problem(choices, link, only, with_recipes=with_recipes)
+
+
+def questions(terms: Terms) -> Iterator[tuple[Sequence[Choice], bool]]:
+    """Recipes cost every block something, also those that have none. So a plan with recipes is one
+    question, and a plan without another one: the choices, and whether recipes are among them.
+    """
+    yield terms.choices, True
+    yield [choice for choice in terms.choices if not choice.recipes], False
+
+
+def evaluated(profile: Profile, terms: Terms, numbers: Sequence[int]) -> Timeline:
+    """What choices come to, by their numbers: of what is before the blocks, of each call, and of
+    what is after them.
+    """
+    with_recipes = any(terms.choices[number].recipes for number in numbers[1:-1])
+    whole = problem(profile, terms, terms.choices, with_recipes=with_recipes)
+    return evaluate(whole, numbers)
 
 
 def uniform(profile: Profile, choice: Choice, terms: Terms) -> Timeline:
     """All blocks with one choice."""
     number = CHOICES.index(choice)
-    return evaluate(problem(profile, terms), [0, *(number for _ in profile.paths), 0])
+    return evaluated(profile, terms, [0, *(number for _ in profile.paths), 0])

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from memopt.plan.choice import KEEP, Choice
-from memopt.plan.choose import Terms, problem, uniform
+from memopt.plan.choose import UNLIMITED, Terms, problem, solved, uniform
 from memopt.plan.profile import Profile
-from memopt.plan.solver import Stage, curve, evaluate
+from memopt.plan.solver import Stage, evaluate
 
 
 class Point(NamedTuple):
@@ -36,11 +36,11 @@ def curve_of(profile: Profile, terms: Terms, count: int) -> Curve:
     """With plans for up to `count` budgets, evenly spread."""
     if count < 2:
         raise ValueError(f"Plan.pareto: count must be at least 2, got {count}")
-    plans = curve(problem(profile, terms), count)
-    return Curve(
-        tuple(Point("plan", plan.peak, plan.seconds) for plan in plans),
-        tuple(_settings(profile, terms)),
-    )
+    least, fastest = (solved(profile, budget, terms) for budget in (0, UNLIMITED))
+    step = (fastest.peak - least.peak) / (count - 1)
+    between = (solved(profile, least.peak + int(step * n), terms) for n in range(1, count - 1))
+    plans = dict.fromkeys(Point("plan", p.peak, p.seconds) for p in (least, *between, fastest))
+    return Curve(tuple(plans), tuple(_settings(profile, terms)))
 
 
 def _settings(profile: Profile, terms: Terms) -> Iterator[Point]:
@@ -60,16 +60,16 @@ def _segmented(profile: Profile, terms: Terms, segments: int) -> Point:
     """
     calls = range(len(profile.paths))
     length = math.ceil(len(calls) / max(1, segments))
-    whole = problem(profile, terms)
+    whole = problem(profile, terms, terms.choices, with_recipes=False)
     stages = [whole.stages[0]]
     for first in range(0, len(calls), length):
         mine = calls[first : first + length]
-        kept = [profile.option(number, KEEP) for number in mine]
+        kept = [profile.option(number, KEEP, False) for number in mine]
         before = [sum(one.resident for one in kept[:place]) for place in range(len(kept))]
-        region = profile.option(first, Choice(checkpoint=True))
+        region = profile.option(first, Choice(checkpoint=True), False)
         option = replace(
             region,
-            forward=max(profile.option(n, Choice(checkpoint=True)).forward for n in mine),
+            forward=max(profile.option(n, Choice(checkpoint=True), False).forward for n in mine),
             backward=max(b + one.backward for b, one in zip(before, kept, strict=True)),
             forward_seconds=sum(one.forward_seconds for one in kept),
             backward_seconds=sum(one.forward_seconds + one.backward_seconds for one in kept),

@@ -23,8 +23,8 @@ from memopt.plan import ranks
 from memopt.plan.choice import KEEP, Assignment, Choice
 from memopt.plan.choose import Terms, uniform
 from memopt.plan.observe import Observed, predicted, watched
-from memopt.plan.profile import Profile, profile_of
-from memopt.plan.seconds import StageSeconds, measured_seconds
+from memopt.plan.profile import Profile, StepSeconds, profile_of
+from memopt.plan.seconds import measured_seconds
 
 Blocks = Modules | Sequence[str] | None
 
@@ -100,9 +100,7 @@ class Live:
                 profile.set_seconds(times, is_timed=True)
         return profile
 
-    def _timed(
-        self, profile: Profile, samples: Sequence[Assignment]
-    ) -> Iterator[tuple[Assignment, list[StageSeconds]]]:
+    def _timed(self, profile: Profile, samples: Sequence[Assignment]) -> Iterator[StepSeconds]:
         """In turns, so that what changes while they run changes all of them; each after a step of
         its own, as in training. The longest of all ranks.
         """
@@ -112,7 +110,7 @@ class Live:
                 with applied(assignment, self.step.model), without_warnings_of_caches():
                     measured_seconds(self.step, self.blocks)
                     stages = measured_seconds(self.step, self.blocks)
-                yield assignment, ranks.with_longest(stages)
+                yield StepSeconds(assignment, ranks.with_longest(stages), number)
 
     @without_warnings_of_caches()
     def watch(self) -> int:

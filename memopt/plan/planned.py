@@ -29,11 +29,12 @@ class PlannedBlock:
 
 
 def blocks_of(profile: Profile, chosen: Chosen) -> Iterator[PlannedBlock]:
+    with_recipes = any(choice.recipes for choice in chosen.assignment.choices.values())
     for path in profile.blocks:
         choice = chosen.assignment.choices[path]
         calls = [number for number, other in enumerate(profile.paths) if other == path]
-        mine = [profile.option(number, choice) for number in calls]
-        plain = [profile.option(number, KEEP) for number in calls]
+        mine = [profile.option(number, choice, with_recipes) for number in calls]
+        plain = [profile.option(number, KEEP, False) for number in calls]
         seconds = sum(one.forward_seconds + one.backward_seconds for one in mine)
         yield PlannedBlock(
             path,

@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import NamedTuple
 
 from memopt.plan.bytes import StageBytes, StepBytes
 from memopt.plan.choice import CHOICES, KEEP, Assignment, Choice
-from memopt.plan.levels import Timed
+from memopt.plan.levels import Case, Timed
 from memopt.plan.observe import Observed
 from memopt.plan.seconds import StageSeconds
 from memopt.plan.solver import Choice as Option
 from memopt.plan.solver import Link, Problem, Stage
 from memopt.plan.times import seconds_of
+
+
+class StepSeconds(NamedTuple):
+    """Of a step with an assignment."""
+
+    assignment: Assignment
+    stages: Sequence[StageSeconds]
+    round: int = 0
+    """In each, every sample of steps has its turn."""
 
 
 @dataclass
@@ -32,7 +42,7 @@ class Profile:
     """"before" the blocks, and "after" them."""
     nbytes: dict[tuple[int, Choice], StageBytes]
     """By kind and choice, which offloads nothing."""
-    seconds: dict[tuple[int, Choice], StageSeconds]
+    seconds: dict[Case, StageSeconds]
     exact: dict[tuple[int, Choice], StageBytes] = field(default_factory=dict)
     """By the number of the call: as it was in a plan that was predicted whole."""
     is_timed: bool = False
@@ -45,18 +55,19 @@ class Profile:
         """Each once."""
         return tuple(dict.fromkeys(self.paths))
 
-    def set_seconds(
-        self, steps: Iterable[tuple[Assignment, Sequence[StageSeconds]]], is_timed: bool
-    ) -> None:
+    def set_seconds(self, steps: Iterable[StepSeconds], is_timed: bool) -> None:
         """Take over the seconds of steps with assignments: estimates, or times, which vary."""
         found: list[Timed] = []
         ends: dict[str, list[StageSeconds]] = {"before": [], "after": []}
-        for assignment, stages in steps:
+        for assignment, stages, round in steps:
             ends["before"].append(stages[0])
             ends["after"].append(stages[-1])
+            has_recipes = any(choice.recipes for choice in assignment.choices.values())
             calls = zip(self.paths, self.kinds, stages[1:-1], strict=True)
             for number, (path, kind, stage) in enumerate(calls):
-                found.append(Timed(number, kind, assignment.choices[path], stage))
+                choice = assignment.choices[path]
+                case = Case(kind, choice, is_beside=has_recipes and not choice.recipes)
+                found.append(Timed(number, case, stage, round))
         for name, seconds in ends.items():
             self.ends[name] = self.ends[name][0], _median(seconds)
         self.seconds = seconds_of(found) if is_timed else _medians(found)
@@ -84,17 +95,23 @@ class Profile:
             self.ends[name] = (stage, self.ends[name][1])
 
     def problem(
-        self, choices: Sequence[Choice], link: Link, only: Mapping[str, Choice] | None = None
+        self,
+        choices: Sequence[Choice],
+        link: Link,
+        only: Mapping[str, Choice] | None = None,
+        *,
+        with_recipes: bool,
     ) -> Problem:
         """For the solver: the stages before, of the calls, and after.
 
         Args:
             only: blocks with one choice.
+            with_recipes: whether some block has recipes.
         """
         stages = [self._end("before", 0)]
         for number, path in enumerate(self.paths):
             mine = choices if only is None or path not in only else (only[path],)
-            options = tuple(self.option(number, choice) for choice in mine)
+            options = tuple(self.option(number, choice, with_recipes) for choice in mine)
             stages.append(Stage(options, self.gradients[number + 1]))
         stages.append(self._end("after", -1))
         return Problem(tuple(stages), self.base, self.optimizer, link)
@@ -111,12 +128,12 @@ class Profile:
         )
         return Stage((option,), self.gradients[number])
 
-    def option(self, number: int, choice: Choice) -> Option:
-        """What a call costs with a choice."""
+    def option(self, number: int, choice: Choice, with_recipes: bool) -> Option:
+        """What a call costs with a choice, in a step in which some block has recipes, or none."""
         kind = self.kinds[number]
         stays = replace(choice, offload=0.0)
         nbytes = self.exact.get((number, stays)) or self.nbytes[kind, stays]
-        seconds = self.seconds[kind, stays]
+        seconds = self.seconds[Case(kind, stays, with_recipes and not choice.recipes)]
         away = nbytes.away(choice.offload) if choice.offload else 0
         return Option(
             max(0, nbytes.resident - away),
@@ -128,11 +145,14 @@ class Profile:
         )
 
 
-def _medians(timed: Iterable[Timed]) -> dict[tuple[int, Choice], StageSeconds]:
-    found: dict[tuple[int, Choice], list[StageSeconds]] = {}
+def _medians(timed: Iterable[Timed]) -> dict[Case, StageSeconds]:
+    """Of estimates, to which it makes no difference what other blocks have."""
+    found: dict[Case, list[StageSeconds]] = {}
     for one in timed:
-        found.setdefault((one.kind, one.choice), []).append(one.seconds)
-    return {key: _median(seconds) for key, seconds in found.items()}
+        for is_beside in {False, not one.case.choice.recipes}:
+            case = one.case._replace(is_beside=is_beside)
+            found.setdefault(case, []).append(one.seconds)
+    return {case: _median(seconds) for case, seconds in found.items()}
 
 
 def _median(seconds: Sequence[StageSeconds]) -> StageSeconds:
@@ -177,7 +197,7 @@ def profile_of(
         seconds={},
         in_order=all(one.nbytes.in_order for one in looks),
     )
-    estimates = [(s, one.seconds) for s, one in zip(samples, looks, strict=True)]
+    estimates = [StepSeconds(s, one.seconds) for s, one in zip(samples, looks, strict=True)]
     profile.set_seconds(estimates, is_timed=False)
     return profile, list(zip(samples, looks, strict=True))
 

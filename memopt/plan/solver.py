@@ -23,7 +23,6 @@ __all__ = [
     "Solution",
     "Stage",
     "Timeline",
-    "curve",
     "evaluate",
     "floor",
     "solve",
@@ -158,19 +157,6 @@ def floor(problem: Problem) -> Solution:
 def evaluate(problem: Problem, choices: Sequence[int]) -> Timeline:
     """What the plan of these choices, the index of one for each stage, takes."""
     return Timeline(**_chain(problem).evaluate(choices))
-
-
-def curve(problem: Problem, count: int) -> tuple[Solution, ...]:
-    """The plans of `count` budgets, at least 2, evenly from the floor to the peak of the fastest
-    plan: peaks rise and times fall. Fewer where several budgets have the same plan.
-    """
-    if count < 2:
-        raise ValueError(f"curve: count must be at least 2, got {count}")
-    chain, front = _front(problem)
-    step = (front.fastest - front.floor) / (count - 1)
-    budgets = [front.floor + int(step * i) for i in range(count - 1)] + [front.fastest]
-    plans = dict.fromkeys(tuple(front.within(budget) or ()) for budget in budgets)
-    return tuple(_solution(chain, front, choices, front.grid) for choices in plans)
 
 
 def _solution(

@@ -17,6 +17,7 @@ from memopt._version import __version__
 from memopt.plan.bytes import StageBytes
 from memopt.plan.choice import Assignment, Choice
 from memopt.plan.choose import Terms
+from memopt.plan.levels import Case
 from memopt.plan.planned import PlannedBlock
 from memopt.plan.profile import Profile
 from memopt.plan.seconds import StageSeconds
@@ -24,7 +25,7 @@ from memopt.plan.seconds import StageSeconds
 if TYPE_CHECKING:
     from memopt.plan.plan import Plan
 
-_FORMAT = "memopt plan 1"
+_FORMAT = "memopt plan 2"
 
 
 def signature_of(model: nn.Module, paths: Iterable[str]) -> dict[str, str]:
@@ -74,9 +75,17 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
                     "kind": kind,
                     "choice": asdict(choice),
                     "bytes": asdict(nbytes),
-                    "seconds": asdict(profile.seconds[kind, choice]),
                 }
                 for (kind, choice), nbytes in profile.nbytes.items()
+            ],
+            "seconds": [
+                {
+                    "kind": case.kind,
+                    "choice": asdict(case.choice),
+                    "is_beside": case.is_beside,
+                    **asdict(seconds),
+                }
+                for case, seconds in profile.seconds.items()
             ],
             "exact": [
                 {"call": call, "choice": asdict(choice), "bytes": asdict(nbytes)}
@@ -137,7 +146,12 @@ def _profile(data: dict[str, Any]) -> Profile:
             for name, end in data["ends"].items()
         },
         nbytes={(c["kind"], Choice(**c["choice"])): _bytes(c["bytes"]) for c in costs},
-        seconds={(c["kind"], Choice(**c["choice"])): StageSeconds(**c["seconds"]) for c in costs},
+        seconds={
+            Case(s["kind"], Choice(**s["choice"]), s["is_beside"]): StageSeconds(
+                s["forward"], s["backward"]
+            )
+            for s in data["seconds"]
+        },
         exact={(e["call"], Choice(**e["choice"])): _bytes(e["bytes"]) for e in data["exact"]},
         is_timed=data["is_timed"],
         in_order=data["in_order"],

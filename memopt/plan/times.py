@@ -5,28 +5,32 @@ as it is, a plan would choose those that happened to come out low, and take long
 the more so the more kinds of blocks there are. So what choices have in common is measured together:
 
 - a region's forward is the block's own;
-- its backward is the block's own and, by one factor of all blocks, a forward more;
-- with recipes a block takes a factor of its time without. The factors of the kinds are drawn
-  towards their mean as far as their differences may be chance, and the mean towards 1 as far as it
-  may be (Efron and Morris, "Stein's estimation rule and its competitors", 1973): many kinds that
-  each take 3 % longer, which could be chance in each, are no chance together.
+- its backward is the block's own and a forward more, by a factor: kernels run as they did before,
+  while what the second run is begun and caught with weighs more in a small block;
+- what a block saves passes a hook as soon as any block has recipes: that is a factor of its time;
+- and with recipes of its own it takes a factor of that.
+
+The factors of the kinds are drawn towards their mean as far as their differences may be chance, and
+the mean towards 1 as far as it may be (Efron and Morris, "Stein's estimation rule and its
+competitors", 1973): many kinds that each take 3 % longer, which could be chance in each, are no
+chance together.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from memopt.plan.choice import CHOICES, Choice
-from memopt.plan.levels import Samples, Timed, levelled
+from memopt.plan.choice import KEEP, Choice
+from memopt.plan.levels import Case, Samples, Timed, levelled
 from memopt.plan.seconds import StageSeconds
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Of a kind, with recipes or without."""
+    """Of a kind."""
 
     forward: float
     backward: float
@@ -39,81 +43,122 @@ class _Block:
         return self.forward + self.backward
 
 
-def seconds_of(timed: Iterable[Timed]) -> dict[tuple[int, Choice], StageSeconds]:
-    """Of every choice of each kind, also those that no step had."""
+def seconds_of(timed: Iterable[Timed]) -> dict[Case, StageSeconds]:
+    """Of every case of each kind, also those that no step had."""
     samples = levelled(timed)
-    again = _recompute(samples)
-    kinds = sorted({kind for kind, _ in samples})
-    found = {
-        (kind, recipes): _block(samples, kind, recipes, again)
-        for kind in kinds
-        for recipes in (False, True)
-    }
-    factors = _factors({kind: (found[kind, False], found[kind, True]) for kind in kinds})
+    kinds = sorted({case.kind for case in samples})
+    again = _second_runs(samples, kinds)
+    alone, beside, own = (
+        {kind: _block(samples, Case(kind, choice, is_beside), again[kind]) for kind in kinds}
+        for choice, is_beside in ((KEEP, False), (KEEP, True), (Choice(recipes=True), False))
+    )
+    of_hook = _factors({kind: (alone[kind], beside[kind]) for kind in kinds})
+    of_recipes = _factors({kind: (beside[kind] or alone[kind], own[kind]) for kind in kinds})
     seconds = {}
     for kind in kinds:
-        for choice in CHOICES:
-            one = _of(found, kind, choice.recipes, factors)
-            backward = one.backward + again * one.forward * choice.checkpoint
-            seconds[kind, choice] = StageSeconds(one.forward, backward)
+        first = alone[kind] or beside[kind] or own[kind]
+        assert first is not None  # a kind has a sample
+        hooked = _of_length(beside[kind] or first, first.both * of_hook.get(kind, 1.0))
+        made = _of_length(own[kind] or hooked, hooked.both * of_recipes.get(kind, 1.0))
+        for one, recipes, is_beside in (
+            (first, False, False),
+            (hooked, False, True),
+            (made, True, False),
+        ):
+            for region in (False, True):
+                backward = one.backward + again[kind] * one.forward * region
+                case = Case(kind, Choice(recipes, region), is_beside)
+                seconds[case] = StageSeconds(one.forward, backward)
     return seconds
 
 
-def _recompute(samples: Samples) -> float:
-    """How long a region's second run takes, by its forward: of all blocks the median."""
-    ratios = []
-    for (kind, choice), regions in samples.items():
-        plain = samples.get((kind, Choice(choice.recipes)))
-        if choice.checkpoint and plain:
-            forward = _forward(samples, kind, choice.recipes)
-            backward = median(one.backward for one in plain)
-            ratios += [(one.backward - backward) / forward for one in regions if forward]
-    return max(0.0, median(ratios)) if ratios else 1.0
+def _second_runs(samples: Samples, kinds: Sequence[int]) -> dict[int, float]:
+    """By kind, how long a region's second run takes, by its forward."""
+    values, chances = {}, {}
+    for kind in kinds:
+        found = [r for c in samples if c.kind == kind and (r := _second_run(samples, c))]
+        ratios = [ratio for one, _ in found for ratio in one]
+        if ratios:
+            values[kind] = median(ratios) - 1
+            of_plain = fmean(chance for _, chance in found)
+            chances[kind] = _of_median(_variance([one for one, _ in found]), ratios) + of_plain
+    if not values:
+        return dict.fromkeys(kinds, 1.0)
+    drawn = _drawn(list(values.values()), list(chances.values()))
+    again = {kind: max(0.0, 1 + value) for kind, value in zip(values, drawn, strict=True)}
+    return {kind: again.get(kind, fmean(again.values())) for kind in kinds}
 
 
-def _forward(samples: Samples, kind: int, recipes: bool) -> float:
-    both = (samples.get((kind, Choice(recipes, region)), ()) for region in (False, True))
-    return median(one.forward for found in both for one in found)
+def _second_run(samples: Samples, case: Case) -> tuple[list[float], float] | None:
+    """Of regions, each by its forward; and the variance of what the time without regions adds."""
+    plain = samples.get(case._replace(choice=Choice(case.choice.recipes)))
+    if not case.choice.checkpoint or not plain:
+        return None
+    forward = median(one.forward for one in (*plain, *samples[case]))
+    if not forward:
+        return None
+    backward = [one.backward for one in plain]
+    chance = _of_median(_variance([backward]), backward) / forward**2
+    return [(one.backward - median(backward)) / forward for one in samples[case]], chance
 
 
-def _block(samples: Samples, kind: int, recipes: bool, again: float) -> _Block | None:
-    plain = samples.get((kind, Choice(recipes)), ())
-    regions = samples.get((kind, Choice(recipes, True)), ())
+def _block(samples: Samples, case: Case, again: float) -> _Block | None:
+    """Of a case without a region."""
+    plain = samples.get(case, ())
+    regions = samples.get(case._replace(choice=replace(case.choice, checkpoint=True)), ())
     if not plain and not regions:
         return None
-    forward = _forward(samples, kind, recipes)
-    # Where memory had no room for a step without regions, its backward is what is left of theirs.
-    alone = [one.backward for one in plain] or [
-        max(0.0, one.backward - again * forward) for one in regions
-    ]
-    chance = math.pi / 2 * _chance(samples, kind) / len(plain) if plain else 0.0  # of a median
-    return _Block(forward, median(alone), chance)
+    forward = median(one.forward for one in (*plain, *regions))
+    if not plain:
+        # Memory had no room for it. What is left of the regions'.
+        backward = [max(0.0, one.backward - again * forward) for one in regions]
+        return _Block(forward, median(backward))
+    logs = [_logs(found) for other, found in samples.items() if other.kind == case.kind]
+    return _Block(
+        forward, median(one.backward for one in plain), _of_median(_variance(logs), plain)
+    )
 
 
-def _chance(samples: Samples, kind: int) -> float:
-    """The variance of log t of a kind's blocks: by the median of the distances from each choice's
-    median (Hampel, "The influence curve and its role in robust estimation", 1974), which a step
-    that something else held up does not move.
+def _of_length(block: _Block, both: float) -> _Block:
+    """A block whose forward and backward take so long together."""
+    if not block.both:
+        return block
+    scale = both / block.both
+    return _Block(scale * block.forward, scale * block.backward)
+
+
+def _logs(found: Sequence[StageSeconds]) -> list[float]:
+    return [math.log(one.forward + one.backward) for one in found if one.forward]
+
+
+def _variance(groups: Iterable[Sequence[float]]) -> float:
+    """Within groups: by the median of the distances from each group's median (Hampel, "The
+    influence curve and its role in robust estimation", 1974), which a step that something else
+    held up does not move.
     """
     distances: list[float] = []
-    for (other, _), found in samples.items():
-        logs = [math.log(one.forward + one.backward) for one in found if one.forward]
-        if other == kind and len(logs) > 1:
-            middle = median(logs)
-            from_it = sorted(abs(log - middle) for log in logs)
-            number = len(logs)
+    for values in groups:
+        number = len(values)
+        if number > 1:
+            middle = median(values)
+            from_it = sorted(abs(value - middle) for value in values)
             scale = math.sqrt(number / (number - 1))
             distances += [scale * d for d in from_it[number % 2 :]]  # not the middle one's own
     return (1.4826 * median(distances)) ** 2 if distances else 0.0
 
 
+def _of_median(variance: float, values: Sequence[object]) -> float:
+    """The variance of the median of values that vary so."""
+    return math.pi / 2 * variance / len(values)
+
+
 def _factors(pairs: Mapping[int, tuple[_Block | None, _Block | None]]) -> dict[int, float]:
-    """By kind, the time with recipes by the time without."""
+    """By kind, the second one's time by the first one's."""
     logs, chances = {}, {}
-    for kind, (plain, recipes) in pairs.items():
-        if plain is not None and recipes is not None and plain.both and recipes.both:
-            logs[kind] = math.log(recipes.both / plain.both)
-            chances[kind] = plain.variance + recipes.variance
+    for kind, (one, other) in pairs.items():
+        if one is not None and other is not None and one.both and other.both:
+            logs[kind] = math.log(other.both / one.both)
+            chances[kind] = one.variance + other.variance
     if not logs:
         return {}
     drawn = _drawn(list(logs.values()), list(chances.values()))
@@ -139,20 +184,3 @@ def _drawn(values: Sequence[float], chances: Sequence[float]) -> list[float]:
         common + (value - mean) * real / (real + chance)
         for value, chance in zip(values, chances, strict=True)
     ]
-
-
-def _of(
-    found: Mapping[tuple[int, bool], _Block | None],
-    kind: int,
-    recipes: bool,
-    factors: Mapping[int, float],
-) -> _Block:
-    mine, other = found[kind, recipes], found[kind, not recipes]
-    if mine is None:
-        assert other is not None  # a kind has a sample
-        return other
-    if not recipes or kind not in factors:
-        return mine
-    assert other is not None
-    scale = factors[kind] * other.both / mine.both
-    return _Block(scale * mine.forward, scale * mine.backward)

@@ -13,6 +13,7 @@ from memopt.live_bytes import LiveBytes
 from memopt.plan.choice import Assignment
 from memopt.plan.choose import BudgetTooSmall
 from memopt.plan.plan import Plan
+from memopt.plan.solver import Problem, Solution, floor, solve
 
 
 def allocated_above(model: nn.Module, batch: Any) -> int:
@@ -60,3 +61,11 @@ def planned_or_refused(plan: Plan, budget: int) -> tuple[Plan, BudgetTooSmall | 
         return plan.within(budget), None
     except BudgetTooSmall as error:
         return plan, error
+
+
+def plans_of(problem: Problem, count: int) -> tuple[Solution, ...]:
+    """The solver's for so many budgets, evenly from the least to the fastest plan's peak."""
+    least, fastest = floor(problem), solve(problem, 1 << 60)
+    step = (fastest.peak - least.peak) / (count - 1)
+    between = (solve(problem, least.peak + int(step * n)) for n in range(1, count - 1))
+    return tuple(dict.fromkeys((least, *between, fastest)))

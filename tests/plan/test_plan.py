@@ -5,8 +5,6 @@ ops without regions in every bit; and a plan that is taken off leaves nothing be
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from random import Random
 from typing import Any
 
 import pytest
@@ -14,15 +12,10 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.plan.bytes import StageBytes
 from memopt.plan.choice import CHOICES, Assignment
-from memopt.plan.choose import Terms, _in_order, problem
 from memopt.plan.curve import curve_of
 from memopt.plan.live import applied
 from memopt.plan.plan import Plan
-from memopt.plan.profile import Profile
-from memopt.plan.seconds import StageSeconds
-from memopt.plan.solver import curve, solve
 from tests.plan.models import MODELS, Chain, chain, tokens
 from tests.plan.support import (
     allocated_above,
@@ -269,77 +262,6 @@ def test_nested_assignments_restore_after_an_error() -> None:
     with pytest.raises(KeyError):
         Assignment({"blocks.0": CHOICES[3], "blocks.99": CHOICES[3]}).apply(model)
     assert looks(model) == before
-
-
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.6, 0.9])
-def test_alike_blocks_are_in_order(share: float) -> None:
-    """The first ones hold least, the last ones most; and no order of the same choices is faster, or
-    needs less where this one needs all of the budget.
-    """
-    model, batch = chain()
-    rich = memopt.plan(model, batch, EVERYTHING, measure=False)
-    least = curve_of(rich.profile, rich.terms, 2).plans[0].peak
-    plan = rich.within(int(least + share * (rich.plain_peak - least)))
-    held = [block.kept for block in plan.blocks]
-    assert held == sorted(held)
-    assert len(set(held)) > 1
-    best = solve(problem(plan.profile, plan.terms), plan.budget)
-    assert plan.seconds <= best.seconds
-
-
-def test_in_order_only_where_it_costs_nothing() -> None:
-    """Random blocks of two kinds: never slower than what the solver found, and within the budget
-    where that was.
-    """
-    random = Random(0)
-    moved = kept = 0
-    for _ in range(200):
-        profile = random_profile(random)
-        terms = Terms()
-        front = curve(problem(profile, terms), 6)
-        for found in front:
-            ordered = _in_order(profile, found, found.peak, terms)
-            assert ordered.seconds <= found.seconds
-            assert ordered.peak <= found.peak
-            assert sorted(ordered.choices) == sorted(found.choices)
-            in_order = all(
-                held == sorted(held) for held in held_by_kind(profile, ordered.choices, terms)
-            )
-            moved += ordered.choices != found.choices
-            kept += not in_order
-    assert moved > 20
-    assert kept > 20  # with other bytes in forward another order may be needed
-
-
-def random_profile(random: Random) -> Profile:
-    kinds = tuple(random.choice((0, 1)) for _ in range(random.randint(2, 7)))
-    nbytes, seconds = {}, {}
-    for kind in set(kinds):
-        held = sorted((random.randint(0, 9) for _ in CHOICES), reverse=True)
-        for number, choice in enumerate(CHOICES):
-            transient = random.randint(0, 12)
-            nbytes[kind, choice] = StageBytes(held[number], held[number] + 2, transient, 0)
-            seconds[kind, choice] = StageSeconds(1.0, 2.0 + number)
-    end = StageBytes(0, 1, 1, 0), StageSeconds(0.0, 0.0)
-    return Profile(
-        paths=tuple(f"blocks.{number}" for number in range(len(kinds))),
-        kinds=kinds,
-        base=0,
-        optimizer=0,
-        gradients=(0,) * (len(kinds) + 2),
-        ends={"before": end, "after": end},
-        nbytes=nbytes,
-        seconds=seconds,
-    )
-
-
-def held_by_kind(profile: Profile, choices: Sequence[int], terms: Terms) -> Iterator[list[int]]:
-    for kind in set(profile.kinds):
-        numbers = [number for number, other in enumerate(profile.kinds) if other == kind]
-        yield [
-            profile.option(number, terms.choices[choices[number + 1]]).resident
-            for number in numbers
-        ]
 
 
 def test_under_autocast() -> None:

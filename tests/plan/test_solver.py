@@ -19,7 +19,6 @@ from memopt.plan.solver import (
     Link,
     Problem,
     Stage,
-    curve,
     evaluate,
     floor,
     solve,
@@ -199,8 +198,6 @@ def test_refuses_choices_that_are_none() -> None:
         evaluate(problem, (0, 3))
     with pytest.raises(ValueError, match="budget must be a whole number"):
         solve(problem, 1e9)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="count must be at least 2, got 1"):
-        curve(problem, 1)
     offloads = Problem((Stage((Choice(), Choice(offloaded=5))),))
     with pytest.raises(ValueError, match=r"at most link\.room = 0 bytes, got 5"):
         evaluate(offloads, (1,))

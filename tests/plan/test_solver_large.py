@@ -19,12 +19,12 @@ from memopt.plan.solver import (
     Problem,
     Solution,
     Stage,
-    curve,
     evaluate,
     floor,
     solve,
 )
 from tests.plan.brute_force import NO_ROOM, all_plans
+from tests.plan.support import plans_of
 
 # Blocks of a transformer in units of their input (2h bytes a token): kept, with recipes, run again,
 # both, and what of these leaves; a third of the time in forward.
@@ -82,7 +82,7 @@ def test_ninety_six_blocks_are_solved_exactly(
     ways: tuple[tuple[float, float, float], ...], link: Link | None
 ) -> None:
     problem = model(96, ways, link)
-    plans = curve(problem, 40)
+    plans = plans_of(problem, 40)
     assert len(plans) == 40
     assert plans[0].grid == 0
     assert plans[0].labels < 4000
@@ -94,8 +94,8 @@ def test_ninety_six_blocks_are_solved_exactly(
 def test_ninety_six_blocks_with_twelve_choices() -> None:
     """Too many plans to tell all apart. Those found fit, are monotone, and the floor is exact."""
     problem = model(96, TWELVE, LINK)
-    plans = curve(problem, 40)
-    assert plans[0].grid > 0
+    plans = plans_of(problem, 40)
+    assert plans[-1].grid > 0
     check_curve(plans, problem)
     least = floor(problem)
     assert least.grid == 0
@@ -176,6 +176,6 @@ def test_is_asked_once_for_all_budgets() -> None:
     problem = model(8, SIX, LINK)
     solver._front.cache_clear()
     solve(problem, 10**13)
-    curve(problem, 5)
+    plans_of(problem, 5)
     floor(problem)
     assert solver._front.cache_info().misses == 1

@@ -1,0 +1,123 @@
+"""Proves: the plan that is chosen is the fastest within the budget, with what recipes cost the
+blocks that have none, and alike blocks stand in the order that people expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from random import Random
+
+import pytest
+
+import memopt
+from memopt.plan.bytes import StageBytes
+from memopt.plan.choice import CHOICES
+from memopt.plan.choose import Terms, _in_order, evaluated, problem, solved
+from memopt.plan.curve import curve_of
+from memopt.plan.levels import Case
+from memopt.plan.profile import Profile
+from memopt.plan.seconds import StageSeconds
+from memopt.plan.solver import solve
+from tests.plan.models import chain
+from tests.plan.support import plans_of
+
+EVERYTHING = 1 << 30
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.6, 0.9])
+def test_alike_blocks_are_in_order(share: float) -> None:
+    """The first ones hold least, the last ones most; and no order of the same choices is faster, or
+    needs less where this one needs all of the budget.
+    """
+    model, batch = chain()
+    rich = memopt.plan(model, batch, EVERYTHING, measure=False)
+    least = curve_of(rich.profile, rich.terms, 2).plans[0].peak
+    plan = rich.within(int(least + share * (rich.plain_peak - least)))
+    held = [block.kept for block in plan.blocks]
+    assert held == sorted(held)
+    assert len(set(held)) > 1
+    whole = problem(plan.profile, plan.terms, CHOICES, with_recipes=True)
+    assert plan.seconds <= solve(whole, plan.budget).seconds
+
+
+def test_in_order_only_where_it_costs_nothing() -> None:
+    """Random blocks of two kinds: never slower than what the solver found, and within the budget
+    where that was.
+    """
+    random = Random(0)
+    moved = kept = 0
+    for _ in range(200):
+        profile = random_profile(random)
+        terms = Terms()
+        for found in plans_of(problem(profile, terms, CHOICES, with_recipes=True), 6):
+            found = evaluated(profile, terms, found.choices)
+            ordered = _in_order(profile, found, found.peak, terms)
+            assert ordered.seconds <= found.seconds
+            assert ordered.peak <= found.peak
+            assert sorted(ordered.choices) == sorted(found.choices)
+            in_order = all(
+                held == sorted(held) for held in held_by_kind(profile, ordered.choices, terms)
+            )
+            moved += ordered.choices != found.choices
+            kept += not in_order
+    assert moved > 20
+    assert kept > 20  # with other bytes in forward another order may be needed
+
+
+def test_what_recipes_cost_the_other_blocks_counts() -> None:
+    """Random blocks that take longer beside recipes: the plan is the fastest of all within the
+    budget, with recipes and without, and the curve's points are.
+    """
+    random = Random(1)
+    with_recipes = 0
+    for _ in range(60):
+        profile, terms = random_profile(random, most=4), Terms()
+        every = [
+            evaluated(profile, terms, [0, *numbers, 0])
+            for numbers in product(range(len(CHOICES)), repeat=len(profile.paths))
+        ]
+        budget = random.choice(every).peak
+        best = min(plan.seconds for plan in every if plan.peak <= budget)
+        found = solved(profile, budget, terms)
+        assert found.peak <= budget
+        assert found.seconds == pytest.approx(best)
+        with_recipes += any(CHOICES[number].recipes for number in found.choices[1:-1])
+        for point in curve_of(profile, terms, 5).plans:
+            fastest = min(plan.seconds for plan in every if plan.peak <= point.peak)
+            assert point.seconds == pytest.approx(fastest)
+    assert 10 < with_recipes < 50
+
+
+def random_profile(random: Random, most: int = 7) -> Profile:
+    kinds = tuple(random.choice((0, 1)) for _ in range(random.randint(2, most)))
+    nbytes, seconds = {}, {}
+    for kind in set(kinds):
+        held = sorted((random.randint(0, 9) for _ in CHOICES), reverse=True)
+        for number, choice in enumerate(CHOICES):
+            transient = random.randint(0, 12)
+            nbytes[kind, choice] = StageBytes(held[number], held[number] + 2, transient, 0)
+            seconds[Case(kind, choice)] = StageSeconds(1.0, 2.0 + number)
+            if not choice.recipes:
+                hooked = random.choice((0.0, 0.3, 1.0))
+                seconds[Case(kind, choice, True)] = StageSeconds(1.0 + hooked, 2.0 + number)
+    end = StageBytes(0, 1, 1, 0), StageSeconds(0.0, 0.0)
+    return Profile(
+        paths=tuple(f"blocks.{number}" for number in range(len(kinds))),
+        kinds=kinds,
+        base=0,
+        optimizer=0,
+        gradients=(0,) * (len(kinds) + 2),
+        ends={"before": end, "after": end},
+        nbytes=nbytes,
+        seconds=seconds,
+    )
+
+
+def held_by_kind(profile: Profile, choices: Sequence[int], terms: Terms) -> Iterator[list[int]]:
+    for kind in set(profile.kinds):
+        numbers = [number for number, other in enumerate(profile.kinds) if other == kind]
+        yield [
+            profile.option(number, terms.choices[choices[number + 1]], True).resident
+            for number in numbers
+        ]
