@@ -66,9 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         OP,
         {},
         {"cuda": args.cuda},
-        ["python", "-m", f"benchmarks.{OP}", *(sys.argv[1:] if argv is None else argv)],
+        argv,
         torch.device("cpu"),
-        copy_bandwidths={},
     )
     results = record.Record(args.out or RESULTS / "cpu_build.json", header, resume=False)
     found = build(args.cuda)

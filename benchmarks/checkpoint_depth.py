@@ -178,8 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "dtype": "float32",
         "threads": 1,
     }
-    command = ["python", "-m", f"benchmarks.{OP}", *(sys.argv[1:] if argv is None else argv)]
-    header = record.header(OP, {}, settings, command, device, {})
+    header = record.header(OP, {}, settings, argv, device)
     results = record.Record(args.out, header, resume=False)
     for depth in args.depths:
         variants = {policy: measure(policy, depth, device) for policy in POLICIES}

@@ -299,14 +299,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     torch.set_num_threads(1)
     effort = dataclasses.replace(QUICK if args.quick else FULL, seed=args.seed)
-    options = sys.argv[1:] if argv is None else argv
     header = record.header(
         "checkpoint_overhead",
         {"us above the floor": GOAL_ABOVE_FLOOR_US},
         dataclasses.asdict(effort),
-        ["python", "-m", "benchmarks.checkpoint_overhead", *options],
+        argv,
         torch.device("cpu"),
-        copy_bandwidths={},
     )
     if FAIRSCALE in contenders()[0]:
         header["versions"]["fairscale"] = metadata.version("fairscale")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from benchmarks.peers import PACKAGES
+
+T = TypeVar("T")
 
 RESULTS = Path(__file__).parent / "results"
 OPS = ("layer_norm", "layer_norm_gelu", "gelu", "rms_norm", "add_norm")
@@ -111,6 +114,18 @@ def parse_ways(
     args = parser.parse_args(argv)
     args.out = args.out or RESULTS / f"{args.device if devices else 'cpu'}_{op}.json"
     return args
+
+
+def in_time(op: str, args: argparse.Namespace, cases: Mapping[str, T]) -> Iterator[tuple[str, T]]:
+    """Those that parse_ways's options ask for, until the time is over."""
+    deadline = time.monotonic() + 60 * args.minutes
+    for name, case in cases.items():
+        if args.filter not in name:
+            continue
+        if time.monotonic() > deadline:
+            print(f"{op}: out of time before {name}", flush=True)
+            return
+        yield name, case
 
 
 def op_results() -> list[Path]:

@@ -36,7 +36,7 @@ from benchmarks import record
 from benchmarks.cli import parse_ways
 from benchmarks.clocks import CpuClock
 from benchmarks.convert_models.sizes import Sizes
-from benchmarks.harness import Effort, alternate, effort_of, spread
+from benchmarks.harness import Effort, compared, effort_of
 from benchmarks.summary import describe, table
 from memopt.live_bytes import LiveBytes
 
@@ -168,17 +168,15 @@ def curve(layers: int, width: int, tokens: int, shares: Sequence[float]) -> dict
 
 def measure(ways: Mapping[str, Way], effort: Effort) -> dict[str, Any]:
     """The record of a case, as it stands in the JSON file."""
-    seconds, _ = alternate({name: each.run for name, each in ways.items()}, CpuClock(), effort)
-    found = {}
+    runs = {name: each.run for name, each in ways.items()}
+    record = compared(runs, CpuClock(), effort, TORCH, "over_torch")
     for name, each in ways.items():
-        over = [own / base for own, base in zip(seconds[name], seconds[TORCH], strict=True)]
-        found[name] = {
+        record["variants"][name] = {
             "held_bytes": each.held,
             "most_bytes": each.most,
-            "seconds": spread(seconds[name]),
-            "over_torch": spread(over),
+            **record["variants"][name],
         }
-    return {"rounds": len(seconds[TORCH]), "variants": found}
+    return record
 
 
 def report(run: Mapping[str, Any]) -> str:
@@ -264,9 +262,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "families": {name: dataclasses.asdict(sizes) for name, sizes in families.items()},
             "curve": {"layers": layers, "width": width, "tokens": tokens},
         },
-        ["python", "-m", f"benchmarks.{OP}", *(sys.argv[1:] if argv is None else argv)],
+        argv,
         torch.device("cpu"),
-        copy_bandwidths={},
     )
     results = record.Record(args.out, header, resume=False)
     try:

@@ -82,9 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         OP,
         {},
         {**dataclasses.asdict(SIZES), "dtype": "bfloat16", "sequences": 2},
-        ["python", "-m", f"benchmarks.{OP}", *(sys.argv[1:] if argv is None else argv)],
+        argv,
         torch.device("cpu"),
-        copy_bandwidths={},
     )
     header["versions"]["transformers"] = metadata.version("transformers")
     results = record.Record(args.out, header, resume=False)

@@ -123,9 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         OP,
         {},
         {"dtype": "float32", "models": len(ZOO)},
-        ["python", "-m", f"benchmarks.{OP}", *(sys.argv[1:] if argv is None else argv)],
+        argv,
         torch.device("cpu"),
-        copy_bandwidths={},
     )
     results = record.Record(args.out, header, resume=False)
     if args.add and args.out.exists():

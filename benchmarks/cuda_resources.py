@@ -178,9 +178,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         {arch for path in objects for arch in _ARCH.findall(output(tool, "-res-usage", str(path)))},
         key=lambda arch: int(arch.strip("sm_")),
     )
-    command = ["python", "-m", f"benchmarks.{OP}", *(sys.argv[1:] if argv is None else argv)]
     settings = {"architectures": archs}
-    header = record.header(OP, {}, settings, command, torch.device("cpu"), {})
+    header = record.header(OP, {}, settings, argv, torch.device("cpu"))
     results = record.Record(args.out, header, resume=False)
     for arch in archs:
         kernels = []

@@ -182,6 +182,23 @@ def measure(case: Case, clock: Clock, effort: Effort, copy_bandwidth: float) -> 
     }
 
 
+def compared(
+    runs: Mapping[str, Thunk], clock: Clock, effort: Effort, base: str, over: str
+) -> dict[str, Any]:
+    """The times of the ways to do one thing, in turns: a case's record as far as time goes.
+
+    Args:
+        base: the way that the others are compared with.
+        over: what a way's time over that one's in the same round is called.
+    """
+    seconds, _ = alternate(runs, clock, effort)
+    variants = {}
+    for name, times in seconds.items():
+        ratios = [own / of_base for own, of_base in zip(times, seconds[base], strict=True)]
+        variants[name] = {"seconds": spread(times), over: spread(ratios)}
+    return {"rounds": len(seconds[base]), "variants": variants}
+
+
 def _runnable(variants: Sequence[Variant]) -> tuple[list[Variant], dict[str, str]]:
     """The variants without the peers that raise, and what those raised."""
     kept, failed = [], {}

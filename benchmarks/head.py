@@ -20,7 +20,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -32,9 +31,9 @@ from torch import Tensor, nn
 
 import memopt
 from benchmarks import record
-from benchmarks.cli import has_device, parse_ways
+from benchmarks.cli import has_device, in_time, parse_ways
 from benchmarks.clocks import StepClock, keep_freed_memory
-from benchmarks.harness import Effort, alternate, effort_of, spread
+from benchmarks.harness import Effort, compared, effort_of
 from benchmarks.memory import step_bytes
 from benchmarks.summary import describe, table
 
@@ -176,18 +175,16 @@ def case_of(size: Size, device: torch.device, compiles: bool, effort: Effort) ->
         name: made(change, head, x, target, exact)
         for name, change in ways_on(device, compiles).items()
     }
-    seconds, _ = alternate({n: way.run for n, way in ways.items()}, StepClock(device), effort)
-    found = {}
+    runs = {name: way.run for name, way in ways.items()}
+    record = compared(runs, StepClock(device), effort, EAGER, "over_eager")
     for name, way in ways.items():
-        over = [own / base for own, base in zip(seconds[name], seconds[EAGER], strict=True)]
-        found[name] = {
+        record["variants"][name] = {
             "held_bytes": way.held,
             "peak_bytes": way.peak,
             "error": float(f"{way.error:.3g}"),
-            "seconds": spread(seconds[name]),
-            "over_eager": spread(over),
+            **record["variants"][name],
         }
-    return {"rounds": len(seconds[EAGER]), "variants": found}
+    return record
 
 
 def tables(run: Mapping[str, Any]) -> str:
@@ -218,7 +215,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_ways(OP, argv, devices=("cpu", "cuda"))
     if not has_device(OP, args.device):
         return 2
-    deadline = time.monotonic() + 60 * args.minutes
     device = torch.device(args.device)
     effort = effort_of(args, FULL, CUDA_EFFORT)
     keeps_memory = device.type == "cpu" and keep_freed_memory()  # as a GPU's allocator does
@@ -227,19 +223,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         OP,
         {},
         {**dataclasses.asdict(effort), "chunks": CHUNKS, "keeps_freed_memory": keeps_memory},
-        ["python", "-m", f"benchmarks.{OP}", *(sys.argv[1:] if argv is None else argv)],
+        argv,
         device,
-        copy_bandwidths={},
     )
     results = record.Record(args.out, header, resume=False)
-    for size in sizes:
-        if args.filter not in size.name:
-            continue
-        if time.monotonic() > deadline:
-            print(f"{OP}: out of time before {size.name}", flush=True)
-            break
-        results.add(size.name, case_of(size, device, not args.quick, effort))
-        print(f"{size.name} done", flush=True)
+    for name, size in in_time(OP, args, {size.name: size for size in sizes}):
+        results.add(name, case_of(size, device, not args.quick, effort))
+        print(f"{name} done", flush=True)
     print(f"\n{report({**results.header, 'cases': results.cases})}\n\n{args.out}", flush=True)
     return 0
 

@@ -150,9 +150,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         OP,
         {},
         {"size": dataclasses.asdict(SIZE), "batch": BATCH, "steps": steps, "seed": args.seed},
-        ["python", "-m", f"benchmarks.{OP}", *(sys.argv[1:] if argv is None else argv)],
+        argv,
         torch.device("cpu"),
-        copy_bandwidths={},
     )
     results = record.Record(args.out, header, resume=False)
     case = measure(steps, args.seed)

@@ -22,7 +22,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,10 +32,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from benchmarks import record
-from benchmarks.cli import has_device, parse_ways
+from benchmarks.cli import has_device, in_time, parse_ways
 from benchmarks.clocks import StepClock
 from benchmarks.convert_models.sizes import SEQUENCES, Sizes
-from benchmarks.harness import Effort, alternate, effort_of, spread
+from benchmarks.harness import Effort, compared, effort_of
 from benchmarks.model_ways import DROPOUT, EAGER, TIMES, Way, maker, ways_of
 from benchmarks.summary import describe, table
 
@@ -55,23 +54,21 @@ def case_of(
     ways: Mapping[str, Way], sizes: Sizes, device: torch.device, effort: Effort
 ) -> dict[str, Any]:
     """The record of a case, as it stands in the JSON file."""
-    seconds, _ = alternate({n: way.run for n, way in ways.items()}, StepClock(device), effort)
+    runs = {name: way.run for name, way in ways.items()}
+    record = compared(runs, StepClock(device), effort, EAGER, "over_eager")
     rows = SEQUENCES * TIMES[device.type]
     eager = ways[EAGER]
-    found = {}
     for name, way in ways.items():
-        over = [own / base for own, base in zip(seconds[name], seconds[EAGER], strict=True)]
-        found[name] = {
+        record["variants"][name] = {
             "held_bytes": way.held,
             "peak_bytes": way.peak,
             "row_bytes": None if way.row is None else round(way.row),
             "rows_fit": _fits(rows, eager.peak - way.peak, way.row),
             "token_bytes": None if way.token is None else round(way.token),
             "tokens_fit": _fits(sizes.tokens, eager.peak - way.peak, way.token),
-            "seconds": spread(seconds[name]),
-            "over_eager": spread(over),
+            **record["variants"][name],
         }
-    return {"rounds": len(seconds[EAGER]), "rows": rows, "variants": found}
+    return {**record, "rows": rows}
 
 
 def _fits(taken: int, room: int, each: float | None) -> int | None:
@@ -144,7 +141,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_ways(OP, argv, devices=("cpu", "cuda"))
     if not has_device(OP, args.device):
         return 2
-    deadline = time.monotonic() + 60 * args.minutes
     device = torch.device(args.device)
     on_cuda = device.type == "cuda"
     effort = effort_of(args, FULL, CUDA_EFFORT)
@@ -154,9 +150,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         OP,
         {},
         {**dataclasses.asdict(effort), "sizes": dataclasses.asdict(sizes)},
-        ["python", "-m", f"benchmarks.{OP}", *(sys.argv[1:] if argv is None else argv)],
+        argv,
         device,
-        copy_bandwidths={},
     )
     if find_spec("transformers") is None:
         print("models: transformers is not installed", file=sys.stderr)
@@ -164,12 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     dropout = {f"{name}, dropout": (name, 0.1) for name in DROPOUT}
     cases = {name: (name, 0.0) for name in families} | ({} if args.quick else dropout)
     results = record.Record(args.out, header, resume=False)
-    for case, (name, probability) in cases.items():
-        if args.filter not in case:
-            continue
-        if time.monotonic() > deadline:
-            print(f"{OP}: out of time before {case}", flush=True)
-            break
+    for case, (name, probability) in in_time(OP, args, cases):
         make = maker(name, sizes, probability, device)
         compiles = probability == 0.0 and name in COMPILED
         ways = ways_of(make, compiles, hides=on_cuda)

@@ -244,8 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sizes, effort = QUICK_SIZES, QUICK
     effort = dataclasses.replace(effort, seed=args.seed)
     settings = {**dataclasses.asdict(effort), "copies_in_flight": COPIES_IN_FLIGHT}
-    command = ["python", "-m", f"benchmarks.{OP}", *(sys.argv[1:] if argv is None else argv)]
-    header = record.header(OP, GOALS, settings, command, device, {})
+    header = record.header(OP, GOALS, settings, argv, device)
     if header["load_average"] > 0.5:
         print(f"{OP}: this machine is busy (load {header['load_average']}): expect noise")
     results = record.Record(args.out, header, args.resume)

@@ -24,7 +24,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,9 +33,9 @@ from torch import Tensor, nn
 
 import memopt
 from benchmarks import clocks, record, rotor
-from benchmarks.cli import has_device, parse_ways
+from benchmarks.cli import has_device, in_time, parse_ways
 from benchmarks.compile import Block
-from benchmarks.harness import Effort, alternate, effort_of, spread
+from benchmarks.harness import Effort, compared, effort_of
 from benchmarks.memory import most_bytes
 from benchmarks.plan_models import Every, Model, Segments, Sizes, Turn, layers_of
 from benchmarks.summary import describe, table
@@ -172,17 +171,13 @@ def ways_of(name: str, sizes: Sizes, device: torch.device) -> dict[str, Way]:
 def measure(ways: Mapping[str, Way], device: torch.device, effort: Effort) -> dict[str, Any]:
     """The record of a case, as it stands in the JSON file."""
     runs = {name: each.run for name, each in ways.items()}
-    seconds, _ = alternate(runs, clocks.StepClock(device), effort)
-    found = {}
+    record = compared(runs, clocks.StepClock(device), effort, PLAIN, "over_plain")
     for name, each in ways.items():
-        over = [own / base for own, base in zip(seconds[name], seconds[PLAIN], strict=True)]
-        found[name] = {
+        record["variants"][name] |= {
             "peak_bytes": each.peak,
-            "seconds": spread(seconds[name]),
-            "over_plain": spread(over),
             "predicted_over_plain": each.predicted,
         }
-    return {"rounds": len(seconds[PLAIN]), "variants": found}
+    return record
 
 
 def report(run: Mapping[str, Any]) -> str:
@@ -251,7 +246,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_ways(OP, argv, devices=("cpu", "cuda"))
     if not has_device(OP, args.device):
         return 2
-    deadline = time.monotonic() + 60 * args.minutes
     device = torch.device(args.device)
     on_cuda = device.type == "cuda"
     effort = effort_of(args, FULL, CUDA_EFFORT)
@@ -265,17 +259,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             "keeps_freed_memory": keeps_memory,
             "sizes": {name: each._asdict() for name, each in sizes.items()},
         },
-        ["python", "-m", f"benchmarks.{OP}", *(sys.argv[1:] if argv is None else argv)],
+        argv,
         device,
-        copy_bandwidths={},
     )
     results = record.Record(args.out, header, resume=False)
-    for name, each in sizes.items():
-        if args.filter not in name:
-            continue
-        if time.monotonic() > deadline:
-            print(f"{OP}: out of time before {name}", flush=True)
-            break
+    for name, each in in_time(OP, args, sizes):
         results.add(name, measure(ways_of(name, each, device), device, effort))
         print(f"{name} done", flush=True)
     figure = args.out.with_suffix(".png")

@@ -174,9 +174,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "recipes_overhead",
         {"us over identity": GOAL_OVER_IDENTITY_US},
         dataclasses.asdict(effort),
-        ["python", "-m", "benchmarks.recipes_overhead", *(sys.argv[1:] if argv is None else argv)],
+        argv,
         torch.device("cpu"),
-        copy_bandwidths={},
     )
     results = record.Record(args.out, header, resume=False)
     for name in CASES:

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,26 +65,31 @@ def header(
     op: str,
     goals: Mapping[str, float],
     settings: dict[str, Any],
-    command: Sequence[str],
+    argv: Sequence[str] | None,
     device: torch.device,
-    copy_bandwidths: Mapping[int, float],
+    copy_bandwidths: Mapping[int, float] | None = None,
 ) -> dict[str, Any]:
-    """Everything in the file but the cases. `goals`: direction to the least wanted ratio to the
-    baseline; `copy_bandwidths`: threads to bytes per second.
+    """Everything in the file but the cases.
+
+    Args:
+        goals: direction to the least wanted ratio to the baseline.
+        argv: the benchmark's arguments; None: those of this process.
+        copy_bandwidths: threads to bytes per second.
     """
+    arguments = sys.argv[1:] if argv is None else argv
     now = datetime.datetime.now(datetime.timezone.utc)
     return {
         "schema": SCHEMA,
         "op": op,
         "date": now.isoformat(timespec="seconds"),
-        "commands": [" ".join(command)],
+        "commands": [" ".join(["python", "-m", f"benchmarks.{op}", *arguments])],
         "goals": dict(goals),
         "settings": settings,
         "machine": machine(device),
         "load_average": round(os.getloadavg()[0], 2),
         "versions": versions(),
         "copy_gb_per_s": {
-            str(threads): round(b / 1e9, 2) for threads, b in copy_bandwidths.items()
+            str(threads): round(b / 1e9, 2) for threads, b in (copy_bandwidths or {}).items()
         },
     }
 

@@ -60,7 +60,6 @@ def main(
     if not cli.has_device(op, args.device):
         return 2
     deadline = time.monotonic() + 60 * args.minutes
-    command = ["python", "-m", f"benchmarks.{op}", *(sys.argv[1:] if argv is None else argv)]
     device = torch.device(args.device)
     clock = clocks.make_clock(device)
     effort = effort_of(args, Effort(), CUDA)
@@ -70,7 +69,7 @@ def main(
         op,
         goals if device.type == "cpu" else {},
         {**dataclasses.asdict(effort), "keeps_freed_memory": keeps_memory},
-        command,
+        argv,
         device,
         copy_bandwidths,
     )
