@@ -47,6 +47,7 @@ struct Math;
 template <>
 struct Math<float> {
   static MEMOPT_HD float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
+  static MEMOPT_HD float fnma(float a, float b, float c) { return ::fmaf(-a, b, c); }  // c - a b
   static MEMOPT_HD float abs(float x) { return ::fabsf(x); }
   // 2^x for x <= 0. On a GPU the hardware's, right to 2 ulp and 0 below 2^-126: one instruction,
   // where e^x takes eight and a 2^x that keeps subnormal results four.
@@ -59,6 +60,7 @@ struct Math<float> {
     return ::exp2f(x);
 #endif
   }
+  static MEMOPT_HD float rough_exp2(float x) { return exp2(x); }
   // 2^n for an integer n <= 0.
   static MEMOPT_HD float power_of_two(float n) { return exp2(n); }
   static MEMOPT_HD float sqrt(float x) { return ::sqrtf(x); }
@@ -74,6 +76,7 @@ struct Math<float> {
     return 1.0f / x;
 #endif
   }
+  static MEMOPT_HD float rough_reciprocal(float x) { return reciprocal(x); }
   // a / b for 1/2 <= b, finite. On a GPU from 1 / b and what the product with it lacks,
   // which is NaN where a is infinite.
   static MEMOPT_HD float divide(float a, float b) {
@@ -89,6 +92,10 @@ struct Math<float> {
   static MEMOPT_HD float clamp_max(float x, float limit) { return x > limit ? limit : x; }
   // a where the sign bit is set (also -0), else b.
   static MEMOPT_HD float if_negative(float sign, float a, float b) { return sign < 0 ? a : b; }
+  // min(|x|, limit); the limit or NaN where x is NaN.
+  static MEMOPT_HD float clamped_abs(float x, float limit) { return clamp_max(abs(x), limit); }
+  // p where x's sign bit is set, else 1 - p.
+  static MEMOPT_HD float reflected(float x, float p) { return if_negative(x, p, 1.0f - p); }
   // a where x > 0 or x is NaN, else b.
   static MEMOPT_HD float if_positive(float x, float a, float b) { return x <= 0 ? b : a; }
 };

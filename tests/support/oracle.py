@@ -8,8 +8,17 @@ it, times how much the result moves with that.
 
 from __future__ import annotations
 
+import torch
+
 from .cases import Call, OpCase, Results, evaluate
-from .tolerances import allowance, largest_error, sums_dtype, worst_error
+from .tolerances import (
+    SHORT_GELU,
+    allowance,
+    largest_error,
+    roundoff,
+    sums_dtype,
+    worst_error,
+)
 
 
 def _wide(call: Call) -> Call:
@@ -37,7 +46,10 @@ def allowances(case: OpCase, call: Call, exact: Results) -> Results:
     for name, value in exact.items():
         if value is not None:
             roundings = case.roundings(name)
-            allowed[name] = allowance(value, magnitude[name], roundings, dtypes[name], sums)
+            dtype = dtypes[name]
+            allowed[name] = allowance(value, magnitude[name], roundings, dtype, sums)
+            if dtype == torch.bfloat16 and case.has_erf_gelu:
+                allowed[name] += SHORT_GELU * roundoff(dtype) * value.abs()
     return allowed
 
 

@@ -45,17 +45,18 @@ __attribute__((noinline)) void backward_steps(const Function f, const Accumulate
   for (int64_t i = 0; i < count; i += E::kStep) {
     const auto v = E::load(x + i);
     auto d = E::load(dy + i);
-    auto lo = f.value_and_grad(v.lo);
-    auto hi = f.value_and_grad(v.hi);
-    if (keep != nullptr) {
-      const auto k = E::arrange(load_keep<T>(keep + i));
-      d = {d.lo * k.lo, d.hi * k.hi};
-      lo.value = lo.value * k.lo;
-      hi.value = hi.value * k.hi;
-    }
+    const auto lo = f.value_and_grad(v.lo);
+    const auto hi = f.value_and_grad(v.hi);
+    const auto k = keep == nullptr ? d : E::arrange(load_keep<T>(keep + i));  // d: not read
+    if (keep != nullptr) d = {d.lo * k.lo, d.hi * k.hi};
     store<E>(dx + i, Step{chain<Function>(d.lo, lo.grad), chain<Function>(d.hi, hi.grad)}, Whole{},
              streamed);
-    if (y) store<E>(y + i, Step{lo.value, hi.value}, Whole{}, streamed);
+    if (y) {
+      // Asked for here alone, so that it is not computed where nobody wants it.
+      Step value{f.value_and_grad(v.lo).value, f.value_and_grad(v.hi).value};
+      if (keep != nullptr) value = {value.lo * k.lo, value.hi * k.hi};
+      store<E>(y + i, value, Whole{}, streamed);
+    }
   }
 }
 
@@ -103,13 +104,17 @@ void backward(const Function& f, const ActivationBackwardParams& p, int64_t firs
 
 void activation_forward(const ActivationForwardParams& p, int64_t begin, int64_t end) {
   with_type(p.dtype, [&](auto t) {
-    with_activation(p.activation, [&](auto f) { forward<decltype(t)>(f, p, begin, end); });
+    with_activation(p.activation, [&](auto f) {
+      forward<decltype(t)>(rounded_to<decltype(t)>(f), p, begin, end);
+    });
   });
 }
 
 void activation_backward(const ActivationBackwardParams& p, int64_t begin, int64_t end) {
   with_type(p.dtype, [&](auto t) {
-    with_activation(p.activation, [&](auto f) { backward<decltype(t)>(f, p, begin, end); });
+    with_activation(p.activation, [&](auto f) {
+      backward<decltype(t)>(rounded_to<decltype(t)>(f), p, begin, end);
+    });
   });
 }
 

@@ -231,13 +231,17 @@ void backward(const Function& f, const GatedBackwardParams& p, int64_t begin, in
 
 void gated_forward(const GatedForwardParams& p, int64_t begin, int64_t end) {
   with_type(p.dtype, [&](auto t) {
-    with_activation(p.activation, [&](auto f) { forward<decltype(t)>(f, p, begin, end); });
+    with_activation(p.activation, [&](auto f) {
+      forward<decltype(t)>(rounded_to<decltype(t)>(f), p, begin, end);
+    });
   });
 }
 
 void gated_backward(const GatedBackwardParams& p, int64_t begin, int64_t end) {
   with_type(p.dtype, [&](auto t) {
-    with_activation(p.activation, [&](auto f) { backward<decltype(t)>(f, p, begin, end); });
+    with_activation(p.activation, [&](auto f) {
+      backward<decltype(t)>(rounded_to<decltype(t)>(f), p, begin, end);
+    });
   });
 }
 

@@ -96,7 +96,7 @@ void first_sweep(const BackwardPart<T>& part, BackwardRow<T> (&rows)[kRows], int
   using V = typename Elements<T>::V;
   using M = Math<V>;
   using S = typename Norm::Statistics;
-  const auto f = make_activation<typename Norm::Activation>(part.p.activation);
+  const auto f = rounded_to<T>(make_activation<typename Norm::Activation>(part.p.activation));
   const auto* const gammas = part.gamma;
   const auto* const betas = part.beta;
   auto* const dgammas = part.dgamma;

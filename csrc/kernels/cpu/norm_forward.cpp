@@ -154,7 +154,7 @@ void write_output(const NormForwardParams& p, Affine<Accumulate<T>> affine, cons
                   Moments<Accumulate<T>> stats, T* y, BesideOutput<T> beside, bool streamed) {
   using S = typename Norm::Statistics;
   using V = typename Elements<T>::V;
-  const auto f = make_activation<typename Norm::Activation>(p.activation);
+  const auto f = rounded_to<T>(make_activation<typename Norm::Activation>(p.activation));
   const auto [gamma, beta] = affine;
   const V offset(scale_offset(p));
   const V mean(stats.mean);

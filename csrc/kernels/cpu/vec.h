@@ -17,7 +17,10 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
+
+#include "../gelu.h"
 
 #if defined(__x86_64__) && !defined(CPU_CAPABILITY_AVX2) && !defined(CPU_CAPABILITY_AVX512)
 #define MEMOPT_NO_VECTORS
@@ -192,22 +195,23 @@ struct EvenOdd {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(v, 16)),
             _mm512_castsi512_ps(_mm512_and_si512(v, upper()))};
   }
+  // To nearest, ties to even. The upper halves, which are bfloat16 numbers already, and the lower
+  // halves, by which they grow by one, each in one register. A NaN of arithmetic on bfloat16
+  // numbers has a lower half of 0, and stays as it is.
   static MEMOPT_INLINE Narrow narrow(Step<V> s) {
-    const __m512i even = _mm512_srli_epi32(round(s.lo), 16);
-    return Narrow(
-        _mm512_ternarylogic_epi32(even, round(s.hi), upper(), 0xF8));  // even | (odd & upper)
+    const __m512i even = _mm512_castps_si512(s.lo), odd = _mm512_castps_si512(s.hi);
+    const __m512i top = _mm512_mask_blend_epi16(kOdd, _mm512_srli_epi32(even, 16), odd);
+    const __m512i low = _mm512_mask_blend_epi16(kOdd, even, _mm512_slli_epi32(odd, 16));
+    const __m512i last_bit = _mm512_set1_epi16(1), half = _mm512_set1_epi16(-0x8000);
+    // Above a half, or just a half on an odd number.
+    const __m512i rest = _mm512_ternarylogic_epi32(low, top, last_bit, 0xF8);  // low | (top & 1)
+    const __mmask32 grows = _mm512_cmpgt_epu16_mask(rest, half);
+    return Narrow(_mm512_mask_add_epi16(top, grows, top, last_bit));
   }
 
  private:
+  static constexpr __mmask32 kOdd = 0xAAAAAAAA;
   static MEMOPT_INLINE __m512i upper() { return _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)); }
-  // To nearest, ties to even, in the upper half of each lane; NaN (always quiet, from arithmetic)
-  // stays as it is.
-  static MEMOPT_INLINE __m512i round(__m512 x) {
-    const __m512i bits = _mm512_castps_si512(x);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF));
-    return _mm512_mask_add_epi32(bits, _mm512_cmp_ps_mask(x, x, _CMP_ORD_Q), bits, half);
-  }
 #elif defined(CPU_CAPABILITY_AVX2)
   static MEMOPT_INLINE Step<V> widen(Narrow v) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(v, 16)),
@@ -352,6 +356,17 @@ MEMOPT_INLINE float sum_lanes(FloatVec v) {
 
 MEMOPT_INLINE bool is_aligned(const void* p) {
   return reinterpret_cast<uintptr_t>(p) % 64 == 0;
+}
+
+// The activation, for values that are rounded to T.
+template <class T, class Function>
+MEMOPT_INLINE auto rounded_to(const Function& f) {
+  constexpr bool is_short = std::is_same_v<T, c10::BFloat16> && std::is_same_v<Function, GeluErf>;
+  if constexpr (is_short) {
+    return GeluErfBFloat16{};
+  } else {
+    return f;
+  }
 }
 
 // f(T()) with the C++ type that `dtype` names. float64 has no vectors: one copy of its kernels

@@ -81,6 +81,11 @@ class OpCase:
     def __str__(self) -> str:
         return self.family
 
+    @property
+    def has_erf_gelu(self) -> bool:
+        words = str(self).split("-")
+        return bool({"gelu", "layer_norm_gelu", "gelu_linear"} & set(words)) and "tanh" not in words
+
     def seed(self) -> None:
         """Puts the default generator where each call of a random op finds it."""
 
