@@ -45,7 +45,14 @@ class Case(NamedTuple):
     """Whether it has no recipes and others have. Then what it saves passes their hook."""
 
 
-Samples = Mapping[Case, Sequence[StageSeconds]]
+@dataclass(frozen=True)
+class Sample(StageSeconds):
+    """One call of a block in one step, with what is its round's and its place's taken out."""
+
+    round: int = 0
+
+
+Samples = Mapping[Case, Sequence[Sample]]
 
 
 @dataclass(frozen=True)
@@ -68,13 +75,13 @@ def levelled(timed: Iterable[Timed]) -> Samples:
     kinds: dict[int, list[int]] = defaultdict(list)
     for number, one in enumerate(timed):
         kinds[one.case.kind].append(number)
-    samples: dict[Case, list[StageSeconds]] = defaultdict(list)
+    samples: dict[Case, list[Sample]] = defaultdict(list)
     for numbers in kinds.values():
         mine = [timed[number] for number in numbers]
         forward = _without_calls(mine, [there[number] for number in numbers])
         backward = _without_calls(mine, [back[number] for number in numbers])
         for one, *stages in zip(mine, forward, backward, strict=True):
-            samples[one.case].append(StageSeconds(*stages))
+            samples[one.case].append(Sample(stages[0], stages[1], one.round))
     return samples
 
 

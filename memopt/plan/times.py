@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from memopt.plan.choice import KEEP, Choice
-from memopt.plan.levels import Case, Samples, Timed, levelled
+from memopt.plan.levels import Case, Sample, Samples, Timed, levelled
 from memopt.plan.seconds import StageSeconds
 
 
@@ -74,7 +74,7 @@ def seconds_of(timed: Iterable[Timed]) -> dict[Case, StageSeconds]:
 
 def _second_runs(samples: Samples, kinds: Sequence[int]) -> dict[int, float]:
     """By kind, how long a region's second run takes, by its forward."""
-    values, chances = {}, {}
+    values, chances, sizes = {}, {}, {}
     for kind in kinds:
         found = [r for c in samples if c.kind == kind and (r := _second_run(samples, c))]
         ratios = [ratio for one, _ in found for ratio in one]
@@ -82,11 +82,13 @@ def _second_runs(samples: Samples, kinds: Sequence[int]) -> dict[int, float]:
             values[kind] = median(ratios) - 1
             of_plain = fmean(chance for _, chance in found)
             chances[kind] = _of_median(_variance([one for one, _ in found]), ratios) + of_plain
+            mine = [one.forward for case in samples if case.kind == kind for one in samples[case]]
+            sizes[kind] = fmean(mine)
     if not values:
         return dict.fromkeys(kinds, 1.0)
-    drawn = _drawn(list(values.values()), list(chances.values()))
+    drawn = _drawn(list(values.values()), list(chances.values()), list(sizes.values()))
     again = {kind: max(0.0, 1 + value) for kind, value in zip(values, drawn, strict=True)}
-    return {kind: again.get(kind, fmean(again.values())) for kind in kinds}
+    return {kind: again.get(kind, median(again.values())) for kind in kinds}
 
 
 def _second_run(samples: Samples, case: Case) -> tuple[list[float], float] | None:
@@ -113,10 +115,9 @@ def _block(samples: Samples, case: Case, again: float) -> _Block | None:
         # Memory had no room for it. What is left of the regions'.
         backward = [max(0.0, one.backward - again * forward) for one in regions]
         return _Block(forward, median(backward))
-    logs = [_logs(found) for other, found in samples.items() if other.kind == case.kind]
-    return _Block(
-        forward, median(one.backward for one in plain), _of_median(_variance(logs), plain)
-    )
+    logs = [_by_round(found) for other, found in samples.items() if other.kind == case.kind]
+    chance = _of_median(_variance(logs), _by_round(plain)) if _by_round(plain) else 0.0
+    return _Block(forward, median(one.backward for one in plain), chance)
 
 
 def _of_length(block: _Block, both: float) -> _Block:
@@ -127,8 +128,15 @@ def _of_length(block: _Block, both: float) -> _Block:
     return _Block(scale * block.forward, scale * block.backward)
 
 
-def _logs(found: Sequence[StageSeconds]) -> list[float]:
-    return [math.log(one.forward + one.backward) for one in found if one.forward]
+def _by_round(found: Sequence[Sample]) -> list[float]:
+    """Of log t the median of each round: what slows a step down slows all of its blocks down, so
+    that they are no more than one sample.
+    """
+    logs: dict[int, list[float]] = {}
+    for one in found:
+        if one.forward:
+            logs.setdefault(one.round, []).append(math.log(one.forward + one.backward))
+    return [median(values) for values in logs.values()]
 
 
 def _variance(groups: Iterable[Sequence[float]]) -> float:
@@ -154,33 +162,42 @@ def _of_median(variance: float, values: Sequence[object]) -> float:
 
 def _factors(pairs: Mapping[int, tuple[_Block | None, _Block | None]]) -> dict[int, float]:
     """By kind, the second one's time by the first one's."""
-    logs, chances = {}, {}
+    logs, chances, sizes = {}, {}, {}
     for kind, (one, other) in pairs.items():
         if one is not None and other is not None and one.both and other.both:
             logs[kind] = math.log(other.both / one.both)
             chances[kind] = one.variance + other.variance
+            sizes[kind] = one.both
     if not logs:
         return {}
-    drawn = _drawn(list(logs.values()), list(chances.values()))
+    drawn = _drawn(list(logs.values()), list(chances.values()), list(sizes.values()))
     return {kind: math.exp(value) for kind, value in zip(logs, drawn, strict=True)}
 
 
-def _drawn(values: Sequence[float], chances: Sequence[float]) -> list[float]:
+def _drawn(
+    values: Sequence[float], chances: Sequence[float], sizes: Sequence[float]
+) -> list[float]:
     """The values, each with the variance of its error, drawn towards their mean, and that towards
-    0.
+    0. Each counts by its size, the seconds that it is a factor of: the second run of a block that
+    does next to nothing takes many times its forward, and says nothing about the others.
     """
-    center = fmean(values)
-    count = len(values)
-    spread = sum((value - center) ** 2 for value in values) / (count - 1) if count > 1 else 0.0
-    real = max(0.0, spread - fmean(chances))
+    count, whole = len(values), sum(sizes)
+    shares = [size / whole for size in sizes]
+    center = _sum(shares, values)
+    spread = _sum(shares, [(value - center) ** 2 for value in values])
+    real = max(0.0, spread * count / (count - 1) - _sum(shares, chances)) if count > 1 else 0.0
     if any(real + chance == 0 for chance in chances):  # nothing is chance
         return list(values)
-    weights = [1 / (real + chance) for chance in chances]
+    weights = [share / (real + chance) for share, chance in zip(shares, chances, strict=True)]
     total = sum(weights)
-    mean = sum(weight * value for weight, value in zip(weights, values, strict=True)) / total
-    chance_of_mean = sum(w**2 * chance for w, chance in zip(weights, chances, strict=True))
-    common = mean * max(0.0, 1 - chance_of_mean / (total * mean) ** 2) if mean else 0.0
+    mean = _sum(weights, values) / total
+    chance_of_mean = _sum([weight**2 for weight in weights], chances) / total**2
+    common = mean * max(0.0, 1 - chance_of_mean / mean**2) if mean else 0.0
     return [
         common + (value - mean) * real / (real + chance)
         for value, chance in zip(values, chances, strict=True)
     ]
+
+
+def _sum(weights: Sequence[float], values: Sequence[float]) -> float:
+    return sum(weight * value for weight, value in zip(weights, values, strict=True))

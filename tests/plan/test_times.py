@@ -128,6 +128,23 @@ def test_second_runs_that_really_differ_are_told_apart() -> None:
         assert more / own.forward == pytest.approx(share, abs=0.1)
 
 
+def test_a_block_that_does_next_to_nothing_says_nothing_about_the_others() -> None:
+    """The second run of one kind, a thousandth of the others, takes 30 times its forward, since a
+    region costs something by itself.
+    """
+    random = Random(13)
+    timed = noisy(random, 3, 5, [1.0] * 3, 0.03)
+    for one in noisy(random, 1, 5, [1.0], 0.03):
+        forward, region = 1e-3 * one.seconds.forward, one.case.choice.checkpoint
+        seconds = StageSeconds(forward, forward * (31 if region else 2))
+        timed.append(replace(one, call=9, case=one.case._replace(kind=9), seconds=seconds))
+    found = seconds_of(timed)
+    for kind in range(3):
+        own = found[Case(kind, KEEP)]
+        again = (found[Case(kind, REGION)].backward - own.backward) / own.forward
+        assert again == pytest.approx(0.8, abs=0.15)
+
+
 def test_slow_minutes_are_not_taken_for_chance() -> None:
     """Rounds differ by 20 %, steps of a round by 0.5 %: recipes' 3 % are seen all the same."""
     random = Random(10)
