@@ -116,7 +116,8 @@ def _block(samples: Samples, case: Case, again: float) -> _Block | None:
         backward = [max(0.0, one.backward - again * forward) for one in regions]
         return _Block(forward, median(backward))
     logs = [_by_round(found) for other, found in samples.items() if other.kind == case.kind]
-    chance = _of_median(_variance(logs), _by_round(plain)) if _by_round(plain) else 0.0
+    rounds = _by_round(plain)
+    chance = _of_median(_variance(logs), rounds) if rounds else 0.0
     return _Block(forward, median(one.backward for one in plain), chance)
 
 
