@@ -169,14 +169,10 @@ def curve(layers: int, width: int, tokens: int, shares: Sequence[float]) -> dict
 def measure(ways: Mapping[str, Way], effort: Effort) -> dict[str, Any]:
     """The record of a case, as it stands in the JSON file."""
     runs = {name: each.run for name, each in ways.items()}
-    record = compared(runs, CpuClock(), effort, TORCH, "over_torch")
-    for name, each in ways.items():
-        record["variants"][name] = {
-            "held_bytes": each.held,
-            "most_bytes": each.most,
-            **record["variants"][name],
-        }
-    return record
+    about = {
+        name: {"held_bytes": each.held, "most_bytes": each.most} for name, each in ways.items()
+    }
+    return compared(runs, CpuClock(), effort, TORCH, "over_torch", about)
 
 
 def report(run: Mapping[str, Any]) -> str:

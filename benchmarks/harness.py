@@ -183,19 +183,25 @@ def measure(case: Case, clock: Clock, effort: Effort, copy_bandwidth: float) -> 
 
 
 def compared(
-    runs: Mapping[str, Thunk], clock: Clock, effort: Effort, base: str, over: str
+    runs: Mapping[str, Thunk],
+    clock: Clock,
+    effort: Effort,
+    base: str,
+    over: str,
+    about: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """The times of the ways to do one thing, in turns: a case's record as far as time goes.
+    """The times of the ways to do one thing, in turns, as a case's record.
 
     Args:
         base: the way that the others are compared with.
         over: what a way's time over that one's in the same round is called.
+        about: what else is known of each way, for its record.
     """
     seconds, _ = alternate(runs, clock, effort)
     variants = {}
     for name, times in seconds.items():
         ratios = [own / of_base for own, of_base in zip(times, seconds[base], strict=True)]
-        variants[name] = {"seconds": spread(times), over: spread(ratios)}
+        variants[name] = {**about[name], "seconds": spread(times), over: spread(ratios)}
     return {"rounds": len(seconds[base]), "variants": variants}
 
 

@@ -176,15 +176,15 @@ def case_of(size: Size, device: torch.device, compiles: bool, effort: Effort) ->
         for name, change in ways_on(device, compiles).items()
     }
     runs = {name: way.run for name, way in ways.items()}
-    record = compared(runs, StepClock(device), effort, EAGER, "over_eager")
-    for name, way in ways.items():
-        record["variants"][name] = {
+    about = {
+        name: {
             "held_bytes": way.held,
             "peak_bytes": way.peak,
             "error": float(f"{way.error:.3g}"),
-            **record["variants"][name],
         }
-    return record
+        for name, way in ways.items()
+    }
+    return compared(runs, StepClock(device), effort, EAGER, "over_eager", about)
 
 
 def tables(run: Mapping[str, Any]) -> str:

@@ -55,20 +55,20 @@ def case_of(
 ) -> dict[str, Any]:
     """The record of a case, as it stands in the JSON file."""
     runs = {name: way.run for name, way in ways.items()}
-    record = compared(runs, StepClock(device), effort, EAGER, "over_eager")
     rows = SEQUENCES * TIMES[device.type]
     eager = ways[EAGER]
-    for name, way in ways.items():
-        record["variants"][name] = {
+    about = {
+        name: {
             "held_bytes": way.held,
             "peak_bytes": way.peak,
             "row_bytes": None if way.row is None else round(way.row),
             "rows_fit": _fits(rows, eager.peak - way.peak, way.row),
             "token_bytes": None if way.token is None else round(way.token),
             "tokens_fit": _fits(sizes.tokens, eager.peak - way.peak, way.token),
-            **record["variants"][name],
         }
-    return {**record, "rows": rows}
+        for name, way in ways.items()
+    }
+    return {**compared(runs, StepClock(device), effort, EAGER, "over_eager", about), "rows": rows}
 
 
 def _fits(taken: int, room: int, each: float | None) -> int | None:

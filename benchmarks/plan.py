@@ -180,14 +180,11 @@ def measure(ways: Mapping[str, Way], device: torch.device, effort: Effort) -> di
     """The record of a case, as it stands in the JSON file."""
     first = {each.run: name for name, each in reversed(ways.items())}
     runs = {name: each.run for name, each in ways.items() if first[each.run] == name}
-    record = compared(runs, clocks.StepClock(device), effort, PLAIN, "over_plain")
+    about = {name: {"peak_bytes": ways[name].peak} for name in runs}
+    record = compared(runs, clocks.StepClock(device), effort, PLAIN, "over_plain", about)
     timed = record["variants"]
     record["variants"] = {
-        name: {
-            "peak_bytes": each.peak,
-            **timed[first[each.run]],
-            "predicted_over_plain": each.predicted,
-        }
+        name: {**timed[first[each.run]], "predicted_over_plain": each.predicted}
         for name, each in ways.items()
     }
     return record

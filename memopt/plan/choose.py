@@ -130,7 +130,8 @@ def _in_order(profile: Profile, solution: Timeline, budget: int, terms: Terms) -
             alike.setdefault(kind, []).append(number)
     for numbers in alike.values():
         held = {
-            c: profile.option(numbers[0], terms.choices[c], True).resident for c in set(choices)
+            c: profile.option(numbers[0], terms.choices[c], with_recipes=True).resident
+            for c in set(choices)
         }
         mine = sorted((choices[number + 1] for number in numbers), key=lambda c: held[c])
         for number, choice in zip(numbers, mine, strict=True):

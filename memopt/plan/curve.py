@@ -64,12 +64,14 @@ def _segmented(profile: Profile, terms: Terms, segments: int) -> Point:
     stages = [whole.stages[0]]
     for first in range(0, len(calls), length):
         mine = calls[first : first + length]
-        kept = [profile.option(number, KEEP, False) for number in mine]
+        kept = [profile.option(number, KEEP, with_recipes=False) for number in mine]
         before = [sum(one.resident for one in kept[:place]) for place in range(len(kept))]
-        region = profile.option(first, Choice(checkpoint=True), False)
+        regions = [
+            profile.option(number, Choice(checkpoint=True), with_recipes=False) for number in mine
+        ]
         option = replace(
-            region,
-            forward=max(profile.option(n, Choice(checkpoint=True), False).forward for n in mine),
+            regions[0],
+            forward=max(one.forward for one in regions),
             backward=max(b + one.backward for b, one in zip(before, kept, strict=True)),
             forward_seconds=sum(one.forward_seconds for one in kept),
             backward_seconds=sum(one.forward_seconds + one.backward_seconds for one in kept),

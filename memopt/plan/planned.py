@@ -33,8 +33,8 @@ def blocks_of(profile: Profile, chosen: Chosen) -> Iterator[PlannedBlock]:
     for path in profile.blocks:
         choice = chosen.assignment.choices[path]
         calls = [number for number, other in enumerate(profile.paths) if other == path]
-        mine = [profile.option(number, choice, with_recipes) for number in calls]
-        plain = [profile.option(number, KEEP, False) for number in calls]
+        mine = [profile.option(number, choice, with_recipes=with_recipes) for number in calls]
+        plain = [profile.option(number, KEEP, with_recipes=False) for number in calls]
         seconds = sum(one.forward_seconds + one.backward_seconds for one in mine)
         yield PlannedBlock(
             path,

@@ -111,7 +111,9 @@ class Profile:
         stages = [self._end("before", 0)]
         for number, path in enumerate(self.paths):
             mine = choices if only is None or path not in only else (only[path],)
-            options = tuple(self.option(number, choice, with_recipes) for choice in mine)
+            options = tuple(
+                self.option(number, choice, with_recipes=with_recipes) for choice in mine
+            )
             stages.append(Stage(options, self.gradients[number + 1]))
         stages.append(self._end("after", -1))
         return Problem(tuple(stages), self.base, self.optimizer, link)
@@ -128,7 +130,7 @@ class Profile:
         )
         return Stage((option,), self.gradients[number])
 
-    def option(self, number: int, choice: Choice, with_recipes: bool) -> Option:
+    def option(self, number: int, choice: Choice, *, with_recipes: bool) -> Option:
         """What a call costs with a choice, in a step in which some block has recipes, or none."""
         kind = self.kinds[number]
         stays = replace(choice, offload=0.0)

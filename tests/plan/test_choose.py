@@ -118,6 +118,6 @@ def held_by_kind(profile: Profile, choices: Sequence[int], terms: Terms) -> Iter
     for kind in set(profile.kinds):
         numbers = [number for number, other in enumerate(profile.kinds) if other == kind]
         yield [
-            profile.option(number, terms.choices[choices[number + 1]], True).resident
+            profile.option(number, terms.choices[choices[number + 1]], with_recipes=True).resident
             for number in numbers
         ]

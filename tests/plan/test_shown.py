@@ -94,7 +94,7 @@ def test_a_block_that_is_called_often_is_one_line() -> None:
     model, batch = shared()
     plan = memopt.plan(model, batch, EVERYTHING, measure=False)
     assert [block.path for block in plan.blocks] == ["blocks.0", "blocks.1"]
-    kept = plan.profile.option(0, plan.blocks[0].choice, True).resident
+    kept = plan.profile.option(0, plan.blocks[0].choice, with_recipes=True).resident
     assert plan.blocks[0].kept >= 3 * kept - 10_000
 
 

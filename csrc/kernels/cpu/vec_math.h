@@ -29,29 +29,16 @@ struct Math<at::vec::Vectorized<float>> {
   static MEMOPT_INLINE V fnma(V a, V b, V c) { return fma(V(0.0f) - a, b, c); }
 #endif
 
-  // 2^y for y <= 0, within one unit in the last place: y = n + f with n an integer and |f| <= 1/2;
-  // 2^f by a polynomial (minimax in relative error, 2e-9, fitted for this file).
+  // 2^y for y <= 0, within one unit in the last place. (The polynomials of this file are fitted for
+  // it, minimax in relative error; this one's is 2e-9.)
   static MEMOPT_INLINE V exp2(V y) {
-    const V n = y.round();
-    const V f = y - n;
-    V p = fma(V(1.5353361789e-4f), f, V(1.3398874378e-3f));
-    p = fma(p, f, V(9.6184373584e-3f));
-    p = fma(p, f, V(5.5503324713e-2f));
-    p = fma(p, f, V(2.4022647914e-1f));
-    p = fma(p, f, V(6.9314720285e-1f));
-    p = fma(p, f, V(1.0f));
-    return scale_by_power(p, n);
+    return exp2_by(y, 1.5353361789e-4f, 1.3398874378e-3f, 9.6184373584e-3f, 5.5503324713e-2f,
+                   2.4022647914e-1f, 6.9314720285e-1f, 1.0f);
   }
-
   // The same, with an error of 2.6e-6 of it.
   static MEMOPT_INLINE V rough_exp2(V y) {
-    const V n = y.round();
-    const V f = y - n;
-    V p = fma(V(9.57010574e-3f), f, V(5.59178717e-2f));
-    p = fma(p, f, V(2.40247448e-1f));
-    p = fma(p, f, V(6.93121813e-1f));
-    p = fma(p, f, V(9.99999261e-1f));
-    return scale_by_power(p, n);
+    return exp2_by(y, 9.57010574e-3f, 5.59178717e-2f, 2.40247448e-1f, 6.93121813e-1f,
+                   9.99999261e-1f);
   }
 
 #if defined(CPU_CAPABILITY_AVX512)
@@ -117,6 +104,17 @@ struct Math<at::vec::Vectorized<float>> {
     return at::vec::cast<float>(at::vec::cast<int32_t>(n + V(12582912.0f + 127.0f)) << Bits(23));
   }
 #endif
+
+  // y = n + f with n an integer and |f| <= 1/2: 2^n times a polynomial for 2^f, whose coefficients
+  // stand from the highest on.
+  template <typename... Lower>
+  static MEMOPT_INLINE V exp2_by(V y, float highest, Lower... lower) {
+    const V n = y.round();
+    const V f = y - n;
+    V p(highest);
+    ((p = fma(p, f, V(lower))), ...);
+    return scale_by_power(p, n);
+  }
 };
 
 }  // namespace memopt::kernels
