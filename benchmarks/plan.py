@@ -11,9 +11,10 @@ segments where there is one chain; and for the chain rotor's schedules for share
 step takes) has its peak; a plan for exactly that peak stands beside it, and plans for shares of the
 plain step's peak.
 
-Peaks are what the allocator says on top of the weights. Times are taken in
-turns as in harness.py; `over_plain` is a way's time over the plain step's in the same round. Where
-a plan has recipes it runs memopt's ops, elsewhere PyTorch's; so do the recipes by hand.
+Peaks count the weights, the input and what the allocator says on top of them, as budgets do. Times
+are taken in turns as in harness.py; `over_plain` is a way's time over the plain step's in the same
+round. Where a plan has recipes it runs memopt's ops, elsewhere PyTorch's; so do the recipes by
+hand.
 
 `python -m benchmarks.plan [--device cuda] [--quick] [--seed N] [--minutes N] [--out FILE.json]`
 writes the JSON, the figure beside it, and prints the table.
@@ -42,7 +43,7 @@ from benchmarks.summary import describe, table
 from memopt.plan.choice import KEEP
 
 OP = "plan"
-FULL = Effort(rounds=60, min_rounds=7, case_seconds=300.0, sample_seconds=0.05)
+FULL = Effort(rounds=200, min_rounds=7, case_seconds=200.0, sample_seconds=0.05)
 PLAIN = "plain"
 RECIPES = "recipes in every block"
 SHARES = (0.5, 0.25)
@@ -69,20 +70,22 @@ SMALLEST = {name: Sizes(2, 32, 1, 16) for name in SIZES} | {"chain": Sizes(3, 32
 
 class Way(NamedTuple):
     peak: int
-    """Bytes, weights included."""
+    """Bytes, with the weights and the input: as a budget counts."""
     run: Callable[[], None]
     predicted: float | None = None
     """Of a plan: its time over the plain step's."""
 
 
-def way(model: nn.Module, run: Callable[[], None], predicted: float | None = None) -> Way:
+def way(
+    model: nn.Module, x: Tensor, run: Callable[[], None], predicted: float | None = None
+) -> Way:
     """Of a step that leaves gradients. Their memory counts."""
     run()
     model.zero_grad(set_to_none=True)
     most = most_bytes(run, next(model.parameters()).device)
     model.zero_grad(set_to_none=True)
-    weights = sum(p.nbytes for p in model.parameters())
-    return Way(weights + most, run, predicted)
+    there = x.nbytes + sum(p.nbytes for p in model.parameters())
+    return Way(there + most, run, predicted)
 
 
 def step(model: nn.Module, x: Tensor) -> Callable[[], None]:
@@ -109,7 +112,7 @@ def by_hand(layers: Sequence[nn.Module], x: Tensor) -> Iterator[tuple[str, Way]]
             model.every = every
         if name == RECIPES:
             memopt.convert(model)
-        yield name, way(model, step(model, x))
+        yield name, way(model, x, step(model, x))
 
 
 def by_rotor(layers: Sequence[nn.Module], x: Tensor, plain: int) -> Iterator[tuple[str, Way]]:
@@ -132,7 +135,7 @@ def by_rotor(layers: Sequence[nn.Module], x: Tensor, plain: int) -> Iterator[tup
             mine.zero_grad(set_to_none=True)
             rotor.run_chain(parts, found.schedule, x)
 
-        yield f"rotor {share}", way(mine, run)
+        yield f"rotor {share}", way(mine, x, run)
 
 
 def by_plan(
@@ -157,7 +160,7 @@ def by_plan(
         elif choices not in made:
             mine = Model(copy.deepcopy(layers))
             plan.assignment.apply(mine)
-            made[choices] = way(mine, step(mine, x), 1 + plan.added)
+            made[choices] = way(mine, x, step(mine, x), 1 + plan.added)
         yield name, made[choices]
 
 

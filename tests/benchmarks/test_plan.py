@@ -1,4 +1,6 @@
-"""Proves that the ways which the benchmark of plans compares compute the same."""
+"""Proves that the ways which the benchmark of plans compares compute the same, and that their peaks
+are of the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import copy
 import pytest
 import torch
 
+import memopt
 from benchmarks import plan
 from memopt.plan.live import blocks_of
 
@@ -35,3 +38,15 @@ def test_plans_see_all_blocks() -> None:
         model = plan.Model(plan.layers_of(name, sizes))
         blocks = [m for m in model.layers if isinstance(m, plan.Block)]
         assert len(blocks_of(model, plan.Block)) == len(blocks) >= sizes.layers
+
+
+@pytest.mark.parametrize("name", sorted(plan.SIZES))
+def test_peaks_count_what_budgets_count(name: str) -> None:
+    """Else a setting by hand would have room that the plan beside it lacks."""
+    torch.manual_seed(0)
+    sizes = plan.SMALLEST[name]
+    model = plan.Model(plan.layers_of(name, sizes))
+    x = torch.randn(sizes.rows, sizes.tokens, sizes.width)
+    found = memopt.plan(model, x, 1 << 50, optimizer=None, blocks=plan.Block, steps=1)
+    found.assignment.apply(model)
+    assert plan.way(model, x, plan.step(model, x)).peak == found.peak

@@ -1,22 +1,28 @@
 """Proves: the plan that is chosen is the fastest within the budget, with what recipes cost the
-blocks that have none, and alike blocks stand in the order that people expect.
+blocks that have none; it is not slower than one choice for all blocks; and alike blocks stand in
+the order that people expect.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from random import Random
 
 import pytest
+from torch import nn
 
 import memopt
-from memopt.plan.bytes import StageBytes
-from memopt.plan.choice import CHOICES
-from memopt.plan.choose import Terms, _in_order, evaluated, problem, solved
+from memopt.anatomy.ledger import Ledger
+from memopt.plan.bytes import StageBytes, StepBytes
+from memopt.plan.choice import CHOICES, Assignment
+from memopt.plan.choose import Terms, _in_order, choose, evaluated, problem, solved, uniform
 from memopt.plan.curve import curve_of
 from memopt.plan.levels import Case
-from memopt.plan.profile import Profile
+from memopt.plan.observe import Observed
+from memopt.plan.profile import Look, Profile
 from memopt.plan.seconds import StageSeconds
 from memopt.plan.solver import solve
 from tests.plan.models import chain
@@ -87,6 +93,55 @@ def test_what_recipes_cost_the_other_blocks_counts() -> None:
             fastest = min(plan.seconds for plan in every if plan.peak <= point.peak)
             assert point.seconds == pytest.approx(fastest)
     assert 10 < with_recipes < 50
+
+
+def test_never_slower_than_one_choice_for_all() -> None:
+    """Random blocks of which all but the first hold less than their kind's number says, as where
+    neighbours share a tensor: one choice for all blocks, if it fits in truth, is no faster than the
+    plan, although the arithmetic says that it does not fit.
+    """
+    random = Random(2)
+    refused_by_arithmetic = 0
+    for _ in range(60):
+        profile, terms = random_profile(random), Terms()
+        profile.base = 1000
+        truth = copy.deepcopy(profile)
+        for number, kind in enumerate(truth.kinds[1:], 1):
+            for choice in CHOICES:
+                counted = profile.nbytes[kind, choice]
+                held = max(0, counted.resident - random.randint(0, 2))
+                truth.exact[number, choice] = replace(counted, resident=held)
+        choice = random.choice(CHOICES)
+        rule = uniform(truth, choice, terms)
+        refused_by_arithmetic += uniform(profile, choice, terms).peak > rule.peak
+        chosen, fits = choose(profile, rule.peak, a_look_at(truth, terms), terms)
+        assert fits
+        assert chosen.peak <= rule.peak
+        assert chosen.solution.seconds <= rule.seconds
+    assert refused_by_arithmetic > 20
+
+
+def a_look_at(truth: Profile, terms: Terms) -> Look:
+    """Steps that cost what a profile says."""
+
+    def look(assignment: Assignment) -> Observed:
+        mine = [assignment.choices[path] for path in truth.paths]
+        numbers = [0, *(CHOICES.index(choice) for choice in mine), 0]
+        peak = evaluated(truth, terms, numbers).peak
+        stages = [
+            truth.exact.get((number, choice)) or truth.nbytes[kind, choice]
+            for number, (kind, choice) in enumerate(zip(truth.kinds, mine, strict=True))
+        ]
+        ends = [truth.ends[name][0] for name in ("before", "after")]
+        return Observed(
+            nbytes=StepBytes(truth.base, peak, 0, (ends[0], *stages, ends[1]), peak, True),
+            seconds=[],
+            paths=truth.paths,
+            kinds=truth.kinds,
+            ledger=Ledger(nn.Identity()),
+        )
+
+    return look
 
 
 def random_profile(random: Random, most: int = 7) -> Profile:
