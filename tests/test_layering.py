@@ -1,7 +1,7 @@
 """Proves that dependencies point one way: kernels <- ops <- autograd <- offload <- saved <- plan <-
 python in csrc, functional <- nn <- offload <- checkpoint <- convert, compile <- the rest in memopt;
-that the kernels, offload and plan know no PyTorch, that no file knows c10/cuda, and that no file is
-too long to read.
+that no files of memopt import each other in a circle, that the kernels, offload and plan know no
+PyTorch, that no file knows c10/cuda, and that no file is too long to read.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -199,6 +200,32 @@ def test_imports_point_down_the_layers() -> None:
         for module in imported_modules(file):
             if module != own:
                 assert layer_of(module) < layer_of(own), f"{file} imports memopt.{module}"
+
+
+def imported_files(file: Path) -> Iterator[Path]:
+    """Files of memopt that a file imports, at any level of nesting, for types alone as well."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            *module, last = name.split(".")
+            if module[:1] == ["memopt"]:
+                # The file of a module, or of the module that has the name.
+                paths = (Path(*module), Path(*module, last))
+                yield from (
+                    found
+                    for path in paths
+                    if (found := ROOT / path.with_suffix(".py")).is_file() and found != file
+                )
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """The files of packages aside, which hand names on."""
+    graph = {file: set(imported_files(file)) for file in memopt_files()}
+    TopologicalSorter(graph).prepare()  # a CycleError names the files
 
 
 def all_sources() -> list[Path]:

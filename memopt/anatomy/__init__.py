@@ -16,7 +16,8 @@ can still be imported:
     work      kinds of operators, their operations and bytes
     formulas  closed formulas for transformers
     advice    what would help
-    report    what `anatomy` returns; table, page and figure draw it
+    findings  what is known of a step; table, page and figure show it
+    report    what `anatomy` returns: findings that show themselves
     batches   a batch and its parts
     presets   models by name
     command   `python -m memopt anatomy`
@@ -24,8 +25,9 @@ can still be imported:
 
 from memopt._submodules import add_submodules
 from memopt.anatomy.api import anatomy
+from memopt.anatomy.findings import Advice
 from memopt.anatomy.outcome import DependsOnValues
-from memopt.anatomy.report import Advice, Anatomy
+from memopt.anatomy.report import Anatomy
 
 __all__ = ["Advice", "Anatomy", "DependsOnValues", "anatomy"]
 

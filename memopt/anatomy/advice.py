@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 
 from memopt.anatomy.batches import rows_of
+from memopt.anatomy.findings import Advice
 from memopt.anatomy.ledger import Ledger
 from memopt.anatomy.outcome import DependsOnValues
 from memopt.anatomy.pieces import ACTIVATIONS, OFFLOADED, STATES, TEMPORARY, Entry, Piece
 from memopt.anatomy.predict import predict
-from memopt.anatomy.report import Advice
 from memopt.anatomy.speed import Speed, speed_of
 from memopt.anatomy.step import Step
 from memopt.anatomy.trace import Trace, trace_of

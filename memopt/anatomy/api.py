@@ -13,12 +13,13 @@ from torch import nn
 from memopt.anatomy.advice import advise
 from memopt.anatomy.away import OffloadLedger, apply_offload, check_place
 from memopt.anatomy.batches import as_dict, device_of, rows_of
+from memopt.anatomy.findings import AllocatorRow
 from memopt.anatomy.formulas import formulas, shape_of
 from memopt.anatomy.hollow import CUDA_GRANULARITY
 from memopt.anatomy.ledger import Ledger
 from memopt.anatomy.outcome import DependsOnValues
 from memopt.anatomy.predict import predict
-from memopt.anatomy.report import AllocatorRow, Anatomy
+from memopt.anatomy.report import Anatomy
 from memopt.anatomy.step import LossLike, OptimizerLike, Step, as_optimizer, traced
 from memopt.anatomy.trace import Trace, trace_of
 from memopt.anatomy.whatif import Checkpoint, Fates

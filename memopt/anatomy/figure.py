@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from memopt.anatomy.findings import Findings
 from memopt.anatomy.pieces import CATEGORIES
-from memopt.anatomy.report import Anatomy
 from memopt.anatomy.table import MB, mb, title_of
 
 COLORS = dict(
@@ -17,7 +17,7 @@ COLORS = dict(
 )
 
 
-def write_figure(path: Path, anatomy: Anatomy) -> None:
+def write_figure(path: Path, anatomy: Findings) -> None:
     from matplotlib.figure import Figure
 
     trace = anatomy.trace

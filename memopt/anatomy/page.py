@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable, Iterable
 
 from memopt.anatomy.figure import COLORS
+from memopt.anatomy.findings import Findings
 from memopt.anatomy.pieces import CATEGORIES
-from memopt.anatomy.report import Anatomy
 from memopt.anatomy.sections import Section
 from memopt.anatomy.table import by_depth, mb, sections_of, title_of
 from memopt.anatomy.trace import Trace
@@ -53,7 +53,7 @@ document.body.dataset.ready = "yes";
 """
 
 
-def page_of(anatomy: Anatomy, more: str = "") -> str:
+def page_of(anatomy: Findings, more: str = "") -> str:
     """The page; `more` is HTML that comes behind the timeline."""
     trace = anatomy.trace
     xs = _xs(trace)

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from memopt.anatomy import sections
+from memopt.anatomy.findings import Findings
 from memopt.anatomy.pieces import CATEGORIES
-from memopt.anatomy.report import Anatomy
 from memopt.anatomy.sections import Section
 from memopt.anatomy.trace import Share
 
@@ -15,11 +15,11 @@ MB = 1e6
 _MOST_ROWS = 12
 
 
-def text_of(anatomy: Anatomy) -> str:
+def text_of(anatomy: Findings) -> str:
     return sections.text_of(title_of(anatomy), sections_of(anatomy), _lines(anatomy))
 
 
-def title_of(anatomy: Anatomy) -> str:
+def title_of(anatomy: Findings) -> str:
     peak = anatomy.peak
     return (
         f"{anatomy.model}: {anatomy.parameters / 1e6:,.1f} million parameters, batch of "
@@ -30,7 +30,7 @@ def title_of(anatomy: Anatomy) -> str:
     )
 
 
-def sections_of(anatomy: Anatomy) -> Iterator[Section]:
+def sections_of(anatomy: Findings) -> Iterator[Section]:
     """The tables of text and page."""
     yield _categories(anatomy)
     yield _moments(anatomy)
@@ -54,7 +54,7 @@ def sections_of(anatomy: Anatomy) -> Iterator[Section]:
         yield Section("What would help", columns, rows)
 
 
-def _categories(anatomy: Anatomy) -> Section:
+def _categories(anatomy: Findings) -> Section:
     headings = ["Category", "predicted", "measured", "error", "formula", "its error"]
     rows = []
     for row in anatomy.categories():
@@ -72,7 +72,7 @@ def _categories(anatomy: Anatomy) -> Section:
     return _without_empty(Section("At the peak, by category", headings, rows))
 
 
-def _moments(anatomy: Anatomy) -> Section:
+def _moments(anatomy: Findings) -> Section:
     moments = (*anatomy.trace.moments, anatomy.trace.peak)
     headings = ("Moment", "total", *CATEGORIES)
     rows = [
@@ -96,7 +96,7 @@ def by_depth(shares: Sequence[Share], most: int = _MOST_ROWS) -> dict[str, dict[
     return dict(sorted(found.items(), key=lambda item: -sum(item[1].values())))
 
 
-def _modules(anatomy: Anatomy) -> list[list[str]]:
+def _modules(anatomy: Findings) -> list[list[str]]:
     rows = []
     modules = by_depth(anatomy.trace.by_module, most=40)
     for path, nbytes in list(modules.items())[:_MOST_ROWS]:
@@ -106,7 +106,7 @@ def _modules(anatomy: Anatomy) -> list[list[str]]:
     return rows
 
 
-def _work(anatomy: Anatomy) -> Section:
+def _work(anatomy: Findings) -> Section:
     sums: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
     for row in anatomy.trace.work:
         for place, value in enumerate((row.calls, row.flops, row.nbytes)):
@@ -126,7 +126,7 @@ def _work(anatomy: Anatomy) -> Section:
     return Section("Kinds of operators", headings, rows)
 
 
-def _lines(anatomy: Anatomy) -> list[str]:
+def _lines(anatomy: Findings) -> list[str]:
     lines = []
     trace = anatomy.trace
     if anatomy.flops_6nd:

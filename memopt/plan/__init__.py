@@ -5,8 +5,8 @@ still be imported:
 
     api      `plan`, `plan_compiled`
     fit      `fit`: the largest micro-batch, and the plan for it
-    plan     what `plan` returns; table, figure and page draw it, stored keeps it
-    planned  the lines of a plan
+    planned  what a plan says; table, figure and page show it, stored keeps it
+    plan     what `plan` returns: applied, made again, shown
     choice   what may become of a block, and how that is put on a model
     watch    when a step enters and leaves each block
     bytes    what each stage of a step holds, from a ledger

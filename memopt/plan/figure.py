@@ -6,12 +6,12 @@ from pathlib import Path
 
 from memopt.anatomy.table import MB
 from memopt.plan.curve import Curve
-from memopt.plan.plan import Plan
+from memopt.plan.planned import Planned
 
 _LINE, _POINT, _CHOSEN = "#3b7dd8", "#5f6b76", "#c8467c"
 
 
-def write_figure(path: Path, plan: Plan, curve: Curve) -> None:
+def write_figure(path: Path, plan: Planned, curve: Curve) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), dpi=150, layout="constrained")

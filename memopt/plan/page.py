@@ -5,22 +5,22 @@ from __future__ import annotations
 import html
 
 from memopt.anatomy import page
+from memopt.anatomy.findings import Findings
 from memopt.anatomy.page import table_of
-from memopt.anatomy.report import Anatomy
 from memopt.anatomy.table import mb
 from memopt.plan.curve import Curve, Point
-from memopt.plan.plan import Plan
+from memopt.plan.planned import Planned
 from memopt.plan.table import lines_of, sections_of, title_of
 
 _WIDTH, _HEIGHT, _MARGIN = 1000, 380, 60
 
 
-def page_of(plan: Plan, anatomy: Anatomy | None) -> str:
+def page_of(plan: Planned, curve: Curve, anatomy: Findings | None) -> str:
     """The table, and the curve of all budgets; as a part of an anatomy's page, if there is one."""
     title, _, what = title_of(plan).partition("\n")
     tables = "".join(map(table_of, sections_of(plan)))
     lines = "".join(f"<p>{html.escape(line)}</p>" for line in lines_of(plan))
-    body = f"{tables}{lines}<h2>What each budget costs</h2>{curve_svg(plan, plan.pareto())}"
+    body = f"{tables}{lines}<h2>What each budget costs</h2>{curve_svg(plan, curve)}"
     heading = html.escape(title)
     if anatomy is not None:
         return page.page_of(anatomy, f"<h2>A plan: {heading}</h2><p>{html.escape(what)}</p>{body}")
@@ -31,7 +31,7 @@ def page_of(plan: Plan, anatomy: Anatomy | None) -> str:
     )
 
 
-def curve_svg(plan: Plan, curve: Curve) -> str:
+def curve_svg(plan: Planned, curve: Curve) -> str:
     """Time against peak; the plan and the usual settings as points with names."""
     chosen = Point("this plan", plan.peak, plan.seconds)
     points = [*curve.plans, *curve.settings, chosen]

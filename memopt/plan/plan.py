@@ -13,51 +13,28 @@ from memopt.anatomy.report import Anatomy
 from memopt.checkpoint.caches import note_on_caches
 from memopt.plan import ranks, stored
 from memopt.plan.batch import largest_batch
-from memopt.plan.choice import KEEP, Assignment
+from memopt.plan.choice import KEEP
 from memopt.plan.choose import BudgetTooSmall, Chosen, Terms, choose, uniform
 from memopt.plan.curve import Curve, curve_of
+from memopt.plan.figure import write_figure
 from memopt.plan.floor import too_small
 from memopt.plan.live import Live
-from memopt.plan.planned import PlannedBlock, blocks_of
+from memopt.plan.page import page_of
+from memopt.plan.planned import Planned, blocks_of
 from memopt.plan.profile import Profile
 from memopt.plan.size import as_bytes, as_text
+from memopt.plan.table import text_of
 
 # A plan is measured, and made again if it needs more than was predicted, so often.
 _MOST_TRIES = 3
 
 
 @dataclass
-class Plan:
+class Plan(Planned):
     """A fate for each block. `print` it, `apply` it, `save` it; see `memopt.plan`."""
 
-    model: str
-    """The class that it was made for."""
-    budget: int
-    blocks: tuple[PlannedBlock, ...]
-    peak: int
-    """Bytes of the step's peak, predicted."""
-    seconds: float
-    """Of forward and backward, with waits for copies."""
-    plain_peak: int
-    """Without the plan."""
-    plain_seconds: float
-    measured_peak: int | None
-    """With the plan on the model; None before `apply`."""
-    is_timed: bool
-    """Whether seconds are those of real steps. Else they are estimates for a GPU."""
-    notes: tuple[str, ...]
-    assignment: Assignment = field(repr=False)
-    profile: Profile = field(repr=False)
-    terms: Terms = field(repr=False)
-    signature: dict[str, str] = field(repr=False)
-    """What a model must be like for the plan: its blocks' classes and parameters."""
     live: Live | None = field(default=None, repr=False)
     _applied: nn.Module | None = field(default=None, repr=False)
-
-    @property
-    def added(self) -> float:
-        """Time beyond the plain step's, as a share of it; below 0 where recipes are faster."""
-        return self.seconds / self.plain_seconds - 1 if self.plain_seconds else 0.0
 
     def apply(self, model: nn.Module | None = None, *, watch: bool = True) -> Plan:
         """Put the fates on a model, in place; `undo` takes them off.
@@ -160,8 +137,6 @@ class Plan:
 
     def table(self) -> str:
         """As text, by rich if it is installed."""
-        from memopt.plan.table import text_of
-
         return text_of(self)
 
     def __str__(self) -> str:
@@ -173,8 +148,6 @@ class Plan:
         """
         curve = curve_of(self.profile, self.terms, count)
         if path is not None:
-            from memopt.plan.figure import write_figure
-
             write_figure(Path(path), self, curve)
         return curve
 
@@ -197,7 +170,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Lists, dicts, strings, numbers and None, as JSON has them."""
-        return stored.plan_as_dict(self)
+        return stored.as_dict(self)
 
     def save(self, path: str | Path) -> None:
         """As JSON, with the numbers that it was made of; see `load`."""
@@ -210,15 +183,13 @@ class Plan:
         Raises:
             ValueError: the file holds no plan.
         """
-        return stored.plan_from_dict(cls, stored.read(Path(path)))
+        return cls(**stored.fields_of(stored.read(Path(path))))
 
     def to_html(self, path: str | Path | None = None, anatomy: Anatomy | None = None) -> str:
         """As one page that needs no network; also written to `path`, if there is one. With an
         `anatomy` (what `memopt.anatomy` returned), as a part of its page.
         """
-        from memopt.plan.page import page_of
-
-        text = page_of(self, anatomy)
+        text = page_of(self, self.pareto(), anatomy)
         if path is not None:
             Path(path).write_text(text)
         return text

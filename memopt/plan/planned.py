@@ -1,12 +1,12 @@
-"""The lines of a plan: what became of each block, and what that costs."""
+"""What a plan says: the choice of each block, and what that costs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from memopt.plan.choice import KEEP, Choice
-from memopt.plan.choose import Chosen
+from memopt.plan.choice import KEEP, Assignment, Choice
+from memopt.plan.choose import Chosen, Terms
 from memopt.plan.profile import Profile
 
 
@@ -26,6 +26,38 @@ class PlannedBlock:
     """Of its forward and backward, with what is computed again."""
     added: float
     """More than without the plan."""
+
+
+@dataclass
+class Planned:
+    """A choice for each block, and what it was made of."""
+
+    model: str
+    """The class that it was made for."""
+    budget: int
+    blocks: tuple[PlannedBlock, ...]
+    peak: int
+    """Bytes of the step's peak, predicted."""
+    seconds: float
+    """Of forward and backward, with waits for copies."""
+    plain_peak: int
+    """Without the plan."""
+    plain_seconds: float
+    measured_peak: int | None
+    """With the plan on the model; None before `apply`."""
+    is_timed: bool
+    """Whether seconds are those of real steps. Else they are estimates for a GPU."""
+    notes: tuple[str, ...]
+    assignment: Assignment = field(repr=False)
+    profile: Profile = field(repr=False)
+    terms: Terms = field(repr=False)
+    signature: dict[str, str] = field(repr=False)
+    """What a model must be like for the plan: its blocks' classes and parameters."""
+
+    @property
+    def added(self) -> float:
+        """Time beyond the plain step's, as a share of it; below 0 where recipes are faster."""
+        return self.seconds / self.plain_seconds - 1 if self.plain_seconds else 0.0
 
 
 def blocks_of(profile: Profile, chosen: Chosen) -> Iterator[PlannedBlock]:

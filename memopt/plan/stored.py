@@ -8,7 +8,7 @@ import platform
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,12 +18,9 @@ from memopt.plan.bytes import StageBytes
 from memopt.plan.choice import Assignment, Choice
 from memopt.plan.choose import Terms
 from memopt.plan.levels import Case
-from memopt.plan.planned import PlannedBlock
+from memopt.plan.planned import Planned, PlannedBlock
 from memopt.plan.profile import Profile
 from memopt.plan.seconds import StageSeconds
-
-if TYPE_CHECKING:
-    from memopt.plan.plan import Plan
 
 _FORMAT = "memopt plan 2"
 
@@ -40,7 +37,7 @@ def _look(block: nn.Module) -> str:
     return f"{type(block).__qualname__} {digest}"
 
 
-def plan_as_dict(plan: Plan) -> dict[str, Any]:
+def as_dict(plan: Planned) -> dict[str, Any]:
     """With the profile, so that a plan that was loaded has its table and its curve."""
     profile, terms = plan.profile, plan.terms
     return {
@@ -108,29 +105,30 @@ def read(path: Path) -> dict[str, Any]:
     return data
 
 
-def plan_from_dict(cls: type[Plan], data: dict[str, Any]) -> Plan:
+def fields_of(data: dict[str, Any]) -> dict[str, Any]:
+    """Of a plan, of what `as_dict` gave."""
     terms = {**data["terms"]}
     place = terms["place"]
     terms["place"] = place if place in (None, "cpu", "disk") else Path(place)
     blocks = tuple(
         PlannedBlock(**{**block, "choice": Choice(**block["choice"])}) for block in data["blocks"]
     )
-    return cls(
-        model=data["model"],
-        budget=data["budget"],
-        blocks=blocks,
-        peak=data["peak"],
-        seconds=data["seconds"],
-        plain_peak=data["plain_peak"],
-        plain_seconds=data["plain_seconds"],
-        measured_peak=data["measured_peak"],
-        is_timed=data["is_timed"],
-        notes=tuple(data["notes"]),
-        assignment=Assignment({b.path: b.choice for b in blocks}, terms["place"]),
-        profile=_profile(data["profile"]),
-        terms=Terms(**terms),
-        signature=data["signature"],
-    )
+    return {
+        "model": data["model"],
+        "budget": data["budget"],
+        "blocks": blocks,
+        "peak": data["peak"],
+        "seconds": data["seconds"],
+        "plain_peak": data["plain_peak"],
+        "plain_seconds": data["plain_seconds"],
+        "measured_peak": data["measured_peak"],
+        "is_timed": data["is_timed"],
+        "notes": tuple(data["notes"]),
+        "assignment": Assignment({b.path: b.choice for b in blocks}, terms["place"]),
+        "profile": _profile(data["profile"]),
+        "terms": Terms(**terms),
+        "signature": data["signature"],
+    }
 
 
 def _profile(data: dict[str, Any]) -> Profile:

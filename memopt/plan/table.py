@@ -7,16 +7,15 @@ from collections.abc import Iterator
 from memopt.anatomy import sections
 from memopt.anatomy.sections import Section
 from memopt.anatomy.table import mb
-from memopt.plan.plan import Plan
-from memopt.plan.planned import PlannedBlock
+from memopt.plan.planned import Planned, PlannedBlock
 from memopt.plan.size import as_text
 
 
-def text_of(plan: Plan) -> str:
+def text_of(plan: Planned) -> str:
     return sections.text_of(title_of(plan), sections_of(plan), list(lines_of(plan)))
 
 
-def title_of(plan: Plan) -> str:
+def title_of(plan: Planned) -> str:
     peak = f"peak {mb(plan.peak)} predicted"
     if plan.measured_peak is not None:
         peak += f", {mb(plan.measured_peak)} measured"
@@ -29,13 +28,13 @@ def title_of(plan: Plan) -> str:
     )
 
 
-def sections_of(plan: Plan) -> Iterator[Section]:
+def sections_of(plan: Planned) -> Iterator[Section]:
     """One line for each run of blocks that are treated alike."""
     rows = [_row(run) for run in _runs(plan.blocks)]
     yield Section("Blocks", ("Block", "Fate", "held", "elsewhere", "ms", "Why"), rows)
 
 
-def lines_of(plan: Plan) -> Iterator[str]:
+def lines_of(plan: Planned) -> Iterator[str]:
     profile = plan.profile
     outside = sum(nbytes.resident for nbytes, _ in profile.ends.values())
     yield (
