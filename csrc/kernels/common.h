@@ -47,7 +47,6 @@ struct Math;
 template <>
 struct Math<float> {
   static MEMOPT_HD float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
-  static MEMOPT_HD float fnma(float a, float b, float c) { return ::fmaf(-a, b, c); }  // c - a b
   static MEMOPT_HD float abs(float x) { return ::fabsf(x); }
   // 2^x for x <= 0. On a GPU the hardware's, right to 2 ulp and 0 below 2^-126: one instruction,
   // where e^x takes eight and a 2^x that keeps subnormal results four.

@@ -29,11 +29,11 @@ struct ValueGrad {
 // by a polynomial in k = 1 / (1 + c t) (the form of Abramowitz & Stegun 26.2.17, with coefficients
 // fitted for this file). One exponential serves Phi and phi:
 //
-//   Phi(x)   = 1 - e w, and e w where x < 0              t = |x|, e = exp(-t^2 / 2)
-//   gelu'(x) = 1 - g,   and g where x < 0                g = e (w - t / sqrt(2 pi))
+//   Phi(x) = 1 - e w, and e w where x < 0         t = |x|, e = exp(-t^2 / 2)
+//   gelu(x) = x Phi(x)                            gelu'(x) = Phi(x) + x e / sqrt(2 pi)
 //
 // Beyond t = 16 e is 0 in float, so t stops there and stays finite; infinities and NaN become what
-// they are in PyTorch by the factors x and t of the last steps.
+// they are in PyTorch by the factor x of the last steps.
 struct GeluErf {
   template <class V>
   static MEMOPT_HD V value(V x) {
@@ -46,9 +46,9 @@ struct GeluErf {
   static MEMOPT_HD ValueGrad<V> value_and_grad(V x) {
     using M = Math<V>;
     const V t = M::clamped_abs(x, V(16.0f));
-    const V e = exp_of_square(t), w_t = w(t);
-    const V g = e * M::fnma(V(0.3989422804f), M::abs(x), w_t);
-    return {x * M::reflected(x, e * w_t), M::reflected(x, g)};
+    const V e = exp_of_square(t);
+    const V cdf = M::reflected(x, e * w(t));
+    return {x * cdf, M::fma(x, V(0.3989422804f) * e, cdf)};
   }
 
   // float64 exists for gradcheck and as an oracle: the library functions, to full precision.

@@ -20,15 +20,6 @@ struct Math<at::vec::Vectorized<float>> {
   static MEMOPT_INLINE V clamp_max(V x, V limit) { return at::vec::clamp_max(x, limit); }
   static MEMOPT_INLINE V if_positive(V x, V a, V b) { return V::blendv(a, b, x <= V(0.0f)); }
 
-  // c - a b
-#if defined(CPU_CAPABILITY_AVX512)
-  static MEMOPT_INLINE V fnma(V a, V b, V c) { return _mm512_fnmadd_ps(a, b, c); }
-#elif defined(CPU_CAPABILITY_AVX2)
-  static MEMOPT_INLINE V fnma(V a, V b, V c) { return _mm256_fnmadd_ps(a, b, c); }
-#else
-  static MEMOPT_INLINE V fnma(V a, V b, V c) { return fma(V(0.0f) - a, b, c); }
-#endif
-
   // 2^y for y <= 0, within one unit in the last place. (The polynomials of this file are fitted for
   // it, minimax in relative error; this one's is 2e-9.)
   static MEMOPT_INLINE V exp2(V y) {
