@@ -20,7 +20,14 @@ from memopt.anatomy.ledger import Ledger
 from memopt.anatomy.outcome import DependsOnValues
 from memopt.anatomy.predict import predict
 from memopt.anatomy.report import Anatomy
-from memopt.anatomy.step import LossLike, OptimizerLike, Step, as_optimizer, traced
+from memopt.anatomy.step import (
+    LossLike,
+    OptimizerLike,
+    Step,
+    as_optimizer,
+    computed_attributes,
+    traced,
+)
 from memopt.anatomy.trace import Trace, trace_of
 from memopt.anatomy.whatif import Checkpoint, Fates
 from memopt.anatomy.work import tensors_in
@@ -55,8 +62,9 @@ def anatomy(
 
     Six categories add up to all bytes, each storage counted once: weights; gradients; optimizer
     states; activations, which are saved for backward; temporary buffers; and functionality-specific
-    memory: inputs, buffers, and weights in autocast's dtype. A storage is in one category for all
-    of its life. Scratch memory that a kernel allocates and frees inside itself is not seen.
+    memory: inputs, buffers and other tensors that modules hold, and weights in autocast's dtype. A
+    storage is in one category for all of its life. Scratch memory that a kernel allocates and frees
+    inside itself is not seen.
 
     Args:
         model: on any device, also meta.
@@ -174,7 +182,8 @@ def anatomy(
 def _measured(
     step: Step, fates: Fates, device: str
 ) -> tuple[Trace, float | None, AllocatorRow | None]:
-    model, optimizer, batch = copy.deepcopy((step.model, step.optimizer, step.batch))
+    memo = {id(tensor): tensor.detach().clone() for tensor in computed_attributes(step.model)}
+    model, optimizer, batch = copy.deepcopy((step.model, step.optimizer, step.batch), memo)
     fates.apply(model)
     real = copy.copy(step)
     real.model, real.optimizer, real.batch = model, optimizer, batch

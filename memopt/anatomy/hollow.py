@@ -24,6 +24,7 @@ from memopt.anatomy.ledger import Ledger
 from memopt.anatomy.outcome import DependsOnValues, Made, is_made, outcome_of
 from memopt.anatomy.pieces import STATES, Piece
 from memopt.anatomy.places import Place
+from memopt.anatomy.step import computed_attributes
 from memopt.anatomy.work import tensors_in
 from memopt.measure import storages
 
@@ -188,6 +189,7 @@ def _tensors_of(value: Any) -> Iterator[Tensor]:
     if isinstance(value, nn.Module):
         yield from value.parameters()
         yield from value.buffers()
+        yield from computed_attributes(value)
     elif isinstance(value, torch.optim.Optimizer):
         yield from tensors_in([dict(state) for state in value.state.values()])
     elif isinstance(value, (tuple, list)):

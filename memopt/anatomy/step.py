@@ -106,6 +106,7 @@ class Step:
         ledger.adopt(WEIGHTS, self.model.named_parameters())
         ledger.adopt(FUNCTIONALITY, self.model.named_buffers())
         ledger.adopt(FUNCTIONALITY, [("inputs", self.batch)])
+        ledger.adopt(FUNCTIONALITY, tensor_attributes(self.model))
         ledger.adopt(STATES, self._states())
         ledger.adopt(GRADIENTS, self._gradients())
 
@@ -145,6 +146,23 @@ def traced(step: Step, ledger: Ledger, prime: Collection[str] | None = None) -> 
             seconds.append(time.perf_counter() - start)
     ledger.close()
     return seconds[0], seconds[1]
+
+
+def tensor_attributes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """By name, the tensors among the plain attributes of modules, which are neither parameters nor
+    buffers.
+    """
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                yield f"{path}.{name}" if path else name, value
+
+
+def computed_attributes(model: nn.Module) -> Iterator[Tensor]:
+    """Attributes that are results of autograd, as `torch.nn.utils.weight_norm` leaves them for the
+    next forward to replace. PyTorch refuses to copy these.
+    """
+    return (tensor for _, tensor in tensor_attributes(model) if not tensor.is_leaf)
 
 
 def as_optimizer(kind: object, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer | None:

@@ -88,6 +88,7 @@ class Profile:
 
     def correct(self, assignment: Assignment, step: StepBytes) -> None:
         """Take over what a step with this assignment had."""
+        self.base = step.base
         for number, (path, stage) in enumerate(zip(self.paths, step.stages[1:-1], strict=True)):
             choice = replace(assignment.choices.get(path, KEEP), offload=0.0)
             self.exact[number, choice] = stage

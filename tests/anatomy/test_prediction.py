@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import weight_norm
 
 import memopt
 from memopt.anatomy.on_cuda import AsOnCuda
@@ -187,6 +188,19 @@ def test_tied_weights_and_views_count_once() -> None:
     report = memopt.anatomy(Tied(), torch.randint(0, 50, (4, 6)), measure=True)
     assert_predicted(report)
     assert report.peak.by_category["weights"] == 50 * 16 * 4
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+def test_weights_that_are_computed_before_each_forward() -> None:
+    """By torch.nn.utils.weight_norm: the last one is an attribute, and PyTorch cannot copy it."""
+    model = nn.Sequential(
+        weight_norm(nn.Linear(16, 400)), nn.GELU(), weight_norm(nn.Linear(400, 16))
+    )
+    batch = torch.randn(4, 16)
+    model(batch)
+    held = model[0].weight
+    assert_predicted(memopt.anatomy(model, batch, loss=torch.sum, measure=True))
+    assert model[0].weight is held
 
 
 @pytest.mark.slow

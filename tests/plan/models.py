@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import weight_norm
 
 
 class Block(nn.Module):
@@ -86,7 +88,7 @@ def chain() -> tuple[nn.Module, Tensor]:
     return Chain([4] * 6), tokens()
 
 
-def uneven() -> tuple[nn.Module, Tensor]:
+def uneven() -> tuple[Chain, Tensor]:
     torch.manual_seed(0)
     return Chain([1, 8, 2, 8, 1, 4]), tokens()
 
@@ -101,9 +103,21 @@ def ladder() -> tuple[nn.Module, Tensor]:
     return Ladder(), torch.randn(4, 64, 8)
 
 
+def normed() -> tuple[nn.Module, Tensor]:
+    """Weights are computed before each forward, and stay as attributes of the linears."""
+    model, batch = uneven()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # weight_norm has a successor
+        for block in model.blocks:
+            weight_norm(block.up)
+            weight_norm(block.down)
+    return model, batch
+
+
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "chain": chain,
     "uneven": uneven,
     "shared": shared,
     "ladder": ladder,
+    "normed": normed,
 }
