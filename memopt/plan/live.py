@@ -53,12 +53,13 @@ class Live:
     @without_warnings_of_caches()
     def look(self, assignment: Assignment) -> Observed:
         """A step with an assignment: predicted, or where it asks for values watched. The most bytes
-        of all ranks.
+        of all ranks, which then ask for the same steps.
         """
         observed = self._look(assignment)
         nbytes, buckets = observed.nbytes, self._buckets()
         nbytes = replace(nbytes, base=nbytes.base + buckets, peak=nbytes.peak + buckets)
-        return replace(observed, nbytes=ranks.with_most(nbytes))
+        kinds, sites = ranks.first((observed.kinds, observed.sites))
+        return replace(observed, kinds=kinds, sites=sites, nbytes=ranks.with_most(nbytes))
 
     def _look(self, assignment: Assignment) -> Observed:
         if self.predictable:

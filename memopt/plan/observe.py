@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -19,7 +19,7 @@ from memopt.anatomy.step import Step
 from memopt.plan.bytes import StepBytes, step_bytes
 from memopt.plan.choice import Assignment
 from memopt.plan.seconds import StageSeconds, estimated_seconds
-from memopt.plan.watch import Moment, Watch, moment_of
+from memopt.plan.watch import Moment, Watch, kinds_of, moment_of, sites_of
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,9 @@ class Observed:
     paths: tuple[str, ...]
     """Of the blocks, in the order of their calls."""
     kinds: tuple[int, ...]
-    """Of the calls: equal numbers do the same."""
+    """Of the calls: see `kinds_of`. Calls of one kind take the same time."""
+    sites: tuple[int, ...]
+    """Of the calls: see `sites_of`. Calls of one site hold the same bytes."""
     ledger: Ledger
     primed: frozenset[str] | None = None
     """The parameters for which the optimizer had a state; None: it was not asked."""
@@ -100,11 +102,11 @@ def _observed(ledger: Ledger, watch: Watch[Moment], step: Step) -> Observed:
             "memopt.plan: blocks must be called in the model's forward, got "
             f"{', '.join(watch.paths)}, which were not"
         )
-    numbers: dict[Hashable, int] = {}
     return Observed(
         step_bytes(ledger, watch.start, watch.calls),
         estimated_seconds(ledger, watch.start, watch.calls, speed_of(step)),
         tuple(call.path for call in watch.calls),
-        tuple(numbers.setdefault(call.kind, len(numbers)) for call in watch.calls),
+        kinds_of(watch.calls),
+        sites_of(watch.calls, ledger.ops),
         ledger,
     )

@@ -33,7 +33,11 @@ class Profile:
     paths: tuple[str, ...]
     """The blocks, in the order of their calls; one that is called several times as often."""
     kinds: tuple[int, ...]
-    """Of each call. Calls of one kind do the same, and are measured once."""
+    """Of each call. Calls of one kind do the same, and are timed together."""
+    sites: tuple[int, ...]
+    """Of each call. Calls of one site do the same between the same operators, and their bytes are
+    looked at once.
+    """
     base: int
     optimizer: int
     gradients: tuple[int, ...]
@@ -41,7 +45,7 @@ class Profile:
     ends: dict[str, tuple[StageBytes, StageSeconds]]
     """"before" the blocks, and "after" them."""
     nbytes: dict[tuple[int, Choice], StageBytes]
-    """By kind and choice, which offloads nothing."""
+    """By site and choice, which offloads nothing."""
     seconds: dict[Case, StageSeconds]
     exact: dict[tuple[int, Choice], StageBytes] = field(default_factory=dict)
     """By the number of the call: as it was in a plan that was predicted whole."""
@@ -135,7 +139,7 @@ class Profile:
         """What a call costs with a choice, in a step in which some block has recipes, or none."""
         kind = self.kinds[number]
         stays = replace(choice, offload=0.0)
-        nbytes = self.exact.get((number, stays)) or self.nbytes[kind, stays]
+        nbytes = self.exact.get((number, stays)) or self.nbytes[self.sites[number], stays]
         seconds = self.seconds[Case(kind, stays, with_recipes and not choice.recipes)]
         away = nbytes.away(choice.offload) if choice.offload else 0
         return Option(
@@ -173,7 +177,7 @@ def profile_of(
 ) -> tuple[Profile, list[tuple[Assignment, Observed]]]:
     """What blocks cost, with seconds that are estimates; and what was looked at.
 
-    Blocks of one kind share the choices among them, so that one look may be enough.
+    Calls of one site share the choices among them, so that one look may be enough.
     """
     assignment = Assignment({path: CHOICES[n % len(CHOICES)] for n, path in enumerate(blocks)})
     samples, looks = [], []
@@ -182,13 +186,14 @@ def profile_of(
         samples.append(assignment)
         looks.append(look(assignment))
         first = looks[0]
-        for number, (path, kind) in enumerate(zip(first.paths, first.kinds, strict=True)):
-            key = kind, assignment.choices[path]
+        for number, (path, site) in enumerate(zip(first.paths, first.sites, strict=True)):
+            key = site, assignment.choices[path]
             nbytes.setdefault(key, []).append(looks[-1].nbytes.stages[number + 1])
         assignment = _next_sample(first, nbytes)
     profile = Profile(
         paths=first.paths,
         kinds=first.kinds,
+        sites=first.sites,
         base=first.nbytes.base,
         optimizer=max(one.nbytes.optimizer for one in looks),
         gradients=tuple(stage.gradients for stage in first.nbytes.stages),
@@ -206,31 +211,31 @@ def profile_of(
 
 
 def _next_sample(first: Observed, known: Container[tuple[int, Choice]]) -> Assignment:
-    """Choices that some kinds of blocks have not had yet; empty if there are none."""
+    """Choices that some sites have not had yet; empty if there are none."""
     wanted = {
-        kind: [choice for choice in CHOICES if (kind, choice) not in known]
-        for kind in sorted(set(first.kinds))
+        site: [choice for choice in CHOICES if (site, choice) not in known]
+        for site in sorted(set(first.sites))
     }
     if not any(wanted.values()):
         return Assignment({})
     chosen: dict[str, Choice] = {}
-    for path, kind in zip(first.paths, first.kinds, strict=True):
+    for path, site in zip(first.paths, first.sites, strict=True):
         if path not in chosen:
-            left = wanted[kind] or list(CHOICES)
-            chosen[path] = left[sum(k == kind for k in _kinds_of(chosen, first)) % len(left)]
+            left = wanted[site] or list(CHOICES)
+            chosen[path] = left[sum(s == site for s in _sites_of(chosen, first)) % len(left)]
     return Assignment(chosen)
 
 
-def _kinds_of(paths: Container[str], first: Observed) -> Iterator[int]:
+def _sites_of(paths: Container[str], first: Observed) -> Iterator[int]:
     seen = set()
-    for path, kind in zip(first.paths, first.kinds, strict=True):
+    for path, site in zip(first.paths, first.sites, strict=True):
         if path in paths and path not in seen:
             seen.add(path)
-            yield kind
+            yield site
 
 
 def _most(stages: Sequence[StageBytes]) -> StageBytes:
-    """Blocks of one kind differ a little by what is around them."""
+    """Calls of one site differ a little by what shares memory with them."""
     return StageBytes(
         resident=max(stage.resident for stage in stages),
         forward=max(stage.forward for stage in stages),

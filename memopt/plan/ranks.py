@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from memopt.plan.bytes import StageBytes, StepBytes
 from memopt.plan.seconds import StageSeconds
+
+T = TypeVar("T")
 
 
 def least(number: int) -> int:
@@ -17,6 +19,12 @@ def least(number: int) -> int:
 
 def most(number: int) -> int:
     return int(max(_of_all(number)))
+
+
+def first(value: T) -> T:
+    """The first rank's."""
+    found: T = _of_all(value)[0]
+    return found
 
 
 def with_most(nbytes: StepBytes) -> StepBytes:

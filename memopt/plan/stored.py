@@ -22,7 +22,7 @@ from memopt.plan.planned import Planned, PlannedBlock
 from memopt.plan.profile import Profile
 from memopt.plan.seconds import StageSeconds
 
-_FORMAT = "memopt plan 2"
+_FORMAT = "memopt plan 3"
 
 
 def signature_of(model: nn.Module, paths: Iterable[str]) -> dict[str, str]:
@@ -60,6 +60,7 @@ def as_dict(plan: Planned) -> dict[str, Any]:
         "profile": {
             "paths": list(profile.paths),
             "kinds": list(profile.kinds),
+            "sites": list(profile.sites),
             "base": profile.base,
             "optimizer": profile.optimizer,
             "gradients": list(profile.gradients),
@@ -69,11 +70,11 @@ def as_dict(plan: Planned) -> dict[str, Any]:
             },
             "costs": [
                 {
-                    "kind": kind,
+                    "site": site,
                     "choice": asdict(choice),
                     "bytes": asdict(nbytes),
                 }
-                for (kind, choice), nbytes in profile.nbytes.items()
+                for (site, choice), nbytes in profile.nbytes.items()
             ],
             "seconds": [
                 {
@@ -136,6 +137,7 @@ def _profile(data: dict[str, Any]) -> Profile:
     return Profile(
         paths=tuple(data["paths"]),
         kinds=tuple(data["kinds"]),
+        sites=tuple(data["sites"]),
         base=data["base"],
         optimizer=data["optimizer"],
         gradients=tuple(data["gradients"]),
@@ -143,7 +145,7 @@ def _profile(data: dict[str, Any]) -> Profile:
             name: (_bytes(end["bytes"]), StageSeconds(**end["seconds"]))
             for name, end in data["ends"].items()
         },
-        nbytes={(c["kind"], Choice(**c["choice"])): _bytes(c["bytes"]) for c in costs},
+        nbytes={(c["site"], Choice(**c["choice"])): _bytes(c["bytes"]) for c in costs},
         seconds={
             Case(s["kind"], Choice(**s["choice"]), s["is_beside"]): StageSeconds(
                 s["forward"], s["backward"]

@@ -22,10 +22,11 @@ class Moment(NamedTuple):
     log: int
     work: int
     saves: int
+    operators: int
 
 
 def moment_of(ledger: Ledger) -> Moment:
-    return Moment(len(ledger.log), len(ledger.work), ledger.saves)
+    return Moment(len(ledger.log), len(ledger.work), ledger.saves, len(ledger.ops))
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Call(Generic[StampT]):
 
     path: str
     kind: Hashable
-    """Of one kind are calls of one class, with parameters and inputs of the same shapes."""
+    """Equal for calls of one class, with parameters and inputs of the same shapes."""
     begin: StampT
     end: StampT | None = None
     backward: StampT | None = None
@@ -120,6 +121,43 @@ def converted(calls: Sequence[Call[Any]], convert: Callable[[Any], N]) -> list[C
         )
         for call in calls
     ]
+
+
+def kinds_of(calls: Sequence[Call[Moment]]) -> tuple[int, ...]:
+    """Equal numbers for calls that do the same."""
+    return _numbered([(call.kind,) for call in calls])
+
+
+def sites_of(calls: Sequence[Call[Moment]], ops: Sequence[str]) -> tuple[int, ...]:
+    """Equal numbers for calls that do the same between the same operators.
+
+    What runs between two calls is a part of the first one's forward, and of the second one's
+    backward. What is before the first call and behind the last one is a stage of its own, and makes
+    no difference to these.
+    """
+    between = [
+        None if one.end is None else tuple(ops[one.end.operators : other.begin.operators])
+        for one, other in pairwise(calls)
+    ]
+    kinds = (call.kind for call in calls)
+    return _numbered(list(zip(kinds, [None, *between], [*between, None], strict=True)))
+
+
+def _numbered(looks: Sequence[tuple[Any, ...]]) -> tuple[int, ...]:
+    """Equal numbers for what looks alike. None is like anything, so looks with one come last."""
+    found: list[tuple[Any, ...]] = []
+    numbers = {}
+    for place in sorted(range(len(looks)), key=lambda place: None in looks[place]):
+        alike = (n for n, other in enumerate(found) if _are_alike(looks[place], other))
+        number = next(alike, len(found))
+        if number == len(found):
+            found.append(looks[place])
+        numbers[place] = number
+    return tuple(numbers[place] for place in range(len(looks)))
+
+
+def _are_alike(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    return all(a == b or None in (a, b) for a, b in zip(one, other, strict=True))
 
 
 def forward_spans(calls: Sequence[Call[N]], start: N, turn: N) -> list[tuple[N, N]]:

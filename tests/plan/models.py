@@ -78,6 +78,27 @@ class Ladder(nn.Module):
         return x.square().mean()
 
 
+class Branched(nn.Module):
+    """Between the last block of an encoder and the first one of a decoder much is computed that is
+    no block's, as in UNETR.
+    """
+
+    def __init__(self, features: int = 16) -> None:
+        super().__init__()
+        self.coarse = nn.ModuleList(Block(features) for _ in range(4))
+        self.wider = nn.Linear(features, 24 * features)
+        self.narrower = nn.Linear(24 * features, features)
+        self.fine = nn.ModuleList(Block(features) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.coarse:
+            x = block(x)
+        x = x + self.narrower(self.wider(x).tanh())
+        for block in self.fine:
+            x = block(x)
+        return x.square().mean()
+
+
 def tokens(rows: int = 4, length: int = 64, words: int = 50) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     return torch.randint(0, words, (rows, length), generator=generator)
@@ -103,6 +124,11 @@ def ladder() -> tuple[nn.Module, Tensor]:
     return Ladder(), torch.randn(4, 64, 8)
 
 
+def branched() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return Branched(), torch.randn(4, 64, 16)
+
+
 def normed() -> tuple[nn.Module, Tensor]:
     """Weights are computed before each forward, and stay as attributes of the linears."""
     model, batch = uneven()
@@ -119,5 +145,6 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "uneven": uneven,
     "shared": shared,
     "ladder": ladder,
+    "branched": branched,
     "normed": normed,
 }

@@ -138,6 +138,7 @@ def a_look_at(truth: Profile, terms: Terms) -> Look:
             seconds=[],
             paths=truth.paths,
             kinds=truth.kinds,
+            sites=truth.sites,
             ledger=Ledger(nn.Identity()),
         )
 
@@ -160,6 +161,7 @@ def random_profile(random: Random, most: int = 7) -> Profile:
     return Profile(
         paths=tuple(f"blocks.{number}" for number in range(len(kinds))),
         kinds=kinds,
+        sites=kinds,
         base=0,
         optimizer=0,
         gradients=(0,) * (len(kinds) + 2),

@@ -13,10 +13,11 @@ from torch import nn
 
 import memopt
 from memopt.plan.choice import CHOICES, Assignment
+from memopt.plan.choose import uniform
 from memopt.plan.curve import curve_of
 from memopt.plan.live import applied
 from memopt.plan.plan import Plan
-from tests.plan.models import MODELS, Chain, chain, tokens
+from tests.plan.models import MODELS, Chain, branched, chain, tokens
 from tests.plan.support import (
     allocated_above,
     gradients,
@@ -159,6 +160,20 @@ def test_blocks_of_one_kind_share_the_looks(monkeypatch: pytest.MonkeyPatch) -> 
         model, batch = MODELS[name]()
         memopt.plan(model, batch, EVERYTHING, measure=False)
     assert counts == [1, 4]
+
+
+def test_the_arithmetic_knows_what_is_between_blocks() -> None:
+    """Before any plan is predicted whole: what runs behind the last block of the encoder is not
+    taken for a cost of its other blocks, nor is it left out.
+    """
+    model, batch = branched()
+    plan = memopt.plan(model, batch, EVERYTHING, measure=False)
+    assert plan.live is not None
+    plan.profile.exact.clear()
+    for choice in CHOICES:
+        whole = plan.live.look(Assignment(dict.fromkeys(plan.profile.blocks, choice)))
+        counted = uniform(plan.profile, choice, plan.terms)
+        assert counted.peak == pytest.approx(whole.nbytes.peak, rel=0.01)
 
 
 def test_the_optimizer_counts() -> None:

@@ -239,6 +239,7 @@ def test_alike_blocks_hand_their_choices_on() -> None:
     profile = Profile(
         paths=("a", "b", "c", "d"),
         kinds=(0, 1, 0, 0),
+        sites=(0, 1, 0, 0),
         base=0,
         optimizer=0,
         gradients=(),
