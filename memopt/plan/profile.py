@@ -211,7 +211,9 @@ def profile_of(
 
 
 def _next_sample(first: Observed, known: Container[tuple[int, Choice]]) -> Assignment:
-    """Choices that some sites have not had yet; empty if there are none."""
+    """Choices that some sites have not had yet; empty if there are none. Sites begin with different
+    ones, so that each step that is timed has all choices.
+    """
     wanted = {
         site: [choice for choice in CHOICES if (site, choice) not in known]
         for site in sorted(set(first.sites))
@@ -222,7 +224,8 @@ def _next_sample(first: Observed, known: Container[tuple[int, Choice]]) -> Assig
     for path, site in zip(first.paths, first.sites, strict=True):
         if path not in chosen:
             left = wanted[site] or list(CHOICES)
-            chosen[path] = left[sum(s == site for s in _sites_of(chosen, first)) % len(left)]
+            had = sum(s == site for s in _sites_of(chosen, first))
+            chosen[path] = left[(site + had) % len(left)]
     return Assignment(chosen)
 
 
