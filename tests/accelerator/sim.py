@@ -160,9 +160,20 @@ def capacity(size: int, device: int = 0) -> None:
 
 
 def memory(device: int = 0) -> MemoryCounts:
+    _let_go_of_graphs(device)
     counts = (ctypes.c_int64 * 4)()
     load().sim_memory_counts(device, counts)
     return MemoryCounts(*counts)
+
+
+def _let_go_of_graphs(device: int) -> None:
+    """Autograd's thread of the device drops a graph, and the gradients that were its results, a
+    little after the caller of backward goes on. It takes up the next backward when that is done:
+    this one has no bytes and no task.
+    """
+    with torch.enable_grad():
+        empty = torch.empty(0, device=f"sim:{device}", requires_grad=True)
+        torch.autograd.grad(empty.view(0), empty, empty.detach())
 
 
 def reset_peak(device: int = 0) -> None:
