@@ -17,56 +17,93 @@ import matplotlib
 matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt
 from matplotlib.lines import Line2D
+from matplotlib.ticker import StrMethodFormatter
 
-from benchmarks.cli import RESULTS, op_results
+from benchmarks.cli import DIRECTIONS, RESULTS, op_results
 from benchmarks.summary import describe, geometric_mean, load, measured
 
 COLOURS = {"float32": "#3465a4", "bfloat16": "#ce5c00", "float16": "#4e9a06", "float64": "#75507b"}
-OPS = {"gelu": "GELU", "layer_norm": "LayerNorm", "layer_norm_gelu": "LayerNorm+GELU"}
-OPS |= {"rms_norm": "RMSNorm"}
-OPS |= {"add_layer_norm": "add+LayerNorm", "add_rms_norm": "add+RMSNorm"}
-OPS |= {"silu": "SiLU", "relu": "ReLU", "quick_gelu": "QuickGELU", "relu_squared": "ReLU squared"}
-OPS |= {"sigmoid": "sigmoid", "dropout": "dropout", "swiglu": "SwiGLU", "geglu": "GEGLU"}
-OPS |= {"swiglu_halves": "SwiGLU, halves", "swiglu_interleaved": "SwiGLU, interleaved"}
-OPS |= {"layer_norm_linear": "LayerNorm+Linear", "gelu_linear": "GELU+Linear"}
-OPS |= {"mlp_gpt2": "GPT-2's MLP", "mlp_llama": "Llama's MLP"}
+OPS = {
+    "gelu": "GELU",
+    "layer_norm": "LayerNorm",
+    "layer_norm_gelu": "LayerNorm+GELU",
+    "rms_norm": "RMSNorm",
+    "add_layer_norm": "add+LayerNorm",
+    "add_rms_norm": "add+RMSNorm",
+    "silu": "SiLU",
+    "relu": "ReLU",
+    "quick_gelu": "QuickGELU",
+    "relu_squared": "ReLU squared",
+    "swiglu": "SwiGLU",
+    "geglu": "GEGLU",
+    "swiglu_halves": "SwiGLU, halves",
+    "swiglu_interleaved": "SwiGLU, interleaved",
+    "gelu_dropout": "GELU+dropout",
+    "dropout_add_layer_norm": "dropout+add+LayerNorm",
+    "layer_norm_linear": "LayerNorm+Linear",
+    "gelu_linear": "GELU+Linear",
+    "mlp_gpt2": "GPT-2's MLP",
+    "mlp_llama": "Llama's MLP",
+}
+"""Others are shown by the name that they have."""
+
 FORMS = {None: "", "none": " (erf)", "tanh": " (tanh)"}
 
 
 def draw(runs: Sequence[dict[str, Any]], out: Path) -> None:
-    """One line for each op and direction, above each other the element types."""
-    lines: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    """A panel for each direction, in it one line for each op, above each other the element types.
+    Ratios are on a logarithmic axis: half the time is as far from 1 as twice the time.
+    """
+    lines: dict[str, dict[str, list[dict[str, Any]]]] = {}
     goals: dict[tuple[str, str], float] = {}
     for run in runs:
         for case in measured(run):
-            line = (_name(case), case["direction"])
-            lines[line].append(case)
-            if case["direction"] in run["goals"]:
-                goals[line] = run["goals"][case["direction"]]
-    dtypes = list(dict.fromkeys(case["dtype"] for cases in lines.values() for case in cases))
+            op, direction = _name(case), case["direction"]
+            lines.setdefault(op, defaultdict(list))[direction].append(case)
+            if direction in run["goals"]:
+                goals[op, direction] = run["goals"][direction]
+    found = [case for of_op in lines.values() for cases in of_op.values() for case in cases]
+    dtypes = list(dict.fromkeys(case["dtype"] for case in found))
+    measured_ones = {case["direction"] for case in found}
+    directions = [direction for direction in DIRECTIONS if direction in measured_ones]
 
-    figure, axes = plt.subplots(figsize=(9, 1.4 + 0.5 * len(lines)), layout="constrained")
-    axes.axvline(1, color="grey", lw=1, zorder=1)
-    for y, (line, cases) in enumerate(lines.items()):
-        for number, dtype in enumerate(dtypes):
-            height = y + 0.44 * ((number + 0.5) / len(dtypes) - 0.5)
-            chosen = [case for case in cases if case["dtype"] == dtype]
-            if chosen:
-                _dots(axes, height, chosen, COLOURS[dtype])
-        if line in goals:
-            axes.vlines(goals[line], y - 0.4, y + 0.4, color="black", lw=1, ls=":", zorder=2)
-    axes.set_yticks(range(len(lines)), [f"{name}\n{direction}" for name, direction in lines])
-    axes.tick_params(axis="y", labelsize=8)
-    axes.set_ylim(len(lines) - 0.4, -0.6)
-    axes.set_xlim(left=0)
-    axes.set_xlabel("time of ATen / time of memopt, in the same run (right is faster)")
-    axes.grid(axis="x", alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
+    figure, panels = plt.subplots(
+        1,
+        len(directions),
+        figsize=(2 + 3.4 * len(directions), 1.4 + 0.34 * len(lines)),
+        layout="constrained",
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+    )
+    for axes, direction in zip(panels[0], directions, strict=True):
+        axes.axvline(1, color="grey", lw=1, zorder=1)
+        for y, (op, of_op) in enumerate(lines.items()):
+            for number, dtype in enumerate(dtypes):
+                height = y + 0.44 * ((number + 0.5) / len(dtypes) - 0.5)
+                chosen = [case for case in of_op[direction] if case["dtype"] == dtype]
+                if chosen:
+                    _dots(axes, height, chosen, COLOURS[dtype])
+            if (op, direction) in goals:
+                goal = goals[op, direction]
+                axes.vlines(goal, y - 0.4, y + 0.4, color="black", lw=1, ls=":", zorder=2)
+        axes.set_title(direction, fontsize=9)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}x"))
+        axes.grid(axis="x", alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0][0].set_yticks(range(len(lines)), list(lines))
+    panels[0][0].tick_params(axis="y", labelsize=8)
+    panels[0][0].set_ylim(len(lines) - 0.4, -0.6)
+    middle = panels[0][len(directions) // 2]
+    middle.set_xlabel(
+        "time of ATen / time of memopt, in the same run (right is faster)", fontsize=9
+    )
+    figure.suptitle(describe(*runs), fontsize=8, x=0.01, ha="left")
     handles = _legend(dtypes, bool(goals))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
-    axes.set_title(describe(runs[0]), fontsize=8, loc="left")
     out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=160)
+    figure.savefig(out, dpi=130)
     plt.close(figure)
 
 
@@ -74,7 +111,7 @@ def _dots(axes: Any, height: float, cases: Sequence[dict[str, Any]], colour: str
     """Small sizes as hollow dots, those beyond the caches as full ones; a bar at their mean."""
     ratios = [case["variants"]["memopt"]["ratio"]["median"] for case in cases]
     faces = [colour if _beyond_cache(case) else "white" for case in cases]
-    axes.scatter(ratios, [height] * len(ratios), s=24, c=faces, edgecolors=colour, zorder=3)
+    axes.scatter(ratios, [height] * len(ratios), s=16, c=faces, edgecolors=colour, zorder=3)
     mean = geometric_mean(ratios)
     axes.vlines(mean, height - 0.14, height + 0.14, color=colour, lw=2.5, zorder=4)
 

@@ -1,16 +1,17 @@
 """The tables and figures of the README and docs/, from benchmarks/results.
 
 `python -m memopt bench --report` (or `python -m benchmarks.report`) writes every table between
-`<!-- begin: NAME -->` and `<!-- end -->` anew, draws the figures that a JSON file is enough for,
-and fails if something is not backed by a result: a table without one, a picture without a JSON of
-its name, a sentence of CLAIMS with other figures than the results give, a result that names no
-machine, versions or command. `--check` writes nothing, and fails as well where something would
-change.
+`<!-- begin: NAME -->` and `<!-- end -->` anew, and cpu_summary.md, draws the figures that results
+are enough for, and fails if something is not backed by a result: a table without one, a picture
+without a JSON of its name, a sentence of CLAIMS with other figures than the results give, a result
+that names no machine, versions or command. `--check` writes nothing, and fails as well where
+something would change.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import re
@@ -18,8 +19,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import compile, hero, models
-from benchmarks.cli import RESULTS, op_results
+from benchmarks import models, summary
+from benchmarks.cli import OPS, RESULTS
+from benchmarks.report_figures import FIGURES, draw, is_of_its_results, results_of
 from benchmarks.report_tables import TABLES, Missing, gpu_cases, result
 from benchmarks.summary import geometric_mean, measured
 
@@ -117,16 +119,6 @@ CLAIMS: dict[str, tuple[Callable[[], str], ...]] = {
 }
 """Sentences with figures, made from the results; each must stand in its page, bold or not."""
 
-FIGURES: dict[str, Callable[[Path], None]] = {
-    "cpu_compile": lambda out: compile.draw(result(out.stem)["cases"]["curve"]["variants"], out),
-    "cpu_models": lambda out: models.draw(models.plain_cases(result(out.stem)["cases"]), out),
-    "cpu_hero": lambda out: hero.draw(result(out.stem)["cases"]["gpt"], out),
-}
-"""Those that their JSON is enough for. The demo draws its own."""
-
-DRAWN_FROM = {"cpu": [path.name for path in op_results()]}
-"""Figures from several results; every other one is drawn from the one of its name."""
-
 
 def problems() -> list[str]:
     """What the pages show without a result behind it, in words."""
@@ -135,8 +127,7 @@ def problems() -> list[str]:
         text = page.read_text()
         for picture in PICTURE.findall(text):
             path = (page.parent / picture).resolve()
-            backed = [RESULTS / name for name in DRAWN_FROM.get(path.stem, (f"{path.stem}.json",))]
-            if not all(file.exists() for file in (path, *backed)):
+            if not all(file.exists() for file in (path, *results_of(path.stem))):
                 found.append(f"{page.name}: {picture} has no result behind it")
         for name in (match[2] for match in BLOCK.finditer(text)):
             if name not in TABLES:
@@ -166,29 +157,50 @@ def redrawn(text: str) -> str:
     )
 
 
+def summary_of_ops() -> str:
+    """The tables of all cases of the ops, as `python -m benchmarks.cpu` writes them."""
+    return summary.report([result(f"cpu_{op}") for op in OPS])
+
+
+def _written(path: Path, make: Callable[[], str], check: bool) -> list[str]:
+    """Writes the text, or says that it would."""
+    try:
+        new = make()
+    except Missing as missing:
+        return [f"{path.name}: {missing}"]
+    if path.exists() and new == path.read_text():
+        return []
+    if check:
+        return [f"{path.name}: its tables are not those of the results"]
+    path.write_text(new)
+    print(f"written: {path.name}")
+    return []
+
+
+def _drawn(name: str, check: bool) -> list[str]:
+    """Draws the figure, or says that it would."""
+    try:
+        if is_of_its_results(name):
+            return []
+        if check:
+            return [f"{name}.png: was drawn from other results"]
+        draw(name)
+    except Missing as missing:
+        return [f"{name}.png: {missing}"]
+    print(f"drawn: {name}.png")
+    return []
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m memopt bench --report", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args(argv).check
     found = problems()
     for page in PAGES:
-        text = page.read_text()
-        try:
-            new = redrawn(text)
-        except Missing as missing:
-            found.append(f"{page.name}: {missing}")
-            continue
-        if new != text and check:
-            found.append(f"{page.name}: its tables are not those of the results")
-        if new != text and not check:
-            page.write_text(new)
-            print(f"written: {page.name}")
-    if not check:
-        for name, draw in FIGURES.items():
-            try:
-                draw(RESULTS / f"{name}.png")
-            except Missing as missing:
-                found.append(str(missing))
+        found += _written(page, functools.partial(redrawn, page.read_text()), check)
+    found += _written(RESULTS / "cpu_summary.md", summary_of_ops, check)
+    for name in FIGURES:
+        found += _drawn(name, check)
     for problem in found:
         print(problem, file=sys.stderr)
     return 1 if found else 0

@@ -36,10 +36,9 @@ def by_threads(names: Sequence[str], labels: dict[tuple[str, str], str]) -> str:
     """The ratio PyTorch's time / memopt's, of each op of `labels`: its name and direction."""
     settings = [(dtype, threads) for dtype in ("float32", "bfloat16") for threads in (1, 2)]
     head = ["op", "direction", "goal", *(f"{d}, {t} thread{'s'[: t - 1]}" for d, t in settings)]
-    rows, described = [], None
-    for name in names:
-        run = result(name)
-        described = described or describe(run)
+    rows = []
+    runs = [result(name) for name in names]
+    for run in runs:
         for (op, direction), label in labels.items():
             cases = [c for c in measured(run) if (operation(c), c["direction"]) == (op, direction)]
             if not cases:
@@ -53,16 +52,24 @@ def by_threads(names: Sequence[str], labels: dict[tuple[str, str], str]) -> str:
                     f"**{geometric_mean(ratios):.2f}x** ({min(ratios):.2f}x to {max(ratios):.2f}x)"
                 )
             rows.append(row)
-    return f"*{described}*\n\n{table(head, rows)}\n"
+    return f"*{describe(*runs)}*\n\n{table(head, rows)}\n"
 
 
 def kernels() -> str:
     both = ("forward", "backward")
-    labels = {("layer_norm", d): "layer_norm" for d in both}
+    labels = {(op, d): op for op in ("layer_norm", "rms_norm") for d in both}
     for form, label in (("none", "erf"), ("tanh", "tanh")):
         labels[f"layer_norm_gelu, {form}", "forward+backward"] = f"layer_norm_gelu, {label}"
         labels |= {(f"gelu, {form}", d): f"gelu, {label}" for d in both}
-    return by_threads(("cpu_layer_norm", "cpu_layer_norm_gelu", "cpu_gelu"), labels)
+    names = ("layer_norm", "rms_norm", "layer_norm_gelu", "gelu")
+    return by_threads([f"cpu_{name}" for name in names], labels)
+
+
+def activations() -> str:
+    ops = ("silu", "relu", "quick_gelu", "relu_squared", "sigmoid", "softcap")
+    return by_threads(
+        ("cpu_activation",), {(op, d): op for op in ops for d in ("forward", "backward")}
+    )
 
 
 def blocks() -> str:
@@ -100,10 +107,9 @@ def gpu_kernels() -> str:
     Liger-Kernel's time / memopt's.
     """
     names = ("layer_norm", "rms_norm", "add_norm", "layer_norm_gelu", "gelu", "activation")
-    rows, described = [], None
-    for name in (*names, "gated", "dropout"):
-        run = result(f"cuda_{name}")
-        described = described or describe(run)
+    rows = []
+    runs = [result(f"cuda_{name}") for name in (*names, "gated", "dropout")]
+    for run in runs:
         ops = dict.fromkeys(operation(case) for case in measured(run))
         for op in ops:
             row = [op]
@@ -123,7 +129,7 @@ def gpu_kernels() -> str:
             ]
             rows.append([*row, f"{geometric_mean(liger):.2f}x" if liger else ""])
     head = ["op", "forward", "backward", "forward+backward", "the same over Liger-Kernel"]
-    return f"*{described}*\n\n{table(head, rows)}\n"
+    return f"*{describe(*runs)}*\n\n{table(head, rows)}\n"
 
 
 def demo() -> str:
@@ -227,6 +233,7 @@ def cuda_resources_of_kernels() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "kernels": kernels,
+    "activations": activations,
     "ops of blocks": blocks,
     "demo": demo,
     "host time": host_time,

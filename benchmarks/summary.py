@@ -97,8 +97,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def describe(run: dict[str, Any]) -> str:
-    """The line above the tables: machine, versions, date."""
+def describe(run: dict[str, Any], *others: dict[str, Any]) -> str:
+    """The line above the tables: machine, versions, dates. `others` are of the same machine."""
     machine, versions = run["machine"], run["versions"]
     gpu = machine.get("gpu")
     where = (
@@ -106,7 +106,9 @@ def describe(run: dict[str, Any]) -> str:
         if gpu
         else f"{machine['processor']}, {machine['cores']} cores"
     )
-    facts = [where, f"torch {versions['torch']}", run["date"][:10]]
+    dates = sorted({each["date"][:10] for each in (run, *others)})
+    days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    facts = [where, f"torch {versions['torch']}", days]
     copies = ", ".join(
         f"{speed:g} GB/s on {n} thread(s)" for n, speed in run["copy_gb_per_s"].items()
     )
@@ -129,7 +131,7 @@ def report(runs: Sequence[dict[str, Any]]) -> str:
     memory = [row for run in runs for row in memory_rows(run)]
     ends = ["worst case", "best case", "of copy bandwidth"]
     parts = [
-        describe(runs[0]),
+        describe(*runs),
         "Speed-up over ATen in the same run (geometric mean):",
         table(["op", "direction", "dtype", "threads", "speed-up", "goal", *ends], speed),
         "The same for other variants (memopt+y: a backward that writes the op's output again):",

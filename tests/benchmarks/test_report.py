@@ -5,6 +5,7 @@ sentences with figures have results behind them, and what has none is named.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ import pytest
 pytest.importorskip("matplotlib")
 pytest.importorskip("transformers")  # the formulas of converted models
 
-from benchmarks import report
+from benchmarks import report, report_figures, report_tables
+from benchmarks.cli import RESULTS
 from memopt.__main__ import main
 
 
@@ -64,6 +66,32 @@ def test_a_sentence_with_other_figures_is_named(
     assert report.problems() == []
     monkeypatch.setattr(report, "CLAIMS", {page.name: (lambda: "1.9 times as fast",)})
     assert report.problems() == ["README.md: the results say '1.9 times as fast'"]
+
+
+def test_a_figure_of_other_results_is_named_and_drawn_anew(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page.write_text("")
+    for module in (report, report_figures, report_tables):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(report, "FIGURES", {"cpu_compile": report_figures.FIGURES["cpu_compile"]})
+    told = "cpu_compile.png: was drawn from other results"
+    for kind in ("json", "png"):
+        shutil.copy(RESULTS / f"cpu_compile.{kind}", tmp_path)
+    report.main(["--check"])
+    assert told not in capsys.readouterr().err
+
+    file, figure = tmp_path / "cpu_compile.json", tmp_path / "cpu_compile.png"
+    run, before = json.loads(file.read_text()), figure.read_bytes()
+    file.write_text(json.dumps({**run, "date": "of another day"}))
+    assert report.main(["--check"]) == 1
+    assert told in capsys.readouterr().err
+    assert figure.read_bytes() == before
+    report.main([])
+    assert figure.read_bytes() != before
+    capsys.readouterr()
+    report.main(["--check"])
+    assert told not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["machine", "versions", "commands"])
