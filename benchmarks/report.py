@@ -13,111 +13,22 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import math
 import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import models, summary
+from benchmarks import summary
 from benchmarks.cli import OPS, RESULTS
+from benchmarks.report_claims import CLAIMS
 from benchmarks.report_figures import FIGURES, draw, is_of_its_results, results_of
-from benchmarks.report_tables import TABLES, Missing, gpu_cases, result
-from benchmarks.summary import geometric_mean, measured
+from benchmarks.report_tables import TABLES, Missing, result
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 BLOCK = re.compile(r"(<!-- begin: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]+)\)")
 NAMED_BY_ALL = ("machine", "versions")
-
-
-def _span(values: Sequence[float]) -> str:
-    return f"{min(values):.2f} to {max(values):.2f}"
-
-
-def claim_of_compiled() -> str:
-    cases = [c["variants"] for n, c in result("cpu_compile")["cases"].items() if n != "curve"]
-    held, times = [], []
-    for ways in cases:
-        held.append(ways["memopt.compile"]["held_bytes"] / ways["torch.compile"]["held_bytes"])
-        times.append(ways["memopt.compile"]["over_torch"]["median"])
-    return (
-        f"{_span(held)} of the bytes that `torch.compile` holds, at {geometric_mean(times):.2f} of "
-        "its time"
-    )
-
-
-def claim_of_bytes() -> str:
-    cases = result("cpu_convert_bytes")["cases"]
-    share = {n: f"{c['after_bytes'] / c['before_bytes']:.2f}x" for n, c in cases.items()}
-    others = ", ".join(f"{name} {share[name]}" for name in ("GPT-2", "BERT", "ViT", "T5"))
-    return f"Llama: {share['Llama']} of the saved bytes, at {times_of('convert_llama')}; {others}"
-
-
-def times_of(op: str) -> str:
-    cases = [c for c in measured(result("cpu_convert")) if c["op"] == op]
-    times = [1 / case["variants"]["memopt"]["ratio"]["median"] for case in cases]
-    return f"{_span(times)} of eager's time"
-
-
-def claim_of_plans() -> str:
-    def times(case: str) -> tuple[str, str]:
-        ways = result("cpu_plan")["cases"][case]["variants"]
-        names = ("plan at checkpoint every block", "checkpoint every block")
-        ours, uniform = (f"{ways[name]['over_plain']['median']:.2f}" for name in names)
-        return ours, uniform
-
-    (alike, uniform), (unlike, uniform_too) = times("chain"), times("encoder-decoder")
-    return (
-        f"takes {alike} of eager's time instead of {uniform}, with the unlike blocks of an "
-        f"encoder-decoder {unlike} instead of {uniform_too}"
-    )
-
-
-def claim_of_dropout() -> str:
-    ways = result("cpu_models")["cases"]["GPT-2, dropout"]["variants"]
-    eager = ways[models.EAGER]["peak_bytes"]
-
-    def of(name: str) -> tuple[str, str]:
-        way = ways[name]
-        return f"{way['over_eager']['median']:.2f}", f"{way['peak_bytes'] / eager:.2f}x"
-
-    recipes, both, torch_s = map(
-        of, ("memopt.convert", "convert and regions", "torch.utils.checkpoint")
-    )
-    return (
-        f"recipes take {recipes[0]} of eager's time at {recipes[1]} of its peak, with regions as "
-        f"well {both[0]} at {both[1]}, where `torch.utils.checkpoint` takes {torch_s[0]} at "
-        f"{torch_s[1]}"
-    )
-
-
-def claim_of_gpu() -> str:
-    said = []
-    for name, op in (("layer_norm", "layer_norm"), ("rms_norm", "rms_norm"), ("gated", "swiglu")):
-        cases = gpu_cases(result(f"cuda_{name}"), op, "forward+backward")
-        ratios = [case["memopt"]["ratio"]["median"] for case in cases]
-        said.append(f"{op} {geometric_mean(ratios):.2f}x")
-    return f"{', '.join(said)} PyTorch's speed"
-
-
-def claim_of_build() -> str:
-    found = result("cpu_build")["cases"]["wheel"]["variants"]["memopt"]
-    return f"{math.ceil(found['processor_seconds'] / 60)} minutes of processor time"
-
-
-CLAIMS: dict[str, tuple[Callable[[], str], ...]] = {
-    "README.md": (
-        claim_of_bytes,
-        claim_of_plans,
-        claim_of_dropout,
-        claim_of_compiled,
-        claim_of_gpu,
-        claim_of_build,
-    ),
-}
-"""Sentences with figures, made from the results; each must stand in its page, bold or not."""
 
 
 def problems() -> list[str]:
