@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks import summary
-from benchmarks.cli import OPS, RESULTS
+from benchmarks.cli import RESULTS
 from benchmarks.report_claims import CLAIMS
-from benchmarks.report_figures import FIGURES, draw, is_of_its_results, results_of
+from benchmarks.report_figures import ALL_OPS, FIGURES, draw, is_of_its_results, results_of
 from benchmarks.report_tables import TABLES, Missing, result
 
 ROOT = Path(__file__).parent.parent
@@ -38,7 +38,8 @@ def problems() -> list[str]:
         text = page.read_text()
         for picture in PICTURE.findall(text):
             path = (page.parent / picture).resolve()
-            if not all(file.exists() for file in (path, *results_of(path.stem))):
+            backed = (RESULTS / f"{name}.json" for name in results_of(path.stem))
+            if not all(file.exists() for file in (path, *backed)):
                 found.append(f"{page.name}: {picture} has no result behind it")
         for name in (match[2] for match in BLOCK.finditer(text)):
             if name not in TABLES:
@@ -70,7 +71,7 @@ def redrawn(text: str) -> str:
 
 def summary_of_ops() -> str:
     """The tables of all cases of the ops, as `python -m benchmarks.cpu` writes them."""
-    return summary.report([result(f"cpu_{op}") for op in OPS])
+    return summary.report([result(name) for name in ALL_OPS])
 
 
 def _written(path: Path, make: Callable[[], str], check: bool) -> list[str]:

@@ -133,4 +133,4 @@ CLAIMS: dict[str, tuple[Callable[[], str], ...]] = {
     "from-torch-checkpoint.md": (claim_of_regions,),
     "recipes.md": (claim_of_hooks,),
 }
-"""Sentences with figures, made from the results; each must stand in its page, bold or not."""
+"""By page; each must stand in its own, bold or not."""

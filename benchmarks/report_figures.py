@@ -15,18 +15,25 @@ from PIL.PngImagePlugin import PngInfo
 
 from benchmarks import checkpoint_depth, compile, hero, models, plan, plot
 from benchmarks.cli import OPS, RESULTS
-from benchmarks.report_tables import Missing, result
+from benchmarks.report_tables import result, result_file
 
 FIELD = "Results"
 
 
+ALL_OPS = tuple(f"cpu_{op}" for op in OPS)
+
+
 def _ops(out: Path) -> None:
-    plot.draw([result(f"cpu_{op}") for op in OPS], out)
+    plot.draw([result(name) for name in ALL_OPS], out)
 
 
 def _depth(out: Path) -> None:
     cases = list(result(out.stem)["cases"].values())
     checkpoint_depth.draw(cases, cases[0]["device"], out)
+
+
+def _plans(out: Path) -> None:
+    plan.draw(result(out.stem)["cases"], out)
 
 
 FIGURES: dict[str, Callable[[Path], None]] = {
@@ -35,30 +42,20 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "cpu_compile": lambda out: compile.draw(result(out.stem)["cases"]["curve"]["variants"], out),
     "cpu_hero": lambda out: hero.draw(result(out.stem)["cases"]["gpt"], out),
     "cpu_models": lambda out: models.draw(models.plain_cases(result(out.stem)["cases"]), out),
-    "cpu_plan": lambda out: plan.draw(result(out.stem)["cases"], out),
-    "cuda_plan": lambda out: plan.draw(result(out.stem)["cases"], out),
+    "cpu_plan": _plans,
+    "cuda_plan": _plans,
 }
 """Those that their results are enough for. The demo draws its own."""
 
 
-def results_of(name: str) -> list[Path]:
-    """What the figure is drawn from: the result of its name, but for that of all ops."""
-    names = [f"cpu_{op}" for op in OPS] if name == "cpu" else [name]
-    return [RESULTS / f"{name}.json" for name in names]
+def results_of(figure: str) -> tuple[str, ...]:
+    """The results that it is drawn from: that of its name, but for the figure of all ops."""
+    return ALL_OPS if figure == "cpu" else (figure,)
 
 
-def _digest(name: str) -> str:
-    """Of the figure's results.
-
-    Raises:
-        Missing: one of them is not there.
-    """
-    digest = hashlib.sha256()
-    for path in results_of(name):
-        if not path.exists():
-            raise Missing(f"no result {path.name}")
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+def _digest(figure: str) -> str:
+    files = (result_file(name) for name in results_of(figure))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def draw(name: str) -> None:

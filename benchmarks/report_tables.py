@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks import checkpoint_overhead, compile, convert_bytes, cuda_resources, models
@@ -18,12 +19,17 @@ class Missing(Exception):
     """A result that a page needs is not there."""
 
 
-def result(name: str) -> Run:
-    """benchmarks/results/NAME.json."""
+def result_file(name: str) -> Path:
+    """benchmarks/results/NAME.json, which is there."""
     path = RESULTS / f"{name}.json"
     if not path.exists():
         raise Missing(f"no result {path.name}")
-    run: Run = json.loads(path.read_text())
+    return path
+
+
+def result(name: str) -> Run:
+    """What the file of that name holds."""
+    run: Run = json.loads(result_file(name).read_text())
     return run
 
 

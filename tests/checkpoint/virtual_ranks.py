@@ -17,8 +17,7 @@ from torch import Tensor
 
 from memopt._extension import _C
 from memopt.checkpoint.partition import Partition
-
-PATIENCE_S = 20.0
+from tests.support.patience import PATIENCE_S
 
 
 class Rank:

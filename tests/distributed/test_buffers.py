@@ -29,7 +29,7 @@ class Seen(NamedTuple):
     slab_bytes: int
     copied_bytes: int
     left: tuple[int, int]
-    """Regions and bytes in use, once gloo's thread has let go of the last gather's input: whoever
+    """Regions; and bytes in use, once gloo's thread has let go of the last gather's input: whoever
     waits for a gather goes on before that.
     """
 
@@ -70,7 +70,7 @@ def _wrapped(rows: list[int]) -> Seen:
         memopt.checkpoint_wrapper(block, partition=True)
     with memopt.checkpoint_buffers(blocks) as buffers:
         found = [step_results(lambda r=r: _run(blocks, _input(r)), wanted) for r in rows]
-        left = once_it_is((0, 0), lambda: (_C.live_regions(), buffers.stats()[0].in_use))
+        left = _C.live_regions(), once_it_is(0, lambda: buffers.stats()[0].in_use)
         (row,) = buffers.stats()
     return Seen(found, expected, row.slab_bytes, row.copied_bytes, left)
 
@@ -109,7 +109,7 @@ def _deepspeed(rows: list[int], size: int, options: dict[str, Any]) -> Seen:
     def total(name: str) -> int:
         return sum(row[name] for row in ([] if buffers is None else buffers.stats()))
 
-    left = once_it_is((0, 0), lambda: (_C.live_regions(), total("in_use")))
+    left = _C.live_regions(), once_it_is(0, lambda: total("in_use"))
     slab_bytes, copied_bytes = total("slab_bytes"), total("copied_bytes")
     checkpointing.configure()
     return Seen(found, expected, slab_bytes, copied_bytes, left)

@@ -76,11 +76,8 @@ def report(where: Where) -> dict[str, Any]:
     partition = _partition_of_group(group)
     assert partition is not None
     native = partition.native
-    left = once_it_is(
-        (0, 0, 0),
-        lambda: (_C.live_regions(), _C.live_handles() - before, native.unfinished()),
-        TIMEOUT_S + PATIENCE_S,
-    )
+    once_it_is(0, native.unfinished, TIMEOUT_S + PATIENCE_S)
+    left = _C.live_regions(), _C.live_handles() - before, native.unfinished()
     return {"error": error, "seconds": seconds, "left": left}
 
 
