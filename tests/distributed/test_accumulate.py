@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -187,44 +188,32 @@ def runs_out(
     return first, wanted, again, dict(collectives.calls)
 
 
-def with_other_budgets(share: float) -> tuple[int, int, int, int]:
-    """Each process has another budget and another number of rows."""
+def with_other_budgets(fitting: Sequence[int]) -> tuple[int, int, int, int]:
+    """Each process has another number of rows, and a budget for `fitting[rank]` and a half of them.
+
+    Returns the micro-batch, how many there were, and by how many bytes its peak and that of one
+    row more are above the budget. A row holds 64 positions, so that half of one is many times the
+    parameters: a peak may count a collective's tensors that gloo's thread still holds.
+    """
     rank = dist.get_rank()
     model = models("fsdp")[0]
-    x = batch(0, 64 - 8 * rank).double()
+    x = batch(0, 64 - 8 * rank).double()[:, None].repeat(1, 64, 1)
     optimizer = torch.optim.AdamW(model.parameters())
     step = Step(model, x, optimizer, square)
     peers = Peers(model)
-    peaks = {}
 
-    for size in (1, 64):
-        runs = loop.Run(model, x[: 2 * size], square, len, None, None, x.device)
-        peaks[size] = peak_of_step(step, lambda n, runs=runs: runs.once(n, peers), size)
-    least, most = peaks[1], peaks[64]
-    budget = int(least + share * (most - least) / (1 + rank))
-    state = torch.get_rng_state()
-    model.zero_grad()
-    chosen: list[int] = []
-    original = loop.largest_watched
-
-    def noted(*args: Any) -> int:
-        chosen.append(original(*args))
-        return chosen[0]
-
-    loop.largest_watched = noted
-    try:
-        result = memopt.accumulate(model, x, loss=square, budget=budget, optimizer=optimizer)
-    finally:
-        loop.largest_watched = original
-    assert torch.equal(torch.get_rng_state(), state)
-    peaks = []
-    for size in (result.micro_batch, result.micro_batch + 1):
-        runs = loop.Run(model, x[: 2 * size], square, len, None, None, x.device)
+    def peak(size: int) -> int:
+        run = loop.Run(model, x[: 2 * size], square, len, None, None, x.device)
         with as_before(model, x.device):
-            peaks.append(
-                peak_of_step(step, lambda n, runs=runs: runs.once(n, peers), size) - budget
-            )
-    return result.micro_batch, result.micro_batches, *peaks
+            return peak_of_step(step, lambda rows: run.once(rows, peers), size)
+
+    least, row = peak(1), (peak(21) - peak(1)) / 20
+    budget = int(least + (fitting[rank] - 0.5) * row)
+    state = torch.get_rng_state()
+    result = memopt.accumulate(model, x, loss=square, budget=budget, optimizer=optimizer)
+    assert torch.equal(torch.get_rng_state(), state)
+    found = result.micro_batch
+    return found, result.micro_batches, peak(found) - budget, peak(found + 1) - budget
 
 
 def too_little() -> str:
@@ -309,17 +298,16 @@ def test_memory_runs_out_in_one_process(
         assert sum(n for name, n in collectives.items() if name.startswith("allreduce")) == 3
 
 
-@pytest.mark.parametrize("share", [0.2, 0.7])
-def test_the_least_that_fits_in_any_process(pair: Pair, share: float) -> None:
+@pytest.mark.parametrize("fitting", [(7, 13), (21, 18)])
+def test_the_least_that_fits_in_any_process(pair: Pair, fitting: tuple[int, int]) -> None:
     """With other budgets and other numbers of rows: as many rows as fit in both, one more does not
     in one of them, and both take as many micro-batches.
     """
-    one, other = pair.run(with_other_budgets, share)
-    assert one[:2] == other[:2]
-    assert 1 < one[0] < 64
-    assert one[2] <= 0
-    assert other[2] <= 0
-    assert one[3] > 0 or other[3] > 0
+    found = pair.run(with_other_budgets, fitting)
+    least = min(fitting)
+    assert [f[:2] for f in found] == [(least, -(-64 // least))] * 2
+    assert all(f[2] <= 0 for f in found)
+    assert found[fitting.index(least)][3] > 0
 
 
 def test_a_budget_that_is_too_small_for_one_process(pair: Pair) -> None:
