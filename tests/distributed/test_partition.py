@@ -159,14 +159,16 @@ def bytes_after_forward(ranks: int, split: bool) -> int | None:
     if mesh.get_coordinate() is None:
         return None
     model = parallel_body("tensor parallel", mesh, mesh if split else None)
+    compare = {0, 1, 3, 7}  # the numbers of calls that do
     left = []
-    for step in range(7):
+    for step in range(15):
         with LiveBytes() as live:
             loss = model(rows(step) * 1).sum()
         loss.backward()
-        if step in (2, 4, 5, 6):  # whose calls compare nothing
+        if step not in compare:
             left.append(live.left)
-    return min(left)  # a thread of gloo's may hold what it reduced a little longer
+    # A thread of gloo's may hold what it reduced a little longer, and its end is not counted then.
+    return min(left)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
