@@ -78,30 +78,6 @@ struct GeluErf {
   static MEMOPT_HD double cdf(double x) { return 0.5 * ::erfc(x * -0.70710678118654752440); }
 };
 
-// The same, for a value that is rounded to bfloat16, by up to 2^-9 of it: the errors of w, 3.3e-5
-// of it, of the reciprocal, 6.1e-5, and of the power of two, 2.6e-6, are less than 2^-13 together.
-// That takes two thirds of the arithmetic. The derivative, whose sums are float, is as right as it
-// was; what both need the compiler finds.
-struct GeluErfBFloat16 {
-  template <class V>
-  static MEMOPT_HD V value(V x) {
-    using M = Math<V>;
-    const V t = M::clamped_abs(x, V(16.0f));
-    const V k = M::rough_reciprocal(M::fma(V(0.38f), t, V(1.0f)));
-    V w = M::fma(V(-0.0886303785f), k, V(0.18512345f));
-    w = M::fma(w, k, V(0.0960542072f));
-    w = M::fma(w, k, V(0.155777922f));
-    w = M::fma(w, k, V(0.151698139f));
-    w = M::fma(w, k, V(-3.95011492e-5f));
-    return x * M::reflected(x, M::rough_exp2(t * t * V(-0.7213475204f)) * w);
-  }
-
-  template <class V>
-  static MEMOPT_HD ValueGrad<V> value_and_grad(V x) {
-    return {value(x), GeluErf::value_and_grad(x).grad};
-  }
-};
-
 struct GeluTanh {
   template <class V>
   struct Logistic {

@@ -12,7 +12,7 @@ import torch
 
 from .cases import Call, OpCase, Results, evaluate
 from .tolerances import (
-    SHORT_GELU,
+    SHORT_ACTIVATION,
     allowance,
     largest_error,
     roundoff,
@@ -48,8 +48,8 @@ def allowances(case: OpCase, call: Call, exact: Results) -> Results:
             roundings = case.roundings(name)
             dtype = dtypes[name]
             allowed[name] = allowance(value, magnitude[name], roundings, dtype, sums)
-            if dtype == torch.bfloat16 and case.has_erf_gelu:
-                allowed[name] += SHORT_GELU * roundoff(dtype) * value.abs()
+            if dtype == torch.bfloat16 and case.is_short_in_bfloat16:
+                allowed[name] += SHORT_ACTIVATION * roundoff(dtype) * value.abs()
     return allowed
 
 

@@ -41,9 +41,9 @@ ROUNDINGS = {
 # last rounding, one each for the sum and the division before it, and two for the square root.
 STATISTICS_ROUNDINGS = 4
 
-# For bfloat16 tensors a CPU computes the value of GELU's erf form to 2^-13 of it, a 32nd of what
-# rounding it costs (kernels/gelu.h).
-SHORT_GELU = 2**-5
+# For bfloat16 tensors a CPU computes GELU, silu and sigmoid to 2^-13 of the value, a 32nd of what
+# rounding it costs (kernels/cpu/rounded_to.h).
+SHORT_ACTIVATION = 2**-5
 
 # Root mean square errors are compared with PyTorch's directly; the margin covers the luck of the
 # draw. Where PyTorch's is below one float32 rounding of the magnitude, memopt's may be as large as

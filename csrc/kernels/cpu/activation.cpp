@@ -7,6 +7,7 @@
 
 #include "keep_scales.h"
 #include "kernels.h"
+#include "rounded_to.h"
 #include "table.h"
 #include "vec.h"
 

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "kernels.h"
+#include "rounded_to.h"
 #include "table.h"
 #include "vec.h"
 

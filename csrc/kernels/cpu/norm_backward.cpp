@@ -21,6 +21,7 @@
 #include "keep_scales.h"
 #include "kernels.h"
 #include "norm_parameters.h"
+#include "rounded_to.h"
 #include "table.h"
 
 namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE {

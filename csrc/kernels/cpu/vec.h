@@ -20,8 +20,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "../gelu.h"
-
 #if defined(__x86_64__) && !defined(CPU_CAPABILITY_AVX2) && !defined(CPU_CAPABILITY_AVX512)
 #define MEMOPT_NO_VECTORS
 #include <c10/util/BFloat16.h>
@@ -356,17 +354,6 @@ MEMOPT_INLINE float sum_lanes(FloatVec v) {
 
 MEMOPT_INLINE bool is_aligned(const void* p) {
   return reinterpret_cast<uintptr_t>(p) % 64 == 0;
-}
-
-// The activation, for values that are rounded to T.
-template <class T, class Function>
-MEMOPT_INLINE auto rounded_to(const Function& f) {
-  constexpr bool is_short = std::is_same_v<T, c10::BFloat16> && std::is_same_v<Function, GeluErf>;
-  if constexpr (is_short) {
-    return GeluErfBFloat16{};
-  } else {
-    return f;
-  }
 }
 
 // f(T()) with the C++ type that `dtype` names. float64 has no vectors: one copy of its kernels
