@@ -86,15 +86,29 @@ struct GeluTanh {
     V ds;  // s'(2u) = s (1 - s)
   };
 
-  // From e = exp(-2|u|) = 2^(-2|u| log2(e)), which cannot overflow: s(2|u|) = 1 / (1 + e), and s (1
-  // - s) = e / (1 + e)^2 keeps its digits where 1 - s would lose them. Beyond |x| = 32 s is 0 or 1
-  // in every type (also float64), so x^3 is kept finite.
+  // |x|, kept so far from infinity that x^3 is finite: beyond 32 s(2u) is 0 or 1 in every type
+  // (also float64).
+  template <class V>
+  static MEMOPT_HD V limited_abs(V x) {
+    return Math<V>::clamp_max(Math<V>::abs(x), V(32));
+  }
+
+  // exp(-2|u|) = 2^(-2|u| log2(e)), which cannot overflow, for t = |x|.
+  template <class V>
+  static MEMOPT_HD V exp_of_minus_2u(V t) {
+    using M = Math<V>;
+    return M::exp2(t * M::fma(t * t, V(-0.1029432395800235), V(-2.302208198144325)));
+  }
+
+  // With e = exp(-2|u|) s(2|u|) = 1 / (1 + e), and s (1 - s) = e / (1 + e)^2 keeps its digits where
+  // 1
+  // - s would lose them.
   template <class V>
   static MEMOPT_HD Logistic<V> logistic_2u(V x) {
     using M = Math<V>;
-    const V t = M::clamp_max(M::abs(x), V(32));
+    const V t = limited_abs(x);
     const V t2 = t * t;
-    const V e = M::exp2(t * M::fma(t2, V(-0.1029432395800235), V(-2.302208198144325)));
+    const V e = exp_of_minus_2u(t);
     const V r = M::reciprocal(V(1) + e);
     const V er = e * r;
     return {t2, M::if_negative(x, er, r), er * r};

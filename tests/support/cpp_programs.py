@@ -9,6 +9,7 @@ two. check.h has the macros that the programs are written with.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,7 +50,10 @@ def run(program: Path, way: str) -> subprocess.CompletedProcess[str]:
     tested = joined(place, f"{folder}.cpp", sorted((ROOT / "csrc" / folder).glob("*.cpp")))
     compilations = [Compilation(source, flags) for source in (tested, program)]
     made = build(place / way, program.stem, compilations, flags)
-    return subprocess.run([str(made)], capture_output=True, text=True, timeout=SECONDS)
+    environment = {**os.environ, "LD_PRELOAD": ""}  # sanitizers must be what is loaded first
+    return subprocess.run(
+        [str(made)], capture_output=True, text=True, timeout=SECONDS, env=environment
+    )
 
 
 def check_program(program: Path, way: str) -> None:

@@ -98,14 +98,11 @@ struct SigmoidBFloat16 {
   }
 };
 
-// x s(2u); e = exp(-2|u|) as in GeluTanh.
+// x s(2u), with the exponential of the derivative: gates need both.
 struct GeluTanhBFloat16 {
   template <class V>
   static MEMOPT_INLINE V value(V x) {
-    using M = Math<V>;
-    const V t = M::clamped_abs(x, V(32.0f));
-    const V e = M::rough_exp2(t * M::fma(t * t, V(-0.10294324f), V(-2.3022082f)));
-    return times_rough_logistic(x, x, e);
+    return times_rough_logistic(x, x, GeluTanh::exp_of_minus_2u(GeluTanh::limited_abs(x)));
   }
 
   template <class V>
