@@ -100,9 +100,8 @@ struct GeluTanh {
     return M::exp2(t * M::fma(t * t, V(-0.1029432395800235), V(-2.302208198144325)));
   }
 
-  // With e = exp(-2|u|) s(2|u|) = 1 / (1 + e), and s (1 - s) = e / (1 + e)^2 keeps its digits where
-  // 1
-  // - s would lose them.
+  // With e = exp(-2|u|): s(2|u|) = 1 / (1 + e), and s (1 - s) = e / (1 + e)^2, which keeps the
+  // digits that 1 - s would lose.
   template <class V>
   static MEMOPT_HD Logistic<V> logistic_2u(V x) {
     using M = Math<V>;

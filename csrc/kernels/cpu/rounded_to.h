@@ -34,10 +34,14 @@ struct GeluErfBFloat16 {
   }
 };
 
-// s(x) = e / (1 + e) where x < 0 and 1 / (1 + e) elsewhere, with e = exp(-|x|) = (2^(-|x| log2(e) /
-// 2))^2, a square since AVX2's power of two is 0 where it would be subnormal, and e need not be.
-// Beyond |x| = 104 e is 0 in float, so |x| stops there and stays finite. The errors of the power
-// and of its argument are 2^-16 of e together, less where e is not small.
+// s(x) = e / (1 + e) where x < 0, and 1 / (1 + e) elsewhere, with
+//
+//   e = exp(-|x|) = (2^y)^2        y = -|x| / (2 ln 2)
+//
+// a square, since AVX2's power of two is 0 where it would be
+// subnormal, and there e is still wanted. Beyond |x| = 104 e is 0 in float, so |x| stops there and
+// stays finite. The errors of the power and of its argument are 2^-16 of e together, and less where
+// e is not small.
 template <class V>
 MEMOPT_INLINE V exp_of_minus_abs(V x) {
   using M = Math<V>;
@@ -45,6 +49,7 @@ MEMOPT_INLINE V exp_of_minus_abs(V x) {
   return root * root;
 }
 
+// y s(x), to 2^-13 of it.
 template <class V>
 MEMOPT_INLINE V times_rough_logistic(V y, V x, V e) {
   using M = Math<V>;
@@ -52,7 +57,7 @@ MEMOPT_INLINE V times_rough_logistic(V y, V x, V e) {
 }
 
 template <class V>
-MEMOPT_INLINE LogisticGrad<V> logistic_grad(V x, V e) {
+MEMOPT_INLINE LogisticGrad<V> grad_of_logistic(V x, V e) {
   using M = Math<V>;
   const V q = e * M::reciprocal(V(1.0f) + e);  // s(-|x|)
   return {M::if_negative(x, q, V(1.0f) - q), M::fma(q, V(0.0f) - q, q)};
@@ -66,7 +71,7 @@ struct SiluBFloat16 {
 
   template <class V>
   static MEMOPT_INLINE ValueGrad<V> value_and_grad(V x) {
-    const LogisticGrad<V> g = logistic_grad(x, exp_of_minus_abs(x));
+    const LogisticGrad<V> g = grad_of_logistic(x, exp_of_minus_abs(x));
     return {value(x), Math<V>::fma(x, g.ds, g.s)};
   }
 };
@@ -81,7 +86,7 @@ struct QuickGeluBFloat16 {
   template <class V>
   static MEMOPT_INLINE ValueGrad<V> value_and_grad(V x) {
     const V ax = V(1.702f) * x;
-    const LogisticGrad<V> g = logistic_grad(ax, exp_of_minus_abs(ax));
+    const LogisticGrad<V> g = grad_of_logistic(ax, exp_of_minus_abs(ax));
     return {value(x), Math<V>::fma(x, V(1.702f) * g.ds, g.s)};
   }
 };
@@ -94,7 +99,7 @@ struct SigmoidBFloat16 {
 
   template <class V>
   static MEMOPT_INLINE ValueGrad<V> value_and_grad(V x) {
-    return {value(x), logistic_grad(x, exp_of_minus_abs(x)).ds};
+    return {value(x), grad_of_logistic(x, exp_of_minus_abs(x)).ds};
   }
 };
 
