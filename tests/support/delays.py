@@ -3,8 +3,8 @@
     python -m tests.support.delays COMMAND...
 
 `make test-delays` runs with it the tests of what has threads. A test that counts what another
-thread still holds, and does not wait for it, fails there in minutes; otherwise once in a hundred
-runs on a machine that has other work. glibc on x86-64 only.
+thread still holds, and does not wait for it, fails there once in a few runs, and otherwise once in
+many on a machine that has other work. glibc on x86-64 only.
 """
 
 from __future__ import annotations
