@@ -7,6 +7,7 @@ rounding of the exact result, for every bfloat16 number.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -51,14 +52,19 @@ for name, mine, reference, exact in (
 """
 
 
+def printed(program: str, environment: dict[str, str]) -> Iterator[tuple[str, list[list[str]]]]:
+    """In each instruction set the words of each line."""
+    settings = [{"MEMOPT_CPU_CAPABILITY": capability} for capability in RUNNABLE]
+    texts = run_in_forks(program, settings, environment)
+    for capability, text in zip(RUNNABLE, texts, strict=True):
+        yield capability, [line.split() for line in text.splitlines()]
+
+
 @pytest.mark.slow
 def test_logistic_functions_to_the_last_place(child_environment: dict[str, str]) -> None:
-    settings = [{"MEMOPT_CPU_CAPABILITY": capability} for capability in RUNNABLE]
-    printed = run_in_forks(ULP_PROGRAM, settings, child_environment)
-    for capability, text in zip(RUNNABLE, printed, strict=True):
-        lines = text.splitlines()
+    for capability, lines in printed(ULP_PROGRAM, child_environment):
         assert len(lines) == 4
-        for name, ours, theirs in map(str.split, lines):
+        for name, ours, theirs in lines:
             assert float(ours) <= 1.02 * float(theirs), (
                 f"{name}, {capability}: {ours} ulp, PyTorch's has {theirs}"
             )
@@ -102,12 +108,9 @@ for name, exact in (
 
 
 def test_short_forms_round_every_bfloat16_number(child_environment: dict[str, str]) -> None:
-    settings = [{"MEMOPT_CPU_CAPABILITY": capability} for capability in RUNNABLE]
-    printed = run_in_forks(NEIGHBOURS_PROGRAM, settings, child_environment)
-    for capability, text in zip(RUNNABLE, printed, strict=True):
-        lines = text.splitlines()
+    for capability, lines in printed(NEIGHBOURS_PROGRAM, child_environment):
         assert len(lines) == 5
-        for name, *errors in map(str.split, lines):
+        for name, *errors in lines:
             assert all(float(error) <= 0.52 for error in errors), (name, capability, errors)
 
 

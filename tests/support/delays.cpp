@@ -21,7 +21,7 @@ double from_environment(const char* name) {
   return text == nullptr ? 0 : std::atof(text);
 }
 
-const double share = from_environment("DELAYS_SHARE");  // of all times; 0 before main() has begun
+const double share = from_environment("DELAYS_SHARE");  // of all times; 0 until it is read
 const double longest_us = from_environment("DELAYS_US");
 
 // In [0, 1). A generator for each thread (Numerical Recipes' linear congruence).

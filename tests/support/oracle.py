@@ -14,6 +14,7 @@ from .cases import Call, OpCase, Results, evaluate
 from .tolerances import (
     SHORT_ACTIVATION,
     allowance,
+    is_short_in_bfloat16,
     largest_error,
     roundoff,
     sums_dtype,
@@ -48,7 +49,7 @@ def allowances(case: OpCase, call: Call, exact: Results) -> Results:
             roundings = case.roundings(name)
             dtype = dtypes[name]
             allowed[name] = allowance(value, magnitude[name], roundings, dtype, sums)
-            if dtype == torch.bfloat16 and case.is_short_in_bfloat16:
+            if dtype == torch.bfloat16 and is_short_in_bfloat16(str(case)):
                 allowed[name] += SHORT_ACTIVATION * roundoff(dtype) * value.abs()
     return allowed
 

@@ -21,6 +21,8 @@ accurate as PyTorch, or as accurate as its arithmetic allows.
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import Tensor
 
@@ -44,6 +46,12 @@ STATISTICS_ROUNDINGS = 4
 # For bfloat16 tensors a CPU computes GELU, silu and sigmoid to 2^-13 of the value, a 32nd of what
 # rounding it costs (kernels/cpu/rounded_to.h).
 SHORT_ACTIVATION = 2**-5
+
+
+def is_short_in_bfloat16(name: str) -> bool:
+    """Whether the op or activation of this name is one of those, or made of one."""
+    return not {"gelu", "silu", "sigmoid"}.isdisjoint(re.split("[-_]", name))
+
 
 # Root mean square errors are compared with PyTorch's directly; the margin covers the luck of the
 # draw. Where PyTorch's is below one float32 rounding of the magnitude, memopt's may be as large as

@@ -1,14 +1,13 @@
 // Activations for values that are rounded to bfloat16, by up to 2^-9 of them: what is right to
 // 2^-13 of it takes two thirds of the arithmetic of kernels/activation.h. Derivatives have zeros,
-// so that their reciprocals are exact. GELU's, which are summed in float (norm_backward.cpp), are
+// so that their reciprocals are float's. GELU's, which are summed in float (norm_backward.cpp), are
 // as right as ever; what they and the value both need the compiler finds.
 #pragma once
-
-#include <c10/util/BFloat16.h>
 
 #include <type_traits>
 
 #include "../activation.h"
+#include "vec.h"
 
 namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE {
 
@@ -38,10 +37,9 @@ struct GeluErfBFloat16 {
 //
 //   e = exp(-|x|) = (2^y)^2        y = -|x| / (2 ln 2)
 //
-// a square, since AVX2's power of two is 0 where it would be
-// subnormal, and there e is still wanted. Beyond |x| = 104 e is 0 in float, so |x| stops there and
-// stays finite. The errors of the power and of its argument are 2^-16 of e together, and less where
-// e is not small.
+// a square, since AVX2's power of two is 0 where it would be subnormal, and there e is still
+// wanted. Beyond |x| = 104 e is 0 in float, so |x| stops there and stays finite. The errors of the
+// power and of its argument are 2^-16 of e together, and less where e is not small.
 template <class V>
 MEMOPT_INLINE V exp_of_minus_abs(V x) {
   using M = Math<V>;
@@ -117,37 +115,30 @@ struct GeluTanhBFloat16 {
 };
 
 template <class Function>
-struct ShortForm {
-  using type = Function;
-};
-template <>
-struct ShortForm<GeluErf> {
-  using type = GeluErfBFloat16;
-};
-template <>
-struct ShortForm<GeluTanh> {
-  using type = GeluTanhBFloat16;
-};
-template <>
-struct ShortForm<Silu> {
-  using type = SiluBFloat16;
-};
-template <>
-struct ShortForm<QuickGelu> {
-  using type = QuickGeluBFloat16;
-};
-template <>
-struct ShortForm<Sigmoid> {
-  using type = SigmoidBFloat16;
-};
+MEMOPT_INLINE Function short_form(const Function& f) {
+  return f;
+}
+MEMOPT_INLINE GeluErfBFloat16 short_form(const GeluErf&) {
+  return {};
+}
+MEMOPT_INLINE GeluTanhBFloat16 short_form(const GeluTanh&) {
+  return {};
+}
+MEMOPT_INLINE SiluBFloat16 short_form(const Silu&) {
+  return {};
+}
+MEMOPT_INLINE QuickGeluBFloat16 short_form(const QuickGelu&) {
+  return {};
+}
+MEMOPT_INLINE SigmoidBFloat16 short_form(const Sigmoid&) {
+  return {};
+}
 
 // The activation, for values that are rounded to T.
 template <class T, class Function>
 MEMOPT_INLINE auto rounded_to(const Function& f) {
-  using Short = typename ShortForm<Function>::type;
-  constexpr bool is_short = std::is_same_v<T, c10::BFloat16> && !std::is_same_v<Short, Function>;
-  if constexpr (is_short) {
-    return Short{};
+  if constexpr (std::is_same_v<T, c10::BFloat16>) {
+    return short_form(f);
   } else {
     return f;
   }

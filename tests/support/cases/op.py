@@ -6,7 +6,6 @@ fixed. What most families have in common is here and may be overridden.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -81,12 +80,6 @@ class OpCase:
 
     def __str__(self) -> str:
         return self.family
-
-    @property
-    def is_short_in_bfloat16(self) -> bool:
-        """Whether a CPU computes an activation in it for bfloat16 alone (tolerances.py)."""
-        words = re.split("[-_]", str(self))
-        return not {"gelu", "silu", "sigmoid"}.isdisjoint(words)
 
     def seed(self) -> None:
         """Puts the default generator where each call of a random op finds it."""
