@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import types
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,14 +60,19 @@ class Patched:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Code that wraps the forward for a time, as accelerate's hooks do, puts the one back that
-        it found. If that is the class's own, it is meant as it is now, with its patches.
+        it found. If that is a class's own, it is meant as it is now, with the patches of today. A
+        forward that was on the instance when it was found stays; one that came since goes.
         """
-        if name != "forward" or not _is_own_forward(self, value):
+        cls = _class_of_forward(self, value) if name == "forward" else None
+        if cls is None:
             super().__setattr__(name, value)
             return
-        for attribute in list(self.__dict__):
-            if attribute == "forward" or attribute.endswith("_instance_forward"):
-                del self.__dict__[attribute]
+        self.__dict__.pop("forward", None)
+        for patch in patches_of(type(self)):
+            if not issubclass(patch.mixin, ForwardWrapper):
+                continue
+            if not issubclass(cls, patch.mixin):  # it was put on the module since
+                self.__dict__.pop(patch.mixin._memopt_instance_forward, None)
 
     @classmethod
     def _memopt_methods(
@@ -200,23 +206,22 @@ def remove_patch(module: nn.Module, mixin: type[Patched]) -> None:
 
 @contextmanager
 def restored_on_error(model: nn.Module) -> Iterator[None]:
-    """If the scope raises, every module of `model` has the class, attributes and submodules again
-    that it had before.
+    """If the scope raises, every module of `model` has the class, attributes, submodules and hooks
+    again that it had before.
     """
     before = [
-        (m, type(m), dict(m.__dict__), dict(m._modules))
+        (m, type(m), dict(m.__dict__), [(d, dict(d)) for d in m.__dict__.values() if _is_dict(d)])
         for m in model.modules()
         if not isinstance(m, torch.jit.ScriptModule)  # nothing changes these
     ]
     try:
         yield
     except BaseException:
-        for module, cls, attributes, submodules in before:
+        for module, cls, attributes, dictionaries in before:
             object.__setattr__(module, "__class__", cls)
-            module.__dict__.clear()
-            module.__dict__.update(attributes)
-            module._modules.clear()
-            module._modules.update(submodules)
+            for now, then in (*dictionaries, (module.__dict__, attributes)):
+                now.clear()
+                now.update(then)
         raise
 
 
@@ -243,17 +248,22 @@ def _rebuild(
     return module
 
 
-def _is_own_forward(module: object, value: object) -> bool:
-    """Whether `value` is the forward of one of the module's classes, or what that one wraps."""
+def _is_dict(value: object) -> bool:
+    return type(value) in (dict, OrderedDict)
+
+
+def _class_of_forward(module: object, value: object) -> type | None:
+    """The class of the module whose forward `value` is; None if it is another function."""
     if not isinstance(value, types.MethodType) or value.__self__ is not module:
-        return False
-    forwards = [cls.__dict__.get("forward") for cls in type(module).__mro__]
-    for forward in forwards:
+        return None
+    for cls in reversed(type(module).__mro__):
+        forward = cls.__dict__.get("forward")
         while forward is not None:
             if forward is value.__func__:
-                return True
+                return cls
+            # One that a patch wraps is found in a class further up, which comes first here.
             forward = getattr(forward, "__wrapped__", None)
-    return False
+    return None
 
 
 def _is_generated(cls: type) -> bool:

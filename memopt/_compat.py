@@ -83,6 +83,13 @@ def call_forward_alone(module: Any) -> None:
     module.__dict__["_compiled_call_impl"] = types.MethodType(type(module).forward, module)
 
 
+def add_note(error: BaseException, note: str) -> None:
+    """BaseException.add_note, which Python 3.10 does not have; the same note once."""
+    notes = getattr(error, "__notes__", [])
+    if note not in notes:
+        error.__dict__["__notes__"] = [*notes, note]
+
+
 def is_parametrized(module: nn.Module) -> bool:
     """Whether torch.nn.utils.parametrize owns the module's class."""
     return "parametrizations" in module._modules

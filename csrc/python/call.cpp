@@ -6,11 +6,11 @@
 
 #include <algorithm>
 
+#include "call_scopes.h"
 #include "compat.h"
 #include "default_device.h"
 #include "hooks.h"
 #include "modules_reached.h"
-#include "scope.h"
 
 namespace memopt::python {
 
@@ -105,7 +105,7 @@ Call::Call(py::object fn, const py::tuple& args, const py::dict& kwargs, py::obj
                                                  {},
                                                  {},
                                                  args.size()})),
-      with_functions_(functions_are_ours()) {
+      scope_(model_scope_here()) {
   Seen seen;
   objects_->arguments.reserve(args.size() + kwargs.size());
   for (auto value : args) objects_->arguments.push_back(take_apart({}, value, seen));
@@ -241,7 +241,8 @@ void Call::run(const std::vector<at::Tensor>& tensors, c10::intrusive_ptr<saved:
   const DefaultDeviceGuard device(objects_->default_device);
   const HooksGuard hooks(std::move(packer), py::none());
   const auto& fn = settings.again.is_none() ? objects_->fn : settings.again;
-  const FunctionsScope functions(with_functions_);
+  const auto scope = same_scope(scope_);
+  const CallScopesGuard calls;
   if (call_function(settings, fn, args, kwargs)) return;
   if (PyErr_ExceptionMatches(stop_exception()) == 0) throw_python_error();
   PyErr_Clear();

@@ -17,6 +17,7 @@
 
 #include "../saved/region.h"
 #include "objects.h"
+#include "scope.h"
 #include "settings.h"
 
 namespace memopt::python {
@@ -37,8 +38,8 @@ class Call : public saved::Function {
 
   // The distinct tensors, by number.
   const std::vector<saved::ArgumentTensor>& tensors() const { return tensors_; }
-  // Whether PyTorch's functions were memopt's where the region was called, and so are in it.
-  bool with_functions() const { return with_functions_; }
+  // What of a converted model's scope the region was called in, and so runs in.
+  ModelScope scope() const { return scope_; }
   // Which arguments they are: equal for calls whose tensors have the same numbers in the same
   // places.
   std::string structure() const;
@@ -100,7 +101,7 @@ class Call : public saved::Function {
 
   std::unique_ptr<Objects> objects_;
   std::vector<saved::ArgumentTensor> tensors_;
-  const bool with_functions_;
+  const ModelScope scope_;
 };
 
 }  // namespace memopt::python

@@ -176,7 +176,24 @@ HooksGuard::HooksGuard(intrusive_ptr<saved::Packer> packer, py::handle observer)
 }
 
 HooksGuard::~HooksGuard() {
-  at::SavedTensorDefaultHooks::pop_hooks();
+  if (are_innermost()) {
+    at::SavedTensorDefaultHooks::pop_hooks();
+    return;
+  }
+  // Scopes may be left in another order than they were entered. Hooks that were entered since stay.
+  auto hooks = at::SavedTensorDefaultHooks::get_tls_state();
+  decltype(hooks.stack) inside;
+  while (!hooks.stack.empty() && hooks.stack.top().first.ptr(getPyInterpreter()) != pack_) {
+    inside.push(std::move(hooks.stack.top()));
+    hooks.stack.pop();
+  }
+  if (hooks.stack.empty()) {  // PyTorch's own scopes take the innermost: those, in place of theirs
+    at::SavedTensorDefaultHooks::pop_hooks();
+    return;
+  }
+  hooks.stack.pop();
+  for (; !inside.empty(); inside.pop()) hooks.stack.push(std::move(inside.top()));
+  at::SavedTensorDefaultHooks::set_tls_state(hooks);
 }
 
 bool HooksGuard::are_innermost() const {

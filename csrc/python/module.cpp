@@ -13,6 +13,7 @@
 #include "../kernels/cpu/kernels.h"
 #include "../ops/supported.h"
 #include "buffers.h"
+#include "call_scopes.h"
 #include "functions.h"
 #include "offload.h"
 #include "plan.h"
@@ -102,6 +103,7 @@ PYBIND11_MODULE(_C, m) {
   memopt::python::register_buffers(m);
   memopt::python::register_region(m);
   memopt::python::register_scope(m);
+  memopt::python::register_call_scopes(m);
   memopt::python::register_offload(m);
   memopt::python::register_functions(m);
   memopt::python::register_plan(m);

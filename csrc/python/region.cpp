@@ -8,6 +8,7 @@
 #include "../saved/flags.h"
 #include "../saved/region.h"
 #include "call.h"
+#include "call_scopes.h"
 #include "fates.h"
 #include "hooks.h"
 #include "modules_reached.h"
@@ -60,7 +61,8 @@ py::object forward(const py::object& fn, const py::tuple& args, const py::dict& 
   try {
     const saved::FlagsGuard flags({/*checkpointing=*/first, /*recomputing=*/!first, false});
     const HooksGuard hooks(region, settings.on_saved);
-    const FunctionsScope functions(made.with_functions());
+    const auto scope = same_scope(made.scope());
+    const CallScopesGuard calls;
     auto result = call_function(settings, fn, args, kwargs);
     if (!result) throw_python_error();
     region->forward_ended();

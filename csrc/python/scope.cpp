@@ -2,6 +2,7 @@
 
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/frontend/tracer.h>
@@ -59,6 +60,7 @@ class OpenScope {
   }
 
   bool functions_are_ours = false;
+  bool is_of_model = false;
 
  private:
   // This thread's, in the order of entering.
@@ -153,21 +155,20 @@ bool is_inside(bool functions) {
          (!functions || around->functions_are_ours);
 }
 
-// Makes is_inside() true while it lives.
+// Makes is_inside() true while it lives. To be made where it is not.
 class Inside {
  public:
   explicit Inside(bool functions) {
-    if (is_inside(functions)) return;
     auto* scope = OpenScope::making_recipes();
     if (scope == nullptr || !scope->is_recipe_scope() || !scope->has_grad_mode_of_now()) {
       auto registry = c10::make_intrusive<saved::RecipeRegistry>();
       opened_ = open_scope({registry, registry});
+      opened_->is_of_model = true;
       scope = opened_.get();
     }
     if (functions) functions_.emplace(scope);
   }
   ~Inside() {
-    if (opened_ == nullptr && !functions_.has_value()) return;
     const py::error_scope pending;  // what the scope frees may run Python
     functions_.reset();
     opened_.reset();
@@ -180,21 +181,6 @@ class Inside {
   std::optional<FunctionsGuard> functions_;
 };
 
-// in_recipes(functions)
-PyObject* in_recipes(PyObject*, PyObject* functions) {
-  return PyBool_FromLong(is_inside(functions == Py_True) ? 1 : 0);
-}
-
-// with_recipes(functions, fn, args, kwargs)
-PyObject* with_recipes(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  TORCH_CHECK(count == 4, "memopt: with_recipes takes 4 arguments, got ", count);
-  const bool functions = arguments[0] == Py_True;
-  const Inside inside(functions);
-  return PyObject_Call(arguments[1], arguments[2], arguments[3]);
-  END_HANDLE_TH_ERRORS
-}
-
 // is_kept_anyway(tensor)
 PyObject* kept_anyway(PyObject*, PyObject* tensor) {
   HANDLE_TH_ERRORS
@@ -205,12 +191,6 @@ PyObject* kept_anyway(PyObject*, PyObject* tensor) {
 }
 
 PyMethodDef scope_functions[] = {
-    {"in_recipes", in_recipes, METH_O,
-     "in_recipes(functions): whether with_recipes would have nothing to do."},
-    {"with_recipes", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(with_recipes)),
-     METH_FASTCALL,
-     "with_recipes(functions, fn, args, kwargs): call fn inside memopt.recipes(); if `functions` "
-     "is True, with PyTorch's functions replaced by memopt's."},
     {"recipes_are_on",
      [](PyObject*, PyObject*) { return PyBool_FromLong(recipes_are_on() ? 1 : 0); }, METH_NOARGS,
      "Whether what this thread saves now may have a recipe."},
@@ -219,10 +199,21 @@ PyMethodDef scope_functions[] = {
 
 }  // namespace
 
-FunctionsScope::FunctionsScope(bool on)
-    : inside_(on ? std::make_shared<Inside>(/*functions=*/true) : nullptr) {}
+std::shared_ptr<void> model_scope(bool functions) {
+  return is_inside(functions) ? nullptr : std::make_shared<Inside>(functions);
+}
 
-FunctionsScope::~FunctionsScope() = default;
+ModelScope model_scope_here() {
+  if (!recipes_are_on()) return ModelScope::none;
+  const auto* scope = OpenScope::making_recipes();
+  const bool are_paused = c10::impl::tls_is_dispatch_key_excluded(kInterceptKey);
+  if (scope->functions_are_ours && !are_paused) return ModelScope::functions;
+  return scope->is_of_model ? ModelScope::recipes : ModelScope::none;
+}
+
+std::shared_ptr<void> same_scope(ModelScope scope) {
+  return scope == ModelScope::none ? nullptr : model_scope(scope == ModelScope::functions);
+}
 
 bool recipes_are_on() {
   const auto* scope = OpenScope::making_recipes();

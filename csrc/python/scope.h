@@ -1,5 +1,5 @@
 // The scopes that a thread has entered: the with-statement's object of memopt.saved_tensors(), and
-// the calls of a converted model's methods (memopt/convert/recipes.py).
+// the calls of a converted model's modules (call_scopes.h, memopt/convert/recipes.py).
 //
 // What is on is asked by the hooks that autograd would call now, and by nothing that a thread
 // remembers: a checkpointed region, memopt's or PyTorch's, puts hooks of its own inside, in forward
@@ -15,19 +15,15 @@ namespace memopt::python {
 
 void register_scope(pybind11::module_& module);
 
-// A scope as a converted model's methods run in, if `on`: recipes, and PyTorch's functions
-// memopt's. A region that was called in one runs in one, in forward and in the recompute, since its
-// own hooks are inside the one around.
-class FunctionsScope {
- public:
-  explicit FunctionsScope(bool on);
-  ~FunctionsScope();
-  FunctionsScope(const FunctionsScope&) = delete;
-  FunctionsScope& operator=(const FunctionsScope&) = delete;
+// Opens what a converted model's calls run in: recipes, and with `functions` PyTorch's functions
+// memopt's. It ends with the last reference. Null where there is nothing to open.
+std::shared_ptr<void> model_scope(bool functions);
 
- private:
-  std::shared_ptr<void> inside_;
-};
+// What of it is on here. A region that was called in such a scope runs in one, in forward and in
+// the recompute, since its own hooks are inside the one around.
+enum class ModelScope { none, recipes, functions };
+ModelScope model_scope_here();
+std::shared_ptr<void> same_scope(ModelScope scope);
 
 // Whether what this thread saves now may have a recipe. Not where the grad mode is another than the
 // scope began with: a reentrant checkpoint may be running its forward, whose recompute is in no

@@ -7,13 +7,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from memopt._class_patch import (
-    Patched,
-    check_can_patch,
-    patches_of,
-    remove_patch,
-    restored_on_error,
-)
+from memopt._class_patch import check_can_patch, restored_on_error
 from memopt.checkpoint.apply import Choice
 from memopt.convert.apply_swaps import apply_swaps, put_originals_back, undo_swap
 from memopt.convert.autocast import (
@@ -22,7 +16,7 @@ from memopt.convert.autocast import (
     with_autocast_norms,
 )
 from memopt.convert.match import Context, Match, Reason, match
-from memopt.convert.recipes import RecipesOn, has_recipes, turn_recipes_on
+from memopt.convert.recipes import has_recipes, turn_recipes_off, turn_recipes_on
 from memopt.convert.regions import Regions, check_can_revert_region, revert_region
 from memopt.convert.register import registered_rules
 from memopt.convert.remaining import remaining
@@ -36,12 +30,13 @@ from memopt.convert.sample import (
 )
 from memopt.convert.skip import Skip, outermost, skipped
 from memopt.convert.supported import has_kernels_for
-from memopt.convert.swap import Swap, SwappedModule
+from memopt.convert.swap import Swap, SwappedModule, swap_of
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 STEP_ASIDE = (
-    "recipes are on wherever the model is entered; under torch.compile they step aside, and "
+    "recipes are on in the calls of the model and of its modules; under torch.compile they step "
+    "aside, and "
     "modules compute by PyTorch's own ops, from which Inductor generates code: "
     "memopt.compile(model) has it keep for backward what recipes keep"
 )
@@ -203,24 +198,18 @@ def revert(model: ModuleT) -> ModuleT:
     check_can_patch("revert", "model", model)
     modules = list(model.modules())
     for module in modules:
-        for mixin in (SwappedModule, RecipesOn):
-            if issubclass(type(module), mixin) and not _has(module, mixin):
-                raise RuntimeError(
-                    "revert: model must have the classes that convert gave it, got "
-                    f"{type(module).__name__}, a class derived from one of them"
-                )
+        if issubclass(type(module), SwappedModule) and swap_of(module) is None:
+            raise RuntimeError(
+                "revert: model must have the classes that convert gave it, got "
+                f"{type(module).__name__}, a class derived from one of them"
+            )
         check_can_revert_region(module)
     for module in modules:
         undo_swap(module)
-        if _has(module, RecipesOn):
-            remove_patch(module, RecipesOn)
+        turn_recipes_off(module)
         revert_region(module)
     put_originals_back(model)
     return model
-
-
-def _has(module: nn.Module, mixin: type[Patched]) -> bool:
-    return any(patch.mixin is mixin for patch in patches_of(type(module)))
 
 
 def _has_swaps(matches: list[Match]) -> bool:
@@ -276,7 +265,7 @@ def _has_kernels(model: nn.Module) -> bool:
 
 
 def _was_converted(model: nn.Module) -> bool:
-    return any(issubclass(type(module), (SwappedModule, RecipesOn)) for module in model.modules())
+    return any(isinstance(m, SwappedModule) or has_recipes(m) for m in model.modules())
 
 
 def _check_model(model: nn.Module) -> None:

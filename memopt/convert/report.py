@@ -48,7 +48,7 @@ class Report:
     left: tuple[Left, ...]
 
     recipes: bool
-    """Whether recipes are on wherever the model is entered."""
+    """Whether recipes are on in the calls of the model and of its modules."""
 
     checkpointed: tuple[str, ...] = ()
     offloaded: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from memopt._compat import add_note
 from memopt.attribution import Attribution, attribute
 from memopt.convert.report import joined
 from memopt.measure import SavedBytes, check_can_measure, saved_bytes
@@ -35,7 +36,7 @@ def _noted(model: nn.Module, state: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        _add_note(
+        add_note(
             error,
             f"convert: {type(model).__name__} raised this when it ran with sample_input to count "
             f"bytes, {state}. It is as it was before convert.",
@@ -59,12 +60,6 @@ def _check_takes(
             f"mapping of keyword arguments that the model's forward takes, got "
             f"{type(sample_input).__name__} for {type(model).__name__}.forward{signature}: {error}"
         ) from None
-
-
-def _add_note(error: Exception, note: str) -> None:
-    """BaseException.add_note, which Python 3.10 does not have."""
-    notes = getattr(error, "__notes__", [])
-    error.__dict__["__notes__"] = [*notes, note]
 
 
 def notes_on_sample(before: SavedBytes, after: SavedBytes) -> tuple[str, ...]:

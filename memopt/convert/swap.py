@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from torch import Tensor, nn
 
+from memopt._call_hooks import others_hooks
 from memopt._class_patch import ClassPatch, Forward, Patched, patches_of, set_patches
 from memopt.convert.supported import lowered, supports
 from memopt.recipes import is_kept_anyway, recipes_are_on
@@ -236,8 +237,8 @@ def swap_of(module: nn.Module) -> ClassSwap | None:
 def has_hooks(module: nn.Module) -> bool:
     """Whether something wants to see its calls."""
     return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
+        others_hooks(module._forward_hooks)
+        or others_hooks(module._forward_pre_hooks)
         or module._backward_hooks
         or module._backward_pre_hooks
     )

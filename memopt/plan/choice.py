@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from memopt._class_patch import (
-    ClassPatch,
-    Forward,
-    ForwardWrapper,
-    patches_of,
-    remove_patch,
-    restored_on_error,
-    wrap_forward,
-)
+from memopt._call_hooks import put_around_calls, remove_from_calls
+from memopt._class_patch import restored_on_error
+from memopt._extension import _C
 from memopt.checkpoint.wrapper import checkpoint_wrapper, settings_of, unwrap_itself
 from memopt.convert import convert, revert
 from memopt.convert.patch import functions_paused
@@ -27,7 +21,9 @@ from memopt.offload.api import offload
 from memopt.offload.place import Place
 from memopt.recipes import recipes
 
-_OPTIONS = "_memopt_plan_offload"
+# Names of hooks on planned blocks.
+_OFFLOAD = "memopt.plan: offload"
+_FUNCTIONS = "memopt.plan: functions"
 
 # Storages of less stay on the device, as with memopt.offload.
 MIN_BYTES = 64 * 1024
@@ -106,64 +102,59 @@ class Assignment:
 
     def _apply_to(self, block: nn.Module, choice: Choice) -> None:
         if self.recipes and not choice.recipes:
-            wrap_forward(block, ClassPatch(_OwnFunctions))
+            put_around_calls(block, _FUNCTIONS, _enter_own_functions, _leave_own_functions)
         if choice.checkpoint:
             checkpoint_wrapper(block, offload=self.place if choice.offload else None)
         elif choice.offload and self.place is not None:
-            block.__dict__[_OPTIONS] = (self.place, choice)
-            wrap_forward(block, ClassPatch(_Offloaded))
+            enter = _EnterOffloading(self.place, choice)
+            put_around_calls(block, _OFFLOAD, enter, _leave_offloading)
 
     def undo(self, model: nn.Module) -> None:
         """Give the model back as it was before `apply`."""
         for module in list(model.modules()):
-            mixins = {patch.mixin for patch in patches_of(type(module))}
             if settings_of(module) is not None:
                 unwrap_itself(module)
-            for mixin in (_Offloaded, _OwnFunctions):
-                if mixin in mixins:
-                    remove_patch(module, mixin)
+            for key in (_OFFLOAD, _FUNCTIONS):
+                remove_from_calls(module, key)
         if has_recipes(model):
             revert(model)
 
 
-class _OwnFunctions(ForwardWrapper):
-    """Mixin of blocks without recipes in a model that has them: PyTorch's functions are its own."""
-
-    _memopt_who = "memopt.plan: a planned"
-    _memopt_undo = "undo the plan of"
-    _memopt_instance_forward = "_memopt_plan_functions_instance_forward"
-
-    @staticmethod
-    def _memopt_call(
-        module: Any, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        if torch.compiler.is_compiling():
-            return forward(*args, **kwargs)
-        with functions_paused():
-            return forward(*args, **kwargs)
+def _enter_own_functions(module: nn.Module, args: tuple[Any, ...]) -> None:
+    """Of a block without recipes in a model that has them: PyTorch's functions are its own."""
+    if not torch.compiler.is_compiling():
+        _C.enter_context(module, _FUNCTIONS, functions_paused())
 
 
-class _Offloaded(ForwardWrapper):
-    """Mixin of blocks of whose activations a share waits elsewhere."""
+def _leave_own_functions(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    if not torch.compiler.is_compiling():
+        _C.leave_call(module, _FUNCTIONS)
 
-    _memopt_who = "memopt.plan: a planned"
-    _memopt_undo = "undo the plan of"
-    _memopt_attributes = (_OPTIONS,)
-    _memopt_instance_forward = "_memopt_plan_offload_instance_forward"
 
-    @staticmethod
-    def _memopt_call(
-        module: Any, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        options = module.__dict__.get(_OPTIONS)
-        if options is None or torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        place, choice = options
-        with ExitStack() as stack:
-            stack.enter_context(_offload_to(place, choice.offload))
-            if choice.recipes:
-                stack.enter_context(recipes())  # inside: recipes take theirs first
-            return forward(*args, **kwargs)
+@dataclass(frozen=True)
+class _EnterOffloading:
+    """Of a block of whose activations a share waits elsewhere."""
+
+    place: Place
+    choice: Choice
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+            _C.enter_context(module, _OFFLOAD, _offloading(self.place, self.choice))
+
+
+def _leave_offloading(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    if not torch.compiler.is_compiling():
+        _C.leave_call(module, _OFFLOAD)
+
+
+@contextmanager
+def _offloading(place: Place, choice: Choice) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(_offload_to(place, choice.offload))
+        if choice.recipes:
+            stack.enter_context(recipes())  # inside: recipes take theirs first
+        yield
 
 
 def _offload_to(place: Place, share: float) -> Any:

@@ -1,6 +1,6 @@
-"""Proves: recipes are on in whatever enters a converted model, a method of its class or a submodule
-called alone, as they are in its forward; a call inside opens nothing more; and the methods stay
-what they were to whoever looks at them. Where no recipes are on no swap saves more than PyTorch.
+"""Proves: recipes are on in whatever calls a converted model or one of its modules, whichever method
+does; a call inside opens nothing more; an interrupt leaves nothing on; and classes, methods and
+attributes are what they were. Where no recipes are on no swap saves more than PyTorch.
 """
 
 from __future__ import annotations
@@ -57,9 +57,6 @@ class Model(Base):
     def calls_super(self, x: Tensor) -> Tensor:
         return super().inherited(x)
 
-    def _private(self, x: Tensor) -> Tensor:
-        return self.net[3](self.net[2](self.net[1](self.net[0](x))))
-
     def closure(self, x: Tensor) -> Callable[[], Tensor]:
         return lambda: self.net(x)
 
@@ -103,14 +100,13 @@ ENTRIES: dict[str, Callable[[Any, Tensor], Any]] = {
     "a method": lambda m, x: m.loss(x, weight=3.0),
     "an inherited method": lambda m, x: m.inherited(x),
     "super's": lambda m, x: m.calls_super(x),
-    "a private method": lambda m, x: m._private(x),
     "a method by its class": lambda m, x: type(m).inherited(m, x),
     "a submodule": lambda m, x: m.net(x),
     "a method bound before": lambda m, x: m.bound(x),
     "a closure that a method returned": lambda m, x: m.closure(x)(),
     "functools.partial": lambda m, x: functools.partial(m.loss, weight=0.5)(x),
     "a coroutine": lambda m, x: asyncio.run(m.coroutine(x)),
-    "a partial of a submodule's forward": lambda m, x: functools.partial(m.net.forward)(x),
+    "a partial of a submodule": lambda m, x: functools.partial(m.net)(x),
 }
 
 
@@ -222,31 +218,46 @@ def test_a_call_inside_opens_nothing(functional: bool) -> None:
     assert model.scopes[0] is model.scopes[1] is model.scopes[2]
 
 
-def test_methods_stay_what_they_were() -> None:
-    model, plain = Model(), Model()
-    names = {name for name, _ in inspect.getmembers(plain)}
-    before = state(model)
+def test_leaves_called_one_by_one_have_recipes_where_the_user_says_so() -> None:
+    """No call of a module is around them."""
+    plain = Model()
+    model = copy.deepcopy(plain)
     memopt.convert(model)
-    assert isinstance(model, Model)
-    added = {name for name, _ in inspect.getmembers(model)} - names
-    assert all(n.startswith("_memopt") or n == "__prepare_scriptable__" for n in added)
-    for name in ("forward", "loss", "inherited", "_private"):
-        ours, theirs = getattr(model, name), getattr(plain, name)
-        assert inspect.signature(ours) == inspect.signature(theirs)
-        assert inspect.getdoc(ours) == inspect.getdoc(theirs)
-        assert inspect.unwrap(ours) is theirs.__func__  # as Lightning asks what is overridden
-        assert ours.__self__ is model
-    for name in ("described", "static", "made", "generator", "coroutine", "extra_repr", "train"):
+    x = torch.randn(8, WIDTH, requires_grad=True)
+
+    def leaves(m: Model, x: Tensor = x) -> Tensor:
+        y: Tensor = m.net[3](m.net[2](m.net[1](m.net[0](x))))
+        return y
+
+    def in_recipes() -> Tensor:
+        with memopt.recipes():
+            return leaves(model)
+
+    assert saved(lambda: leaves(model)) == saved(lambda: leaves(plain))
+    assert saved(in_recipes) == saved(lambda: model.net(x))
+
+
+def test_classes_methods_and_attributes_stay_what_they_were() -> None:
+    model, plain = Model(), Model()
+    before = state(model)
+    looks = {name: (m, type(m), set(vars(m))) for name, m in model.named_modules()}
+    memopt.convert(model)
+    for name, module in model.named_modules():
+        same, cls, attributes = looks[name]
+        if module._modules:  # the leaves are replaced
+            assert module is same
+            assert type(module) is cls
+        assert isinstance(module, cls)
+        assert set(vars(module)) == attributes
+    for name in dir(Model):
         assert inspect.getattr_static(model, name) is inspect.getattr_static(plain, name), name
-    assert inspect.isgeneratorfunction(model.generator)
-    assert inspect.iscoroutinefunction(model.coroutine)
-    assert model.described == "2.0 times"
-    assert type(Model.made()) is Model
-    kept = model.loss
+    for name in ("forward", "loss", "inherited"):
+        method = getattr(model, name)
+        assert method.__func__ is getattr(Model, name)
+        assert method.__self__ is model
+        assert method.__globals__ is globals()
     memopt.revert(model)
     assert state(model) == before
-    x = torch.randn(2, WIDTH)
-    assert torch.equal(kept(x), model.loss(x))  # kept, and reverted since
 
 
 def test_one_class_for_modules_of_one_class() -> None:
@@ -344,23 +355,93 @@ def test_an_exception_ends_the_scope() -> None:
     assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
 
 
-def test_a_transform_inside_names_the_way_out() -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_leaves_nothing_on_for_long(error: type[BaseException]) -> None:
+    """PyTorch calls no hook after it. The next call of the model ends what it left, and leaves
+    hooks alone that someone has entered since.
+    """
+
+    class Interrupted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+            self.interrupt = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.interrupt:
+                raise error
+            y: Tensor = self.net(x)
+            return y
+
+    model = Interrupted()
+    memopt.convert(model)
+    model.interrupt = True
+    x = torch.randn(2, WIDTH, requires_grad=True)
+    with pytest.raises(error):
+        model(x)
+    model.interrupt = False
+    seen: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (seen.append(t), t)[1], lambda t: t):
+        y = model(x)
+        top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        assert top is not None
+        assert "lambda" in top[0].__qualname__
+    assert seen
+    assert not _C.recipes_are_on()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    y.sum().backward()
+    assert x.grad is not None
+
+
+def test_a_module_inside_itself() -> None:
+    class Recursive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+
+        def forward(self, x: Tensor, depth: int = 2) -> Tensor:
+            if depth:
+                x = self(x, depth - 1)
+            assert _C.recipes_are_on()  # still, after the call inside
+            y: Tensor = self.net(x)
+            return y
+
+    model = Recursive()
+    memopt.convert(model)
+    model(torch.randn(2, WIDTH)).sum().backward()
+    assert not _C.recipes_are_on()
+
+
+def test_hooks_of_pytorch_s_do_not_collide_in_another_process() -> None:
+    """They are numbered, from 0 in each process."""
+    model = Model()
+    memopt.convert(model)
+    keys = [key for m in model.modules() for key in (*m._forward_pre_hooks, *m._forward_hooks)]
+    assert keys
+    assert all(isinstance(key, str) for key in keys)
+
+
+def test_a_transform_in_forward_names_the_way_out() -> None:
     class Scored(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.net = mlp()
 
-        def score(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             return torch.func.grad(lambda x: self.net(x).sum())(x)  # type: ignore[no-any-return]
+
+        def score(self, x: Tensor) -> Tensor:
+            return self.forward(x)
 
     model = Scored()
     x = torch.randn(2, WIDTH)
-    expected = model.score(x)
+    expected = model(x)
     memopt.convert(model)
+    torch.testing.assert_close(model.score(x), expected)  # no call of a module is around it
     with pytest.raises(RuntimeError, match="saved tensor hooks") as raised:
-        model.score(x)
+        model(x)
     if hasattr(raised.value, "add_note"):
         assert "recipes=False" in raised.value.__notes__[0]
     memopt.revert(model)
     memopt.convert(model, recipes=False)
-    torch.testing.assert_close(model.score(x), expected)
+    torch.testing.assert_close(model(x), expected)

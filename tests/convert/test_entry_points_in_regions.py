@@ -26,7 +26,7 @@ class InRegions(nn.Module):
     def __init__(self, region: Callable[..., Any], functions: bool) -> None:
         super().__init__()
         self.first, self.second, self.third = Methods(), mlp(), nn.Linear(WIDTH, WIDTH)
-        self.drop = nn.Dropout(0.5)
+        self.drop, self.early = nn.Dropout(0.5), nn.Dropout(0.25)
         self.region, self.functions = region, functions
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,7 +38,10 @@ class InRegions(nn.Module):
         return self.region(self.second.forward, x)
 
     def step(self, x: Tensor) -> Tensor:
-        output: Tensor = self.drop(F.sigmoid(self.second(F.dropout(x, 0.25)).relu()))
+        x = self.second(self.early(x))
+        if self.functions:
+            x = F.dropout(F.sigmoid(x.relu()), 0.25)
+        output: Tensor = self.drop(x)
         return output
 
 

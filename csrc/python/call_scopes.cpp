@@ -1,0 +1,165 @@
+#include "call_scopes.h"
+
+#include <torch/csrc/Exceptions.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "functions.h"
+#include "scope.h"
+
+namespace memopt::python {
+
+namespace {
+
+namespace py = pybind11;
+
+// A with-statement's object, entered.
+class Entered {
+ public:
+  explicit Entered(py::object context) : context_(std::move(context)) {
+    context_.attr("__enter__")();
+  }
+  ~Entered() {
+    const py::error_scope pending;
+    try {
+      context_.attr("__exit__")(py::none(), py::none(), py::none());
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("memopt: leaving a scope around a module's call");
+    }
+  }
+  Entered(const Entered&) = delete;
+  Entered& operator=(const Entered&) = delete;
+
+ private:
+  py::object context_;
+};
+
+// What a pre-hook opened.
+struct CallScope {
+  const PyObject* module;  // compared, never read
+  const PyObject* owner;   // which pair of hooks
+  py::object caller;  // a frame, held so that no later one has its address
+  int calls;  // of the module inside itself that opened nothing
+  std::shared_ptr<void> scope;
+};
+
+std::vector<CallScope>& open_scopes() {
+  thread_local std::vector<CallScope> scopes;
+  return scopes;
+}
+
+void end_from(size_t size) {
+  auto& scopes = open_scopes();
+  while (scopes.size() > size) {
+    const auto last = std::move(scopes.back());
+    scopes.pop_back();
+  }
+}
+
+py::object current_frame() {
+  return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(PyEval_GetFrame()));
+}
+
+py::object caller_of(const py::object& frame) {
+  auto* caller = PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(frame.ptr()));
+  return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(caller));
+}
+
+bool is_running(const py::object& frame) {
+  for (auto now = current_frame(); now; now = caller_of(now)) {
+    if (now.is(frame)) return true;
+  }
+  return false;
+}
+
+void end_what_an_interrupt_left(const PyObject* module, const PyObject* owner) {
+  auto& scopes = open_scopes();
+  for (size_t i = 0; i < scopes.size(); ++i) {
+    if (scopes[i].module == module && scopes[i].owner == owner && !is_running(scopes[i].caller)) {
+      end_from(i);
+      return;
+    }
+  }
+}
+
+bool is_innermost(const PyObject* module, const PyObject* owner) {
+  const auto& scopes = open_scopes();
+  return !scopes.empty() && scopes.back().module == module && scopes.back().owner == owner;
+}
+
+void open(const PyObject* module, const PyObject* owner, std::shared_ptr<void> scope) {
+  // The current frame is the hook's; the one that runs the module's hooks called it.
+  open_scopes().push_back(
+      {module, owner, caller_of(current_frame()), /*calls=*/1, std::move(scope)});
+}
+
+// enter_recipes(module, owner, functions)
+PyObject* enter_recipes(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(count == 3, "memopt: enter_recipes takes 3 arguments, got ", count);
+  const auto *module = arguments[0], *owner = arguments[1];
+  end_what_an_interrupt_left(module, owner);
+  if (auto scope = model_scope(/*functions=*/arguments[2] == Py_True)) {
+    open(module, owner, std::move(scope));
+  } else if (is_innermost(module, owner)) {
+    ++open_scopes().back().calls;
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// enter_context(module, owner, context)
+PyObject* enter_context(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(count == 3, "memopt: enter_context takes 3 arguments, got ", count);
+  end_what_an_interrupt_left(arguments[0], arguments[1]);
+  open(arguments[0], arguments[1],
+       std::make_shared<Entered>(py::reinterpret_borrow<py::object>(arguments[2])));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// leave_call(module, owner)
+PyObject* leave_call(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(count == 2, "memopt: leave_call takes 2 arguments, got ", count);
+  if (is_innermost(arguments[0], arguments[1]) && --open_scopes().back().calls == 0) {
+    const py::error_scope pending;  // what the scope frees may run Python
+    end_from(open_scopes().size() - 1);
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+template <typename F>
+PyCFunction as_function(F* function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
+}
+
+PyMethodDef call_scope_functions[] = {
+    {"enter_recipes", as_function(enter_recipes), METH_FASTCALL,
+     "enter_recipes(module, owner, functions): until leave_call, memopt.recipes(); if `functions` "
+     "is True, with PyTorch's functions replaced by memopt's. For the hook `owner` of `module`."},
+    {"enter_context", as_function(enter_context), METH_FASTCALL,
+     "enter_context(module, owner, context): enters `context` until leave_call."},
+    {"leave_call", as_function(leave_call), METH_FASTCALL,
+     "leave_call(module, owner): ends what this call of `module` has entered, if anything."},
+    {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace
+
+CallScopesGuard::CallScopesGuard() : open_(open_scopes().size()) {}
+
+CallScopesGuard::~CallScopesGuard() {
+  if (open_scopes().size() == open_) return;
+  const py::error_scope pending;
+  end_from(open_);
+}
+
+void register_call_scopes(py::module_& m) {
+  if (PyModule_AddFunctions(m.ptr(), call_scope_functions) < 0) throw py::error_already_set();
+}
+
+}  // namespace memopt::python
