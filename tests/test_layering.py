@@ -27,7 +27,7 @@ MEMOPT_LAYERS = (
     {"_version", "_compat", "_submodules"},
     {"_C"},
     {"_extension", "_unchanged"},
-    {"_class_patch", "fates", "live_bytes", "measure"},
+    {"_call_hooks", "_class_patch", "fates", "live_bytes", "measure"},
     {"attribution", "recipes"},
     {"functional"},
     {"nn"},

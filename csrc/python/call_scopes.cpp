@@ -39,9 +39,9 @@ class Entered {
 // What a pre-hook opened.
 struct CallScope {
   const PyObject* module;  // compared, never read
-  const PyObject* owner;   // which pair of hooks
-  py::object caller;  // a frame, held so that no later one has its address
-  int calls;  // of the module inside itself that opened nothing
+  const PyObject* key;     // which pair of hooks
+  py::object caller;       // a frame, held so that no later one has its address
+  int calls;               // of the module inside itself that opened nothing
   std::shared_ptr<void> scope;
 };
 
@@ -74,43 +74,42 @@ bool is_running(const py::object& frame) {
   return false;
 }
 
-void end_what_an_interrupt_left(const PyObject* module, const PyObject* owner) {
+void end_what_an_interrupt_left(const PyObject* module, const PyObject* key) {
   auto& scopes = open_scopes();
   for (size_t i = 0; i < scopes.size(); ++i) {
-    if (scopes[i].module == module && scopes[i].owner == owner && !is_running(scopes[i].caller)) {
+    if (scopes[i].module == module && scopes[i].key == key && !is_running(scopes[i].caller)) {
       end_from(i);
       return;
     }
   }
 }
 
-bool is_innermost(const PyObject* module, const PyObject* owner) {
+bool is_innermost(const PyObject* module, const PyObject* key) {
   const auto& scopes = open_scopes();
-  return !scopes.empty() && scopes.back().module == module && scopes.back().owner == owner;
+  return !scopes.empty() && scopes.back().module == module && scopes.back().key == key;
 }
 
-void open(const PyObject* module, const PyObject* owner, std::shared_ptr<void> scope) {
+void open(const PyObject* module, const PyObject* key, std::shared_ptr<void> scope) {
   // The current frame is the hook's; the one that runs the module's hooks called it.
-  open_scopes().push_back(
-      {module, owner, caller_of(current_frame()), /*calls=*/1, std::move(scope)});
+  open_scopes().push_back({module, key, caller_of(current_frame()), /*calls=*/1, std::move(scope)});
 }
 
-// enter_recipes(module, owner, functions)
+// enter_recipes(module, key, functions)
 PyObject* enter_recipes(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK(count == 3, "memopt: enter_recipes takes 3 arguments, got ", count);
-  const auto *module = arguments[0], *owner = arguments[1];
-  end_what_an_interrupt_left(module, owner);
+  const auto *module = arguments[0], *key = arguments[1];
+  end_what_an_interrupt_left(module, key);
   if (auto scope = model_scope(/*functions=*/arguments[2] == Py_True)) {
-    open(module, owner, std::move(scope));
-  } else if (is_innermost(module, owner)) {
+    open(module, key, std::move(scope));
+  } else if (is_innermost(module, key)) {
     ++open_scopes().back().calls;
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
-// enter_context(module, owner, context)
+// enter_context(module, key, context)
 PyObject* enter_context(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK(count == 3, "memopt: enter_context takes 3 arguments, got ", count);
@@ -121,7 +120,7 @@ PyObject* enter_context(PyObject*, PyObject* const* arguments, Py_ssize_t count)
   END_HANDLE_TH_ERRORS
 }
 
-// leave_call(module, owner)
+// leave_call(module, key)
 PyObject* leave_call(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK(count == 2, "memopt: leave_call takes 2 arguments, got ", count);
@@ -140,12 +139,12 @@ PyCFunction as_function(F* function) {
 
 PyMethodDef call_scope_functions[] = {
     {"enter_recipes", as_function(enter_recipes), METH_FASTCALL,
-     "enter_recipes(module, owner, functions): until leave_call, memopt.recipes(); if `functions` "
-     "is True, with PyTorch's functions replaced by memopt's. For the hook `owner` of `module`."},
+     "enter_recipes(module, key, functions): until leave_call, memopt.recipes(); if `functions` "
+     "is True, with PyTorch's functions replaced by memopt's. For the hook `key` of `module`."},
     {"enter_context", as_function(enter_context), METH_FASTCALL,
-     "enter_context(module, owner, context): enters `context` until leave_call."},
+     "enter_context(module, key, context): enters `context` until leave_call."},
     {"leave_call", as_function(leave_call), METH_FASTCALL,
-     "leave_call(module, owner): ends what this call of `module` has entered, if anything."},
+     "leave_call(module, key): ends what this call of `module` has entered, if anything."},
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace

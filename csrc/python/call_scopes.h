@@ -1,5 +1,5 @@
-// Scopes around the calls of a module that keeps its class and its forward: a forward pre-hook opens
-// one, and a forward hook of the same module ends it (memopt/_call_hooks.py).
+// Scopes around the calls of a module that keeps its class and its forward: a forward pre-hook
+// opens one, and a forward hook of the same module ends it (memopt/_call_hooks.py).
 //
 // PyTorch runs the second hook after an exception too (always_call), but not after one that is no
 // Exception: a KeyboardInterrupt, or the end of a recompute (hooks.h). What these leave open is

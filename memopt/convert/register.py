@@ -74,9 +74,9 @@ def rule(*classes: type[nn.Module]) -> Callable[[RuleT], RuleT]:
     >>> print(memopt.convert(model))
     convert(Sequential): 1 swapped, 0 left
     1 x  LogNorm  memopt.functional.rms_norm  0
-    recipes are on in the calls of the model and of its modules; under torch.compile they step aside, and \
-modules compute by PyTorch's own ops, from which Inductor generates code: memopt.compile(model) \
-has it keep for backward what recipes keep
+    recipes are on in the calls of the model and of its modules; under torch.compile they step \
+aside, and modules compute by PyTorch's own ops, from which Inductor generates code: \
+memopt.compile(model) has it keep for backward what recipes keep
 
     Args:
         classes: at least one.

@@ -12,6 +12,7 @@ from memopt.accumulate.sync import is_sharded
 from memopt.anatomy.batches import as_dict, device_of, rows_of
 from memopt.anatomy.step import LossLike, OptimizerLike, Step, as_optimizer
 from memopt.anatomy.work import tensors_in
+from memopt.convert.recipes import has_recipes
 from memopt.measure import storages
 from memopt.offload.place import Place, directory_of
 from memopt.plan import ranks
@@ -213,7 +214,7 @@ def _check_model(model: object) -> None:
                 f"memopt.plan: model must not be compiled, got {type(module).__name__}{where}; "
                 "memopt.plan_compiled(model, batch, budget).apply() compiles it within a budget"
             )
-        if patches_of(type(module)):
+        if patches_of(type(module)) or has_recipes(module):
             raise ValueError(
                 "memopt.plan: model must be without regions and not converted, since a plan "
                 f"chooses both, got {type(module).__name__}{where}; memopt.revert(model) and "

@@ -1,0 +1,71 @@
+"""Proves: the scopes around the calls of a converted model's modules end with the calls: of a
+module inside itself with the outer one, and after an interrupt, of which PyTorch tells no hook, at
+the next call or with the region around.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import memopt
+from memopt._extension import _C
+from tests.convert.test_entry_points import WIDTH, mlp
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_leaves_nothing_on_for_long(error: type[BaseException]) -> None:
+    """PyTorch calls no hook after it. The next call of the model ends what it left, and leaves
+    hooks alone that someone has entered since.
+    """
+
+    class Interrupted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+            self.interrupt = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.interrupt:
+                raise error
+            y: Tensor = self.net(x)
+            return y
+
+    model = Interrupted()
+    memopt.convert(model)
+    model.interrupt = True
+    x = torch.randn(2, WIDTH, requires_grad=True)
+    with pytest.raises(error):
+        model(x)
+    model.interrupt = False
+    seen: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (seen.append(t), t)[1], lambda t: t):
+        y = model(x)
+        top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        assert top is not None
+        assert "lambda" in top[0].__qualname__
+    assert seen
+    assert not _C.recipes_are_on()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    y.sum().backward()
+    assert x.grad is not None
+
+
+def test_a_module_inside_itself() -> None:
+    class Recursive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+
+        def forward(self, x: Tensor, depth: int = 2) -> Tensor:
+            if depth:
+                x = self(x, depth - 1)
+            assert _C.recipes_are_on()  # still, after the call inside
+            y: Tensor = self.net(x)
+            return y
+
+    model = Recursive()
+    memopt.convert(model)
+    model(torch.randn(2, WIDTH)).sum().backward()
+    assert not _C.recipes_are_on()
