@@ -24,7 +24,7 @@ CSRC_LAYERS = ("kernels", "ops", "autograd", "offload", "saved", "plan", "python
 # Each package or module of memopt may import itself and the ones before it. Those of one line do
 # not know each other. The demo is a user of the public names in __init__.
 MEMOPT_LAYERS = (
-    {"_version", "_compat", "_submodules"},
+    {"_version", "_compat", "_sizes", "_submodules"},
     {"_C"},
     {"_extension", "_unchanged"},
     {"_call_hooks", "_class_patch", "fates", "live_bytes", "measure"},

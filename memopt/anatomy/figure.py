@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from memopt._sizes import MB, as_text
 from memopt.anatomy.findings import Findings
 from memopt.anatomy.pieces import CATEGORIES
-from memopt.anatomy.table import MB, mb, title_of
+from memopt.anatomy.table import title_of
 
 COLORS = dict(
     zip(
@@ -32,7 +33,7 @@ def write_figure(path: Path, anatomy: Findings) -> None:
     )
     at = max(trace.timeline, key=lambda point: sum(point[1:]))[0]
     axes.annotate(
-        f"peak {mb(trace.peak.total)}\n{trace.peak.module or trace.peak.op}",
+        f"peak {as_text(trace.peak.total)}\n{trace.peak.module or trace.peak.op}",
         (at, trace.peak.total / MB),
         xytext=(0, 14),
         textcoords="offset points",

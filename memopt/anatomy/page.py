@@ -6,11 +6,12 @@ import html
 import json
 from collections.abc import Callable, Iterable
 
+from memopt._sizes import as_text
 from memopt.anatomy.figure import COLORS
 from memopt.anatomy.findings import Findings
 from memopt.anatomy.pieces import CATEGORIES
 from memopt.anatomy.sections import Section
-from memopt.anatomy.table import by_depth, mb, sections_of, title_of
+from memopt.anatomy.table import by_depth, sections_of, title_of
 from memopt.anatomy.trace import Trace
 
 _WIDTH, _HEIGHT = 1000, 320
@@ -72,7 +73,7 @@ def page_of(anatomy: Findings, more: str = "") -> str:
     title, _, peak = title_of(anatomy).partition("\n")
     keys = "".join(
         f'<span class="key"><i style="background:{COLORS[c]}"></i>{c} '
-        f"{mb(trace.peak.by_category[c])}</span>"
+        f"{as_text(trace.peak.by_category[c])}</span>"
         for c in CATEGORIES
     )
     tables = "".join(map(table_of, sections_of(anatomy)))
@@ -122,7 +123,7 @@ def _timeline(trace: Trace, xs: list[float], peak: int) -> str:
         f'{marks}<line id="cursor" y1="0" y2="{_HEIGHT}" stroke="#000" opacity="0"/>'
         f'<circle id="peak-mark" cx="{at}" cy="{top}" r="4" fill="#000"/>'
         f'<text x="{at}" y="{top - 9}" text-anchor="{anchor}" font-weight="bold">peak '
-        f"{mb(trace.peak.total)}</text></svg>"
+        f"{as_text(trace.peak.total)}</text></svg>"
     )
 
 
@@ -145,7 +146,7 @@ def _treemap(trace: Trace) -> str:
             if not share:
                 continue
             height = share / sum(nbytes.values()) * _MAP_HEIGHT
-            name = html.escape(f"{path or 'the model'}: {category}, {mb(share)}")
+            name = html.escape(f"{path or 'the model'}: {category}, {as_text(share)}")
             boxes.append(
                 f'<rect x="{x:.2f}" y="{top:.2f}" width="{width:.2f}" height="{height:.2f}" '
                 f'fill="{COLORS[category]}" stroke="#fff"><title>{name}</title></rect>'

@@ -1,15 +1,31 @@
-"""Tables as text: by rich where it is installed, else plain."""
+"""Tables as text, as wide as the terminal; where there is none, as wide as COLUMNS or 110.
+
+Text wraps, numbers never do. Where not all columns fit side by side, each row has several lines,
+and so have the headings: those further right stand below, indented.
+"""
 
 from __future__ import annotations
 
-import io
+import shutil
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+_WIDTH = 110
+_LEAST_WIDTH = 40
+_ENOUGH = 24
+"""A column of text that is as wide as this is read easily: no column is made narrower to have
+others beside it."""
+_GAP = "  "
+_INDENT = "    "
+_BREAKS = ".,(/=_-"
+"""Behind these a word may be broken that is wider than its column."""
 
 
 class Section(NamedTuple):
-    """A table: a title, headings, and rows of cells."""
+    """A table: a title, headings, and rows of cells. Headings in lower case are of numbers, but for
+    the first one.
+    """
 
     title: str
     headings: Sequence[str]
@@ -17,47 +33,105 @@ class Section(NamedTuple):
 
 
 def text_of(title: str, sections: Iterable[Section], lines: Sequence[str]) -> str:
-    """A title, tables, and lines below them. Columns with headings in lower case are numbers."""
-    try:
-        from rich.console import Console
-    except ImportError:
-        return "\n\n".join([title, *map(_plain, sections), *lines])
-    console = Console(
-        file=io.StringIO(),
-        force_terminal=sys.stdout.isatty(),
-        width=None if sys.stdout.isatty() else 110,
-    )
-    with console.capture() as text:
-        console.print(_rendered(title, sections, lines))
-    return text.get().rstrip("\n")
+    """A title, tables, and lines below them."""
+    width = max(_LEAST_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
+    head = "\n".join(_bold(line) for line in _wrapped(title, width))
+    tables = ["\n".join(_lines_of(section, width)) for section in sections]
+    below = "\n".join(part for line in lines for part in _wrapped(line, width))
+    return "\n\n".join(part for part in (head, *tables, below) if part)
 
 
-def _rendered(title: str, sections: Iterable[Section], lines: Sequence[str]) -> Any:
-    from rich import box
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
+def _lines_of(section: Section, width: int) -> Iterator[str]:
+    columns = [list(column) for column in zip(section.headings, *section.rows, strict=True)]
+    is_number = [place > 0 and h.islower() for place, h in enumerate(section.headings)]
+    natural = [max(map(len, column)) for column in columns]
+    for place, column in enumerate(columns):
+        if is_number[place]:  # the heading may wrap, the numbers may not
+            natural[place] = max(map(len, (*column[1:], *column[0].split())), default=0)
+    groups = _groups(natural, is_number, width)
+    widths = _widths(natural, is_number, groups, width)
+    yield _bold(section.title)
+    for number, row in enumerate(zip(*columns, strict=True)):
+        lines = []
+        for line, group in enumerate(groups):
+            cells = [_wrapped(row[place], widths[place]) for place in group]
+            right = [is_number[place] for place in group]
+            of_group = [widths[place] for place in group]
+            lines += [(_INDENT if line else "") + t for t in _beside(cells, of_group, right)]
+        if number == 0:
+            yield from lines
+            yield "-" * max(map(len, lines))
+        else:
+            yield from (_bold(line) if row[0] == "total" else line for line in lines)
 
-    parts: list[Any] = [Text(title, style="bold")]
-    for section in sections:
-        table = Table(
-            title=section.title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1)
-        )
-        for place, heading in enumerate(section.headings):
-            is_number = place and heading.islower()
-            justify: Any = "right" if is_number else "left"
-            table.add_column(heading, justify=justify, no_wrap=not place or heading == "How")
-        for row in section.rows:
-            table.add_row(*map(Text, row), style="bold" if row[0] == "total" else None)
-        parts.append(table)
-    return Group(*parts, *map(Text, lines))
+
+def _groups(natural: Sequence[int], is_number: Sequence[bool], width: int) -> list[list[int]]:
+    """Columns that stand side by side."""
+    groups: list[list[int]] = [[]]
+    room = width
+    for place, needed in enumerate(natural):
+        least = needed if is_number[place] else min(needed, _ENOUGH)
+        if groups[-1] and least > room:
+            groups.append([])
+            room = width - len(_INDENT)
+        groups[-1].append(place)
+        room -= least + len(_GAP)
+    return groups
 
 
-def _plain(section: Section) -> str:
-    rows = [list(section.headings), *section.rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
-    return "\n".join([section.title, *lines])
+def _widths(
+    natural: Sequence[int], is_number: Sequence[bool], groups: list[list[int]], width: int
+) -> list[int]:
+    """What is left of a line goes to its columns of text, the narrowest first."""
+    widths = list(natural)
+    for line, group in enumerate(groups):
+        room = width - (len(_INDENT) if line else 0) - len(_GAP) * (len(group) - 1)
+        room -= sum(natural[place] for place in group if is_number[place])
+        texts = sorted((p for p in group if not is_number[p]), key=lambda p: natural[p])
+        for count, place in enumerate(texts):
+            widths[place] = max(1, min(natural[place], room // (len(texts) - count)))
+            room -= widths[place]
+    return widths
+
+
+def _beside(
+    cells: Sequence[Sequence[str]], widths: Sequence[int], right: Sequence[bool]
+) -> Iterator[str]:
+    for line in range(max(map(len, cells))):
+        parts = []
+        for cell, width, is_right in zip(cells, widths, right, strict=True):
+            text = cell[line] if line < len(cell) else ""
+            parts.append(text.rjust(width) if is_right else text.ljust(width))
+        yield _GAP.join(parts).rstrip()
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most so many characters, broken at spaces, and a word that is wider at its signs.
+    A line that is indented goes on so.
+    """
+    lines = []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip())]
+        lines += [indent + part for part in _filled(line.split(), width - len(indent))]
+    return lines
+
+
+def _filled(words: Iterable[str], width: int) -> list[str]:
+    lines = [""]
+    for word in words:
+        rest = word
+        if lines[-1] and len(lines[-1]) + 1 + len(rest) <= width:
+            lines[-1] += f" {rest}"
+            continue
+        if lines[-1]:
+            lines.append("")
+        while len(rest) > width:
+            place = max((rest.rfind(sign, 0, width) for sign in _BREAKS), default=-1) + 1 or width
+            lines[-1], rest = rest[:place], rest[place:]
+            lines.append("")
+        lines[-1] = rest
+    return lines
+
+
+def _bold(line: str) -> str:
+    return f"\033[1m{line}\033[0m" if sys.stdout.isatty() else line

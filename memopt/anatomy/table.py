@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from memopt._sizes import as_text
 from memopt.anatomy import sections
 from memopt.anatomy.findings import Findings
 from memopt.anatomy.pieces import CATEGORIES
 from memopt.anatomy.sections import Section
 from memopt.anatomy.trace import Share
 
-MB = 1e6
 _MOST_ROWS = 12
 
 
@@ -24,7 +24,7 @@ def title_of(anatomy: Findings) -> str:
     return (
         f"{anatomy.model}: {anatomy.parameters / 1e6:,.1f} million parameters, batch of "
         f"{anatomy.rows}, {anatomy.options}, on {anatomy.device}\n"
-        f"peak {mb(peak.total)}, {'measured' if anatomy.measured else 'predicted'}, in {peak.phase}"
+        f"peak {as_text(peak.total)}, {'measured' if anatomy.measured else 'predicted'}, in {peak.phase}"
         f"{f' of {peak.module}' if peak.module else ''} ({peak.op}"
         f"{f', {peak.line}' if peak.line else ''})"
     )
@@ -36,11 +36,11 @@ def sections_of(anatomy: Findings) -> Iterator[Section]:
     yield _moments(anatomy)
     trace = anatomy.trace
     if trace.fates:
-        rows = [[fate, mb(nbytes)] for fate, nbytes in trace.fates.items()]
+        rows = [[fate, as_text(nbytes)] for fate, nbytes in trace.fates.items()]
         yield Section("Activations, by fate", ("Fate", "bytes"), rows)
     yield Section("At the peak, by module", ("Module", "bytes", "Most of it"), _modules(anatomy))
     rows = [
-        [mb(p.nbytes), "x".join(map(str, p.shape)), p.dtype, p.category, p.module, p.op, p.line]
+        [as_text(p.nbytes), "x".join(map(str, p.shape)), p.dtype, p.category, p.module, p.op, p.line]
         for p in trace.largest[:_MOST_ROWS]
     ]
     pieces = ("Bytes", "shape", "dtype", "Category", "Module", "Op", "Line")
@@ -48,7 +48,7 @@ def sections_of(anatomy: Findings) -> Iterator[Section]:
     yield _work(anatomy)
     if anatomy.advice:
         rows = [
-            [mb(a.peak), mb(a.saved), f"{a.slower:+.1%}", a.what, a.how] for a in anatomy.advice
+            [as_text(a.peak), as_text(a.saved), f"{a.slower:+.1%}", a.what, a.how] for a in anatomy.advice
         ]
         columns = ("Peak", "saved", "time, estimated", "What", "How")
         yield Section("What would help", columns, rows)
@@ -76,7 +76,7 @@ def _moments(anatomy: Findings) -> Section:
     moments = (*anatomy.trace.moments, anatomy.trace.peak)
     headings = ("Moment", "total", *CATEGORIES)
     rows = [
-        [m.name, mb(m.total), *(mb(m.by_category[category]) for category in CATEGORIES)]
+        [m.name, as_text(m.total), *(as_text(m.by_category[category]) for category in CATEGORIES)]
         for m in moments
     ]
     return Section("Moments of the step", headings, rows)
@@ -102,7 +102,7 @@ def _modules(anatomy: Findings) -> list[list[str]]:
     for path, nbytes in list(modules.items())[:_MOST_ROWS]:
         most = max(nbytes, key=lambda category: nbytes[category])
         share = nbytes[most] / sum(nbytes.values()) if nbytes[most] else 0
-        rows.append([path or "(the model)", mb(sum(nbytes.values())), f"{most} ({share:.0%})"])
+        rows.append([path or "(the model)", as_text(sum(nbytes.values())), f"{most} ({share:.0%})"])
     return rows
 
 
@@ -140,9 +140,9 @@ def _lines(anatomy: Findings) -> list[str]:
     if anatomy.allocator is not None:
         row = anatomy.allocator
         lines.append(
-            f"PyTorch's allocator: {mb(row.peak_allocated)} at its peak, {mb(row.peak_reserved)} "
-            f"reserved (the difference is fragmentation); when the step began {mb(row.before)}, "
-            f"of which {mb(row.in_ledger)} are in the ledger. The CUDA context comes on top"
+            f"PyTorch's allocator: {as_text(row.peak_allocated)} at its peak, {as_text(row.peak_reserved)} "
+            f"reserved (the difference is fragmentation); when the step began {as_text(row.before)}, "
+            f"of which {as_text(row.in_ledger)} are in the ledger. The CUDA context comes on top"
         )
     return [*lines, *anatomy.notes]
 
@@ -159,8 +159,5 @@ def _without_empty(section: Section) -> Section:
 def _cell(value: float | int | None) -> str:
     if value is None:
         return ""
-    return f"{value:+.2%}" if isinstance(value, float) else mb(value)
+    return f"{value:+.2%}" if isinstance(value, float) else as_text(value)
 
-
-def mb(nbytes: int) -> str:
-    return f"{nbytes / MB:,.1f} MB" if nbytes >= 0.05 * MB or not nbytes else f"{nbytes:,} B"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memopt._extension import _C
+from memopt._sizes import as_text
 
 __all__ = ["Link", "OffloadStats", "PlaceStats", "offload_stats"]
 
@@ -80,16 +81,16 @@ class PlaceStats:
         """What to change, where offloading did not do what it is for."""
         if self.bytes_pinned_share < 1:
             yield (
-                f"{_mb(self.room_pageable)} of host memory could not be pinned: copies to it are "
+                f"{as_text(self.room_pageable)} of host memory could not be pinned: copies to it are "
                 "slower and hold the host up (ulimit -l, or the memory limit of the container)"
             )
         if self.refused_bytes:
-            yield f"{_mb(self.refused_bytes)} found no room and stayed on the device"
+            yield f"{as_text(self.refused_bytes)} found no room and stayed on the device"
         if self.failed_bytes:
-            yield f"{_mb(self.failed_bytes)} could not be written and stayed on the device"
+            yield f"{as_text(self.failed_bytes)} could not be written and stayed on the device"
         if self.found_elsewhere_bytes:
             yield (
-                f"{_mb(self.found_elsewhere_bytes)} were copied in vain: something else held the "
+                f"{as_text(self.found_elsewhere_bytes)} were copied in vain: something else held the "
                 "memory (a variable of the training loop, a list of outputs)"
             )
         out, back = self.out, self.back
@@ -110,7 +111,7 @@ class PlaceStats:
             )
         if self.peak_bytes and self.out.copies and not self.peak_bytes_away:
             yield (
-                f"the peak of {_mb(self.peak_bytes)} is reached while nothing is offloaded (in the "
+                f"the peak of {as_text(self.peak_bytes)} is reached while nothing is offloaded (in the "
                 "optimizer's step, by gradients, outside of the context): offloading does not "
                 "lower it"
             )
@@ -152,14 +153,14 @@ class OffloadStats:
             out, back = place.out, place.back
             lines += [
                 f"memopt.offload, {place.name}:",
-                f"  away  {_mb(out.bytes)} in {out.copies} copies at {_rate(out)}, "
+                f"  away  {as_text(out.bytes)} in {out.copies} copies at {_rate(out)}, "
                 f"stall {out.stall_seconds:.3g} s",
-                f"  back  {_mb(back.bytes)} in {back.copies} copies at {_rate(back)}, "
+                f"  back  {as_text(back.bytes)} in {back.copies} copies at {_rate(back)}, "
                 f"stall {back.stall_seconds:.3g} s",
                 f"  found {place.prefetch_hits} on time or on their way, {place.prefetch_misses} "
                 f"not begun, {place.never_left} had not left",
-                f"  room  {_mb(place.room_high_water)} in use at most, of "
-                f"{_mb(place.room_allocated)}",
+                f"  room  {as_text(place.room_high_water)} in use at most, of "
+                f"{as_text(place.room_allocated)}",
             ]
         return "\n".join([*lines, *(f"  note: {text}" for text in self.advice)])
 
@@ -182,10 +183,6 @@ def offload_stats(*, reset: bool = False, wait: bool = False) -> OffloadStats:
 def _place(row: dict[str, Any]) -> PlaceStats:
     links = {name: Link(**row[name]) for name in ("out", "back")}
     return PlaceStats(**{**row, **links})
-
-
-def _mb(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"
 
 
 def _rate(link: Link) -> str:

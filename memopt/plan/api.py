@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from memopt._class_patch import patches_of
+from memopt._sizes import Size
 from memopt.accumulate.sync import is_sharded
 from memopt.anatomy.batches import as_dict, device_of, rows_of
 from memopt.anatomy.step import LossLike, OptimizerLike, Step, as_optimizer
@@ -193,7 +194,7 @@ def live_of(
     )
 
 
-def _budget(budget: int | float | str | None, model: nn.Module) -> int:
+def _budget(budget: int | float | str | None, model: nn.Module) -> Size:
     if budget is not None:
         return as_bytes("memopt.plan: budget", budget)
     free = free_bytes(model) if not any(p.is_meta for p in model.parameters()) else None
@@ -201,7 +202,7 @@ def _budget(budget: int | float | str | None, model: nn.Module) -> int:
         raise ValueError(
             "memopt.plan: budget must be given where the device does not say what is free, got None"
         )
-    return free + sum(storages(model.parameters()).values())
+    return Size(free + sum(storages(model.parameters()).values()), "the memory that is free")
 
 
 def _check_model(model: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from memopt._sizes import as_text, at_least
 from memopt.accumulate.undo import as_before
 from memopt.anatomy.predict import hollow_step
 from memopt.anatomy.step import Step
@@ -15,7 +16,6 @@ from memopt.plan.bytes import totals_of
 from memopt.plan.choice import Assignment
 from memopt.plan.choose import BudgetTooSmall
 from memopt.plan.live import Live, allocated_above
-from memopt.plan.size import as_text
 
 # It is compiled and measured so often, each time for less.
 _MOST_TRIES = 3
@@ -61,7 +61,7 @@ class CompiledPlan:
                 break
         raise BudgetTooSmall(
             f"memopt.plan: budget must be at least what a step takes, got {as_text(self.budget)}, "
-            f"but {as_text(measured)} were measured with the last graph that was predicted to fit",
+            f"but {at_least(measured)} were measured with the last graph that was predicted to fit",
             measured,
         )
 
@@ -100,7 +100,7 @@ def compiled_plan(live: Live, budget: int) -> CompiledPlan:
     optimizer = max(0, max(in_optimizer, default=0) - base)
     if base + max(optimizer, 1) > budget:
         raise BudgetTooSmall(
-            f"memopt.plan: budget must be above {as_text(base + optimizer)}, which weights, "
+            f"memopt.plan: budget must be above {at_least(base + optimizer)}, which weights, "
             f"gradients, optimizer states and the batch take, got {as_text(budget)}",
             base + optimizer,
         )

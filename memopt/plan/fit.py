@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memopt._sizes import as_text
 from memopt.accumulate import Accumulated, accumulate
 from memopt.accumulate.weight import Weight
 from memopt.anatomy.batches import as_dict, rows_of, slice_of
@@ -18,7 +19,7 @@ from memopt.plan.batch import largest_micro_batch
 from memopt.plan.choose import BudgetTooSmall
 from memopt.plan.live import Blocks
 from memopt.plan.plan import Plan
-from memopt.plan.size import as_bytes, as_text
+from memopt.plan.size import as_bytes
 
 
 @dataclass(frozen=True, repr=False)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import html
 
+from memopt._sizes import as_text
 from memopt.anatomy import page
 from memopt.anatomy.findings import Findings
 from memopt.anatomy.page import table_of
-from memopt.anatomy.table import mb
 from memopt.plan.curve import Curve, Point
 from memopt.plan.planned import Planned
 from memopt.plan.table import lines_of, sections_of, title_of
@@ -54,8 +54,8 @@ def curve_svg(plan: Planned, curve: Curve) -> str:
         for point in named
     )
     axis = (
-        f'<text x="{_MARGIN}" y="{_HEIGHT - 8}">{mb(left)}</text>'
-        f'<text x="{_WIDTH - 2 * _MARGIN}" y="{_HEIGHT - 8}" text-anchor="end">{mb(right)} peak'
+        f'<text x="{_MARGIN}" y="{_HEIGHT - 8}">{as_text(left)}</text>'
+        f'<text x="{_WIDTH - 2 * _MARGIN}" y="{_HEIGHT - 8}" text-anchor="end">{as_text(right)} peak'
         f'</text><text x="4" y="{_HEIGHT - _MARGIN}">{1e3 * low:.4g} ms</text>'
         f'<text x="4" y="{_MARGIN - 24}">{1e3 * high:.4g} ms</text>'
     )
@@ -68,7 +68,7 @@ def curve_svg(plan: Planned, curve: Curve) -> str:
 def _mark(point: Point, x: float, y: float, fill: str) -> str:
     name = html.escape(point.name)
     return (
-        f'<circle cx="{x}" cy="{y}" r="5" fill="{fill}"><title>{name}: {mb(point.peak)}, '
+        f'<circle cx="{x}" cy="{y}" r="5" fill="{fill}"><title>{name}: {as_text(point.peak)}, '
         f'{1e3 * point.seconds:.4g} ms</title></circle><text x="{x + 8}" y="{y - 6}" '
         f'fill="{fill}">{name}</text>'
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from memopt._sizes import as_text, at_least
 from memopt.anatomy.report import Anatomy
 from memopt.checkpoint.caches import note_on_caches
 from memopt.plan import ranks, stored
@@ -22,7 +23,7 @@ from memopt.plan.live import Live
 from memopt.plan.page import page_of
 from memopt.plan.planned import Planned, blocks_of
 from memopt.plan.profile import Profile
-from memopt.plan.size import as_bytes, as_text
+from memopt.plan.size import as_bytes
 from memopt.plan.table import text_of
 
 # A plan is measured, and made again if it needs more than was predicted, so often.
@@ -94,7 +95,7 @@ class Plan(Planned):
             self._take(chosen)
         raise BudgetTooSmall(
             f"memopt.plan: budget must be at least what a step takes, got {as_text(self.budget)}, "
-            f"but {as_text(measured)} were measured with the last plan that was predicted to fit",
+            f"but {at_least(measured)} were measured with the last plan that was predicted to fit",
             measured,
         )
 

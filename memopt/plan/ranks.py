@@ -14,7 +14,8 @@ T = TypeVar("T")
 
 
 def least(number: int) -> int:
-    return int(min(_of_all(number)))
+    found: int = min(_of_all(number))  # a Size too, with how it was given
+    return found
 
 
 def most(number: int) -> int:

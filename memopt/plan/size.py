@@ -1,15 +1,17 @@
-"""Sizes in bytes, as people write them."""
+"""Sizes in bytes, as people write them. As memopt says them: memopt/_sizes.py."""
 
 from __future__ import annotations
 
 import re
+
+from memopt._sizes import Size
 
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
 _BINARY = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?\s*", re.IGNORECASE)
 
 
-def as_bytes(who: str, size: object) -> int:
+def as_bytes(who: str, size: object) -> Size:
     """An int; or a string such as "40GiB" (2**30 bytes each), "24 GB" (10**9) or "1.5e9".
 
     Raises:
@@ -25,7 +27,8 @@ def as_bytes(who: str, size: object) -> int:
         number = float(size)
     if not 1 <= number < 1 << 62:
         raise ValueError(f"{who} must be at least one byte, got {size!r}")
-    return size if isinstance(size, int) else int(number)
+    given = size.strip() if isinstance(size, str) else getattr(size, "given", "")
+    return Size(size if isinstance(size, int) else int(number), given)
 
 
 def _parsed(text: str) -> float | None:
@@ -39,11 +42,3 @@ def _parsed(text: str) -> float | None:
     if binary and not unit:
         return None
     return float(number) * (_BINARY if binary else _UNITS)[unit.upper()]
-
-
-def as_text(nbytes: float) -> str:
-    """In the largest binary unit that it is at least one of: "1.25 GiB"."""
-    for unit in ("T", "G", "M", "K"):
-        if abs(nbytes) >= _BINARY[unit]:
-            return f"{nbytes / _BINARY[unit]:.4g} {unit}iB"
-    return f"{nbytes:.0f} bytes"

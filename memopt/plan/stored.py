@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memopt._sizes import Size
 from memopt._version import __version__
 from memopt.plan.bytes import StageBytes
 from memopt.plan.choice import Assignment, Choice
@@ -48,6 +49,7 @@ def as_dict(plan: Planned) -> dict[str, Any]:
         "model": plan.model,
         "signature": plan.signature,
         "budget": plan.budget,
+        "budget_given": getattr(plan.budget, "given", ""),
         "peak": plan.peak,
         "measured_peak": plan.measured_peak,
         "seconds": plan.seconds,
@@ -116,7 +118,7 @@ def fields_of(data: dict[str, Any]) -> dict[str, Any]:
     )
     return {
         "model": data["model"],
-        "budget": data["budget"],
+        "budget": Size(data["budget"], data.get("budget_given", "")),
         "blocks": blocks,
         "peak": data["peak"],
         "seconds": data["seconds"],

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memopt._sizes import as_text
 from memopt.anatomy import sections
 from memopt.anatomy.sections import Section
-from memopt.anatomy.table import mb
 from memopt.plan.planned import Planned, PlannedBlock
-from memopt.plan.size import as_text
 
 
 def text_of(plan: Planned) -> str:
@@ -16,13 +15,13 @@ def text_of(plan: Planned) -> str:
 
 
 def title_of(plan: Planned) -> str:
-    peak = f"peak {mb(plan.peak)} predicted"
+    peak = f"peak {as_text(plan.peak)} predicted"
     if plan.measured_peak is not None:
-        peak += f", {mb(plan.measured_peak)} measured"
+        peak += f", {as_text(plan.measured_peak)} measured"
     timed = "measured" if plan.is_timed else "estimated for a GPU"
     return (
-        f"{plan.model} within {as_text(plan.budget)} ({mb(plan.budget)})\n"
-        f"{peak}, in place of {mb(plan.plain_peak)}; forward and backward "
+        f"{plan.model} within {as_text(plan.budget)}\n"
+        f"{peak}, in place of {as_text(plan.plain_peak)}; forward and backward "
         f"{1e3 * plan.seconds:,.4g} ms in place of {1e3 * plan.plain_seconds:,.4g} ms "
         f"({plan.added:+.1%}, of times {timed})"
     )
@@ -38,9 +37,9 @@ def lines_of(plan: Planned) -> Iterator[str]:
     profile = plan.profile
     outside = sum(nbytes.resident for nbytes, _ in profile.ends.values())
     yield (
-        f"Besides: {mb(profile.base)} before the step (weights, optimizer states, batch), "
-        f"{mb(outside)} held outside of the blocks, and in the optimizer's step "
-        f"{mb(profile.optimizer)} at most"
+        f"Besides: {as_text(profile.base)} before the step (weights, optimizer states, batch), "
+        f"{as_text(outside)} held outside of the blocks, and in the optimizer's step "
+        f"{as_text(profile.optimizer)} at most"
     )
     yield from plan.notes
 
@@ -67,8 +66,8 @@ def _row(run: list[PlannedBlock]) -> list[str]:
     return [
         name,
         str(run[0].choice),
-        mb(sum(block.kept for block in run)),
-        mb(away) if away else "",
+        as_text(sum(block.kept for block in run)),
+        as_text(away) if away else "",
         f"{1e3 * sum(block.seconds for block in run):,.4g}",
         _why(run),
     ]
@@ -79,5 +78,5 @@ def _why(run: list[PlannedBlock]) -> str:
     if saved <= 0:
         return "there is room"
     if added <= 0:
-        return f"{mb(saved)} less, and no slower"
-    return f"{mb(saved)} less for {1e3 * added:,.3g} ms"
+        return f"{as_text(saved)} less, and no slower"
+    return f"{as_text(saved)} less for {1e3 * added:,.3g} ms"
