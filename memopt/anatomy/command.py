@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipes", action="store_true", help="what if memopt.convert")
     parser.add_argument("--checkpoint", help="what if regions: all, sqrt, optimal or a number")
     parser.add_argument("--offload", action="store_true", help="what if activations leave")
+    parser.add_argument("--formula", action="store_true", help="closed formulas beside the bytes")
     parser.add_argument("--advice", action="store_true", help="predict what would help")
 
 
@@ -97,7 +99,8 @@ def finished(
                 write(path)
         print(made.text)
     except (presets.UsageError, ValueError, DependsOnValues, OSError) as error:
-        print(f"memopt {args.command}: {error}", file=sys.stderr)
+        text = re.sub(rf"^(memopt\.)?{args.command}: ", "", str(error))
+        print(f"memopt {args.command}: {text}", file=sys.stderr)
         return USAGE_ERROR
     return 0
 
@@ -131,7 +134,12 @@ def _output(args: argparse.Namespace, job: presets.Job) -> Output:
         ),
         job,
     )
-    return Output(str(found), {"json": found.to_json, "html": found.to_html, "png": found.to_png})
+
+    def write_page(path: Path) -> None:
+        found.to_html(path, formula=args.formula)
+
+    text = found.table(formula=args.formula)
+    return Output(text, {"json": found.to_json, "html": write_page, "png": found.to_png})
 
 
 def job_of(args: argparse.Namespace) -> presets.Job:

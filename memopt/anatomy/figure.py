@@ -6,7 +6,7 @@ from pathlib import Path
 
 from memopt._sizes import MB, as_text
 from memopt.anatomy.findings import Findings
-from memopt.anatomy.pieces import CATEGORIES
+from memopt.anatomy.pieces import CATEGORIES, in_words
 from memopt.anatomy.table import title_of
 
 COLORS = dict(
@@ -29,7 +29,11 @@ def write_figure(path: Path, anatomy: Findings) -> None:
     figure = Figure(figsize=(11, 5), dpi=150, layout="constrained")
     axes = figure.subplots()
     axes.stackplot(
-        instants, *layers, labels=CATEGORIES, colors=[COLORS[c] for c in CATEGORIES], step="post"
+        instants,
+        *layers,
+        labels=list(map(in_words, CATEGORIES)),
+        colors=[COLORS[c] for c in CATEGORIES],
+        step="post",
     )
     at = max(trace.timeline, key=lambda point: sum(point[1:]))[0]
     axes.annotate(

@@ -17,6 +17,12 @@ CATEGORIES = (
 )
 WEIGHTS, GRADIENTS, STATES, ACTIVATIONS, TEMPORARY, FUNCTIONALITY = CATEGORIES
 
+
+def in_words(category: str) -> str:
+    """A category as reports call it."""
+    return "inputs, buffers" if category == FUNCTIONALITY else category
+
+
 FATES = ("kept", "region input", "recipe", "made again", "offloaded")
 KEPT, REGION_INPUT, RECIPE, MADE_AGAIN, OFFLOADED = FATES
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from memopt.anatomy.figure import write_figure
 from memopt.anatomy.findings import Findings
-from memopt.anatomy.page import page_of
-from memopt.anatomy.table import text_of
+from memopt.anatomy.page import fragment, page_of
+from memopt.anatomy.table import advice_of, lines_of, sections_of, text_of, title_of
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,11 @@ class Anatomy(Findings):
             Path(path).write_text(text + "\n")
         return text
 
-    def to_html(self, path: str | Path | None = None) -> str:
-        """As one page that needs no network; also written to `path`, if there is one."""
-        text = page_of(self)
+    def to_html(self, path: str | Path | None = None, *, formula: bool = False) -> str:
+        """As one page that needs no network; also written to `path`, if there is one. `formula`: as
+        of `table`.
+        """
+        text = page_of(self, formula=formula)
         if path is not None:
             Path(path).write_text(text)
         return text
@@ -37,9 +39,16 @@ class Anatomy(Findings):
         """The timeline, drawn. Needs matplotlib."""
         write_figure(Path(path), self)
 
-    def table(self) -> str:
-        """As text, by rich if it is installed."""
-        return text_of(self)
+    def table(self, *, formula: bool = False) -> str:
+        """As text, as wide as the terminal. `formula`: whether closed formulas of transformers
+        stand beside what was predicted, each with its error.
+        """
+        return text_of(self, formula)
 
     def __str__(self) -> str:
         return self.table()
+
+    def _repr_html_(self) -> str:
+        """As notebooks show it: the tables, what would help first."""
+        tables = (*advice_of(self), *sections_of(self))
+        return fragment(title_of(self), tables, lines_of(self))

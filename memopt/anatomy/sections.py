@@ -6,6 +6,7 @@ and so have the headings: those further right stand below, indented.
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +17,7 @@ _LEAST_WIDTH = 40
 _ENOUGH = 24
 """A column of text that is as wide as this is read easily: no column is made narrower to have
 others beside it."""
+_SIZE = re.compile(r"[\d.,]+ M?B")
 _GAP = "  "
 _INDENT = "    "
 _BREAKS = ".,(/=_-"
@@ -23,13 +25,18 @@ _BREAKS = ".,(/=_-"
 
 
 class Section(NamedTuple):
-    """A table: a title, headings, and rows of cells. Headings in lower case are of numbers, but for
-    the first one.
-    """
+    """A table: a title, headings, and rows of cells."""
 
     title: str
     headings: Sequence[str]
     rows: list[list[str]]
+
+    def is_number(self) -> list[bool]:
+        """Of each column: its heading is in lower case, or all of it are sizes."""
+        return [
+            heading.islower() or all(_SIZE.fullmatch(row[place]) for row in self.rows)
+            for place, heading in enumerate(self.headings)
+        ]
 
 
 def text_of(title: str, sections: Iterable[Section], lines: Sequence[str]) -> str:
@@ -43,7 +50,7 @@ def text_of(title: str, sections: Iterable[Section], lines: Sequence[str]) -> st
 
 def _lines_of(section: Section, width: int) -> Iterator[str]:
     columns = [list(column) for column in zip(section.headings, *section.rows, strict=True)]
-    is_number = [place > 0 and h.islower() for place, h in enumerate(section.headings)]
+    is_number = section.is_number()
     natural = [max(map(len, column)) for column in columns]
     for place, column in enumerate(columns):
         if is_number[place]:  # the heading may wrap, the numbers may not
@@ -57,7 +64,8 @@ def _lines_of(section: Section, width: int) -> Iterator[str]:
             cells = [_wrapped(row[place], widths[place]) for place in group]
             right = [is_number[place] for place in group]
             of_group = [widths[place] for place in group]
-            lines += [(_INDENT if line else "") + t for t in _beside(cells, of_group, right)]
+            if not line or any(row[place] for place in group):
+                lines += [_INDENT * (line > 0) + t for t in _beside(cells, of_group, right)]
         if number == 0:
             yield from lines
             yield "-" * max(map(len, lines))

@@ -81,8 +81,8 @@ class PlaceStats:
         """What to change, where offloading did not do what it is for."""
         if self.bytes_pinned_share < 1:
             yield (
-                f"{as_text(self.room_pageable)} of host memory could not be pinned: copies to it are "
-                "slower and hold the host up (ulimit -l, or the memory limit of the container)"
+                f"{as_text(self.room_pageable)} of host memory could not be pinned: copies to it "
+                "are slower and hold the host up (ulimit -l, or the memory limit of the container)"
             )
         if self.refused_bytes:
             yield f"{as_text(self.refused_bytes)} found no room and stayed on the device"
@@ -90,8 +90,8 @@ class PlaceStats:
             yield f"{as_text(self.failed_bytes)} could not be written and stayed on the device"
         if self.found_elsewhere_bytes:
             yield (
-                f"{as_text(self.found_elsewhere_bytes)} were copied in vain: something else held the "
-                "memory (a variable of the training loop, a list of outputs)"
+                f"{as_text(self.found_elsewhere_bytes)} were copied in vain: something else held "
+                "the memory (a variable of the training loop, a list of outputs)"
             )
         out, back = self.out, self.back
         if out.stall_seconds > _WORTH_A_WORD * out.busy_seconds:
@@ -111,8 +111,8 @@ class PlaceStats:
             )
         if self.peak_bytes and self.out.copies and not self.peak_bytes_away:
             yield (
-                f"the peak of {as_text(self.peak_bytes)} is reached while nothing is offloaded (in the "
-                "optimizer's step, by gradients, outside of the context): offloading does not "
+                f"the peak of {as_text(self.peak_bytes)} is reached while nothing is offloaded (in "
+                "the optimizer's step, by gradients, outside of the context): offloading does not "
                 "lower it"
             )
 

@@ -32,15 +32,21 @@ class Curve:
     """What one would do by hand."""
 
 
-def curve_of(profile: Profile, terms: Terms, count: int) -> Curve:
-    """With plans for up to `count` budgets, evenly spread."""
+def curve_of(profile: Profile, terms: Terms, count: int, plain_peak: int | None = None) -> Curve:
+    """With plans for up to `count` budgets, evenly spread.
+
+    Args:
+        plain_peak: that of a step without a plan, where it is known better than by the arithmetic.
+    """
     if count < 2:
         raise ValueError(f"Plan.pareto: count must be at least 2, got {count}")
     least, fastest = (solved(profile, budget, terms) for budget in (0, UNLIMITED))
     step = (fastest.peak - least.peak) / (count - 1)
     between = (solved(profile, least.peak + int(step * n), terms) for n in range(1, count - 1))
     plans = dict.fromkeys(Point("plan", p.peak, p.seconds) for p in (least, *between, fastest))
-    return Curve(tuple(plans), tuple(_settings(profile, terms)))
+    keep, *others = _settings(profile, terms)
+    keep = keep if plain_peak is None else keep._replace(peak=plain_peak)
+    return Curve(tuple(plans), (keep, *others))
 
 
 def _settings(profile: Profile, terms: Terms) -> Iterator[Point]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memopt._sizes import as_text, at_least
 from memopt.anatomy.advice import advise
 from memopt.anatomy.outcome import DependsOnValues
+from memopt.anatomy.pieces import in_words
 from memopt.anatomy.predict import predict
 from memopt.anatomy.trace import trace_of
 from memopt.anatomy.whatif import Fates
@@ -26,8 +27,8 @@ def too_small(live: Live, least: Chosen, budget: int) -> BudgetTooSmall:
         f"memopt.plan: budget must be at least {at_least(least.peak)}, the floor, got "
         f"{as_text(budget)}",
         f"  the floor's peak is in {trace.peak.phase}:",
-        *(f"    {as_text(nbytes)} of {name}" for name, nbytes in parts if nbytes),
-        f"  the largest piece is {as_text(largest.nbytes)} of {largest.category}: "
+        *(f"    {as_text(nbytes)} of {in_words(name)}" for name, nbytes in parts if nbytes),
+        f"  the largest piece is {as_text(largest.nbytes)} of {in_words(largest.category)}: "
         f"{'x'.join(map(str, largest.shape))} {largest.dtype}{where} ({largest.op})",
     ]
     remedies = _remedies(live)

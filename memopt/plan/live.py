@@ -47,6 +47,7 @@ class Live:
     predictable: bool = True
     primed: frozenset[str] | None = None
     """The parameters for which the optimizer has a state after a step, once that is known."""
+    _plain: Observed | None = None
     entry: nn.Module | None = None
     """What runs the model: DistributedDataParallel around it; None: the model itself."""
 
@@ -60,6 +61,12 @@ class Live:
         nbytes = replace(nbytes, base=nbytes.base + buckets, peak=nbytes.peak + buckets)
         kinds, sites = ranks.first((observed.kinds, observed.sites))
         return replace(observed, kinds=kinds, sites=sites, nbytes=ranks.with_most(nbytes))
+
+    def plain(self) -> Observed | None:
+        """The step without a plan; None where it would have to run: there may be no room for it."""
+        if self._plain is None and self.predictable:
+            self._plain = self.look(Assignment(dict.fromkeys(self.blocks, KEEP)))
+        return self._plain
 
     def _look(self, assignment: Assignment) -> Observed:
         if self.predictable:

@@ -10,7 +10,9 @@ from typing import Any
 from torch import nn
 
 from memopt._sizes import as_text, at_least
+from memopt.anatomy.page import fragment
 from memopt.anatomy.report import Anatomy
+from memopt.anatomy.trace import trace_of
 from memopt.checkpoint.caches import note_on_caches
 from memopt.plan import ranks, stored
 from memopt.plan.batch import largest_batch
@@ -24,7 +26,7 @@ from memopt.plan.page import page_of
 from memopt.plan.planned import Planned, blocks_of
 from memopt.plan.profile import Profile
 from memopt.plan.size import as_bytes
-from memopt.plan.table import text_of
+from memopt.plan.table import lines_of, sections_of, text_of, title_of
 
 # A plan is measured, and made again if it needs more than was predicted, so often.
 _MOST_TRIES = 3
@@ -137,17 +139,21 @@ class Plan(Planned):
         return made(live, self.profile, wanted, self.terms)
 
     def table(self) -> str:
-        """As text, by rich if it is installed."""
+        """As text, as wide as the terminal."""
         return text_of(self)
 
     def __str__(self) -> str:
         return self.table()
 
+    def _repr_html_(self) -> str:
+        """As notebooks show it: the table of blocks."""
+        return fragment(title_of(self), sections_of(self), lines_of(self))
+
     def pareto(self, path: str | Path | None = None, count: int = 40) -> Curve:
         """Step time against peak over all budgets, beside the usual settings; also drawn to `path`,
         a PNG, if there is one (which needs matplotlib).
         """
-        curve = curve_of(self.profile, self.terms, count)
+        curve = curve_of(self.profile, self.terms, count, self.plain_peak)
         if path is not None:
             write_figure(Path(path), self, curve)
         return curve
@@ -187,8 +193,9 @@ class Plan(Planned):
         return cls(**stored.fields_of(stored.read(Path(path))))
 
     def to_html(self, path: str | Path | None = None, anatomy: Anatomy | None = None) -> str:
-        """As one page that needs no network; also written to `path`, if there is one. With an
-        `anatomy` (what `memopt.anatomy` returned), as a part of its page.
+        """As one page that needs no network: the step's bytes with the plan, and below them those
+        without it; also written to `path`, if there is one. With an `anatomy` (what
+        `memopt.anatomy` returned) of the step without the plan, its tables come behind.
         """
         text = page_of(self, self.pareto(), anatomy)
         if path is not None:
@@ -208,6 +215,7 @@ class Plan(Planned):
         self.assignment = chosen.assignment
         self.peak = chosen.peak
         self.seconds = chosen.solution.seconds
+        self.trace = trace_of(chosen.observed.ledger, 0.0)
         self.blocks = tuple(blocks_of(self.profile, chosen))
 
     def _check(self, model: nn.Module) -> None:
@@ -231,7 +239,8 @@ def made(live: Live, profile: Profile, budget: int, terms: Terms) -> Plan:
     chosen, fits = choose(profile, budget, live.look, terms)
     if ranks.least(int(fits)) == 0:
         raise too_small(live, chosen, budget)
-    plain = uniform(profile, KEEP, terms)
+    by_arithmetic = uniform(profile, KEEP, terms)
+    plain = live.plain()
     notes = []
     idle = [path for path in live.blocks if path not in profile.paths]
     if idle:
@@ -254,8 +263,8 @@ def made(live: Live, profile: Profile, budget: int, terms: Terms) -> Plan:
         blocks=(),
         peak=0,
         seconds=0.0,
-        plain_peak=plain.peak,
-        plain_seconds=plain.seconds,
+        plain_peak=by_arithmetic.peak if plain is None else plain.nbytes.peak,
+        plain_seconds=by_arithmetic.seconds,
         measured_peak=None,
         is_timed=profile.is_timed,
         notes=tuple(notes),
@@ -263,6 +272,7 @@ def made(live: Live, profile: Profile, budget: int, terms: Terms) -> Plan:
         profile=profile,
         terms=terms,
         signature=stored.signature_of(model, profile.blocks),
+        plain_trace=None if plain is None else trace_of(plain.ledger, 0.0),
         live=live,
     )
     plan._take(chosen)

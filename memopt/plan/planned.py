@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from memopt.anatomy.trace import Trace
 from memopt.plan.choice import KEEP, Assignment, Choice
 from memopt.plan.choose import Chosen, Terms
 from memopt.plan.profile import Profile
@@ -53,6 +54,11 @@ class Planned:
     terms: Terms = field(repr=False)
     signature: dict[str, str] = field(repr=False)
     """What a model must be like for the plan: its blocks' classes and parameters."""
+
+    plain_trace: Trace | None = field(default=None, repr=False)
+    trace: Trace | None = field(default=None, repr=False)
+    """The step without the plan and with it, as predicted or watched, where nothing is offloaded;
+    None of a plan that was loaded."""
 
     @property
     def added(self) -> float:

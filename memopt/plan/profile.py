@@ -51,6 +51,9 @@ class Profile:
     """By the number of the call: as it was in a plan that was predicted whole."""
     is_timed: bool = False
     """Whether seconds are those of real steps."""
+    spread: tuple[float, float] | None = None
+    """The least and the most time of steps that were timed, each by the median of those that did
+    the same; None where no two did."""
     in_order: bool = True
     """Whether backward passes the blocks in the opposite order, as the arithmetic assumes."""
 
@@ -61,7 +64,7 @@ class Profile:
 
     def set_seconds(self, steps: Iterable[StepSeconds], is_timed: bool) -> None:
         """Take over the seconds of steps with assignments: estimates, or times, which vary."""
-        found: list[Timed] = []
+        steps, found = list(steps), []
         ends: dict[str, list[StageSeconds]] = {"before": [], "after": []}
         for assignment, stages, round in steps:
             ends["before"].append(stages[0])
@@ -76,6 +79,7 @@ class Profile:
             self.ends[name] = self.ends[name][0], _median(seconds)
         self.seconds = seconds_of(found) if is_timed else _medians(found)
         self.is_timed = is_timed
+        self.spread = _spread(steps) if is_timed else None
 
     def handed_on(self, assignment: Assignment, places: int) -> Assignment:
         """The same choices, each moved on among the blocks of its kind: in several steps a block
@@ -150,6 +154,18 @@ class Profile:
             seconds.backward,
             away,
         )
+
+
+def _spread(steps: Sequence[StepSeconds]) -> tuple[float, float] | None:
+    """Steps do the same whose blocks have the same choices, whichever has which."""
+    alike: dict[tuple[str, ...], list[float]] = {}
+    for assignment, stages, _ in steps:
+        key = tuple(sorted(map(str, assignment.choices.values())))
+        seconds = sum(stage.forward + stage.backward for stage in stages)
+        alike.setdefault(key, []).append(seconds)
+    groups = [values for values in alike.values() if len(values) > 1 and median(values) > 0]
+    shares = [value / median(values) for values in groups for value in values]
+    return (min(shares), max(shares)) if shares else None
 
 
 def _medians(timed: Iterable[Timed]) -> dict[Case, StageSeconds]:

@@ -92,6 +92,7 @@ def as_dict(plan: Planned) -> dict[str, Any]:
                 for (call, choice), nbytes in profile.exact.items()
             ],
             "is_timed": profile.is_timed,
+            "spread": profile.spread,
             "in_order": profile.in_order,
         },
     }
@@ -156,6 +157,7 @@ def _profile(data: dict[str, Any]) -> Profile:
         },
         exact={(e["call"], Choice(**e["choice"])): _bytes(e["bytes"]) for e in data["exact"]},
         is_timed=data["is_timed"],
+        spread=tuple(data["spread"]) if data.get("spread") else None,
         in_order=data["in_order"],
     )
 

@@ -9,6 +9,9 @@ from memopt.anatomy import sections
 from memopt.anatomy.sections import Section
 from memopt.plan.planned import Planned, PlannedBlock
 
+# Where alike steps differ by such a factor, something else ran on the machine.
+_MOST_SPREAD = 1.5
+
 
 def text_of(plan: Planned) -> str:
     return sections.text_of(title_of(plan), sections_of(plan), list(lines_of(plan)))
@@ -18,13 +21,37 @@ def title_of(plan: Planned) -> str:
     peak = f"peak {as_text(plan.peak)} predicted"
     if plan.measured_peak is not None:
         peak += f", {as_text(plan.measured_peak)} measured"
-    timed = "measured" if plan.is_timed else "estimated for a GPU"
     return (
         f"{plan.model} within {as_text(plan.budget)}\n"
-        f"{peak}, in place of {as_text(plan.plain_peak)}; forward and backward "
-        f"{1e3 * plan.seconds:,.4g} ms in place of {1e3 * plan.plain_seconds:,.4g} ms "
-        f"({plan.added:+.1%}, of times {timed})"
+        f"{peak}, in place of {as_text(plan.plain_peak)}\n"
+        f"forward and backward {times_of(plan)}"
     )
+
+
+def times_of(plan: Planned) -> str:
+    """With the plan and without it. Measured times with the range in which alike steps lay."""
+    spread = plan.profile.spread
+    if not plan.is_timed or spread is None:
+        timed = "measured once" if plan.is_timed else "estimated for a GPU"
+        ours, plain = _ms(plan.seconds), _ms(plan.plain_seconds)
+        return f"{ours} in place of {plain} ({plan.added:+.1%}, {timed})"
+    least, most = spread
+    ours, plain = (
+        f"{_ms(seconds)} ({1e3 * least * seconds:,.4g} to {1e3 * most * seconds:,.4g})"
+        for seconds in (plan.seconds, plan.plain_seconds)
+    )
+    if most > _MOST_SPREAD * least:
+        said = f"samples of alike steps differ by {most / least:.1f}x, too much to tell"
+    else:
+        fast, slow = sorted((plan.seconds, plan.plain_seconds))
+        said = f"{plan.added:+.1%}"
+        if most * fast >= least * slow:
+            said += ", which is less than samples of alike steps differ by"
+    return f"{ours} in place of {plain}: {said} (measured: medians and, in brackets, ranges)"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.4g} ms"
 
 
 def sections_of(plan: Planned) -> Iterator[Section]:
