@@ -4,7 +4,9 @@ The demo's GPT over bytes, trained three ways from the same weights on the same 
 turns step by step: **eager**; **convert**, `memopt.convert(model)`; **plan**,
 `memopt.plan(model, batch, budget).apply()`, where the budget leaves activations `SHARE` of what
 they take in eager mode. Memory is the allocator's (memopt.live_bytes), beyond weights and
-optimizer states; the step is the median of all.
+optimizer states, in one step of forward and backward that is watched, which slows it; a step's time
+is the median of all that were not. So the drawing has the course of memory from the one and its
+length from the other.
 
 `python -m benchmarks.hero [--quick] [--seed N] [--out FILE.json]` writes the JSON and the figure.
 """
@@ -107,6 +109,12 @@ def measure(steps: int, seed: int) -> dict[str, Any]:
     return {"rounds": steps, "variants": variants}
 
 
+def course(way: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """A way's memory in MB over time, where eager's step ends at 1."""
+    times = [way["over_eager"] * ms / way["ms"][-1] for ms in way["ms"]]
+    return times, [value / MB for value in way["live"]]
+
+
 def draw(case: dict[str, Any], out: Path) -> None:
     """Three panels on one axis, and the loss as one line: where the ways differ it would fork."""
     from matplotlib import rc_context
@@ -118,22 +126,20 @@ def draw(case: dict[str, Any], out: Path) -> None:
         figure = Figure(figsize=(11, 3.6), dpi=130, layout="constrained")
         grid = figure.subplots(1, 4, width_ratios=(3, 3, 3, 2))
         for axes, (name, way) in zip(grid, variants.items(), strict=False):
-            live = [value / MB for value in way["live"]]
-            axes.fill_between(way["ms"], live, step="post", color=COLORS[name], alpha=0.35, lw=0)
-            axes.step(way["ms"], live, where="post", color=COLORS[name], lw=1.2)
+            times, live = course(way)
+            axes.fill_between(times, live, step="post", color=COLORS[name], alpha=0.35, lw=0)
+            axes.step(times, live, where="post", color=COLORS[name], lw=1.2)
             if name != "eager":
-                axes.step(
-                    eager["ms"], [b / MB for b in eager["live"]], where="post", color=GREY, lw=0.7
-                )
+                axes.step(*course(eager), where="post", color=GREY, lw=0.7)
             axes.set_title(TITLES[name], color=COLORS[name])
-            axes.set_xlim(0, max(way["ms"][-1] for way in variants.values()))
+            axes.set_xlim(0, max(way["over_eager"] for way in variants.values()))
             axes.set_ylim(0, 1.25 * eager["peak_bytes"] / MB)
             peak = f"peak {way['peak_bytes'] / MB:.0f} MB"
             if name != "eager":
                 peak += f", {way['peak_bytes'] / eager['peak_bytes']:.2f}x"
                 peak += f"\nstep {way['over_eager']:.2f}x"
             axes.text(0.98, 0.98, peak, transform=axes.transAxes, ha="right", va="top")
-            axes.set_xlabel("ms of forward and backward")
+            axes.set_xlabel("time, by eager's step")
         grid[0].set_ylabel("MB beyond weights and optimizer")
         steps = range(1, len(eager["losses"]) + 1)
         for name, way in variants.items():
