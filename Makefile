@@ -40,7 +40,7 @@ need_tests = $(call need,test,pytest xdist hypothesis numpy rich matplotlib) && 
     || $(PYTHON) -m pip install -r requirements/test.txt; }
 need_models = $(call need,models,transformers accelerate lightning peft) \
   || echo "Tests on real models are skipped: no transformers, accelerate, lightning or peft here"
-need_docs = $(call need,docs,mkdocs mkdocstrings)
+need_docs = $(call need,docs,mkdocs mkdocstrings pygments ruff)
 CLANG_FORMAT = $(PYTHON) -c "import clang_format; clang_format.clang_format()"
 CXX_FILES = $(shell git ls-files -co --exclude-standard '*.h' '*.cpp' '*.cu' '*.cuh')
 # A file's tests stay in one process: they share what its fixtures made.
