@@ -28,9 +28,15 @@ def as_text(nbytes: int) -> str:
     return f"{given} ({text})" if given else text
 
 
-def at_least(nbytes: int) -> str:
-    """A bound from below, rounded up, so that the size that it says is within the bound."""
-    return _in_mb(-(-nbytes * 10 // MB) / 10) if nbytes >= 0.05 * MB else f"{nbytes:,} B"
+def at_least(bound: int, got: int) -> tuple[str, str]:
+    """A bound from below, and what was got in place of it, for an error. The bound is rounded up:
+    what it says is enough. Where both would read alike they are in bytes.
+    """
+    said = _in_mb(-(-bound * 10 // MB) / 10) if bound >= 0.05 * MB else f"{bound:,} B"
+    if said != as_text(int(got)):
+        return said, as_text(got)
+    given = getattr(got, "given", "")
+    return f"{bound:,} B", f"{given} ({got:,} B)" if given else f"{got:,} B"
 
 
 def _in_mb(megabytes: float) -> str:

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 _WIDTH = 110
 _LEAST_WIDTH = 40
-_ENOUGH = 24
-"""A column of text that is as wide as this is read easily: no column is made narrower to have
-others beside it."""
+_ENOUGH, _WORD = 24, 40
+"""A column of text that is as wide as this and as its longest word, up to so many characters, is
+read easily: no column is made narrower to have others beside it."""
 _SIZE = re.compile(r"[\d.,]+ M?B")
 _GAP = "  "
 _INDENT = "    "
@@ -55,8 +55,13 @@ def _lines_of(section: Section, width: int) -> Iterator[str]:
     for place, column in enumerate(columns):
         if is_number[place]:  # the heading may wrap, the numbers may not
             natural[place] = max(map(len, (*column[1:], *column[0].split())), default=0)
-    groups = _groups(natural, is_number, width)
-    widths = _widths(natural, is_number, groups, width)
+    least = list(natural)
+    for place, column in enumerate(columns):
+        if not is_number[place]:
+            word = max((len(word) for cell in column for word in cell.split()), default=0)
+            least[place] = min(natural[place], max(_ENOUGH, min(word, _WORD)))
+    groups = _groups(least, width)
+    widths = _widths(natural, least, groups, width)
     yield _bold(section.title)
     for number, row in enumerate(zip(*columns, strict=True)):
         lines = []
@@ -73,32 +78,34 @@ def _lines_of(section: Section, width: int) -> Iterator[str]:
             yield from (_bold(line) if row[0] == "total" else line for line in lines)
 
 
-def _groups(natural: Sequence[int], is_number: Sequence[bool], width: int) -> list[list[int]]:
+def _groups(least: Sequence[int], width: int) -> list[list[int]]:
     """Columns that stand side by side."""
     groups: list[list[int]] = [[]]
     room = width
-    for place, needed in enumerate(natural):
-        least = needed if is_number[place] else min(needed, _ENOUGH)
-        if groups[-1] and least > room:
+    for place, needed in enumerate(least):
+        if groups[-1] and needed > room:
             groups.append([])
             room = width - len(_INDENT)
         groups[-1].append(place)
-        room -= least + len(_GAP)
+        room -= needed + len(_GAP)
     return groups
 
 
 def _widths(
-    natural: Sequence[int], is_number: Sequence[bool], groups: list[list[int]], width: int
+    natural: Sequence[int], least: Sequence[int], groups: list[list[int]], width: int
 ) -> list[int]:
-    """What is left of a line goes to its columns of text, the narrowest first."""
-    widths = list(natural)
+    """What is left of a line goes to the columns that want more, in equal parts."""
+    widths = list(least)
     for line, group in enumerate(groups):
         room = width - (len(_INDENT) if line else 0) - len(_GAP) * (len(group) - 1)
-        room -= sum(natural[place] for place in group if is_number[place])
-        texts = sorted((p for p in group if not is_number[p]), key=lambda p: natural[p])
-        for count, place in enumerate(texts):
-            widths[place] = max(1, min(natural[place], room // (len(texts) - count)))
-            room -= widths[place]
+        room -= sum(least[place] for place in group)
+        wanting = sorted((p for p in group if natural[p] > least[p]), key=lambda p: natural[p])
+        for count, place in enumerate(wanting):
+            more = min(natural[place] - least[place], max(0, room) // (len(wanting) - count))
+            widths[place] += more
+            room -= more
+        if len(group) == 1:  # alone it may be wider than the line
+            widths[group[0]] = min(widths[group[0]], width - (len(_INDENT) if line else 0))
     return widths
 
 

@@ -59,9 +59,10 @@ class CompiledPlan:
             self.graph_budget -= measured - self.budget
             if self.graph_budget <= 0:
                 break
+        needed, got = at_least(measured, self.budget)
         raise BudgetTooSmall(
-            f"memopt.plan: budget must be at least what a step takes, got {as_text(self.budget)}, "
-            f"but {at_least(measured)} were measured with the last graph that was predicted to fit",
+            f"memopt.plan: budget must be at least what a step takes, got {got}, but {needed} "
+            "were measured with the last graph that was predicted to fit",
             measured,
         )
 
@@ -99,9 +100,10 @@ def compiled_plan(live: Live, budget: int) -> CompiledPlan:
     in_optimizer = (t for entry, t in behind if ledger.phases[entry.instant] == "optimizer")
     optimizer = max(0, max(in_optimizer, default=0) - base)
     if base + max(optimizer, 1) > budget:
+        needed, got = at_least(base + optimizer, budget)
         raise BudgetTooSmall(
-            f"memopt.plan: budget must be above {at_least(base + optimizer)}, which weights, "
-            f"gradients, optimizer states and the batch take, got {as_text(budget)}",
+            f"memopt.plan: budget must be above {needed}, which weights, gradients, optimizer "
+            f"states and the batch take, got {got}",
             base + optimizer,
         )
     return CompiledPlan(budget, base, optimizer, budget - base, None, live)

@@ -23,9 +23,9 @@ def too_small(live: Live, least: Chosen, budget: int) -> BudgetTooSmall:
     parts = sorted(trace.peak.by_category.items(), key=lambda item: -item[1])
     largest = trace.largest[0]
     where = f" of {largest.module}" if largest.module else ""
+    floor, got = at_least(least.peak, budget)
     lines = [
-        f"memopt.plan: budget must be at least {at_least(least.peak)}, the floor, got "
-        f"{as_text(budget)}",
+        f"memopt.plan: budget must be at least {floor}, the floor, got {got}",
         f"  the floor's peak is in {trace.peak.phase}:",
         *(f"    {as_text(nbytes)} of {in_words(name)}" for name, nbytes in parts if nbytes),
         f"  the largest piece is {as_text(largest.nbytes)} of {in_words(largest.category)}: "

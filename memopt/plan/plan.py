@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from memopt._sizes import as_text, at_least
+from memopt._sizes import at_least
 from memopt.anatomy.page import fragment
 from memopt.anatomy.report import Anatomy
 from memopt.anatomy.trace import trace_of
@@ -95,9 +95,10 @@ class Plan(Planned):
             if not fits:
                 break
             self._take(chosen)
+        needed, got = at_least(measured, self.budget)
         raise BudgetTooSmall(
-            f"memopt.plan: budget must be at least what a step takes, got {as_text(self.budget)}, "
-            f"but {at_least(measured)} were measured with the last plan that was predicted to fit",
+            f"memopt.plan: budget must be at least what a step takes, got {got}, but {needed} "
+            "were measured with the last plan that was predicted to fit",
             measured,
         )
 

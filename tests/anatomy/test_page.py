@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import builtins
 import html.parser
+import itertools
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +14,15 @@ import torch
 
 import memopt
 from memopt.anatomy import Anatomy
-from memopt.anatomy.pieces import CATEGORIES
+from memopt.anatomy.pieces import CATEGORIES, in_words
 from tests.anatomy.models import Mlp
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+from tests.support.browser import dom_of, picture_of, said_by
 
 
 @pytest.fixture(scope="module")
 def report() -> Anatomy:
     torch.manual_seed(0)
     return memopt.anatomy(Mlp(blocks=3), torch.randn(64, 32), measure=True, advice=True)
-
-
-def browser() -> str:
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
-        pytest.skip(f"no browser here: none of {', '.join(BROWSERS)}")
-    return found
 
 
 class Page(html.parser.HTMLParser):
@@ -83,24 +73,91 @@ def test_names_cannot_break_the_page() -> None:
 
 def test_a_browser_shows_it(report: Anatomy, tmp_path: Path) -> None:
     """The script runs to its end and writes the peak; the picture has the categories' colours."""
-    program = browser()
-    path, picture = tmp_path / "page.html", tmp_path / "page.png"
+    path, profile = tmp_path / "page.html", tmp_path / "profile"
     report.to_html(path)
-    command = [program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1100,900"]
-    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120}
-    shown = subprocess.run([*command, "--dump-dom", path.as_uri()], check=True, **options).stdout
+    shown = dom_of(path, profile)
     assert 'data-ready="yes"' in shown
     found = re.search(r'<p id="at">operator (\d+): ([\d.]+) MB', shown)
     assert found is not None
     assert float(found[2]) == round(report.peak.total / 1e6, 1)
-    subprocess.run([*command, f"--screenshot={picture}", path.as_uri()], check=True, **options)
     import matplotlib.image
 
-    pixels = (matplotlib.image.imread(picture)[..., :3] * 255).round().astype(int).reshape(-1, 3)
+    pixels = (
+        (matplotlib.image.imread(picture_of(path, profile))[..., :3] * 255)
+        .round()
+        .astype(int)
+        .reshape(-1, 3)
+    )
     for color in ("#5f6b76", "#3b7dd8", "#7353ba"):  # weights, activations, optimizer states
         wanted = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
         assert (pixels == wanted).all(1).sum() > 500, color
+
+
+@pytest.mark.parametrize("width", [1280, 500])
+def test_nothing_runs_out_of_the_window(report: Anatomy, tmp_path: Path, width: int) -> None:
+    """Wide tables and drawings scroll by themselves."""
+    path = tmp_path / "page.html"
+    report.to_html(path)
+    whole, window = said_by(
+        path,
+        tmp_path / "profile",
+        "[document.documentElement.scrollWidth, document.documentElement.clientWidth]",
+        width,
+    )
+    assert whole <= window
+
+
+def test_what_would_help_comes_first(report: Anatomy) -> None:
+    for text in (report.to_html(), report._repr_html_()):
+        titles = re.findall(r"<h2>(.*?)</h2>", text)
+        assert titles[0] == "What would help"
+        assert "At the peak, by category" in titles
+    assert "<svg" not in report._repr_html_()
+
+
+def test_the_axis_has_round_numbers_and_a_unit(report: Anatomy) -> None:
+    drawing = report.to_html().partition('<svg id="timeline"')[2].partition("</svg>")[0]
+    values = [float(v) for v in re.findall(r'class="tick"[^>]*>([\d.,]+)<', drawing)]
+    assert values[0] == 0
+    assert len(values) > 2
+    assert {round(b - a, 6) for a, b in itertools.pairwise(values)} == {values[1]}
+    assert values[-1] <= 1.15 * report.peak.total / 1e6
+    assert re.search(r'class="axis"[^>]*>MB<', drawing)
+
+
+def test_formulas_are_shown_where_they_are_asked_for() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=64, n_positions=16)
+    ids = torch.randint(64, (2, 16))
+    found = memopt.anatomy(
+        transformers.GPT2LMHeadModel(config), {"input_ids": ids, "labels": ids}, measure=False
+    )
+    assert "formula" not in str(found)
+    assert "formula" not in found.to_html()
+    assert re.search(r"formula +its\b", found.table(formula=True))
+    assert "its error" in found.to_html(formula=True)
+    assert json.loads(found.to_json())["formula"] == found.formula
+
+
+def test_what_no_submodule_holds_has_a_name() -> None:
+    """The loss and the logits; or what the model's own forward computes; or its inputs."""
+
+    class Own(torch.nn.Module):
+        def __init__(self, classes: int) -> None:
+            super().__init__()
+            self.down = torch.nn.Linear(8, classes)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.down(x)
+            if y.shape[1] == 1:
+                return y.tanh().exp().sum()
+            return torch.nn.functional.cross_entropy(y, torch.zeros(len(y), dtype=torch.long))
+
+    for classes, name in ((512, "loss / logits"), (1, "inputs, buffers")):
+        found = memopt.anatomy(Own(classes), torch.randn(64, 8), optimizer=None, measure=False)
+        assert re.search(rf"^{name} ", str(found), re.MULTILINE), str(found)
+        assert name in found.to_html()
+        assert "(the model)" not in str(found)
 
 
 def test_json(report: Anatomy, tmp_path: Path) -> None:
@@ -119,19 +176,14 @@ def test_png(report: Anatomy, tmp_path: Path) -> None:
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("with_rich", [True, False])
-def test_text(report: Anatomy, with_rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not with_rich:
-        plain = builtins.__import__
-
-        def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
-            if name.startswith("rich"):
-                raise ImportError(name)
-            return plain(name, *args, **kwargs)
-
-        monkeypatch.setattr(builtins, "__import__", refuse)
+def test_text(report: Anatomy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "110")
     text = str(report)
-    for words in (*CATEGORIES, "end of forward", "What would help", "memopt.convert(model)"):
+    for words in ("end of forward", "What would help", "memopt.convert(model)"):
         assert words in text
+    for category in CATEGORIES:
+        assert re.search(rf"^{in_words(category)} ", text, re.MULTILINE)
+    assert "functionality-specific" not in text
+    assert "inputs, buffers" in text
     assert re.search(r"total\s+[\d.,]+ MB\s+[\d.,]+ MB\s+\+0.00%", text)
-    assert max(map(len, text.splitlines())) <= (110 if with_rich else 400)
+    assert max(map(len, text.splitlines())) <= 110

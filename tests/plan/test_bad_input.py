@@ -4,6 +4,7 @@ is as it was.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,17 @@ def test_a_budget_below_the_floor() -> None:
     with pytest.raises(memopt.BudgetTooSmall, match="the floor, got") as info:
         memopt.plan(model, batch, "100KB", measure=False)
     text = str(info.value)
-    assert "of weights" in text
-    assert "the largest piece is" in text
-    assert "would lower it by" in text
+    first, *items = text.splitlines()
+    assert re.fullmatch(
+        r"memopt.plan: budget must be at least [\d.,]+ MB, the floor, got 100KB \(0.1 MB\)", first
+    )
+    assert all(len(line) < 130 and line.startswith("  ") for line in items)
+    for words in ("of weights", "the largest piece is", "would lower it by"):
+        assert sum(words in line for line in items) >= 1, text
+    assert "iB" not in text
+    said = re.search(r"at least ([\d.,]+ MB)", first)
+    assert said is not None
+    assert memopt.plan(model, batch, said[1].replace(",", ""), measure=False).peak
     assert looks(model) == before
     assert memopt.plan(model, batch, info.value.floor, measure=False).peak == info.value.floor
 

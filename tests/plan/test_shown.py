@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-import sys
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import memopt
 from memopt.__main__ import main
+from memopt.plan.choice import KEEP, Assignment
+from memopt.plan.curve import Point
+from memopt.plan.drawing import _drawn, _Mark
+from memopt.plan.profile import StepSeconds
+from memopt.plan.seconds import StageSeconds
 from tests.plan.models import chain, shared
+from tests.support.browser import dom_of, said_by
 
 EVERYTHING = 1 << 30
 
@@ -36,9 +44,116 @@ def test_table(plan: memopt.Plan) -> None:
     assert sum(block.saved for block in plan.blocks) > 0
 
 
-def test_a_table_without_rich(plan: memopt.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rich.console", None)
-    assert "blocks.0" in str(plan)
+@pytest.mark.parametrize("width", [60, 80, 110])
+def test_a_table_is_as_wide_as_the_terminal(
+    plan: memopt.Plan, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = str(plan).splitlines()
+    assert max(map(len, lines)) <= width
+    assert any("blocks.0" in line for line in lines)
+
+
+def test_a_budget_is_said_as_it_was_given(plan: memopt.Plan, tmp_path: Path) -> None:
+    """With the same in MB beside it, the unit of all else; also in a plan that was saved."""
+    model, batch = chain()
+    named = memopt.plan(model, batch, "24GiB", measure=False)
+    named.save(tmp_path / "plan.json")
+    for one in (named, memopt.Plan.load(tmp_path / "plan.json")):
+        assert str(one).startswith("Chain within 24GiB (25,769.8 MB)\n")
+        assert not re.search(r"\d [KMGT]i?B", str(one).replace(" MB", "").partition("\n")[2])
+    assert str(plan).startswith(f"Chain within {plan.budget / 1e6:,.1f} MB\n")
+
+
+def test_without_a_budget_the_text_says_whose_it_is() -> None:
+    model, batch = chain()
+    text = str(memopt.plan(model, batch, measure=False))
+    assert re.match(r"Chain within the memory that is free \([\d,.]+ MB\)\n", text)
+
+
+def test_peaks_are_those_of_an_anatomy(plan: memopt.Plan) -> None:
+    """One number for one thing: with the plan and without it, in text, page and anatomy."""
+    model, batch = chain()
+    plain = memopt.anatomy(model, batch, measure=False)
+    assert plan.plain_peak == plain.peak.total
+    assert plan.trace is not None
+    assert plan.trace.peak.total == plan.peak
+    peaks = {f"{peak / 1e6:,.1f} MB" for peak in (plan.peak, plan.plain_peak)}
+    text = plan.to_html(anatomy=plain)
+    drawn = re.findall(r'font-weight="bold">peak ([\d.,]+ MB)<', text)
+    assert len(peaks) == 2
+    assert set(drawn) == peaks
+    assert set(re.findall(r"([\d.,]+ MB)", text.partition('id="peak">')[2][:70])) == peaks
+
+
+def took(plan: memopt.Plan, *totals: float) -> None:
+    """As if alike steps had been timed so long each."""
+    steps = [
+        StepSeconds(
+            Assignment(dict.fromkeys(plan.profile.blocks, KEEP)),
+            [StageSeconds(total / 16, total / 16) for _ in range(len(plan.profile.paths) + 2)],
+            number,
+        )
+        for number, total in enumerate(totals)
+    ]
+    plan.profile.set_seconds(steps, is_timed=True)
+    plan.is_timed = True
+
+
+@pytest.fixture
+def timed() -> memopt.Plan:
+    model, batch = chain()
+    return memopt.plan(model, batch, EVERYTHING, measure=False)
+
+
+def test_measured_times_stand_with_their_range(timed: memopt.Plan) -> None:
+    took(timed, 0.9, 1.0, 1.1)
+    timed.seconds, timed.plain_seconds = 0.5, 1.0
+    assert (
+        "500 ms (450 to 550) in place of 1,000 ms (900 to 1,100): -50.0% (measured: medians and, "
+        "in brackets, ranges)"
+    ) in " ".join(str(timed).split())
+
+
+def test_a_difference_that_samples_have_as_well_is_said_to_be_one(timed: memopt.Plan) -> None:
+    took(timed, 0.9, 1.0, 1.1)
+    timed.seconds, timed.plain_seconds = 0.95, 1.0
+    assert "-5.0%, which is less than samples of alike steps differ by" in " ".join(
+        str(timed).split()
+    )
+
+
+def test_samples_that_disagree_give_no_share(timed: memopt.Plan) -> None:
+    """As on a machine that does something else at the time."""
+    took(timed, 0.3, 0.31, 3.5)
+    timed.seconds, timed.plain_seconds = 0.309, 3.54
+    text = " ".join(str(timed).split())
+    assert "samples of alike steps differ by 11.7x, too much to tell" in text
+    assert "%" not in text.partition("forward and backward")[2].partition("Blocks")[0]
+
+
+def test_one_sample_has_no_range(timed: memopt.Plan, tmp_path: Path) -> None:
+    took(timed, 1.0)
+    assert "measured once" in str(timed)
+    took(timed, 0.9, 1.1)
+    timed.save(tmp_path / "plan.json")
+    assert memopt.Plan.load(tmp_path / "plan.json").profile.spread == timed.profile.spread
+
+
+def test_a_real_plan_has_the_range_of_its_steps() -> None:
+    model, batch = chain()
+    plan = memopt.plan(model, batch, EVERYTHING, steps=3)
+    assert plan.profile.spread is not None
+    least, most = plan.profile.spread
+    assert 0 < least <= 1 <= most
+    assert re.search(r"ms \([\d.,]+ to [\d.,]+\) in place of", " ".join(str(plan).split()))
+
+
+def test_a_notebook_gets_tables(plan: memopt.Plan) -> None:
+    text = plan._repr_html_()
+    assert text.startswith("<h3>Chain within ")
+    assert "<th>Block</th>" in text
+    assert "<script" not in text
 
 
 def test_a_figure_with_the_usual_settings(plan: memopt.Plan, tmp_path: Path) -> None:
@@ -88,6 +203,69 @@ def test_a_page(plan: memopt.Plan, tmp_path: Path) -> None:
     assert text.count("<circle") == 5
     assert "this plan" in text
     assert "blocks.0" in text
+    places = [text.index(f'id="{name}"') for name in ("timeline", "plain-timeline", "curve")]
+    assert places == sorted(places)
+    assert "peak of the step, MB" in text
+    assert "forward and backward, ms (estimated for a GPU)" in text
+
+
+def test_a_plan_that_was_loaded_has_a_page(plan: memopt.Plan, tmp_path: Path) -> None:
+    plan.save(tmp_path / "plan.json")
+    text = memopt.Plan.load(tmp_path / "plan.json").to_html()
+    assert 'id="curve"' in text
+    assert 'id="timeline"' not in text
+
+
+def test_a_browser_shows_both_timelines(plan: memopt.Plan, tmp_path: Path) -> None:
+    path = tmp_path / "plan.html"
+    plan.to_html(path)
+    shown = dom_of(path, tmp_path / "profile")
+    for name, peak in (("", plan.peak), ("plain-", plan.plain_peak)):
+        assert f"{peak / 1e6:.1f} MB = " in shown.partition(f'<p id="{name}at">')[2][:60]
+
+
+BOXES = """[...document.querySelectorAll("#curve text")].map(e => {
+  const box = e.getBoundingClientRect();
+  return [e.textContent, box.left, box.top, box.right, box.bottom];
+})"""
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7, 1.0])
+def test_names_on_the_curve_keep_apart(plan: memopt.Plan, share: float, tmp_path: Path) -> None:
+    """In a browser no two texts overlap: names, numbers on the axes, and their titles."""
+    path = tmp_path / "plan.html"
+    plan.within(int(share * plan.plain_peak)).to_html(path)
+    boxes = said_by(path, tmp_path / "profile", BOXES)
+    assert len(boxes) > 12
+    for (text, *one), (other_text, *other) in combinations(boxes, 2):
+        is_beside = one[2] <= other[0] or other[2] <= one[0]
+        assert is_beside or one[3] <= other[1] + 2 or other[3] <= one[1] + 2, (text, other_text)
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_names_find_room_wherever_the_points_are(data: st.DataObject) -> None:
+    """Also where all points are one."""
+    names = (
+        "this plan",
+        "keep all",
+        "recipes only",
+        "each block checkpointed",
+        "9 segments (sqrt)",
+    )
+    near = data.draw(st.sampled_from([1.0, 40.0, 1000.0]))
+    places = st.floats(0, 1)
+    marks = [
+        _Mark(Point(name, 1, 1.0), 400 + near * data.draw(places) / 2, 150 + data.draw(places), "")
+        for name in names
+    ]
+    drawn = "".join(_drawn(marks))
+    found = re.findall(r'class="name" x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)<', drawn)
+    assert [name for *_, name in found] == list(names)
+    boxes = [(float(x), float(y), len(name) * 6.6) for x, y, name in found]
+    for (x, y, width), (other_x, other_y, other_width) in combinations(boxes, 2):
+        is_beside = x + width <= other_x + 0.2 or other_x + other_width <= x + 0.2
+        assert is_beside or abs(y - other_y) >= 13.8
 
 
 def test_a_block_that_is_called_often_is_one_line() -> None:
@@ -109,7 +287,7 @@ def test_command(
         arguments += [f"--{name}", str(path)]
     assert main([*arguments, "--device", "cpu"]) == 0
     text = capsys.readouterr().out
-    assert "Chain within 2.289 MiB (2.4 MB)" in text
+    assert "Chain within 2.4MB (2.4 MB)" in text
     assert "estimated for a GPU" in text
     assert re.search(r"Within the budget fit \d+ rows", text)
     assert all(path.exists() for path in files.values())
@@ -124,7 +302,8 @@ def test_command(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--budget", "1KB"], "the floor, got 1000 bytes"),
+        (["--budget", "1KB"], "memopt plan: budget must be at least "),
+        (["--budget", "1KB"], "the floor, got 1KB (1,000 B)\n"),
         (["--budget", "lots"], "budget must be bytes"),
         (["--budget", "1GB", "--batch", "0"], "must be at least 1"),
     ],

@@ -1,5 +1,5 @@
-"""A headless browser, where there is one: what a page is after its scripts ran, and what they say of
-its boxes.
+"""A headless browser, where there is one: what a page is after its scripts ran, and what they say
+of its boxes.
 """
 
 from __future__ import annotations
