@@ -31,6 +31,8 @@ from memopt.anatomy.step import (
 from memopt.anatomy.trace import Trace, trace_of
 from memopt.anatomy.whatif import Checkpoint, Fates
 from memopt.anatomy.work import tensors_in
+from memopt.checkpoint.blocks import find_blocks
+from memopt.checkpoint.caches import note_on_caches, without_warnings_of_caches
 
 
 def anatomy(
@@ -148,6 +150,9 @@ def anatomy(
         if offload:
             check_place(fates, home)
         measured, overhead, allocator = _measured(step, fates, home)
+    regions = () if fates.checkpoint is None else find_blocks(model).modules
+    if on_caches := note_on_caches(model, regions):
+        notes.append(on_caches)
     is_cuda = target == "cuda"
     found = formulas(
         model,
@@ -179,6 +184,7 @@ def anatomy(
     )
 
 
+@without_warnings_of_caches()
 def _measured(
     step: Step, fates: Fates, device: str
 ) -> tuple[Trace, float | None, AllocatorRow | None]:

@@ -68,6 +68,37 @@ def test_a_sentence_with_other_figures_is_named(
     assert report.problems() == ["README.md: the results say '1.9 times as fast'"]
 
 
+@pytest.mark.parametrize(
+    ("file", "name", "page"),
+    [
+        ("cpu_convert", "convert_llama", "convert.md"),
+        ("cpu_convert", "convert_gpt2", "benchmarks.md"),
+        ("cpu_compile", "BERT", "compile.md"),
+        ("cuda_plan", "chain", "README.md"),
+        ("cpu_models", "Llama", "README.md"),
+    ],
+)
+def test_ratios_in_sentences_cannot_go_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, name: str, page: str
+) -> None:
+    """With another result the page that says the old one is named."""
+    assert report.problems() == []
+    for kind in ("json", "png"):
+        for path in RESULTS.glob(f"*.{kind}"):
+            shutil.copy(path, tmp_path)
+    run = json.loads((tmp_path / f"{file}.json").read_text())
+    for key, case in run["cases"].items():
+        for way in case["variants"].values() if name in key else ():
+            for figures in way.values():
+                if isinstance(figures, dict) and "median" in figures:
+                    figures["median"] *= 1.5
+            for key in ("most_bytes", "peak_bytes"):
+                way[key] = int(way.get(key, 0) ** 0.9)
+    (tmp_path / f"{file}.json").write_text(json.dumps(run))
+    monkeypatch.setattr(report_tables, "RESULTS", tmp_path)
+    assert any(problem.startswith(f"{page}: the results say") for problem in report.problems())
+
+
 def test_a_figure_of_other_results_is_named_and_drawn_anew(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import memopt
 from memopt.__main__ import main
 from memopt.plan.choice import KEEP, Assignment
-from memopt.plan.curve import Point
+from memopt.plan.curve import Point, curve_of
 from memopt.plan.drawing import _drawn, _Mark
 from memopt.plan.profile import StepSeconds
 from memopt.plan.seconds import StageSeconds
@@ -176,7 +177,6 @@ def test_a_figure_with_the_usual_settings(plan: memopt.Plan, tmp_path: Path) -> 
 
 def test_a_segment_is_what_checkpoint_sequential_takes() -> None:
     """The bytes of the drawn setting are those of the real one."""
-    from torch import Tensor
 
     from memopt.plan.curve import curve_of
     from tests.plan.models import Chain
@@ -327,3 +327,36 @@ def test_largest_batch(plan: memopt.Plan) -> None:
     assert _peak(plan.live, make(rows), 1) <= plan.budget < _peak(plan.live, make(rows + 1), 1)
     assert plan.largest_batch("50MB") > rows
     assert plan.largest_batch("0.5MB") == 0
+
+
+def with_cache() -> tuple[nn.Module, dict[str, Tensor]]:
+    """A model whose configuration says use_cache=True, as transformers' do by default."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=3,
+        n_embd=32,
+        n_head=2,
+        vocab_size=64,
+        n_positions=16,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    ids = torch.randint(64, (4, 16))
+    return transformers.GPT2LMHeadModel(config), {"input_ids": ids, "labels": ids}
+
+
+def test_steps_that_a_plan_runs_by_itself_do_not_warn_of_caches(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    """A note says what becomes of them, once; from predictions, timed steps, remedies and apply."""
+    model, batch = with_cache()
+    plan = memopt.plan(model, batch, EVERYTHING, steps=1)
+    with pytest.raises(memopt.BudgetTooSmall):
+        memopt.plan(model, batch, "100KB", measure=False)
+    least = plan.within(curve_of(plan.profile, plan.terms, 2).plans[0].peak)
+    assert str(least).count("use_cache=True") == 1
+    least.apply().undo()
+    least.largest_batch(limit=8)
+    found = memopt.anatomy(model, batch, checkpoint="all", measure=True, advice=True)
+    assert str(found).count("use_cache=True") == 1
+    assert [str(w.message) for w in recwarn if "cache" in str(w.message)] == []

@@ -1,0 +1,131 @@
+"""Proves: the documentation that `make docs` builds works when its pages are opened from disk, with
+no network: every page asks for files of its own alone, the search finds, code is coloured, tables
+and code are not cut; and the last pages have a heading of their own. What needs a browser runs
+where there is one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.browser import dom_of, said_by
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("mkdocstrings") is None, reason="mkdocstrings is not installed"
+    ),
+]
+
+# How far the page goes beyond the window; what goes beyond its column; what scrolls in it.
+CUT = """(() => {
+  const column = document.querySelector(".rst-content");
+  const all = [...column.querySelectorAll("pre, table, img")];
+  const right = column.getBoundingClientRect().right;
+  const named = found => found.map(e => e.textContent.trim().slice(0, 60));
+  return [document.documentElement.scrollWidth - document.documentElement.clientWidth,
+    named(all.filter(e => e.getBoundingClientRect().right > right + 1)),
+    named(all.filter(e => e.scrollWidth > e.clientWidth + 1))];
+})()"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("profile")
+
+
+def pages(site: Path) -> list[Path]:
+    return [page for page in sorted(site.glob("*.html")) if page.stem != "404"]
+
+
+def test_pages_ask_for_nothing_from_a_network(site: Path) -> None:
+    """Links that a reader follows may lead there; scripts, styles and pictures may not."""
+    for page in pages(site):
+        for tag in re.findall(r"<(?:script|link|img|iframe|source)\b[^>]*>", page.read_text()):
+            found = re.search(r'(?:src|href)="([^"#]+)', tag)
+            if found is None or 'rel="canonical"' in tag:
+                continue
+            assert not re.match(r"(?:\w+:)?//", found[1]), (page.name, tag)
+            assert (site / found[1].partition("?")[0]).exists(), (page.name, tag)
+    for style in site.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?(?:https?:)?//", style.read_text()), style.name
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("apply_checkpointing", "api.html#memopt.checkpoint.apply.apply_checkpointing"),
+        ("offload+disk", "offload.html"),
+        ("gradient+accum", "anatomy.html#gradient-accumulation"),  # the beginning of a word
+    ],
+)
+def test_the_search_finds_from_disk(site: Path, profile: Path, words: str, page: str) -> None:
+    shown = dom_of(site / "search.html", profile, query=f"?q={words}")
+    results = re.findall(r'<article><h3><a href="([^"]+)"', shown)
+    assert results
+    assert any(result.removeprefix("./").startswith(page) for result in results[:5]), results
+    assert all((site / result.partition("#")[0]).exists() for result in results)
+
+
+def test_the_search_says_where_nothing_is_found(site: Path, profile: Path) -> None:
+    shown = dom_of(site / "search.html", profile, query="?q=zzzz")
+    assert "No results found" in shown.rpartition('id="mkdocs-search-results"')[2][:200]
+    assert "Searching..." not in shown
+
+
+def test_code_is_coloured_when_pages_are_built(site: Path) -> None:
+    text = (site / "plan.html").read_text()
+    assert re.search(r'<span class="kn">import</span>', text)
+    colours = (site / "css" / "code.css").read_text()
+    assert ".codehilite .kn {" in colours
+    assert "highlight.js" not in "".join(page.read_text() for page in pages(site))
+
+
+def test_signatures_have_a_line_for_each_argument(site: Path) -> None:
+    text = re.sub(r"<[^>]+>", "", (site / "api.html").read_text())
+    assert re.search(r"^plan\(\n    model: Module,\n    batch: Any,\n", text, re.MULTILINE)
+
+
+def test_a_browser_colours_code(site: Path, profile: Path) -> None:
+    expression = 'getComputedStyle(document.querySelector(".codehilite .kn")).color'
+    assert said_by(site / "plan.html", profile, expression) == "rgb(0, 128, 0)"
+
+
+@pytest.mark.parametrize("width", [1280, 500])
+def test_tables_and_code_are_not_cut(site: Path, profile: Path, width: int) -> None:
+    """Nothing leaves its column. In a wide window nothing scrolls in it either; in a narrow one the
+    widest tables do.
+    """
+    for page in pages(site):
+        beyond, cut, scrolling = said_by(page, profile, CUT, width)
+        assert (beyond, cut) == (0, []), page.name
+        assert scrolling == [] or width < 600, page.name
+        assert not any("import" in text for text in scrolling), page.name
+
+
+def test_no_page_stands_under_another_s_heading(site: Path) -> None:
+    """In the navigation each list of pages behind the first has a caption right before it."""
+    text = (site / "index.html").read_text()
+    navigation = text.partition('aria-label="Navigation menu"')[2].partition("</nav>")[0]
+    parts = re.findall(r'<p class="caption">|<ul[ >](?=[^<]*<li class="toctree-l1)', navigation)
+    first = parts.index('<p class="caption">')
+    captions = [part.startswith("<p") for part in parts[first:]]
+    assert captions == [True, False] * (len(captions) // 2)
+    assert navigation.index("Reference") < navigation.index("Benchmarks")
