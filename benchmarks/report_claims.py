@@ -155,6 +155,28 @@ def claim_of_gpu() -> str:
     return f"{', '.join(said)} eager PyTorch's speed"
 
 
+def claim_of_rotor_on_a_gpu() -> str:
+    ways = result("cuda_plan")["cases"]["chain"]["variants"]
+    times = {name: way["over_plain"]["median"] for name, way in ways.items()}
+    every = "checkpoint every block"
+    rotor = [times[f"plan at {name}"] / times[name] for name in times if name.startswith("rotor")]
+    return (
+        f"a plan takes {times[f'plan at {every}'] / times[every]:.2f} of its time, at rotor's "
+        f"peaks {_span(rotor)} of rotor's"
+    )
+
+
+def claim_of_depth() -> str:
+    ways = result("cpu_checkpoint_depth")["cases"]["checkpoint_depth/64/cpu"]["variants"]
+    mb = {name: way["peak_bytes"] / 1e6 for name, way in ways.items()}
+    return (
+        f"at 64 blocks the peak is {mb['none']:.0f} MB without regions, {mb['sqrt']:.0f} with "
+        f"sqrt(64) segments (memopt's and PyTorch's), {mb['every']:.0f} with each block a region, "
+        f'{mb["optimal"]:.1f} with `"optimal"`, which runs {ways["optimal"]["forwards_again"]} of '
+        "the 64 blocks again"
+    )
+
+
 def claim_of_build() -> str:
     found = result("cpu_build")["cases"]["wheel"]["variants"]["memopt"]
     return f"{math.ceil(found['processor_seconds'] / 60)} minutes of processor time"
@@ -182,16 +204,22 @@ def claim_of_regions() -> str:
 
 
 def claim_of_hooks() -> str:
-    cases = result("cpu_recipes_overhead")["cases"]
-
-    def us(case: str) -> str:
-        way = cases[case]["variants"]["memopt.recipes()"]
-        return f"{way['over_identity_us']['median']:.1f} us"
-
     return (
-        f"On the host {us('saved inputs')} for each saved tensor beyond hooks that do nothing, "
-        f"{us('gelu in front of each op')} for one that is made again"
+        f"On the host {_hook_us('saved inputs')} for each saved tensor beyond hooks that do "
+        f"nothing, {_hook_us('gelu in front of each op')} for one that is made again"
     )
+
+
+def claim_of_recipes_on_the_host() -> str:
+    return (
+        f"Recipes take {_hook_us('saved inputs')} of host time for each saved tensor beyond hooks "
+        f"that do nothing, {_hook_us('gelu in front of each op')} for one that is made again"
+    )
+
+
+def _hook_us(case: str) -> str:
+    way = result("cpu_recipes_overhead")["cases"][case]["variants"]["memopt.recipes()"]
+    return f"{way['over_identity_us']['median']:.1f} us"
 
 
 CLAIMS: dict[str, tuple[Callable[[], str], ...]] = {
@@ -205,7 +233,12 @@ CLAIMS: dict[str, tuple[Callable[[], str], ...]] = {
         claim_of_chain_on_a_gpu,
         claim_of_build,
     ),
-    "benchmarks.md": (claim_of_all_converted_steps,),
+    "benchmarks.md": (
+        claim_of_all_converted_steps,
+        claim_of_depth,
+        claim_of_recipes_on_the_host,
+        claim_of_rotor_on_a_gpu,
+    ),
     "compile.md": (claim_of_compiled_families,),
     "convert.md": (claim_of_converted_steps, claim_of_families),
     "checkpointing.md": (claim_of_empty_regions,),
