@@ -88,13 +88,15 @@ def _around(values: list[float]) -> tuple[float, float]:
 
 
 def _drawn(marks: list[_Mark]) -> Iterator[str]:
+    """The first one's name has the first choice of places. It lies above the others."""
     taken = [_around_point(mark) for mark in marks]
+    drawn = []
     for mark in marks:
         name = html.escape(mark.point.name)
         box = _free(mark, taken)
         taken.append(box)
         said = f"{name}: {as_text(mark.point.peak)}, {1e3 * mark.point.seconds:.4g} ms"
-        yield (
+        drawn.append(
             f'<line x1="{mark.x}" y1="{mark.y}" x2="{_nearest(mark.x, box.left, box.right)}" '
             f'y2="{_nearest(mark.y, box.top, box.bottom)}" stroke="{mark.color}" '
             f'stroke-width=".7"/><circle cx="{mark.x}" cy="{mark.y}" r="{_RADIUS}" '
@@ -102,6 +104,7 @@ def _drawn(marks: list[_Mark]) -> Iterator[str]:
             f'<text class="name" x="{box.left:.1f}" y="{box.bottom - 3.5:.1f}" '
             f'fill="{mark.color}">{name}</text>'
         )
+    return reversed(drawn)
 
 
 def _free(mark: _Mark, taken: list[_Box]) -> _Box:

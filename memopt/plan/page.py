@@ -9,6 +9,7 @@ from memopt.anatomy import page
 from memopt.anatomy.findings import Findings
 from memopt.anatomy.page import table_of
 from memopt.anatomy.timeline import timeline_of
+from memopt.anatomy.trace import Trace
 from memopt.plan.curve import Curve
 from memopt.plan.drawing import curve_svg
 from memopt.plan.planned import Planned
@@ -35,15 +36,30 @@ def _timelines(plan: Planned) -> str:
     """With the plan, and below it without, on one scale."""
     if plan.trace is None:
         return "<p>A plan that was loaded has no timeline.</p>"
-    away = sum(block.away for block in plan.blocks)
-    stays = f", drawn as if the {as_text(away)} that wait elsewhere stayed" if away else ""
     most = 0 if plan.plain_trace is None else plan.plain_trace.peak.total
-    body = f"<h2>Bytes over the step with the plan{stays}</h2>{timeline_of(plan.trace, '', most)}"
+    body = f"<h2>Bytes over the step with the plan</h2>{_beside(plan, plan.trace)}"
+    body += timeline_of(plan.trace, "", most)
     if plan.plain_trace is not None:
         most = max(most, plan.trace.peak.total)
         plain = timeline_of(plan.plain_trace, "plain-", most)
         body += f"<h2>The same step without the plan</h2>{plain}"
     return body
+
+
+def _beside(plan: Planned, trace: Trace) -> str:
+    """What the drawing leaves out of the plan's peak, or has beyond it."""
+    away = sum(block.away for block in plan.blocks)
+    if away:
+        said = (
+            f"Drawn as if the {as_text(away)} that wait elsewhere stayed: without them the peak is"
+        )
+    elif plan.peak != trace.peak.total:
+        said = (
+            "Of this process, without what other ranks or DDP's buckets add: with them the peak is"
+        )
+    else:
+        return ""
+    return f"<p>{said} {as_text(plan.peak)}.</p>"
 
 
 def _of_step(anatomy: Findings | None) -> str:

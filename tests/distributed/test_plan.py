@@ -98,7 +98,7 @@ def too_little() -> str:
 
 def test_one_rank_without_room_is_all_ranks_error(pair: Pair) -> None:
     """Nobody goes on alone."""
-    assert all("the floor, got 1000 bytes" in found for found in pair.run(too_little))
+    assert all("the floor, got 1,000 B" in found for found in pair.run(too_little))
 
 
 def other_models() -> str:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import memopt
+from memopt._sizes import as_text
 from memopt.plan.choice import Choice
 from memopt.plan.live import applied
 from tests.plan.models import Chain, tokens
@@ -54,6 +55,17 @@ def test_goes_where_it_says(planned: tuple[Chain, Any, memopt.Plan]) -> None:
     model.zero_grad()
     assert moved == sum(block.away for block in plan.blocks)
     assert moved > 0
+
+
+def test_its_page_says_what_the_drawing_leaves_out(planned: tuple[Chain, Any, memopt.Plan]) -> None:
+    """What waits elsewhere is drawn, and the plan's peak stands beside."""
+    _, _, rich = planned
+    plan = offloading(planned)
+    away = sum(block.away for block in plan.blocks)
+    text = plan.to_html()
+    assert f"as if the {as_text(away)} that wait elsewhere stayed" in text
+    assert f"without them the peak is {as_text(plan.peak)}." in text
+    assert "Drawn as if" not in rich.to_html()
 
 
 def test_bits_stay(planned: tuple[Chain, Any, memopt.Plan]) -> None:
