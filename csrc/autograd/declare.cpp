@@ -1,41 +1,6 @@
 #include "declare.h"
 
-#include <torch/csrc/jit/frontend/function_schema_parser.h>
-
 namespace memopt::autograd {
-namespace {
-
-std::string on_one_line(const char* text) {
-  std::string line;
-  bool space = false;
-  for (; *text != '\0'; ++text) {
-    if (*text == ' ' || *text == '\n') {
-      space = true;
-      continue;
-    }
-    if (space) line += ' ';
-    space = false;
-    line += *text;
-  }
-  return line;
-}
-
-// A registration lasts as long as its library object: for ever.
-torch::Library& library(torch::Library::Kind kind, std::optional<c10::DispatchKey> key) {
-  return *new torch::Library(kind, "memopt", key, __FILE__, __LINE__);
-}
-
-}  // namespace
-
-const char* declare(const char* schema, const Tags& tags, std::vector<Kernel> kernels) {
-  auto parsed = torch::jit::parseSchema(on_one_line(schema));
-  const std::string name = parsed.name();
-  library(torch::Library::FRAGMENT, std::nullopt).def(std::move(parsed), tags);
-  for (Kernel& kernel : kernels) {
-    library(torch::Library::IMPL, kernel.key).impl(name.c_str(), std::move(kernel.function));
-  }
-  return (new std::string("memopt::" + name))->c_str();
-}
 
 uint64_t positions(const char* op, const std::vector<std::string>& names) {
   const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(op, "");

@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "../ops/declare.h"
 #include "support.h"
 
 namespace memopt::autograd {
@@ -37,18 +38,8 @@ struct Autocast {
   AutocastTo to = AutocastTo::kInput;
   std::vector<std::string> float32_parameters = {};  // the arguments that may stay float32
 };
-using Tags = std::vector<at::Tag>;
-
-// No compiler may merge, repeat or drop the calls.
-inline const Tags kDrawsRandomNumbers{at::Tag::nondeterministic_seeded};
-
-// What the dispatcher registers for one op. The schema may be broken into lines.
-struct Kernel {
-  c10::DispatchKey key;
-  torch::CppFunction function;
-};
-// Returns the op's name, "memopt::layer_norm"; it lasts for ever.
-const char* declare(const char* schema, const Tags& tags, std::vector<Kernel> kernels);
+using ops::kDrawsRandomNumbers;
+using ops::Tags;
 
 // The positions of the declared op's arguments with these names, as bits.
 uint64_t positions(const char* op, const std::vector<std::string>& names);
@@ -84,7 +75,7 @@ struct Declaration;
 template <class Result, class... Arguments, Result (*kFunction)(Arguments...)>
 struct Declaration<kFunction> {
   Declaration(const Autocast& autocast, const Tags& tags, const char* schema) {
-    std::vector<Kernel> kernels;
+    std::vector<ops::Kernel> kernels;
     const auto add = [&](c10::DispatchKey key, auto* function) {
       kernels.push_back({key, torch::CppFunction(function)});
     };
@@ -94,7 +85,7 @@ struct Declaration<kFunction> {
       add(c10::DispatchKey::AutocastCPU, &under_autocast<c10::DeviceType::CPU>);
       add(c10::DispatchKey::AutocastCUDA, &under_autocast<c10::DeviceType::CUDA>);
     }
-    name = declare(schema, tags, std::move(kernels));
+    name = ops::declare(schema, tags, std::move(kernels));
     parameter_positions = positions(name, autocast.float32_parameters);
     autocast_to = autocast.to;
   }

@@ -1,12 +1,14 @@
-// The private ops have no derivative: they are called below autograd, by the nodes of the public
-// ones. Above autograd, an op that returns tensors can be called, and their backward raises an
-// error (PyTorch's fallback). An op that writes over its argument raises one at once, since the
-// argument keeps the graph of the values that it had.
+#include "no_derivative.h"
+
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
+
+#include <string>
+
+#include "../ops/declare.h"
 
 namespace memopt::autograd {
 namespace {
@@ -29,17 +31,16 @@ void in_place(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(memopt, Autograd, m) {
-  for (const char* name :
-       {"_activation_forward", "_activation_backward", "_activation_dropout_forward",
-        "_activation_dropout_backward", "_dropout_forward", "_gated_forward", "_gated_backward",
-        "_gated_packed_forward", "_gated_packed_backward", "_norm_forward", "_norm_backward",
-        "_dropout_add_norm_forward", "_dropout_add_norm_backward"}) {
-    m.impl(name, torch::autograd::autogradNotImplementedFallback());
-  }
-  for (const char* name : {"_activation_forward_", "_activation_backward_", "_gated_forward_",
-                           "_gated_backward_", "_norm_backward_"}) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&in_place>());
+void register_no_derivatives() {
+  auto& library =
+      *new torch::Library(torch::Library::IMPL, "memopt", c10::DispatchKey::Autograd, __FILE__,
+                          __LINE__);  // for ever
+  for (const std::string& name : ops::private_ops()) {
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "");
+    if (op.hasKernelForDispatchKey(c10::DispatchKey::Autograd)) continue;  // dropout's backward
+    library.impl(name.c_str(), op.schema().is_mutable()
+                                   ? torch::CppFunction::makeFromBoxedFunction<&in_place>()
+                                   : torch::autograd::autogradNotImplementedFallback());
   }
 }
 

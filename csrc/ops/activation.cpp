@@ -1,7 +1,6 @@
 // Activations below autograd. Elementwise: work on any dense layout in memory order.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
-#include <torch/library.h>
 
 #include <cmath>
 #include <string>
@@ -10,6 +9,7 @@
 
 #include "activation.h"
 #include "checks.h"
+#include "declare.h"
 #include "launch.h"
 #include "layout.h"
 #include "private_ops.h"
@@ -151,11 +151,21 @@ Tensor empty_activation_gradient(const ActivationSpec& activation, const Tensor&
 }
 
 // One function serves the CPU, CUDA and meta; every other backend gets check_input's error.
-TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {
-  m.impl("_activation_forward", _activation_forward);
-  m.impl("_activation_forward_", _activation_forward_);
-  m.impl("_activation_backward", _activation_backward);
-  m.impl("_activation_backward_", _activation_backward_);
-}
+MEMOPT_DECLARE_PRIVATE(
+    _activation_forward, {},
+    "_activation_forward(Tensor input, *, str activation, float? activation_scalar=None)"
+    " -> Tensor");
+MEMOPT_DECLARE_PRIVATE(
+    _activation_forward_, {},
+    "_activation_forward_(Tensor(a!) input, *, str activation, float? activation_scalar=None)"
+    " -> ()");
+MEMOPT_DECLARE_PRIVATE(_activation_backward, {},
+                       "_activation_backward(Tensor grad_output, Tensor input, *, str activation,"
+                       " float? activation_scalar=None, bool recompute_output=False)"
+                       " -> (Tensor grad_input, Tensor output)");
+MEMOPT_DECLARE_PRIVATE(
+    _activation_backward_, {},
+    "_activation_backward_(Tensor(a!) grad_output, Tensor input, *, str activation,"
+    " float? activation_scalar=None, Tensor(b!)? output=None) -> ()");
 
 }  // namespace memopt::ops

@@ -1,13 +1,13 @@
 // An activation with dropout behind it, below autograd. Elements are numbered as in the contiguous
 // tensor, whatever their order in memory.
 #include <ATen/core/Tensor.h>
-#include <torch/library.h>
 
 #include <string_view>
 #include <tuple>
 
 #include "activation.h"
 #include "checks.h"
+#include "declare.h"
 #include "dropout.h"
 #include "launch.h"
 #include "layout.h"
@@ -84,9 +84,15 @@ Results2 _activation_dropout_backward(const Tensor& grad_output, const Tensor& i
 }
 
 // One function serves the CPU, CUDA and meta; every other backend gets check_input's error.
-TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {
-  m.impl("_activation_dropout_forward", _activation_dropout_forward);
-  m.impl("_activation_dropout_backward", _activation_dropout_backward);
-}
+MEMOPT_DECLARE_PRIVATE(
+    _activation_dropout_forward, kDrawsRandomNumbers,
+    "_activation_dropout_forward(Tensor input, Tensor? rng_state, float p, *, str activation,"
+    " float? activation_scalar=None, bool for_backward=True)"
+    " -> (Tensor output, Tensor rng_state)");
+MEMOPT_DECLARE_PRIVATE(
+    _activation_dropout_backward, {},
+    "_activation_dropout_backward(Tensor grad_output, Tensor input, Tensor rng_state, float p,"
+    " *, str activation, float? activation_scalar=None, bool recompute_output=False)"
+    " -> (Tensor grad_input, Tensor output)");
 
 }  // namespace memopt::ops

@@ -3,11 +3,11 @@
 #include "dropout.h"
 
 #include <ATen/ops/empty.h>
-#include <torch/library.h>
 
 #include <tuple>
 
 #include "checks.h"
+#include "declare.h"
 #include "launch.h"
 #include "layout.h"
 #include "private_ops.h"
@@ -109,9 +109,11 @@ Tensor _dropout_backward(const Tensor& grad_output, const Tensor& rng_state, dou
 }
 
 // One function serves the CPU, CUDA and meta; every other backend gets check_input's error.
-TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {
-  m.impl("_dropout_forward", _dropout_forward);
-  m.impl("_dropout_backward", _dropout_backward);
-}
+MEMOPT_DECLARE_PRIVATE(_dropout_forward, kDrawsRandomNumbers,
+                       "_dropout_forward(Tensor input, float p, *, bool for_backward=True)"
+                       " -> (Tensor output, Tensor rng_state)");
+MEMOPT_DECLARE_PRIVATE(
+    _dropout_backward, {},
+    "_dropout_backward(Tensor grad_output, Tensor rng_state, float p) -> Tensor grad_input");
 
 }  // namespace memopt::ops

@@ -3,7 +3,6 @@
 #include "gated.h"
 
 #include <ATen/core/Tensor.h>
-#include <torch/library.h>
 
 #include <array>
 #include <string_view>
@@ -11,6 +10,7 @@
 
 #include "activation.h"
 #include "checks.h"
+#include "declare.h"
 #include "launch.h"
 #include "layout.h"
 #include "private_ops.h"
@@ -210,11 +210,20 @@ void _gated_backward_(const Tensor& grad_output, const Tensor& gate, const Tenso
   if (!gate.is_meta()) run_gated_backward(op, grad_output, gate, up, to, activation);
 }
 
-TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {
-  m.impl("_gated_forward", _gated_forward);
-  m.impl("_gated_forward_", _gated_forward_);
-  m.impl("_gated_backward", _gated_backward);
-  m.impl("_gated_backward_", _gated_backward_);
-}
+MEMOPT_DECLARE_PRIVATE(_gated_forward, {},
+                       "_gated_forward(Tensor gate, Tensor up, *, str activation,"
+                       " float? activation_scalar=None) -> Tensor");
+MEMOPT_DECLARE_PRIVATE(_gated_forward_, {},
+                       "_gated_forward_(Tensor(a!) gate, Tensor up, *, str activation,"
+                       " float? activation_scalar=None) -> ()");
+MEMOPT_DECLARE_PRIVATE(
+    _gated_backward, {},
+    "_gated_backward(Tensor grad_output, Tensor gate, Tensor? up, *, str activation,"
+    " float? activation_scalar=None, bool[2] output_mask, bool recompute_output=False)"
+    " -> (Tensor grad_gate, Tensor grad_up, Tensor output)");
+MEMOPT_DECLARE_PRIVATE(
+    _gated_backward_, {},
+    "_gated_backward_(Tensor(a!) grad_output, Tensor gate, Tensor up, *, str activation,"
+    " float? activation_scalar=None, Tensor(b!)? grad_up=None, Tensor(c!)? output=None) -> ()");
 
 }  // namespace memopt::ops

@@ -2,12 +2,12 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <torch/library.h>
 
 #include <string_view>
 
 #include "activation.h"
 #include "checks.h"
+#include "declare.h"
 #include "gated.h"
 #include "launch.h"
 #include "layout.h"
@@ -128,9 +128,14 @@ Results2 _gated_packed_backward(const Tensor& grad_output, const Tensor& input,
   return {grad_input, output};
 }
 
-TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {
-  m.impl("_gated_packed_forward", _gated_packed_forward);
-  m.impl("_gated_packed_backward", _gated_packed_backward);
-}
+MEMOPT_DECLARE_PRIVATE(
+    _gated_packed_forward, {},
+    "_gated_packed_forward(Tensor input, *, str activation, float? activation_scalar=None,"
+    " bool interleaved=False) -> Tensor");
+MEMOPT_DECLARE_PRIVATE(
+    _gated_packed_backward, {},
+    "_gated_packed_backward(Tensor grad_output, Tensor input, *, str activation,"
+    " float? activation_scalar=None, bool interleaved=False, bool recompute_output=False)"
+    " -> (Tensor grad_input, Tensor output)");
 
 }  // namespace memopt::ops

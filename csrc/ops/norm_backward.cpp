@@ -2,13 +2,13 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <torch/library.h>
 
 #include <array>
 #include <string_view>
 #include <tuple>
 
 #include "checks.h"
+#include "declare.h"
 #include "dropout.h"
 #include "launch.h"
 #include "layout.h"
@@ -219,10 +219,26 @@ Results5 _dropout_add_norm_backward(const Tensor& grad_output, const OptionalTen
   return {to.dropped, to.v, to.weight, to.bias, to.output};
 }
 
-TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {
-  m.impl("_norm_backward", _norm_backward);
-  m.impl("_norm_backward_", _norm_backward_);
-  m.impl("_dropout_add_norm_backward", _dropout_add_norm_backward);
-}
+MEMOPT_DECLARE_PRIVATE(
+    _norm_backward, {},
+    "_norm_backward(Tensor grad_output, Tensor? grad_sum, Tensor x, int normalized_dims,"
+    " Tensor? mean, Tensor rstd, Tensor? weight, Tensor? bias, bool[3] output_mask,"
+    " bool recompute_output=False, *, str norm, bool zero_centered_weight=False,"
+    " str? activation=None)"
+    " -> (Tensor grad_x, Tensor grad_weight, Tensor grad_bias, Tensor output)");
+MEMOPT_DECLARE_PRIVATE(
+    _norm_backward_, {},
+    "_norm_backward_(Tensor(a!) grad_output, Tensor x, int normalized_dims, Tensor? mean,"
+    " Tensor rstd, Tensor? weight, Tensor? bias, bool[2] output_mask,"
+    " bool recompute_output=False, *, str norm, bool zero_centered_weight=False,"
+    " str? activation=None) -> (Tensor grad_weight, Tensor grad_bias, Tensor output)");
+MEMOPT_DECLARE_PRIVATE(
+    _dropout_add_norm_backward, {},
+    "_dropout_add_norm_backward(Tensor grad_output, Tensor? grad_sum, Tensor sum,"
+    " Tensor rng_state, float p, int normalized_dims, Tensor? mean, Tensor rstd,"
+    " Tensor? weight, Tensor? bias, bool[4] output_mask, bool recompute_output=False, *,"
+    " str norm, bool zero_centered_weight=False)"
+    " -> (Tensor grad_input, Tensor grad_residual, Tensor grad_weight, Tensor grad_bias,"
+    " Tensor output)");
 
 }  // namespace memopt::ops

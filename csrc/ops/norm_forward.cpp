@@ -2,7 +2,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <torch/library.h>
 
 #include <array>
 #include <limits>
@@ -10,6 +9,7 @@
 #include <tuple>
 
 #include "checks.h"
+#include "declare.h"
 #include "dropout.h"
 #include "launch.h"
 #include "layout.h"
@@ -149,9 +149,17 @@ Results5 _dropout_add_norm_forward(const Tensor& input, const Tensor& residual,
 }
 
 // One function serves the CPU, CUDA and meta; every other backend gets check_input's error.
-TORCH_LIBRARY_IMPL(memopt, CompositeExplicitAutograd, m) {
-  m.impl("_norm_forward", _norm_forward);
-  m.impl("_dropout_add_norm_forward", _dropout_add_norm_forward);
-}
+MEMOPT_DECLARE_PRIVATE(
+    _norm_forward, {},
+    "_norm_forward(Tensor input, Tensor? residual, int normalized_dims, Tensor? weight,"
+    " Tensor? bias, float? eps, *, str norm, bool zero_centered_weight=False,"
+    " str? activation=None, bool for_backward=True)"
+    " -> (Tensor output, Tensor sum, Tensor mean, Tensor rstd)");
+MEMOPT_DECLARE_PRIVATE(
+    _dropout_add_norm_forward, kDrawsRandomNumbers,
+    "_dropout_add_norm_forward(Tensor input, Tensor residual, Tensor? rng_state, float p,"
+    " int normalized_dims, Tensor? weight, Tensor? bias, float? eps, *, str norm,"
+    " bool zero_centered_weight=False, bool for_backward=True)"
+    " -> (Tensor output, Tensor sum, Tensor mean, Tensor rstd, Tensor rng_state)");
 
 }  // namespace memopt::ops

@@ -1,5 +1,5 @@
-// The functions behind the private ops of library.cpp, where their arguments are described: for
-// autograd/, which calls the ops through the dispatcher with these types.
+// The functions behind the private ops; declare.h describes their arguments. For autograd/, which
+// calls the ops through the dispatcher with these types.
 #pragma once
 
 #include <ATen/core/Tensor.h>

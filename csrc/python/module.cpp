@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "../autograd/no_derivative.h"
 #include "../kernels/cpu/kernels.h"
 #include "../ops/supported.h"
 #include "buffers.h"
@@ -92,6 +93,7 @@ PYBIND11_MODULE(_C, m) {
   m.doc() =
       "memopt's native library: operators register with the PyTorch dispatcher when it is "
       "imported.";
+  memopt::autograd::register_no_derivatives();
   m.def("build_info", &build_info, "What this library was built for.");
   m.def("cpu_capability", &cpu_capability,
         "The instruction set in use: 'baseline', 'avx2' or 'avx512'.");
