@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from memopt._extension import _C
 
@@ -25,6 +26,18 @@ ACTIVATIONS: dict[str, bool] = _C.activations()
 """The activations that ops take by name; of each, whether it takes an activation_scalar. The list
 is the kernels' own (csrc/kernels/activation.h).
 """
+
+FORMULAS: dict[str, Callable[..., Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "relu": F.relu,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu_squared": lambda x: F.relu(x).square(),
+    "sigmoid": torch.sigmoid,
+    "softcap": lambda x, cap: cap * torch.tanh(x / cap),
+}
+"""What a model without memopt writes for each, of x and of the scalar if there is one."""
 
 # Looked up once. Each lookup, keyword and Python function between costs time on the host.
 _op: Callable[..., Tensor] = torch.ops.memopt.activation.default

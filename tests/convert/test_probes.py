@@ -176,6 +176,17 @@ class ReLUSquared(nn.Module):
         return x.relu().square()
 
 
+class Softcap(nn.Module):
+    """As Gemma 2 caps its logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cap = 30.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x / self.cap) * self.cap
+
+
 FORMS: dict[type[nn.Module], str] = {
     OnePlusWeight: "layer_norm(1 + weight)",
     Unweighted: "layer_norm",
@@ -189,11 +200,37 @@ FORMS: dict[type[nn.Module], str] = {
     ErfGELU: "gelu",
     TanhGELU: "gelu(approximate='tanh')",
     ReLUSquared: "relu_squared",
+    Softcap: "softcap(cap=30)",
 }
 
 
+class Clamp(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.clamp(-30.0, 30.0)
+
+
+class Algebraic(nn.Module):
+    """Bounded by 30 as well, and about x near 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / (1 + (x / 30.0).square()).sqrt()
+
+
+@pytest.mark.parametrize("form", [nn.Identity, Clamp, Algebraic, nn.Tanhshrink, nn.Softsign])
+def test_what_only_looks_like_softcap_stays(form: type[nn.Module]) -> None:
+    assert memopt.convert(nn.Sequential(form())).swapped == ()
+
+
+def test_softcap_with_another_cap_since_is_the_module_s_own() -> None:
+    model = nn.Sequential(Softcap())
+    memopt.convert(model)
+    model[0].cap = 5.0
+    x = torch.full((3,), 100.0)
+    assert torch.equal(model(x), torch.tanh(x / 5.0) * 5.0)
+
+
 def make(form: type[nn.Module], size: int) -> nn.Module:
-    sized = form.__init__ is not nn.Module.__init__
+    sized = form is not Softcap and form.__init__ is not nn.Module.__init__
     return form(size) if sized else form()
 
 

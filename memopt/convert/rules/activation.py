@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import memopt.nn
 from memopt import functional
@@ -28,31 +27,16 @@ from memopt.convert.probe import (
 )
 from memopt.convert.supported import supports
 from memopt.convert.swap import ClassSwap, Plain, TorchSwap, swap_of
+from memopt.functional.activation import FORMULAS
 
 Function = Callable[[Tensor], Tensor]
 
 
-def _quick_gelu(x: Tensor) -> Tensor:
-    return x * torch.sigmoid(1.702 * x)
+def formula(name: str, scalar: float | None = None) -> Function:
+    """What a model without memopt writes for an activation."""
+    written = FORMULAS[name]
+    return written if scalar is None else functools.partial(written, cap=scalar)
 
-
-def _relu_squared(x: Tensor) -> Tensor:
-    return F.relu(x).square()
-
-
-# By the names that memopt.functional.gated takes: memopt's function, and PyTorch's.
-ACTIVATIONS: dict[str, tuple[Function, Function]] = {
-    "gelu": (functional.gelu, F.gelu),
-    "gelu_tanh": (
-        functools.partial(functional.gelu, approximate="tanh"),
-        functools.partial(F.gelu, approximate="tanh"),
-    ),
-    "silu": (functional.silu, F.silu),
-    "relu": (functional.relu, F.relu),
-    "quick_gelu": (functional.quick_gelu, _quick_gelu),
-    "relu_squared": (functional.relu_squared, _relu_squared),
-    "sigmoid": (functional.sigmoid, F.sigmoid),
-}
 
 # PyTorch saves the output of these, which the next layer saves as well. memopt saves their input,
 # which is a gain only where a recipe computes the output again.
@@ -67,10 +51,13 @@ _REQUIRED = frozenset((torch.float32, torch.bfloat16))
 
 @dataclass(frozen=True)
 class ActivationSwap(ClassSwap):
-    """A module that is not torch.nn's and computes one of ACTIVATIONS."""
+    """A module that is not torch.nn's and computes one of memopt.functional.ACTIVATIONS."""
 
     is_one_op = True
     name: str
+
+    scalar: float | None = None
+    """The number of an activation that takes one."""
 
     dtypes: frozenset[torch.dtype] = frozenset()
     """Of inputs for which it computes the activation in that dtype."""
@@ -81,7 +68,7 @@ class ActivationSwap(ClassSwap):
     def becomes(self) -> str:
         if self.name == "gelu_tanh":
             return "memopt.functional.gelu(approximate='tanh')"
-        return f"memopt.functional.{self.name}"
+        return f"memopt.functional.{self.name}" + (f"(cap={self.scalar:g})" if self.scalar else "")
 
     def needs_recipes(self) -> bool:
         return self.name in SAVE_THEIR_OUTPUT
@@ -93,7 +80,7 @@ class ActivationSwap(ClassSwap):
             or not are_constant(module, self.constants)
         ):
             return plain(module, input)
-        return ACTIVATIONS[self.name][0](input)
+        return functional.activation(input, self.name, self.scalar)
 
 
 def activation(module: nn.Module, context: Context) -> Answer | None:
@@ -103,7 +90,7 @@ def activation(module: nn.Module, context: Context) -> Answer | None:
     found = context.once(_recognise, module)
     if found is None:
         return None
-    return ActivationSwap(found.name, found.dtypes, constants=constants_of(module))
+    return ActivationSwap(found.name, found.scalar, found.dtypes, constants_of(module))
 
 
 def other_function(module: nn.Module, context: Context) -> Answer | None:
@@ -159,6 +146,7 @@ def _may_be_activation(module: nn.Module) -> bool:
 @dataclass(frozen=True)
 class _Found:
     name: str
+    scalar: float | None
     dtypes: frozenset[torch.dtype]
 
 
@@ -174,13 +162,26 @@ def _recognise(module: nn.Module) -> _Found | None:
     output = forward_of(stand_in(module, training=True), x)
     if output is None or output.shape != x.shape or output.dtype != x.dtype:
         return None
-    for name, (_, reference) in ACTIVATIONS.items():
+    for name, takes_scalar in functional.ACTIVATIONS.items():
+        scalar = _limit(module) if takes_scalar else None
+        if takes_scalar and scalar is None:
+            continue
+        reference = formula(name, scalar)
         if _agree(output, reference(x), x):
             if not _is_throughout(module, x, reference):
                 return None
             dtypes = frozenset(d for d in _DTYPES if _agrees_in(module, reference, d))
-            return _Found(name, dtypes) if dtypes >= _REQUIRED else None
+            return _Found(name, scalar, dtypes) if dtypes >= _REQUIRED else None
     return None
+
+
+def _limit(module: nn.Module) -> float | None:
+    """What its output comes to for large inputs, which is softcap's cap; None if it grows."""
+    far = torch.tensor([1e9, 1e30], dtype=torch.float64, device="cpu")
+    y = forward_of(stand_in(module, training=True), far)
+    if y is None or y.shape != far.shape or y[0] != y[1] or not 0 < y[0] < 1e6:
+        return None
+    return float(y[0])
 
 
 def _is_throughout(module: nn.Module, x: Tensor, reference: Function) -> bool:

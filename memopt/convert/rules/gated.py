@@ -24,6 +24,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from memopt import functional
 from memopt.convert.match import Answer, Context
 from memopt.convert.probe import (
     constants_of,
@@ -35,7 +36,7 @@ from memopt.convert.probe import (
     stand_in,
     takes_one_tensor,
 )
-from memopt.convert.rules.activation import ACTIVATIONS, SAVE_THEIR_OUTPUT, activation_name
+from memopt.convert.rules.activation import SAVE_THEIR_OUTPUT, activation_name, formula
 from memopt.convert.rules.gated_swap import GatedSwap, halves
 
 # Of the stand-in's linears: input and output of the unit, and between.
@@ -105,7 +106,8 @@ def _recognise_linears(
     if not first.ran:
         return None
     second = _Probe(module, linears, down, ungated, training=False)
-    for name, layout in itertools.product(ACTIVATIONS, _layouts(len(linears), ungated)):
+    names = [name for name, takes_scalar in functional.ACTIVATIONS.items() if not takes_scalar]
+    for name, layout in itertools.product(names, _layouts(len(linears), ungated)):
         if (named and name not in named) or (ungated and name in SAVE_THEIR_OUTPUT):
             continue
         found = replace(first.description, activation=name, layout=layout)
@@ -249,7 +251,7 @@ class _Probe:
 
     def _formula(self, found: GatedSwap, x: Tensor) -> Tensor:
         outputs = [self._modules[name](x) for name in found.linears] or [x]
-        activation = ACTIVATIONS[found.activation][1]
+        activation = formula(found.activation)
         if found.layout == "ungated":
             h = activation(outputs[0])
         else:

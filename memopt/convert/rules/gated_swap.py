@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from memopt import functional
 from memopt._class_patch import Forward
 from memopt.convert.probe import Constants, are_constant
-from memopt.convert.rules.activation import ACTIVATIONS, activation_name
+from memopt.convert.rules.activation import activation_name, formula
 from memopt.convert.supported import casts, supports
 from memopt.convert.swap import ClassSwap, Plain, has_hooks
 
@@ -87,8 +87,9 @@ class GatedSwap(ClassSwap):
 
     def _product(self, outputs: list[Tensor]) -> Tensor:
         if self.layout == "ungated":
-            ours, theirs = ACTIVATIONS[self.activation]
-            return ours(outputs[0]) if supports(outputs[0]) else theirs(outputs[0])
+            if supports(outputs[0]):
+                return functional.activation(outputs[0], self.activation)
+            return formula(self.activation)(outputs[0])
         if len(outputs) == 1:
             packed = outputs[0]
             if self.layout != "second" and supports(packed) and packed.shape[-1] % 2 == 0:
@@ -100,7 +101,7 @@ class GatedSwap(ClassSwap):
         same_dtype = gate.dtype == up.dtype or (casts(gate) and casts(up))
         if supports(gate) and supports(up) and gate.shape == up.shape and same_dtype:
             return functional.gated(gate, up, self.activation)
-        return ACTIVATIONS[self.activation][1](gate) * up
+        return formula(self.activation)(gate) * up
 
 
 def halves(packed: Tensor, layout: str) -> Iterator[Tensor]:

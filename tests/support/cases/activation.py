@@ -1,4 +1,4 @@
-"""The activations: gelu in both forms, silu, relu, quick_gelu, relu_squared, sigmoid.
+"""The activations: gelu in both forms, silu, relu, quick_gelu, relu_squared, sigmoid, softcap.
 
 All are one op, which takes the activation's name. A new one is a line in each table of this file;
 its gated unit, its forms with dropout and with a linear behind, and its kernels under the
@@ -7,15 +7,16 @@ interpreter are tested through these.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from memopt.functional.activation import FORMULAS
 from tests.support.shapes import Dtypes, random_normal
 
 from .call import Call, Results
@@ -62,14 +63,8 @@ def exact_gelu(x: Tensor, approximate: str) -> Tensor:
 
 # By PyTorch's own ops.
 TORCH: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-    "relu": F.relu,
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
-    "relu_squared": lambda x: F.relu(x).square(),
-    "sigmoid": torch.sigmoid,
-    "softcap": lambda x: SCALARS["softcap"] * torch.tanh(x / SCALARS["softcap"]),
+    name: functools.partial(FORMULAS[name], cap=SCALARS[name]) if name in SCALARS else formula
+    for name, formula in FORMULAS.items()
 }
 
 
