@@ -1,28 +1,35 @@
 """Caches of keys and values (transformers' `use_cache=True`) among the arguments of a region.
 
-A cache grows with each call, and so a second time in the recompute, which then computes something
-else. transformers' own gradient checkpointing gives its layers no cache in training
-(GradientCheckpointingLayer); a region does the same for these layers.
+A cache grows with each call, and so it would a second time in the recompute, which then computed
+something else. So forward gets the very cache, and the recompute a copy of the cache as it was
+before the call, which grows and is dropped.
+
+A copy shares the tensors that caches replace and never write (those of DynamicCache), and clones
+the others (of StaticCache, of states of linear attention). A region keeps those of the layers that
+its modules read and write, `layer_idx` says which: nothing, where the layer is empty before the
+call, as in training. Tensors of other layers live as long as something else holds them.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
-import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from memopt._extension import _C
 from memopt.checkpoint.naming import region_name
 
-_NAMES = ("past_key_values", "past_key_value", "layer_past")
-_TURNED_OFF = "regions turn the cache of keys and values off"
-_FIX = "set use_cache=False (model.config.use_cache = False)"
+_BEFORE = "cache before the call"  # the argument that a region gets in addition
+_INDICES = ("layer_idx", "layer_id", "layer_index", "kv_shared_layer_index")
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 def may_have_caches() -> bool:
@@ -31,70 +38,46 @@ def may_have_caches() -> bool:
 
 
 def has_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a cache is among the arguments."""
-    cache: type = sys.modules["transformers.cache_utils"].Cache
-    return any(isinstance(value, cache) for value in (*args, *kwargs.values()))
+    """Whether a cache is among the arguments, or in a container among them."""
+    return any(map(_holds_cache, args)) or any(map(_holds_cache, kwargs.values()))
 
 
-def module_of(fn: object) -> nn.Module | None:
-    """The module that a call of `fn` runs: itself, or the one that it is a method of."""
-    fn = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
-    return fn if isinstance(fn, nn.Module) else None
+def with_caches(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    owner: nn.Module | None = None,
+) -> Call:
+    """The call to make a region of, in place of `fn(*args, **kwargs)`, which `has_cache`.
 
-
-def without_cache(
-    who: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Arguments | None:
-    """The arguments for a region of `module`, which `has_cache`; None if it must run without one.
-
-    who: what errors and warnings begin with.
-
-    Raises:
-        RuntimeError: in training, the module is none that can do without a cache, or the cache
-            holds something already.
+    owner: the module whose forward `fn` is; None if `fn` says by itself what it uses.
     """
-    if getattr(module, "_can_checkpoint_with_cache", False):  # it only reads the cache
-        return args, kwargs
-    if not module.training:
-        warnings.warn(
-            f"{who}: {region_name(module)} is in evaluation mode and was called with "
-            "a cache, which would grow again in the recompute: it runs without a region, and what "
-            f"it saves for backward stays; {_FIX}, or disable gradients",
-            stacklevel=3,
-        )
-        return None
-    cache: type = sys.modules["transformers.cache_utils"].Cache
-    named = [*((None, value) for value in args), *kwargs.items()]
-    found = [(name, value) for name, value in named if isinstance(value, cache)]
-    if not _does_without(module) or any(name not in (None, *_NAMES) for name, _ in found):
-        rule = f"must not get a cache, which would grow again in the recompute; {_FIX}"
-    elif not all(_is_empty(value, module) for _, value in found):
-        rule = (
-            "must get an empty cache (or none), since it does without one, and what the cache "
-            f"holds would be lost; {_FIX} and give the tokens before as input"
-        )
-    else:
-        warnings.warn(
-            f"{who}: {_TURNED_OFF} in training, as "
-            f"transformers' gradient checkpointing does; {_FIX} to do so from the beginning",
-            stacklevel=3,
-        )
-        kwargs = {k: None if isinstance(v, cache) else v for k, v in kwargs.items()}
-        if kwargs.get("use_cache"):
-            kwargs["use_cache"] = False
-        return tuple(None if isinstance(v, cache) else v for v in args), kwargs
-    raise RuntimeError(
-        f"{who}: the region {region_name(module)} {rule}; got "
-        f"{', '.join(f'{name or type(value).__name__}' for name, value in found)}"
-    )
+    modules = owner.modules() if owner is not None else _C.modules_reached(fn)
+    caches: dict[int, Any] = {}
 
+    def place(cache: Any) -> _Place:
+        caches.setdefault(id(cache), cache)
+        return _Place(list(caches).index(id(cache)))
 
-@contextmanager
-def without_warnings_of_caches() -> Iterator[None]:
-    """For steps that memopt runs by itself, of which a report says what becomes of caches."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", f".*: {_TURNED_OFF}")
-        yield
+    placed = tuple(_exchanged(value, place) for value in args)
+    named = {name: _exchanged(value, place) for name, value in kwargs.items()}
+    copier = _Copier(_layers_of(modules))
+    before = _Before(copier.copy(list(caches.values())), copier.tensors, (args, kwargs))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given: _Before = kwargs.pop(_BEFORE)
+        if given.live is not None:
+            in_forward, named_in_forward = given.live
+            return fn(*in_forward, **named_in_forward)
+        recompute = _Recompute(given)
+        try:
+            return fn(*recompute.arguments(args), **recompute.arguments(kwargs))
+        except Exception as error:
+            recompute.explain(error, fn if owner is None else owner)
+            raise
+
+    call.__wrapped__ = fn  # type: ignore[attr-defined]
+    return call, placed, {**named, _BEFORE: before}
 
 
 def note_on_caches(model: nn.Module, regions: Iterable[nn.Module]) -> str:
@@ -102,28 +85,212 @@ def note_on_caches(model: nn.Module, regions: Iterable[nn.Module]) -> str:
     configs = [getattr(module, "config", None) for module in model.modules()]
     if not any(getattr(config, "use_cache", False) is True for config in configs):
         return ""
-    if not any(map(_does_without, regions)):
+    if not any(True for _ in regions):
         return ""
     return (
-        "the model's config has use_cache=True: in training, regions turn the cache of keys and "
-        "values off, as transformers' gradient checkpointing does"
+        "the model's config has use_cache=True: a step holds the keys and values of all layers for "
+        "as long as it holds the model's output, regions or not; model.config.use_cache = False "
+        "frees them"
     )
 
 
-def _does_without(module: nn.Module) -> bool:
-    layers = sys.modules.get("transformers.modeling_layers")
-    return layers is not None and isinstance(module, layers.GradientCheckpointingLayer)
+@dataclass
+class _Place:
+    """Stands in the arguments of a region for the cache of this number."""
+
+    number: int
 
 
-def _is_empty(cache: Any, module: nn.Module) -> bool:
-    """Of the layers of the cache, those that `module` writes."""
-    indices = {i for m in module.modules() if isinstance(i := getattr(m, "layer_idx", None), int)}
-    parts = [getattr(cache, f"{kind}_attention_cache", None) for kind in ("self", "cross")]
-    layers = [
-        layer
-        for part in (cache, *parts)
-        for index, layer in enumerate(getattr(part, "layers", ()))
-        if index in indices or not indices
-    ]
-    values = [value for layer in layers for value in pytree.tree_leaves(vars(layer))]
-    return not any(isinstance(value, Tensor) and value.dim() and value.numel() for value in values)
+@dataclass
+class _Kept:
+    """Stands in a copied cache for a tensor that the region keeps."""
+
+    number: int
+
+
+@dataclass
+class _Elsewhere:
+    """Stands in a copied cache for a tensor of a layer that the region does not use."""
+
+    found: weakref.ref[Tensor]
+    version: int
+    empty: Callable[[], Tensor]
+
+    def get(self) -> Tensor | None:
+        """The tensor, if it is there and was not written since."""
+        tensor = self.found()
+        return tensor if tensor is not None and _version(tensor) == self.version else None
+
+
+@dataclass
+class _Before:
+    """Caches as they were before the call; a node for pytree, whose leaves are their tensors."""
+
+    copies: list[Any]
+    tensors: list[Tensor]
+    live: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    """The arguments with the caches themselves; in forward only."""
+
+
+pytree.register_pytree_node(
+    _Before,
+    lambda before: (before.tensors, before.copies),
+    lambda tensors, copies: _Before(copies, list(tensors)),
+)
+
+
+@dataclass
+class _Copier:
+    """Copies caches with all that is theirs; `_Kept` or `_Elsewhere` stand for tensors."""
+
+    layers: set[int]
+    tensors: list[Tensor] = field(default_factory=list)
+    _copied: dict[int, Any] = field(default_factory=dict)
+    _is_used: bool = True
+    _is_written: bool = True
+
+    def copy(self, value: Any) -> Any:
+        return _copied(value, self._copied, self._tensor, self._enter)
+
+    def _enter(self, value: Any, index: int | None) -> None:
+        """Called with a part of a cache, and with its number if it is a layer."""
+        if index is not None:
+            self._is_used = not self.layers or index in self.layers
+        self._is_written = _writes_in_place(value)
+
+    def _tensor(self, tensor: Tensor) -> _Kept | _Elsewhere:
+        # Of the other layers positions count: a single number, which may be a tensor.
+        if self._is_used or tensor.numel() <= 1:
+            self.tensors.append(tensor.clone() if self._is_written else tensor)
+            return _Kept(len(self.tensors) - 1)
+        empty = functools.partial(torch.empty, tensor.shape, dtype=tensor.dtype, device="meta")
+        return _Elsewhere(weakref.ref(tensor), _version(tensor), empty)
+
+
+class _Recompute:
+    """The arguments of one recompute."""
+
+    def __init__(self, before: _Before) -> None:
+        self._tensors = before.tensors
+        self._any_gone = False
+        self._caches = _copied(before.copies, {}, self._tensor, lambda *_: None)
+
+    def arguments(self, arguments: Any) -> Any:
+        return pytree.tree_map(
+            lambda leaf: self._caches[leaf.number] if isinstance(leaf, _Place) else leaf,
+            arguments,
+            is_leaf=lambda node: isinstance(node, torch.Size),
+        )
+
+    def _tensor(self, held: Any) -> Tensor:
+        if isinstance(held, _Kept):
+            return self._tensors[held.number]
+        tensor: Tensor | None = held.get()
+        self._any_gone |= tensor is None
+        return held.empty() if tensor is None else tensor
+
+    def explain(self, error: Exception, subject: object) -> None:
+        """Raises if `error` is of a tensor that is gone: its stand-in is on the device meta."""
+        if self._any_gone and "meta" in str(error):
+            raise RuntimeError(
+                f"checkpoint: the region {region_name(subject)} must find in its recompute what it "
+                "read of a cache, got a layer that is none of its own and was dropped or written "
+                "since; hold the cache, unchanged, until backward has ended"
+            ) from error
+
+
+def _copied(
+    value: Any,
+    copied: dict[int, Any],
+    of_tensor: Callable[[Any], Any],
+    enter: Callable[[Any, int | None], None],
+    index: int | None = None,
+) -> Any:
+    """A copy of a cache, or of what it holds; what belongs to no cache is shared."""
+    if id(value) in copied:
+        return copied[id(value)]
+    again = functools.partial(_copied, copied=copied, of_tensor=of_tensor, enter=enter)
+    kind = type(value)
+    made: Any = value
+    if isinstance(value, (Tensor, _Kept, _Elsewhere)):
+        made = of_tensor(value)
+    elif kind is list or kind is tuple:
+        made = kind(map(again, value))
+    elif kind is dict:
+        made = {key: again(element) for key, element in value.items()}
+    elif kind is set:
+        made = set(value)
+    elif _is_part(kind):
+        made = kind.__new__(kind)
+        copied[id(value)] = made
+        enter(value, index)
+        for name, attribute in vars(value).items():
+            if name == "layers" and isinstance(attribute, list):
+                made.__dict__[name] = [again(a, index=i) for i, a in enumerate(attribute)]
+                enter(value, None)
+            else:
+                made.__dict__[name] = again(attribute)
+    copied[id(value)] = made
+    return made
+
+
+def _holds_cache(value: Any) -> bool:
+    if isinstance(value, Tensor) or value is None:
+        return False
+    if _is_cache(type(value)):
+        return True
+    # Most containers are pairs of tensors.
+    if type(value) is tuple and all(isinstance(element, Tensor) for element in value):
+        return False
+    if type(value) in pytree.SUPPORTED_NODES:
+        leaves = pytree.tree_leaves(value, is_leaf=lambda node: _is_cache(type(node)))
+        return any(_is_cache(type(leaf)) for leaf in leaves)
+    return False
+
+
+def _exchanged(value: Any, place: Callable[[Any], _Place]) -> Any:
+    if not _holds_cache(value):
+        return value
+    return pytree.tree_map(
+        lambda leaf: place(leaf) if _is_cache(type(leaf)) else leaf,
+        value,
+        is_leaf=lambda node: _is_cache(type(node)) or isinstance(node, torch.Size),
+    )
+
+
+@functools.cache
+def _is_cache(kind: type) -> bool:
+    """Caches of some models (xLSTM, Reformer) have no base class."""
+    return _is_part(kind) and (
+        issubclass(kind, sys.modules["transformers.cache_utils"].Cache)
+        or kind.__name__.endswith("Cache")
+    )
+
+
+@functools.cache
+def _is_part(kind: type) -> bool:
+    """Whether an object of this class is a cache's own: a cache, or a layer of one."""
+    names = (base.__module__ for base in kind.__mro__)
+    return (
+        any(name.split(".")[0] == "transformers" for name in names)
+        and hasattr(kind, "__dict__")
+        and not issubclass(kind, (nn.Module, Tensor, type))
+        and any("Cache" in base.__name__ or "Layer" in base.__name__ for base in kind.__mro__)
+    )
+
+
+def _writes_in_place(part: Any) -> bool:
+    """Whether a layer of a cache writes to the tensors that it holds, as far as is known."""
+    caches = sys.modules["transformers.cache_utils"]
+    is_linear = isinstance(part, getattr(caches, "LinearAttentionCacheLayerMixin", ()))
+    return is_linear or not isinstance(part, (caches.DynamicLayer, caches.Cache))
+
+
+def _layers_of(modules: Iterable[nn.Module]) -> set[int]:
+    """The numbers of the layers of a cache that the modules use; empty if they do not say."""
+    found = (module.__dict__.get(name) for module in modules for name in _INDICES)
+    return {index for index in found if isinstance(index, int)}
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

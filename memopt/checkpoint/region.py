@@ -12,11 +12,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import checkpoint as torch_checkpoint
 
 from memopt._compat import checkpoint_options_set_globally
 from memopt._extension import _C
-from memopt.checkpoint.caches import has_cache, may_have_caches, module_of, without_cache
+from memopt.checkpoint.caches import has_cache, may_have_caches, with_caches
 from memopt.checkpoint.debug import OperatorLogs
 from memopt.checkpoint.partition import PartitionChoice, partition_of
 from memopt.checkpoint.settings import fate_of_arguments, region_settings
@@ -68,9 +69,8 @@ def checkpoint(
     arguments in place. A tensor that `fn` closes over must not be written between forward and
     backward either; that is not checked.
 
-    A cache of keys and values of transformers among the arguments would grow a second time in the
-    recompute. Where `fn` is a module or a method of one, it is dealt with as by
-    `checkpoint_wrapper`; another function must only read it.
+    A cache of keys and values of transformers among the arguments grows in forward; the recompute
+    gets a copy of it as it was before. The region keeps what its layers found in the cache.
 
     Args:
         fn: any callable.
@@ -104,19 +104,23 @@ def checkpoint(
         ValueError: an unknown `determinism_check` or `offload`, `use_reentrant=True`, or `debug`
             with a `context_fn`; a `partition` of several dims, without an initialized process group
             or without this rank.
-        RuntimeError: `fn` is a module in training that would write to a cache. In backward, if an
-            argument was written in place or the recompute saved other
+        RuntimeError: in backward, if an argument was written in place or the recompute saved other
             tensors (in number, shape, dtype or device) than forward.
     """
     if not callable(fn):
         raise TypeError(f"checkpoint: fn must be callable, got {type(fn).__name__}")
-    if may_have_caches() and has_cache(args, kwargs) and is_region():
-        module = module_of(fn)
-        if module is not None:
-            arguments = without_cache("checkpoint", module, args, kwargs)
-            if arguments is None:
-                return fn(*args, **kwargs)
-            args, kwargs = arguments
+    if torch.compiler.is_compiling():
+        _check_options(use_reentrant, context_fn, determinism_check, debug)
+        return compiled_region(
+            fn,
+            args,
+            kwargs,
+            preserve_rng_state=preserve_rng_state,
+            context_fn=context_fn,
+            determinism_check=determinism_check,
+            debug=debug,
+            early_stop=early_stop,
+        )
     if (
         preserve_rng_state
         and early_stop
@@ -130,17 +134,6 @@ def checkpoint(
     ):
         return run_region(fn, args, kwargs)
     _check_options(use_reentrant, context_fn, determinism_check, debug)
-    if torch.compiler.is_compiling():
-        return compiled_region(
-            fn,
-            args,
-            kwargs,
-            preserve_rng_state=preserve_rng_state,
-            context_fn=context_fn,
-            determinism_check=determinism_check,
-            debug=debug,
-            early_stop=early_stop,
-        )
     contexts, diagnose = context_fn, None
     global_early_stop, global_debug = checkpoint_options_set_globally()
     debug = _unless_set(global_debug, debug)
@@ -162,7 +155,7 @@ def checkpoint(
         again=again,
         diagnose=diagnose,
     )
-    return _C.run_region(forward, args, kwargs, settings, None)
+    return run_region(forward, args, kwargs, settings)
 
 
 def is_region() -> bool:
@@ -175,11 +168,14 @@ def run_region(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     settings: _C.RegionSettings = _DEFAULT_SETTINGS,
+    owner: nn.Module | None = None,
 ) -> Any:
-    """`checkpoint` with settings made before."""
+    """`checkpoint` with settings made before. `owner`: the module whose forward `fn` is."""
     if torch.compiler.is_compiling():
         return compiled_region(fn, args, kwargs)
-    return _C.run_region(fn, args, kwargs, settings, None)
+    if may_have_caches() and has_cache(args, kwargs) and is_region():
+        fn, args, kwargs = with_caches(fn, args, kwargs, owner)
+    return _C.run_region(fn, args, kwargs, settings, owner)
 
 
 def compiled_region(

@@ -25,9 +25,8 @@ from memopt._class_patch import (
 )
 from memopt._compat import checkpoint_options_set_globally
 from memopt._extension import _C
-from memopt.checkpoint.caches import has_cache, may_have_caches, without_cache
 from memopt.checkpoint.partition import Partition, PartitionChoice, partition_of
-from memopt.checkpoint.region import compiled_region, is_region
+from memopt.checkpoint.region import compiled_region, run_region
 from memopt.checkpoint.settings import fate_of_arguments, region_settings
 from memopt.offload.place import Place
 
@@ -73,10 +72,7 @@ def checkpoint_wrapper(
     Wrapping a module again replaces its settings; `unwrap` undoes the wrapping. The module may be
     copied, pickled and saved like any other; a pickle of it needs memopt to load.
 
-    A layer of transformers gets no cache of keys and values in training, as under transformers'
-    own gradient checkpointing: it would grow a second time in the recompute. In evaluation mode a
-    module that is called with a cache runs without a region. Both warn. A forward raises
-    RuntimeError where neither is possible: set use_cache=False.
+    A cache of keys and values of transformers is that of the plain call, see `memopt.checkpoint`.
 
     Args:
         module: changed in place. A `forward` set on the instance is kept: the region runs it.
@@ -208,11 +204,6 @@ class _Checkpointed(ForwardWrapper):
         settings = module.__dict__.get(_SETTINGS)
         if settings is None:  # made by calling the class of a wrapped module
             return forward(*args, **kwargs)
-        if may_have_caches() and has_cache(args, kwargs) and is_region():
-            arguments = without_cache("checkpoint_wrapper", module, args, kwargs)
-            if arguments is None:
-                return forward(*args, **kwargs)
-            args, kwargs = arguments
         if torch.compiler.is_compiling():
             return compiled_region(forward, args, kwargs)
         check_partition = settings.partition is not None and bool(
@@ -220,7 +211,7 @@ class _Checkpointed(ForwardWrapper):
         )
         buffers = module.__dict__.get(BUFFERS)
         options_of = _region_settings if buffers is None else buffers.region_settings
-        return _C.run_region(forward, args, kwargs, options_of(settings, check_partition), module)
+        return run_region(forward, args, kwargs, options_of(settings, check_partition), module)
 
 
 def region_settings_of(

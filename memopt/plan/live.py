@@ -18,7 +18,6 @@ from memopt.anatomy.step import Step
 from memopt.anatomy.work import tensors_in
 from memopt.checkpoint.apply import Choice as Modules
 from memopt.checkpoint.apply import as_predicate, choose_modules
-from memopt.checkpoint.caches import without_warnings_of_caches
 from memopt.plan import ranks
 from memopt.plan.choice import KEEP, Assignment, Choice
 from memopt.plan.choose import Terms, uniform
@@ -51,7 +50,6 @@ class Live:
     entry: nn.Module | None = None
     """What runs the model: DistributedDataParallel around it; None: the model itself."""
 
-    @without_warnings_of_caches()
     def look(self, assignment: Assignment) -> Observed:
         """A step with an assignment: predicted, or where it asks for values watched. The most bytes
         of all ranks, which then ask for the same steps.
@@ -115,12 +113,11 @@ class Live:
         for number in range(self.steps):
             for sample in samples:
                 assignment = profile.handed_on(sample, number)
-                with applied(assignment, self.step.model), without_warnings_of_caches():
+                with applied(assignment, self.step.model):
                     measured_seconds(self.step, self.blocks)
                     stages = measured_seconds(self.step, self.blocks)
                 yield StepSeconds(assignment, ranks.with_longest(stages), number)
 
-    @without_warnings_of_caches()
     def watch(self) -> int:
         """The most bytes above what is there already, in a real forward and backward of the model
         as it is; the most of all ranks.
