@@ -29,6 +29,8 @@ from memopt.checkpoint.naming import region_name
 _BEFORE = "cache before the call"  # the argument that a region gets in addition
 _INDICES = ("layer_idx", "layer_id", "layer_index", "kv_shared_layer_index")
 
+_PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device))
+
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
@@ -108,13 +110,14 @@ class _Kept:
     number: int
 
 
-@dataclass
+@dataclass(slots=True)
 class _Elsewhere:
     """Stands in a copied cache for a tensor of a layer that the region does not use."""
 
     found: weakref.ref[Tensor]
     version: int
-    empty: Callable[[], Tensor]
+    shape: torch.Size
+    dtype: torch.dtype
 
     def get(self) -> Tensor | None:
         """The tensor, if it is there and was not written since."""
@@ -163,8 +166,7 @@ class _Copier:
         if self._is_used or tensor.numel() <= 1:
             self.tensors.append(tensor.clone() if self._is_written else tensor)
             return _Kept(len(self.tensors) - 1)
-        empty = functools.partial(torch.empty, tensor.shape, dtype=tensor.dtype, device="meta")
-        return _Elsewhere(weakref.ref(tensor), _version(tensor), empty)
+        return _Elsewhere(weakref.ref(tensor), _version(tensor), tensor.shape, tensor.dtype)
 
 
 class _Recompute:
@@ -187,7 +189,9 @@ class _Recompute:
             return self._tensors[held.number]
         tensor: Tensor | None = held.get()
         self._any_gone |= tensor is None
-        return held.empty() if tensor is None else tensor
+        if tensor is not None:
+            return tensor
+        return torch.empty(held.shape, dtype=held.dtype, device="meta")
 
     def explain(self, error: Exception, subject: object) -> None:
         """Raises if `error` is of a tensor that is gone: its stand-in is on the device meta."""
@@ -209,33 +213,36 @@ def _copied(
     """A copy of a cache, or of what it holds; what belongs to no cache is shared."""
     if id(value) in copied:
         return copied[id(value)]
+    if isinstance(value, (Tensor, _Kept, _Elsewhere)):
+        made = copied[id(value)] = of_tensor(value)
+        return made
     again = functools.partial(_copied, copied=copied, of_tensor=of_tensor, enter=enter)
     kind = type(value)
     made: Any = value
-    if isinstance(value, (Tensor, _Kept, _Elsewhere)):
-        made = of_tensor(value)
-    elif kind is list or kind is tuple:
+    if kind is list or kind is tuple:
         made = kind(map(again, value))
     elif kind is dict:
         made = {key: again(element) for key, element in value.items()}
     elif kind is set:
         made = set(value)
-    elif _is_part(kind):
-        made = kind.__new__(kind)
+    elif _is_known_part(kind):
+        made = object.__new__(kind)
         copied[id(value)] = made
         enter(value, index)
         for name, attribute in vars(value).items():
             if name == "layers" and isinstance(attribute, list):
                 made.__dict__[name] = [again(a, index=i) for i, a in enumerate(attribute)]
                 enter(value, None)
-            else:
+            elif type(attribute) not in _PLAIN:
                 made.__dict__[name] = again(attribute)
+            else:
+                made.__dict__[name] = attribute
     copied[id(value)] = made
     return made
 
 
 def _holds_cache(value: Any) -> bool:
-    if isinstance(value, Tensor) or value is None:
+    if value is None or isinstance(value, (Tensor, int, float, str)):
         return False
     if _is_cache(type(value)):
         return True
@@ -258,16 +265,13 @@ def _exchanged(value: Any, place: Callable[[Any], _Place]) -> Any:
     )
 
 
-@functools.cache
 def _is_cache(kind: type) -> bool:
     """Caches of some models (xLSTM, Reformer) have no base class."""
-    return _is_part(kind) and (
-        issubclass(kind, sys.modules["transformers.cache_utils"].Cache)
-        or kind.__name__.endswith("Cache")
-    )
+    if issubclass(kind, sys.modules["transformers.cache_utils"].Cache):
+        return True
+    return kind.__name__.endswith("Cache") and _is_part(kind)
 
 
-@functools.cache
 def _is_part(kind: type) -> bool:
     """Whether an object of this class is a cache's own: a cache, or a layer of one."""
     names = (base.__module__ for base in kind.__mro__)
@@ -277,6 +281,9 @@ def _is_part(kind: type) -> bool:
         and not issubclass(kind, (nn.Module, Tensor, type))
         and any("Cache" in base.__name__ or "Layer" in base.__name__ for base in kind.__mro__)
     )
+
+
+_is_known_part = functools.cache(_is_part)  # asked for each attribute; not by torch.compile
 
 
 def _writes_in_place(part: Any) -> bool:

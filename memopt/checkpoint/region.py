@@ -21,6 +21,7 @@ from memopt.checkpoint.caches import has_cache, may_have_caches, with_caches
 from memopt.checkpoint.debug import OperatorLogs
 from memopt.checkpoint.partition import PartitionChoice, partition_of
 from memopt.checkpoint.settings import fate_of_arguments, region_settings
+from memopt.checkpoint.uncompiled import say_without_effect
 from memopt.offload.place import Place
 
 ContextFn = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
@@ -111,16 +112,15 @@ def checkpoint(
         raise TypeError(f"checkpoint: fn must be callable, got {type(fn).__name__}")
     if torch.compiler.is_compiling():
         _check_options(use_reentrant, context_fn, determinism_check, debug)
-        return compiled_region(
-            fn,
-            args,
-            kwargs,
-            preserve_rng_state=preserve_rng_state,
-            context_fn=context_fn,
-            determinism_check=determinism_check,
-            debug=debug,
-            early_stop=early_stop,
-        )
+        say_without_effect("checkpoint", debug=debug, offload=offload, partition=partition)
+        options: dict[str, Any] = {
+            "preserve_rng_state": preserve_rng_state,
+            "determinism_check": determinism_check,
+            "early_stop": early_stop,
+        }
+        if context_fn is not _no_contexts:
+            options["context_fn"] = context_fn
+        return compiled_region(fn, args, kwargs, **options)
     if (
         preserve_rng_state
         and early_stop
@@ -181,7 +181,11 @@ def run_region(
 def compiled_region(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any
 ) -> Any:
-    """What a region is under torch.compile: the operator that PyTorch's own checkpoint becomes."""
+    """What a region is under torch.compile: the operator that PyTorch's own checkpoint becomes. It
+    must not write to a cache: with one it is the plain call, which the compiler's partitioner cuts.
+    """
+    if may_have_caches() and has_cache(args, kwargs):
+        return fn(*args, **kwargs)
     return torch_checkpoint.checkpoint(fn, *args, use_reentrant=False, **options, **kwargs)
 
 

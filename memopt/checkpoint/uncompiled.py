@@ -1,4 +1,5 @@
-"""A region's function runs out of sight of torch.compile.
+"""A region and torch.compile: its function runs out of the compiler's sight, and where a compiled
+function calls a region, some options have no effect.
 
 A compiled frame around a region must not compile what runs inside: forward and recompute would save
 different tensors.
@@ -7,6 +8,7 @@ different tensors.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -23,3 +25,23 @@ def _apply(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 _disabled = functools.cache(torch.compiler.disable)
+
+
+def say_without_effect(who: str, **options: Any) -> None:
+    """Warns, once, of the options that are on. To be called inside torch.compile only."""
+    for name, value in options.items():
+        if value is not None and value is not False:
+            _warn(f"{who}: {name} has no effect under torch.compile")
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=2)
+
+
+def _warn(message: str) -> None:
+    _warn_once(message)
+
+
+# What torch.compiler.assume_constant_result does: the warning comes when the compiler traces.
+_warn._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -28,6 +28,7 @@ from memopt._extension import _C
 from memopt.checkpoint.partition import Partition, PartitionChoice, partition_of
 from memopt.checkpoint.region import compiled_region, run_region
 from memopt.checkpoint.settings import fate_of_arguments, region_settings
+from memopt.checkpoint.uncompiled import say_without_effect
 from memopt.offload.place import Place
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -205,6 +206,9 @@ class _Checkpointed(ForwardWrapper):
         if settings is None:  # made by calling the class of a wrapped module
             return forward(*args, **kwargs)
         if torch.compiler.is_compiling():
+            say_without_effect(
+                "checkpoint_wrapper", offload=settings.offload, partition=settings.partition
+            )
             return compiled_region(forward, args, kwargs)
         check_partition = settings.partition is not None and bool(
             checkpoint_options_set_globally()[1]

@@ -1,11 +1,13 @@
-"""Proves: a model of transformers with use_cache=True trains in regions as it does without them,
-in every bit and at fewer bytes, since the regions turn the cache off; where that would be another
-computation, an error or a warning says what to do.
+"""Proves: a model of transformers trains in regions as it does without them, in every bit and at
+fewer bytes, whatever its cache of keys and values is: made by the model or given, read by another
+tower afterwards, grown by several calls. The recompute grows a copy that is dropped, and a region
+keeps no cache alive.
 """
 
 from __future__ import annotations
 
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -21,6 +23,14 @@ pytestmark = pytest.mark.slow  # for whichever test imports the library first
 
 SMALL = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2}
 T5 = {"vocab_size": 50, "d_model": 16, "d_ff": 16, "d_kv": 8, "num_heads": 2, "num_layers": 2}
+BART = {
+    "vocab_size": 50,
+    "d_model": 16,
+    **{f"{part}_layers": 2 for part in ("encoder", "decoder")},
+    **{f"{part}_attention_heads": 2 for part in ("encoder", "decoder")},
+    **{f"{part}_ffn_dim": 16 for part in ("encoder", "decoder")},
+}
+XLM = {"n_words": 50, "emb_dim": 16, "n_layers": 2, "n_heads": 2}
 IDS = torch.randint(3, 50, (2, 7), generator=torch.Generator().manual_seed(0))
 
 CONFIGS = {
@@ -32,6 +42,7 @@ CONFIGS = {
         **SMALL, num_hidden_layers=2, intermediate_size=16, num_key_value_heads=2, head_dim=8
     ),
     "T5": lambda: transformers.T5Config(**T5, decoder_start_token_id=0, pad_token_id=0),
+    "BART": lambda: transformers.BartConfig(**BART),
     "Jamba": lambda: transformers.JambaConfig(
         **SMALL,
         num_hidden_layers=4,
@@ -39,122 +50,289 @@ CONFIGS = {
         num_key_value_heads=2,
         attn_layer_period=2,
         attn_layer_offset=1,
-        use_mamba_kernels=False,
     ),
+    "Mamba": lambda: transformers.MambaConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, state_size=4
+    ),
+    # These make their cache themselves, whatever one asks for.
+    "Flaubert": lambda: transformers.FlaubertConfig(**XLM),
+    "XLM": lambda: transformers.XLMConfig(**XLM),
 }
 
-TURNED_OFF = "regions turn the cache of keys and values off in training"
 
-
-def make(name: str) -> nn.Module:
+def make(name: str, training: bool = True) -> nn.Module:
     torch.manual_seed(0)
     config = CONFIGS[name]()
-    assert config.use_cache
     kind = "Seq2SeqLM" if config.is_encoder_decoder else "CausalLM"
+    if name in ("Flaubert", "XLM"):
+        kind = "MaskedLM"
     model: nn.Module = getattr(transformers, f"AutoModelFor{kind}").from_config(config)
-    return model.train()
+    return model.train(training)
 
 
-@pytest.mark.filterwarnings(f"ignore:checkpoint_wrapper. {TURNED_OFF}")
-@pytest.mark.parametrize("every", [1, 2])
+def forwards_of(model: nn.Module, names: list[str]) -> dict[str, int]:
+    """How often the forward of each module ran, from now on."""
+    counts = dict.fromkeys(names, 0)
+    for name in names:
+        child = next(model.get_submodule(name).children())  # is called in the recompute, too
+
+        def count(*_: Any, name: str = name) -> None:
+            counts[name] += 1
+
+        child.register_forward_pre_hook(count)
+    return counts
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("use_cache", [True, False])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_cache_is_turned_off_in_training(name: str, every: int) -> None:
-    model = make(name)
+def test_a_step_is_that_without_regions(name: str, use_cache: bool, training: bool) -> None:
+    model = make(name, training)
+    options = {} if name in ("Flaubert", "XLM") else {"use_cache": use_cache}
 
     def loss() -> Tensor:
-        return model(input_ids=IDS, labels=IDS).loss
+        return model(input_ids=IDS, labels=IDS, **options).loss
 
     expected = step_results(loss, model.parameters())
     before = memopt.saved_bytes(loss)
-    memopt.apply_checkpointing(model, every=every)
+    names = memopt.apply_checkpointing(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same_bits(step_results(loss, model.parameters()), expected)
+    assert memopt.saved_bytes(loss) < before / 2
+    counts = forwards_of(model, [name for name in names if "layers" in name or ".h." in name])
+    loss().backward()
+    assert set(counts.values()) <= {2}  # forward and recompute
+
+
+def pi0() -> tuple[nn.Module, dict[str, Tensor]]:
+    """A language tower whose keys and values are the prefix of the action expert."""
+    torch.manual_seed(0)
+    gemma = {
+        "model_type": "gemma",
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+    }
+    vision = {
+        "model_type": "siglip_vision_model",
+        "intermediate_size": 16,
+        "hidden_size": 16,
+        "patch_size": 4,
+        "image_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "vision_use_head": False,
+    }
+    config = transformers.PI0Config(
+        vlm_config={
+            "model_type": "paligemma",
+            "text_config": {**gemma, "vocab_size": 64},
+            "vision_config": vision,
+            "projection_dim": 16,
+            "image_token_id": 63,
+        },
+        dit_config=gemma,
+        chunk_size=3,
+        max_state_dim=4,
+        max_action_dim=4,
+    )
+    ids = torch.tensor([[63] * 4 + [3, 4, 5], [63] * 4 + [6, 7, 8]])
+    batch = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "pixel_values": torch.randn(2, 1, 3, 8, 8),
+        "pixel_attention_mask": torch.ones(2, 1, dtype=torch.bool),
+        "state": torch.randn(2, 4),
+        "actions": torch.randn(2, 3, 4),
+        "noise": torch.randn(2, 3, 4),
+        "timestep": torch.rand(2),
+    }
+    return transformers.PI0ForConditionalGeneration(config).train(), batch
+
+
+@pytest.mark.skipif(not hasattr(transformers, "PI0Config"), reason="a newer transformers has it")
+def test_a_cache_that_another_tower_reads_in_the_same_step() -> None:
+    model, batch = pi0()
+
+    def loss() -> Tensor:
+        return model(**batch).loss
+
+    expected = step_results(loss, model.parameters())
+    before = memopt.saved_bytes(loss)
+    names = memopt.apply_checkpointing(model)
+    assert any("language_model" in name for name in names)
+    assert any("dit" in name for name in names)
     assert_same_bits(step_results(loss, model.parameters()), expected)
-    assert memopt.saved_bytes(loss) < before
+    loss().backward()
+    attention = model.model.vlm.language_model.layers[0].self_attn
+    assert all(p.grad is not None and p.grad.any() for p in attention.k_proj.parameters())
+    assert memopt.saved_bytes(loss) < before / 2
 
 
-def test_a_warning_and_the_report_say_so() -> None:
-    model = make("BLOOM")
-    report = memopt.convert(model, checkpoint=True)
-    assert [note for note in report.notes if "use_cache=True" in note]
-    with pytest.warns(UserWarning, match=f"{TURNED_OFF}.*use_cache=False"):
-        model(input_ids=IDS)
-    model.config.use_cache = False
-    assert not [n for n in memopt.convert(model, checkpoint=True).notes if "use_cache" in n]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model(input_ids=IDS, labels=IDS).loss.backward()
+@pytest.mark.parametrize("kind", ["DynamicCache", "StaticCache"])
+@pytest.mark.parametrize("name", ["Llama", "Gemma 2"])
+def test_a_cache_with_tokens_in_it(name: str, kind: str) -> None:
+    model = make(name)
+    options = {"max_cache_len": 16} if kind == "StaticCache" else {}
 
+    def loss() -> Tensor:
+        cache = getattr(transformers, kind)(config=model.config, **options)
+        with torch.no_grad():
+            model(input_ids=IDS[:, :3], past_key_values=cache)
+        return model(input_ids=IDS[:, 3:], past_key_values=cache).logits.square().mean()
 
-def test_what_a_cache_holds_is_not_lost_silently() -> None:
-    model = make("Llama")
-    with torch.no_grad():
-        prefix = model(input_ids=IDS).past_key_values
+    expected = step_results(loss, model.parameters())
     memopt.apply_checkpointing(model)
-    with pytest.raises(RuntimeError, match=r"layers\.0 .*must get an empty cache.*use_cache=False"):
-        model(input_ids=IDS, past_key_values=prefix)
+    assert_same_bits(step_results(loss, model.parameters()), expected)
 
 
-def test_modules_that_are_no_layers_of_transformers_name_the_setting() -> None:
+def test_gradients_through_the_cache_of_an_earlier_call() -> None:
     model = make("Llama")
-    attention = type(model.model.layers[0].self_attn)
-    memopt.apply_checkpointing(model, attention)
-    with pytest.raises(RuntimeError, match=r"self_attn .*must not get a cache.*use_cache=False"):
-        model(input_ids=IDS)
-    model(input_ids=IDS, use_cache=False).logits.sum().backward()
+
+    def loss() -> Tensor:
+        first = model(input_ids=IDS[:, :3])
+        again = model(input_ids=IDS[:, 3:], past_key_values=first.past_key_values)
+        keys = again.past_key_values.layers[1].keys
+        assert keys.shape[-2] == IDS.shape[1]
+        return again.logits.square().mean() + keys.square().mean()
+
+    expected = step_results(loss, model.parameters())
+    memopt.apply_checkpointing(model)
+    assert_same_bits(step_results(loss, model.parameters()), expected)
 
 
-def test_in_evaluation_the_cache_stays() -> None:
-    model = make("BLOOM").eval()
-    expected = step_results(lambda: model(input_ids=IDS).logits, model.parameters())
+def test_the_cache_in_the_output_is_that_of_the_plain_call() -> None:
+    model = make("BLOOM", training=False)
     tokens = model.generate(IDS, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    expected = model(input_ids=IDS).past_key_values
     memopt.apply_checkpointing(model)
-    with pytest.warns(UserWarning, match=r"h\.0 .*runs without a region.*use_cache=False"):
-        output = model(input_ids=IDS)
-    assert output.past_key_values.get_seq_length() == IDS.shape[1]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert torch.equal(
-            model.generate(IDS, max_new_tokens=4, do_sample=False, pad_token_id=0), tokens
-        )
-        with memopt.disable_checkpointing():
-            model(input_ids=IDS)
-    model.config.use_cache = False
-    got = step_results(lambda: model(input_ids=IDS).logits, model.parameters())
-    assert_same_bits(got, expected)
+    output = model(input_ids=IDS)
+    output.logits.sum().backward()  # whose recompute grows another one
+    for layer, other in zip(output.past_key_values.layers, expected.layers, strict=True):
+        assert torch.equal(layer.keys, other.keys)
+        assert torch.equal(layer.values, other.values)
+    got = model.generate(IDS, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert torch.equal(got, tokens)
+
+
+def test_a_region_keeps_no_cache_alive() -> None:
+    model = make("Llama")
+    memopt.apply_checkpointing(model)
+    output = model(input_ids=IDS, labels=IDS)
+    keys = [weakref.ref(layer.keys) for layer in output.past_key_values.layers]
+    cache = weakref.ref(output.past_key_values)
+    loss = output.loss
+    del output
+    assert cache() is None
+    assert [key() for key in keys] == [None, None]
+    loss.backward()
 
 
 class InRegion(nn.Module):
-    """A layer as a model of one's own calls it."""
+    """A module as a model of one's own calls it."""
 
-    def __init__(self, layer: nn.Module, method: bool) -> None:
+    def __init__(self, inner: nn.Module, style: str) -> None:
         super().__init__()
-        self.layer = layer
-        self.method = method
+        self.inner = inner
+        self.style = style
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        fn = self.layer.forward if self.method else self.layer
+        if self.style == "function":
+            return memopt.checkpoint(lambda a, k: self.inner(*a, **k), args, kwargs)
+        fn = self.inner.forward if self.style == "method" else self.inner
         return memopt.checkpoint(fn, *args, **kwargs)
 
 
-@pytest.mark.parametrize("method", [False, True])
-def test_checkpoint_of_a_layer_turns_the_cache_off(method: bool) -> None:
+@pytest.mark.parametrize("style", ["module", "method", "function"])
+@pytest.mark.parametrize("what", ["layer", "attention"])
+def test_checkpoint_of_what_gets_a_cache(what: str, style: str) -> None:
     model = make("Llama")
 
     def loss() -> Tensor:
         return model(input_ids=IDS, labels=IDS).loss
 
     expected = step_results(loss, model.parameters())
-    model.model.layers = nn.ModuleList(InRegion(layer, method) for layer in model.model.layers)
-    with pytest.warns(UserWarning, match=f"^checkpoint: {TURNED_OFF}.*use_cache=False"):
-        actual = step_results(loss, model.parameters())
-    assert_same_bits(actual, expected)
+    for i, layer in enumerate(model.model.layers):
+        if what == "layer":
+            model.model.layers[i] = InRegion(layer, style)
+        else:
+            layer.self_attn = InRegion(layer.self_attn, style)
+    assert_same_bits(step_results(loss, model.parameters()), expected)
 
 
-def test_checkpoint_of_a_module_that_needs_its_cache_names_the_setting() -> None:
-    model = make("Llama")
-    for layer in model.model.layers:
-        layer.self_attn = InRegion(layer.self_attn, method=False)
-    with pytest.raises(RuntimeError, match=r"^checkpoint: .*must not get a cache.*use_cache=False"):
-        model(input_ids=IDS)
-    with torch.no_grad():
-        model(input_ids=IDS)
-    model(input_ids=IDS, use_cache=False).logits.sum().backward()
+def test_checkpoint_sequential_with_a_cache() -> None:
+    linear = nn.Linear(4, 4)
+
+    def attend(x: Tensor, cache: Any) -> Tensor:
+        keys, values = cache.update(linear(x)[:, None], x[:, None], 0)
+        return keys.sum(2)[:, 0] * values.mean()
+
+    def loss(sequential: bool) -> Tensor:
+        cache = transformers.DynamicCache()
+        stages = [attend, torch.sin, torch.cos]
+        x = torch.ones(2, 3, 4)
+        if sequential:
+            return memopt.checkpoint_sequential(stages, 3, x, cache=cache).sum()
+        return torch.cos(torch.sin(attend(x, cache))).sum()
+
+    expected = step_results(lambda: loss(False), linear.parameters())
+    assert_same_bits(step_results(lambda: loss(True), linear.parameters()), expected)
+
+
+class ReadsLayer0(nn.Module):
+    """Layer 1 of a model; reads the keys of layer 0, which none of its attributes says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer_idx = 1
+
+    def forward(self, x: Tensor, cache: Any) -> Tensor:
+        return x * (x * cache.layers[0].keys).sum()
+
+
+@pytest.mark.parametrize("what", ["held", "dropped", "written"])
+def test_a_layer_of_the_cache_that_is_gone_is_named(what: str) -> None:
+    keys = torch.randn(2, 1, 1, 4)
+    cache = transformers.DynamicCache()
+    cache.update(keys.clone(), keys.clone(), 0)
+    x = torch.randn(2, 1, 1, 4, requires_grad=True)
+    out = memopt.checkpoint(ReadsLayer0(), x, cache).sum()
+    if what == "held":
+        out.backward()
+        (expected,) = torch.autograd.grad((x * (x * keys).sum()).sum(), x)
+        assert torch.equal(x.grad, expected)
+        return
+    if what == "written":
+        cache.layers[0].keys.zero_()
+    else:
+        del cache
+    with pytest.raises(RuntimeError, match=r"^checkpoint: the region .*ReadsLayer0 must find"):
+        out.backward()
+
+
+def test_what_a_region_keeps_of_a_cache_must_not_be_written() -> None:
+    keys = torch.randn(2, 1, 3, 4)
+    cache = transformers.DynamicCache()
+    cache.update(keys, keys, 0)
+    held = cache.layers[0].keys
+
+    def attend(x: Tensor, cache: Any) -> Tensor:
+        return cache.update(x, x, 0)[0].square().sum()
+
+    x = torch.randn(2, 1, 1, 4, requires_grad=True)
+    out = memopt.checkpoint(attend, x, cache)
+    held.zero_()
+    with pytest.raises(RuntimeError, match=r"cache before the call.*must not be written"):
+        out.backward()
+
+
+def test_the_report_says_what_a_cache_costs() -> None:
+    model = make("BLOOM")
+    report = memopt.convert(model, checkpoint=True)
+    assert [note for note in report.notes if "use_cache=True" in note]
+    model.config.use_cache = False
+    assert not [n for n in memopt.convert(model, checkpoint=True).notes if "use_cache" in n]

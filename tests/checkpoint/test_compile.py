@@ -5,13 +5,15 @@ break, and compiled functions work inside regions that run eagerly, batch norm s
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import EagerAndRecordGraphs
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from memopt.checkpoint import checkpoint, checkpoint_wrapper
+from memopt.checkpoint import checkpoint, checkpoint_wrapper, ops_worth_saving, uncompiled
 from tests.checkpoint.support import assert_same_bits, mlp
 
 
@@ -41,6 +43,59 @@ def test_regions_compile_without_graph_breaks(
         )
     for actual, e in zip(gradients(function, tensors), expected, strict=True):
         torch.testing.assert_close(actual, e)
+
+
+def keep_products():
+    return create_selective_checkpoint_contexts(ops_worth_saving())
+
+
+OPTIONS = {
+    "preserve_rng_state": False,
+    "early_stop": False,
+    "determinism_check": "none",
+    "use_reentrant": None,
+    "context_fn": keep_products,
+    "debug": True,
+    "offload": "cpu",
+    "partition": None,
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_the_options_of_checkpoint_compile(option: str) -> None:
+    module = mlp()
+    tensors = [torch.randn(4, 8, requires_grad=True), *module.parameters()]
+    expected = gradients(lambda x: module(x).sin(), tensors)
+    options = {option: OPTIONS[option]}
+    function = torch.compile(
+        lambda x: checkpoint(module, x, **options).sin(), backend="aot_eager", fullgraph=True
+    )
+    uncompiled._warn_once.cache_clear()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        actual = gradients(function, tensors)
+        torch._dynamo.reset()
+        function(tensors[0])
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    said = [str(w.message) for w in seen if "no effect under torch.compile" in str(w.message)]
+    without_effect = option in ("debug", "offload")
+    assert said == [f"checkpoint: {option} has no effect under torch.compile"] * without_effect
+
+
+def test_wrong_options_of_checkpoint_are_named_when_compiled() -> None:
+    function = torch.compile(
+        lambda x: checkpoint(torch.sin, x, determinism_check="some"), backend="eager"
+    )
+    with pytest.raises(ValueError, match="checkpoint: determinism_check must be one of"):
+        function(torch.ones(2, requires_grad=True))
+
+
+def test_the_options_of_the_wrapper_compile() -> None:
+    module = checkpoint_wrapper(mlp(), offload="cpu", preserve_rng_state=False)
+    uncompiled._warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="checkpoint_wrapper: offload has no effect"):
+        torch.compile(lambda x: module(x), backend="eager", fullgraph=True)(torch.randn(4, 8))
 
 
 def test_regions_become_the_checkpoint_operator() -> None:
