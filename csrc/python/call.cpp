@@ -263,6 +263,11 @@ std::string Call::structure() const {
   return text;
 }
 
+bool Call::hooks_copy_on_write() const {
+  const py::gil_scoped_acquire gil;
+  return compat::hooks_copy_on_write();
+}
+
 std::string Call::name() const {
   const py::gil_scoped_acquire gil;
   const auto& subject = objects_->owner.is_none() ? objects_->fn : objects_->owner;

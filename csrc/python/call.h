@@ -48,6 +48,7 @@ class Call : public saved::Function {
 
   void run(const std::vector<at::Tensor>& tensors,
            c10::intrusive_ptr<saved::Packer> packer) override;
+  bool hooks_copy_on_write() const override;
   std::string name() const override;
   std::string argument_name(size_t tensor) const override;
   std::string diagnosis() const override;

@@ -47,6 +47,11 @@ py::object result_of_collective(py::handle tensor) {
   return tensor.attr("trigger_wait")();
 }
 
+bool hooks_copy_on_write() {
+  const auto graph = py::module_::import("torch.autograd.graph");
+  return py::cast<bool>(graph.attr("_allow_mutation_on_saved_tensors_enabled"));
+}
+
 bool is_being_compiled() {
   // Nothing is compiled before torch._dynamo is imported; afterwards it hooks frames only while a
   // compiled function runs. To ask costs a tenth of calling past it.

@@ -21,6 +21,9 @@ PyTypeObject* norm_base_type();
 // stands for, when it is there; null for any other tensor.
 pybind11::object result_of_collective(pybind11::handle tensor);
 
+// Whether torch.autograd.graph.allow_mutation_on_saved_tensors is entered.
+bool hooks_copy_on_write();
+
 // Whether torch.compile would see the frames of a call made now.
 bool is_being_compiled();
 

@@ -6,6 +6,7 @@
 #include <pybind11/pybind11.h>
 
 #include "../saved/handle.h"
+#include "functions.h"
 
 namespace memopt::python {
 
@@ -27,6 +28,7 @@ class HooksGuard {
 
  private:
   const PyObject* pack_;
+  const InterceptFunctions intercept_;  // for rrelu.cpp
 };
 
 // The hooks that are active in this thread, as a Packer; empty if there are none. One of ours is

@@ -122,7 +122,14 @@ void register_region(py::module_& m) {
            py::arg("arguments") = "keep", py::arg("partition") = py::none(),
            py::arg("check_partition") = false, py::arg("on_pass") = py::none(),
            py::arg("on_saved") = py::none(), py::arg("again") = py::none(),
-           py::arg("diagnose") = py::none());
+           py::arg("diagnose") = py::none())
+      .def(
+          "with_early_stop",
+          [](Settings settings, bool early_stop) {
+            settings.options.early_stop = early_stop;
+            return settings;
+          },
+          "The same but for whether a recompute ends as soon as it can.");
   if (PyModule_AddFunctions(m.ptr(), functions) < 0) throw py::error_already_set();
 
   py::class_<saved::Flags>(m, "Flags", "Where a thread is.")

@@ -1,6 +1,12 @@
 #include "arguments.h"
 
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/clone.h>
+
 #include <algorithm>
+
+#include "geometry.h"
 
 namespace memopt::saved {
 
@@ -54,14 +60,16 @@ c10::intrusive_ptr<FateOfArguments> for_each_argument(c10::intrusive_ptr<Fate> f
 
 Arguments::Arguments(const std::vector<ArgumentTensor>& tensors, FateOfArguments* fate) {
   if (fate != nullptr) taken_ = fate->take(tensors);
+  const bool has_hooks = at::SavedTensorDefaultHooks::get_hooks().has_value();
   held_.reserve(tensors.size());
   for (size_t number = 0; number < tensors.size(); ++number) {
     const auto& tensor = tensors[number].tensor;
-    Held held{Version(tensor), {}, {}, tensor.requires_grad()};
+    Held held{Version(tensor), {}, {}, {}, tensor.requires_grad()};
     if (tensor.is_inference()) {
       held.inference = tensor;
     } else if (!taken_.defined() || !taken_->has(number)) {
       held.saved = torch::autograd::SavedVariable(tensor, /*is_output=*/false);
+      if (has_hooks) held.hooked = storage_of(tensor);
     }
     held_.push_back(std::move(held));
   }
@@ -74,6 +82,11 @@ std::vector<at::Tensor> Arguments::restore() const {
     const auto& held = held_[number];
     if (!tensor.defined()) {
       tensor = held.inference.defined() ? held.inference : held.saved.unpack();
+      if (held.version.moved()) {
+        // What the hooks have is for every recompute, and this one may write to it as forward did.
+        const at::AutoGradMode grad_mode(held.requires_grad);
+        tensor = tensor.clone();
+      }
     } else if (tensor.requires_grad() != held.requires_grad) {
       // A fate that gave another tensor back: that one has no history, and is this region's own.
       auto* impl = tensor.unsafeGetTensorImpl();
@@ -85,10 +98,13 @@ std::vector<at::Tensor> Arguments::restore() const {
   return tensors;
 }
 
-std::optional<Arguments::Written> Arguments::first_written() const {
+std::optional<Arguments::Written> Arguments::first_written(bool hooks_copy) const {
   for (size_t number = 0; number < held_.size(); ++number) {
-    const auto& version = held_[number].version;
-    if (version.moved()) return Written{number, version};
+    const auto& held = held_[number];
+    if (!held.version.moved()) continue;
+    const bool is_copy =
+        hooks_copy && held.hooked != nullptr && storage_of(held.saved.unpack()) != held.hooked;
+    if (!is_copy) return Written{number, held.version};
   }
   return std::nullopt;
 }

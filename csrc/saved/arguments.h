@@ -50,14 +50,17 @@ class Arguments {
     size_t number;
     Version version;
   };
-  // The first tensor that was written in place since.
-  std::optional<Written> first_written() const;
+  // The first tensor that was written in place since. With `hooks_copy` one may be written of which
+  // the hooks that got it give a copy of then. To be asked before restore().
+  std::optional<Written> first_written(bool hooks_copy) const;
 
  private:
   struct Held {
     Version version;
     torch::autograd::SavedVariable saved;  // empty where `taken_` or `inference` has the tensor
     at::Tensor inference;                  // autograd does not save these
+    // Its storage, to compare with, where hooks that were active got the tensor; else null.
+    const c10::StorageImpl* hooked;
     bool requires_grad;
   };
   c10::intrusive_ptr<ArgumentsHandle> taken_;

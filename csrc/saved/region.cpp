@@ -200,7 +200,10 @@ void Region::recompute(const Task& task, Slots wanted) {
 }
 
 void Region::check_arguments_unwritten() const {
-  if (const auto written = arguments_.first_written()) {
+  auto written = arguments_.first_written(/*hooks_copy=*/false);
+  if (written && function_->hooks_copy_on_write())
+    written = arguments_.first_written(/*hooks_copy=*/true);
+  if (written) {
     TORCH_CHECK(
         false, "checkpoint: ", function_->argument_name(written->number), " of region ",
         function_->name(),

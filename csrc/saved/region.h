@@ -45,6 +45,9 @@ class Function {
   // autograd saves goes to `packer`. Returns when the function ends or an empty handle ends it.
   virtual void run(const std::vector<at::Tensor>& tensors, c10::intrusive_ptr<Packer> packer) = 0;
 
+  // Whether PyTorch's hooks that copy what is written (allow_mutation_on_saved_tensors) are active.
+  virtual bool hooks_copy_on_write() const = 0;
+
   // For error messages.
   virtual std::string name() const = 0;
   virtual std::string argument_name(size_t tensor) const = 0;

@@ -34,6 +34,7 @@ def apply_checkpointing(
     offload: Place | None = None,
     partition: PartitionChoice = None,
     preserve_rng_state: bool = True,
+    early_stop: bool = True,
 ) -> list[str]:
     """Apply `checkpoint_wrapper`, in place, to chosen submodules; `unwrap(model)` undoes it.
 
@@ -70,7 +71,8 @@ def apply_checkpointing(
         skip_first: that many candidates at the beginning stay as they are.
         skip_last: the same at the end.
         offload_to_cpu: see `checkpoint_wrapper`.
-        maintain_forward_counter, offload, partition, preserve_rng_state: see `checkpoint_wrapper`.
+        maintain_forward_counter, offload, partition, preserve_rng_state, early_stop: see
+            `checkpoint_wrapper`.
 
     Returns:
         The qualified names of the modules that were wrapped, in order; empty if none was chosen.
@@ -111,6 +113,7 @@ def apply_checkpointing(
                 offload=offload,
                 partition=ranks,
                 preserve_rng_state=preserve_rng_state,
+                early_stop=early_stop,
             )
     return [name for name, _ in chosen]
 

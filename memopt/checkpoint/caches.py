@@ -214,8 +214,8 @@ def _copied(
     if id(value) in copied:
         return copied[id(value)]
     if isinstance(value, (Tensor, _Kept, _Elsewhere)):
-        made = copied[id(value)] = of_tensor(value)
-        return made
+        copied[id(value)] = of_tensor(value)
+        return copied[id(value)]
     again = functools.partial(_copied, copied=copied, of_tensor=of_tensor, enter=enter)
     kind = type(value)
     made: Any = value
@@ -283,7 +283,9 @@ def _is_part(kind: type) -> bool:
     )
 
 
-_is_known_part = functools.cache(_is_part)  # asked for each attribute; not by torch.compile
+_is_known_part: Callable[[type], bool] = functools.cache(
+    _is_part
+)  # asked for each attribute; not by torch.compile
 
 
 def _writes_in_place(part: Any) -> bool:

@@ -6,10 +6,9 @@ for it; settings.py holds what the engine calls in this package.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -80,7 +79,7 @@ def checkpoint(
         preserve_rng_state: draw the same random numbers in the recompute. Costs well below a
             microsecond; a generator that `fn` does not use is left alone in any case.
         context_fn: called once per call; returns two context managers, the first to run forward
-            in, the second for each recompute.
+            in, the second for each recompute. An exception goes on where one of them ends it.
         determinism_check: "default": shape, dtype and device of each tensor saved in the recompute
             must be what they were in forward. "none": only their number must.
         debug: keep a log of the operators that forward runs, so that the error of a recompute that
@@ -103,8 +102,8 @@ def checkpoint(
     Raises:
         TypeError: `fn` is not callable, or `partition` is no group, mesh or True.
         ValueError: an unknown `determinism_check` or `offload`, `use_reentrant=True`, or `debug`
-            with a `context_fn`; a `partition` of several dims, without an initialized process group
-            or without this rank.
+            (also by `set_checkpoint_debug_enabled`) with a `context_fn`; a `partition` of several
+            dims, without an initialized process group or without this rank.
         RuntimeError: in backward, if an argument was written in place or the recompute saved other
             tensors (in number, shape, dtype or device) than forward.
     """
@@ -130,13 +129,15 @@ def checkpoint(
         and not use_reentrant
         and offload is None
         and partition is None
-        and checkpoint_options_set_globally() == (None, None)
+        and not checkpoint_options_set_globally()[1]
     ):
         return run_region(fn, args, kwargs)
+    global_debug = checkpoint_options_set_globally()[1]
+    debug = debug if global_debug is None else global_debug
     _check_options(use_reentrant, context_fn, determinism_check, debug)
+    if may_have_caches() and has_cache(args, kwargs) and is_region():
+        fn, args, kwargs = with_caches(fn, args, kwargs)
     contexts, diagnose = context_fn, None
-    global_early_stop, global_debug = checkpoint_options_set_globally()
-    debug = _unless_set(global_debug, debug)
     if debug:
         logs = OperatorLogs()
         contexts, diagnose = logs.contexts, logs.first_difference
@@ -151,7 +152,7 @@ def checkpoint(
         check_partition=debug,
         preserve_rng_state=preserve_rng_state,
         check_metadata=determinism_check == "default",
-        early_stop=_unless_set(global_early_stop, early_stop),
+        early_stop=early_stop,
         again=again,
         diagnose=diagnose,
     )
@@ -175,6 +176,9 @@ def run_region(
         return compiled_region(fn, args, kwargs)
     if may_have_caches() and has_cache(args, kwargs) and is_region():
         fn, args, kwargs = with_caches(fn, args, kwargs, owner)
+    early_stop = checkpoint_options_set_globally()[0]
+    if early_stop is not None:
+        settings = settings.with_early_stop(early_stop)
     return _C.run_region(fn, args, kwargs, settings, owner)
 
 
@@ -208,14 +212,21 @@ def _check_options(
         )
 
 
-def _unless_set(globally: bool | None, here: bool) -> bool:
-    return here if globally is None else globally
-
-
 def _inside(context: AbstractContextManager[Any], fn: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with context:
-            return fn(*args, **kwargs)
+    """`fn` in a context, which may see an exception and must not end it: there is no result."""
 
+    def call(*args: Any, **kwargs: Any) -> Any:
+        swallowed: BaseException | None = None
+        try:
+            with context:
+                try:
+                    return fn(*args, **kwargs)
+                except BaseException as error:
+                    swallowed = error
+                    raise
+            raise cast(BaseException, swallowed)
+        finally:
+            swallowed = None  # whose traceback holds this frame
+
+    call.__wrapped__ = fn  # type: ignore[attr-defined]
     return call

@@ -58,6 +58,9 @@ class Settings:
     preserve_rng_state: bool = True
     """Draw the same random numbers in the recompute."""
 
+    early_stop: bool = True
+    """End the recompute as soon as the last tensor that backward wants is there."""
+
 
 def checkpoint_wrapper(
     module: ModuleT,
@@ -67,6 +70,7 @@ def checkpoint_wrapper(
     offload: Place | None = None,
     partition: PartitionChoice = None,
     preserve_rng_state: bool = True,
+    early_stop: bool = True,
 ) -> ModuleT:
     """Make every forward of `module` a checkpointed region (see `memopt.checkpoint`).
 
@@ -94,6 +98,8 @@ def checkpoint_wrapper(
             no effect, and nothing has under `torch.compile`.
         preserve_rng_state: draw the same random numbers in the recompute. While a CUDA graph is
             captured the generator's state cannot be read: False, for modules that draw none.
+        early_stop: end the recompute as soon as the last tensor that backward wants is there; as
+            everywhere, `torch.utils.checkpoint.set_checkpoint_early_stop` goes before it.
 
     Returns:
         `module`, the same object.
@@ -124,7 +130,14 @@ def checkpoint_wrapper(
         # Made by calling the class of a wrapped module.
         module.__dict__[_INSTANCE_FORWARD] = module.__dict__.pop("forward")
     _set_settings(
-        module, Settings(place, bool(maintain_forward_counter), ranks, bool(preserve_rng_state))
+        module,
+        Settings(
+            place,
+            bool(maintain_forward_counter),
+            ranks,
+            bool(preserve_rng_state),
+            bool(early_stop),
+        ),
     )
     return module
 
@@ -228,6 +241,7 @@ def region_settings_of(
     return region_settings(
         arguments=buffers if place == "keep" and buffers is not None else place,
         preserve_rng_state=settings.preserve_rng_state,
+        early_stop=settings.early_stop,
         partition=settings.partition,
         check_partition=check_partition,
         on_pass=_count if settings.maintain_forward_counter else None,

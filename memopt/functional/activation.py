@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from memopt._extension import _C
+from memopt.functional.arguments import names_arguments
 
 __all__ = [
     "ACTIVATIONS",
@@ -43,6 +44,7 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
 _op: Callable[..., Tensor] = torch.ops.memopt.activation.default
 
 
+@names_arguments
 def activation(input: Tensor, activation: str, activation_scalar: float | None = None) -> Tensor:
     """f(x) element by element, for an activation f by its name.
 
@@ -75,6 +77,7 @@ def gelu_name(op: str, approximate: str) -> str:
     return "gelu_tanh" if approximate == "tanh" else "gelu"
 
 
+@names_arguments
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     """Gaussian error linear unit, x Phi(x), element by element.
 
@@ -94,6 +97,7 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     return _op(input, gelu_name("gelu", approximate))
 
 
+@names_arguments
 def silu(input: Tensor) -> Tensor:
     """x s(x) element by element, s the logistic function (also called swish).
 
@@ -102,6 +106,7 @@ def silu(input: Tensor) -> Tensor:
     return _op(input, "silu")
 
 
+@names_arguments
 def relu(input: Tensor) -> Tensor:
     """max(x, 0) element by element; the derivative at 0 is 0. NaN stays NaN.
 
@@ -110,6 +115,7 @@ def relu(input: Tensor) -> Tensor:
     return _op(input, "relu")
 
 
+@names_arguments
 def quick_gelu(input: Tensor) -> Tensor:
     """x s(1.702 x) element by element, s the logistic function.
 
@@ -118,6 +124,7 @@ def quick_gelu(input: Tensor) -> Tensor:
     return _op(input, "quick_gelu")
 
 
+@names_arguments
 def relu_squared(input: Tensor) -> Tensor:
     """max(x, 0)^2 element by element.
 
@@ -126,6 +133,7 @@ def relu_squared(input: Tensor) -> Tensor:
     return _op(input, "relu_squared")
 
 
+@names_arguments
 def sigmoid(input: Tensor) -> Tensor:
     """The logistic function 1 / (1 + exp(-x)) element by element.
 
@@ -134,6 +142,7 @@ def sigmoid(input: Tensor) -> Tensor:
     return _op(input, "sigmoid")
 
 
+@names_arguments
 def softcap(input: Tensor, cap: float) -> Tensor:
     """cap tanh(x / cap) element by element: x near 0, and never beyond cap.
 

@@ -10,9 +10,11 @@ from torch import Tensor
 import memopt._extension  # noqa: F401  (registers the operators)
 from memopt.functional.activation import ACTIVATIONS, gelu_name
 from memopt.functional.activation import activation as activate
+from memopt.functional.arguments import names_arguments
 from memopt.functional.norm import add_layer_norm, add_rms_norm
 
 
+@names_arguments
 def dropout(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     """Zeroes elements at random, each with probability p, and divides the others by 1 - p.
 
@@ -48,6 +50,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     return output
 
 
+@names_arguments
 def activation_dropout(
     input: Tensor,
     p: float = 0.5,
@@ -84,6 +87,7 @@ def activation_dropout(
     return output
 
 
+@names_arguments
 def gelu_dropout(
     input: Tensor, p: float = 0.5, training: bool = True, approximate: str = "none"
 ) -> Tensor:
@@ -103,6 +107,7 @@ def gelu_dropout(
     return activation_dropout(input, p, training, name)
 
 
+@names_arguments
 def dropout_add_layer_norm(
     input: Tensor,
     residual: Tensor,
@@ -142,6 +147,7 @@ def dropout_add_layer_norm(
     return output, sum
 
 
+@names_arguments
 def dropout_add_rms_norm(
     input: Tensor,
     residual: Tensor,

@@ -9,12 +9,14 @@ from torch import Tensor
 
 import memopt._extension  # noqa: F401  (registers the operators)
 from memopt.functional.activation import gelu_name
+from memopt.functional.arguments import names_arguments
 
 # Looked up once. Each lookup, keyword and Python function between costs time on the host.
 _gated: Callable[..., Tensor] = torch.ops.memopt.gated.default
 _gated_packed: Callable[..., Tensor] = torch.ops.memopt.gated_packed.default
 
 
+@names_arguments
 def gated(
     gate: Tensor, up: Tensor, activation: str, activation_scalar: float | None = None
 ) -> Tensor:
@@ -41,6 +43,7 @@ def gated(
     return _gated(gate, up, activation, activation_scalar)
 
 
+@names_arguments
 def gated_packed(
     input: Tensor,
     activation: str,
@@ -71,21 +74,25 @@ def gated_packed(
     )
 
 
+@names_arguments
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) up: gated with "silu"."""
     return _gated(gate, up, "silu")
 
 
+@names_arguments
 def swiglu_packed(input: Tensor, interleaved: bool = False) -> Tensor:
     """gated_packed with "silu"."""
     return gated_packed(input, "silu", interleaved)
 
 
+@names_arguments
 def geglu(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
     """gelu(gate, approximate) up: gated with "gelu", or "gelu_tanh" where approximate is "tanh"."""
     return gated(gate, up, gelu_name("geglu", approximate))
 
 
+@names_arguments
 def geglu_packed(input: Tensor, interleaved: bool = False, approximate: str = "none") -> Tensor:
     """gated_packed with "gelu", or "gelu_tanh" where approximate is "tanh"."""
     return gated_packed(input, gelu_name("geglu_packed", approximate), interleaved)

@@ -19,6 +19,7 @@ from torch.nn.functional import linear
 import memopt._extension  # noqa: F401  (registers the operators)
 from memopt._compat import in_jit_trace
 from memopt.functional.activation import gelu_name
+from memopt.functional.arguments import names_arguments
 from memopt.functional.norm import layer_norm, rms_norm
 
 Tensors = Sequence[Tensor]
@@ -43,6 +44,7 @@ def layer_norm_linear(
     bias: OptionalTensors | None = None,
     eps: float = 1e-5,
 ) -> tuple[Tensor, ...]: ...
+@names_arguments
 def layer_norm_linear(
     input: Tensor,
     norm_weight: Tensor | None,
@@ -99,6 +101,7 @@ def rms_norm_linear(
     *,
     zero_centered_weight: bool = False,
 ) -> tuple[Tensor, ...]: ...
+@names_arguments
 def rms_norm_linear(
     input: Tensor,
     norm_weight: Tensor | None,
@@ -136,6 +139,7 @@ def rms_norm_linear(
     return outputs[0] if isinstance(weight, Tensor) else tuple(outputs)
 
 
+@names_arguments
 def activation_linear(
     input: Tensor,
     weight: Tensor,
@@ -164,6 +168,7 @@ def activation_linear(
     return output
 
 
+@names_arguments
 def gelu_linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, approximate: str = "none"
 ) -> Tensor:
@@ -171,6 +176,7 @@ def gelu_linear(
     return activation_linear(input, weight, bias, gelu_name("gelu_linear", approximate))
 
 
+@names_arguments
 def gated_linear(
     gate: Tensor,
     up: Tensor,
@@ -193,11 +199,13 @@ def gated_linear(
     return output
 
 
+@names_arguments
 def swiglu_linear(gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """gated_linear with silu."""
     return gated_linear(gate, up, weight, bias, "silu")
 
 
+@names_arguments
 def gated_packed_linear(
     input: Tensor,
     weight: Tensor,

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 import memopt._extension  # noqa: F401  (registers the operators)
+from memopt.functional.arguments import names_arguments
 
 
+@names_arguments
 def mlp(
     input: Tensor,
     up_weight: Tensor,

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 import memopt._extension  # noqa: F401  (registers the operators)
+from memopt.functional.arguments import names_arguments
 
 
+@names_arguments
 def layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -40,6 +42,7 @@ def layer_norm(
     return output
 
 
+@names_arguments
 def layer_norm_gelu(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -70,6 +73,7 @@ def layer_norm_gelu(
     return output
 
 
+@names_arguments
 def rms_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -107,6 +111,7 @@ def rms_norm(
     return output
 
 
+@names_arguments
 def add_layer_norm(
     input: Tensor,
     residual: Tensor,
@@ -142,6 +147,7 @@ def add_layer_norm(
     return output, sum
 
 
+@names_arguments
 def add_rms_norm(
     input: Tensor,
     residual: Tensor,
