@@ -26,11 +26,10 @@ using at::Tensor;
 using Generator = std::optional<at::Generator>;
 
 // Otherwise backward does not read the noise, or nothing is saved.
-bool reads_noise(const Tensor& self, const Scalar& lower, const Scalar& upper, bool training) {
+bool reads_noise(const Tensor& self, bool training) {
   constexpr auto kTransform = c10::DispatchKey::FuncTorchDynamicLayerFrontMode;
-  return training && upper.to<double>() - lower.to<double>() > 1e-6 && self.requires_grad() &&
-         at::GradMode::is_enabled() && !torch::jit::tracer::isTracing() &&
-         !c10::impl::tls_is_dispatch_key_included(kTransform);
+  return training && self.requires_grad() && at::GradMode::is_enabled() &&
+         !torch::jit::tracer::isTracing() && !c10::impl::tls_is_dispatch_key_included(kTransform);
 }
 
 void draw(const Tensor& self, Tensor& noise, const Scalar& lower, const Scalar& upper,
@@ -42,7 +41,7 @@ void draw(const Tensor& self, Tensor& noise, const Scalar& lower, const Scalar& 
 Tensor rrelu(const Tensor& self, Tensor& noise, const Scalar& lower, const Scalar& upper,
              bool training, Generator generator) {
   const c10::impl::ExcludeDispatchKeyGuard pass_on(kInterceptKey);
-  if (!reads_noise(self, lower, upper, training))
+  if (!reads_noise(self, training))
     return at::rrelu_with_noise(self, noise, lower, upper, training, std::move(generator));
   draw(self, noise, lower, upper, std::move(generator));
   return at::mul(self, noise);
@@ -51,7 +50,7 @@ Tensor rrelu(const Tensor& self, Tensor& noise, const Scalar& lower, const Scala
 Tensor& rrelu_(Tensor& self, Tensor& noise, const Scalar& lower, const Scalar& upper, bool training,
                Generator generator) {
   const c10::impl::ExcludeDispatchKeyGuard pass_on(kInterceptKey);
-  if (!reads_noise(self, lower, upper, training))
+  if (!reads_noise(self, training))
     return at::rrelu_with_noise_(self, noise, lower, upper, training, std::move(generator));
   draw(self, noise, lower, upper, std::move(generator));
   return self.mul_(noise);

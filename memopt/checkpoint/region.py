@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -79,7 +79,7 @@ def checkpoint(
         preserve_rng_state: draw the same random numbers in the recompute. Costs well below a
             microsecond; a generator that `fn` does not use is left alone in any case.
         context_fn: called once per call; returns two context managers, the first to run forward
-            in, the second for each recompute. An exception goes on where one of them ends it.
+            in, the second for each recompute. They must not end exceptions.
         determinism_check: "default": shape, dtype and device of each tensor saved in the recompute
             must be what they were in forward. "none": only their number must.
         debug: keep a log of the operators that forward runs, so that the error of a recompute that
@@ -104,8 +104,9 @@ def checkpoint(
         ValueError: an unknown `determinism_check` or `offload`, `use_reentrant=True`, or `debug`
             (also by `set_checkpoint_debug_enabled`) with a `context_fn`; a `partition` of several
             dims, without an initialized process group or without this rank.
-        RuntimeError: in backward, if an argument was written in place or the recompute saved other
-            tensors (in number, shape, dtype or device) than forward.
+        RuntimeError: a context of `context_fn` ended an exception. In backward, if an argument was
+            written in place or the recompute saved other tensors (in number, shape, dtype or
+            device) than forward.
     """
     if not callable(fn):
         raise TypeError(f"checkpoint: fn must be callable, got {type(fn).__name__}")
@@ -212,21 +213,26 @@ def _check_options(
         )
 
 
-def _inside(context: AbstractContextManager[Any], fn: Callable[..., Any]) -> Callable[..., Any]:
+def _inside(context: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn` in a context, which may see an exception and must not end it: there is no result."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        swallowed: BaseException | None = None
+        ended: BaseException | None = None
         try:
             with context:
                 try:
                     return fn(*args, **kwargs)
                 except BaseException as error:
-                    swallowed = error
+                    ended = error
                     raise
-            raise cast(BaseException, swallowed)
+            if isinstance(ended, _C.Stop):
+                raise ended
+            raise RuntimeError(
+                "checkpoint: a context of context_fn must not end an exception, since a region "
+                f"that failed has no result, got {type(context).__name__}, which ended {ended!r}"
+            ) from ended
         finally:
-            swallowed = None  # whose traceback holds this frame
+            ended = None  # whose traceback holds this frame
 
     call.__wrapped__ = fn  # type: ignore[attr-defined]
     return call

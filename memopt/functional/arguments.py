@@ -94,7 +94,7 @@ def _described(hint: Any) -> str:
 
 
 def _got(value: Any, hint: Any) -> str:
-    kind = type(value).__name__
+    kind = "None" if value is None else type(value).__name__
     if isinstance(value, (list, tuple)) and "Sequence" in str(hint):
         return f"{kind} of {', '.join(dict.fromkeys(type(each).__name__ for each in value))}"
     return kind

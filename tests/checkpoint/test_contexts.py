@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from memopt.checkpoint import checkpoint, disable_checkpointing
+from memopt.checkpoint import (
+    checkpoint,
+    disable_checkpointing,
+    is_checkpointing,
+    is_recomputing,
+)
 from tests.checkpoint.support import torch_non_reentrant
 
 every_way = pytest.mark.parametrize(
@@ -174,3 +179,59 @@ def test_without_a_determinism_check_only_the_number_must_agree(
     y = way(fewer, x, context_fn=Contexts(), determinism_check="none")
     with pytest.raises(RuntimeError):
         y.sum().backward()
+
+
+class EndsExceptions(AbstractContextManager[None]):
+    def __exit__(self, *raised: object) -> bool:
+        return True
+
+
+@every_way
+def test_a_context_that_ends_an_exception_gives_no_result(
+    way: Callable[..., Any], x: Tensor
+) -> None:
+    def fails(x: Tensor) -> Tensor:
+        raise Failure("forward")
+
+    with pytest.raises(RuntimeError, match="context_fn"):
+        way(fails, x, context_fn=lambda: (EndsExceptions(), EndsExceptions()))
+
+
+def test_a_context_that_ends_an_exception_in_the_recompute(x: Tensor) -> None:
+    """The region's own exception for an early stop passes it, too."""
+    calls: list[str] = []
+
+    def function(x: Tensor) -> Tensor:
+        calls.append("call")
+        if len(calls) == 3:
+            raise Failure("recompute")
+        return x.exp().sin()
+
+    contexts = (EndsExceptions(), EndsExceptions())
+    y = checkpoint(function, x, context_fn=lambda: contexts)
+    (got,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+    assert torch.equal(got, torch.autograd.grad(x.exp().sin().sum(), x)[0])
+    with pytest.raises(RuntimeError, match=r"context_fn.*EndsExceptions, which ended Failure"):
+        y.sum().backward()
+    assert not is_recomputing()
+    assert not is_checkpointing()
+
+
+class FailsInExit(AbstractContextManager[None]):
+    def __exit__(self, *raised: object) -> None:
+        raise Failure("exit")
+
+
+@pytest.mark.parametrize("where", ["forward", "recompute"])
+def test_a_context_that_fails_leaves_everything_as_it_was(where: str, x: Tensor) -> None:
+    contexts = {"forward": nullcontext(), "recompute": nullcontext(), where: FailsInExit()}
+
+    def step() -> None:
+        checkpoint(torch.exp, x, context_fn=lambda: tuple(contexts.values())).sum().backward()
+
+    with pytest.raises(Failure, match="exit"):
+        step()
+    assert not is_recomputing()
+    assert not is_checkpointing()
+    saved = x.exp().grad_fn._saved_result  # by no hooks that stayed
+    assert torch.equal(saved, x.exp())

@@ -13,10 +13,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import checkpoint as torch_checkpoint
 
-from memopt.checkpoint import checkpoint, is_recomputing
+from memopt.checkpoint import (
+    apply_checkpointing,
+    checkpoint,
+    checkpoint_sequential,
+    checkpoint_wrapper,
+    is_recomputing,
+)
 from tests.checkpoint.support import CountCalls, assert_same_bits, torch_non_reentrant
 
 WAYS = (checkpoint, torch_non_reentrant)
@@ -85,6 +91,39 @@ def test_early_stop_by_argument_and_by_scope(
     y.sum().backward()
     stops = argument if scope is None else scope
     assert count.calls == (1 if stops else 2)
+
+
+@pytest.mark.parametrize("scope", [None, True, False])
+@pytest.mark.parametrize("argument", [True, False])
+@pytest.mark.parametrize("way", ["checkpoint_wrapper", "apply_checkpointing"])
+def test_early_stop_of_wrapped_modules(
+    way: str, argument: bool, scope: bool | None, x: Tensor
+) -> None:
+    count = CountCalls()
+
+    class Chain(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return count(x.exp().sin() + 1)
+
+    model = nn.Sequential(Chain())
+    if way == "checkpoint_wrapper":
+        checkpoint_wrapper(model[0], early_stop=argument)
+    else:
+        apply_checkpointing(model, Chain, early_stop=argument)
+    with nullcontext() if scope is None else torch_checkpoint.set_checkpoint_early_stop(scope):
+        y = model(x)
+    y.sum().backward()
+    stops = argument if scope is None else scope
+    assert count.calls == (1 if stops else 2)
+
+
+@pytest.mark.parametrize("scope", [True, False])
+def test_early_stop_of_a_sequence_by_scope(scope: bool, x: Tensor) -> None:
+    count = CountCalls()
+    with torch_checkpoint.set_checkpoint_early_stop(scope):
+        y = checkpoint_sequential([chain(count), torch.neg], 2, x)
+    y.sum().backward()
+    assert count.calls == (1 if scope else 2)
 
 
 def nested(
@@ -221,3 +260,61 @@ BAD_OPTIONS = {
 def test_options_that_are_refused(message: str, x: Tensor) -> None:
     with pytest.raises(ValueError, match=f"^checkpoint: {message}"):
         checkpoint(torch.exp, x, **BAD_OPTIONS[message])
+
+
+@every_way
+def test_the_debug_scope_refuses_contexts_as_the_argument_does(
+    way: Callable[..., Any], x: Tensor
+) -> None:
+    """They would be dropped."""
+    with (
+        torch_checkpoint.set_checkpoint_debug_enabled(True),
+        pytest.raises(ValueError, match="debug"),
+    ):
+        way(torch.exp, x, context_fn=lambda: (nullcontext(), nullcontext()))
+
+
+def written_by_the_caller(way: Callable[..., Any], x: Tensor) -> Tensor:
+    h = x.sin()
+    y = way(lambda h: h.exp() * h, h)
+    h.mul_(2)
+    return y * h
+
+
+def written_by_the_function(way: Callable[..., Any], x: Tensor) -> Tensor:
+    def function(h: Tensor) -> Tensor:
+        h.add_(1)
+        return h.exp()
+
+    return way(function, x.sin())
+
+
+@pytest.mark.parametrize(
+    ("step", "way"),
+    [
+        (written_by_the_caller, checkpoint),
+        (written_by_the_caller, torch_non_reentrant),
+        (written_by_the_function, checkpoint),  # where PyTorch's gives other gradients
+    ],
+)
+def test_arguments_written_where_pytorch_copies_what_is_written(
+    step: Callable[..., Tensor], way: Callable[..., Any], x: Tensor
+) -> None:
+    """In PyTorch's scope the hooks have the values of forward."""
+    with torch.autograd.graph.allow_mutation_on_saved_tensors():
+        (expected,) = torch.autograd.grad(step(lambda fn, h: fn(h), x).sum(), x)
+        y = step(way, x)
+        for _ in range(2):
+            (got,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+            assert torch.equal(got, expected)
+
+
+def test_an_argument_that_was_not_copied_is_noticed_there(x: Tensor) -> None:
+    h = x.detach().sin()
+    y = checkpoint(lambda x, h: (x * h).exp(), x, h)
+    h.mul_(2)
+    with (
+        torch.autograd.graph.allow_mutation_on_saved_tensors(),
+        pytest.raises(RuntimeError, match="positional argument 1 of region"),
+    ):
+        y.sum().backward()
