@@ -87,6 +87,14 @@ std::unique_ptr<OpenScope> open_scope(Policy policy) {
       std::move(policy.fate), std::move(policy.registry), active_hooks()));
 }
 
+// Whether PyTorch has raised this for a transform inside our hooks (memopt/_compat.py).
+bool refuses_hooks(py::handle error) {
+  static const py::handle asks =
+      py::object(py::module_::import("memopt._compat").attr("refuses_hooks")).release();
+  return PyErr_GivenExceptionMatches(error.ptr(), PyExc_RuntimeError) != 0 &&
+         py::cast<bool>(asks(error));
+}
+
 // It may be entered again, inside itself, and by several threads.
 class SavedTensors {
  public:
@@ -113,14 +121,22 @@ class SavedTensors {
     entered_.push_back({std::this_thread::get_id(), std::move(scope)});
   }
 
-  void exit(const py::args&) {
+  void exit(const py::args& raised) {
     const auto last = std::find_if(entered_.rbegin(), entered_.rend(), [](const Entered& entered) {
       return entered.thread == std::this_thread::get_id();
     });
     TORCH_CHECK(last != entered_.rend(),
                 "memopt.saved_tensors(): a scope must be left once, by the thread that entered it, "
                 "got an exit in a thread that has not entered it");
+    const bool had_hooks = last->scope != nullptr;
     entered_.erase(std::next(last).base());
+    if (had_hooks && raised.size() == 3 && refuses_hooks(raised[1])) {
+      TORCH_CHECK(
+          false,
+          "memopt.saved_tensors(): torch.func.grad, vjp, jacrev and hessian must not "
+          "be called inside this scope, memopt.recipes() or memopt.offload(), since PyTorch "
+          "allows no saved tensor hooks around them");
+    }
   }
 
  private:

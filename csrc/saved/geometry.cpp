@@ -39,7 +39,8 @@ bool Geometry::operator==(const Geometry& other) const {
 
 bool is_plain(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && tensor.has_storage() && !autograd::is_traced(tensor) &&
-         !tensor.is_nested() && !tensor.is_conj() && !tensor.is_neg() && !tensor.is_quantized();
+         !tensor.is_nested() && !tensor.is_conj() && !tensor.is_neg() && !tensor.is_quantized() &&
+         !tensor._is_zerotensor();
 }
 
 bool has_memory(const at::Tensor& tensor) {

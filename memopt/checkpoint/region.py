@@ -14,10 +14,11 @@ import torch
 from torch import nn
 from torch.utils import checkpoint as torch_checkpoint
 
-from memopt._compat import checkpoint_options_set_globally
+from memopt._compat import checkpoint_options_set_globally, refuses_hooks
 from memopt._extension import _C
 from memopt.checkpoint.caches import has_cache, may_have_caches, with_caches
 from memopt.checkpoint.debug import OperatorLogs
+from memopt.checkpoint.naming import region_name
 from memopt.checkpoint.partition import PartitionChoice, partition_of
 from memopt.checkpoint.settings import fate_of_arguments, region_settings
 from memopt.checkpoint.uncompiled import say_without_effect
@@ -180,7 +181,16 @@ def run_region(
     early_stop = checkpoint_options_set_globally()[0]
     if early_stop is not None:
         settings = settings.with_early_stop(early_stop)
-    return _C.run_region(fn, args, kwargs, settings, owner)
+    try:
+        return _C.run_region(fn, args, kwargs, settings, owner)
+    except RuntimeError as error:
+        if not refuses_hooks(error):
+            raise
+        raise RuntimeError(
+            f"checkpoint: memopt's region {region_name(fn if owner is None else owner)} must not "
+            "call torch.func.grad, vjp, jacrev or hessian, since PyTorch allows no saved tensor "
+            "hooks around them; make no region of it"
+        ) from error
 
 
 def compiled_region(
@@ -213,7 +223,9 @@ def _check_options(
         )
 
 
-def _inside(context: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
+def _inside(
+    context: AbstractContextManager[Any, bool | None], fn: Callable[..., Any]
+) -> Callable[..., Any]:
     """`fn` in a context, which may see an exception and must not end it: there is no result."""
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -18,7 +18,12 @@ from torch import nn
 
 from memopt._call_hooks import around_calls, put_around_calls, remove_from_calls
 from memopt._class_patch import original_class, patches_of
-from memopt._compat import add_note, is_parametrized, let_higher_order_ops_pass
+from memopt._compat import (
+    add_note,
+    is_parametrized,
+    let_higher_order_ops_pass,
+    refuses_hooks,
+)
 from memopt._extension import _C
 
 let_higher_order_ops_pass(_C.INTERCEPT_KEY)  # csrc/python/functions.h
@@ -26,8 +31,8 @@ let_higher_order_ops_pass(_C.INTERCEPT_KEY)  # csrc/python/functions.h
 _KEY = "memopt.convert: recipes"
 
 _TRANSFORM_INSIDE = (
-    "memopt: convert put saved-tensor hooks around this call of the model; for code that uses such "
-    "transforms inside, convert(model, recipes=False) puts none"
+    "memopt.convert: a model whose code calls torch.func.grad, vjp, jacrev or hessian must be "
+    "converted with recipes=False, since PyTorch allows no saved tensor hooks around them"
 )
 
 # Their fast path in evaluation asks whether any module inside has hooks.
@@ -50,9 +55,10 @@ def _leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         return
     _C.leave_call(module, _KEY)
     error = sys.exc_info()[1]
-    if isinstance(error, RuntimeError) and "saved tensor hooks" in str(error):
-        # PyTorch's, which does not know whose hooks these are.
-        add_note(error, _TRANSFORM_INSIDE)
+    if isinstance(error, RuntimeError) and refuses_hooks(error):
+        # Another error cannot be raised here: PyTorch drops what such a hook raises.
+        error.args = (_TRANSFORM_INSIDE,)
+        add_note(error, "convert(model, recipes=False) puts no hooks around the model's calls")
 
 
 def turn_recipes_on(
