@@ -44,7 +44,7 @@ def without_dispatch_modes() -> Any:
 
 
 def refuses_hooks(error: RuntimeError) -> bool:
-    """Whether this is PyTorch's error for a transform of torch.func inside saved-tensor hooks, which
+    """Whether this is PyTorch's error for a transform of torch.func inside saved-tensor hooks. It
     does not know whose hooks they are.
     """
     text = str(error)
@@ -53,7 +53,11 @@ def refuses_hooks(error: RuntimeError) -> bool:
 
 def in_jit_trace() -> bool:
     """Whether torch.jit.trace runs in this thread."""
-    return torch._C._get_tracing_state() is not None
+    return tracing_state() is not None
+
+
+# In that thread what a tensor's shape holds are tensors, too. None where nothing is traced.
+tracing_state = torch._C._get_tracing_state
 
 
 def wraps_tensors(tensor: Tensor) -> bool:

@@ -37,8 +37,9 @@ def recipes() -> AbstractContextManager[None]:
     anywhere. Saved-tensor hooks that are active around the context (save_on_cpu, a checkpointed
     region, a user's own) get every tensor that has no recipe; hooks inside it get all. A context
     inside another does nothing; under torch.compile, in torch.func's transforms and in
-    torch.jit.trace it does nothing either. (torch.func.grad, vjp, jacrev and hessian inside it raise
-    an error, as in any saved-tensor hooks; vmap and jvp work.) It belongs to the thread that enters it.
+    torch.jit.trace it does nothing either. (torch.func.grad, vjp, jacrev and hessian raise an error
+    inside it, as in any saved-tensor hooks; vmap and jvp work.) It belongs to the thread that
+    enters it.
 
     Host time: about 1 us per saved tensor beyond that of saved-tensor hooks that do nothing, and a
     kernel launch per output that is made again (benchmarks/recipes_overhead.py).

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -223,15 +223,15 @@ def _check_options(
         )
 
 
-def _inside(
-    context: AbstractContextManager[Any, bool | None], fn: Callable[..., Any]
-) -> Callable[..., Any]:
+def _inside(context: AbstractContextManager[Any], fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn` in a context, which may see an exception and must not end it: there is no result."""
+
+    scope = cast("AbstractContextManager[Any, bool]", context)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         ended: BaseException | None = None
         try:
-            with context:
+            with scope:
                 try:
                     return fn(*args, **kwargs)
                 except BaseException as error:

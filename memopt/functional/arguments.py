@@ -16,6 +16,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from memopt._compat import tracing_state
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -34,6 +36,13 @@ def names_arguments(fn: Callable[P, R]) -> Callable[P, R]:
             raise TypeError(f"{fn.__name__}: {wrong}") from error
 
     return call
+
+
+def as_ints(shape: Sequence[int]) -> Sequence[int]:
+    """`shape` for an operator: torch.jit.trace has tensors in the place of sizes, which the lists
+    of an operator outside PyTorch cannot hold.
+    """
+    return shape if tracing_state() is None else [int(size) for size in shape]
 
 
 def wrong_argument(

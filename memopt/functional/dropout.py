@@ -10,7 +10,7 @@ from torch import Tensor
 import memopt._extension  # noqa: F401  (registers the operators)
 from memopt.functional.activation import ACTIVATIONS, gelu_name
 from memopt.functional.activation import activation as activate
-from memopt.functional.arguments import names_arguments
+from memopt.functional.arguments import as_ints, names_arguments
 from memopt.functional.norm import add_layer_norm, add_rms_norm
 
 
@@ -142,7 +142,7 @@ def dropout_add_layer_norm(
     if not _drops("dropout_add_layer_norm", p, training):
         return add_layer_norm(input, residual, normalized_shape, weight, bias, eps)
     output, sum = torch.ops.memopt.dropout_add_layer_norm(
-        input, residual, p, normalized_shape, weight, bias, eps
+        input, residual, p, as_ints(normalized_shape), weight, bias, eps
     )
     return output, sum
 
@@ -181,7 +181,7 @@ def dropout_add_rms_norm(
     if not _drops("dropout_add_rms_norm", p, training):
         return add_rms_norm(input, residual, normalized_shape, weight, eps, **keywords)
     output, sum = torch.ops.memopt.dropout_add_rms_norm(
-        input, residual, p, normalized_shape, weight, eps, **keywords
+        input, residual, p, as_ints(normalized_shape), weight, eps, **keywords
     )
     return output, sum
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import memopt._extension  # noqa: F401  (registers the operators)
-from memopt.functional.arguments import names_arguments
+from memopt.functional.arguments import as_ints, names_arguments
 
 
 @names_arguments
@@ -38,7 +38,9 @@ def layer_norm(
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it and what was got.
     """
-    output: Tensor = torch.ops.memopt.layer_norm(input, normalized_shape, weight, bias, eps)
+    output: Tensor = torch.ops.memopt.layer_norm(
+        input, as_ints(normalized_shape), weight, bias, eps
+    )
     return output
 
 
@@ -68,7 +70,7 @@ def layer_norm_gelu(
         was got.
     """
     output: Tensor = torch.ops.memopt.layer_norm_gelu(
-        input, normalized_shape, weight, bias, eps, approximate=approximate
+        input, as_ints(normalized_shape), weight, bias, eps, approximate=approximate
     )
     return output
 
@@ -106,7 +108,7 @@ def rms_norm(
         RuntimeError: an argument breaks a rule above; the message names it and what was got.
     """
     output: Tensor = torch.ops.memopt.rms_norm(
-        input, normalized_shape, weight, eps, zero_centered_weight=zero_centered_weight
+        input, as_ints(normalized_shape), weight, eps, zero_centered_weight=zero_centered_weight
     )
     return output
 
@@ -142,7 +144,7 @@ def add_layer_norm(
         RuntimeError: an argument breaks a rule above; the message names it and what was got.
     """
     output, sum = torch.ops.memopt.add_layer_norm(
-        input, residual, normalized_shape, weight, bias, eps
+        input, residual, as_ints(normalized_shape), weight, bias, eps
     )
     return output, sum
 
@@ -174,6 +176,11 @@ def add_rms_norm(
         RuntimeError: an argument breaks a rule above; the message names it and what was got.
     """
     output, sum = torch.ops.memopt.add_rms_norm(
-        input, residual, normalized_shape, weight, eps, zero_centered_weight=zero_centered_weight
+        input,
+        residual,
+        as_ints(normalized_shape),
+        weight,
+        eps,
+        zero_centered_weight=zero_centered_weight,
     )
     return output, sum

@@ -98,10 +98,15 @@ class GatedSwap(ClassSwap):
                 )
             outputs = list(halves(packed, self.layout))
         gate, up = outputs if self.layout != "second" else outputs[::-1]
-        same_dtype = gate.dtype == up.dtype or (casts(gate) and casts(up))
-        if supports(gate) and supports(up) and gate.shape == up.shape and same_dtype:
+        # First whether they are tensors: torch.fx's stand-ins must not be compared.
+        if supports(gate) and supports(up) and _are_alike(gate, up):
             return functional.gated(gate, up, self.activation)
         return formula(self.activation)(gate) * up
+
+
+def _are_alike(gate: Tensor, up: Tensor) -> bool:
+    same_dtype = gate.dtype == up.dtype or (casts(gate) and casts(up))
+    return gate.shape == up.shape and same_dtype
 
 
 def halves(packed: Tensor, layout: str) -> Iterator[Tensor]:
