@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "objects.h"
+#include "offload.h"
 
 namespace memopt::python {
 
@@ -52,7 +53,13 @@ PyObject* pack(PyObject* self, PyObject* const* args, size_t, PyObject*) {
     if (result == nullptr) return nullptr;
     Py_DECREF(result);
   }
-  auto handle = object->packer->pack(THPVariable_Unpack(args[0]));
+  intrusive_ptr<saved::Handle> handle;
+  try {
+    handle = object->packer->pack(THPVariable_Unpack(args[0]));
+  } catch (const std::system_error& error) {  // a directory that has gone
+    set_os_error(error);
+    return nullptr;
+  }
   if (!handle.defined()) {
     PyErr_SetNone(stop);
     return nullptr;

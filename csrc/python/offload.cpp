@@ -83,6 +83,11 @@ bool is_held(const at::Tensor& tensor) {
          (tensor.is_view() && !is_of_base_class(wrap(at::Tensor(tensor._base()))));
 }
 
+void set_os_error(const std::system_error& error) {
+  const auto arguments = py::make_tuple(error.code().value(), error.what());
+  PyErr_SetObject(PyExc_OSError, arguments.ptr());
+}
+
 void register_offload(py::module_& m) {
   py::class_<OffloadOptions>(m, "Offload", "What is offloaded where.")
       .def(py::init([](std::string directory, size_t min_bytes, double fraction,
@@ -102,9 +107,7 @@ void register_offload(py::module_& m) {
           options.directory = directory;
           const offload::SpillFile probe(std::move(options));
         } catch (const std::system_error& error) {
-          // errno and text, which make OSError one of its own classes (FileNotFoundError).
-          const auto arguments = py::make_tuple(error.code().value(), error.what());
-          PyErr_SetObject(PyExc_OSError, arguments.ptr());
+          set_os_error(error);
           throw py::error_already_set();
         }
       },

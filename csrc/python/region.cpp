@@ -12,6 +12,7 @@
 #include "fates.h"
 #include "hooks.h"
 #include "modules_reached.h"
+#include "offload.h"
 #include "partition.h"
 #include "scope.h"
 #include "settings.h"
@@ -80,10 +81,15 @@ PyObject* run_region(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   auto *fn = arguments[0], *args = arguments[1], *kwargs = arguments[2];
   if (is_plain_call()) return PyObject_Call(fn, args, kwargs);
   const auto borrow = [](PyObject* object) { return py::reinterpret_borrow<py::object>(object); };
-  return forward(borrow(fn), borrow(args), borrow(kwargs), borrow(arguments[3]),
-                 borrow(arguments[4]))
-      .release()
-      .ptr();
+  try {
+    return forward(borrow(fn), borrow(args), borrow(kwargs), borrow(arguments[3]),
+                   borrow(arguments[4]))
+        .release()
+        .ptr();
+  } catch (const std::system_error& error) {  // the directory that arguments wait in has gone
+    set_os_error(error);
+    return nullptr;
+  }
   END_HANDLE_TH_ERRORS
 }
 

@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 def names_arguments(fn: Callable[P, R]) -> Callable[P, R]:
-    """`fn`, whose annotations say what its arguments must be."""
+    """`fn`, a function or a class's __init__, whose annotations say what its arguments must be."""
 
     @functools.wraps(fn)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -33,7 +33,8 @@ def names_arguments(fn: Callable[P, R]) -> Callable[P, R]:
             wrong = wrong_argument(fn, args, kwargs)
             if wrong is None:
                 raise
-            raise TypeError(f"{fn.__name__}: {wrong}") from error
+            name = type(args[0]).__name__ if fn.__name__ == "__init__" else fn.__name__
+            raise TypeError(f"{name}: {wrong}") from error
 
     return call
 
@@ -53,7 +54,10 @@ def wrong_argument(
         bound = inspect.signature(fn).bind(*args, **kwargs)
     except TypeError:
         return None  # Python's own error names the function
-    hints = typing.get_type_hints(fn)
+    try:
+        hints = typing.get_type_hints(fn)
+    except NameError:  # imported for the type checker alone
+        return None
     for name, value in bound.arguments.items():
         if name in hints and not _is(value, hints[name]):
             return f"{name} must be {_described(hints[name])}, got {_got(value, hints[name])}"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from memopt import functional
+from memopt.functional.arguments import names_arguments
 
 
 class GELU(torch.nn.GELU):
@@ -38,6 +39,7 @@ class SiLU(torch.nn.SiLU):
     Shape: any to the same.
     """
 
+    @names_arguments
     def __init__(self, inplace: bool = False) -> None:
         _refuse_inplace(self, inplace)
         super().__init__()
@@ -58,6 +60,7 @@ class ReLU(torch.nn.ReLU):
     Shape: any to the same.
     """
 
+    @names_arguments
     def __init__(self, inplace: bool = False) -> None:
         _refuse_inplace(self, inplace)
         super().__init__()
@@ -106,6 +109,7 @@ class Activation(torch.nn.Module):
     Shape: any to the same.
     """
 
+    @names_arguments
     def __init__(self, activation: str, activation_scalar: float | None = None) -> None:
         super().__init__()
         check_activation(type(self).__name__, activation, activation_scalar)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from memopt import functional
+from memopt.functional.arguments import names_arguments
 from memopt.nn.activation import check_activation, described, kind_and_name, module_of
 from memopt.nn.gated import Gated, unit_of
 from memopt.nn.linear import around, check_kinds
@@ -31,6 +32,7 @@ class ActivationLinear(nn.Module):
     Shape: (*, in_features) to (*, out_features).
     """
 
+    @names_arguments
     def __init__(
         self,
         in_features: int,
@@ -85,6 +87,7 @@ class GELULinear(ActivationLinear):
     Shape: (*, in_features) to (*, out_features).
     """
 
+    @names_arguments
     def __init__(
         self,
         in_features: int,
@@ -135,6 +138,7 @@ class GatedLinear(nn.Module):
         (*, out_features).
     """
 
+    @names_arguments
     def __init__(
         self,
         in_features: int,

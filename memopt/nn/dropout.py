@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from memopt import functional
+from memopt.functional.arguments import names_arguments
 
 
 class Dropout(torch.nn.Dropout):
@@ -20,6 +21,7 @@ class Dropout(torch.nn.Dropout):
     Shape: any to the same.
     """
 
+    @names_arguments
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         if inplace:
             raise ValueError(f"Dropout: inplace must be False, got {inplace}")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from memopt import functional
+from memopt.functional.arguments import names_arguments
 from memopt.nn.rms_norm import RMSNorm
 
 
@@ -26,6 +27,7 @@ class DropoutAddLayerNorm(torch.nn.LayerNorm):
     Shape: two tensors (*, *normalized_shape) to two of the same: the normalised sum, and the sum.
     """
 
+    @names_arguments
     def __init__(
         self,
         normalized_shape: int | list[int] | torch.Size,
@@ -72,6 +74,7 @@ class DropoutAddRMSNorm(RMSNorm):
     Shape: two tensors (*, *normalized_shape) to two of the same: the normalised sum, and the sum.
     """
 
+    @names_arguments
     def __init__(
         self,
         normalized_shape: int | list[int] | torch.Size,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from memopt import functional
 from memopt.functional.activation import gelu_name
+from memopt.functional.arguments import names_arguments
 from memopt.nn.activation import check_activation, described
 
 
@@ -24,6 +25,7 @@ class Gated(torch.nn.Module):
     Shape: (*, n) and (*, n), or (*, 2 n), to (*, n).
     """
 
+    @names_arguments
     def __init__(
         self, activation: str, interleaved: bool = False, activation_scalar: float | None = None
     ) -> None:
@@ -56,6 +58,7 @@ class SwiGLU(Gated):
     Shape: (*, n) and (*, n), or (*, 2 n), to (*, n).
     """
 
+    @names_arguments
     def __init__(self, interleaved: bool = False) -> None:
         super().__init__("silu", interleaved)
 
@@ -75,6 +78,7 @@ class GEGLU(Gated):
     Shape: (*, n) and (*, n), or (*, 2 n), to (*, n).
     """
 
+    @names_arguments
     def __init__(self, approximate: str = "none", interleaved: bool = False) -> None:
         super().__init__(gelu_name("geglu", approximate), interleaved)
 

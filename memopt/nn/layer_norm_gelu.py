@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from memopt import functional
+from memopt.functional.arguments import names_arguments
 
 
 class LayerNormGELU(torch.nn.LayerNorm):
@@ -24,6 +25,7 @@ class LayerNormGELU(torch.nn.LayerNorm):
     Shape: (*, *normalized_shape) to the same.
     """
 
+    @names_arguments
     def __init__(
         self,
         normalized_shape: int | list[int] | torch.Size,

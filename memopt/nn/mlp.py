@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from memopt import functional
+from memopt.functional.arguments import names_arguments
 from memopt.nn.activation import described
 from memopt.nn.linear import around, has_forward_of
 
@@ -38,6 +39,7 @@ class MLP(nn.Module):
     Shape: (*, in_features) to (*, out_features).
     """
 
+    @names_arguments
     def __init__(
         self,
         in_features: int,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from memopt import functional
+from memopt.functional.arguments import names_arguments
 from memopt.nn.linear import around, check_features, check_kinds
 
 NormLinearT = TypeVar("NormLinearT", bound="_NormLinear")
@@ -24,6 +25,7 @@ class _NormLinear(nn.Module):
     kind: ClassVar[type[nn.Module]]
     """The class of the norm."""
 
+    @names_arguments
     def __init__(
         self,
         norm: nn.Module,
@@ -87,6 +89,7 @@ class LayerNormLinear(_NormLinear):
     kind = nn.LayerNorm
     norm: nn.LayerNorm
 
+    @names_arguments
     def __init__(
         self,
         in_features: int,
@@ -139,6 +142,7 @@ class RMSNormLinear(_NormLinear):
     kind = nn.RMSNorm
     norm: nn.RMSNorm
 
+    @names_arguments
     def __init__(
         self,
         in_features: int,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from memopt import functional
+from memopt.functional.arguments import names_arguments
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -32,6 +33,7 @@ class RMSNorm(torch.nn.RMSNorm):
     # Of a module that torch.nn's constructor made and memopt.convert changed.
     zero_centered_weight: bool = False
 
+    @names_arguments
     def __init__(
         self,
         normalized_shape: int | list[int] | torch.Size,

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import memopt.functional as F
+import memopt.nn as M
 
 FUNCTIONS = [name for name in F.__all__ if callable(getattr(F, name))]
 
@@ -103,3 +104,21 @@ def test_numbers_of_other_kinds_are_taken() -> None:
     x = torch.ones(2, 4)
     assert torch.equal(F.softcap(x, 2), F.softcap(x, 2.0))
     assert torch.equal(F.layer_norm(x, [4]), F.layer_norm(x, torch.Size([4])))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: M.Dropout(p="0.1"), "Dropout: p must be a float, got str"),
+        (lambda: M.LayerNormGELU("x"), "LayerNormGELU: normalized_shape must be an int or a "),
+        (lambda: M.MLP(4, "8"), "MLP: hidden_features must be an int, got str"),
+        (lambda: M.GEGLU(approximate=3), "GEGLU: approximate must be a str, got int"),
+        (lambda: M.Activation(3), "Activation: activation must be a str, got int"),
+        (lambda: M.GELU()("x"), "gelu: input must be a Tensor, got str"),
+        (lambda: M.SwiGLU()(torch.ones(2, 4), 3), "gated: up must be a Tensor, got int"),
+    ],
+)
+def test_modules(make: Any, message: str) -> None:
+    with pytest.raises(TypeError) as raised:
+        make()
+    assert str(raised.value).startswith(message)

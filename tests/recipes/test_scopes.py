@@ -7,6 +7,8 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -117,3 +119,53 @@ def test_scopes_left_in_the_order_of_their_entering() -> None:
     gc.collect()
     assert_closed()
     assert kept_bytes(lambda: F.linear(M.gelu(X), LINEAR), [LINEAR]) == X.numel() * 4
+
+
+SCOPES = {
+    "recipes": lambda directory: memopt.recipes(),
+    "offload": lambda directory: memopt.offload("disk", directory=directory, min_bytes=1),
+    "saved_tensors": lambda directory: memopt.saved_tensors("recipe"),
+}
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev, torch.func.hessian])
+def test_a_reverse_mode_transform_inside_is_refused_by_name(
+    transform: Callable[..., Any], scope: str, tmp_path: Path
+) -> None:
+    with (
+        pytest.raises(RuntimeError, match=r"^memopt.saved_tensors\(\): torch.func.grad, vjp"),
+        SCOPES[scope](tmp_path),
+    ):
+        transform(lambda x: M.gelu(x).sum())(X.detach())
+    assert_closed()
+
+
+def test_other_errors_pass_a_scope() -> None:
+    with pytest.raises(RuntimeError, match=r"^mine: torch.func, saved$"), memopt.recipes():
+        raise RuntimeError("mine: torch.func, saved")
+    assert_closed()
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_forward_mode_and_vmap_inside(scope: str, tmp_path: Path) -> None:
+    """Tangents may be zeros that have no memory."""
+
+    def loss() -> torch.Tensor:
+        def of_rows(x: torch.Tensor) -> torch.Tensor:
+            return F.linear(M.layer_norm(x, (FEATURES,)), LINEAR).sin()
+
+        _, tangent = torch.func.jvp(
+            lambda x: F.linear(x, LINEAR).sin(), (X,), (torch.ones_like(X),)
+        )
+        rows = torch.func.vmap(lambda x: F.linear(x.sin(), LINEAR))(X)
+        return (tangent + rows + of_rows(X)).square().sum()
+
+    def inside() -> torch.Tensor:
+        with SCOPES[scope](tmp_path):
+            return loss()
+
+    leaves = [X, LINEAR]
+    expected = torch.autograd.grad(loss(), leaves)
+    for got, wanted in zip(torch.autograd.grad(inside(), leaves), expected, strict=True):
+        assert torch.equal(got, wanted)
