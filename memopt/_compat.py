@@ -43,14 +43,6 @@ def without_dispatch_modes() -> Any:
     return _python_dispatch._disable_current_modes()
 
 
-def refuses_hooks(error: RuntimeError) -> bool:
-    """Whether this is PyTorch's error for a transform of torch.func inside saved-tensor hooks. It
-    does not know whose hooks they are.
-    """
-    text = str(error)
-    return "torch.func" in text and "saved tensor hooks" in text and "memopt" not in text
-
-
 def in_jit_trace() -> bool:
     """Whether torch.jit.trace runs in this thread."""
     return tracing_state() is not None

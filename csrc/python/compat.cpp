@@ -1,5 +1,7 @@
 #include "compat.h"
 
+#include <string>
+
 namespace memopt::python::compat {
 
 namespace py = pybind11;
@@ -50,6 +52,13 @@ py::object result_of_collective(py::handle tensor) {
 bool hooks_copy_on_write() {
   const auto graph = py::module_::import("torch.autograd.graph");
   return py::cast<bool>(graph.attr("_allow_mutation_on_saved_tensors_enabled"));
+}
+
+bool refuses_hooks(py::handle error) {
+  if (PyErr_GivenExceptionMatches(error.ptr(), PyExc_RuntimeError) == 0) return false;
+  const std::string text = py::str(error);
+  const auto has = [&](const char* part) { return text.find(part) != std::string::npos; };
+  return has("torch.func") && has("saved tensor hooks") && !has("memopt");
 }
 
 bool is_being_compiled() {

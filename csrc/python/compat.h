@@ -24,6 +24,10 @@ pybind11::object result_of_collective(pybind11::handle tensor);
 // Whether torch.autograd.graph.allow_mutation_on_saved_tensors is entered.
 bool hooks_copy_on_write();
 
+// Whether this is PyTorch's error for a transform of torch.func inside saved-tensor hooks. It does
+// not know whose hooks they are; memopt's own error says it, and names memopt.
+bool refuses_hooks(pybind11::handle error);
+
 // Whether torch.compile would see the frames of a call made now.
 bool is_being_compiled();
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../saved/scope.h"
+#include "compat.h"
 #include "fates.h"
 #include "functions.h"
 #include "hooks.h"
@@ -87,14 +88,6 @@ std::unique_ptr<OpenScope> open_scope(Policy policy) {
       std::move(policy.fate), std::move(policy.registry), active_hooks()));
 }
 
-// Whether PyTorch has raised this for a transform inside our hooks (memopt/_compat.py).
-bool refuses_hooks(py::handle error) {
-  static const py::handle asks =
-      py::object(py::module_::import("memopt._compat").attr("refuses_hooks")).release();
-  return PyErr_GivenExceptionMatches(error.ptr(), PyExc_RuntimeError) != 0 &&
-         py::cast<bool>(asks(error));
-}
-
 // It may be entered again, inside itself, and by several threads.
 class SavedTensors {
  public:
@@ -130,7 +123,7 @@ class SavedTensors {
                 "got an exit in a thread that has not entered it");
     const bool had_hooks = last->scope != nullptr;
     entered_.erase(std::next(last).base());
-    if (had_hooks && raised.size() == 3 && refuses_hooks(raised[1])) {
+    if (had_hooks && raised.size() == 3 && compat::refuses_hooks(raised[1])) {
       TORCH_CHECK(
           false,
           "memopt.saved_tensors(): torch.func.grad, vjp, jacrev and hessian must not "
@@ -253,6 +246,8 @@ void register_scope(py::module_& m) {
       .def(py::init<py::object>())
       .def("__enter__", &SavedTensors::enter)
       .def("__exit__", &SavedTensors::exit);
+  m.def("refuses_hooks", &compat::refuses_hooks,
+        "Whether this is PyTorch's error for a transform of torch.func inside saved-tensor hooks.");
   m.def("live_handles", &saved::Handle::live,
         "How many handles stand in for saved tensors, or are read by those that do.");
   if (PyModule_AddFunctions(m.ptr(), scope_functions) < 0) throw py::error_already_set();

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils import checkpoint as torch_checkpoint
 
-from memopt._compat import checkpoint_options_set_globally, refuses_hooks
+from memopt._compat import checkpoint_options_set_globally
 from memopt._extension import _C
 from memopt.checkpoint.caches import has_cache, may_have_caches, with_caches
 from memopt.checkpoint.debug import OperatorLogs
@@ -184,7 +184,7 @@ def run_region(
     try:
         return _C.run_region(fn, args, kwargs, settings, owner)
     except RuntimeError as error:
-        if not refuses_hooks(error):
+        if not _C.refuses_hooks(error):
             raise
         raise RuntimeError(
             f"checkpoint: memopt's region {region_name(fn if owner is None else owner)} must not "

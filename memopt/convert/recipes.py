@@ -22,7 +22,6 @@ from memopt._compat import (
     add_note,
     is_parametrized,
     let_higher_order_ops_pass,
-    refuses_hooks,
 )
 from memopt._extension import _C
 
@@ -55,7 +54,7 @@ def _leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         return
     _C.leave_call(module, _KEY)
     error = sys.exc_info()[1]
-    if isinstance(error, RuntimeError) and refuses_hooks(error):
+    if error is not None and _C.refuses_hooks(error):
         # Another error cannot be raised here: PyTorch drops what such a hook raises.
         error.args = (_TRANSFORM_INSIDE,)
         add_note(error, "convert(model, recipes=False) puts no hooks around the model's calls")
