@@ -32,7 +32,7 @@ from memopt.anatomy.trace import Trace, trace_of
 from memopt.anatomy.whatif import Checkpoint, Fates
 from memopt.anatomy.work import tensors_in
 from memopt.checkpoint.blocks import find_blocks
-from memopt.checkpoint.caches import note_on_caches, without_warnings_of_caches
+from memopt.checkpoint.caches import note_on_caches
 
 
 def anatomy(
@@ -184,7 +184,6 @@ def anatomy(
     )
 
 
-@without_warnings_of_caches()
 def _measured(
     step: Step, fates: Fates, device: str
 ) -> tuple[Trace, float | None, AllocatorRow | None]:

@@ -16,7 +16,6 @@ from memopt.anatomy.on_cuda import AsOnCuda, as_on_cuda, counts_on_host
 from memopt.anatomy.step import Step, traced
 from memopt.anatomy.trace import Trace, trace_of
 from memopt.anatomy.whatif import Fates, offloaded
-from memopt.checkpoint.caches import without_warnings_of_caches
 
 Watch = Callable[[nn.Module, Ledger], AbstractContextManager[Any]]
 
@@ -75,6 +74,6 @@ def hollow_step(
     hollow.model, hollow.optimizer, hollow.batch, hollow.context = model, optimizer, batch, context
     start = time.perf_counter()
     around = nullcontext() if watch is None else watch(model, ledger)
-    with around, without_warnings_of_caches():
+    with around:
         traced(hollow, ledger, prime)
     return Hollow(ledger, time.perf_counter() - start, hollow.primed())
