@@ -193,3 +193,8 @@ def sharding_groups(model: nn.Module) -> list[Any]:
     sharded: list[Any] = [m for m in model.modules() if hasattr(m, "_get_fsdp_state")]
     states = (module._get_fsdp_state() for module in sharded)
     return [group for state in dict.fromkeys(states) for group in state._fsdp_param_groups]
+
+
+def is_in_backward() -> bool:
+    """Whether this thread runs a backward: a module that is called then runs again."""
+    return bool(torch._C._current_graph_task_id() != -1)

@@ -23,7 +23,7 @@ Watch = Callable[[nn.Module, Ledger], AbstractContextManager[Any]]
 class Changes(Protocol):
     """What is done to a model before its step."""
 
-    def apply(self, model: nn.Module) -> None:
+    def apply(self, model: nn.Module) -> object:
         """In place."""
 
 

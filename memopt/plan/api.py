@@ -7,13 +7,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from memopt._class_patch import patches_of
 from memopt._sizes import Size
 from memopt.accumulate.sync import is_sharded
 from memopt.anatomy.batches import as_dict, device_of, rows_of
 from memopt.anatomy.step import LossLike, OptimizerLike, Step, as_optimizer
 from memopt.anatomy.work import tensors_in
-from memopt.convert.recipes import has_recipes
 from memopt.measure import storages
 from memopt.offload.place import Place, directory_of
 from memopt.plan import ranks
@@ -21,6 +19,7 @@ from memopt.plan.choose import Terms
 from memopt.plan.compiled import CompiledPlan, compiled_plan
 from memopt.plan.link import speeds_to
 from memopt.plan.live import Blocks, Live, blocks_of, free_bytes, has_values
+from memopt.plan.own import check_is_plain
 from memopt.plan.plan import Plan, made
 from memopt.plan.size import as_bytes
 
@@ -215,9 +214,4 @@ def _check_model(model: object) -> None:
                 f"memopt.plan: model must not be compiled, got {type(module).__name__}{where}; "
                 "memopt.plan_compiled(model, batch, budget).apply() compiles it within a budget"
             )
-        if patches_of(type(module)) or has_recipes(module):
-            raise ValueError(
-                "memopt.plan: model must be without regions and not converted, since a plan "
-                f"chooses both, got {type(module).__name__}{where}; memopt.revert(model) and "
-                "memopt.unwrap(model) undo these, plan.undo() a plan"
-            )
+    check_is_plain("memopt.plan", model)

@@ -6,7 +6,9 @@ import copy
 from typing import Any
 
 from memopt.accumulate.fit import resized, search
+from memopt.accumulate.measured import NEVER_FITS
 from memopt.anatomy.batches import rows_of
+from memopt.anatomy.outcome import DependsOnValues
 from memopt.anatomy.predict import hollow_step
 from memopt.plan.bytes import totals_of
 from memopt.plan.choice import Assignment, Choice
@@ -31,7 +33,14 @@ def largest_micro_batch(live: Live, budget: int) -> int:
     make = resized(live.step.batch, 0)
 
     def peak(size: int) -> int:
-        return _peak(live, make(min(2 * size, rows)), 2 if size < rows else 1)
+        if size == rows:
+            return _peak(live, live.step.batch, 1)
+        try:
+            return _peak(live, make(min(2 * size, rows)), 2)
+        except DependsOnValues:
+            raise
+        except Exception:  # the model's own: it takes no other number of rows
+            return NEVER_FITS
 
     return search(peak, budget, (rows, -(-rows // 2)), rows)
 
@@ -39,6 +48,6 @@ def largest_micro_batch(live: Live, budget: int) -> int:
 def _peak(live: Live, batch: Any, micro_batches: int) -> int:
     step = copy.copy(live.step)
     step.batch, step.micro_batches = batch, micro_batches
-    assignment = Assignment(dict.fromkeys(live.blocks, _LEAST))
+    assignment = Assignment(dict.fromkeys(live.blocks, _LEAST)).without_regions(live.no_regions)
     ledger = hollow_step(step, assignment, live.target, prime=live.primed).ledger
     return max(totals_of(ledger))

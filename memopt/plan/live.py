@@ -5,19 +5,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
 import torch
 from torch import nn
 
+from memopt.accumulate.sync import is_sharded
 from memopt.accumulate.undo import as_before
 from memopt.anatomy.outcome import DependsOnValues
 from memopt.anatomy.step import Step
 from memopt.anatomy.work import tensors_in
 from memopt.checkpoint.apply import Choice as Modules
 from memopt.checkpoint.apply import as_predicate, choose_modules
+from memopt.checkpoint.probe import cannot_run_again
 from memopt.plan import ranks
 from memopt.plan.choice import KEEP, Assignment, Choice
 from memopt.plan.choose import Terms, uniform
@@ -50,15 +52,38 @@ class Live:
     entry: nn.Module | None = None
     """What runs the model: DistributedDataParallel around it; None: the model itself."""
 
+    no_regions: dict[str, str] = field(default_factory=dict)
+    """Blocks that cannot run again as they did, and why, once that is known."""
+
+    def probe(self) -> None:
+        """Find the blocks that cannot be regions, by a forward of the model. Nothing where it has
+        no values, or its parameters are gathered for each call.
+        """
+        if not self.runs or is_sharded(self.step.model):
+            return
+        modules = dict(self.step.model.named_modules())
+        found = cannot_run_again(
+            self.step.model,
+            lambda: self.step.output(self.step.batches()[0]),
+            {path: modules[path] for path in self.blocks},
+        )
+        self.no_regions = ranks.joined(found)
+
     def look(self, assignment: Assignment) -> Observed:
         """A step with an assignment: predicted, or where it asks for values watched. The most bytes
         of all ranks, which then ask for the same steps.
         """
-        observed = self._look(assignment)
+        observed = self._look(assignment.without_regions(self.no_regions))
         nbytes, buckets = observed.nbytes, self._buckets()
         nbytes = replace(nbytes, base=nbytes.base + buckets, peak=nbytes.peak + buckets)
         kinds, sites = ranks.first((observed.kinds, observed.sites))
-        return replace(observed, kinds=kinds, sites=sites, nbytes=ranks.with_most(nbytes))
+        return replace(
+            observed,
+            kinds=kinds,
+            sites=sites,
+            nbytes=ranks.with_most(nbytes),
+            no_regions=tuple(self.no_regions),
+        )
 
     def plain(self) -> Observed | None:
         """The step without a plan; None where it would have to run: there may be no room for it."""
@@ -87,6 +112,7 @@ class Live:
 
     def profile(self) -> Profile:
         """Bytes and seconds, of all ranks."""
+        self.probe()
         profile, samples = profile_of(self.blocks, self.look)
         if self.runs and self.steps:
             above = [(sample, observed.nbytes.above) for sample, observed in samples]
@@ -94,7 +120,7 @@ class Live:
             # hook too. So each is timed without the other.
             for choice in (KEEP, Choice(recipes=True)):
                 whole = uniform(profile, choice, Terms()).peak - profile.base
-                above.append((Assignment(dict.fromkeys(profile.blocks, choice)), whole))
+                above.append((profile.uniform(choice), whole))
             room = free_bytes(self.step.model)
             fitting = [
                 sample
@@ -151,11 +177,11 @@ def allocated_above(device: torch.device, run: Callable[[], None]) -> int:
 @contextmanager
 def applied(assignment: Assignment, model: nn.Module) -> Iterator[None]:
     """While it is entered, a model has an assignment."""
-    assignment.apply(model)
+    put = assignment.apply(model)
     try:
         yield
     finally:
-        assignment.undo(model)
+        put.undo()
 
 
 def has_values(model: nn.Module, batch: object) -> bool:
