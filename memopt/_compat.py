@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, _ops, nn
-from torch.autograd import forward_ad, grad_mode
+from torch.autograd import forward_ad
 from torch.utils import _python_dispatch
 from torch.utils import checkpoint as _checkpoint
 
@@ -59,9 +59,9 @@ def wraps_tensors(tensor: Tensor) -> bool:
     return bool(_python_dispatch.is_traceable_wrapper_subclass(tensor))
 
 
-def preserved_versions(tensors: tuple[Tensor, ...]) -> Any:
-    """A context at whose end the version counters of `tensors` are what they were at its start."""
-    return grad_mode._unsafe_preserve_version_counter(tensors)
+def set_versions(tensors: tuple[Tensor, ...], versions: tuple[int, ...]) -> None:
+    """Sets version counters, which views share with their base."""
+    torch._C._autograd._unsafe_set_version_counter(tensors, versions)
 
 
 def view_base(tensor: Tensor) -> Tensor | None:

@@ -18,12 +18,24 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
-from memopt._compat import view_base, wraps_tensors
+from memopt._compat import view_base
 from memopt._extension import _C
-from memopt._unchanged import unchanged
+from memopt.memory.storages import parts_of, storages
+from memopt.memory.unchanged import unchanged
+
+__all__ = [
+    "Recorded",
+    "SavedBytes",
+    "SavedStorage",
+    "SavedTensors",
+    "check_can_measure",
+    "parts_of",
+    "recorded",
+    "saved_bytes",
+    "storages",
+]
 
 SavedT = TypeVar("SavedT", bound="SavedTensors")
 
@@ -131,7 +143,7 @@ def recorded(
     inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     constant = [t for m in modules for t in (*m.parameters(), *m.buffers())]
     saved = record(exclude=constant, parameters=False, dropped=False)
-    with unchanged(modules, inputs):
+    with unchanged(fn, args, kwargs):
         with torch.enable_grad(), saved:
             output = fn(*args, **kwargs)
         yield Recorded(output, saved, inputs)
@@ -230,38 +242,3 @@ def _strong(packed: _Packed) -> Callable[[], _Packed]:
 
 def _is_parameter(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter) or isinstance(view_base(tensor), nn.Parameter)
-
-
-def storages(tensors: Iterable[Tensor]) -> dict[Hashable, int]:
-    """The distinct storages behind `tensors` and the bytes of each.
-
-    The keys are weak: they do not keep a storage alive, and no later one is equal to them.
-    """
-    found: dict[Hashable, int] = {}
-    for tensor in tensors:
-        for part in parts_of(tensor):
-            try:
-                storage = part.untyped_storage()
-            except NotImplementedError:  # of a layout that is opaque: counted each time
-                found[object()] = part.numel() * part.element_size()
-            else:
-                found[StorageWeakRef(storage)] = storage.nbytes()
-    return found
-
-
-def parts_of(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensors that hold the memory of a sparse tensor or one that wraps others."""
-    if wraps_tensors(tensor):
-        names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-        for name in names:
-            part = getattr(tensor, name)
-            if isinstance(part, Tensor):  # a DTensor names its mesh as well
-                yield from parts_of(part)
-    elif tensor.layout is torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
-    else:
-        yield tensor

@@ -26,7 +26,7 @@ CSRC_LAYERS = ("kernels", "ops", "autograd", "offload", "saved", "plan", "python
 MEMOPT_LAYERS = (
     {"_version", "_compat", "_sizes", "_submodules"},
     {"_C"},
-    {"_extension", "_unchanged"},
+    {"_extension", "memory"},
     {"_call_hooks", "_class_patch", "fates", "live_bytes", "measure"},
     {"attribution", "recipes"},
     {"functional"},
