@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
@@ -33,6 +32,7 @@ from memopt.anatomy.whatif import Checkpoint, Fates
 from memopt.anatomy.work import tensors_in
 from memopt.checkpoint.blocks import find_blocks
 from memopt.checkpoint.caches import note_on_caches
+from memopt.memory.unchanged import Written, unchanged
 
 
 def anatomy(
@@ -187,24 +187,22 @@ def anatomy(
 def _measured(
     step: Step, fates: Fates, device: str
 ) -> tuple[Trace, float | None, AllocatorRow | None]:
-    memo = {id(tensor): tensor.detach().clone() for tensor in computed_attributes(step.model)}
-    model, optimizer, batch = copy.deepcopy((step.model, step.optimizer, step.batch), memo)
-    fates.apply(model)
-    real = copy.copy(step)
-    real.model, real.optimizer, real.batch = model, optimizer, batch
     is_cuda = device == "cuda"
-    kind = OffloadLedger if fates.offload else Ledger
-    ledger = kind(model, CUDA_GRANULARITY if is_cuda else 1, device)
-    if fates.offload:
-        apply_offload(real, fates, device)
-    with _same_generators(device):
-        real.run()
+    with unchanged(*step.roots, written=Written()) as before:  # functions are not copied
+        with before.watching():
+            real = _copy_of(step)
+            fates.apply(real.model)
+            kind = OffloadLedger if fates.offload else Ledger
+            ledger = kind(real.model, CUDA_GRANULARITY if is_cuda else 1, device)
+            if fates.offload:
+                apply_offload(real, fates, device)
+            real.run()
         _synchronize(is_cuda)
         start = time.perf_counter()
         real.run()
         _synchronize(is_cuda)
         plain = time.perf_counter() - start
-        before = torch.cuda.memory_allocated() if is_cuda else 0
+        here = torch.cuda.memory_allocated() if is_cuda else 0
         if is_cuda:
             torch.cuda.reset_peak_memory_stats()
         _, seconds = traced(real, ledger)
@@ -213,14 +211,17 @@ def _measured(
     if is_cuda:
         known = sum(entry.piece.nbytes for entry in ledger.log if entry.instant == 0)
         most, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-        row = AllocatorRow(most, reserved, before, known)
+        row = AllocatorRow(most, reserved, here, known)
     return trace, seconds / plain, row
 
 
-def _same_generators(device: str) -> AbstractContextManager[None]:
-    if device in ("cpu", "meta"):
-        return torch.random.fork_rng(devices=[])
-    return torch.random.fork_rng(device_type=device)
+def _copy_of(step: Step) -> Step:
+    memo = {id(tensor): tensor.detach().clone() for tensor in computed_attributes(step.model)}
+    real = copy.copy(step)
+    real.model, real.optimizer, real.batch = copy.deepcopy(
+        (step.model, step.optimizer, step.batch), memo
+    )
+    return real
 
 
 def _synchronize(is_cuda: bool) -> None:

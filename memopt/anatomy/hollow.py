@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ from memopt.anatomy.places import Place
 from memopt.anatomy.step import computed_attributes
 from memopt.anatomy.work import tensors_in
 from memopt.measure import storages
+from memopt.memory.storages import storages_of
+from memopt.memory.unchanged import Written
+from memopt.memory.writes import written_by
 
 CUDA_GRANULARITY = 512
 """What CUDA's caching allocator rounds up to."""
@@ -44,7 +47,9 @@ class HollowLedger(Ledger):
 
     Args:
         target: "cpu" or "cuda", whose allocations are rounded up.
-        hollow: the storages without values among what is adopted.
+        copies: what the step runs on.
+        see: is called with leaves that are not among the copies: functions close over them, and
+            gradients without values come to be theirs.
         counts_on_host: the optimizer's counts of steps do not count.
     """
 
@@ -52,13 +57,17 @@ class HollowLedger(Ledger):
         self,
         model: nn.Module,
         target: str,
-        hollow: frozenset[int],
+        copies: Copies,
+        see: Callable[[Tensor], None],
         counts_on_host: bool = False,
     ) -> None:
         super().__init__(model, CUDA_GRANULARITY if target == "cuda" else 1)
         self._counts_on_host = counts_on_host
         self._on_cpu = target == "cpu"
-        self._hollow = hollow
+        self._copies = copies
+        self._see = see
+        self.written = Written()
+        """What forward and backward write of what was there before: of copies their originals."""
         self._known: set[Piece] = set()
         """Pieces with values."""
         self._outcomes: dict[Hashable, Any] = {}
@@ -67,6 +76,7 @@ class HollowLedger(Ledger):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = tensors_in((args, kwargs))
+        self._watch(func, args, kwargs, given)
         with_values = all(self._has_values(tensor) for tensor in given)
         self._computed = True
         name = func.overloadpacket.__name__
@@ -85,7 +95,7 @@ class HollowLedger(Ledger):
         is_small = all(map(_is_small, (*made, *given)))
         if with_values and is_small and torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
-        written = list(_written(func, args, kwargs))
+        written = list(written_by(func, args, kwargs))
         if not written and any(leaf.argument is not None for leaf in made):
             return func(*args, **kwargs)  # a view, though not declared as one
         self._computed = False
@@ -94,6 +104,17 @@ class HollowLedger(Ledger):
         results = [_allocated(leaf, given) if is_made(leaf) else leaf for leaf in leaves]
         return pytree.tree_unflatten(results, spec)
 
+    def _watch(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor]
+    ) -> None:
+        for tensor in given:
+            if not self.pieces_of(tensor):  # neither a copy nor of an operator
+                self._see(tensor)
+        if self.phase != "optimizer":
+            for tensor in written_by(func, args, kwargs):
+                originals = self._copies.originals.get(_key(tensor), ())
+                self.written.add(originals if self.pieces_of(tensor) else (tensor,))
+
     def adopt(self, category: str, named: Iterable[tuple[str, object]]) -> None:
         named = list(named)
         if category == STATES and self._counts_on_host:
@@ -101,7 +122,7 @@ class HollowLedger(Ledger):
         super().adopt(category, named)
         for _, value in named:
             for tensor in tensors_in(value):
-                if tensor.untyped_storage()._cdata not in self._hollow:
+                if tensor.untyped_storage()._cdata not in self._copies.hollow:
                     self._known.update(self.pieces_of(tensor))
 
     def _note(self, tensor: Tensor, op: str, phase: str, place: Place) -> list[Piece]:
@@ -155,14 +176,6 @@ def _described(leaf: object) -> Hashable:
     return (type(leaf), leaf)
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """The tensors that an operator writes to."""
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            yield from tensors_in(value)
-
-
 def _allocated(made: Made, given: Sequence[Tensor]) -> Tensor:
     if made.argument is not None:
         return given[made.argument]
@@ -172,17 +185,32 @@ def _allocated(made: Made, given: Sequence[Tensor]) -> Tensor:
     return torch.empty_strided(made.shape, made.stride, dtype=made.dtype)
 
 
-def hollow_copy(value: T) -> tuple[T, frozenset[int]]:
+class Copies(NamedTuple):
+    """What `hollow_copy` made, by the addresses of storages."""
+
+    hollow: frozenset[int]
+    """Those without values."""
+    originals: Mapping[int, Sequence[Tensor]]
+    """Of each what it is a copy of."""
+
+
+def hollow_copy(value: T) -> tuple[T, Copies]:
     """A deep copy of modules, optimizers and tensors on the CPU, without values, but for small
     tensors that are no parameters. Of what shares memory the copies share it too, so that tied
-    weights are. Returns also the storages without values.
+    weights are.
     """
     memo: dict[int, Any] = {}
     memory: dict[Hashable, Tensor] = {}
+    originals: dict[int, list[Tensor]] = {}
     for tensor in _tensors_of(value):
         memo[id(tensor)] = _hollow(tensor, memory)
+        originals.setdefault(_key(memo[id(tensor)]), []).append(tensor)
     hollow = frozenset(base.untyped_storage()._cdata for base in memory.values())
-    return copy.deepcopy(value, memo), hollow
+    return copy.deepcopy(value, memo), Copies(hollow, originals)
+
+
+def _key(tensor: Tensor) -> int:
+    return next((storage._cdata for storage in storages_of(tensor)), 0)
 
 
 def _tensors_of(value: Any) -> Iterator[Tensor]:

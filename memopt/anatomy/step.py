@@ -34,6 +34,11 @@ class Step:
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Entered around the step: regions run their forward again in backward."""
 
+    @property
+    def roots(self) -> tuple[object, ...]:
+        """All that it uses, for `unchanged`."""
+        return self.model, self.batch, self.loss, self.optimizer
+
     def run(self, ledger: Ledger | None = None) -> None:
         """The step, told to the ledger."""
         with self.context():

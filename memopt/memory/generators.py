@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from memopt.memory.containers import Restore
 def kept_generator(value: object) -> Restore | None:
     """Of a generator of PyTorch, Python or NumPy; None for any other object."""
     if isinstance(value, torch.Generator):
-        return partial(value.set_state, value.get_state())
+        return _set(value.set_state, value.get_state())
     if isinstance(value, random.Random):
         if isinstance(value, random.SystemRandom):  # has no state
             return None
@@ -61,7 +61,7 @@ def kept_settings(kinds: Iterable[str]) -> list[Restore]:
     devices.
     """
     found: list[Restore] = [
-        partial(torch.set_grad_enabled, torch.is_grad_enabled()),
+        _set(torch.set_grad_enabled, torch.is_grad_enabled()),
         partial(_set_default_dtype, torch.get_default_dtype()),
         partial(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled()),
     ]
@@ -73,6 +73,10 @@ def kept_settings(kinds: Iterable[str]) -> list[Restore]:
         found.append(partial(torch.set_autocast_enabled, kind, enabled))
         found.append(partial(torch.set_autocast_dtype, kind, dtype))
     return found
+
+
+def _set(function: Callable[[Any], object], state: Any) -> Restore:
+    return lambda: (function(state), None)[1]
 
 
 def _set_default_dtype(dtype: torch.dtype) -> None:

@@ -88,11 +88,9 @@ class _Walk:
         elif isinstance(value, (staticmethod, classmethod)):
             self.push(value.__func__)
         elif isinstance(value, property):
-            for part in (value.fget, value.fset, value.fdel):
-                self.push(part)
+            self._all((value.fget, value.fset, value.fdel))
         elif isinstance(value, functools.partial):
-            for part in (value.func, value.args, value.keywords, vars(value)):
-                self.push(part)
+            self._all((value.func, value.args, value.keywords, vars(value)))
         elif isinstance(value, functools._lru_cache_wrapper):
             self.found.objects.append(kept.kept_cache(value))
             self.push(value.__wrapped__)
@@ -100,13 +98,14 @@ class _Walk:
             self.push(value())
         elif isinstance(value, _WEAK):
             self.found.objects.append(kept.kept_weak(value))
-            self._entries(list(value) if isinstance(value, weakref.WeakSet) else value.items())
+            is_set = isinstance(value, weakref.WeakSet)
+            self._all(list(value)) if is_set else self._pairs(list(value.items()))
         elif isinstance(value, type):
             self._class(value)
         elif kept.is_array(value):
             self.found.objects.append(kept.kept_array(value))
-        elif (restore := kept_generator(value)) is not None:
-            self.found.generators.append(restore)
+        elif (generator := kept_generator(value)) is not None:
+            self.found.generators.append(generator)
         elif _is_open(type(value)):
             self._object(value)
 
@@ -129,7 +128,7 @@ class _Walk:
         if isinstance(value, dict):
             if id(value) not in self._left_alone:
                 found.append(kept.kept_dict(value))
-            self._entries(dict.items(value))
+            self._pairs(dict.items(value))
         elif isinstance(value, (bytearray, array.array)):
             found.append(kept.kept_bytes(value))
         else:
@@ -139,24 +138,22 @@ class _Walk:
                 found.append(kept.kept_deque(value))
             elif isinstance(value, set):
                 found.append(kept.kept_set(value))
-            for entry in value:
-                self.push(entry)
+            self._all(value)
         if type(value) not in _PLAIN:  # a class of the user's, which has attributes too
             self._object(value)
 
-    def _entries(self, items: Iterable[Any]) -> None:
-        for item in items:
-            if type(item) is tuple:
-                self.push(item[0])
-                self.push(item[1])
-            else:
-                self.push(item)
+    def _all(self, values: Iterable[object]) -> None:
+        for value in values:
+            self.push(value)
+
+    def _pairs(self, items: Iterable[tuple[object, object]]) -> None:
+        for key, value in items:
+            self.push(key)
+            self.push(value)
 
     def _function(self, function: types.FunctionType) -> None:
-        for cell in function.__closure__ or ():
-            self.push(cell)
-        self.push(function.__defaults__)
-        self.push(function.__kwdefaults__)
+        self._all(function.__closure__ or ())
+        self._all((function.__defaults__, function.__kwdefaults__))
         attributes = function.__dict__
         if attributes:
             self.push(attributes)
@@ -183,9 +180,8 @@ class _Walk:
 
     def _object(self, value: Any) -> None:
         self.found.objects.append(kept.kept_object(value))
-        self._entries((kept.attributes_of(value) or {}).items())
-        for entry in kept.slot_values(value):
-            self.push(entry)
+        self._pairs((kept.attributes_of(value) or {}).items())
+        self._all(kept.slot_values(value))
         self.push(type(value))
         if isinstance(value, nn.Module):
             self._module(value)

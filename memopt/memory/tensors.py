@@ -75,7 +75,7 @@ def _copy_of(storage: torch.UntypedStorage) -> Tensor | None:
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
     """A tensor of its own, with a version of its own, over a storage."""
     whole = torch.empty(0, dtype=torch.uint8, device=storage.device)
-    return whole.set_(storage, 0, (storage.nbytes(),), (1,))  # type: ignore[call-overload,no-any-return]
+    return whole.set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 class KeptTensor:
