@@ -13,12 +13,12 @@ from torch.utils import _pytree as pytree
 
 from memopt.accumulate.measured import NEVER_FITS, bytes_here, bytes_of, peak_of, peak_of_step
 from memopt.accumulate.peers import Peers
-from memopt.accumulate.undo import as_before
 from memopt.anatomy.batches import as_dict, rows_of, slice_of
 from memopt.anatomy.predict import predict
 from memopt.anatomy.step import LossLike, OptimizerLike, Step, as_optimizer
 from memopt.anatomy.whatif import Checkpoint, Fates
 from memopt.measure import storages
+from memopt.memory.unchanged import Written, unchanged
 
 Batch = Any | Callable[[int], Any]
 
@@ -151,9 +151,10 @@ def largest_watched(
             in all processes.
     """
     rows = rows_of("accumulate", step.batch)
-    device = next(step.model.parameters()).device
+    written: Written | None = None
 
     def over(size: int) -> int:
+        nonlocal written
         batch = slice_of(step.batch, 0, min(2 * size, rows))
         fitted = True
 
@@ -161,8 +162,9 @@ def largest_watched(
             nonlocal fitted
             fitted = attempt(batch, size)
 
-        with as_before(step.model, device):
+        with unchanged(*step.roots, written=written) as before:
             peak = peak_of_step(step, run, size)
+        written = written or before.written
         return peers.most(peak - budget if fitted else NEVER_FITS)
 
     return max(1, search(over, 0, (2, 4), peers.most(rows)))

@@ -39,6 +39,8 @@ class Reached:
     generators: list[Restore] = field(default_factory=list)
     steps_in_backward: bool = False
     """Whether a tensor has a hook that runs when its gradient is there: an optimizer may step."""
+    is_sharded: bool = False
+    """Whether FSDP2 fills and releases the memory of whole parameters, and remembers which are."""
     is_compiled: bool = False
     """Whether something runs without PyTorch's dispatcher seeing each operator."""
 
@@ -99,7 +101,7 @@ class _Walk:
         elif isinstance(value, _WEAK):
             self.found.objects.append(kept.kept_weak(value))
             is_set = isinstance(value, weakref.WeakSet)
-            self._all(list(value)) if is_set else self._pairs(list(value.items()))
+            self._all([value.copy()] if is_set else [dict(value)])
         elif isinstance(value, type):
             self._class(value)
         elif kept.is_array(value):
@@ -179,6 +181,10 @@ class _Walk:
                 self.push(value)
 
     def _object(self, value: Any) -> None:
+        if type(value).__module__.startswith(_OF_RANKS):
+            # A wrapper (DistributedDataParallel, FSDP) has a state in C++ that goes with its own.
+            self.push(value._modules if isinstance(value, nn.Module) else None)
+            return
         self.found.objects.append(kept.kept_object(value))
         self._pairs((kept.attributes_of(value) or {}).items())
         self._all(kept.slot_values(value))
@@ -193,7 +199,8 @@ class _Walk:
         if hasattr(module, "_orig_mod") or module.__dict__.get("_compiled_call_impl") is not None:
             self.found.is_compiled = True
         if hasattr(type(module), "_get_fsdp_state"):
-            # FSDP2 puts sharded and whole parameters there in turn, and remembers which they are.
+            # Sharded and whole parameters are there in turn.
+            self.found.is_sharded = True
             self._left_alone.update(id(inner._parameters) for inner in module.modules())
 
 
@@ -206,6 +213,7 @@ _ATOMS = frozenset(
         *(types.MethodDescriptorType, types.ClassMethodDescriptorType, types.MethodWrapperType),
     )
 )
+_OF_RANKS = ("torch.nn.parallel.", "torch.distributed.")
 _PLAIN = frozenset((dict, list, set, deque, bytearray, array.array, tuple, frozenset))
 _WEAK = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 _NAMES_OF_CLASSES = frozenset(("__dict__", "__weakref__", "__doc__", "__module__", "_abc_impl"))
@@ -226,7 +234,7 @@ def _is_open(cls: type) -> bool:
         return False
     module = cls.__module__ or ""
     if module.startswith(("torch.nn.", "torch.optim.", "torch.amp.")):
-        return not module.startswith("torch.nn.parallel.")
+        return not module.startswith(_OF_RANKS)
     return module == "collections" or _is_foreign(module)
 
 

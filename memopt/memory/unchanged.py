@@ -56,6 +56,7 @@ class Before:
             self._tensors = {id(tensor): KeptTensor(tensor) for tensor in found.tensors}
             devices = {tensor.device for tensor in found.tensors}
             self._random = [*kept_random(devices), *found.generators]
+            self._is_sharded = found.is_sharded
             self._contents = Contents()
             self._versions: list[tuple[Tensor, int | None]] = [
                 (one.tensor, one.version) for one in self._tensors.values()
@@ -79,6 +80,8 @@ class Before:
 
     def about_to_write(self, tensor: Tensor) -> None:
         """The same of its bytes."""
+        if self._is_sharded and id(tensor) not in self._tensors:
+            return  # gathered for a time, by what knows of it
         if id(tensor) not in self._tensors:
             version = None if tensor.is_inference() else tensor._version
             self._tensors[id(tensor)] = KeptTensor(tensor)

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from memopt.accumulate.sync import is_sharded
-from memopt.accumulate.undo import as_before
 from memopt.anatomy.outcome import DependsOnValues
 from memopt.anatomy.step import Step
 from memopt.anatomy.work import tensors_in
 from memopt.checkpoint.apply import Choice as Modules
 from memopt.checkpoint.apply import as_predicate, choose_modules
 from memopt.checkpoint.probe import cannot_run_again
+from memopt.memory.unchanged import Written, unchanged
 from memopt.plan import ranks
 from memopt.plan.choice import KEEP, Assignment, Choice
 from memopt.plan.choose import Terms, uniform
@@ -51,6 +51,10 @@ class Live:
     _plain: Observed | None = None
     entry: nn.Module | None = None
     """What runs the model: DistributedDataParallel around it; None: the model itself."""
+    written: Written = field(default_factory=Written)
+    """What steps that were looked at write of what is there before: where time and an allocator's
+    bytes are measured, no mode may be on that sees it.
+    """
 
     no_regions: dict[str, str] = field(default_factory=dict)
     """Blocks that cannot run again as they did, and why, once that is known."""
@@ -74,6 +78,7 @@ class Live:
         of all ranks, which then ask for the same steps.
         """
         observed = self._look(assignment.without_regions(self.no_regions))
+        self.written.add(observed.written.tensors)
         nbytes, buckets = observed.nbytes, self._buckets()
         nbytes = replace(nbytes, base=nbytes.base + buckets, peak=nbytes.peak + buckets)
         kinds, sites = ranks.first((observed.kinds, observed.sites))
@@ -140,8 +145,8 @@ class Live:
             for sample in samples:
                 assignment = profile.handed_on(sample, number)
                 with applied(assignment, self.step.model):
-                    measured_seconds(self.step, self.blocks)
-                    stages = measured_seconds(self.step, self.blocks)
+                    measured_seconds(self.step, self.blocks, self.written)
+                    stages = measured_seconds(self.step, self.blocks, self.written)
                 yield StepSeconds(assignment, ranks.with_longest(stages), number)
 
     def watch(self) -> int:
@@ -160,7 +165,7 @@ class Live:
             for batch in step.batches():
                 step.forward(batch).backward()
 
-        with as_before(step.model, device):
+        with unchanged(*step.roots, written=self.written):
             return ranks.most(allocated_above(device, run))
 
 

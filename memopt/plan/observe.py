@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
 from memopt.accumulate.measured import of_optimizer
-from memopt.accumulate.undo import as_before
 from memopt.anatomy.batches import device_of
 from memopt.anatomy.hollow import CUDA_GRANULARITY
 from memopt.anatomy.ledger import Ledger
 from memopt.anatomy.predict import hollow_step
 from memopt.anatomy.speed import speed_of
 from memopt.anatomy.step import Step, tensor_attributes
+from memopt.memory.unchanged import Written, unchanged
 from memopt.plan.bytes import StepBytes, step_bytes
 from memopt.plan.choice import Assignment
 from memopt.plan.own import again_in, check_runs_once
@@ -47,6 +47,8 @@ class Observed:
     """Whether it is of a real forward and backward, and what the optimizer takes was reckoned."""
     states: int = 0
     """Then, of `nbytes.base`, the optimizer's states that are not there yet."""
+    written: Written = field(default_factory=Written)
+    """What forward and backward write of what was there before."""
 
 
 def predicted(
@@ -70,14 +72,15 @@ def predicted(
         watches.append(Watch(model, blocks, lambda: moment_of(ledger)))
         return watches[0]
 
-    ledger, _, primed = hollow_step(step, assignment.staying(), target, watch, prime)
-    return replace(_observed(ledger, watches[0], step), primed=primed)
+    found = hollow_step(step, assignment.staying(), target, watch, prime)
+    observed = _observed(found.ledger, watches[0], step)
+    return replace(observed, primed=found.primed, written=found.written)
 
 
 def watched(step: Step, blocks: Sequence[str]) -> Observed:
     """Of a real forward and backward of the model as it is, without the optimizer's step.
 
-    Gradients, buffers and random numbers are put back.
+    All that it changes is put back.
     """
     device = device_of("memopt.plan", step.model, step.batch)
     granularity = CUDA_GRANULARITY if device.type == "cuda" else 1
@@ -85,7 +88,7 @@ def watched(step: Step, blocks: Sequence[str]) -> Observed:
     watch = Watch(step.model, blocks, lambda: moment_of(ledger))
     alone = copy.copy(step)
     alone.optimizer, alone.set_to_none = None, True
-    with as_before(step.model, device):
+    with unchanged(*step.roots) as before:
         if next(tensor_attributes(step.model), None) is not None:
             alone.run()  # forward exchanges them: they are then what the step before left
         step.adopt(ledger)
@@ -100,6 +103,7 @@ def watched(step: Step, blocks: Sequence[str]) -> Observed:
         observed,
         is_watched=True,
         states=states,
+        written=before.written,
         nbytes=replace(
             nbytes,
             base=nbytes.base + states,
