@@ -45,9 +45,14 @@ class Reached:
     """Whether something runs without PyTorch's dispatcher seeing each operator."""
 
 
-def reached(roots: Iterable[object]) -> Reached:
-    """Of these and all that they hold."""
-    walk = _Walk()
+def reached(roots: Iterable[object], computed: bool = True) -> Reached:
+    """Of these and all that they hold.
+
+    Args:
+        computed: also attributes of modules that are results of autograd, as weight_norm leaves
+            them for the next forward to replace. To note one is to keep its memory.
+    """
+    walk = _Walk(computed)
     for root in (*roots, *kept.GLOBAL_HOOKS):
         walk.push(root)
     collects = gc.isenabled()
@@ -62,8 +67,9 @@ def reached(roots: Iterable[object]) -> Reached:
 
 
 class _Walk:
-    def __init__(self) -> None:
+    def __init__(self, computed: bool) -> None:
         self.found = Reached()
+        self._computed = computed
         self.todo: list[Any] = []
         self._seen: dict[int, object] = {}  # held, so that no id is used twice
         self._left_alone: set[int] = set()
@@ -108,7 +114,7 @@ class _Walk:
             self.found.objects.append(kept.kept_array(value))
         elif (generator := kept_generator(value)) is not None:
             self.found.generators.append(generator)
-        elif _is_open(type(value)):
+        elif _is_open(type(value)):  # type: ignore[arg-type]
             self._object(value)
 
     def _tensor(self, value: Tensor) -> None:
@@ -185,8 +191,12 @@ class _Walk:
             # A wrapper (DistributedDataParallel, FSDP) has a state in C++ that goes with its own.
             self.push(value._modules if isinstance(value, nn.Module) else None)
             return
-        self.found.objects.append(kept.kept_object(value))
-        self._pairs((kept.attributes_of(value) or {}).items())
+        attributes = kept.attributes_of(value) or {}
+        left: frozenset[str] = frozenset()
+        if not self._computed and isinstance(value, nn.Module):
+            left = frozenset(name for name, entry in attributes.items() if _is_computed(entry))
+        self.found.objects.append(kept.kept_object(value, left))
+        self._pairs((name, entry) for name, entry in attributes.items() if name not in left)
         self._all(kept.slot_values(value))
         self.push(type(value))
         if isinstance(value, nn.Module):
@@ -236,6 +246,10 @@ def _is_open(cls: type) -> bool:
     if module.startswith(("torch.nn.", "torch.optim.", "torch.amp.")):
         return not module.startswith(_OF_RANKS)
     return module == "collections" or _is_foreign(module)
+
+
+def _is_computed(value: object) -> bool:
+    return isinstance(value, Tensor) and not value.is_leaf
 
 
 def _is_state(value: Any, namespace: dict[str, Any]) -> bool:

@@ -115,7 +115,7 @@ class KeptTensor:
 
 def restore_versions(found: Iterable[tuple[Tensor, int | None]]) -> None:
     """So that a graph from before can be differentiated: the bytes are those that it saved."""
-    moved = [(t, v) for t, v in found if v is not None and t._version != v]
+    moved = [(t, v) for t, v in reversed([*found]) if v is not None and t._version != v]
     if moved:
         set_versions(tuple(t for t, _ in moved), tuple(v for _, v in moved))
 

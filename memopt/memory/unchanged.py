@@ -47,11 +47,14 @@ class Before:
     Args:
         roots: modules, functions, batches, optimizers; with all that they hold.
         written: tensors that may be written unseen. Their bytes are copied now.
+        computed: see `reached`.
     """
 
-    def __init__(self, roots: Iterable[object], written: Iterable[Tensor] = ()) -> None:
+    def __init__(
+        self, roots: Iterable[object], written: Iterable[Tensor] = (), computed: bool = True
+    ) -> None:
         with unseen():
-            found = reached(roots)
+            found = reached(roots, computed)
             self._objects = found.objects
             self._tensors = {id(tensor): KeptTensor(tensor) for tensor in found.tensors}
             devices = {tensor.device for tensor in found.tensors}
@@ -126,7 +129,10 @@ class Before:
 
 @contextmanager
 def unchanged(
-    *roots: object, written: Written | None = None, gradients: bool = False
+    *roots: object,
+    written: Written | None = None,
+    gradients: bool = False,
+    computed: bool = True,
 ) -> Iterator[Before]:
     """Whatever runs inside, all that `roots` hold is afterwards as it was, with generators and
     PyTorch's settings; also if it raises.
@@ -135,8 +141,10 @@ def unchanged(
         written: what an earlier run of the same step wrote. With it no mode is on, which would
             change what is measured; without it one is, and `Before.written` says what was written.
         gradients: whether those that are there can be seen inside. Else leaves have none at first.
+        computed: see `reached`. False where memory is measured: a step replaces these tensors, and
+            the same bits are there afterwards in others.
     """
-    before = Before(roots, () if written is None else written.tensors)
+    before = Before(roots, () if written is None else written.tensors, computed)
     with ExitStack() as stack:
         stack.callback(before.restore)
         if not gradients:

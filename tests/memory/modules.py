@@ -147,7 +147,7 @@ class Closes(Habit):
 
         self.layer = nn.Linear(WIDTH, WIDTH)
         self.layer.register_forward_hook(hook)
-        self.f: Callable[[Tensor], Tensor] = lambda x: self.layer(x)  # noqa: PLW0108
+        self.f: Callable[[Tensor], Tensor] = lambda x: self.layer(x)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.f(x)

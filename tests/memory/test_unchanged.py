@@ -12,11 +12,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 import memopt
 from memopt.attribution import attribute
-from memopt.memory.unchanged import unchanged
 from tests.memory.modules import HABITS, WIDTH, Habit, Model, weighted_loss
 from tests.support.fingerprint import Fingerprint
 
@@ -60,9 +59,7 @@ def searches(model: nn.Module, batch: Any, loss: Any, optimizer: Any) -> None:
     memopt.largest_batch(model, batch, ROOM, loss=loss, optimizer=optimizer, limit=2)
 
 
-RUNS: tuple[Run, ...] = (
-    *(saves, converts, attributes, predicts, measures, plans, fits, searches),
-)
+RUNS: tuple[Run, ...] = (*(saves, converts, attributes, predicts, measures, plans, fits, searches),)
 
 
 def made(

@@ -139,7 +139,8 @@ class Stumbles(nn.Module):
     def __init__(self, at: int) -> None:
         super().__init__()
         self.inner, _ = chain()
-        self.calls, self.at = itertools.count(1), at  # a list would be put back after each step
+        # A number would be put back after each step. Nor is this probed, as it holds a list.
+        self.calls, self.at, self.notes = itertools.count(1), at, [""]
 
     def forward(self, ids: Tensor) -> Tensor:
         if next(self.calls) == self.at:

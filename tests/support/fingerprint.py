@@ -75,9 +75,7 @@ class Fingerprint:
         elif isinstance(value, functools._lru_cache_wrapper):
             yield f"{path}()", value.__wrapped__
         elif isinstance(value, types.FunctionType):
-            for name, cell in zip(
-                value.__code__.co_freevars, value.__closure__ or (), strict=True
-            ):
+            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
                 yield f"{path}<{name}>", cell.cell_contents
             yield f"{path}:defaults", value.__defaults__
             for name in value.__code__.co_names:
@@ -144,5 +142,3 @@ class Fingerprint:
         yield f"{path}:gradient hooks", getattr(value, "_post_accumulate_grad_hooks", None)
         for name, entry in vars(value).items():
             yield f"{path}.{name}", entry
-
-
