@@ -162,7 +162,7 @@ def largest_watched(
             nonlocal fitted
             fitted = attempt(batch, size)
 
-        with unchanged(*step.roots, written=written, computed=False) as before:
+        with unchanged(*step.roots, written=written) as before:
             peak = peak_of_step(step, run, size)
         written = written or before.written
         return peers.most(peak - budget if fitted else NEVER_FITS)

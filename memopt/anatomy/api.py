@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from memopt.anatomy.advice import advise
 from memopt.anatomy.away import OffloadLedger, apply_offload, check_place
@@ -24,7 +25,6 @@ from memopt.anatomy.step import (
     OptimizerLike,
     Step,
     as_optimizer,
-    computed_attributes,
     traced,
 )
 from memopt.anatomy.trace import Trace, trace_of
@@ -190,7 +190,7 @@ def _measured(
     is_cuda = device == "cuda"
     with unchanged(*step.roots, written=Written()) as before:  # functions are not copied
         with before.watching():
-            real = _copy_of(step)
+            real = _copy_of(step, before.computed())
             fates.apply(real.model)
             kind = OffloadLedger if fates.offload else Ledger
             ledger = kind(real.model, CUDA_GRANULARITY if is_cuda else 1, device)
@@ -215,8 +215,8 @@ def _measured(
     return trace, seconds / plain, row
 
 
-def _copy_of(step: Step) -> Step:
-    memo = {id(tensor): tensor.detach().clone() for tensor in computed_attributes(step.model)}
+def _copy_of(step: Step, computed: Iterable[Tensor]) -> Step:
+    memo = {id(tensor): tensor.detach().clone() for tensor in computed}
     real = copy.copy(step)
     real.model, real.optimizer, real.batch = copy.deepcopy(
         (step.model, step.optimizer, step.batch), memo

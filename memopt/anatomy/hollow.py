@@ -24,7 +24,6 @@ from memopt.anatomy.ledger import Ledger
 from memopt.anatomy.outcome import DependsOnValues, Made, is_made, outcome_of
 from memopt.anatomy.pieces import STATES, Piece
 from memopt.anatomy.places import Place
-from memopt.anatomy.step import computed_attributes
 from memopt.anatomy.work import tensors_in
 from memopt.measure import storages
 from memopt.memory.storages import storages_of
@@ -125,6 +124,10 @@ class HollowLedger(Ledger):
                 if tensor.untyped_storage()._cdata not in self._copies.hollow:
                     self._known.update(self.pieces_of(tensor))
 
+    def close(self) -> None:
+        super().close()
+        self._copies = Copies(frozenset(), {})  # it may be looked at for long: it holds no tensor
+
     def _note(self, tensor: Tensor, op: str, phase: str, place: Place) -> list[Piece]:
         if self._counts_on_host and phase == "optimizer" and op == "aten.lift_fresh.default":
             return []  # a Python number that became a tensor
@@ -194,15 +197,18 @@ class Copies(NamedTuple):
     """Of each what it is a copy of."""
 
 
-def hollow_copy(value: T) -> tuple[T, Copies]:
+def hollow_copy(value: T, computed: Iterable[Tensor] = ()) -> tuple[T, Copies]:
     """A deep copy of modules, optimizers and tensors on the CPU, without values, but for small
     tensors that are no parameters. Of what shares memory the copies share it too, so that tied
     weights are.
+
+    Args:
+        computed: results of autograd somewhere inside, which PyTorch refuses to copy.
     """
     memo: dict[int, Any] = {}
     memory: dict[Hashable, Tensor] = {}
     originals: dict[int, list[Tensor]] = {}
-    for tensor in _tensors_of(value):
+    for tensor in (*_tensors_of(value), *computed):
         memo[id(tensor)] = _hollow(tensor, memory)
         originals.setdefault(_key(memo[id(tensor)]), []).append(tensor)
     hollow = frozenset(base.untyped_storage()._cdata for base in memory.values())
@@ -217,7 +223,6 @@ def _tensors_of(value: Any) -> Iterator[Tensor]:
     if isinstance(value, nn.Module):
         yield from value.parameters()
         yield from value.buffers()
-        yield from computed_attributes(value)
     elif isinstance(value, torch.optim.Optimizer):
         yield from tensors_in([dict(state) for state in value.state.values()])
     elif isinstance(value, (tuple, list)):

@@ -70,7 +70,9 @@ def hollow_step(
         DependsOnValues: the step looks at values.
     """
     with unchanged(*step.roots) as before:
-        (model, optimizer, batch), copies = hollow_copy((step.model, step.optimizer, step.batch))
+        (model, optimizer, batch), copies = hollow_copy(
+            (step.model, step.optimizer, step.batch), before.computed()
+        )
         fates.apply(model)
         context: Any = step.context
         if target == "cuda":

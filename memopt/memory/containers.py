@@ -128,27 +128,20 @@ def content_of(cell: types.CellType) -> Any:
         return _NOTHING
 
 
-def kept_object(value: Any, left: frozenset[str] = frozenset()) -> Restore:
-    """Its class, its attributes and its slots; past what its class makes of setting them.
-
-    Args:
-        left: attributes that are not put back.
-    """
+def kept_object(value: Any) -> Restore:
+    """Its class, its attributes and its slots; past what its class makes of setting them."""
     cls = type(value)
     attributes = attributes_of(value)
-    before = None if attributes is None else _without(attributes, left)
+    before = None if attributes is None else list(attributes.items())
     slots = [(slot, _slot_of(slot, value)) for slot in _slots(cls)]
 
     def restore() -> None:
         if type(value) is not cls:
             object.__setattr__(value, "__class__", cls)
         now = attributes_of(value)
-        if before is None or now is None:
-            pass
-        elif not _same_pairs(_without(now, left), before):
-            beside = {name: now[name] for name in left if name in now}
+        if before is not None and now is not None and not _same_pairs(now.items(), before):
             now.clear()
-            now.update({**dict(before), **beside})
+            now.update(before)
         for slot, entry in slots:
             if _slot_of(slot, value) is entry:
                 continue
@@ -158,12 +151,6 @@ def kept_object(value: Any, left: frozenset[str] = frozenset()) -> Restore:
                 slot.__set__(value, entry)
 
     return restore
-
-
-def _without(attributes: dict[str, Any], left: frozenset[str]) -> list[tuple[str, Any]]:
-    if not left:
-        return list(attributes.items())
-    return [(name, entry) for name, entry in attributes.items() if name not in left]
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:

@@ -37,6 +37,10 @@ class Reached:
     tensors: list[Tensor] = field(default_factory=list)
     objects: list[Restore] = field(default_factory=list)
     generators: list[Restore] = field(default_factory=list)
+    computed: list[tuple[dict[str, Any], str, Tensor]] = field(default_factory=list)
+    """Attributes of modules that are results of autograd, as weight_norm leaves them for the next
+    forward to replace: of which attributes, the name, the tensor.
+    """
     steps_in_backward: bool = False
     """Whether a tensor has a hook that runs when its gradient is there: an optimizer may step."""
     is_sharded: bool = False
@@ -45,14 +49,9 @@ class Reached:
     """Whether something runs without PyTorch's dispatcher seeing each operator."""
 
 
-def reached(roots: Iterable[object], computed: bool = True) -> Reached:
-    """Of these and all that they hold.
-
-    Args:
-        computed: also attributes of modules that are results of autograd, as weight_norm leaves
-            them for the next forward to replace. To note one is to keep its memory.
-    """
-    walk = _Walk(computed)
+def reached(roots: Iterable[object]) -> Reached:
+    """Of these and all that they hold."""
+    walk = _Walk()
     for root in (*roots, *kept.GLOBAL_HOOKS):
         walk.push(root)
     collects = gc.isenabled()
@@ -67,9 +66,8 @@ def reached(roots: Iterable[object], computed: bool = True) -> Reached:
 
 
 class _Walk:
-    def __init__(self, computed: bool) -> None:
+    def __init__(self) -> None:
         self.found = Reached()
-        self._computed = computed
         self.todo: list[Any] = []
         self._seen: dict[int, object] = {}  # held, so that no id is used twice
         self._left_alone: set[int] = set()
@@ -192,17 +190,17 @@ class _Walk:
             self.push(value._modules if isinstance(value, nn.Module) else None)
             return
         attributes = kept.attributes_of(value) or {}
-        left: frozenset[str] = frozenset()
-        if not self._computed and isinstance(value, nn.Module):
-            left = frozenset(name for name, entry in attributes.items() if _is_computed(entry))
-        self.found.objects.append(kept.kept_object(value, left))
-        self._pairs((name, entry) for name, entry in attributes.items() if name not in left)
+        self.found.objects.append(kept.kept_object(value))
+        self._pairs(attributes.items())
         self._all(kept.slot_values(value))
         self.push(type(value))
         if isinstance(value, nn.Module):
-            self._module(value)
+            self._module(value, attributes)
 
-    def _module(self, module: nn.Module) -> None:
+    def _module(self, module: nn.Module, attributes: dict[str, Any]) -> None:
+        for name, entry in attributes.items():
+            if isinstance(entry, Tensor) and not entry.is_leaf:
+                self.found.computed.append((attributes, name, entry))
         if isinstance(module, torch.jit.ScriptModule):
             self.push([*module.parameters(), *module.buffers()])
             return
@@ -246,10 +244,6 @@ def _is_open(cls: type) -> bool:
     if module.startswith(("torch.nn.", "torch.optim.", "torch.amp.")):
         return not module.startswith(_OF_RANKS)
     return module == "collections" or _is_foreign(module)
-
-
-def _is_computed(value: object) -> bool:
-    return isinstance(value, Tensor) and not value.is_leaf
 
 
 def _is_state(value: Any, namespace: dict[str, Any]) -> bool:

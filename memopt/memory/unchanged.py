@@ -10,9 +10,11 @@ what is measured, the tensors that an earlier run wrote are copied beforehand.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
+import torch
 from torch import Tensor
 
 from memopt.memory.generators import kept_random, kept_settings
@@ -47,18 +49,16 @@ class Before:
     Args:
         roots: modules, functions, batches, optimizers; with all that they hold.
         written: tensors that may be written unseen. Their bytes are copied now.
-        computed: see `reached`.
     """
 
-    def __init__(
-        self, roots: Iterable[object], written: Iterable[Tensor] = (), computed: bool = True
-    ) -> None:
+    def __init__(self, roots: Iterable[object], written: Iterable[Tensor] = ()) -> None:
         with unseen():
-            found = reached(roots, computed)
+            found = reached(roots)
             self._objects = found.objects
             self._tensors = {id(tensor): KeptTensor(tensor) for tensor in found.tensors}
             devices = {tensor.device for tensor in found.tensors}
             self._random = [*kept_random(devices), *found.generators]
+            self._computed = found.computed
             self._is_sharded = found.is_sharded
             self._contents = Contents()
             self._versions: list[tuple[Tensor, int | None]] = [
@@ -92,11 +92,26 @@ class Before:
         with unseen():
             self._contents.keep(tensor)
 
+    def computed(self) -> list[Tensor]:
+        """The tensors that were reached and are results of autograd."""
+        return [one.tensor for one in self._tensors.values() if not one.tensor.is_leaf]
+
     def without_gradients(self) -> None:
         """Take them away: what is accumulated is new memory, as in a first step."""
         for one in self._tensors.values():
             if one.gradient is not None and one.tensor.is_leaf:
                 one.tensor.grad = None
+
+    def lend(self, replaced: Callable[[Tensor], None]) -> None:
+        """Have modules hold aliases of the results of autograd that are among their attributes, and
+        be told of each when its alias is gone: a step frees what it replaces, but this holds it.
+        """
+        for attributes, name, tensor in self._computed:
+            with torch.enable_grad():
+                alias = tensor.view_as(tensor)
+            attributes[name] = alias
+            weakref.finalize(alias, replaced, tensor).atexit = False
+            del alias
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -126,13 +141,15 @@ class Before:
         for restore in self._settings:
             restore()
 
+    def forget(self) -> None:
+        """Hold nothing any more, whoever holds this."""
+        self._objects, self._tensors, self._random, self._computed = [], {}, [], []
+        self._versions, self._contents = [], Contents()
+
 
 @contextmanager
 def unchanged(
-    *roots: object,
-    written: Written | None = None,
-    gradients: bool = False,
-    computed: bool = True,
+    *roots: object, written: Written | None = None, gradients: bool = False
 ) -> Iterator[Before]:
     """Whatever runs inside, all that `roots` hold is afterwards as it was, with generators and
     PyTorch's settings; also if it raises.
@@ -141,11 +158,10 @@ def unchanged(
         written: what an earlier run of the same step wrote. With it no mode is on, which would
             change what is measured; without it one is, and `Before.written` says what was written.
         gradients: whether those that are there can be seen inside. Else leaves have none at first.
-        computed: see `reached`. False where memory is measured: a step replaces these tensors, and
-            the same bits are there afterwards in others.
     """
-    before = Before(roots, () if written is None else written.tensors, computed)
+    before = Before(roots, () if written is None else written.tensors)
     with ExitStack() as stack:
+        stack.callback(before.forget)
         stack.callback(before.restore)
         if not gradients:
             before.without_gradients()

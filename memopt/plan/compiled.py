@@ -70,7 +70,7 @@ class CompiledPlan:
         """The most bytes of a forward and a backward above what is there already."""
         device = next(step.model.parameters()).device
         batch = step.batches()[0]
-        with unchanged(*step.roots, written=self.live.written, computed=False):
+        with unchanged(*step.roots, written=self.live.written):
             try:
                 step.forward(batch, compiled).backward()  # is compiled
             except Exception as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -154,7 +153,6 @@ class Live:
         """The most bytes above what is there already, in a real forward and backward of the model
         as it is; the most of all ranks.
         """
-        gc.collect()  # an earlier step's tensors, in cycles of Python's objects, would count
         device = next(self.step.model.parameters()).device
         step, blocks = self.step, self.blocks
         if self.entry is not None:
@@ -167,7 +165,7 @@ class Live:
             for batch in step.batches():
                 step.forward(batch).backward()
 
-        with unchanged(*step.roots, written=self.written, computed=False):
+        with unchanged(*step.roots, written=self.written):
             return ranks.most(allocated_above(device, run))
 
 
