@@ -109,7 +109,7 @@ class Buffers(Habit):
             self.plain += 1
             self.grown.resize_(4)
         self.shared.numpy()[:2] += 1
-        return self.norm(x)
+        return self.norm(x[:, :, None].expand(-1, -1, 2)).mean(-1)  # also of a single row
 
 
 class Momentum(Habit):
