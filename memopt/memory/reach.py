@@ -165,6 +165,8 @@ class _Walk:
             self.push(attributes)
             if "_torchdynamo_orig_callable" in attributes:
                 self.found.is_compiled = True
+        if not _is_foreign(function.__module__ or ""):
+            return
         names, assigned = _globals_of(function.__code__)
         namespace = function.__globals__
         if assigned:
