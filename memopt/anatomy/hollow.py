@@ -65,6 +65,8 @@ class HollowLedger(Ledger):
         self._on_cpu = target == "cpu"
         self._copies = copies
         self._see = see
+        self._outside: set[Hashable] = set()
+        """Storages that are neither copies nor of an operator."""
         self.written = Written()
         """What forward and backward write of what was there before: of copies their originals."""
         self._known: set[Piece] = set()
@@ -109,10 +111,12 @@ class HollowLedger(Ledger):
         for tensor in given:
             if not self.pieces_of(tensor):  # neither a copy nor of an operator
                 self._see(tensor)
+                self._outside.update(storages([tensor]))
         if self.phase != "optimizer":
             for tensor in written_by(func, args, kwargs):
+                is_outside = not self._outside.isdisjoint(storages([tensor]))
                 originals = self._copies.originals.get(_key(tensor), ())
-                self.written.add(originals if self.pieces_of(tensor) else (tensor,))
+                self.written.add((tensor,) if is_outside else originals)
 
     def adopt(self, category: str, named: Iterable[tuple[str, object]]) -> None:
         named = list(named)

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from memopt._compat import wraps_tensors
@@ -41,6 +42,8 @@ def storages_of(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
 
 def parts_of(tensor: Tensor) -> Iterator[Tensor]:
     """The tensors that hold the memory of a sparse tensor or one that wraps others."""
+    if is_lazy(tensor):  # it has no memory yet
+        return
     if wraps_tensors(tensor):
         names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
         for name in names:

@@ -136,11 +136,11 @@ def _geometry_of(tensor: Tensor) -> tuple[object, ...] | None:
         places = [(part.untyped_storage()._cdata, *_look_of(part)) for part in parts_of(tensor)]
     except (NotImplementedError, RuntimeError):
         return None
-    return (*places, tensor.shape)
+    return (*places, tensor.size())
 
 
 def _look_of(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
+    return tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
 
 
 def _view_of(tensor: Tensor) -> Tensor:

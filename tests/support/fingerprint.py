@@ -126,6 +126,8 @@ class Fingerprint:
             yield f"{path}:of class", cls
 
     def _of_tensor(self, path: str, value: Tensor) -> Iterator[tuple[str, object]]:
+        if isinstance(value, nn.parameter.UninitializedTensorMixin):
+            return
         look: tuple[object, ...] = (value.dtype, value.shape, value.requires_grad)
         if not value.is_inference():
             look += (value._version,)
