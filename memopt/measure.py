@@ -92,11 +92,12 @@ def saved_bytes(fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> Save
     attributes of its context; and what threads save that `fn` starts. Hooks around this call
     (a `memopt.recipes()` there too) do not apply.
 
-    `fn` runs once, with gradients enabled, in its own training or evaluation mode. Afterwards
-    PyTorch's random number generators are as they were, and so are the arguments' values, and of
-    the modules that `fn` is or refers to the gradients, buffers (their version counters included),
-    training flags and other attributes, also if it raises. What `fn` writes into parameters, or
-    into lists and dicts that modules hold, stays. No gradient is computed.
+    `fn` runs once, with gradients enabled, in its own training or evaluation mode. Afterwards all
+    that it and its arguments hold is as it was, also if it raises: tensors of any kind with their
+    gradients and version counters, attributes, containers, hooks, classes, variables that functions
+    close over, random number generators of PyTorch, Python and NumPy. What it writes elsewhere
+    stays: files, iterators that hand out their next element, globals of other files. Caches of
+    functools that it filled are emptied. (memopt/memory/unchanged.py)
 
     Args:
         fn: a module, or any function. Of a function, the modules are found that it closes over or

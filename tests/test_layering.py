@@ -1,5 +1,5 @@
 """Proves that dependencies point one way: kernels <- ops <- autograd <- offload <- saved <- plan <-
-python in csrc, functional <- nn <- offload <- checkpoint <- convert, compile <- the rest in memopt;
+python in csrc, memory <- functional <- nn <- offload <- checkpoint <- convert, compile <- the rest in memopt;
 that no files of memopt import each other in a circle, that the kernels, offload and plan know no
 PyTorch, that no file knows c10/cuda, and that no file is too long to read.
 """

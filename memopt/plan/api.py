@@ -55,11 +55,11 @@ def plan(
     Bytes are those of predicted steps (see `memopt.anatomy`), which compute nothing; of a step that
     cannot be predicted, those of a real one. Blocks of one class, with parameters and inputs of the
     same shapes, share the choices among them, so that one or a few steps show what each costs.
-    Seconds are those of real steps on the model, with gradients, buffers and random numbers put
-    back, or estimates for a GPU where the model has no values. What comes out is the least
-    time within the budget at every instant of forward, backward and the optimizer's step, by
-    dynamic programming over the blocks (csrc/plan). The whole plan is then predicted, and corrected
-    until that is within the budget too.
+    Seconds are those of real steps on the model, with all that they change put back, or estimates
+    for a GPU where the model has no values. What comes out is the least time within the budget at
+    every instant of forward, backward and the optimizer's step, by dynamic programming over the
+    blocks (csrc/plan). The whole plan is then predicted, and corrected until that is within the
+    budget too.
 
     In a process group every rank must call it, and all take the same plan: for the least budget,
     and the most that any rank measures.

@@ -44,8 +44,8 @@ class Plan(Planned):
     def apply(self, model: nn.Module | None = None, *, watch: bool = True) -> Plan:
         """Put the fates on a model, in place; `undo` takes them off.
 
-        The model that the plan was made for then runs one forward and backward, whose gradients,
-        buffers and random numbers are put back. Should its peak be above the budget, the plan is
+        The model that the plan was made for then runs one forward and backward; all that these
+        change is put back. Should its peak be above the budget, the plan is
         made again for so much less, at most three times in all.
 
         Args:
@@ -107,7 +107,7 @@ class Plan(Planned):
 
     def run_step(self) -> None:
         """Run one forward and backward of the model that the plan was made for, with what is on it
-        now; its gradients, buffers and random numbers are put back.
+        now; all that these change is put back.
 
         Raises:
             ValueError: the plan was loaded, or its model or batch has no values.
