@@ -1,7 +1,7 @@
 """Proves that dependencies point one way: kernels <- ops <- autograd <- offload <- saved <- plan <-
-python in csrc, memory <- functional <- nn <- offload <- checkpoint <- convert, compile <- the rest in memopt;
-that no files of memopt import each other in a circle, that the kernels, offload and plan know no
-PyTorch, that no file knows c10/cuda, and that no file is too long to read.
+python in csrc, memory <- functional <- nn <- offload <- checkpoint <- convert, compile <- the rest
+in memopt; that no files of memopt import each other in a circle, that the kernels, offload and plan
+know no PyTorch, that no file knows c10/cuda, and that no file is too long to read.
 """
 
 from __future__ import annotations

@@ -59,9 +59,8 @@ def anatomy(
     One step (forward, loss, backward, optimizer; the second one, since the first makes the
     optimizer's state) is predicted and may be measured. Nothing of the model, the batch and the
     optimizer changes: both happen on copies, and what functions close over (a loss, hooks) is put
-    back. A prediction runs the very step, but its tensors have
-    no values, and no kernel runs; it takes seconds and next to no memory for models of any size,
-    also for one on the meta device.
+    back. A prediction runs the very step, but its tensors have no values, and no kernel runs; it
+    takes seconds and next to no memory for models of any size, also for one on the meta device.
 
     Six categories add up to all bytes, each storage counted once: weights; gradients; optimizer
     states; activations, which are saved for backward; temporary buffers; and functionality-specific
