@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from memopt._compat import view_base
 from memopt._extension import _C
 from memopt.memory.storages import parts_of, storages
-from memopt.memory.unchanged import unchanged
+from memopt.memory.unchanged import Written, unchanged
 
 __all__ = [
     "Recorded",
@@ -92,12 +92,12 @@ def saved_bytes(fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> Save
     attributes of its context; and what threads save that `fn` starts. Hooks around this call
     (a `memopt.recipes()` there too) do not apply.
 
-    `fn` runs once, with gradients enabled, in its own training or evaluation mode. Afterwards all
-    that it and its arguments hold is as it was, also if it raises: tensors of any kind with their
-    gradients and version counters, attributes, containers, hooks, classes, variables that functions
-    close over, random number generators of PyTorch, Python and NumPy. What it writes elsewhere
-    stays: files, iterators that hand out their next element, globals of other files. Caches of
-    functools that it filled are emptied. (memopt/memory/unchanged.py)
+    `fn` runs twice, with gradients enabled, in its own training or evaluation mode: first to see
+    what it writes, then to count. After each run all that it and its arguments hold is as it was,
+    also if it raises: tensors of any kind with their gradients and version counters, attributes,
+    containers, hooks, classes, variables that functions close over, random number generators of
+    PyTorch, Python and NumPy. What it writes elsewhere stays: files, iterators that hand out their
+    next element, globals of other files. Caches of functools that it filled are emptied.
 
     Args:
         fn: a module, or any function. Of a function, the modules are found that it closes over or
@@ -144,7 +144,9 @@ def recorded(
     inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     constant = [t for m in modules for t in (*m.parameters(), *m.buffers())]
     saved = record(exclude=constant, parameters=False, dropped=False)
-    with unchanged(fn, args, kwargs):
+    with unchanged(fn, args, kwargs, written=Written()) as before:
+        with torch.enable_grad():
+            before.rehearse(lambda: fn(*args, **kwargs))
         with torch.enable_grad(), saved:
             output = fn(*args, **kwargs)
         yield Recorded(output, saved, inputs)

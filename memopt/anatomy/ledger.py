@@ -117,11 +117,6 @@ class Ledger(TorchDispatchMode):
                 piece.fate = REGION_INPUT
         self.marks.append(Mark("end of forward", self.instant, len(self.log)))
 
-    def release(self, tensor: Tensor) -> None:
-        """The step does not hold it any more. Others do, who would not in training."""
-        for key in _keys(tensor):
-            self._end(key, None)
-
     def restart(self) -> None:
         """Forget what has been, but not what is there: the next step begins."""
         self.pieces = [piece for _, piece in self._live.values()]

@@ -18,19 +18,19 @@ backward, and is put back. Told are the modules
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from memopt._unchanged import unchanged
 from memopt.checkpoint.caches import has_cache, may_have_caches
 from memopt.checkpoint.other import is_in_other_checkpointing
 from memopt.checkpoint.region import run_region
 from memopt.checkpoint.settings import region_settings
 from memopt.checkpoint.state import State
+from memopt.memory.unchanged import unchanged
 
 # A feature that one call keeps for the next one shows at the second step.
 _STEPS = 2
@@ -76,7 +76,7 @@ def cannot_run_again(
         return leaving
 
     with ExitStack() as stack:
-        stack.enter_context(_put_back(model))
+        stack.enter_context(unchanged(model, run))
         for path, module in modules.items():
             hook = module.register_forward_pre_hook(before(path), with_kwargs=True)
             stack.callback(hook.remove)
@@ -133,16 +133,11 @@ def _between(paths: Sequence[str]) -> str:
     return ", ".join(paths) if len(paths) <= _MOST_NAMES else f"{paths[0]}, ..., {paths[-1]}"
 
 
-def _put_back(module: nn.Module, args: object = ()) -> AbstractContextManager[None]:
-    tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
-    return unchanged(list(module.modules()), tensors)
-
-
 def _reason(module: nn.Module, args: Any, kwargs: Any) -> str:
     """Why a module must not be a region when it is called so; empty if it may be one."""
     if may_have_caches() and has_cache(args, kwargs):
         return ""  # regions deal with these themselves
-    with _put_back(module, (args, kwargs)), torch.enable_grad():
+    with unchanged(module, args, kwargs), torch.enable_grad():
         for step in range(_STEPS):
             with _watching_parts(module) as checkpoints_itself:
                 reason = _of_one_step(module, args, kwargs, 1.0 + step / 2)

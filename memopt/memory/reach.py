@@ -37,10 +37,6 @@ class Reached:
     tensors: list[Tensor] = field(default_factory=list)
     objects: list[Restore] = field(default_factory=list)
     generators: list[Restore] = field(default_factory=list)
-    computed: list[tuple[dict[str, Any], str, Tensor]] = field(default_factory=list)
-    """Attributes of modules that are results of autograd, as weight_norm leaves them for the next
-    forward to replace: of which attributes, the name, the tensor.
-    """
     steps_in_backward: bool = False
     """Whether a tensor has a hook that runs when its gradient is there: an optimizer may step."""
     is_sharded: bool = False
@@ -158,6 +154,8 @@ class _Walk:
             self.push(value)
 
     def _function(self, function: types.FunctionType) -> None:
+        if (function.__module__ or "").startswith("memopt."):
+            return  # hooks of a measurement that is under way
         self._all(function.__closure__ or ())
         self._all((function.__defaults__, function.__kwdefaults__))
         attributes = function.__dict__
@@ -197,12 +195,9 @@ class _Walk:
         self._all(kept.slot_values(value))
         self.push(type(value))
         if isinstance(value, nn.Module):
-            self._module(value, attributes)
+            self._module(value)
 
-    def _module(self, module: nn.Module, attributes: dict[str, Any]) -> None:
-        for name, entry in attributes.items():
-            if isinstance(entry, Tensor) and not entry.is_leaf:
-                self.found.computed.append((attributes, name, entry))
+    def _module(self, module: nn.Module) -> None:
         if isinstance(module, torch.jit.ScriptModule):
             self.push([*module.parameters(), *module.buffers()])
             return

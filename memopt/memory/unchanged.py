@@ -10,11 +10,9 @@ what is measured, the tensors that an earlier run wrote are copied beforehand.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
-import torch
 from torch import Tensor
 
 from memopt.memory.generators import kept_random, kept_settings
@@ -58,7 +56,6 @@ class Before:
             self._tensors = {id(tensor): KeptTensor(tensor) for tensor in found.tensors}
             devices = {tensor.device for tensor in found.tensors}
             self._random = [*kept_random(devices), *found.generators]
-            self._computed = found.computed
             self._is_sharded = found.is_sharded
             self._contents = Contents()
             self._versions: list[tuple[Tensor, int | None]] = [
@@ -102,16 +99,12 @@ class Before:
             if one.gradient is not None and one.tensor.is_leaf:
                 one.tensor.grad = None
 
-    def lend(self, replaced: Callable[[Tensor], None]) -> None:
-        """Have modules hold aliases of the results of autograd that are among their attributes, and
-        be told of each when its alias is gone: a step frees what it replaces, but this holds it.
-        """
-        for attributes, name, tensor in self._computed:
-            with torch.enable_grad():
-                alias = tensor.view_as(tensor)
-            attributes[name] = alias
-            weakref.finalize(alias, replaced, tensor).atexit = False
-            del alias
+    def rehearse(self, run: Callable[[], object]) -> None:
+        """Run something, and put everything back. When it runs again, no mode has to see it."""
+        with self.watching():
+            run()
+        self.restore()
+        self.without_gradients()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -143,7 +136,7 @@ class Before:
 
     def forget(self) -> None:
         """Hold nothing any more, whoever holds this."""
-        self._objects, self._tensors, self._random, self._computed = [], {}, [], []
+        self._objects, self._tensors, self._random = [], {}, []
         self._versions, self._contents = [], Contents()
 
 
