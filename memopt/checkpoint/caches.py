@@ -66,7 +66,7 @@ def without_cache(
     cache: type = sys.modules["transformers.cache_utils"].Cache
     named = [*((None, value) for value in args), *kwargs.items()]
     found = [(name, value) for name, value in named if isinstance(value, cache)]
-    if not _does_without(module) or any(name not in (None, *_NAMES) for name, _ in found):
+    if not checkpoints_itself(module) or any(name not in (None, *_NAMES) for name, _ in found):
         rule = f"must not get a cache, which would grow again in the recompute; {_FIX}"
     elif not all(_is_empty(value, module) for _, value in found):
         rule = (
@@ -102,7 +102,7 @@ def note_on_caches(model: nn.Module, regions: Iterable[nn.Module]) -> str:
     configs = [getattr(module, "config", None) for module in model.modules()]
     if not any(getattr(config, "use_cache", False) is True for config in configs):
         return ""
-    if not any(map(_does_without, regions)):
+    if not any(map(checkpoints_itself, regions)):
         return ""
     return (
         "the model's config has use_cache=True: in training, regions turn the cache of keys and "
@@ -110,7 +110,10 @@ def note_on_caches(model: nn.Module, regions: Iterable[nn.Module]) -> str:
     )
 
 
-def _does_without(module: nn.Module) -> bool:
+def checkpoints_itself(module: nn.Module) -> bool:
+    """Whether it is a layer of transformers that gradient checkpointing can be turned on in, and
+    that does without a cache then.
+    """
     layers = sys.modules.get("transformers.modeling_layers")
     return layers is not None and isinstance(module, layers.GradientCheckpointingLayer)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from torch import nn
 
 from memopt.checkpoint.apply import Choice, as_predicate, choose_modules
-from memopt.checkpoint.caches import note_on_caches
+from memopt.checkpoint.caches import checkpoints_itself, note_on_caches
 from memopt.checkpoint.wrapper import (
     check_can_unwrap,
     checkpoint_wrapper,
@@ -69,13 +71,42 @@ class Regions:
             module.__dict__.setdefault(_SETTINGS_BEFORE, before)
         self.checkpointed = tuple(path for path, (_, to_cpu) in chosen.items() if not to_cpu)
         self.offloaded = tuple(path for path, (_, to_cpu) in chosen.items() if to_cpu)
-        notes[note_on_caches(model, (module for module, _ in chosen.values()))] = None
+        regions = [module for module, _ in chosen.values()]
+        notes[note_on_caches(model, regions)] = None
+        notes |= dict.fromkeys(_notes_on_own_checkpointing(model, regions))
         self.notes = tuple(filter(None, notes))
 
 
 def _is_one_op(module: nn.Module) -> bool:
     swap = swap_of(module)
     return swap is not None and swap.is_one_op and settings_of(module) is None
+
+
+def _notes_on_own_checkpointing(model: nn.Module, regions: Sequence[nn.Module]) -> Iterator[str]:
+    """What becomes of gradient checkpointing that the model has turned on itself."""
+    paths = {module: path for path, module in model.named_modules()}
+    on = [m for m in paths if m.__dict__.get("gradient_checkpointing") is True]
+    replaced = [paths[m] for m in regions if checkpoints_itself(m) and m in on]
+    if replaced:
+        yield (
+            "the regions take the place of transformers' gradient checkpointing, which is on in "
+            f"the model: {joined(replaced)}"
+        )
+    inside = {each for m in regions for each in m.modules() if each is not m}
+    twice = [paths[m] for m in on if checkpoints_itself(m) and m in inside]
+    if twice:
+        yield (
+            "transformers' gradient checkpointing is on inside regions, and backward runs its layers "
+            f"again twice: {joined(twice)}"
+        )
+    # A model of diffusers runs blocks under a checkpoint, and these cannot tell.
+    below = {each for m in on for each in m.modules() if each is not m}
+    idle = [paths[m] for m in regions if m in below and not checkpoints_itself(m)]
+    if idle:
+        yield (
+            "the model's own gradient checkpointing is on, and where it runs a region there is "
+            f"nothing left for that to save: {joined(idle)}"
+        )
 
 
 def check_can_revert_region(module: nn.Module) -> None:
