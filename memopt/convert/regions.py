@@ -96,8 +96,8 @@ def _notes_on_own_checkpointing(model: nn.Module, regions: Sequence[nn.Module]) 
     twice = [paths[m] for m in on if checkpoints_itself(m) and m in inside]
     if twice:
         yield (
-            "transformers' gradient checkpointing is on inside regions, and backward runs its layers "
-            f"again twice: {joined(twice)}"
+            "transformers' gradient checkpointing is on inside regions, and backward runs its "
+            f"layers again twice: {joined(twice)}"
         )
     # A model of diffusers runs blocks under a checkpoint, and these cannot tell.
     below = {each for m in on for each in m.modules() if each is not m}
