@@ -71,7 +71,7 @@ def input() -> Tensor:
 
 def looks(module: nn.Module) -> dict[str, Any]:
     cls = type(module)
-    named = ((n, inspect.getattr_static(module, n)) for n in dir(module))
+    named = ((n, inspect.getattr_static(cls, n)) for n in dir(cls))
     methods = {n: getattr(module, n).__func__ for n, f in named if inspect.isfunction(f)}
     return {
         "class": (cls, module.__class__),
