@@ -271,3 +271,41 @@ def test_adapters(use_reentrant: bool, order: str) -> None:
     assert both.held <= alone.held
     assert both.gradients.keys() == alone.gradients.keys()
     assert same_bits(both, adapted("wrap convert"))
+
+
+def test_diffusers_models_that_checkpoint_their_blocks_themselves() -> None:
+    """The model runs the block under a checkpoint; a region there keeps nothing less."""
+    diffusers = pytest.importorskip("diffusers")
+
+    def train(*steps: Step) -> Counter[int]:
+        torch.manual_seed(0)
+        model = diffusers.DiTTransformer2DModel(
+            num_attention_heads=2,
+            attention_head_dim=8,
+            in_channels=4,
+            num_layers=2,
+            sample_size=4,
+            num_embeds_ada_norm=4,
+        ).train()
+        for step in steps:
+            step(model)
+        calls: Counter[int] = Counter()
+        for i, block in enumerate(model.transformer_blocks):
+            block.attn1.to_q.register_forward_pre_hook(lambda *_, i=i: calls.update([i]))
+        ones = torch.ones(1, dtype=torch.long)
+        image = torch.randn(1, 4, 4, 4)
+        model(image, timestep=ones, class_labels=ones).sample.sum().backward()
+        return calls
+
+    def enable(model: Any) -> None:
+        model.enable_gradient_checkpointing()
+
+    def regions(model: nn.Module) -> None:
+        notes = memopt.convert(model, checkpoint=True).notes
+        said = any("nothing left for that to save: transformer_blocks.0" in n for n in notes)
+        assert said == model.gradient_checkpointing
+
+    expected = {0: 2, 1: 2}
+    for steps in ((enable,), (convert, enable), (enable, convert), (enable, regions), (regions,)):
+        assert train(*steps) == expected
+    assert train(convert) == {0: 1, 1: 1}
