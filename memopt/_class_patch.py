@@ -1,4 +1,5 @@
-"""Class patches: another forward for one module, which stays the object that it is.
+"""Class patches: another forward for one module, which stays the object that it is. Only modules
+that are themselves replaced or wrapped get one; scopes around calls are hooks (_call_hooks.py).
 
 Only the module's class becomes another: a subclass that is made here and has its own `forward`.
 Unlike a forward function that is put on the instance and refers back to it, a method finds its

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+from collections.abc import Iterable
 from types import MethodType
 from typing import Any
 
@@ -30,6 +31,12 @@ def unwrapped(subject: Any) -> Any:
     while isinstance(subject, functools.partial) or hasattr(subject, "__wrapped__"):
         subject = subject.func if isinstance(subject, functools.partial) else subject.__wrapped__
     return subject
+
+
+def joined(paths: Iterable[str]) -> str:
+    """Both, or the first and the last of more."""
+    paths = list(paths)
+    return ", ".join(paths) if len(paths) <= 2 else f"{paths[0]}, ..., {paths[-1]}"
 
 
 def _module_name(module: nn.Module) -> str:

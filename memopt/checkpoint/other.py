@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import checkpoint as torch_checkpoint
 
+from memopt.checkpoint.naming import joined
 from memopt.checkpoint.wrapper import class_before_wrapping
 
 
@@ -38,10 +39,48 @@ def says_that_it_checkpoints(module: nn.Module) -> bool:
     return name is not None and getattr(module, name) is True
 
 
-def note_on_own(model: nn.Module) -> str:
-    """What a user should know of regions in a model that may checkpoint by itself, as far as it
-    says so or its code shows it; empty where nothing does.
+def checkpoints_itself(module: nn.Module) -> bool:
+    """Whether it is a layer of transformers that gradient checkpointing can be turned on in. A
+    region around its forward takes the place of that.
     """
+    layers = sys.modules.get("transformers.modeling_layers")
+    return layers is not None and isinstance(module, layers.GradientCheckpointingLayer)
+
+
+def notes_on_own(model: nn.Module, regions: Sequence[nn.Module]) -> list[str]:
+    """What a user should know of regions in a model that may checkpoint by itself, as far as it
+    says so or its code shows it.
+    """
+    if not regions:
+        return []
+    paths = {module: path for path, module in model.named_modules()}
+    on = [m for m in paths if m.__dict__.get("gradient_checkpointing") is True]
+    inside = {each for m in regions for each in m.modules() if each is not m}
+    below = {each for m in on for each in m.modules() if each is not m}
+    replaced = [paths[m] for m in regions if checkpoints_itself(m) and m in on]
+    twice = [paths[m] for m in on if checkpoints_itself(m) and m in inside]
+    # A model of diffusers runs blocks under a checkpoint, and these cannot tell.
+    idle = [paths[m] for m in regions if m in below and not checkpoints_itself(m)]
+    notes = []
+    if replaced:
+        notes.append(
+            "the regions take the place of transformers' gradient checkpointing, which is on in "
+            f"the model: {joined(replaced)}"
+        )
+    if twice:
+        notes.append(
+            "transformers' gradient checkpointing is on inside regions, and backward runs its "
+            f"layers again twice: {joined(twice)}"
+        )
+    if idle:
+        notes.append(
+            "the model's own gradient checkpointing is on, and where it runs a region there is "
+            f"nothing left for that to save: {joined(idle)}"
+        )
+    return notes or _notes_by_code(model)
+
+
+def _notes_by_code(model: nn.Module) -> list[str]:
     classes = dict.fromkeys(
         class_before_wrapping(m).__name__ for m in model.modules() if _calls_checkpoint(m)
     )
@@ -50,8 +89,8 @@ def note_on_own(model: nn.Module) -> str:
     elif classes:
         which = f"{', '.join(classes)} may call torch.utils.checkpoint in forward"
     else:
-        return ""
-    return f"{which}: regions inside it change nothing; a sample shows which these are"
+        return []
+    return [f"{which}: regions inside it change nothing; a sample shows which these are"]
 
 
 def _calls_checkpoint(module: nn.Module) -> bool:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from memopt.checkpoint.caches import has_cache, may_have_caches
+from memopt.checkpoint.naming import joined
 from memopt.checkpoint.other import is_in_other_checkpointing
 from memopt.checkpoint.region import run_region
 from memopt.checkpoint.settings import region_settings
@@ -125,12 +126,8 @@ def left_out(reasons: Mapping[str, str]) -> str:
     grouped: dict[str, list[str]] = {}
     for path, reason in reasons.items():
         grouped.setdefault(reason, []).append(path)
-    told = (f"{_between(paths)} ({reason})" for reason, paths in grouped.items())
+    told = (f"{joined(paths)} ({reason})" for reason, paths in grouped.items())
     return f"no regions, since these cannot run again as they did: {'; '.join(told)}"
-
-
-def _between(paths: Sequence[str]) -> str:
-    return ", ".join(paths) if len(paths) <= _MOST_NAMES else f"{paths[0]}, ..., {paths[-1]}"
 
 
 def _reason(module: nn.Module, args: Any, kwargs: Any) -> str:

@@ -86,11 +86,15 @@ def convert(
     (except a norm's eps). Results differ by rounding; dropout draws other random numbers. The
     activation in front of a gated product is not called as a module, unless it has a hook.
 
-    Recipes (see `memopt.recipes`) are turned on in whatever enters the model: its forward, the
-    other methods that its classes define (`training_step`, `encode_text`), and those of its
-    submodules that have submodules themselves, called alone. So the tensors that these ops return
-    are not stored for backward by whatever uses them. Not entered that way: properties, static and
-    class methods, generators and coroutines, and methods that were bound before.
+    Recipes (see `memopt.recipes`) are on in the calls of the model and of those of its modules that
+    have submodules, by a pair of PyTorch's hooks on each: inside `model(x)` and `model.encoder(x)`,
+    and so in whatever `training_step` or `encode_text` calls that way. So the tensors that these
+    ops return are not stored for backward by whatever uses them. Where the code outside calls
+    modules without submodules one by one, or a `forward` in place of its module, no hook runs:
+    `with memopt.recipes():` around it turns them on. transformers' gradient checkpointing and other
+    code that asks for classes, methods and attributes finds what it found before, of every module
+    that is not swapped. A copy of a torch.fx.GraphModule loses PyTorch's hooks, and recipes with
+    them, until it is converted.
 
     Converting again swaps what has been added since. If that is nothing, the report says so.
     Convert before torch.compile, DistributedDataParallel and FSDP. Under torch.compile with its
@@ -115,8 +119,9 @@ def convert(
             autocast, that tensor is kept where the sum would be, if nothing else holds it by then.
         checkpoint: submodules to make checkpointed regions (see `checkpoint_wrapper`): a predicate,
             a class or a sequence of classes, or True for the model's blocks as
-            `apply_checkpointing` finds them. A norm, activation or dropout alone is made none where
-            recipes are on, which keep less; a note says so.
+            `apply_checkpointing` finds them. In layers of transformers a region takes the place of
+            their own gradient checkpointing; a note says so if that is on. A norm, activation or
+            dropout alone is made none where recipes are on, which keep less; a note says so.
         offload: the same, with the regions' inputs kept in host memory until backward. A module
             chosen by both is offloaded.
         autocast_norms: what swapped norms return under autocast. "keep" (default): their input's

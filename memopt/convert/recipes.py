@@ -49,7 +49,13 @@ def _enter_with_functions(module: nn.Module, args: tuple[Any, ...]) -> None:
         _C.enter_recipes(module, _KEY, True)
 
 
-def _leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+def _leave(
+    module: nn.Module,
+    # torch.jit.script, which compiles hooks first and shows these lines where it fails, cannot have
+    # a converted model: memopt.revert(model) before scripting it.
+    args: tuple[Any, ...],
+    output: Any,
+) -> None:
     if torch.compiler.is_compiling():
         return
     _C.leave_call(module, _KEY)

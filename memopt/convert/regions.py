@@ -8,7 +8,8 @@ from torch import nn
 
 from memopt.checkpoint.apply import Choice, as_predicate, choose_modules
 from memopt.checkpoint.caches import note_on_caches
-from memopt.checkpoint.other import note_on_own
+from memopt.checkpoint.naming import joined
+from memopt.checkpoint.other import notes_on_own
 from memopt.checkpoint.probe import cannot_run_again, left_out
 from memopt.checkpoint.wrapper import (
     Settings,
@@ -17,7 +18,6 @@ from memopt.checkpoint.wrapper import (
     settings_of,
     unwrap_itself,
 )
-from memopt.convert.report import joined
 from memopt.convert.swap import swap_of
 
 # On a module that convert made a checkpointed region: the settings it had before, or None.
@@ -77,15 +77,16 @@ class Regions:
             if reasons := cannot_run_again(model, run, modules):
                 notes[left_out(reasons)] = None
                 chosen = {path: each for path, each in chosen.items() if path not in reasons}
-        if run is None and chosen:
-            notes[note_on_own(model)] = None
         for module, to_cpu in chosen.values():
             before = settings_of(module)
             checkpoint_wrapper(module, to_cpu)
             module.__dict__.setdefault(_SETTINGS_BEFORE, before)
         self.checkpointed = tuple(path for path, (_, to_cpu) in chosen.items() if not to_cpu)
         self.offloaded = tuple(path for path, (_, to_cpu) in chosen.items() if to_cpu)
-        notes[note_on_caches(model, (module for module, _ in chosen.values()))] = None
+        regions = [module for module, _ in chosen.values()]
+        notes[note_on_caches(model, regions)] = None
+        if run is None:
+            notes |= dict.fromkeys(notes_on_own(model, regions))
         self.notes = tuple(filter(None, notes))
 
 

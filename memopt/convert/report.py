@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from memopt.checkpoint.naming import joined
 from memopt.convert.remaining import Remaining
 
 # Of what is still saved, the text has so many shares, if they are as large in percent.
@@ -196,9 +197,3 @@ def _grouped(entries: Iterable[tuple[str, str, str]], swapped: bool) -> list[_Ro
         _Row(len(paths), what, outcome, joined(paths), swapped)
         for (what, outcome), paths in groups.items()
     ]
-
-
-def joined(paths: Iterable[str]) -> str:
-    """Both, or the first and the last of more."""
-    paths = list(paths)
-    return ", ".join(paths) if len(paths) <= 2 else f"{paths[0]}, ..., {paths[-1]}"

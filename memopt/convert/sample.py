@@ -11,8 +11,8 @@ from torch import nn
 
 from memopt._compat import add_note
 from memopt.attribution import Attribution, attribute
+from memopt.checkpoint.naming import joined
 from memopt.checkpoint.probe import arguments_of
-from memopt.convert.report import joined
 from memopt.measure import SavedBytes, check_can_measure, saved_bytes
 
 

@@ -270,3 +270,43 @@ def test_float64_input_of_a_float32_rms_norm_is_pytorch_s() -> None:
     expected = plain(x)
     assert expected.dtype == torch.float64
     assert torch.equal(converted(x), expected)
+
+
+class SizedNorm(nn.Module):
+    """As diffusers writes it: the size is an attribute also where there is no weight."""
+
+    def __init__(self, *dim: int) -> None:
+        super().__init__()
+        self.dim, self.eps = dim, 1e-5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+
+
+class NormOverAxes(SizedNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(self.dim, keepdim=True) + self.eps)
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        SizedNorm(0),
+        SizedNorm(1),
+        SizedNorm(-1),
+        NormOverAxes(-1),
+        NormOverAxes(0),
+        nn.LayerNorm(0),
+        nn.RMSNorm(0),
+        modules.PlainRMSNorm(0),
+        modules.PlainRMSNorm(1),
+    ],
+    ids=repr,
+)
+def test_sizes_of_0_or_1_and_axes_where_a_size_would_be(plain: nn.Module) -> None:
+    """diffusers' Mochi has norms of size 0 without a weight, whose forward does not ask for it."""
+    model = nn.Sequential(copy.deepcopy(plain))
+    memopt.convert(model)
+    weight = next(plain.parameters(), torch.ones(8))
+    x = torch.randn(4, 3, weight.numel())
+    torch.testing.assert_close(model(x), plain(x))

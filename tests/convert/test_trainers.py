@@ -1,9 +1,11 @@
 """Proves: training loops that know nothing of memopt train a converted model to the losses of the
-unconverted one: transformers' Trainer, with its gradient checkpointing too, accelerate, Lightning.
+unconverted one: transformers' Trainer, accelerate, Lightning; and Trainer's gradient checkpointing
+runs as many forwards as of the unconverted model, and holds no more bytes.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import memopt
 from benchmarks.convert_models.models import MODELS, WORDS
+from memopt.live_bytes import LiveBytes
 
 transformers: Any = pytest.importorskip("transformers")
 
@@ -84,6 +87,56 @@ def test_transformers_trainer(checkpointing: bool, tmp_path: Path) -> None:
         assert torch.equal(mine, loaded)
     memopt.revert(ours)
     assert type(ours) is type(theirs)
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("use_reentrant", [None, False, True])
+def test_transformers_trainer_checkpoints_as_often(
+    use_reentrant: bool | None, tmp_path: Path
+) -> None:
+    pytest.importorskip("accelerate")
+
+    class Counted(transformers.Trainer):  # type: ignore[misc,name-defined]
+        """Bytes that are held between forward and backward of its steps."""
+
+        def compute_loss(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            with LiveBytes() as live:
+                loss = super().compute_loss(model, *args, **kwargs)
+            self.held.append(live.left)
+            return loss
+
+    def train(convert: bool, checkpointing: bool = True) -> tuple[dict[str, int], list[int]]:
+        module = model(convert)
+        forwards: Counter[str] = Counter()
+        for name, inner in module.named_modules():
+            if name.endswith("q_proj"):
+                inner.register_forward_pre_hook(lambda *_, name=name: forwards.update([name]))
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path),
+            max_steps=STEPS,
+            per_device_train_batch_size=2,
+            save_strategy="no",
+            gradient_checkpointing=checkpointing,
+            gradient_checkpointing_kwargs=(
+                None if use_reentrant is None else {"use_reentrant": use_reentrant}
+            ),
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        trainer = Counted(model=module, args=arguments, train_dataset=Sentences())
+        trainer.held = []
+        trainer.train()
+        return forwards, trainer.held
+
+    (forwards, held), (expected, most) = train(True), train(False)
+    assert set(expected.values()) == {2 * STEPS}
+    assert forwards == expected
+    assert len(held) == STEPS
+    assert all(ours <= theirs for ours, theirs in zip(held, most, strict=True))
+    without, more = train(True, checkpointing=False)
+    assert set(without.values()) == {STEPS}
+    assert min(more) > max(most)
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])

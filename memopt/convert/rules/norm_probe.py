@@ -40,9 +40,11 @@ def parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def size_attribute(module: nn.Module) -> int | None:
-    """The number of columns that a module without parameters has as an attribute."""
+    """The number of columns that a module without parameters has as an attribute, at least 2:
+    smaller numbers are axes, or sizes that its forward does not look at.
+    """
     for value in own_attributes(module).values():
-        if isinstance(value, tuple) and len(value) == 1 and isinstance(value[0], int):
+        if isinstance(value, tuple) and len(value) == 1 and type(value[0]) is int and value[0] > 1:
             return value[0]
     return None
 

@@ -44,6 +44,8 @@ def torch_module(module: nn.Module, context: Context) -> Answer | None:
             return None  # often another way to compute the same; whether it is, a probe tells
         if getattr(module, "inplace", False):
             return Reason("inplace=True overwrites what backward needs")
+        if 0 in getattr(module, "normalized_shape", ()):
+            return Reason("it normalises no elements")
         return swap
     return None
 

@@ -1,0 +1,438 @@
+"""Proves: code that asks for the classes, methods, attributes and globals of a converted model's
+modules gets the answers that it got before, and what it does to the model by them has the same
+effect. Of a replaced module isinstance, the class's names and the keys of its state hold.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.nn.utils import parametrizations, parametrize
+
+import memopt
+from memopt.checkpoint.wrapper import settings_of
+from memopt.convert.recipes import has_recipes
+from memopt.convert.swap import swap_of
+
+WIDTH = 8
+
+
+def tokens_of(x: Tensor, size: int) -> int:
+    """A function that fx cannot trace through, as timm has them."""
+    return len(range(int(x.shape[1]))) // size
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.act = nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.down(self.act(self.up(self.norm(x)))) / tokens_of(x, 1)
+        return y
+
+    def twice(self, x: Tensor) -> Tensor:
+        y: Tensor = self(self(x))
+        return y
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        y: Tensor = self.head(x)
+        return y
+
+
+def model() -> Model:
+    torch.manual_seed(0)
+    return Model()
+
+
+def input() -> Tensor:
+    return torch.randn(2, 4, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def looks(module: nn.Module) -> dict[str, Any]:
+    cls = type(module)
+    named = ((n, inspect.getattr_static(cls, n)) for n in dir(cls))
+    methods = {n: getattr(module, n).__func__ for n, f in named if inspect.isfunction(f)}
+    return {
+        "class": (cls, module.__class__),
+        "classes": cls.__mro__,
+        "methods": methods,
+        "globals": {name: id(method.__globals__) for name, method in methods.items()},
+        "attributes": set(vars(module)),
+        "of the class": dict(vars(cls)),
+    }
+
+
+@pytest.mark.parametrize("recipes", [True, False])
+@pytest.mark.parametrize("checkpoint", [None, Block])
+def test_what_is_not_replaced_is_what_it_was(recipes: bool, checkpoint: type | None) -> None:
+    m = model()
+    before = {path: (module, looks(module)) for path, module in m.named_modules()}
+    memopt.convert(m, recipes=recipes, checkpoint=checkpoint)
+    replaced = 0
+    for path, module in m.named_modules():
+        original, then = before[path]
+        if swap_of(module) is None and settings_of(module) is None:
+            assert module is original
+            assert looks(module) == then, path
+        else:
+            replaced += 1
+    assert replaced == (4 if checkpoint is None else 6)
+    memopt.revert(m)
+    for path, module in m.named_modules():
+        assert module is before[path][0]
+        assert looks(module) == before[path][1], path
+
+
+def test_what_is_replaced_has_the_names_and_keys_that_it_had() -> None:
+    plain, m = model(), model()
+    memopt.convert(m, checkpoint=Block)
+    for module, original in zip(m.modules(), plain.modules(), strict=True):
+        cls, was = type(module), type(original)
+        assert isinstance(module, was)
+        assert issubclass(cls, was)
+        for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+            assert getattr(cls, name) == getattr(was, name)
+        assert list(module.state_dict()) == list(original.state_dict())
+        assert repr(module) == repr(original)
+        assert [n for n, _ in module.named_parameters()] == [
+            n for n, _ in original.named_parameters()
+        ]
+
+
+def test_a_table_of_classes() -> None:
+    """User code that asks `type(m) is` and `m.__class__ in`; subclasses are listed as before."""
+    m = model()
+    known = {Model: "model", Block: "block", nn.ModuleList: "list", nn.Linear: "linear"}
+    before = [known.get(type(module)) for module in m.modules()]
+    subclasses = (Block.__subclasses__(), Model.__subclasses__())
+    memopt.convert(m)
+    leaves = [known.get(type(module)) for module in m.modules()]
+    assert leaves == before
+    assert m.__class__ in known.copy()
+    assert (Block.__subclasses__(), Model.__subclasses__()) == subclasses
+
+
+def test_classes_that_keep_a_list_of_their_subclasses_hear_of_none() -> None:
+    heard: list[str] = []
+
+    class Listed(nn.Module):
+        def __init_subclass__(cls, **kwargs: Any) -> None:
+            super().__init_subclass__(**kwargs)
+            heard.append(cls.__name__)
+
+    class Norm(Listed, nn.LayerNorm):
+        pass
+
+    class Whole(Listed):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.linear = Norm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.linear(self.norm(x))
+            return y
+
+    m = nn.Sequential(Whole())
+    heard.clear()
+    assert memopt.convert(m, checkpoint=Whole).swapped
+    m(input())
+    assert heard == []
+
+
+def test_fx_wraps_the_functions_that_the_forward_names() -> None:
+    """Tracer patches the globals of `type(root).forward`, which a wrapper made elsewhere hides."""
+
+    class Tracer(fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, path: str) -> bool:
+            return not isinstance(m, (Model, Block, nn.ModuleList))
+
+    def traced(m: nn.Module) -> fx.GraphModule:
+        return fx.GraphModule(m, Tracer(autowrap_functions=(tokens_of,)).trace(m))
+
+    m = model()
+    expected = traced(m)
+    memopt.convert(m)
+    graph = traced(m)
+    assert graph.code == expected.code
+    assert "tokens_of" in graph.code
+    assert torch.equal(graph(input()), m(input()))
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+@pytest.mark.parametrize("on", ["root", "block", "linear"])
+def test_what_was_parametrized_before_may_be_unparametrized(on: str) -> None:
+    def parametrized() -> tuple[Model, nn.Module, str]:
+        m = model()
+        owner: nn.Module = {"root": m, "block": m.blocks[0], "linear": m.head}[on]
+        name = "weight" if on == "linear" else "scale"
+        if name == "scale":
+            owner.register_parameter(name, nn.Parameter(torch.ones(WIDTH)))
+        parametrize.register_parametrization(owner, name, Twice())
+        return m, owner, name
+
+    plain, theirs, name = parametrized()
+    m, owner, _ = parametrized()
+    cls = type(owner)
+    memopt.convert(m)
+    assert type(owner) is cls
+    torch.testing.assert_close(m(input()), plain(input()))
+    for module in (theirs, owner):
+        parametrize.remove_parametrizations(module, name)
+    assert type(owner) is type(theirs)
+    torch.testing.assert_close(m(input()), plain(input()))
+    assert list(m.state_dict()) == list(plain.state_dict())
+
+
+def test_a_norm_that_was_parametrized_before() -> None:
+    """It stays as it is, and a second convert replaces it when it is a norm again."""
+    m = model()
+    norm = m.blocks[0].norm
+    parametrize.register_parametrization(norm, "weight", Twice())
+    memopt.convert(m)
+    assert m.blocks[0].norm is norm
+    parametrize.remove_parametrizations(norm, "weight")
+    assert type(norm) is nn.LayerNorm
+    assert [s.path for s in memopt.convert(m).swapped] == ["blocks.0.norm"]
+
+
+@pytest.mark.parametrize("on", ["root", "norm", "region", "linear"])
+def test_parametrized_after_convert(on: str) -> None:
+    plain, m = model(), model()
+    memopt.convert(m, checkpoint=Block if on == "region" else None)
+    for each in (plain, m):
+        block: Any = each.blocks[0]
+        owner = {"root": each, "norm": block.norm, "region": block, "linear": each.head}[on]
+        if on in ("root", "region"):
+            owner.register_parameter("weight", nn.Parameter(torch.ones(WIDTH)))
+        cls = type(owner)
+        parametrize.register_parametrization(owner, "weight", Twice())
+        each(input())
+    torch.testing.assert_close(m(input()), plain(input()))
+    parametrize.remove_parametrizations(owner, "weight")
+    assert type(owner) is cls
+    memopt.revert(m)
+    assert type(m.blocks[0].norm) is nn.LayerNorm
+
+
+def test_weight_norm_of_a_converted_model() -> None:
+    plain, m = model(), model()
+    memopt.convert(m)
+    for each in (plain, m):
+        parametrizations.weight_norm(each.head)
+    torch.testing.assert_close(m(input()), plain(input()))
+
+
+def tripled(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x: 3 * forward(x)
+
+
+@pytest.mark.parametrize("on", ["root", "block", "norm", "region"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_forward_of_the_instance_outlives_a_wrapper_that_comes_and_goes(
+    on: str, when: str
+) -> None:
+    """As accelerate, timers and profilers wrap `m.forward` and put back what they found."""
+    m, plain = model(), model()
+
+    def owner(of: Model) -> Any:
+        block: Any = of.blocks[0]
+        return {"root": of, "block": block, "region": block, "norm": block.norm}[on]
+
+    def set_own(of: Model) -> Callable[..., Tensor]:
+        owner(of).forward = own = tripled(owner(of).forward)
+        return own
+
+    own = None
+    set_own(plain)
+    if when == "before":
+        own = set_own(m)
+    memopt.convert(m, checkpoint=Block if on == "region" else None)
+    if when == "after":
+        own = set_own(m)
+    expected = m(input())
+    torch.testing.assert_close(expected, plain(input()))
+    for _ in range(2):
+        found = owner(m).forward
+        owner(m).forward = lambda x, found=found: found(x) + 1
+        assert not torch.equal(m(input()), expected)
+        owner(m).forward = found
+        assert torch.equal(m(input()), expected)
+    if on != "region" or when == "after":
+        assert owner(m).forward is own
+    memopt.revert(m)
+    torch.testing.assert_close(m(input()), plain(input()))
+
+
+@pytest.mark.parametrize(
+    "make_copy", [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]
+)
+def test_copies_have_the_hooks_and_classes(make_copy: Callable[[Any], Any]) -> None:
+    m = model()
+    memopt.convert(m, checkpoint=Block)
+    twin = make_copy(m)
+    assert [type(each) for each in twin.modules()] == [type(each) for each in m.modules()]
+    assert [has_recipes(each) for each in twin.modules()] == [has_recipes(e) for e in m.modules()]
+    assert torch.equal(twin(input()), m(input()))
+    assert memopt.saved_bytes(twin, input()) == memopt.saved_bytes(m, input())
+    if make_copy is not copy.copy:  # which shares the dictionaries
+        memopt.revert(twin)
+        assert all(map(has_recipes, (m, *m.blocks)))
+        assert not any(map(has_recipes, twin.modules()))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_scripting_says_what_to_do_where_nothing_was_swapped() -> None:
+    """It compiles hooks, and fails at the first of them."""
+    m = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+    memopt.convert(m)
+    with pytest.raises(Exception, match=r"memopt.revert\(model\) before scripting"):
+        torch.jit.script(m)
+    torch.jit.script(memopt.revert(m))
+
+
+@pytest.mark.parametrize("on", ["root", "block", "linear"])
+def test_a_class_that_others_derive_after_convert(on: str) -> None:
+    """As FSDP2 does; and they may put the class back that they found."""
+    m = model()
+    memopt.convert(m)
+    owner: nn.Module = {"root": m, "block": m.blocks[0], "linear": m.head}[on]
+    cls = type(owner)
+    expected = m(input())
+    owner.__class__ = type(f"FSDP{cls.__name__}", (cls,), {})
+    assert torch.equal(m(input()), expected)
+    memopt.revert(m)
+    assert type(owner).__bases__ == (cls,)
+    owner.__class__ = cls
+    assert [type(each) for each in m.modules()] == [type(each) for each in model().modules()]
+
+
+def test_data_parallel_s_replicas() -> None:
+    m = model()
+    memopt.convert(m, checkpoint=Block)
+    for module in m.modules():
+        replica = module._replicate_for_data_parallel()
+        assert type(replica) is type(module)
+        assert has_recipes(replica) == has_recipes(module)
+
+
+def test_the_fast_path_of_transformer_encoders_stays() -> None:
+    """It asks whether any module inside has hooks."""
+    from torch.profiler import profile
+
+    def is_fast(m: nn.Module) -> bool:
+        with torch.no_grad(), profile() as events:
+            m(input())
+        return any("_transformer_encoder_layer_fwd" in e.key for e in events.key_averages())
+
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2)
+    for m in (encoder, nn.Sequential(encoder), nn.Sequential(layer)):
+        m.eval()
+        assert is_fast(m)
+        expected = m(input())
+        memopt.convert(m)
+        assert is_fast(m)
+        torch.testing.assert_close(m(input()), expected)
+        memopt.revert(m)
+
+
+class TestTransformers:
+    """Questions that transformers asks."""
+
+    @pytest.fixture
+    def llama(self) -> Any:
+        pytest.importorskip("transformers")
+        from tests.support.tiny_transformers import tiny
+
+        return tiny("llama").make()
+
+    def test_its_tables_of_classes(self) -> None:
+        """A pipeline gives a model a vocoder if its class is among the values of such a table."""
+        transformers = pytest.importorskip("transformers")
+        table = transformers.MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING
+
+        sizes = {"hidden_size": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 9}
+        heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+        config = transformers.SpeechT5Config(**sizes, **heads)
+        speech = transformers.SpeechT5ForTextToSpeech(config)
+        assert memopt.convert(speech).swapped
+        assert speech.__class__ in table.values()
+
+    def test_no_method_looks_overridden(self, llama: Any) -> None:
+        """Otherwise it takes another way, and warns."""
+        memopt.convert(llama)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert not llama._is_overridden("gradient_checkpointing_enable")
+            llama.activation_checkpointing_enable()
+            llama.activation_checkpointing_disable()
+
+    @pytest.mark.parametrize("first", ["convert", "call"])
+    def test_its_hooks_that_capture_outputs(self, llama: Any, first: str) -> None:
+        """They are put on the modules at the first call."""
+        llama.set_attn_implementation("eager")
+        ids = torch.arange(3, 9)[None]
+
+        def captured() -> Any:
+            return llama(input_ids=ids, output_hidden_states=True, output_attentions=True)
+
+        expected = captured() if first == "call" else None
+        memopt.convert(llama)
+        got = captured()
+        memopt.revert(llama)
+        again = captured()
+        for other in filter(None, (expected, again)):
+            for kind in ("hidden_states", "attentions"):
+                assert len(got[kind]) == len(other[kind]) == 2 + (kind == "hidden_states")
+                for ours, theirs in zip(got[kind], other[kind], strict=True):
+                    torch.testing.assert_close(ours, theirs)
+
+
+def test_lightning_s_questions_whether_hooks_are_overridden() -> None:
+    lightning = pytest.importorskip("lightning")
+    from lightning.pytorch.utilities.model_helpers import is_overridden
+
+    class Task(lightning.LightningModule):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model()
+
+        def training_step(self, batch: Tensor, index: int) -> Tensor:
+            return F.mse_loss(self.model(batch), batch)
+
+    names = [name for name in dir(lightning.LightningModule) if not name.startswith("_")]
+    task = Task()
+
+    def overridden() -> list[str]:
+        parent = lightning.LightningModule
+        return [n for n in names if callable(getattr(parent, n)) and is_overridden(n, task, parent)]
+
+    before = overridden()
+    assert "training_step" in before
+    memopt.convert(task)
+    assert overridden() == before
