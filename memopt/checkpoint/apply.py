@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -116,7 +117,7 @@ def apply_checkpointing(
     chosen = _choose(candidates[skip_first:end], every, fraction)
     if sample_input is not None:
         args, kwargs = arguments_of(sample_input)
-        reasons = cannot_run_again(model, lambda: model(*args, **kwargs), dict(chosen))
+        reasons = cannot_run_again(model, partial(model, *args, **kwargs), dict(chosen))
         if reasons:
             warnings.warn(f"apply_checkpointing: {left_out(reasons)}", stacklevel=2)
         chosen = [(name, module) for name, module in chosen if name not in reasons]

@@ -44,7 +44,8 @@ def cannot_run_again(
     """By path, those of `modules` that must not be regions, and why.
 
     Args:
-        run: a forward of `model` on a sample. Everything is put back behind it.
+        run: a forward of `model` on a sample: a functools.partial, or a function of the user's.
+            All that it holds is put back.
         modules: by path in the model. Those that the sample never calls are not told of.
 
     Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -35,7 +36,7 @@ def attribute_sample(model: nn.Module, sample_input: Any, regions: Iterable[str]
 def sample_run(model: nn.Module, sample_input: Any) -> Callable[[], object]:
     """A forward of the model with the sample."""
     args, kwargs = arguments_of(sample_input)
-    return lambda: model(*args, **kwargs)
+    return partial(model, *args, **kwargs)
 
 
 @contextmanager

@@ -66,11 +66,12 @@ class Live:
         if not self.runs or is_sharded(self.step.model):
             return
         modules = dict(self.step.model.named_modules())
-        found = cannot_run_again(
-            self.step.model,
-            lambda: self.step.output(self.step.batches()[0]),
-            {path: modules[path] for path in self.blocks},
-        )
+        with unchanged(*self.step.roots, written=Written()):
+            found = cannot_run_again(
+                self.step.model,
+                lambda: self.step.output(self.step.batches()[0]),
+                {path: modules[path] for path in self.blocks},
+            )
         self.no_regions = ranks.joined(found)
 
     def look(self, assignment: Assignment) -> Observed:
