@@ -125,7 +125,7 @@ def anatomy(
     step = Step(
         model,
         inputs,
-        as_optimizer(optimizer, list(model.parameters())),
+        as_optimizer("anatomy", optimizer, list(model.parameters())),
         loss,
         autocast,
         micro_batches,

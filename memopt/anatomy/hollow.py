@@ -26,6 +26,7 @@ from memopt.anatomy.pieces import STATES, Piece
 from memopt.anatomy.places import Place
 from memopt.anatomy.step import computed_attributes
 from memopt.anatomy.work import tensors_in
+from memopt._compat import wraps_tensors
 from memopt.measure import storages
 
 CUDA_GRANULARITY = 512
@@ -70,7 +71,7 @@ class HollowLedger(Ledger):
         with_values = all(self._has_values(tensor) for tensor in given)
         self._computed = True
         name = func.overloadpacket.__name__
-        if func.is_view or name in _ALWAYS:
+        if func.is_view or name in _ALWAYS or torch.Tag.inplace_view in func.tags:
             return func(*args, **kwargs)
         if name in _ASK:
             if with_values:
@@ -175,13 +176,17 @@ def _allocated(made: Made, given: Sequence[Tensor]) -> Tensor:
 def hollow_copy(value: T) -> tuple[T, frozenset[int]]:
     """A deep copy of modules, optimizers and tensors on the CPU, without values, but for small
     tensors that are no parameters. Of what shares memory the copies share it too, so that tied
-    weights are. Returns also the storages without values.
+    weights are, and the parts of a batch. Returns also the storages without values.
+
+    Raises:
+        DependsOnValues: a tensor is nested or sparse.
     """
     memo: dict[int, Any] = {}
-    memory: dict[Hashable, Tensor] = {}
+    memory: dict[Hashable, tuple[Tensor, bool]] = {}
     for tensor in _tensors_of(value):
         memo[id(tensor)] = _hollow(tensor, memory)
-    hollow = frozenset(base.untyped_storage()._cdata for base in memory.values())
+    bases = (base for base, is_hollow in memory.values() if is_hollow)
+    hollow = frozenset(base.untyped_storage()._cdata for base in bases)
     return copy.deepcopy(value, memo), hollow
 
 
@@ -199,17 +204,28 @@ def _tensors_of(value: Any) -> Iterator[Tensor]:
         yield from tensors_in(value)
 
 
-def _hollow(tensor: Tensor, memory: dict[Hashable, Tensor]) -> Tensor:
+def _hollow(tensor: Tensor, memory: dict[Hashable, tuple[Tensor, bool]]) -> Tensor:
+    if tensor.is_nested or tensor.layout is not torch.strided or wraps_tensors(tensor):
+        kind = "a nested tensor" if tensor.is_nested else f"a {type(tensor).__name__}"
+        kind = kind if tensor.is_nested or wraps_tensors(tensor) else f"{tensor.layout}"
+        raise DependsOnValues(f"the shapes of a step depend on values, of {kind}")
     ((key, nbytes),) = storages([tensor]).items()
-    if nbytes <= _SMALL and not tensor.is_meta and not isinstance(tensor, nn.Parameter):
-        return tensor.detach().clone().cpu().requires_grad_(tensor.requires_grad)
-    base = memory.get(key)
-    if base is None:
-        base = memory[key] = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+    if key not in memory:
+        memory[key] = _base(tensor, nbytes)
     with torch.no_grad():
         view = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(
-            base.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+            memory[key][0].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
         )
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(view, requires_grad=tensor.requires_grad)
     return view.requires_grad_(tensor.requires_grad)
+
+
+def _base(tensor: Tensor, nbytes: int) -> tuple[Tensor, bool]:
+    """Memory for a copy of a tensor's storage, and whether it has no values."""
+    if nbytes > _SMALL or tensor.is_meta or isinstance(tensor, nn.Parameter):
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu"), True
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    with torch.no_grad():
+        whole.set_(tensor.untyped_storage(), 0, (nbytes,), (1,))
+    return whole.cpu().clone(), False

@@ -57,6 +57,9 @@ class Ledger(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.pieces: list[Piece] = []
         self.log: list[Entry] = []
+        self.late: list[Piece] = []
+        """What was there before, and was found when an operator of forward read it: in a closure,
+        in a list. It counts from the beginning, and is in no line of the log."""
         self.ops: list[str] = ["before"]
         """The name of each instant's operator."""
         self.phases: list[str] = ["before"]
@@ -120,6 +123,7 @@ class Ledger(TorchDispatchMode):
     def restart(self) -> None:
         """Forget what has been, but not what is there: the next step begins."""
         self.pieces = [piece for _, piece in self._live.values()]
+        self.late = []
         for piece in self.pieces:
             piece.born, piece.phase, piece.saved = 0, "before", None
         self.log = [Entry(0, 1, piece) for piece in self.pieces]
@@ -150,6 +154,8 @@ class Ledger(TorchDispatchMode):
         self.ops.append(name)
         self.phases.append(self.phase)
         given = tensors_in((args, kwargs) if kwargs else args)
+        if self.phase == "forward":
+            self._find(given)
         self._used(given)
         result = self.run(func, args, kwargs)
         place: Place | None = None
@@ -166,6 +172,17 @@ class Ledger(TorchDispatchMode):
             place = place or self._place()
             self.work.append(work._replace(module=place.module, phase=self.phase))
         return result
+
+    def _find(self, given: Sequence[Tensor]) -> None:
+        """Enter what an operator reads and none has made. (Numbers become tensors on the way.)"""
+        for tensor in given:
+            if tensor.dim() and any(key not in self._live for key in _keys(tensor)):
+                begin = len(self.log)
+                self.adopt(
+                    WEIGHTS if isinstance(tensor, nn.Parameter) else FUNCTIONALITY, [("", tensor)]
+                )
+                self.late += [entry.piece for entry in self.log[begin:]]
+                del self.log[begin:]
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the operator. For a ledger whose operators compute nothing."""
@@ -235,6 +252,8 @@ class Ledger(TorchDispatchMode):
         if key not in self._live:
             return
         piece = self._live.pop(key)[1]
+        if piece in self.late:
+            return
         piece.died = self.instant
         self.log.append(Entry(self.instant, -1, piece))
         self.total -= piece.nbytes

@@ -61,6 +61,7 @@ def _by_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
     def on_meta(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
+            _check_strided(func, leaf)
             shape, stride = tuple(leaf.shape), leaf.stride()
             meta = torch.empty_strided(shape, stride, dtype=leaf.dtype, device="meta")
             places[meta.untyped_storage()._cdata] = len(places)
@@ -74,21 +75,33 @@ def _by_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         kwargs = {**kwargs, "device": torch.device("meta")}
     try:
         result = func(*args, **kwargs)
-    except RuntimeError as error:
-        if not depends_on_values(error):
-            raise
+    except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+        if depends_on_values(error):
+            raise DependsOnValues(
+                f"a prediction has no values, and the shape that {func} returns depends on them, "
+                f"or it has no meta kernel: {error}"
+            ) from error
+        # Its real kernel may take what this one does not; or say better what is wrong.
         raise DependsOnValues(
-            f"a prediction has no values, and the shape that {func} returns depends on them, or it "
-            f"has no meta kernel: {error}"
+            f"a prediction asks {func} for shapes alone, which raises {type(error).__name__}: "
+            f"{error}"
         ) from error
 
     def described(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
+        _check_strided(func, leaf)
         place = places.get(leaf.untyped_storage()._cdata)
         return Made(tuple(leaf.shape), leaf.stride(), leaf.dtype, place)
 
     return pytree.tree_map(described, result)
+
+
+def _check_strided(func: Any, tensor: Tensor) -> None:
+    if tensor.layout is not torch.strided:
+        raise DependsOnValues(
+            f"a prediction has no values, and what {func} reads or returns is {tensor.layout}"
+        )
 
 
 def _in_layout_of(tensors: Sequence[Tensor], made: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from memopt.anatomy.ledger import Ledger
@@ -133,11 +134,14 @@ class Trace:
 def trace_of(ledger: Ledger, seconds: float, entries: Sequence[Entry] | None = None) -> Trace:
     """Of a ledger that is closed. `entries` in place of its own log: another course of things."""
     log = list(ledger.log if entries is None else entries)
+    late = [Entry(0, 1, piece) for piece in ledger.late]
     marks = list(ledger.marks) if entries is None else []
     totals = dict.fromkeys(CATEGORIES, 0)
     points: dict[int, tuple[int, dict[str, int]]] = {}
     best: dict[str, tuple[int, Mark]] = {}
-    total = 0
+    total = sum(piece.nbytes for piece in ledger.late)
+    for piece in ledger.late:
+        totals[piece.category] += piece.nbytes
     first = None
     for place, entry in enumerate(log, 1):
         change = entry.sign * entry.piece.nbytes
@@ -159,10 +163,11 @@ def trace_of(ledger: Ledger, seconds: float, entries: Sequence[Entry] | None = N
     chosen = [*marks[-1:], *([first] if first else [])]
     chosen += [best[k][1] for k in ("most in backward", "most in optimizer") if k in best]
     of_peak = best["peak"][1]
-    peak = _alive(log, of_peak.place)
+    alive = partial(_alive, [*late, *log])
+    peak = alive(len(late) + of_peak.place)
     return Trace(
         peak=_moment(ledger, log, of_peak, peak),
-        moments=tuple(_moment(ledger, log, mark, _alive(log, mark.place)) for mark in chosen),
+        moments=tuple(_moment(ledger, log, mark, alive(len(late) + mark.place)) for mark in chosen),
         fates=_fates(log, marks[-1].place if marks else len(log)),
         timeline=_thinned(points),
         phases=tuple(_phases(ledger.phases)),

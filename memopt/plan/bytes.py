@@ -62,7 +62,9 @@ class StepBytes:
 
 def totals_of(ledger: Ledger) -> list[int]:
     """What is alive before each line of a log, and at its end."""
-    return [0, *accumulate(entry.sign * entry.piece.nbytes for entry in ledger.log)]
+    late = sum(piece.nbytes for piece in ledger.late)
+    changes = (entry.sign * entry.piece.nbytes for entry in ledger.log)
+    return list(accumulate(changes, initial=late))
 
 
 def step_bytes(ledger: Ledger, begun: Moment, called: Sequence[Call[Moment]]) -> StepBytes:

@@ -80,8 +80,8 @@ class Live:
             return watched(self.step, self.blocks)
 
     def _buckets(self) -> int:
-        """In which DistributedDataParallel reduces gradients."""
-        if self.entry is None:
+        """In which DistributedDataParallel reduces gradients, unless those are views of them."""
+        if self.entry is None or getattr(self.entry, "gradient_as_bucket_view", False):
             return 0
         return sum(p.nbytes for p in self.step.model.parameters() if p.requires_grad)
 
@@ -123,12 +123,11 @@ class Live:
         as it is; the most of all ranks.
         """
         device = next(self.step.model.parameters()).device
-        step, blocks = self.step, self.blocks
+        if device.type == "cpu":  # without buckets, which are in the base
+            return ranks.most(watched(self.step, self.blocks).nbytes.above)
+        step = copy.copy(self.step)
         if self.entry is not None:
-            step = copy.copy(step)
-            step.model, blocks = self.entry, tuple(f"module.{path}" for path in blocks)
-        if device.type == "cpu":
-            return ranks.most(watched(step, blocks).nbytes.above)
+            step.model = self.entry
 
         def run() -> None:
             for batch in step.batches():
