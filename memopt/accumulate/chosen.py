@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from memopt.accumulate.run import Accumulated
 from memopt.anatomy.batches import leaves_of
 from memopt.anatomy.step import Step
 
@@ -26,19 +27,28 @@ class Choices:
 
     def __init__(self) -> None:
         self._rows: dict[Hashable, int] = {}
+        self._most: dict[Hashable, int] = {}
+        """Rows that were left where memory ran out, with gradients there or without."""
         self._moving: set[tuple[str, str]] = set()
         """Settings that a step itself changes, such as counters. They make no other kind."""
 
     def rows(self, kind: Kind) -> int | None:
-        return self._rows.get(kind.key(self._moving))
+        return self._rows.get((kind.key(self._moving), kind.with_gradients))
 
-    def remember(self, kind: Kind, rows: int) -> None:
+    def most(self, kind: Kind, rows: int) -> int:
+        """So many, or fewer where memory ran out with them."""
+        return min(rows, self._most.get(kind.key(self._moving), rows))
+
+    def remember(self, kind: Kind, done: Accumulated) -> None:
         """After a step of this kind, which began with it."""
         after = dict(_settings(kind.step.model))
         self._moving.update(
             name for name, value in kind.settings.items() if after.get(name, None) != value
         )
-        self._rows[kind.key(self._moving)] = rows
+        key = kind.key(self._moving)
+        self._rows[key, kind.with_gradients] = done.micro_batch
+        if done.out_of_memory:
+            self._most[key] = done.micro_batch
 
 
 class Kind:
@@ -47,6 +57,7 @@ class Kind:
     def __init__(self, step: Step, *others: Hashable) -> None:
         self.step = step
         self.settings = dict(_settings(step.model))
+        self.with_gradients = any(p.grad is not None for p in step.model.parameters())
         self._others = (
             *others,
             step.autocast,
@@ -94,8 +105,7 @@ def _described(leaf: object) -> Hashable:
         return leaf if isinstance(leaf, _PLAIN) else type(leaf)
     if leaf.is_nested:
         return (leaf.layout, leaf.dtype, *(tuple(row.shape) for row in leaf.unbind()))
-    gradient = leaf.grad is not None if leaf.is_leaf else False
-    return (tuple(leaf.shape), leaf.dtype, leaf.device, leaf.requires_grad, gradient)
+    return (tuple(leaf.shape), leaf.dtype, leaf.device, leaf.requires_grad)
 
 
 def _of_optimizer(optimizer: torch.optim.Optimizer | None) -> Iterator[Hashable]:

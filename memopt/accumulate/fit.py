@@ -16,6 +16,7 @@ from memopt.accumulate.peers import Peers
 from memopt.accumulate.run import Run
 from memopt.accumulate.undo import as_before
 from memopt.anatomy.batches import as_dict, is_packed, leaves_of, rows_of, slice_of
+from memopt.anatomy.depth import Depth
 from memopt.anatomy.predict import predict
 from memopt.anatomy.step import LossLike, OptimizerLike, Step, as_optimizer
 from memopt.anatomy.whatif import Checkpoint, Fates
@@ -152,9 +153,7 @@ def part_of(batch: Any, rows: int) -> tuple[Any, int]:
 
 
 def _beside(step: Step, device: str) -> int:
-    """Bytes that are there in an accumulation and not in a step that is predicted: DDP's buckets
-    are not among them, as they are no more than what it was given.
-    """
+    """Bytes that are there in an accumulation and not in a step that is predicted."""
     gradients = [p.grad for p in step.model.parameters() if p.grad is not None]
     there = sum(storages(gradients).values())
     # To go back if memory runs out: buffers twice, gradients on the host.
@@ -167,9 +166,14 @@ def largest_measured(step: Step, budget: int, run: Run) -> int:
     rows = rows_of(step.who, step.batch)
     device = next(step.model.parameters()).device
 
-    def peak(size: int) -> int:
+    depth = Depth()
+
+    def measured(size: int) -> int:
         with as_before(step.model, device):
             return peak_of_step(step, lambda size: run.rows(min(2 * size, rows), size), size)
+
+    def peak(size: int) -> int:
+        return depth.run(lambda: measured(size), lambda peak: peak)
 
     return max(1, search(peak, budget - _beside(step, device.type), (2, 4), rows))
 

@@ -18,7 +18,7 @@ from memopt.accumulate.fit import (
 from memopt.accumulate.measured import bytes_there
 from memopt.accumulate.peers import Peers
 from memopt.accumulate.run import Accumulated, Run
-from memopt.accumulate.sync import is_sharded
+from memopt.accumulate.sync import bucket_bytes, is_sharded
 from memopt.accumulate.weight import Weight, counter
 from memopt.anatomy.batches import as_dict, device_of, rows_of
 from memopt.anatomy.outcome import DependsOnValues
@@ -122,8 +122,8 @@ def accumulate(
         result = run.all_alike(size, peers)
     else:
         size = _choose(step, budget, device, rows, run) if known is None else known
-        result = run.all(size, step_down=True)
-    choices.remember(kind, result.micro_batch)
+        result = run.all(choices.most(kind, size), step_down=True)
+    choices.remember(kind, result)
     return result
 
 
@@ -133,6 +133,7 @@ def _choose(step: Step, budget: int | None, device: torch.device, rows: int, run
         budget = _free(device)
     else:
         check_budget("accumulate", budget, step.model)
+        budget -= bucket_bytes(step.model)  # else they are among what is not free
     try:
         return largest_micro_batch(_unwrapped(step), budget, is_free, device.type)
     except DependsOnValues:

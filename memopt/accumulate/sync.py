@@ -14,6 +14,16 @@ def is_sharded(model: nn.Module) -> bool:
     return hasattr(model, "set_requires_gradient_sync")
 
 
+def bucket_bytes(model: nn.Module | None) -> int:
+    """Of the buckets in which DistributedDataParallel reduces gradients, beside these; 0 where they
+    are views of them, and of another model.
+    """
+    is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
+    if not is_ddp or getattr(model, "gradient_as_bucket_view", False):
+        return 0
+    return sum(p.nbytes for p in model.parameters() if p.requires_grad)
+
+
 @contextmanager
 def synchronized(model: nn.Module, now: bool) -> Iterator[None]:
     """Forward and backward of a micro-batch run inside. What the model is told is undone."""

@@ -13,6 +13,7 @@ from torch import nn
 from memopt.anatomy.advice import advise
 from memopt.anatomy.away import OffloadLedger, apply_offload, check_place
 from memopt.anatomy.batches import as_dict, device_of, rows_of
+from memopt.anatomy.depth import Depth
 from memopt.anatomy.findings import AllocatorRow
 from memopt.anatomy.formulas import formulas, shape_of
 from memopt.anatomy.hollow import CUDA_GRANULARITY
@@ -133,8 +134,9 @@ def anatomy(
     )
     notes: list[str] = []
     predicted, ledger, problem = None, None, None
+    depth = Depth()
     try:
-        predicted, ledger = predict(step, fates, target)
+        predicted, ledger = predict(step, fates, target, depth)
     except DependsOnValues as error:
         if measure is False or without_values:
             raise
@@ -149,7 +151,9 @@ def anatomy(
             )
         if offload:
             check_place(fates, home)
-        measured, overhead, allocator = _measured(step, fates, home)
+        measured, overhead, allocator = depth.run(
+            lambda: _measured(step, fates, home), lambda found: found[0].instants
+        )
     regions = () if fates.checkpoint is None else find_blocks(model).modules
     if on_caches := note_on_caches(model, regions):
         notes.append(on_caches)
@@ -187,7 +191,9 @@ def anatomy(
 def _measured(
     step: Step, fates: Fates, device: str
 ) -> tuple[Trace, float | None, AllocatorRow | None]:
-    memo = {id(tensor): tensor.detach().clone() for tensor in computed_attributes(step.model)}
+    # PyTorch copies no results of autograd deeply, and loses the sizes of nested tensors.
+    copied = [*computed_attributes(step.model), *tensors_in(step.batch)]
+    memo = {id(t): t.detach().clone() for t in copied if not t.is_leaf or t.is_nested}
     model, optimizer, batch = copy.deepcopy((step.model, step.optimizer, step.batch), memo)
     fates.apply(model)
     real = copy.copy(step)

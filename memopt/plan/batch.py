@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memopt.accumulate.fit import part_of, resized, search
+from memopt.accumulate.sync import bucket_bytes
 from memopt.anatomy.batches import rows_of
 from memopt.anatomy.outcome import DependsOnValues
 from memopt.anatomy.predict import hollow_step
@@ -44,8 +45,11 @@ def _peak(live: Live, batch: Any, micro_batches: int) -> int:
     assignment = Assignment(dict.fromkeys(live.blocks, _LEAST))
     if live.predictable:
         try:
-            ledger = hollow_step(step, assignment, live.target, prime=live.primed).ledger
-            return max(totals_of(ledger))
+            hollow = live.depth.run(
+                lambda: hollow_step(step, assignment, live.target, prime=live.primed),
+                lambda hollow: len(hollow.ledger.ops),
+            )
+            return max(totals_of(hollow.ledger)) + bucket_bytes(live.entry)
         except DependsOnValues:
             if not live.runs:
                 raise

@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
 import torch
 from torch import nn
 
+from memopt.accumulate.sync import bucket_bytes
 from memopt.accumulate.undo import as_before
+from memopt.anatomy.depth import Depth
 from memopt.anatomy.outcome import DependsOnValues
 from memopt.anatomy.step import Step
 from memopt.anatomy.work import tensors_in
@@ -23,7 +25,7 @@ from memopt.plan.choice import KEEP, Assignment, Choice
 from memopt.plan.choose import Terms, uniform
 from memopt.plan.observe import Observed, predicted, watched
 from memopt.plan.profile import Profile, StepSeconds, profile_of
-from memopt.plan.seconds import measured_seconds
+from memopt.plan.seconds import StageSeconds, measured_seconds
 
 Blocks = Modules | Sequence[str] | None
 
@@ -49,13 +51,14 @@ class Live:
     _plain: Observed | None = None
     entry: nn.Module | None = None
     """What runs the model: DistributedDataParallel around it; None: the model itself."""
+    depth: Depth = field(default_factory=Depth)
 
     def look(self, assignment: Assignment) -> Observed:
         """A step with an assignment: predicted, or where it asks for values watched. The most bytes
         of all ranks, which then ask for the same steps.
         """
-        observed = self._look(assignment)
-        nbytes, buckets = observed.nbytes, self._buckets()
+        observed = self.depth.run(lambda: self._look(assignment), lambda o: len(o.ledger.ops))
+        nbytes, buckets = observed.nbytes, bucket_bytes(self.entry)
         nbytes = replace(nbytes, base=nbytes.base + buckets, peak=nbytes.peak + buckets)
         kinds, sites = ranks.first((observed.kinds, observed.sites))
         return replace(observed, kinds=kinds, sites=sites, nbytes=ranks.with_most(nbytes))
@@ -78,12 +81,6 @@ class Live:
                 self.predictable = False
         with applied(assignment.staying(), self.step.model):
             return watched(self.step, self.blocks)
-
-    def _buckets(self) -> int:
-        """In which DistributedDataParallel reduces gradients, unless those are views of them."""
-        if self.entry is None or getattr(self.entry, "gradient_as_bucket_view", False):
-            return 0
-        return sum(p.nbytes for p in self.step.model.parameters() if p.requires_grad)
 
     def profile(self) -> Profile:
         """Bytes and seconds, of all ranks."""
@@ -114,9 +111,12 @@ class Live:
             for sample in samples:
                 assignment = profile.handed_on(sample, number)
                 with applied(assignment, self.step.model):
-                    measured_seconds(self.step, self.blocks)
-                    stages = measured_seconds(self.step, self.blocks)
+                    self._seconds()
+                    stages = self._seconds()
                 yield StepSeconds(assignment, ranks.with_longest(stages), number)
+
+    def _seconds(self) -> list[StageSeconds]:
+        return self.depth.run(lambda: measured_seconds(self.step, self.blocks), len)
 
     def watch(self) -> int:
         """The most bytes above what is there already, in a real forward and backward of the model
@@ -124,7 +124,10 @@ class Live:
         """
         device = next(self.step.model.parameters()).device
         if device.type == "cpu":  # without buckets, which are in the base
-            return ranks.most(watched(self.step, self.blocks).nbytes.above)
+            observed = self.depth.run(
+                lambda: watched(self.step, self.blocks), lambda o: len(o.ledger.ops)
+            )
+            return ranks.most(observed.nbytes.above)
         step = copy.copy(self.step)
         if self.entry is not None:
             step.model = self.entry
@@ -134,7 +137,8 @@ class Live:
                 step.forward(batch).backward()
 
         with as_before(step.model, device):
-            return ranks.most(allocated_above(device, run))
+            above = self.depth.run(lambda: allocated_above(device, run), lambda above: above)
+        return ranks.most(above)
 
 
 def allocated_above(device: torch.device, run: Callable[[], None]) -> int:
