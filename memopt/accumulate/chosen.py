@@ -43,7 +43,7 @@ class Choices:
         """After a step of this kind, which began with it."""
         after = dict(_settings(kind.step.model))
         self._moving.update(
-            name for name, value in kind.settings.items() if after.get(name, None) != value
+            name for name, value in kind.settings.items() if after.get(name) != value
         )
         key = kind.key(self._moving)
         self._rows[key, kind.with_gradients] = done.micro_batch

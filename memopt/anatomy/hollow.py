@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from memopt._compat import wraps_tensors
 from memopt.anatomy.ledger import Ledger
 from memopt.anatomy.outcome import DependsOnValues, Made, is_made, outcome_of
 from memopt.anatomy.pieces import STATES, Piece
 from memopt.anatomy.places import Place
 from memopt.anatomy.step import computed_attributes
 from memopt.anatomy.work import tensors_in
-from memopt._compat import wraps_tensors
 from memopt.measure import storages
 
 CUDA_GRANULARITY = 512

@@ -9,7 +9,8 @@
 
 A dispatch mode sees what each operator returns; a weak reference to each storage says when it ends,
 also inside C++ code. So each storage counts once, whole, whichever views of it there are, for
-as long as it lives. Not seen is what a kernel allocates and frees inside itself.
+as long as it lives. What a CPU kernel allocates and frees inside itself follows from its
+arguments (scratch.py); of an accelerator's kernels it is not known.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -39,6 +41,7 @@ from memopt.anatomy.pieces import (
     Piece,
 )
 from memopt.anatomy.places import MEMOPT, NOWHERE, Place, line_of
+from memopt.anatomy.scratch import scratch_of
 from memopt.anatomy.work import Work, tensors_in, work_of
 from memopt.attribution import innermost
 from memopt.measure import SavedTensors, parts_of
@@ -70,6 +73,8 @@ class Ledger(TorchDispatchMode):
         self.phase = "forward"
         self._granularity = granularity
         self._device = device
+        self._on_cpu = device in (None, "cpu")
+        """Whether kernels are the CPU's, whose scratch counts."""
         self._live: dict[int, tuple[weakref.ref[Any], Piece]] = {}
         self._places: dict[int, Place] = {}
         self._weights: set[int] = set()
@@ -165,6 +170,8 @@ class Ledger(TorchDispatchMode):
                 place = place or self._place()
                 for piece in self._note(tensor, name, self.phase, place):
                     self._know(piece, name, args)
+        if self._on_cpu:
+            self._note_scratch(func, args, given, results, name)
         if name.startswith("memopt._") and self.phase == "backward":
             self._know_recipes(name, kwargs, results)
         work = work_of(func, args, kwargs, result, (*given, *results))
@@ -187,6 +194,35 @@ class Ledger(TorchDispatchMode):
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the operator. For a ledger whose operators compute nothing."""
         return func(*args, **kwargs)
+
+    def _note_scratch(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        given: Sequence[Tensor],
+        results: Sequence[Tensor],
+        name: str,
+    ) -> None:
+        """What the kernel allocated and freed, beside what it returned."""
+        scratch = scratch_of(func, args, given, results)
+        nbytes = scratch.known + scratch.margin
+        if not nbytes or (self._device is None and not _are_on_cpu(given)):
+            return
+        place = self._place()
+        piece = Piece(
+            nbytes,
+            (nbytes,),
+            torch.uint8,
+            self.instant,
+            self.phase,
+            f"{name} (scratch)",
+            place.module,
+            place.line,
+            TEMPORARY,
+            died=self.instant,
+            margin=scratch.margin,
+        )
+        self.log += [Entry(self.instant, 1, piece), Entry(self.instant, -1, piece)]
 
     def _know(self, piece: Piece, name: str, args: tuple[Any, ...]) -> None:
         """What can be said of a piece when an operator has made it."""
@@ -275,6 +311,17 @@ class Ledger(TorchDispatchMode):
         place = Place(innermost(frame, self._paths)[0], line_of(frame))
         self._places[number - 1] = place
         return place
+
+
+def _are_on_cpu(tensors: Sequence[Tensor]) -> bool:
+    return all(tensor.device.type == "cpu" for tensor in tensors)
+
+
+def totals_of(ledger: Ledger) -> list[int]:
+    """What is alive before each line of a log, and at its end."""
+    late = sum(piece.nbytes for piece in ledger.late)
+    changes = (entry.sign * entry.piece.nbytes for entry in ledger.log)
+    return list(accumulate(changes, initial=late))
 
 
 class _Hooks(SavedTensors):

@@ -40,6 +40,8 @@ class Moment:
     module: str
     """The module whose forward or backward ran it, as far as it made something."""
     line: str
+    margin: int = 0
+    """Of the total, bytes of a kernel's scratch that may not be there: of it a bound is known."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,7 @@ def _moment(ledger: Ledger, log: Sequence[Entry], mark: Mark, alive: Sequence[Pi
         ledger.phases[mark.instant],
         last.module if last is not None and at_instant else "",
         last.line if last is not None and at_instant else "",
+        sum(piece.margin for piece in alive),
     )
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from memopt.accumulate.fit import part_of, resized, search
 from memopt.accumulate.sync import bucket_bytes
 from memopt.anatomy.batches import rows_of
+from memopt.anatomy.ledger import totals_of
 from memopt.anatomy.outcome import DependsOnValues
 from memopt.anatomy.predict import hollow_step
-from memopt.plan.bytes import totals_of
 from memopt.plan.choice import Assignment, Choice
 from memopt.plan.live import Live
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from memopt.anatomy.ledger import Ledger
+from memopt.anatomy.ledger import Ledger, totals_of
 from memopt.anatomy.pieces import ACTIVATIONS, GRADIENTS, KEPT, REGION_INPUT, Piece
 from memopt.plan.choice import MIN_BYTES
 from memopt.plan.watch import Call, Moment, backward_spans, converted, forward_spans
@@ -58,13 +58,6 @@ class StepBytes:
     peak: int
     in_order: bool
     """Whether backward passed the stages in the opposite order."""
-
-
-def totals_of(ledger: Ledger) -> list[int]:
-    """What is alive before each line of a log, and at its end."""
-    late = sum(piece.nbytes for piece in ledger.late)
-    changes = (entry.sign * entry.piece.nbytes for entry in ledger.log)
-    return list(accumulate(changes, initial=late))
 
 
 def step_bytes(ledger: Ledger, begun: Moment, called: Sequence[Call[Moment]]) -> StepBytes:

@@ -12,7 +12,7 @@ from memopt.anatomy.step import Step
 from memopt.compile import compile
 from memopt.live_bytes import LiveBytes
 from memopt.plan import ranks
-from memopt.plan.bytes import totals_of
+from memopt.anatomy.ledger import totals_of
 from memopt.plan.choice import Assignment
 from memopt.plan.choose import BudgetTooSmall
 from memopt.plan.live import Live, allocated_above
