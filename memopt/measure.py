@@ -149,12 +149,12 @@ def held_by(module: nn.Module) -> Iterator[Tensor]:
         value = todo.pop()
         if isinstance(value, Tensor):
             yield value
-        elif isinstance(value, (list, tuple, set, frozenset, deque, Mapping)):
-            if id(value) not in seen:
-                seen.add(id(value))
-                todo += value.values() if isinstance(value, Mapping) else value
+        elif isinstance(value, _CONTAINERS) and id(value) not in seen:
+            seen.add(id(value))
+            todo += value.values() if isinstance(value, Mapping) else value
 
 
+_CONTAINERS = (list, tuple, set, frozenset, deque, Mapping)
 _REGISTRIES = frozenset(("_parameters", "_buffers", "_modules"))
 
 

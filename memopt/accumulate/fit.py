@@ -242,7 +242,7 @@ def _largest(
     device: str | None,
     limit: int,
 ) -> int:
-    make = batch if callable(batch) else resized(step.who, batch, dim)
+    make = batch if callable(batch) else resized(batch, dim, step.who)
     home = next((p.device.type for p in step.model.parameters()), "cpu")
     target = device or ("cpu" if home == "cpu" else "cuda")
     return search(lambda size: _peak(step, make(size), fates, target, 1), budget, (1, 2), limit)
@@ -291,7 +291,7 @@ def _peak(step: Step, batch: Any, fates: Fates, device: str, micro_batches: int)
     return predict(other, fates, device)[0].peak.total
 
 
-def resized(who: str, batch: Any, dim: int) -> Callable[[int], Any]:
+def resized(batch: Any, dim: int, who: str = "largest_batch") -> Callable[[int], Any]:
     """Makes meta tensors of another size of those whose size there is the batch's.
 
     Raises:

@@ -61,10 +61,11 @@ def accumulate(
 
     "auto" takes the largest micro-batch whose predicted peak (see `memopt.anatomy`) fits, the whole
     batch beside it, and keeps it for the next batch of these shapes, as long as the loss, the
-    optimizer and the model stay as they are (its modules and their settings, what is frozen, hooks).
-    Where a step cannot be predicted, a few real ones are measured. If memory runs out nevertheless, the micro-batch
-    is tried again with half as many rows, from the same random numbers and buffers; if its backward
-    had reached a gradient, the whole batch is, from the gradients that were there at the beginning.
+    optimizer and the model stay as they are (its modules and settings, what is frozen, hooks).
+    Where a step cannot be predicted, a few real ones are measured. If memory runs out nevertheless,
+    the micro-batch is tried again with half as many rows, from the same random numbers and buffers;
+    if its backward had reached a gradient, the whole batch is, from the gradients that were there
+    at the beginning.
 
     Args:
         model: a module, also in DDP or FSDP2.

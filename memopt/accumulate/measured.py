@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from memopt.anatomy.ledger import Ledger, totals_of
+from memopt.anatomy.ledger import Ledger, highs_of
 from memopt.anatomy.step import Step
 from memopt.anatomy.work import tensors_in
 from memopt.measure import parts_of, storages
@@ -40,7 +40,7 @@ def peak_of(function: Callable[[int], object], rows: int) -> int:
         if torch.accelerator.is_available():
             torch.accelerator.empty_cache()
         return NEVER_FITS
-    return max(totals_of(ledger))
+    return max(highs_of(ledger))
 
 
 def peak_of_step(step: Step, run: Callable[[int], object], rows: int) -> int:

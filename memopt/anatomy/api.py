@@ -66,8 +66,9 @@ def anatomy(
     Six categories add up to all bytes, each storage counted once: weights; gradients; optimizer
     states; activations, which are saved for backward; temporary buffers; and functionality-specific
     memory: inputs, buffers and other tensors that modules hold, and weights in autocast's dtype. A
-    storage is in one category for all of its life. Scratch memory that a kernel allocates and frees
-    inside itself is not seen.
+    storage is in one category for all of its life. Scratch that a CPU kernel allocates and frees
+    inside itself is a temporary buffer; where oneDNN chooses how much, it is a bound, and the peak
+    names it as its margin. Of CUDA's kernels scratch is not counted.
 
     Args:
         model: on any device, also meta.

@@ -63,6 +63,9 @@ class Ledger(TorchDispatchMode):
         self.late: list[Piece] = []
         """What was there before, and was found when an operator of forward read it: in a closure,
         in a list. It counts from the beginning, and is in no line of the log."""
+        self.scratch: list[tuple[int, Piece]] = []
+        """What kernels allocated and freed inside themselves, each with how many lines the log had
+        then. It is in no line of the log."""
         self.ops: list[str] = ["before"]
         """The name of each instant's operator."""
         self.phases: list[str] = ["before"]
@@ -128,7 +131,7 @@ class Ledger(TorchDispatchMode):
     def restart(self) -> None:
         """Forget what has been, but not what is there: the next step begins."""
         self.pieces = [piece for _, piece in self._live.values()]
-        self.late = []
+        self.late, self.scratch = [], []
         for piece in self.pieces:
             piece.born, piece.phase, piece.saved = 0, "before", None
         self.log = [Entry(0, 1, piece) for piece in self.pieces]
@@ -222,7 +225,7 @@ class Ledger(TorchDispatchMode):
             died=self.instant,
             margin=scratch.margin,
         )
-        self.log += [Entry(self.instant, 1, piece), Entry(self.instant, -1, piece)]
+        self.scratch.append((len(self.log), piece))
 
     def _know(self, piece: Piece, name: str, args: tuple[Any, ...]) -> None:
         """What can be said of a piece when an operator has made it."""
@@ -311,6 +314,15 @@ class Ledger(TorchDispatchMode):
         place = Place(innermost(frame, self._paths)[0], line_of(frame))
         self._places[number - 1] = place
         return place
+
+
+def highs_of(ledger: Ledger) -> list[int]:
+    """The same, with the most scratch that there was then."""
+    totals = totals_of(ledger)
+    highs = list(totals)
+    for place, piece in ledger.scratch:
+        highs[place] = max(highs[place], totals[place] + piece.nbytes)
+    return highs
 
 
 def _are_on_cpu(tensors: Sequence[Tensor]) -> bool:

@@ -23,7 +23,10 @@ def lstm_workspace(steps: int, rows: int, inputs: int, hidden: int, itemsize: in
         steps * rows * _row(hidden, itemsize) * itemsize,
         states * _row(max(inputs, hidden), itemsize) * itemsize,
         states * hidden * itemsize,  # cells
-        2 * states * _row(max(inputs, hidden), 4) * 4,  # gradients, of a layer's and a step's states
+        2
+        * states
+        * _row(max(inputs, hidden), 4)
+        * 4,  # gradients, of a layer's and a step's states
         states * hidden * 4,
     )
     whole = 0

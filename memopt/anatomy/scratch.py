@@ -62,18 +62,14 @@ def _rule_of(func: Any) -> Rule | None:
     return rule
 
 
-def _promotion(
-    args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
-) -> Scratch:
+def _promotion(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
     """Element by element on one dtype: what has another one is copied. Only 0-dimensional tensors
     are read as they are.
     """
     return _promoted([tensor for tensor in given if tensor.dim()], results)
 
 
-def _with_mask(
-    args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
-) -> Scratch:
+def _with_mask(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
     """The same, but a mask is read as it is."""
     numbers = [t for t in given if t.dim() and t.dtype is not torch.bool]
     return _promoted(numbers, results)
@@ -90,9 +86,7 @@ def _promoted(whole: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
     return Scratch(copied * common.itemsize)
 
 
-def _reduction(
-    args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
-) -> Scratch:
+def _reduction(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
     """A sum in another dtype than its input's is one of a copy."""
     source, result = given[0], results[0]
     if source.dtype is result.dtype:
@@ -138,9 +132,7 @@ def _backward_of_a_map(
     return Scratch(_copy(given[0]))
 
 
-def _resampling(
-    args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
-) -> Scratch:
+def _resampling(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
     """With its channels last, where a kernel chooses so."""
     return Scratch(0, sum(t.numel() * t.element_size() for t in (given[0], *results)))
 

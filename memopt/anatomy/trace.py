@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -135,9 +135,9 @@ class Trace:
 
 def trace_of(ledger: Ledger, seconds: float, entries: Sequence[Entry] | None = None) -> Trace:
     """Of a ledger that is closed. `entries` in place of its own log: another course of things."""
-    log = list(ledger.log if entries is None else entries)
+    log = _with_scratch(ledger) if entries is None else _merged(entries, ledger)
     late = [Entry(0, 1, piece) for piece in ledger.late]
-    marks = list(ledger.marks) if entries is None else []
+    marks = [_moved(mark, ledger) for mark in ledger.marks] if entries is None else []
     totals = dict.fromkeys(CATEGORIES, 0)
     points: dict[int, tuple[int, dict[str, int]]] = {}
     best: dict[str, tuple[int, Mark]] = {}
@@ -180,6 +180,38 @@ def trace_of(ledger: Ledger, seconds: float, entries: Sequence[Entry] | None = N
         instants=len(ledger.ops),
         seconds=seconds,
     )
+
+
+def _with_scratch(ledger: Ledger) -> list[Entry]:
+    """The log, with lines for scratch."""
+    log: list[Entry] = []
+    done = 0
+    for place, piece in ledger.scratch:
+        log += ledger.log[done:place]
+        log += [Entry(piece.born, 1, piece), Entry(piece.born, -1, piece)]
+        done = place
+    return log + ledger.log[done:]
+
+
+def _moved(mark: Mark, ledger: Ledger) -> Mark:
+    before = sum(place < mark.place for place, _ in ledger.scratch)
+    return mark._replace(place=mark.place + 2 * before)
+
+
+def _merged(entries: Sequence[Entry], ledger: Ledger) -> list[Entry]:
+    """Another course of things, with lines for scratch: when an operator's results are there, and
+    before anything ends.
+    """
+    waiting = deque(piece for _, piece in ledger.scratch)
+    log: list[Entry] = []
+    for entry in entries:
+        while waiting and (
+            waiting[0].born < entry.instant or (waiting[0].born == entry.instant and entry.sign < 0)
+        ):
+            piece = waiting.popleft()
+            log += [Entry(piece.born, 1, piece), Entry(piece.born, -1, piece)]
+        log.append(entry)
+    return log
 
 
 def _alive(log: Sequence[Entry], place: int) -> list[Piece]:

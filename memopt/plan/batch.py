@@ -9,7 +9,7 @@ from typing import Any
 from memopt.accumulate.fit import part_of, resized, search
 from memopt.accumulate.sync import bucket_bytes
 from memopt.anatomy.batches import rows_of
-from memopt.anatomy.ledger import totals_of
+from memopt.anatomy.ledger import highs_of
 from memopt.anatomy.outcome import DependsOnValues
 from memopt.anatomy.predict import hollow_step
 from memopt.plan.choice import Assignment, Choice
@@ -22,7 +22,7 @@ def largest_batch(live: Live, budget: int, limit: int) -> int:
     """The most rows, from 0 to `limit`, whose step is within the budget with all blocks
     checkpointed and recipes in them, as predicted: about five predictions.
     """
-    make = resized("Plan.largest_batch", live.step.batch, 0)
+    make = resized(live.step.batch, 0, "Plan.largest_batch")
     return search(lambda rows: _peak(live, make(rows), 1), budget, (1, 2), limit)
 
 
@@ -49,7 +49,7 @@ def _peak(live: Live, batch: Any, micro_batches: int) -> int:
                 lambda: hollow_step(step, assignment, live.target, prime=live.primed),
                 lambda hollow: len(hollow.ledger.ops),
             )
-            return max(totals_of(hollow.ledger)) + bucket_bytes(live.entry)
+            return max(highs_of(hollow.ledger)) + bucket_bytes(live.entry)
         except DependsOnValues:
             if not live.runs:
                 raise
