@@ -88,7 +88,8 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
 def _settings(model: nn.Module) -> Iterator[tuple[tuple[str, str], Hashable]]:
     """What modules are and how they are set, by path and name."""
     for path, module in model.named_modules():
-        yield (path, ""), type(module)
+        kind: Any = type(module)
+        yield (path, ""), kind
         for name, value in vars(module).items():
             if isinstance(value, _PLAIN):
                 yield (path, name), (type(value), value)
@@ -102,7 +103,8 @@ def _described(leaf: object) -> Hashable:
     if isinstance(leaf, (tuple, list)):  # a PackedSequence, which is no leaf of pytree's
         return tuple(map(_described, leaf))
     if not isinstance(leaf, Tensor):
-        return leaf if isinstance(leaf, _PLAIN) else type(leaf)
+        plain: Any = leaf if isinstance(leaf, _PLAIN) else type(leaf)
+        return (plain,)
     if leaf.is_nested:
         return (leaf.layout, leaf.dtype, *(tuple(row.shape) for row in leaf.unbind()))
     return (tuple(leaf.shape), leaf.dtype, leaf.device, leaf.requires_grad)
@@ -111,7 +113,8 @@ def _described(leaf: object) -> Hashable:
 def _of_optimizer(optimizer: torch.optim.Optimizer | None) -> Iterator[Hashable]:
     if optimizer is None:
         return
-    yield type(optimizer)
+    kind: Any = type(optimizer)
+    yield kind
     yield len(optimizer.state)
     for group in optimizer.param_groups:
         options = {k: v for k, v in group.items() if isinstance(v, (bool, type(None)))}

@@ -18,10 +18,12 @@ def bucket_bytes(model: nn.Module | None) -> int:
     """Of the buckets in which DistributedDataParallel reduces gradients, beside these; 0 where they
     are views of them, and of another model.
     """
-    is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
-    if not is_ddp or getattr(model, "gradient_as_bucket_view", False):
+    if not isinstance(model, nn.parallel.DistributedDataParallel):
         return 0
-    return sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    if model.gradient_as_bucket_view:
+        return 0
+    sizes: list[int] = [p.nbytes for p in model.parameters() if p.requires_grad]
+    return sum(sizes)
 
 
 @contextmanager

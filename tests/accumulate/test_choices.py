@@ -71,7 +71,7 @@ def test_a_counter_makes_no_other_kind(choices: list[int]) -> None:
     assert len(choices) <= 2  # the first call has made the attribute
 
 
-@pytest.mark.parametrize("rows", [64, 6000])
+@pytest.mark.parametrize("rows", [900, 6000])
 def test_the_whole_batch_is_in_the_budget(rows: int) -> None:
     """Below a megabyte, and above it."""
     model = nn.Sequential(nn.Linear(256, 64), nn.GELU(), nn.Linear(64, 8))
@@ -135,7 +135,7 @@ def test_nested_tensors_are_cut_by_row() -> None:
     reference(batch).backward()
     assert memopt.accumulate(model, batch, micro_batch=3, weight="sum").micro_batches == 2
     assert torch.allclose(model.linear.weight.grad, reference.linear.weight.grad, rtol=1e-12)
-    with pytest.raises(ValueError, match="largest_batch: batch must be a function .*NestedTensor"):
+    with pytest.raises(ValueError, match=r"batch must be a function .*NestedTensor"):
         memopt.largest_batch(model, batch, 1 << 20)
 
 

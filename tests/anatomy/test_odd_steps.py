@@ -18,7 +18,7 @@ import memopt
 DRAWS: dict[str, Callable[[], Any]] = {
     "torch": lambda: torch.rand([]),
     "torch, one": lambda: torch.rand(1).item(),
-    "python": random.random,
+    "python": lambda: random.random(),
     "uniform": lambda: random.uniform(0, 1),
 }
 
@@ -35,12 +35,9 @@ class Deep(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            if self.draw is None or bool(self._drawn() < 0.5) is self.keeps_below:
+            if self.draw is None or bool(self.draw() < 0.5) is self.keeps_below:
                 x = x + layer(x)
         return x.square().mean()
-
-    def _drawn(self) -> Any:
-        return random.random() if self.draw is random.random else self.draw()  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("keeps_below", [False, True])
