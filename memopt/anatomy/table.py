@@ -32,7 +32,7 @@ def title_of(anatomy: Findings) -> str:
         f"{f' of {peak.module}' if peak.module else ''} ({peak.op}"
         f"{f', {peak.line}' if peak.line else ''})"
         + (
-            f"\nof it up to {mb(peak.margin)} may not be there: a bound of kernels' scratch"
+            f"\nof it up to {as_text(peak.margin)} may not be there: a bound of kernels' scratch"
             if peak.margin
             else ""
         )
