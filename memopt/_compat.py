@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, _ops, nn
-from torch.autograd import forward_ad, grad_mode
+from torch.autograd import forward_ad
 from torch.utils import _python_dispatch
 from torch.utils import checkpoint as _checkpoint
 
@@ -59,9 +59,9 @@ def wraps_tensors(tensor: Tensor) -> bool:
     return bool(_python_dispatch.is_traceable_wrapper_subclass(tensor))
 
 
-def preserved_versions(tensors: tuple[Tensor, ...]) -> Any:
-    """A context at whose end the version counters of `tensors` are what they were at its start."""
-    return grad_mode._unsafe_preserve_version_counter(tensors)
+def set_versions(tensors: tuple[Tensor, ...], versions: tuple[int, ...]) -> None:
+    """Sets version counters, which views share with their base."""
+    torch._C._autograd._unsafe_set_version_counter(tensors, versions)
 
 
 def view_base(tensor: Tensor) -> Tensor | None:
@@ -193,3 +193,8 @@ def sharding_groups(model: nn.Module) -> list[Any]:
     sharded: list[Any] = [m for m in model.modules() if hasattr(m, "_get_fsdp_state")]
     states = (module._get_fsdp_state() for module in sharded)
     return [group for state in dict.fromkeys(states) for group in state._fsdp_param_groups]
+
+
+def is_in_backward() -> bool:
+    """Whether this thread runs a backward: a module that is called then runs again."""
+    return bool(torch._C._current_graph_task_id() != -1)

@@ -19,12 +19,24 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
-from memopt._compat import view_base, wraps_tensors
+from memopt._compat import view_base
 from memopt._extension import _C
-from memopt._unchanged import unchanged
+from memopt.memory.storages import parts_of, storages
+from memopt.memory.unchanged import Written, unchanged
+
+__all__ = [
+    "Recorded",
+    "SavedBytes",
+    "SavedStorage",
+    "SavedTensors",
+    "check_can_measure",
+    "parts_of",
+    "recorded",
+    "saved_bytes",
+    "storages",
+]
 
 SavedT = TypeVar("SavedT", bound="SavedTensors")
 
@@ -82,11 +94,12 @@ def saved_bytes(fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> Save
     attributes of its context; and what threads save that `fn` starts. Hooks around this call
     (a `memopt.recipes()` there too) do not apply.
 
-    `fn` runs once, with gradients enabled, in its own training or evaluation mode. Afterwards
-    PyTorch's random number generators are as they were, and so are the arguments' values, and of
-    the modules that `fn` is or refers to the gradients, buffers (their version counters included),
-    training flags and other attributes, also if it raises. What `fn` writes into parameters, or
-    into lists and dicts that modules hold, stays. No gradient is computed.
+    `fn` runs twice, with gradients enabled, in its own training or evaluation mode: first to see
+    what it writes, then to count. After each run all that it and its arguments hold is as it was,
+    also if it raises: tensors of any kind with their gradients and version counters, attributes,
+    containers, hooks, classes, variables that functions close over, random number generators of
+    PyTorch, Python and NumPy. What it writes elsewhere stays: files, iterators that hand out their
+    next element, globals of other files. Caches of functools that it filled are emptied.
 
     Args:
         fn: a module, or any function. Of a function, the modules are found that it closes over or
@@ -133,7 +146,9 @@ def recorded(
     inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     constant = [t for m in modules for t in (*m.parameters(), *m.buffers(), *held_by(m))]
     saved = record(exclude=constant, parameters=False, dropped=False)
-    with unchanged(modules, inputs):
+    with unchanged(fn, args, kwargs, written=Written()) as before:
+        with torch.enable_grad():
+            before.rehearse(lambda: fn(*args, **kwargs))
         with torch.enable_grad(), saved:
             output = fn(*args, **kwargs)
         yield Recorded(output, saved, inputs)
@@ -251,38 +266,3 @@ def _strong(packed: _Packed) -> Callable[[], _Packed]:
 
 def _is_parameter(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter) or isinstance(view_base(tensor), nn.Parameter)
-
-
-def storages(tensors: Iterable[Tensor]) -> dict[Hashable, int]:
-    """The distinct storages behind `tensors` and the bytes of each.
-
-    The keys are weak: they do not keep a storage alive, and no later one is equal to them.
-    """
-    found: dict[Hashable, int] = {}
-    for tensor in tensors:
-        for part in parts_of(tensor):
-            try:
-                storage = part.untyped_storage()
-            except NotImplementedError:  # of a layout that is opaque: counted each time
-                found[object()] = part.numel() * part.element_size()
-            else:
-                found[StorageWeakRef(storage)] = storage.nbytes()
-    return found
-
-
-def parts_of(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensors that hold the memory of a sparse tensor or one that wraps others."""
-    if wraps_tensors(tensor):
-        names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-        for name in names:
-            part = getattr(tensor, name)
-            if isinstance(part, Tensor):  # a DTensor names its mesh as well
-                yield from parts_of(part)
-    elif tensor.layout is torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
-    else:
-        yield tensor

@@ -1,7 +1,7 @@
 """Proves that dependencies point one way: kernels <- ops <- autograd <- offload <- saved <- plan <-
-python in csrc, functional <- nn <- offload <- checkpoint <- convert, compile <- the rest in memopt;
-that no files of memopt import each other in a circle, that the kernels, offload and plan know no
-PyTorch, that no file knows c10/cuda, and that no file is too long to read.
+python in csrc, memory <- functional <- nn <- offload <- checkpoint <- convert, compile <- the rest
+in memopt; that no files of memopt import each other in a circle, that the kernels, offload and plan
+know no PyTorch, that no file knows c10/cuda, and that no file is too long to read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CSRC_LAYERS = ("kernels", "ops", "autograd", "offload", "saved", "plan", "python
 MEMOPT_LAYERS = (
     {"_version", "_compat", "_sizes", "_submodules"},
     {"_C"},
-    {"_extension", "_unchanged"},
+    {"_extension", "memory"},
     {"_call_hooks", "_class_patch", "fates", "live_bytes", "measure"},
     {"attribution", "recipes"},
     {"functional"},

@@ -14,7 +14,6 @@ from torch.utils import _pytree as pytree
 from memopt.accumulate.measured import NEVER_FITS, bytes_here, bytes_of, peak_of, peak_of_step
 from memopt.accumulate.peers import Peers
 from memopt.accumulate.run import Run
-from memopt.accumulate.undo import as_before
 from memopt.anatomy.batches import as_dict, is_packed, leaves_of, rows_of, slice_of
 from memopt.anatomy.depth import Depth
 from memopt.anatomy.predict import predict
@@ -22,6 +21,7 @@ from memopt.anatomy.step import LossLike, OptimizerLike, Step, as_optimizer
 from memopt.anatomy.whatif import Checkpoint, Fates
 from memopt.anatomy.work import tensors_in
 from memopt.measure import storages
+from memopt.memory.unchanged import Written, unchanged
 
 Batch = Any | Callable[[int], Any]
 
@@ -165,11 +165,10 @@ def largest_measured(step: Step, budget: int, run: Run) -> int:
     """The same of a step that looks at values, by a few that run."""
     rows = rows_of(step.who, step.batch)
     device = next(step.model.parameters()).device
-
     depth = Depth()
 
     def measured(size: int) -> int:
-        with as_before(step.model, device):
+        with unchanged(*step.roots):
             return peak_of_step(step, lambda size: run.rows(min(2 * size, rows), size), size)
 
     def peak(size: int) -> int:
@@ -189,9 +188,10 @@ def largest_watched(
             in all processes.
     """
     rows = rows_of(step.who, step.batch)
-    device = next(step.model.parameters()).device
+    written: Written | None = None
 
     def over(size: int) -> int:
+        nonlocal written
         batch = slice_of(step.batch, 0, min(2 * size, rows))
         fitted = True
 
@@ -199,8 +199,9 @@ def largest_watched(
             nonlocal fitted
             fitted = attempt(batch, size)
 
-        with as_before(step.model, device):
+        with unchanged(*step.roots, written=written) as before:
             peak = peak_of_step(step, run, size)
+        written = written or before.written
         return peers.most(peak - budget if fitted else NEVER_FITS)
 
     return max(1, search(over, 0, (2, 4), peers.most(rows)))

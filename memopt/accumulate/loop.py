@@ -54,10 +54,10 @@ def accumulate(
     Under DistributedDataParallel gradients are reduced once, with the last micro-batch (`no_sync`),
     and under FSDP2 too (`set_requires_gradient_sync`). Each process counts its own batch, as it
     would without accumulation. With "auto" under FSDP2 all processes take as many micro-batches, of
-    the rows that fit in each of them; real steps show how many that are, with gradients, buffers
-    and random numbers put back. If memory runs out in one process, the whole batch begins again in
-    all, with half as many rows, from the gradients that were there. Memory that runs out with one
-    row is an error in that process alone, and the others wait for it in vain.
+    the rows that fit in each of them; real steps show how many that are, with all that they change
+    put back. If memory runs out in one process, the whole batch begins again in all, with half as
+    many rows, from the gradients that were there. Memory that runs out with one row is an error in
+    that process alone, and the others wait for it in vain.
 
     "auto" takes the largest micro-batch whose predicted peak (see `memopt.anatomy`) fits, the whole
     batch beside it, and keeps it for the next batch of these shapes, as long as the loss, the

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from memopt.accumulate.peers import Peers
 from memopt.accumulate.sync import synchronized
-from memopt.accumulate.undo import Before, Gradients, watched
+from memopt.accumulate.undo import before_backward, before_forward, watched
 from memopt.anatomy.batches import call, loss_in, rows_of, slice_of
 from memopt.anatomy.step import LossLike
 
@@ -63,17 +63,15 @@ class Run:
     def all(self, size: int, step_down: bool) -> Accumulated:
         """Every micro-batch. `step_down`: with fewer rows where memory runs out."""
         if not step_down:
-            return self._from(size, None, None, 0)
-        gradients = Gradients(self._model)
-        begin = Before(self._model, self._device)
+            return self._from(size, None, 0)
+        begin = before_backward(self._model)
         failures = 0
         with watched(self._model) as was_touched:
             while True:
                 try:
-                    return self._from(size, was_touched, gradients, failures)
+                    return self._from(size, was_touched, failures)
                 except _Again as again:
                     size, failures = again.size, again.failures
-                    gradients.restore()
                     begin.restore()
 
     def rows(self, rows: int, size: int) -> None:
@@ -86,15 +84,13 @@ class Run:
         """The same of a sharded model, in all processes alike: with fewer rows where memory runs
         out in one of them. What others have reduced by then is of no use, and all begin again.
         """
-        gradients = Gradients(self._model)
-        begin = Before(self._model, self._device)
+        begin = before_backward(self._model)
         failures = 0
         while True:
             done = self.once(size, peers)
             if done is not None:
                 return replace(done, out_of_memory=failures)
             failures += 1
-            gradients.restore()
             begin.restore()
             self._give_back()
             if size == 1:
@@ -133,7 +129,7 @@ class Run:
         """A micro-batch whose gradients are zeros, so that others get on: of two rows, since a
         batch norm takes no single one.
         """
-        before = Before(self._model, self._device)
+        before = before_forward(self._model)
         end = self._last_counted()
         self._one(slice_of(self._batch, max(0, end - min(size, 2)), end), 0.0, is_last)
         before.restore()
@@ -145,7 +141,6 @@ class Run:
         self,
         size: int,
         was_touched: Callable[[], bool] | None,
-        gradients: Gradients | None,
         failures: int,
     ) -> Accumulated:
         sum_of_losses = torch.zeros((), dtype=torch.float64, device=self._device)
@@ -161,7 +156,7 @@ class Run:
             if was_touched is None:
                 sum_of_losses += self._one(part, share, end == end_of_rows)
             else:
-                before = Before(self._model, self._device)
+                before = before_forward(self._model)
                 was_touched()
                 try:
                     sum_of_losses += self._one(part, share, end == end_of_rows)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from memopt.anatomy.advice import advise
 from memopt.anatomy.away import OffloadLedger, apply_offload, check_place
@@ -26,7 +26,6 @@ from memopt.anatomy.step import (
     OptimizerLike,
     Step,
     as_optimizer,
-    computed_attributes,
     traced,
 )
 from memopt.anatomy.trace import Trace, trace_of
@@ -34,6 +33,7 @@ from memopt.anatomy.whatif import Checkpoint, Fates
 from memopt.anatomy.work import tensors_in
 from memopt.checkpoint.blocks import find_blocks
 from memopt.checkpoint.caches import note_on_caches
+from memopt.memory.unchanged import Written, unchanged
 
 
 def anatomy(
@@ -59,9 +59,9 @@ def anatomy(
 
     One step (forward, loss, backward, optimizer; the second one, since the first makes the
     optimizer's state) is predicted and may be measured. Nothing of the model, the batch and the
-    optimizer changes: both happen on copies. A prediction runs the very step, but its tensors have
-    no values, and no kernel runs; it takes seconds and next to no memory for models of any size,
-    also for one on the meta device.
+    optimizer changes: both happen on copies, and what functions close over (a loss, hooks) is put
+    back. A prediction runs the very step, but its tensors have no values, and no kernel runs; it
+    takes seconds and next to no memory for models of any size, also for one on the meta device.
 
     Six categories add up to all bytes, each storage counted once: weights; gradients; optimizer
     states; activations, which are saved for backward; temporary buffers; and functionality-specific
@@ -192,26 +192,22 @@ def anatomy(
 def _measured(
     step: Step, fates: Fates, device: str
 ) -> tuple[Trace, float | None, AllocatorRow | None]:
-    # PyTorch copies no results of autograd deeply, and loses the sizes of nested tensors.
-    copied = [*computed_attributes(step.model), *tensors_in(step.batch)]
-    memo = {id(t): t.detach().clone() for t in copied if not t.is_leaf or t.is_nested}
-    model, optimizer, batch = copy.deepcopy((step.model, step.optimizer, step.batch), memo)
-    fates.apply(model)
-    real = copy.copy(step)
-    real.model, real.optimizer, real.batch = model, optimizer, batch
     is_cuda = device == "cuda"
-    kind = OffloadLedger if fates.offload else Ledger
-    ledger = kind(model, CUDA_GRANULARITY if is_cuda else 1, device)
-    if fates.offload:
-        apply_offload(real, fates, device)
-    with _same_generators(device):
-        real.run()
+    with unchanged(*step.roots, written=Written()) as before:  # functions are not copied
+        with before.watching():
+            real = _copy_of(step, before.computed())
+            fates.apply(real.model)
+            kind = OffloadLedger if fates.offload else Ledger
+            ledger = kind(real.model, CUDA_GRANULARITY if is_cuda else 1, device)
+            if fates.offload:
+                apply_offload(real, fates, device)
+            real.run()
         _synchronize(is_cuda)
         start = time.perf_counter()
         real.run()
         _synchronize(is_cuda)
         plain = time.perf_counter() - start
-        before = torch.cuda.memory_allocated() if is_cuda else 0
+        here = torch.cuda.memory_allocated() if is_cuda else 0
         if is_cuda:
             torch.cuda.reset_peak_memory_stats()
         _, seconds = traced(real, ledger)
@@ -220,14 +216,19 @@ def _measured(
     if is_cuda:
         known = sum(entry.piece.nbytes for entry in ledger.log if entry.instant == 0)
         most, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-        row = AllocatorRow(most, reserved, before, known)
+        row = AllocatorRow(most, reserved, here, known)
     return trace, seconds / plain, row
 
 
-def _same_generators(device: str) -> AbstractContextManager[None]:
-    if device in ("cpu", "meta"):
-        return torch.random.fork_rng(devices=[])
-    return torch.random.fork_rng(device_type=device)
+def _copy_of(step: Step, computed: Iterable[Tensor]) -> Step:
+    # PyTorch copies no results of autograd deeply, and loses the sizes of nested tensors.
+    nested = (tensor for tensor in tensors_in(step.batch) if tensor.is_nested)
+    memo = {id(tensor): tensor.detach().clone() for tensor in (*computed, *nested)}
+    real = copy.copy(step)
+    real.model, real.optimizer, real.batch = copy.deepcopy(
+        (step.model, step.optimizer, step.batch), memo
+    )
+    return real
 
 
 def _synchronize(is_cuda: bool) -> None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,11 @@ from memopt.anatomy.ledger import Ledger
 from memopt.anatomy.outcome import DependsOnValues, Made, is_made, outcome_of
 from memopt.anatomy.pieces import STATES, Piece
 from memopt.anatomy.places import Place
-from memopt.anatomy.step import computed_attributes
 from memopt.anatomy.work import tensors_in
 from memopt.measure import storages
+from memopt.memory.storages import storages_of
+from memopt.memory.unchanged import Written
+from memopt.memory.writes import written_by
 
 CUDA_GRANULARITY = 512
 """What CUDA's caching allocator rounds up to."""
@@ -45,7 +47,9 @@ class HollowLedger(Ledger):
 
     Args:
         target: "cpu" or "cuda", whose allocations are rounded up.
-        hollow: the storages without values among what is adopted.
+        copies: what the step runs on.
+        see: is called with leaves that are not among the copies: functions close over them, and
+            gradients without values come to be theirs.
         counts_on_host: the optimizer's counts of steps do not count.
     """
 
@@ -53,13 +57,19 @@ class HollowLedger(Ledger):
         self,
         model: nn.Module,
         target: str,
-        hollow: frozenset[int],
+        copies: Copies,
+        see: Callable[[Tensor], None],
         counts_on_host: bool = False,
     ) -> None:
         super().__init__(model, CUDA_GRANULARITY if target == "cuda" else 1)
         self._counts_on_host = counts_on_host
         self._on_cpu = target == "cpu"
-        self._hollow = hollow
+        self._copies = copies
+        self._see = see
+        self._outside: set[Hashable] = set()
+        """Storages that are neither copies nor of an operator."""
+        self.written = Written()
+        """What forward and backward write of what was there before: of copies their originals."""
         self._known: set[Piece] = set()
         """Pieces with values."""
         self._outcomes: dict[Hashable, Any] = {}
@@ -68,6 +78,7 @@ class HollowLedger(Ledger):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = tensors_in((args, kwargs))
+        self._watch(func, args, kwargs)
         with_values = all(self._has_values(tensor) for tensor in given)
         self._computed = True
         name = func.overloadpacket.__name__
@@ -86,7 +97,7 @@ class HollowLedger(Ledger):
         is_small = all(map(_is_small, (*made, *given)))
         if with_values and is_small and torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
-        written = list(_written(func, args, kwargs))
+        written = list(written_by(func, args, kwargs))
         if not written and any(leaf.argument is not None for leaf in made):
             return func(*args, **kwargs)  # a view, though not declared as one
         self._computed = False
@@ -95,6 +106,20 @@ class HollowLedger(Ledger):
         results = [_allocated(leaf, given) if is_made(leaf) else leaf for leaf in leaves]
         return pytree.tree_unflatten(results, spec)
 
+    def _find(self, given: Sequence[Tensor]) -> None:
+        for tensor in given:
+            if not self.pieces_of(tensor):  # neither a copy nor of an operator
+                self._see(tensor)
+                self._outside.update(storages([tensor]))
+        super()._find(given)
+
+    def _watch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.phase != "optimizer":
+            for tensor in written_by(func, args, kwargs):
+                is_outside = not self._outside.isdisjoint(storages([tensor]))
+                originals = self._copies.originals.get(_key(tensor), ())
+                self.written.add((tensor,) if is_outside else originals)
+
     def adopt(self, category: str, named: Iterable[tuple[str, object]]) -> None:
         named = list(named)
         if category == STATES and self._counts_on_host:
@@ -102,8 +127,12 @@ class HollowLedger(Ledger):
         super().adopt(category, named)
         for _, value in named:
             for tensor in tensors_in(value):
-                if tensor.untyped_storage()._cdata not in self._hollow:
+                if tensor.untyped_storage()._cdata not in self._copies.hollow:
                     self._known.update(self.pieces_of(tensor))
+
+    def close(self) -> None:
+        super().close()
+        self._copies = Copies(frozenset(), {})  # it may be looked at for long: it holds no tensor
 
     def _note(self, tensor: Tensor, op: str, phase: str, place: Place) -> list[Piece]:
         if self._counts_on_host and phase == "optimizer" and op == "aten.lift_fresh.default":
@@ -156,14 +185,6 @@ def _described(leaf: object) -> Hashable:
     return (type(leaf), leaf)
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """The tensors that an operator writes to."""
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            yield from tensors_in(value)
-
-
 def _allocated(made: Made, given: Sequence[Tensor]) -> Tensor:
     if made.argument is not None:
         return given[made.argument]
@@ -173,28 +194,45 @@ def _allocated(made: Made, given: Sequence[Tensor]) -> Tensor:
     return torch.empty_strided(made.shape, made.stride, dtype=made.dtype)
 
 
-def hollow_copy(value: T) -> tuple[T, frozenset[int]]:
+class Copies(NamedTuple):
+    """What `hollow_copy` made, by the addresses of storages."""
+
+    hollow: frozenset[int]
+    """Those without values."""
+    originals: Mapping[int, Sequence[Tensor]]
+    """Of each what it is a copy of."""
+
+
+def hollow_copy(value: T, computed: Iterable[Tensor] = ()) -> tuple[T, Copies]:
     """A deep copy of modules, optimizers and tensors on the CPU, without values, but for small
     tensors that are no parameters. Of what shares memory the copies share it too, so that tied
-    weights are, and the parts of a batch. Returns also the storages without values.
+    weights are, and the parts of a batch.
+
+    Args:
+        computed: results of autograd somewhere inside, which PyTorch refuses to copy.
 
     Raises:
         DependsOnValues: a tensor is nested or sparse.
     """
     memo: dict[int, Any] = {}
     memory: dict[Hashable, tuple[Tensor, bool]] = {}
-    for tensor in _tensors_of(value):
+    originals: dict[int, list[Tensor]] = {}
+    for tensor in (*_tensors_of(value), *computed):
         memo[id(tensor)] = _hollow(tensor, memory)
+        originals.setdefault(_key(memo[id(tensor)]), []).append(tensor)
     bases = (base for base, is_hollow in memory.values() if is_hollow)
     hollow = frozenset(base.untyped_storage()._cdata for base in bases)
-    return copy.deepcopy(value, memo), hollow
+    return copy.deepcopy(value, memo), Copies(hollow, originals)
+
+
+def _key(tensor: Tensor) -> int:
+    return next((storage._cdata for storage in storages_of(tensor)), 0)
 
 
 def _tensors_of(value: Any) -> Iterator[Tensor]:
     if isinstance(value, nn.Module):
         yield from value.parameters()
         yield from value.buffers()
-        yield from computed_attributes(value)
     elif isinstance(value, torch.optim.Optimizer):
         yield from tensors_in([dict(state) for state in value.state.values()])
     elif isinstance(value, (tuple, list)):

@@ -162,8 +162,7 @@ class Ledger(TorchDispatchMode):
         self.ops.append(name)
         self.phases.append(self.phase)
         given = tensors_in((args, kwargs) if kwargs else args)
-        if self.phase == "forward":
-            self._find(given)
+        self._find(given)
         self._used(given)
         result = self.run(func, args, kwargs)
         place: Place | None = None
@@ -185,6 +184,8 @@ class Ledger(TorchDispatchMode):
 
     def _find(self, given: Sequence[Tensor]) -> None:
         """Enter what an operator reads and none has made. (Numbers become tensors on the way.)"""
+        if self.phase != "forward":
+            return
         for tensor in given:
             if tensor.dim() and any(key not in self._live for key in _keys(tensor)):
                 begin = len(self.log)

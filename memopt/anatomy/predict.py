@@ -17,6 +17,7 @@ from memopt.anatomy.on_cuda import AsOnCuda, as_on_cuda, counts_on_host
 from memopt.anatomy.step import Step, traced
 from memopt.anatomy.trace import Trace, trace_of
 from memopt.anatomy.whatif import Fates, offloaded
+from memopt.memory.unchanged import Written, unchanged
 
 Watch = Callable[[nn.Module, Ledger], AbstractContextManager[Any]]
 
@@ -24,7 +25,7 @@ Watch = Callable[[nn.Module, Ledger], AbstractContextManager[Any]]
 class Changes(Protocol):
     """What is done to a model before its step."""
 
-    def apply(self, model: nn.Module) -> None:
+    def apply(self, model: nn.Module) -> object:
         """In place."""
 
 
@@ -35,6 +36,8 @@ class Hollow(NamedTuple):
     seconds: float
     primed: frozenset[str]
     """The parameters for which the optimizer has a state then."""
+    written: Written
+    """What its forward and backward would write of what is there before."""
 
 
 def predict(
@@ -46,7 +49,7 @@ def predict(
     Raises:
         DependsOnValues: the step looks at values.
     """
-    ledger, seconds, _ = (depth or Depth()).run(
+    ledger, seconds, *_ = (depth or Depth()).run(
         lambda: hollow_step(step, fates, target), lambda hollow: len(hollow.ledger.ops)
     )
     entries = offloaded(ledger, fates) if fates.offload else None
@@ -62,6 +65,9 @@ def hollow_step(
 ) -> Hollow:
     """A step that computes nothing, on copies.
 
+    Functions are not copied. What those close over that the step calls (a loss, hooks) may get
+    tensors without values; it is put back.
+
     Args:
         watch: makes a context to run the step in, of the model's copy and the ledger.
         prime: see `traced`.
@@ -69,17 +75,22 @@ def hollow_step(
     Raises:
         DependsOnValues: the step looks at values.
     """
-    (model, optimizer, batch), without = hollow_copy((step.model, step.optimizer, step.batch))
-    fates.apply(model)
-    context: Any = step.context
-    if target == "cuda":
-        as_on_cuda(optimizer)
-        context = AsOnCuda
-    ledger = HollowLedger(model, target, without, target == "cuda" and counts_on_host(optimizer))
-    hollow = copy.copy(step)
-    hollow.model, hollow.optimizer, hollow.batch, hollow.context = model, optimizer, batch, context
-    start = time.perf_counter()
-    around = nullcontext() if watch is None else watch(model, ledger)
-    with around:
-        traced(hollow, ledger, prime)
-    return Hollow(ledger, time.perf_counter() - start, hollow.primed())
+    with unchanged(*step.roots) as before:
+        (model, optimizer, batch), copies = hollow_copy(
+            (step.model, step.optimizer, step.batch), before.computed()
+        )
+        fates.apply(model)
+        context: Any = step.context
+        if target == "cuda":
+            as_on_cuda(optimizer)
+            context = AsOnCuda
+        on_host = target == "cuda" and counts_on_host(optimizer)
+        ledger = HollowLedger(model, target, copies, before.see, on_host)
+        hollow = copy.copy(step)
+        hollow.model, hollow.optimizer, hollow.batch = model, optimizer, batch
+        hollow.context = context
+        start = time.perf_counter()
+        with nullcontext() if watch is None else watch(model, ledger):
+            traced(hollow, ledger, prime)
+        seconds = time.perf_counter() - start
+        return Hollow(ledger, seconds, hollow.primed(), ledger.written)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,11 @@ class Step:
     """Entered around the step: regions run their forward again in backward."""
     who: str = "anatomy"
     """The function that the user called, for messages."""
+
+    @property
+    def roots(self) -> tuple[object, ...]:
+        """All that it uses, for `unchanged`."""
+        return self.model, self.batch, self.loss, self.optimizer
 
     def run(self, ledger: Ledger | None = None) -> None:
         """The step, told to the ledger."""
@@ -79,16 +84,21 @@ class Step:
 
     def forward(self, batch: Any, model: Callable[..., Any] | None = None) -> Tensor:
         """The loss of one of them, with its share of the whole. `model`: in place of its own."""
-        device = next((p.device.type for p in self.model.parameters()), "cpu")
-        with ExitStack() as stack:
-            if self.autocast is not None:
-                stack.enter_context(torch.autocast(device, dtype=self.autocast))
-            return self._loss(batch, self.model if model is None else model)
+        with self._autocast():
+            output = call(self.model if model is None else model, batch)
+            loss = loss_in(self.who, output if self.loss is None else self.loss(output))
+            return loss / self.micro_batches if self.micro_batches > 1 else loss
 
-    def _loss(self, batch: Any, model: Callable[..., Any]) -> Tensor:
-        output = call(model, batch)
-        loss = loss_in(self.who, output if self.loss is None else self.loss(output))
-        return loss / self.micro_batches if self.micro_batches > 1 else loss
+    def output(self, batch: Any) -> Any:
+        """What the model returns for one of them."""
+        with self._autocast():
+            return call(self.model, batch)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.autocast is None:
+            return nullcontext()
+        device = next((p.device.type for p in self.model.parameters()), "cpu")
+        return torch.autocast(device, dtype=self.autocast)
 
     def prime(self, names: Collection[str]) -> None:
         """Have the optimizer make its state for parameters of these names."""

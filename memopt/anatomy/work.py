@@ -16,8 +16,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
+
+from memopt.memory.storages import tensors_in
+
+__all__ = ["CONTRACTION", "ELEMENTWISE", "KINDS", "NORMALISATION", "Work", "tensors_in", "work_of"]
 
 KINDS = ("contraction", "normalisation", "element-wise")
 CONTRACTION, NORMALISATION, ELEMENTWISE = KINDS
@@ -83,18 +86,3 @@ def _attention_flops(query: Any, key: Any, value: Any, backward: bool) -> int:
     inner: int = 2 * pairs * query[-1]
     outer: int = 2 * pairs * value[-1]
     return 3 * inner + 2 * outer if backward else inner + outer
-
-
-def tensors_in(value: object) -> Sequence[Tensor]:
-    """The tensors in what an operator takes or returns, or in a batch."""
-    if isinstance(value, Tensor):
-        return (value,)
-    if type(value) not in (tuple, list):
-        return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
-    found: list[Tensor] = []
-    for entry in value:  # type: ignore[attr-defined]
-        if isinstance(entry, Tensor):
-            found.append(entry)
-        elif isinstance(entry, (tuple, list, dict)):
-            found.extend(tensors_in(entry))
-    return found

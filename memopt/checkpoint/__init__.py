@@ -10,6 +10,9 @@ package can still be imported (`from memopt.checkpoint.wrapper import unwrap`):
     buffers     their inputs in memory that is allocated once
     apply       which submodules of a model are wrapped
     blocks      which of them are its blocks
+    probe       which modules can run again, on a sample
+    state       what a module holds at one moment
+    other       checkpointing of a model's own
     sequential  a chain of stages whose segments are regions
     segments    where to cut such a chain
     stage_bytes what each stage of it saves, counted

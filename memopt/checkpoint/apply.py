@@ -11,6 +11,7 @@ from torch import nn
 from memopt._class_patch import restored_on_error
 from memopt.checkpoint.blocks import find_blocks
 from memopt.checkpoint.partition import PartitionChoice, partition_of
+from memopt.checkpoint.probe import arguments_of, cannot_run_again, left_out
 from memopt.checkpoint.wrapper import checkpoint_wrapper, has_forward
 from memopt.offload.place import Place
 
@@ -35,6 +36,7 @@ def apply_checkpointing(
     partition: PartitionChoice = None,
     preserve_rng_state: bool = True,
     early_stop: bool = True,
+    sample_input: Any = None,
 ) -> list[str]:
     """Apply `checkpoint_wrapper`, in place, to chosen submodules; `unwrap(model)` undoes it.
 
@@ -61,6 +63,11 @@ def apply_checkpointing(
     wrapped as well, a module that the model holds in several places once. A chosen module that is
     wrapped already gets the new settings; modules that are not chosen stay as they are.
 
+    A region runs its module again in backward, where counters, moving averages and spectral norm's
+    vectors move once more (batch norm's statistics do not). With a `sample_input` the model runs
+    once, each chosen module twice more, all is put back, and modules that cannot run again as they
+    did are left out. A warning says which, and why.
+
     Args:
         model: its submodules are changed; names, parameters and state_dict stay the same.
         check_fn: called with each submodule, as by PyTorch's apply_activation_checkpointing; or a
@@ -73,6 +80,8 @@ def apply_checkpointing(
         offload_to_cpu: see `checkpoint_wrapper`.
         maintain_forward_counter, offload, partition, preserve_rng_state, early_stop: see
             `checkpoint_wrapper`.
+        sample_input: a tensor; a tuple or list of positional arguments of the model; or a mapping
+            of keyword arguments.
 
     Returns:
         The qualified names of the modules that were wrapped, in order; empty if none was chosen.
@@ -82,6 +91,7 @@ def apply_checkpointing(
             a forward, or `checkpoint_wrapper` raises it for a module.
         ValueError: an argument is out of its range, both `every` and `fraction` are given, or there
             is no `check_fn` and the model has no blocks. After any error the model is as before.
+        Whatever the model's forward raises with `sample_input`.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
@@ -104,6 +114,12 @@ def apply_checkpointing(
         warnings.warn(f"apply_checkpointing: {note}", stacklevel=2)
     end = max(0, len(candidates) - skip_last)
     chosen = _choose(candidates[skip_first:end], every, fraction)
+    if sample_input is not None:
+        args, kwargs = arguments_of(sample_input)
+        reasons = cannot_run_again(model, lambda: model(*args, **kwargs), dict(chosen))
+        if reasons:
+            warnings.warn(f"apply_checkpointing: {left_out(reasons)}", stacklevel=2)
+        chosen = [(name, module) for name, module in chosen if name not in reasons]
     with restored_on_error(model):
         for _, module in chosen:
             checkpoint_wrapper(

@@ -35,7 +35,7 @@ class Blocks(NamedTuple):
 def find_blocks(model: nn.Module) -> Blocks:
     """The blocks of `model`, never itself. There may be none. See `apply_checkpointing`."""
     search = _Search(model)
-    modules = frozenset(search.inside(model) or _lists_of_layers(model))
+    modules = frozenset(_outermost(search.inside(model) or _lists_of_layers(model)))
     loops = [path for path, parts in search.loops.items() if modules.intersection(parts)]
     if not loops:
         return Blocks(modules, "")
@@ -44,6 +44,12 @@ def find_blocks(model: nn.Module) -> Blocks:
         f"the elements of {', '.join(loops)} hold modules but are never called themselves, so that "
         "these modules are regions one by one; check_fn (in convert: checkpoint) chooses others",
     )
+
+
+def _outermost(blocks: list[nn.Module]) -> list[nn.Module]:
+    """Without those that are inside another one, also where a second path leads there."""
+    inner = {m for block in set(blocks) for m in block.modules() if m is not block}
+    return [block for block in blocks if block not in inner]
 
 
 def _lists_of_layers(model: nn.Module) -> list[nn.Module]:
@@ -77,17 +83,23 @@ class _Search:
             self._inside[module] = []  # for one that holds itself
             is_container = isinstance(module, _CONTAINERS)
             found = self._elements(module) if is_container else self._numbered(module)
-            if found is None:
-                found = [block for child in module.children() for block in self._of(module, child)]
-            self._inside[module] = found
+            self._inside[module] = self._of_children(module) if found is None else found
         return self._inside[module]
 
-    def _of(self, holder: nn.Module, child: nn.Module) -> list[nn.Module]:
-        found = self.inside(child)
-        if holder is self._root or not has_forward(holder) or not _is_mixture(holder, child, found):
-            return found
-        self._mixtures.add(holder)
-        return [holder]
+    def _of_children(self, holder: nn.Module) -> list[nn.Module]:
+        """The blocks inside its children. A mixture of experts is one itself, unless others are
+        beside its experts, which are none.
+        """
+        found = {child: self.inside(child) for child in holder.children()}
+        if holder is not self._root and has_forward(holder):
+            experts = [c for c, blocks in found.items() if _is_mixture(holder, c, blocks)]
+            others = [b for c, blocks in found.items() if c not in experts for b in blocks]
+            if experts and not others:
+                self._mixtures.add(holder)
+                return [holder]
+            if experts:
+                return others
+        return [block for blocks in found.values() for block in blocks]
 
     def _elements(self, container: nn.Module) -> list[nn.Module] | None:
         """Of a container, the elements that are blocks or the blocks inside them; None if it is no
@@ -225,12 +237,28 @@ def _callables(containers: Iterable[nn.Module]) -> Iterator[nn.Module]:
 
 def _is_layer(module: nn.Module) -> bool:
     """A Linear, a convolution, a norm, and others with a weight and a bias, also as the only module
-    in another one.
+    in another one. Two parameters that make one weight (weight_norm) are one.
     """
-    children = list(module.children())
-    return (
-        len(list(module.parameters())) <= 2 and len(children) <= 1 and all(map(_is_layer, children))
+    children = [c for name, c in module.named_children() if name != "parametrizations"]
+    if len(children) > 1 or not all(map(_is_layer, children)):
+        return False
+    inside = {p for child in children for p in child.parameters()}
+    own = [p for p in module.parameters() if p not in inside]
+    return len(own) + len(inside) - _made_of_others(module) <= 2 or (len(children) == 1 and not own)
+
+
+def _made_of_others(module: nn.Module) -> int:
+    """How many parameters more than weights it has, since PyTorch's weight_norm and
+    parametrizations compute a weight of several.
+    """
+    lists = getattr(module, "parametrizations", {})
+    more = sum(
+        len(list(made.parameters())) - 1
+        for made in (lists.values() if isinstance(lists, nn.ModuleDict) else ())
+        if isinstance(made, ParametrizationList)
     )
+    names = {getattr(hook, "name", None) for hook in module._forward_pre_hooks.values()}
+    return more + sum({f"{name}_g", f"{name}_v"} <= set(module._parameters) for name in names)
 
 
 def _size(module: nn.Module) -> int:
@@ -245,7 +273,11 @@ def _is_mixture(holder: nn.Module, child: nn.Module, found: list[nn.Module]) -> 
     if len(found) < 2 or found != list(child.children()):
         return False
     widths = {size for parameter in found[0].parameters() for size in _shape(parameter)}
-    beside = [list(m.parameters()) for m in holder.children() if m is not child]
+    beside = [
+        list(m.parameters())
+        for m in holder.children()
+        if m is not child and not isinstance(m, nn.Embedding)  # tokens for each, as SAM's masks
+    ]
     beside += [[parameter] for parameter in holder._parameters.values() if parameter is not None]
     routers = [
         {_shape(parameter) for parameter in parameters}

@@ -12,12 +12,11 @@ from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from memopt._extension import _C
-from memopt._unchanged import unchanged
 from memopt.checkpoint.wrapper import BUFFERS, Settings, region_settings_of, settings_of
+from memopt.memory.unchanged import unchanged
 
 __all__ = ["CheckpointBuffers", "DeviceBuffers", "RunsSteps", "checkpoint_buffers"]
 
@@ -221,8 +220,7 @@ def _run(model: nn.Module, sample: Any) -> None:
         kwargs = sample
     else:
         args = tuple(sample) if isinstance(sample, (tuple, list)) else (sample,)
-    inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    with unchanged(_C.modules_reached(model), inputs), torch.enable_grad():
+    with unchanged(model, args, kwargs), torch.enable_grad():
         model(*args, **kwargs)
 
 

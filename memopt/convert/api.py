@@ -27,6 +27,7 @@ from memopt.convert.sample import (
     measure_sample,
     note_on_calls,
     notes_on_sample,
+    sample_run,
 )
 from memopt.convert.skip import Skip, outermost, skipped
 from memopt.convert.supported import has_kernels_for
@@ -154,7 +155,8 @@ def convert(
     matches = with_autocast_norms(matches, autocast_norms)
     with restored_on_error(model):
         apply_swaps(model, [(m.module, m.answer) for m in matches if isinstance(m.answer, Swap)])
-        regions.apply(model, recipes=recipes or has_recipes(model))
+        run = None if before is None else sample_run(model, sample_input)
+        regions.apply(model, recipes or has_recipes(model), run)
         notes = _notes(model, recipes, changed=_has_swaps(matches) or bool(regions))
         if left_alone:
             notes = (f"skipped: {', '.join(outermost(left_alone))}", *notes)

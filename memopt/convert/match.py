@@ -13,6 +13,7 @@ from memopt._class_patch import original_class
 from memopt._compat import is_parametrized
 from memopt.convert.probe import own_attributes, quiet
 from memopt.convert.swap import ClassSwap, Swap, SwappedModule
+from memopt.memory.unchanged import Written, unchanged
 
 ResultT = TypeVar("ResultT")
 
@@ -121,7 +122,8 @@ def match(context: Context, rules: Sequence[Rule]) -> list[Match]:
     and TorchScript's.
     """
     matches = []
-    with quiet():
+    # A stand-in has attributes of the module's own, and functions among them may reach anything.
+    with unchanged(*context.paths, gradients=True, written=Written()), quiet():
         for module in reversed(list(context.paths)):
             if isinstance(module, (SwappedModule, torch.jit.ScriptModule)):
                 continue

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import nn
 
 from memopt.checkpoint.apply import Choice, as_predicate, choose_modules
 from memopt.checkpoint.caches import note_on_caches
+from memopt.checkpoint.other import note_on_own
+from memopt.checkpoint.probe import cannot_run_again, left_out
 from memopt.checkpoint.wrapper import (
+    Settings,
     check_can_unwrap,
     checkpoint_wrapper,
     settings_of,
@@ -42,10 +47,14 @@ class Regions:
     def __bool__(self) -> bool:
         return bool(self.checkpointed or self.offloaded)
 
-    def apply(self, model: nn.Module, recipes: bool) -> None:
+    def apply(
+        self, model: nn.Module, recipes: bool, run: Callable[[], object] | None = None
+    ) -> None:
         """Wrap the chosen modules, and note on each what it was before.
 
         Args:
+            run: a forward of the model on a sample, by which modules are found that cannot run
+                again as they did, and are left out.
             recipes: they will be on. Modules that are one op of memopt's are not wrapped then: they
                 save their input, as a region does, but what a region returns has no recipe.
         """
@@ -63,6 +72,13 @@ class Regions:
         if cheaper:
             notes[f"no regions, since recipes keep less: {joined(cheaper)}"] = None
             chosen = {path: each for path, each in chosen.items() if path not in set(cheaper)}
+        if run is not None and chosen:
+            modules = {path: module for path, (module, _) in chosen.items()}
+            if reasons := cannot_run_again(model, run, modules):
+                notes[left_out(reasons)] = None
+                chosen = {path: each for path, each in chosen.items() if path not in reasons}
+        if run is None and chosen:
+            notes[note_on_own(model)] = None
         for module, to_cpu in chosen.values():
             before = settings_of(module)
             checkpoint_wrapper(module, to_cpu)
@@ -99,3 +115,11 @@ def revert_region(module: nn.Module) -> None:
         )
     elif settings_of(module) is not None:  # else it was unwrapped since
         unwrap_itself(module)
+
+
+def forget_settings(module: nn.Module, settings: Settings | None) -> None:
+    """If `revert_region` would give `module` these settings again, it will give it none: whoever
+    put them there takes them off.
+    """
+    if settings is not None and module.__dict__.get(_SETTINGS_BEFORE) is settings:
+        module.__dict__[_SETTINGS_BEFORE] = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import nn
 
 from memopt._compat import add_note
 from memopt.attribution import Attribution, attribute
+from memopt.checkpoint.probe import arguments_of
 from memopt.convert.report import joined
 from memopt.measure import SavedBytes, check_can_measure, saved_bytes
 
@@ -18,7 +19,7 @@ from memopt.measure import SavedBytes, check_can_measure, saved_bytes
 def measure_sample(model: nn.Module, sample_input: Any) -> SavedBytes:
     """Bytes that the model saves before it is converted."""
     check_can_measure("convert", model)
-    args, kwargs = _arguments(sample_input)
+    args, kwargs = arguments_of(sample_input)
     _check_takes(model, sample_input, args, kwargs)
     with _noted(model, "as it was"):
         return saved_bytes(model, *args, **kwargs)
@@ -26,9 +27,15 @@ def measure_sample(model: nn.Module, sample_input: Any) -> SavedBytes:
 
 def attribute_sample(model: nn.Module, sample_input: Any, regions: Iterable[str]) -> Attribution:
     """What it saves afterwards, and which regions it calls."""
-    args, kwargs = _arguments(sample_input)
+    args, kwargs = arguments_of(sample_input)
     with _noted(model, "converted; as it was, it did not"):
         return attribute(model, args, kwargs, regions)
+
+
+def sample_run(model: nn.Module, sample_input: Any) -> Callable[[], object]:
+    """A forward of the model with the sample."""
+    args, kwargs = arguments_of(sample_input)
+    return lambda: model(*args, **kwargs)
 
 
 @contextmanager
@@ -84,11 +91,3 @@ def note_on_calls(regions: Sequence[str], called: frozenset[str]) -> tuple[str, 
         return ()
     number = f"{len(idle)} of {len(regions)} regions"
     return (f"{number} save nothing here, since sample_input never calls them: {joined(idle)}",)
-
-
-def _arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(sample_input, Mapping):
-        return (), dict(sample_input)
-    if isinstance(sample_input, (tuple, list)):
-        return tuple(sample_input), {}
-    return (sample_input,), {}

@@ -15,6 +15,8 @@ still be imported:
     observe  one step with choices, predicted or watched
     profile  what blocks of each kind cost with each choice
     live     a model that is being planned
+    own      what a model brings that a plan would choose
+    shared   blocks that are called several times
     solver   the dynamic programme (csrc/plan)
     choose   solve, predict, correct, and solve again
     curve    all budgets, and the usual settings

@@ -7,13 +7,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from memopt._class_patch import patches_of
 from memopt._sizes import Size
 from memopt.accumulate.sync import is_sharded
 from memopt.anatomy.batches import as_dict, device_of, rows_of
 from memopt.anatomy.step import LossLike, OptimizerLike, Step, as_optimizer
 from memopt.anatomy.work import tensors_in
-from memopt.convert.recipes import has_recipes
 from memopt.measure import storages
 from memopt.offload.place import Place, directory_of
 from memopt.plan import ranks
@@ -21,6 +19,7 @@ from memopt.plan.choose import Terms
 from memopt.plan.compiled import CompiledPlan, compiled_plan
 from memopt.plan.link import speeds_to
 from memopt.plan.live import Blocks, Live, blocks_of, free_bytes, has_values
+from memopt.plan.own import check_is_plain
 from memopt.plan.plan import Plan, made
 from memopt.plan.size import as_bytes
 
@@ -56,11 +55,11 @@ def plan(
     Bytes are those of predicted steps (see `memopt.anatomy`), which compute nothing; of a step that
     cannot be predicted, those of a real one. Blocks of one class, with parameters and inputs of the
     same shapes, share the choices among them, so that one or a few steps show what each costs.
-    Seconds are those of real steps on the model, with gradients, buffers and random numbers put
-    back, or estimates for a GPU where the model has no values. What comes out is the least
-    time within the budget at every instant of forward, backward and the optimizer's step, by
-    dynamic programming over the blocks (csrc/plan). The whole plan is then predicted, and corrected
-    until that is within the budget too.
+    Seconds are those of real steps on the model, with all that they change put back, or estimates
+    for a GPU where the model has no values. What comes out is the least time within the budget at
+    every instant of forward, backward and the optimizer's step, by dynamic programming over the
+    blocks (csrc/plan). The whole plan is then predicted, and corrected until that is within the
+    budget too.
 
     In a process group every rank must call it, and all take the same plan: for the least budget,
     and the most that any rank measures.
@@ -215,9 +214,4 @@ def _check_model(model: object) -> None:
                 f"memopt.plan: model must not be compiled, got {type(module).__name__}{where}; "
                 "memopt.plan_compiled(model, batch, budget).apply() compiles it within a budget"
             )
-        if patches_of(type(module)) or has_recipes(module):
-            raise ValueError(
-                "memopt.plan: model must be without regions and not converted, since a plan "
-                f"chooses both, got {type(module).__name__}{where}; memopt.revert(model) and "
-                "memopt.unwrap(model) undo these, plan.undo() a plan"
-            )
+    check_is_plain("memopt.plan", model)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memopt.accumulate.fit import part_of, resized, search
+from memopt.accumulate.measured import NEVER_FITS
 from memopt.accumulate.sync import bucket_bytes
 from memopt.anatomy.batches import rows_of
 from memopt.anatomy.ledger import highs_of
@@ -33,8 +34,15 @@ def largest_micro_batch(live: Live, budget: int) -> int:
     rows = rows_of("memopt.fit", live.step.batch)
 
     def peak(size: int) -> int:
+        if size == rows:
+            return _peak(live, live.step.batch, 1)
         part, whole = part_of(live.step.batch, min(2 * size, rows))
-        return whole + _peak(live, part, 2 if size < rows else 1)
+        try:
+            return whole + _peak(live, part, 2)
+        except DependsOnValues:
+            raise
+        except Exception:  # the model's own: it takes no other number of rows
+            return NEVER_FITS
 
     return search(peak, budget, (rows, -(-rows // 2)), rows)
 
@@ -42,7 +50,7 @@ def largest_micro_batch(live: Live, budget: int) -> int:
 def _peak(live: Live, batch: Any, micro_batches: int) -> int:
     step = copy.copy(live.step)
     step.batch, step.micro_batches = batch, micro_batches
-    assignment = Assignment(dict.fromkeys(live.blocks, _LEAST))
+    assignment = Assignment(dict.fromkeys(live.blocks, _LEAST)).without_regions(live.no_regions)
     if live.predictable:
         try:
             hollow = live.depth.run(

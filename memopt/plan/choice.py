@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from memopt._call_hooks import put_around_calls, remove_from_calls
 from memopt._class_patch import restored_on_error
 from memopt._extension import _C
-from memopt.checkpoint.wrapper import checkpoint_wrapper, settings_of, unwrap_itself
+from memopt.checkpoint.wrapper import (
+    Settings,
+    check_can_unwrap,
+    checkpoint_wrapper,
+    settings_of,
+    unwrap_itself,
+)
 from memopt.convert import convert, revert
 from memopt.convert.patch import functions_paused
 from memopt.convert.recipes import has_recipes
+from memopt.convert.regions import forget_settings
+from memopt.convert.swap import SwappedModule
 from memopt.offload.api import offload
 from memopt.offload.place import Place
+from memopt.offload.stats import offload_stats
 from memopt.recipes import recipes
 
 # Names of hooks on planned blocks.
@@ -72,11 +82,21 @@ class Assignment:
 
     Blocks that are not named keep what autograd saves. Where a block has recipes, so has what is
     outside of all blocks.
+
+    Args:
+        place: where what is offloaded waits.
+        in_step: whether each block waits until what others gave away has left.
     """
 
-    def __init__(self, choices: Mapping[str, Choice], place: Place | None = None) -> None:
+    def __init__(
+        self,
+        choices: Mapping[str, Choice],
+        place: Place | None = None,
+        in_step: bool = False,
+    ) -> None:
         self.choices = dict(choices)
         self.place = place
+        self.in_step = in_step
 
     @property
     def recipes(self) -> bool:
@@ -91,33 +111,90 @@ class Assignment:
         stay = {path: replace(choice, offload=0.0) for path, choice in self.choices.items()}
         return Assignment(stay)
 
-    def apply(self, model: nn.Module) -> None:
+    def without_regions(self, paths: Container[str]) -> Assignment:
+        """The same, but these blocks, which cannot be regions, are none."""
+        choices = {
+            path: replace(choice, checkpoint=False) if path in paths else choice
+            for path, choice in self.choices.items()
+        }
+        return Assignment(choices, self.place, self.in_step)
+
+    def apply(self, model: nn.Module) -> Applied:
         """Change a model in place. After an error it is as before."""
+        put = Applied(model)
         with restored_on_error(model):
             if self.recipes:
                 convert(model, skip=[p for p, c in self.choices.items() if not c.recipes] or None)
+                put.converted = [m for m in model.modules() if _is_converted(m)]
             modules = dict(model.named_modules())
             for path, choice in self.choices.items():
-                self._apply_to(modules[path], choice)
+                self._apply_to(modules[path], choice, put)
+        if self.offloads and self.in_step:
+            for path in self.choices:
+                put.handles.append(modules[path].register_forward_pre_hook(_wait_for_copies))
+        return put
 
-    def _apply_to(self, block: nn.Module, choice: Choice) -> None:
+    def _apply_to(self, block: nn.Module, choice: Choice, put: Applied) -> None:
         if self.recipes and not choice.recipes:
             put_around_calls(block, _FUNCTIONS, _enter_own_functions, _leave_own_functions)
+            put.scopes.append((block, _FUNCTIONS))
         if choice.checkpoint:
             checkpoint_wrapper(block, offload=self.place if choice.offload else None)
+            put.regions.append((block, settings_of(block)))
         elif choice.offload and self.place is not None:
             enter = _EnterOffloading(self.place, choice)
             put_around_calls(block, _OFFLOAD, enter, _leave_offloading)
+            put.scopes.append((block, _OFFLOAD))
 
-    def undo(self, model: nn.Module) -> None:
-        """Give the model back as it was before `apply`."""
-        for module in list(model.modules()):
-            if settings_of(module) is not None:
-                unwrap_itself(module)
-            for key in (_OFFLOAD, _FUNCTIONS):
-                remove_from_calls(module, key)
-        if has_recipes(model):
-            revert(model)
+
+@dataclass
+class Applied:
+    """What an assignment has put on a model, so that this and nothing else is taken off."""
+
+    model: nn.Module
+    converted: list[nn.Module] = field(default_factory=list)
+    regions: list[tuple[nn.Module, Settings | None]] = field(default_factory=list)
+    scopes: list[tuple[nn.Module, str]] = field(default_factory=list)
+    handles: list[RemovableHandle] = field(default_factory=list)
+
+    def undo(self) -> None:
+        """Give the model back as it was. Regions that were made since, or got other settings, stay.
+
+        Raises:
+            ValueError: more of the model was converted since, which cannot be told from the plan's.
+            RuntimeError: something else has changed the class of a block since.
+            The model is as before then.
+        """
+        mine = set(self.converted)
+        more = [m for m in self.model.modules() if _is_converted(m) and m not in mine]
+        if mine and more:
+            raise ValueError(
+                "Plan.undo: model must not be converted while a plan with recipes is on it, got "
+                f"{type(more[0]).__name__}, converted since; memopt.revert(model) and "
+                "memopt.unwrap(model) take everything off, this plan too"
+            )
+        regions = [module for module, settings in self.regions if settings_of(module) is settings]
+        for module in regions:
+            check_can_unwrap("Plan.undo", module)
+        for handle in self.handles:
+            handle.remove()
+        for module, settings in self.regions:
+            forget_settings(module, settings)
+        for module in regions:
+            unwrap_itself(module)
+        for module, key in self.scopes:
+            remove_from_calls(module, key)
+        if mine and has_recipes(self.model):
+            revert(self.model)
+
+
+def _is_converted(module: nn.Module) -> bool:
+    return isinstance(module, SwappedModule) or has_recipes(module)
+
+
+def _wait_for_copies(module: nn.Module, args: Any) -> None:
+    """Before a block runs, what the ones before it gave away has left the device."""
+    offload_stats(wait=True)
 
 
 def _enter_own_functions(module: nn.Module, args: tuple[Any, ...]) -> None:

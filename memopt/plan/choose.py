@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
 
 from memopt.offload.place import Place
 from memopt.plan.choice import CHOICES, Assignment, Choice, choices_with
 from memopt.plan.observe import Observed
 from memopt.plan.profile import Look, Profile
+from memopt.plan.shared import fixed_choices
 from memopt.plan.solver import BelowFloor, Link, Problem, Timeline, evaluate, solve
 
 # How often a plan is predicted, and solved again with what that taught.
@@ -18,7 +18,6 @@ _MOST_ROUNDS = 8
 # So much of the peak the arithmetic was seen to be too high, where neighbours share a tensor that
 # each counts (recipes in a U-Net 2.8 %, an encoder's output 1 %).
 _MOST_TOO_HIGH = 0.03
-_MOST_SHARED = 2
 
 # So many copies are under way at one time: the default of memopt.configure_offload.
 COPIES_IN_FLIGHT = 4
@@ -38,6 +37,10 @@ class Terms:
     """On the way back."""
     room: int | None = None
     """The most bytes there at one time; None: all that there are."""
+    in_step: bool = False
+    """Whether each block waits until what the ones before it gave away has left: slower, and less
+    is on its way at one time.
+    """
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -93,7 +96,11 @@ def choose(profile: Profile, budget: int, look: Look, terms: Terms) -> tuple[Cho
     fitting = [chosen for chosen in found.values() if chosen.peak <= budget]
     if fitting:
         return min(fitting, key=lambda chosen: chosen.solution.seconds), True
-    return min(found.values(), key=lambda chosen: chosen.peak), False
+    least = _floor(profile.uncorrected(), look, terms)
+    timed = evaluated(profile, terms, least.solution.choices)
+    if least.peak > budget and terms.place is not None and not terms.in_step:
+        return choose(profile, budget, look, replace(terms, in_step=True))
+    return replace(least, solution=timed), least.peak <= budget
 
 
 def _may_be_faster(solution: Timeline, found: Iterable[Chosen], budget: int) -> bool:
@@ -110,10 +117,54 @@ def _predicted(profile: Profile, solution: Timeline, look: Look, terms: Terms) -
     observed = look(assignment)
     profile.correct(assignment, observed.nbytes)
     if assignment.offloads:
-        # The copies under way are the arithmetic's.
         solution = evaluated(profile, terms, solution.choices)
-        return Chosen(assignment, solution, solution.peak, observed)
+        return Chosen(assignment, solution, _at_worst(profile, terms, solution), observed)
     return Chosen(assignment, solution, observed.nbytes.peak, observed)
+
+
+def _at_worst(profile: Profile, terms: Terms, solution: Timeline) -> int:
+    """The peak of a plan that offloads, whatever the link's pace in a step: as many copies are
+    under way each way as the engine allows, of the largest storages, or all that left before.
+    """
+    with_recipes = any(terms.choices[number].recipes for number in solution.choices[1:-1])
+    whole = problem(profile, terms, terms.choices, with_recipes=with_recipes)
+    most = COPIES_IN_FLIGHT * _largest(profile, terms, solution.choices)
+    taken = zip(whole.stages, solution.choices, strict=True)
+    away = [place for place, (stage, n) in enumerate(taken) if stage.choices[n].offloaded]
+    last = max(away, default=0)  # the first one that asks: nothing comes back before
+    held = left = leaving = 0
+    peak = whole.base + whole.optimizer
+    for place, (stage, number) in enumerate(zip(whole.stages, solution.choices, strict=True)):
+        option = stage.choices[number]
+        is_block = 0 < place < len(whole.stages) - 1
+        leaving = (0 if is_block else leaving) if terms.in_step else min(most, left)
+        returning = min(most, left) if place <= last else 0
+        forward = leaving + option.forward
+        backward = min(leaving + returning, left) + option.backward + stage.before_backward
+        peak = max(peak, whole.base + held + max(forward, backward))
+        held, left, leaving = held + option.resident, left + option.offloaded, option.offloaded
+    return peak
+
+
+def _largest(profile: Profile, terms: Terms, numbers: Sequence[int]) -> int:
+    """Of the storages that these choices offload."""
+    calls = enumerate(terms.choices[number] for number in numbers[1:-1])
+    sizes = (profile.bytes_of(call, choice).may_leave for call, choice in calls if choice.offload)
+    return max((nbytes for storages in sizes for nbytes in storages), default=0)
+
+
+def _floor(profile: Profile, look: Look, terms: Terms) -> Chosen:
+    """A plan that needs as little as any that was found, which depends on bytes alone: so that the
+    next question finds it too, whatever the times are then.
+    """
+    terms = replace(terms, out=1.0, back=1.0)
+    found: dict[tuple[int, ...], Chosen] = {}
+    for _ in range(_MOST_ROUNDS):
+        solution = solved(profile, 0, terms)
+        if solution.choices in found:
+            break
+        found[solution.choices] = _predicted(profile, solution, look, terms)
+    return min(found.values(), key=lambda chosen: chosen.peak)
 
 
 def solved(profile: Profile, budget: int, terms: Terms) -> Timeline:
@@ -121,12 +172,23 @@ def solved(profile: Profile, budget: int, terms: Terms) -> Timeline:
     found: list[Timeline] = []
     floors: list[Timeline] = []
     for choices, with_recipes in questions(terms):
-        for only in _of_shared(profile, choices):
+        whole = problem(profile, terms, choices, with_recipes=with_recipes)
+
+        def with_fixed(
+            only: Mapping[str, Choice],
+            choices: Sequence[Choice] = choices,
+            with_recipes: bool = with_recipes,
+        ) -> Timeline:
             asked = problem(profile, terms, choices, only, with_recipes=with_recipes)
             try:
-                found.append(_among_all(profile, solve(asked, budget), choices, only, terms))
+                best: Timeline = solve(asked, budget)
             except BelowFloor as error:
-                floors.append(_among_all(profile, error.solution, choices, only, terms))
+                best = error.solution
+            return _numbered(profile, best, choices, only)
+
+        for only in fixed_choices(profile, whole, choices, budget, with_fixed):
+            best = _among_all(profile, with_fixed(only), choices, terms)
+            (found if best.peak <= budget else floors).append(best)
     if found:
         best = min(found, key=lambda solution: (solution.seconds, solution.peak))
     else:
@@ -157,37 +219,28 @@ def _in_order(profile: Profile, solution: Timeline, budget: int, terms: Terms) -
     return ordered if costs_nothing and ordered.peak <= max(budget, solution.peak) else solution
 
 
-def _of_shared(profile: Profile, choices: Sequence[Choice]) -> Iterator[dict[str, Choice]]:
-    """A block that is called several times has one choice, and the calls are several stages."""
-    shared = [path for path, calls in Counter(profile.paths).items() if calls > 1]
-    if len(shared) > _MOST_SHARED:
-        raise ValueError(
-            f"memopt.plan: at most {_MOST_SHARED} blocks may be called several times in a forward, "
-            f"got {', '.join(shared)}; blocks= names others"
-        )
-    for combination in product(choices, repeat=len(shared)):
-        yield dict(zip(shared, combination, strict=True))
+def _numbered(
+    profile: Profile, solution: Timeline, choices: Sequence[Choice], only: Mapping[str, Choice]
+) -> Timeline:
+    """With the numbers that choices have where no block is fixed to one."""
+    pairs = zip(profile.paths, solution.choices[1:-1], strict=True)
+    numbers = [choices.index(only[p]) if p in only else number for p, number in pairs]
+    return replace(solution, choices=(0, *numbers, 0))
 
 
 def _among_all(
-    profile: Profile,
-    solution: Timeline,
-    choices: Sequence[Choice],
-    only: Mapping[str, Choice],
-    terms: Terms,
+    profile: Profile, solution: Timeline, choices: Sequence[Choice], terms: Terms
 ) -> Timeline:
     """With the numbers of choices among all of them, and the seconds of what was chosen."""
-    chosen = [
-        only.get(path, choices[number])
-        for path, number in zip(profile.paths, solution.choices[1:-1], strict=True)
-    ]
-    numbers = [terms.choices.index(choice) for choice in chosen]
+    numbers = [terms.choices.index(choices[number]) for number in solution.choices[1:-1]]
     return evaluated(profile, terms, [0, *numbers, 0])
 
 
 def _assignment(profile: Profile, solution: Timeline, terms: Terms) -> Assignment:
     chosen = zip(profile.paths, solution.choices[1:-1], strict=True)
-    return Assignment({path: terms.choices[number] for path, number in chosen}, terms.place)
+    choices = {path: terms.choices[number] for path, number in chosen}
+    assignment = Assignment(choices, terms.place, terms.in_step)
+    return assignment.without_regions(profile.no_regions)
 
 
 def problem(
@@ -206,7 +259,7 @@ def problem(
         terms.out,
         terms.back,
         UNLIMITED if terms.room is None else terms.room,
-        COPIES_IN_FLIGHT * largest,
+        0 if terms.in_step else COPIES_IN_FLIGHT * largest,
     )
     return profile.problem(choices, link, only, with_recipes=with_recipes)
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memopt._sizes import as_text, at_least
-from memopt.accumulate.undo import as_before
 from memopt.anatomy.ledger import totals_of
 from memopt.anatomy.predict import hollow_step
 from memopt.anatomy.step import Step
 from memopt.compile import compile
 from memopt.live_bytes import LiveBytes
+from memopt.memory.unchanged import unchanged
 from memopt.plan import ranks
 from memopt.plan.choice import Assignment
 from memopt.plan.choose import BudgetTooSmall
@@ -70,7 +70,7 @@ class CompiledPlan:
         """The most bytes of a forward and a backward above what is there already."""
         device = next(step.model.parameters()).device
         batch = step.batches()[0]
-        with as_before(step.model, device):
+        with unchanged(*step.roots, written=self.live.written):
             try:
                 step.forward(batch, compiled).backward()  # is compiled
             except Exception as error:
@@ -94,7 +94,9 @@ def compiled_plan(live: Live, budget: int) -> CompiledPlan:
     Raises:
         BudgetTooSmall: what is there whatever is kept leaves nothing for a graph.
     """
-    ledger = hollow_step(live.step, Assignment({}), live.target).ledger
+    found = hollow_step(live.step, Assignment({}), live.target)
+    live.written.add(found.written.tensors)
+    ledger = found.ledger
     base = sum(entry.piece.nbytes for entry in ledger.log if entry.instant == 0)
     behind = zip(ledger.log, totals_of(ledger)[1:], strict=True)
     in_optimizer = (t for entry, t in behind if ledger.phases[entry.instant] == "optimizer")

@@ -93,20 +93,31 @@ def fit(
     batch = as_dict(batch)
     rows = rows_of("memopt.fit", batch)
     live = live_of(model, batch, optimizer, loss, blocks, autocast)
+    live.probe()
     most = ranks.least(largest_micro_batch(live, wanted))
     if most == 0:
         sample, parts = slice_of(batch, 0, min(2, rows)), min(2, rows)
-        plan(  # raises, and says why
-            model,
-            sample,
-            wanted,
-            optimizer=optimizer,
-            loss=loss,
-            blocks=blocks,
-            autocast=autocast,
-            micro_batches=parts,
-            measure=False,
-        )
+        try:
+            plan(  # raises, and says why
+                model,
+                sample,
+                wanted,
+                optimizer=optimizer,
+                loss=loss,
+                blocks=blocks,
+                autocast=autocast,
+                micro_batches=parts,
+                measure=False,
+            )
+        except BudgetTooSmall:
+            raise
+        except Exception as error:
+            raise BudgetTooSmall(
+                f"memopt.fit: budget must hold a step of the whole batch where the model takes no "
+                f"fewer rows, got {as_text(wanted)}; with fewer it raises "
+                f"{type(error).__name__}: {error}",
+                wanted,
+            ) from error
         raise BudgetTooSmall(
             f"memopt.fit: budget must hold a step of one row, got {as_text(wanted)}", wanted
         )

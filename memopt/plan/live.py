@@ -12,14 +12,15 @@ from typing import cast
 import torch
 from torch import nn
 
-from memopt.accumulate.sync import bucket_bytes
-from memopt.accumulate.undo import as_before
+from memopt.accumulate.sync import bucket_bytes, is_sharded
 from memopt.anatomy.depth import Depth
 from memopt.anatomy.outcome import DependsOnValues
 from memopt.anatomy.step import Step
 from memopt.anatomy.work import tensors_in
 from memopt.checkpoint.apply import Choice as Modules
 from memopt.checkpoint.apply import as_predicate, choose_modules
+from memopt.checkpoint.probe import cannot_run_again
+from memopt.memory.unchanged import Written, unchanged
 from memopt.plan import ranks
 from memopt.plan.choice import KEEP, Assignment, Choice
 from memopt.plan.choose import Terms, uniform
@@ -52,16 +53,45 @@ class Live:
     entry: nn.Module | None = None
     """What runs the model: DistributedDataParallel around it; None: the model itself."""
     depth: Depth = field(default_factory=Depth)
+    written: Written = field(default_factory=Written)
+    """What steps that were looked at write of what is there before: where time and an allocator's
+    bytes are measured, no mode may be on that sees it.
+    """
+
+    no_regions: dict[str, str] = field(default_factory=dict)
+    """Blocks that cannot run again as they did, and why, once that is known."""
+
+    def probe(self) -> None:
+        """Find the blocks that cannot be regions, by a forward of the model. Nothing where it has
+        no values, or its parameters are gathered for each call.
+        """
+        if not self.runs or is_sharded(self.step.model):
+            return
+        modules = dict(self.step.model.named_modules())
+        found = cannot_run_again(
+            self.step.model,
+            lambda: self.step.output(self.step.batches()[0]),
+            {path: modules[path] for path in self.blocks},
+        )
+        self.no_regions = ranks.joined(found)
 
     def look(self, assignment: Assignment) -> Observed:
         """A step with an assignment: predicted, or where it asks for values watched. The most bytes
         of all ranks, which then ask for the same steps.
         """
-        observed = self.depth.run(lambda: self._look(assignment), lambda o: len(o.ledger.ops))
+        possible = assignment.without_regions(self.no_regions)
+        observed = self.depth.run(lambda: self._look(possible), lambda o: len(o.ledger.ops))
+        self.written.add(observed.written.tensors)
         nbytes, buckets = observed.nbytes, bucket_bytes(self.entry)
         nbytes = replace(nbytes, base=nbytes.base + buckets, peak=nbytes.peak + buckets)
         kinds, sites = ranks.first((observed.kinds, observed.sites))
-        return replace(observed, kinds=kinds, sites=sites, nbytes=ranks.with_most(nbytes))
+        return replace(
+            observed,
+            kinds=kinds,
+            sites=sites,
+            nbytes=ranks.with_most(nbytes),
+            no_regions=tuple(self.no_regions),
+        )
 
     def plain(self) -> Observed | None:
         """The step without a plan; None where it would have to run: there may be no room for it."""
@@ -84,6 +114,7 @@ class Live:
 
     def profile(self) -> Profile:
         """Bytes and seconds, of all ranks."""
+        self.probe()
         profile, samples = profile_of(self.blocks, self.look)
         if self.runs and self.steps:
             above = [(sample, observed.nbytes.above) for sample, observed in samples]
@@ -91,7 +122,7 @@ class Live:
             # hook too. So each is timed without the other.
             for choice in (KEEP, Choice(recipes=True)):
                 whole = uniform(profile, choice, Terms()).peak - profile.base
-                above.append((Assignment(dict.fromkeys(profile.blocks, choice)), whole))
+                above.append((profile.uniform(choice), whole))
             room = free_bytes(self.step.model)
             fitting = [
                 sample
@@ -116,7 +147,7 @@ class Live:
                 yield StepSeconds(assignment, ranks.with_longest(stages), number)
 
     def _seconds(self) -> list[StageSeconds]:
-        return self.depth.run(lambda: measured_seconds(self.step, self.blocks), len)
+        return self.depth.run(lambda: measured_seconds(self.step, self.blocks, self.written), len)
 
     def watch(self) -> int:
         """The most bytes above what is there already, in a real forward and backward of the model
@@ -136,7 +167,7 @@ class Live:
             for batch in step.batches():
                 step.forward(batch).backward()
 
-        with as_before(step.model, device):
+        with unchanged(*step.roots, written=self.written):
             above = self.depth.run(lambda: allocated_above(device, run), lambda above: above)
         return ranks.most(above)
 
@@ -154,11 +185,11 @@ def allocated_above(device: torch.device, run: Callable[[], None]) -> int:
 @contextmanager
 def applied(assignment: Assignment, model: nn.Module) -> Iterator[None]:
     """While it is entered, a model has an assignment."""
-    assignment.apply(model)
+    put = assignment.apply(model)
     try:
         yield
     finally:
-        assignment.undo(model)
+        put.undo()
 
 
 def has_values(model: nn.Module, batch: object) -> bool:

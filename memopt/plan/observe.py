@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
 from memopt.accumulate.measured import of_optimizer
-from memopt.accumulate.undo import as_before
 from memopt.anatomy.batches import device_of
 from memopt.anatomy.hollow import CUDA_GRANULARITY
 from memopt.anatomy.ledger import Ledger
 from memopt.anatomy.predict import hollow_step
 from memopt.anatomy.speed import speed_of
-from memopt.anatomy.step import Step
+from memopt.anatomy.step import Step, tensor_attributes
+from memopt.memory.unchanged import Written, unchanged
 from memopt.plan.bytes import StepBytes, step_bytes
 from memopt.plan.choice import Assignment
+from memopt.plan.own import again_in, check_runs_once
 from memopt.plan.seconds import StageSeconds, estimated_seconds
 from memopt.plan.watch import Moment, Watch, kinds_of, moment_of, sites_of
 
@@ -38,6 +39,16 @@ class Observed:
     ledger: Ledger
     primed: frozenset[str] | None = None
     """The parameters for which the optimizer had a state; None: it was not asked."""
+    no_regions: tuple[str, ...] = ()
+    """Blocks that are no regions, whatever the assignment says: see Live."""
+    again: tuple[str, ...] = ()
+    """Modules that the model's own checkpointing runs again in backward."""
+    is_watched: bool = False
+    """Whether it is of a real forward and backward, and what the optimizer takes was reckoned."""
+    states: int = 0
+    """Then, of `nbytes.base`, the optimizer's states that are not there yet."""
+    written: Written = field(default_factory=Written)
+    """What forward and backward write of what was there before."""
 
 
 def predicted(
@@ -61,14 +72,15 @@ def predicted(
         watches.append(Watch(model, blocks, lambda: moment_of(ledger)))
         return watches[0]
 
-    ledger, _, primed = hollow_step(step, assignment.staying(), target, watch, prime)
-    return replace(_observed(ledger, watches[0], step), primed=primed)
+    found = hollow_step(step, assignment.staying(), target, watch, prime)
+    observed = _observed(found.ledger, watches[0], step)
+    return replace(observed, primed=found.primed, written=found.written)
 
 
 def watched(step: Step, blocks: Sequence[str]) -> Observed:
     """Of a real forward and backward of the model as it is, without the optimizer's step.
 
-    Gradients, buffers and random numbers are put back.
+    All that it changes is put back.
     """
     device = device_of("memopt.plan", step.model, step.batch)
     granularity = CUDA_GRANULARITY if device.type == "cuda" else 1
@@ -76,7 +88,9 @@ def watched(step: Step, blocks: Sequence[str]) -> Observed:
     watch = Watch(step.model, blocks, lambda: moment_of(ledger))
     alone = copy.copy(step)
     alone.optimizer, alone.set_to_none = None, True
-    with as_before(step.model, device):
+    with unchanged(*step.roots) as before:
+        if next(tensor_attributes(step.model), None) is not None:
+            alone.run()  # forward exchanges them: they are then what the step before left
         step.adopt(ledger)
         ledger.restart()
         with ledger, watch:
@@ -87,6 +101,9 @@ def watched(step: Step, blocks: Sequence[str]) -> Observed:
     states, most = of_optimizer(step)
     return replace(
         observed,
+        is_watched=True,
+        states=states,
+        written=before.written,
         nbytes=replace(
             nbytes,
             base=nbytes.base + states,
@@ -97,10 +114,11 @@ def watched(step: Step, blocks: Sequence[str]) -> Observed:
 
 
 def _observed(ledger: Ledger, watch: Watch[Moment], step: Step) -> Observed:
+    check_runs_once(watch)
     if not watch.calls or watch.start is None:
         raise ValueError(
-            "memopt.plan: blocks must be called in the model's forward, got "
-            f"{', '.join(watch.paths)}, which were not"
+            "memopt.plan: blocks must be called in the model's forward with gradients enabled, "
+            f"got {', '.join(watch.paths)}, which were not"
         )
     return Observed(
         step_bytes(ledger, watch.start, watch.calls),
@@ -109,4 +127,5 @@ def _observed(ledger: Ledger, watch: Watch[Moment], step: Step) -> Observed:
         kinds_of(watch.calls),
         sites_of(watch.calls, ledger.ops),
         ledger,
+        again=again_in(watch),
     )

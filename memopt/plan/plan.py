@@ -14,14 +14,16 @@ from memopt.anatomy.page import fragment
 from memopt.anatomy.report import Anatomy
 from memopt.anatomy.trace import trace_of
 from memopt.checkpoint.caches import note_on_caches
+from memopt.checkpoint.probe import left_out
 from memopt.plan import ranks, stored
 from memopt.plan.batch import largest_batch
-from memopt.plan.choice import KEEP
+from memopt.plan.choice import KEEP, Applied
 from memopt.plan.choose import BudgetTooSmall, Chosen, Terms, choose, uniform
 from memopt.plan.curve import Curve, curve_of
 from memopt.plan.figure import write_figure
 from memopt.plan.floor import too_small
 from memopt.plan.live import Live
+from memopt.plan.own import check_is_plain, note_on
 from memopt.plan.page import page_of
 from memopt.plan.planned import Planned, blocks_of
 from memopt.plan.profile import Profile
@@ -37,13 +39,13 @@ class Plan(Planned):
     """A fate for each block. `print` it, `apply` it, `save` it; see `memopt.plan`."""
 
     live: Live | None = field(default=None, repr=False)
-    _applied: nn.Module | None = field(default=None, repr=False)
+    _applied: Applied | None = field(default=None, repr=False)
 
     def apply(self, model: nn.Module | None = None, *, watch: bool = True) -> Plan:
         """Put the fates on a model, in place; `undo` takes them off.
 
-        The model that the plan was made for then runs one forward and backward, whose gradients,
-        buffers and random numbers are put back. Should its peak be above the budget, the plan is
+        The model that the plan was made for then runs one forward and backward; all that these
+        change is put back. Should its peak be above the budget, the plan is
         made again for so much less, at most three times in all.
 
         Args:
@@ -55,7 +57,8 @@ class Plan(Planned):
             The plan, which may have changed.
 
         Raises:
-            TypeError, ValueError: the plan is on a model already, or `model` has other blocks.
+            TypeError, ValueError: the plan is on a model already, `model` has other blocks, or has
+                regions, was converted or has another plan on it.
             BudgetTooSmall: what was measured is above the budget with every plan tried. The model
                 is as before.
         """
@@ -67,29 +70,29 @@ class Plan(Planned):
                 raise TypeError("Plan.apply: a loaded plan must be given a model, got None")
             model = self.live.step.model
         self._check(model)
+        check_is_plain("Plan.apply", model)
         if self.live is None or not is_own or not watch or not self.live.runs:
-            self.assignment.apply(model)
+            self._applied = self.assignment.apply(model)
         else:
-            self._apply_and_watch(self.live)
-        self._applied = model
+            self._applied = self._apply_and_watch(self.live)
         return self
 
-    def _apply_and_watch(self, live: Live) -> None:
+    def _apply_and_watch(self, live: Live) -> Applied:
         model = live.step.model
         budget = self.budget
         for _ in range(_MOST_TRIES):
-            self.assignment.apply(model)
+            put = self.assignment.apply(model)
             try:
                 above = live.watch()
             except BaseException:
-                self.assignment.undo(model)
+                put.undo()
                 raise
             profile = self.profile
             measured = profile.base + max(above, profile.optimizer)
             if measured <= self.budget:
                 self.measured_peak = measured
-                return
-            self.assignment.undo(model)
+                return put
+            put.undo()
             budget -= measured - self.budget
             chosen, fits = choose(profile, budget, live.look, self.terms)
             if not fits:
@@ -104,7 +107,7 @@ class Plan(Planned):
 
     def run_step(self) -> None:
         """Run one forward and backward of the model that the plan was made for, with what is on it
-        now; its gradients, buffers and random numbers are put back.
+        now; all that these change is put back.
 
         Raises:
             ValueError: the plan was loaded, or its model or batch has no values.
@@ -117,14 +120,16 @@ class Plan(Planned):
         self.live.watch()
 
     def undo(self) -> None:
-        """Take the fates off the model, which is as it was before `apply`.
+        """Take the fates off the model, which is as it was before `apply`. Regions that were made
+        since, or got other settings, stay.
 
         Raises:
-            ValueError: the plan is on no model.
+            ValueError: the plan is on no model, or more of it was converted since.
+            RuntimeError: something else has changed the class of a block since.
         """
         if self._applied is None:
             raise ValueError("Plan.undo: the plan must be on a model; apply it first")
-        self.assignment.undo(self._applied)
+        self._applied.undo()
         self._applied = None
         self.measured_peak = None
 
@@ -132,7 +137,8 @@ class Plan(Planned):
         """The plan for another budget, of the same numbers: nothing is timed again.
 
         Raises:
-            TypeError, ValueError: the plan was loaded, or is on its model.
+            TypeError, ValueError: the plan was loaded, or it, another plan, regions or a conversion
+                are on its model.
             BudgetTooSmall: there is none.
         """
         live = self._free("Plan.within")
@@ -170,7 +176,8 @@ class Plan(Planned):
             From 0, if one row does not fit, to `limit`.
 
         Raises:
-            TypeError, ValueError: the plan was loaded, or is on its model.
+            TypeError, ValueError: the plan was loaded, or it, another plan, regions or a conversion
+                are on its model.
         """
         live = self._free("Plan.largest_batch")
         wanted = self.budget if budget is None else as_bytes("Plan.largest_batch: budget", budget)
@@ -207,8 +214,9 @@ class Plan(Planned):
         """The model's step, with nothing on it."""
         if self.live is None:
             raise TypeError(f"{who}: the plan must have a model, got a loaded one")
-        if self._applied is self.live.step.model:
+        if self._applied is not None and self._applied.model is self.live.step.model:
             raise ValueError(f"{who}: the plan must not be on its model; undo it first")
+        check_is_plain(who, self.live.step.model)
         return self.live
 
     def _take(self, chosen: Chosen) -> None:
@@ -245,7 +253,11 @@ def made(live: Live, profile: Profile, budget: int, terms: Terms) -> Plan:
     notes = []
     idle = [path for path in live.blocks if path not in profile.paths]
     if idle:
-        notes.append(f"not called in forward, and left as they are: {', '.join(idle)}")
+        notes.append(
+            f"not called in forward with gradients enabled, and left as they are: {', '.join(idle)}"
+        )
+    if live.no_regions:
+        notes.append(left_out(live.no_regions))
     if not profile.in_order:
         notes.append(
             "backward does not pass the blocks in the opposite order of forward, which the search "
@@ -253,6 +265,13 @@ def made(live: Live, profile: Profile, budget: int, terms: Terms) -> Plan:
         )
     if not live.predictable:
         notes.append("bytes are those of real steps: the step asks for values while it runs")
+    if chosen.observed.again:
+        notes.append(note_on(chosen.observed.again))
+    if chosen.assignment.offloads and chosen.assignment.in_step:
+        notes.append(
+            "the budget leaves no room for copies under way: each block waits until what the ones "
+            "before it gave away has left"
+        )
     model = live.step.model
     choices = chosen.assignment.choices
     regions = [model.get_submodule(path) for path in choices if choices[path].checkpoint]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import NamedTuple
@@ -54,6 +55,10 @@ class Profile:
     spread: tuple[float, float] | None = None
     """The least and the most time of steps that were timed, each by the median of those that did
     the same; None where no two did."""
+    first: tuple[int, dict[str, StageBytes]] | None = None
+    """The base and the ends' bytes as they were before plans were predicted; None: not known."""
+    no_regions: tuple[str, ...] = ()
+    """Blocks that cannot run again as they did: a checkpoint of theirs is none."""
     in_order: bool = True
     """Whether backward passes the blocks in the opposite order, as the arithmetic assumes."""
 
@@ -61,6 +66,15 @@ class Profile:
     def blocks(self) -> tuple[str, ...]:
         """Each once."""
         return tuple(dict.fromkeys(self.paths))
+
+    def allowed(self, path: str, choice: Choice) -> Choice:
+        """The choice, or of a block that cannot be a region the same without one."""
+        return replace(choice, checkpoint=False) if path in self.no_regions else choice
+
+    def uniform(self, choice: Choice) -> Assignment:
+        """One choice for all blocks."""
+        same = dict.fromkeys(self.blocks, choice)
+        return Assignment(same).without_regions(self.no_regions)
 
     def set_seconds(self, steps: Iterable[StepSeconds], is_timed: bool) -> None:
         """Take over the seconds of steps with assignments: estimates, or times, which vary."""
@@ -92,7 +106,7 @@ class Profile:
         for paths in alike.values():
             for number, path in enumerate(paths):
                 choices[path] = assignment.choices[paths[(number + places) % len(paths)]]
-        return Assignment(choices, assignment.place)
+        return Assignment(choices, assignment.place).without_regions(self.no_regions)
 
     def correct(self, assignment: Assignment, step: StepBytes) -> None:
         """Take over what a step with this assignment had."""
@@ -127,6 +141,24 @@ class Profile:
         stages.append(self._end("after", -1))
         return Problem(tuple(stages), self.base, self.optimizer, link)
 
+    def bytes_of(self, number: int, choice: Choice) -> StageBytes:
+        """Of a call with a choice, before anything leaves."""
+        choice = self.allowed(self.paths[number], choice)
+        stays = replace(choice, offload=0.0)
+        return self.exact.get((number, stays)) or self.nbytes[self.sites[number], stays]
+
+    def uncorrected(self) -> Profile:
+        """As it was before plans were predicted, and as if all choices took the same time."""
+        none = StageSeconds(0.0, 0.0)
+        base, ends = self.first or (self.base, {n: nbytes for n, (nbytes, _) in self.ends.items()})
+        return replace(
+            self,
+            base=base,
+            ends={name: (nbytes, none) for name, nbytes in ends.items()},
+            seconds=dict.fromkeys(self.seconds, none),
+            exact={},
+        )
+
     def _end(self, name: str, number: int) -> Stage:
         nbytes, seconds = self.ends[name]
         option = Option(
@@ -142,8 +174,9 @@ class Profile:
     def option(self, number: int, choice: Choice, *, with_recipes: bool) -> Option:
         """What a call costs with a choice, in a step in which some block has recipes, or none."""
         kind = self.kinds[number]
+        choice = self.allowed(self.paths[number], choice)
         stays = replace(choice, offload=0.0)
-        nbytes = self.exact.get((number, stays)) or self.nbytes[self.sites[number], stays]
+        nbytes = self.bytes_of(number, choice)
         seconds = self.seconds[Case(kind, stays, with_recipes and not choice.recipes)]
         away = nbytes.away(choice.offload) if choice.offload else 0
         return Option(
@@ -199,9 +232,11 @@ def profile_of(
     samples, looks = [], []
     nbytes: dict[tuple[int, Choice], list[StageBytes]] = {}
     while assignment.choices:
-        samples.append(assignment)
         looks.append(look(assignment))
         first = looks[0]
+        assignment = assignment.without_regions(first.no_regions)
+        samples.append(assignment)
+        _check_same_calls(first, looks[-1])
         for number, (path, site) in enumerate(zip(first.paths, first.sites, strict=True)):
             key = site, assignment.choices[path]
             nbytes.setdefault(key, []).append(looks[-1].nbytes.stages[number + 1])
@@ -219,38 +254,58 @@ def profile_of(
         },
         nbytes={key: _most(stages) for key, stages in nbytes.items()},
         seconds={},
+        no_regions=first.no_regions,
         in_order=all(one.nbytes.in_order for one in looks),
     )
+    profile.first = profile.base, {name: nbytes for name, (nbytes, _) in profile.ends.items()}
     estimates = [StepSeconds(s, one.seconds) for s, one in zip(samples, looks, strict=True)]
     profile.set_seconds(estimates, is_timed=False)
     return profile, list(zip(samples, looks, strict=True))
 
 
 def _next_sample(first: Observed, known: Container[tuple[int, Choice]]) -> Assignment:
-    """Choices that some sites have not had yet; empty if there are none. Sites begin with different
-    ones, so that each step that is timed has all choices.
+    """A choice for each block that some site of its calls has not had yet; empty if none is left.
+
+    Of what is left to a block the one that fewest alike blocks got, so that one step shows as many
+    as can be. Every block gets one that is left to it, for all of its sites. So there are no more
+    steps than choices.
     """
-    wanted = {
-        site: [choice for choice in CHOICES if (site, choice) not in known]
-        for site in sorted(set(first.sites))
+    sites: dict[str, set[int]] = {}
+    for path, site in zip(first.paths, first.sites, strict=True):
+        sites.setdefault(path, set()).add(site)
+    left = {
+        path: [
+            choice
+            for choice in CHOICES
+            if not (choice.checkpoint and path in first.no_regions)
+            and any((site, choice) not in known for site in mine)
+        ]
+        for path, mine in sites.items()
     }
-    if not any(wanted.values()):
+    if not any(left.values()):
         return Assignment({})
+    given: Counter[tuple[int, Choice]] = Counter()
     chosen: dict[str, Choice] = {}
-    for path, site in zip(first.paths, first.sites, strict=True):
-        if path not in chosen:
-            left = wanted[site] or list(CHOICES)
-            had = sum(s == site for s in _sites_of(chosen, first))
-            chosen[path] = left[(site + had) % len(left)]
-    return Assignment(chosen)
+    for path, mine in sites.items():
+        # Sites begin with different ones, so that each step that is timed has all choices.
+        turn = min(mine) % len(CHOICES)
+        options = left[path] or CHOICES
+        ordered = sorted(options, key=lambda c: (CHOICES.index(c) - turn) % len(CHOICES))
+        chosen[path] = min(ordered, key=lambda c: max(given[site, c] for site in mine))
+        given.update((site, chosen[path]) for site in mine)
+    return Assignment(chosen).without_regions(first.no_regions)
 
 
-def _sites_of(paths: Container[str], first: Observed) -> Iterator[int]:
-    seen = set()
-    for path, site in zip(first.paths, first.sites, strict=True):
-        if path in paths and path not in seen:
-            seen.add(path)
-            yield site
+def _check_same_calls(first: Observed, other: Observed) -> None:
+    """Raises ValueError where a step calls other blocks than the first one did."""
+    if other.paths != first.paths:
+        odd = Counter(first.paths) - Counter(other.paths) or Counter(other.paths)
+        raise ValueError(
+            "memopt.plan: model must call the same blocks in every step, got one that calls "
+            f"{len(first.paths)} and one that calls {len(other.paths)} ({next(iter(odd))} "
+            "differs); one that skips layers at random (layerdrop, stochastic depth) is planned "
+            "with that off, and the plan holds for steps that skip some"
+        )
 
 
 def _most(stages: Sequence[StageBytes]) -> StageBytes:

@@ -28,6 +28,14 @@ def first(value: T) -> T:
     return found
 
 
+def joined(found: dict[str, str]) -> dict[str, str]:
+    """What any rank found."""
+    merged: dict[str, str] = {}
+    for one in reversed(_of_all(found)):
+        merged |= one
+    return merged
+
+
 def with_most(nbytes: StepBytes) -> StepBytes:
     """The most bytes of all ranks. So all choose alike, and their collectives match.
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from memopt.accumulate.undo import as_before
 from memopt.anatomy.batches import device_of
 from memopt.anatomy.ledger import Ledger
 from memopt.anatomy.speed import Speed
 from memopt.anatomy.step import Step
+from memopt.memory.unchanged import Written, unchanged
 from memopt.plan.watch import Call, Moment, Watch, backward_spans, converted, forward_spans
 
 
@@ -51,13 +51,16 @@ class _Clock:
         return since
 
 
-def measured_seconds(step: Step, paths: Sequence[str]) -> list[StageSeconds]:
+def measured_seconds(step: Step, paths: Sequence[str], written: Written) -> list[StageSeconds]:
     """Of a real step: the stages of forward and backward of one micro-batch, by the model as it is.
-    Gradients, buffers and random numbers are put back.
+    All that it changes is put back.
+
+    Args:
+        written: what such steps write of what is there before.
     """
     model = step.model
     device = device_of("memopt.plan", model, step.batch)
-    with as_before(model, device):
+    with unchanged(*step.roots, written=written):
         clock = _Clock(device)
         with Watch(model, paths, clock.stamp) as watch:
             loss = step.forward(step.batches()[0])

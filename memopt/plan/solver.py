@@ -9,7 +9,7 @@ finds those of all budgets at once, so that to ask again about an equal problem 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -24,6 +24,7 @@ __all__ = [
     "Stage",
     "Timeline",
     "evaluate",
+    "evaluator",
     "floor",
     "solve",
 ]
@@ -156,7 +157,13 @@ def floor(problem: Problem) -> Solution:
 
 def evaluate(problem: Problem, choices: Sequence[int]) -> Timeline:
     """What the plan of these choices, the index of one for each stage, takes."""
-    return Timeline(**_chain(problem).evaluate(choices))
+    return evaluator(problem)(choices)
+
+
+def evaluator(problem: Problem) -> Callable[[Sequence[int]], Timeline]:
+    """`evaluate` for many plans of one problem."""
+    chain = _chain(problem)
+    return lambda choices: Timeline(**chain.evaluate(choices))
 
 
 def _solution(

@@ -56,6 +56,7 @@ def as_dict(plan: Planned) -> dict[str, Any]:
         "plain_peak": plan.plain_peak,
         "plain_seconds": plan.plain_seconds,
         "is_timed": plan.is_timed,
+        "in_step": plan.assignment.in_step,
         "notes": list(plan.notes),
         "blocks": [{**asdict(block), "choice": asdict(block.choice)} for block in plan.blocks],
         "terms": {**asdict(terms), "place": None if terms.place is None else str(terms.place)},
@@ -94,6 +95,7 @@ def as_dict(plan: Planned) -> dict[str, Any]:
             "is_timed": profile.is_timed,
             "spread": profile.spread,
             "in_order": profile.in_order,
+            "no_regions": list(profile.no_regions),
         },
     }
 
@@ -128,7 +130,9 @@ def fields_of(data: dict[str, Any]) -> dict[str, Any]:
         "measured_peak": data["measured_peak"],
         "is_timed": data["is_timed"],
         "notes": tuple(data["notes"]),
-        "assignment": Assignment({b.path: b.choice for b in blocks}, terms["place"]),
+        "assignment": Assignment(
+            {b.path: b.choice for b in blocks}, terms["place"], data.get("in_step", False)
+        ),
         "profile": _profile(data["profile"]),
         "terms": Terms(**terms),
         "signature": data["signature"],
@@ -159,6 +163,7 @@ def _profile(data: dict[str, Any]) -> Profile:
         is_timed=data["is_timed"],
         spread=tuple(data["spread"]) if data.get("spread") else None,
         in_order=data["in_order"],
+        no_regions=tuple(data.get("no_regions", ())),
     )
 
 

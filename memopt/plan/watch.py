@@ -7,10 +7,13 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from memopt._compat import is_in_backward
 from memopt.anatomy.ledger import Ledger
+from memopt.checkpoint.flags import is_recomputing
 
 StampT = TypeVar("StampT")
 N = TypeVar("N", bound=float)
@@ -46,7 +49,11 @@ class Call(Generic[StampT]):
 
 @dataclass
 class Watch(Generic[StampT]):
-    """Hooks on a model. Each of its forwards begins a new list of calls.
+    """Hooks on a model. Its first forward begins a list of calls, and so does each one behind a
+    backward.
+
+    A call with gradients disabled keeps nothing for backward whatever is chosen for its block. It
+    is no call here, but a part of what runs between calls.
 
     Args:
         stamp: what is noted of a moment: a time, a place in a log.
@@ -57,10 +64,19 @@ class Watch(Generic[StampT]):
     stamp: Callable[[], StampT]
     calls: list[Call[StampT]] = field(default_factory=list)
     start: StampT | None = None
+    again: set[nn.Module] = field(default_factory=set)
+    """Modules that backward called, but for regions of memopt's: the model's own checkpointing."""
 
     def __enter__(self) -> Watch[StampT]:
         modules = dict(self.model.named_modules())
-        self._handles = [self.model.register_forward_pre_hook(self._started)]
+        self._turned = False
+        self._handles = [
+            self.model.register_forward_pre_hook(self._started),
+            self.model.register_forward_hook(self._ended),
+        ]
+        self._handles += [
+            module.register_forward_pre_hook(self._seen) for module in modules.values()
+        ]
         for path in self.paths:
             block = modules[path]
             self._handles += [
@@ -74,11 +90,27 @@ class Watch(Generic[StampT]):
             handle.remove()
 
     def _started(self, module: nn.Module, args: Any) -> None:
-        self.calls = []
-        self.start = self.stamp()
+        if is_in_backward():
+            return
+        if self.start is None or self._turned:
+            self.calls, self.start, self._turned = [], self.stamp(), False
+
+    def _ended(self, module: nn.Module, args: Any, output: Any) -> None:
+        for tensor in _tensors(output):
+            if tensor.requires_grad and tensor.grad_fn is not None:
+                tensor.register_hook(self._turns)
+
+    def _turns(self, _: Tensor) -> None:
+        self._turned = True
+
+    def _seen(self, module: nn.Module, args: Any) -> None:
+        if is_in_backward() and not is_recomputing():
+            self.again.add(module)
 
     def _entering(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
         def entered(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if is_in_backward() or not torch.is_grad_enabled():
+                return
             inputs = _tensors((args, kwargs))
             call = Call(path, _kind(module, inputs), self.stamp())
             self.calls.append(call)
@@ -93,7 +125,11 @@ class Watch(Generic[StampT]):
         return entered
 
     def _left(self, module: nn.Module, args: Any, output: Any) -> None:
-        call = next(call for call in reversed(self.calls) if call.end is None)
+        if is_in_backward() or not torch.is_grad_enabled():
+            return
+        call = next((call for call in reversed(self.calls) if call.end is None), None)
+        if call is None:
+            return
         call.end = self.stamp()
 
         def begins(_: Tensor) -> None:

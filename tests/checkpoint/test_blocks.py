@@ -273,3 +273,102 @@ def test_transformers_blocks_are_those_that_its_own_checkpointing_takes() -> Non
             model = transformers.AutoModel.from_config(config)
         theirs = [n for n, m in model.named_modules() if isinstance(m, GradientCheckpointingLayer)]
         assert apply_checkpointing(model) == theirs, type(model)
+
+
+class _Mlp(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).relu())
+
+
+class _Decoder(nn.Module):
+    """Of SAM: a token for each of its heads; and layers."""
+
+    def __init__(self, layers: int, gate: bool) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(4, 8)
+        self.layers = nn.ModuleList(_Mlp(8) for _ in range(layers))
+        self.heads = nn.ModuleList(_Mlp(8) for _ in range(4))
+        if gate:
+            self.gate = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize(
+    ("layers", "gate", "expected"),
+    [
+        (0, False, ["decoder.heads.0"]),
+        (2, False, ["decoder.layers.0", "decoder.heads.0"]),
+        (0, True, ["decoder"]),  # experts
+        (2, True, ["decoder.layers.0"]),
+    ],
+)
+def test_tokens_for_heads_are_no_router_and_no_block_is_inside_another(
+    layers: int, gate: bool, expected: list[str]
+) -> None:
+    model = nn.Module()
+    model.decoder = _Decoder(layers, gate)
+    names = memopt.apply_checkpointing(model)
+    assert set(expected) <= set(names)
+    assert not any(one.startswith(f"{other}.") for one in names for other in names)
+
+
+def _old_weight_norm(layer: nn.Module) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.utils.weight_norm(layer)
+
+
+class _Generator(nn.Module):
+    """Of HiFi-GAN: layers to make it longer, and residual blocks of convolutions."""
+
+    def __init__(self, norm: Callable[[nn.Module], nn.Module]) -> None:
+        super().__init__()
+        self.longer = nn.ModuleList(norm(nn.ConvTranspose1d(8, 8, 4, 2, 1)) for _ in range(3))
+        self.blocks = nn.ModuleList(_Residual(norm) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, layer in enumerate(self.longer):
+            x = layer(x.relu())
+            x = self.blocks[2 * number](x) + self.blocks[2 * number + 1](x)
+        return x.square().mean()
+
+
+class _Residual(nn.Module):
+    def __init__(self, norm: Callable[[nn.Module], nn.Module]) -> None:
+        super().__init__()
+        self.one = nn.ModuleList(norm(nn.Conv1d(8, 8, 3, padding=1)) for _ in range(3))
+        self.two = nn.ModuleList(norm(nn.Conv1d(8, 8, 3, padding=1)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for one, two in zip(self.one, self.two, strict=True):
+            x = x + two(one(x.relu()).relu())
+        return x
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda layer: layer,
+        _old_weight_norm,
+        nn.utils.parametrizations.weight_norm,
+        nn.utils.parametrizations.spectral_norm,
+        nn.utils.spectral_norm,
+    ],
+    ids=["plain", "weight_norm", "parametrized weight_norm", "parametrized spectral", "spectral"],
+)
+def test_a_layer_whose_weight_is_computed_is_a_layer(
+    norm: Callable[[nn.Module], nn.Module],
+) -> None:
+    """The residual blocks are regions, and each drops some of what its forward saves."""
+    model = _Generator(norm)
+    x = torch.randn(1, 8, 16)
+    before = memopt.saved_bytes(model, x)
+    names = memopt.apply_checkpointing(model)
+    assert names == [f"blocks.{number}" for number in range(6)]
+    assert memopt.saved_bytes(model, x) < 0.5 * before

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import memopt
 from memopt._extension import _C
-from memopt.checkpoint import wrapper
+from memopt.checkpoint import region as engine
 from memopt.checkpoint.blocks import find_blocks
 from memopt.live_bytes import LiveBytes
 
@@ -140,7 +140,7 @@ def assert_regions_run(model: nn.Module, regions: Iterable[str], x: Tensor) -> N
     inside = {m for region in modules for m in region.modules() if not list(m.children())}
     layers = inside.difference(modules)
     handles = [m.register_forward_pre_hook(lambda m, _: calls.update([m])) for m in layers]
-    with mock.patch.object(wrapper, "_C", watch):
+    with mock.patch.object(engine, "_C", watch):
         output = model(x).sum()
     assert watch.runs == Counter(modules)
     output.backward()

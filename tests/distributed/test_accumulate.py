@@ -24,8 +24,8 @@ import memopt
 from memopt.accumulate import loop
 from memopt.accumulate.measured import peak_of_step
 from memopt.accumulate.peers import Peers
-from memopt.accumulate.undo import as_before
 from memopt.anatomy.step import Step
+from memopt.memory.unchanged import unchanged
 from tests.distributed.processes import WORLD_SIZE, Pair
 from tests.distributed.support import SIZE, batch, block
 
@@ -204,7 +204,7 @@ def with_other_budgets(fitting: Sequence[int]) -> tuple[int, int, int, int]:
 
     def peak(size: int) -> int:
         run = loop.Run(model, x[: 2 * size], square, len, None, None, x.device)
-        with as_before(model, x.device):
+        with unchanged(*step.roots):
             return peak_of_step(step, lambda rows: run.once(rows, peers), size)
 
     least, row = peak(1), (peak(21) - peak(1)) / 20

@@ -101,6 +101,24 @@ def test_one_rank_without_room_is_all_ranks_error(pair: Pair) -> None:
     assert all("the floor, got 1,000 B" in found for found in pair.run(too_little))
 
 
+def too_little_for_shards(rows: int) -> str:
+    model, ids = model_of("fsdp"), tokens(rows, 64)
+    try:
+        memopt.plan(model, ids, 1000, measure=False)
+    except memopt.BudgetTooSmall as error:
+        return str(error)
+    return "planned"
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_the_floor_of_a_sharded_model(pair: Pair, rows: int) -> None:
+    """Its parts are named, with the optimizer's states; remedies, which are predicted, are not."""
+    for found in pair.run(too_little_for_shards, rows):
+        assert "the floor, got 1,000 B\n  the floor's peak is in " in found
+        assert "of optimizer states" in found
+        assert "beyond plans" not in found
+
+
 def other_models() -> str:
     model = Chain([4] * (3 + dist.get_rank()))
     try:

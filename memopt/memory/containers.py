@@ -1,0 +1,265 @@
+"""What Python's objects hold, and how each is made to hold it again.
+
+A container stays the object that it is: others refer to it.
+"""
+
+from __future__ import annotations
+
+import array
+import sys
+import types
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+Restore = Callable[[], None]
+"""Makes one object what it was."""
+
+_NOTHING = object()
+
+
+def kept_dict(value: dict[Any, Any]) -> Restore:
+    """Also of the order. Subclasses that do more in their own methods are written to as a dict."""
+    kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict
+    before = list(dict.items(value))
+
+    def restore() -> None:
+        if not _same_pairs(dict.items(value), before):
+            kind.clear(value)
+            for key, entry in before:
+                kind.__setitem__(value, key, entry)
+
+    return restore
+
+
+def kept_list(value: list[Any]) -> Restore:
+    before = list.copy(value)
+
+    def restore() -> None:
+        if not _same(value, before):
+            list.__setitem__(value, slice(None), before)
+
+    return restore
+
+
+def kept_deque(value: deque[Any]) -> Restore:
+    before = list(value)
+
+    def restore() -> None:
+        if not _same(value, before):
+            deque.clear(value)
+            deque.extend(value, before)
+
+    return restore
+
+
+def kept_set(value: set[Any]) -> Restore:
+    before = {id(entry): entry for entry in value}
+
+    def restore() -> None:
+        if {id(entry) for entry in value} != before.keys():
+            set.clear(value)
+            set.update(value, before.values())
+
+    return restore
+
+
+def kept_weak(value: Any) -> Restore:
+    """Of a weak dict or set: of the entries that are alive."""
+    is_set = isinstance(value, weakref.WeakSet)
+    before = list(value) if is_set else list(value.items())
+
+    def restore() -> None:
+        now = list(value) if is_set else list(value.items())
+        if _same(now, before) if is_set else _same_pairs(now, before):
+            return
+        value.clear()
+        value.update(before)
+
+    return restore
+
+
+def kept_bytes(value: bytearray | array.array[Any]) -> Restore:
+    before = value[:]
+
+    def restore() -> None:
+        if value != before:
+            value[:] = before  # type: ignore[assignment]
+
+    return restore
+
+
+def kept_array(value: Any) -> Restore:
+    """Of a numpy array: shared memory, as that of a tensor, is written in place."""
+    before = value.copy()
+    shape, strides = value.shape, value.strides
+
+    def restore() -> None:
+        if value.shape != shape or value.strides != strides:
+            value.shape = shape
+        if value.dtype.hasobject or value.tobytes() != before.tobytes():
+            value[...] = before
+
+    return restore
+
+
+def kept_cell(cell: types.CellType) -> Restore:
+    """A variable that a function closes over."""
+    before = content_of(cell)
+
+    def restore() -> None:
+        if content_of(cell) is before:
+            return
+        if before is _NOTHING:
+            del cell.cell_contents
+        else:
+            cell.cell_contents = before
+
+    return restore
+
+
+def content_of(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return _NOTHING
+
+
+def kept_object(value: Any) -> Restore:
+    """Its class, its attributes and its slots; past what its class makes of setting them."""
+    cls = type(value)
+    attributes = attributes_of(value)
+    before = None if attributes is None else list(attributes.items())
+    slots = [(slot, _slot_of(slot, value)) for slot in _slots(cls)]
+
+    def restore() -> None:
+        if type(value) is not cls:
+            object.__setattr__(value, "__class__", cls)
+        now = attributes_of(value)
+        if before is not None and now is not None and not _same_pairs(now.items(), before):
+            now.clear()
+            now.update(before)
+        for slot, entry in slots:
+            if _slot_of(slot, value) is entry:
+                continue
+            if entry is _NOTHING:
+                slot.__delete__(value)
+            else:
+                slot.__set__(value, entry)
+
+    return restore
+
+
+def attributes_of(value: Any) -> dict[str, Any] | None:
+    """Its `__dict__`, whatever its class makes of attributes."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def slot_values(value: Any) -> Iterator[Any]:
+    for slot in _slots(type(value)):
+        entry = _slot_of(slot, value)
+        if entry is not _NOTHING:
+            yield entry
+
+
+def kept_class(cls: type) -> Restore:
+    """Methods and attributes of a class: what a first call patches, and what instances count."""
+    before = dict(vars(cls))
+
+    def restore() -> None:
+        now = vars(cls)
+        if len(now) == len(before) and all(now.get(n, _NOTHING) is v for n, v in before.items()):
+            return
+        for name in [name for name in now if name not in before]:
+            type.__delattr__(cls, name)
+        for name, entry in before.items():
+            if now.get(name, _NOTHING) is not entry:
+                type.__setattr__(cls, name, entry)
+
+    return restore
+
+
+def kept_names(namespace: dict[str, Any], names: Iterable[str]) -> Restore:
+    """Some names of many: of globals, those that a function assigns."""
+    before = [(name, namespace.get(name, _NOTHING)) for name in names]
+
+    def restore() -> None:
+        for name, entry in before:
+            if entry is _NOTHING:
+                namespace.pop(name, None)
+            elif namespace.get(name, _NOTHING) is not entry:
+                namespace[name] = entry
+
+    return restore
+
+
+def kept_cache(function: Any) -> Restore:
+    """Of a function under functools.cache. It cannot be filled again, so it is emptied if something
+    came in, which may be a tensor without values.
+    """
+    before = function.cache_info()
+
+    def restore() -> None:
+        if function.cache_info().misses != before.misses:
+            function.cache_clear()
+
+    return restore
+
+
+def is_array(value: object) -> bool:
+    """Whether it is a numpy array that may be written, of what is in memory."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, numpy.ndarray):
+        return False
+    array_: Any = value
+    return bool(array_.flags.writeable) and not isinstance(value, numpy.memmap)
+
+
+def _same(one: Iterable[Any], before: list[Any]) -> bool:
+    now = list(one)
+    return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
+
+
+def _same_pairs(one: Iterable[tuple[Any, Any]], before: list[tuple[Any, Any]]) -> bool:
+    now = list(one)
+    return len(now) == len(before) and all(
+        k is key and v is value for (k, v), (key, value) in zip(now, before, strict=True)
+    )
+
+
+def _slots(cls: type) -> list[Any]:
+    found = _known_slots.get(cls)
+    if found is None:
+        found = _known_slots[cls] = [
+            entry
+            for base in cls.__mro__
+            if "__slots__" in vars(base)
+            for entry in vars(base).values()
+            if isinstance(entry, types.MemberDescriptorType)
+        ]
+    return found
+
+
+_known_slots: weakref.WeakKeyDictionary[type, list[Any]] = weakref.WeakKeyDictionary()
+
+
+def _slot_of(slot: Any, value: Any) -> Any:
+    try:
+        return slot.__get__(value, type(value))
+    except AttributeError:
+        return _NOTHING
+
+
+GLOBAL_HOOKS = tuple(
+    value
+    for name, value in vars(torch.nn.modules.module).items()
+    if name.startswith("_global_") and isinstance(value, dict)
+)
+"""Hooks on all modules."""

@@ -1,0 +1,90 @@
+"""Random numbers, and what PyTorch has set for the thread."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+
+from memopt.memory.containers import Restore
+
+
+def kept_generator(value: object) -> Restore | None:
+    """Of a generator of PyTorch, Python or NumPy; None for any other object."""
+    if isinstance(value, torch.Generator):
+        return _set(value.set_state, value.get_state())
+    if isinstance(value, random.Random):
+        if isinstance(value, random.SystemRandom):  # has no state
+            return None
+        return partial(value.setstate, value.getstate())
+    numpy: Any = sys.modules.get("numpy.random")
+    if numpy is None:
+        return None
+    if isinstance(value, numpy.RandomState):
+        return partial(value.set_state, value.get_state(legacy=False))
+    bits = value.bit_generator if isinstance(value, numpy.Generator) else value
+    if isinstance(bits, numpy.BitGenerator):
+        return partial(setattr, bits, "state", bits.state)
+    return None
+
+
+def kept_random(devices: Iterable[torch.device]) -> list[Restore]:
+    """The generators that all share: of PyTorch's CPU and of `devices`, of Python and of NumPy."""
+    found: list[Restore] = [
+        _kept_numbers_of_cpu(),
+        partial(random.setstate, random.getstate()),
+    ]
+    numpy: Any = sys.modules.get("numpy.random")
+    if numpy is not None:
+        found.append(partial(numpy.set_state, numpy.get_state()))
+    for device in {torch.device(d.type, d.index or 0) for d in devices if _has_generator(d)}:
+        module = torch.get_device_module(device)
+        found.append(partial(module.set_rng_state, module.get_rng_state(device), device))
+    return found
+
+
+def _kept_numbers_of_cpu() -> Restore:
+    """In Python's memory, since what is measured meanwhile is memory of tensors."""
+    state = bytes(torch.get_rng_state().tolist())
+    return lambda: torch.set_rng_state(torch.tensor(list(state), dtype=torch.uint8))
+
+
+def _has_generator(device: torch.device) -> bool:
+    if device.type in ("cpu", "meta"):
+        return False
+    try:
+        return hasattr(torch.get_device_module(device), "get_rng_state")
+    except RuntimeError:  # a kind of device without a module
+        return False
+
+
+def kept_settings(kinds: Iterable[str]) -> list[Restore]:
+    """Of the thread: whether gradients are on, the default dtype, and autocast of these kinds of
+    devices.
+    """
+    found: list[Restore] = [
+        _set(torch.set_grad_enabled, torch.is_grad_enabled()),
+        partial(_set_default_dtype, torch.get_default_dtype()),
+        partial(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled()),
+    ]
+    for kind in sorted({"cpu", *kinds} - {"meta"}):
+        try:
+            enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        except RuntimeError:  # autocast does not know it
+            continue
+        found.append(partial(torch.set_autocast_enabled, kind, enabled))
+        found.append(partial(torch.set_autocast_dtype, kind, dtype))
+    return found
+
+
+def _set(function: Callable[[Any], object], state: Any) -> Restore:
+    return lambda: (function(state), None)[1]
+
+
+def _set_default_dtype(dtype: torch.dtype) -> None:
+    if torch.get_default_dtype() is not dtype:
+        torch.set_default_dtype(dtype)

@@ -1,0 +1,294 @@
+"""All that a call can be seen to use: what its modules, arguments and functions hold, deep inside.
+
+The walk goes into containers, into what functions close over, have as defaults and name as globals
+of their own file, into hooks of modules and of tensors, and into objects of the user's classes and
+these classes. It stops at what is the library's own: Python's, NumPy's, memopt's, and PyTorch's but
+for modules, optimizers and what is beside them. What it finds is noted as it is at that moment.
+"""
+
+from __future__ import annotations
+
+import array
+import dis
+import enum
+import functools
+import gc
+import sys
+import types
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memopt._compat import wraps_tensors
+from memopt.memory import containers as kept
+from memopt.memory.containers import Restore
+from memopt.memory.generators import kept_generator
+
+
+@dataclass
+class Reached:
+    """What was found."""
+
+    tensors: list[Tensor] = field(default_factory=list)
+    objects: list[Restore] = field(default_factory=list)
+    generators: list[Restore] = field(default_factory=list)
+    steps_in_backward: bool = False
+    """Whether a tensor has a hook that runs when its gradient is there: an optimizer may step."""
+    is_sharded: bool = False
+    """Whether FSDP2 fills and releases the memory of whole parameters, and remembers which are."""
+    is_compiled: bool = False
+    """Whether something runs without PyTorch's dispatcher seeing each operator."""
+
+
+def reached(roots: Iterable[object]) -> Reached:
+    """Of these and all that they hold."""
+    walk = _Walk()
+    for root in (*roots, *kept.GLOBAL_HOOKS):
+        walk.push(root)
+    collects = gc.isenabled()
+    gc.disable()  # it would look through all that is noted again and again, and free nothing
+    try:
+        while walk.todo:
+            walk.visit(walk.todo.pop())
+    finally:
+        if collects:
+            gc.enable()
+    return walk.found
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self.found = Reached()
+        self.todo: list[Any] = []
+        self._seen: dict[int, object] = {}  # held, so that no id is used twice
+        self._left_alone: set[int] = set()
+
+    def push(self, value: object) -> None:
+        if type(value) not in _ATOMS and id(value) not in self._seen:
+            self._seen[id(value)] = value
+            self.todo.append(value)
+
+    def visit(self, value: Any) -> None:
+        if isinstance(value, Tensor):
+            self._tensor(value)
+        elif isinstance(value, (dict, list, set, deque, bytearray, array.array, tuple, frozenset)):
+            self._container(value)
+        elif isinstance(value, types.FunctionType):
+            self._function(value)
+        elif isinstance(value, types.CellType):
+            self.found.objects.append(kept.kept_cell(value))
+            self.push(kept.content_of(value))
+        elif isinstance(value, (types.MethodType, types.BuiltinMethodType)):
+            if not isinstance(value.__self__, types.ModuleType):
+                self.push(value.__self__)
+            self.push(getattr(value, "__func__", None))
+        elif isinstance(value, (staticmethod, classmethod)):
+            self.push(value.__func__)
+        elif isinstance(value, property):
+            self._all((value.fget, value.fset, value.fdel))
+        elif isinstance(value, functools.partial):
+            self._all((value.func, value.args, value.keywords, vars(value)))
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self.found.objects.append(kept.kept_cache(value))
+            self.push(value.__wrapped__)
+        elif isinstance(value, weakref.ref):
+            self.push(value())
+        elif isinstance(value, _WEAK):
+            self.found.objects.append(kept.kept_weak(value))
+            is_set = isinstance(value, weakref.WeakSet)
+            self._all([value.copy()] if is_set else [dict(value)])
+        elif isinstance(value, type):
+            self._class(value)
+        elif kept.is_array(value):
+            self.found.objects.append(kept.kept_array(value))
+        elif (generator := kept_generator(value)) is not None:
+            self.found.generators.append(generator)
+        elif _is_open(type(value)):  # type: ignore[arg-type]
+            self._object(value)
+
+    def _tensor(self, value: Tensor) -> None:
+        self.found.tensors.append(value)
+        if kept.attributes_of(value) or type(value) not in (Tensor, nn.Parameter):
+            self._object(value)
+        if value.is_leaf or value.retains_grad:
+            self.push(value.grad)
+        for hooks in (value._backward_hooks, getattr(value, "_post_accumulate_grad_hooks", None)):
+            if hooks:
+                self.found.steps_in_backward |= value.is_leaf
+                self.push(hooks)
+        if wraps_tensors(value):
+            for name in value.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
+                self.push(getattr(value, name))
+
+    def _container(self, value: Any) -> None:
+        found = self.found.objects
+        if isinstance(value, dict):
+            if id(value) not in self._left_alone:
+                found.append(kept.kept_dict(value))
+            self._pairs(dict.items(value))
+        elif isinstance(value, (bytearray, array.array)):
+            found.append(kept.kept_bytes(value))
+        else:
+            if isinstance(value, list):
+                found.append(kept.kept_list(value))
+            elif isinstance(value, deque):
+                found.append(kept.kept_deque(value))
+            elif isinstance(value, set):
+                found.append(kept.kept_set(value))
+            self._all(value)
+        if type(value) not in _PLAIN:  # a class of the user's, which has attributes too
+            self._object(value)
+
+    def _all(self, values: Iterable[object]) -> None:
+        for value in values:
+            self.push(value)
+
+    def _pairs(self, items: Iterable[tuple[object, object]]) -> None:
+        for key, value in items:
+            self.push(key)
+            self.push(value)
+
+    def _function(self, function: types.FunctionType) -> None:
+        if (function.__module__ or "").startswith("memopt."):
+            return  # hooks of a measurement that is under way
+        self._all(function.__closure__ or ())
+        self._all((function.__defaults__, function.__kwdefaults__))
+        attributes = function.__dict__
+        if attributes:
+            self.push(attributes)
+            if "_torchdynamo_orig_callable" in attributes:
+                self.found.is_compiled = True
+        if not _is_foreign(function.__module__ or ""):
+            return
+        names, assigned = _globals_of(function.__code__)
+        namespace = function.__globals__
+        if assigned:
+            self.found.objects.append(kept.kept_names(namespace, assigned))
+        for name in names:
+            value = namespace.get(name)
+            if type(value) not in _ATOMS and _is_state(value, namespace):
+                self.push(value)
+
+    def _class(self, cls: type) -> None:
+        if not _is_foreign(cls.__module__):
+            return
+        self.found.objects.append(kept.kept_class(cls))
+        for base in cls.__bases__:
+            self.push(base)
+        for name, value in vars(cls).items():
+            if name not in _NAMES_OF_CLASSES:
+                self.push(value)
+
+    def _object(self, value: Any) -> None:
+        if type(value).__module__.startswith(_OF_RANKS):
+            # A wrapper (DistributedDataParallel, FSDP) has a state in C++ that goes with its own.
+            self.push(value._modules if isinstance(value, nn.Module) else None)
+            return
+        attributes = kept.attributes_of(value) or {}
+        self.found.objects.append(kept.kept_object(value))
+        self._pairs(attributes.items())
+        self._all(kept.slot_values(value))
+        self.push(type(value))
+        if isinstance(value, nn.Module):
+            self._module(value)
+
+    def _module(self, module: nn.Module) -> None:
+        if isinstance(module, torch.jit.ScriptModule):
+            self.push([*module.parameters(), *module.buffers()])
+            return
+        if hasattr(module, "_orig_mod") or module.__dict__.get("_compiled_call_impl") is not None:
+            self.found.is_compiled = True
+        if hasattr(type(module), "_get_fsdp_state"):
+            # Sharded and whole parameters are there in turn.
+            self.found.is_sharded = True
+            self._left_alone.update(id(inner._parameters) for inner in module.modules())
+
+
+_ATOMS = frozenset(
+    (
+        *(int, float, bool, str, bytes, complex, type(None), type(Ellipsis), slice, range, object),
+        *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+        *(types.CodeType, types.ModuleType, types.FrameType, types.UnionType, types.GenericAlias),
+        *(types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType),
+        *(types.MethodDescriptorType, types.ClassMethodDescriptorType, types.MethodWrapperType),
+    )
+)
+_OF_RANKS = ("torch.nn.parallel.", "torch.distributed.")
+_PLAIN = frozenset((dict, list, set, deque, bytearray, array.array, tuple, frozenset))
+_WEAK = (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
+_NAMES_OF_CLASSES = frozenset(("__dict__", "__weakref__", "__doc__", "__module__", "_abc_impl"))
+
+
+def _is_foreign(module: str) -> bool:
+    """Whether a module of this name is neither a part of Python, NumPy, PyTorch nor memopt."""
+    root = module.partition(".")[0]
+    return root not in ("torch", "memopt", "numpy") and root not in sys.stdlib_module_names
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_open(cls: type) -> bool:
+    """Whether the walk goes into objects of a class."""
+    if issubclass(cls, (nn.Module, torch.optim.Optimizer, types.SimpleNamespace)):
+        return True
+    if issubclass(cls, (enum.Enum, BaseException)):
+        return False
+    module = cls.__module__ or ""
+    if module.startswith(("torch.nn.", "torch.optim.", "torch.amp.")):
+        return not module.startswith(_OF_RANKS)
+    return module == "collections" or _is_foreign(module)
+
+
+def _is_state(value: Any, namespace: dict[str, Any]) -> bool:
+    """Whether a global of a function may be changed by it. Functions, classes and objects of other
+    files are left alone: from there all of a library would be reached.
+    """
+    if isinstance(value, (Tensor, nn.Module, list, set, deque, bytearray, array.array)):
+        return True
+    if isinstance(value, dict):
+        return value is not namespace
+    if isinstance(value, types.FunctionType):
+        return value.__globals__ is namespace
+    if isinstance(value, types.ModuleType):
+        return False
+    file = namespace.get("__name__")
+    if isinstance(value, type):
+        return value.__module__ == file
+    if isinstance(value, functools._lru_cache_wrapper):
+        return bool(value.__module__ == file)
+    return (
+        type(value).__module__ == file
+        or kept.is_array(value)
+        or isinstance(value, (torch.Generator, *_WEAK, torch.optim.Optimizer))
+        or type(value).__module__ in ("collections", "random", "numpy.random._generator")
+    )
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _globals_of(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names that a function, and those inside it, may look up as globals, and those it assigns."""
+    names: dict[str, None] = {}
+    assigned: dict[str, None] = {}
+    for part in _codes(code):
+        names.update(dict.fromkeys(part.co_names))
+        if _STORES & set(part.co_code[::2]):
+            assigned.update(
+                (step.argval, None)
+                for step in dis.get_instructions(part)
+                if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
+            )
+    return tuple(names), tuple(assigned)
+
+
+_STORES = {dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]}
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)

@@ -1,0 +1,75 @@
+"""The storages behind tensors: each is a piece of memory, and tensors are views of it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
+
+from memopt._compat import wraps_tensors
+
+
+def storages(tensors: Iterable[Tensor]) -> dict[Hashable, int]:
+    """The distinct storages behind `tensors` and the bytes of each.
+
+    The keys are weak: they do not keep a storage alive, and no later one is equal to them.
+    """
+    found: dict[Hashable, int] = {}
+    for tensor in tensors:
+        for part in parts_of(tensor):
+            try:
+                storage = part.untyped_storage()
+            except NotImplementedError:  # of a layout that is opaque: counted each time
+                found[object()] = part.numel() * part.element_size()
+            else:
+                found[StorageWeakRef(storage)] = storage.nbytes()
+    return found
+
+
+def storages_of(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
+    """Those with memory that can be read: not of opaque layouts, not on meta."""
+    for part in parts_of(tensor):
+        if not part.is_meta:
+            try:
+                yield part.untyped_storage()
+            except (NotImplementedError, RuntimeError):
+                continue
+
+
+def parts_of(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensors that hold the memory of a sparse tensor or one that wraps others."""
+    if is_lazy(tensor):  # it has no memory yet
+        return
+    if wraps_tensors(tensor):
+        names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+        for name in names:
+            part = getattr(tensor, name)
+            if isinstance(part, Tensor):  # a DTensor names its mesh as well
+                yield from parts_of(part)
+    elif tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    else:
+        yield tensor
+
+
+def tensors_in(value: object) -> Sequence[Tensor]:
+    """The tensors in what an operator takes or returns, or in a batch."""
+    if isinstance(value, Tensor):
+        return (value,)
+    if type(value) not in (tuple, list):
+        return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    found: list[Tensor] = []
+    for entry in value:  # type: ignore[attr-defined]
+        if isinstance(entry, Tensor):
+            found.append(entry)
+        elif isinstance(entry, (tuple, list, dict)):
+            found.extend(tensors_in(entry))
+    return found

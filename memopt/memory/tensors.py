@@ -1,0 +1,148 @@
+"""Tensors as they were: what each one is, and the bytes that are behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from memopt._compat import (
+    set_versions,
+    without_dispatch_modes,
+    without_function_modes,
+    wraps_tensors,
+)
+from memopt.memory.containers import Restore, kept_dict
+from memopt.memory.storages import parts_of, storages_of
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """A scope for reading and writing tensors that nobody sees: no mode and no gradient."""
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        without_function_modes(),
+        without_dispatch_modes(),
+    ):
+        yield
+
+
+class Contents:
+    """Copies of storages, each as it was when it was asked for first.
+
+    Those of an accelerator are copied to the host: what is measured there does not count them.
+    """
+
+    def __init__(self) -> None:
+        self._copies: dict[int, tuple[torch.UntypedStorage, Tensor | None]] = {}
+        self._adopted: set[int] = set()
+
+    def adopt(self, tensor: Tensor) -> None:
+        """It was reached, so its memory is there again at the end, even where it was released."""
+        self._adopted.update(storage._cdata for storage in storages_of(tensor))
+
+    def is_adopted(self, storage: torch.UntypedStorage) -> bool:
+        return storage._cdata in self._adopted
+
+    def keep(self, tensor: Tensor) -> None:
+        for storage in storages_of(tensor):
+            if storage._cdata not in self._copies:
+                # The storage is held too, so that no other one gets its address.
+                self._copies[storage._cdata] = storage, _copy_of(storage)
+
+    def restore(self) -> None:
+        for storage, copy in self._copies.values():
+            nbytes = 0 if copy is None else copy.numel()
+            if storage.nbytes() != nbytes:
+                if storage._cdata not in self._adopted:
+                    continue  # FSDP2 releases and refills what is whole only for a time
+                storage.resize_(nbytes)
+            if copy is None:
+                continue
+            now = _bytes_of(storage)
+            here = copy.to(now.device)
+            if not torch.equal(now, here):
+                now.copy_(here)
+
+
+def _copy_of(storage: torch.UntypedStorage) -> Tensor | None:
+    return _bytes_of(storage).to("cpu", copy=True) if storage.nbytes() else None
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    """A tensor of its own, with a version of its own, over a storage."""
+    whole = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return whole.set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+class KeptTensor:
+    """What a tensor is beside its bytes: class, memory, geometry, gradient, hooks and version."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self._class = type(tensor)
+        self._requires = tensor.requires_grad
+        self._geometry = _geometry_of(tensor)
+        # Another tensor over the same memory, which no change of this one's geometry reaches.
+        self._view = None if self._geometry is None else _view_of(tensor)
+        self.version = None if tensor.is_inference() else tensor._version
+        self.has_gradient = tensor.is_leaf or tensor.retains_grad
+        self.gradient = tensor.grad if self.has_gradient else None
+        self._hooks = [(name, _hooks_of(tensor, name)) for name in _HOOKS] if tensor.is_leaf else []
+
+    def restore(self) -> None:
+        tensor = self.tensor
+        if type(tensor) is not self._class:
+            object.__setattr__(tensor, "__class__", self._class)
+        if self._geometry is not None and _geometry_of(tensor) != self._geometry:
+            assert self._view is not None
+            tensor.data = self._view
+        if tensor.requires_grad is not self._requires and tensor.is_leaf:
+            tensor.requires_grad_(self._requires)
+        for name, (hooks, restored) in self._hooks:
+            if getattr(tensor, name, None) is not hooks:
+                setattr(tensor, name, hooks)
+            if restored is not None:
+                restored()
+
+    def restore_gradient(self) -> None:
+        if self.has_gradient and self.tensor.grad is not self.gradient:
+            self.tensor.grad = self.gradient
+
+
+def restore_versions(found: Iterable[tuple[Tensor, int | None]]) -> None:
+    """So that a graph from before can be differentiated: the bytes are those that it saved."""
+    moved = [(t, v) for t, v in reversed([*found]) if v is not None and t._version != v]
+    if moved:
+        set_versions(tuple(t for t, _ in moved), tuple(v for _, v in moved))
+
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def _hooks_of(tensor: Tensor, name: str) -> tuple[object, Restore | None]:
+    hooks = getattr(tensor, name, None)
+    return hooks, kept_dict(hooks) if isinstance(hooks, dict) else None
+
+
+def _geometry_of(tensor: Tensor) -> tuple[object, ...] | None:
+    """Which memory it is over, and how; None for those that wrap others, or hold no memory."""
+    if wraps_tensors(tensor):
+        return None
+    try:
+        places = [(part.untyped_storage()._cdata, *_look_of(part)) for part in parts_of(tensor)]
+    except (NotImplementedError, RuntimeError):
+        return None
+    return (*places, tensor.size())
+
+
+def _look_of(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
+
+
+def _view_of(tensor: Tensor) -> Tensor:
+    with unseen():
+        return tensor.detach()

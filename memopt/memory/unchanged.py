@@ -1,0 +1,170 @@
+"""Whatever runs inside, everything is afterwards as it was.
+
+    with unchanged(model, batch, loss):
+        loss(model(batch)).backward()
+
+Not a list of what to save: the walk of reach.py notes every object that the roots hold, and the
+bytes of tensors are copied before they are written first (writes.py). Where a mode would change
+what is measured, the tensors that an earlier run wrote are copied beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from torch import Tensor
+
+from memopt.memory.generators import kept_random, kept_settings
+from memopt.memory.reach import reached
+from memopt.memory.storages import storages, storages_of
+from memopt.memory.tensors import Contents, KeptTensor, restore_versions, unseen
+from memopt.memory.writes import Writes
+
+# Up to so many bytes a storage is copied at once: what writes past the dispatcher (an array of
+# NumPy over the same memory, a kernel that does not say so) writes these, if any.
+_SMALL = 1 << 16
+
+
+class Written:
+    """The tensors that some run wrote, of those that were there before."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self._keys: set[object] = set()
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            keys = storages([tensor]).keys()
+            if not self._keys.issuperset(keys):
+                self._keys.update(keys)
+                self.tensors.append(tensor)
+
+
+class Before:
+    """Everything as it is now.
+
+    Args:
+        roots: modules, functions, batches, optimizers; with all that they hold.
+        written: tensors that may be written unseen. Their bytes are copied now.
+        at_once: storages of so many bytes are copied now, too.
+    """
+
+    def __init__(
+        self, roots: Iterable[object], written: Iterable[Tensor] = (), at_once: int = _SMALL
+    ) -> None:
+        with unseen():
+            found = reached(roots)
+            self._objects = found.objects
+            self._tensors = {id(tensor): KeptTensor(tensor) for tensor in found.tensors}
+            devices = {tensor.device for tensor in found.tensors}
+            self._random = [*kept_random(devices), *found.generators]
+            self._is_sharded = found.is_sharded
+            self._contents = Contents()
+            self._versions: list[tuple[Tensor, int | None]] = [
+                (one.tensor, one.version) for one in self._tensors.values()
+            ]
+            for tensor in found.tensors:
+                self._contents.adopt(tensor)
+                if found.is_compiled or found.steps_in_backward or _fits(tensor, at_once):
+                    self._contents.keep(tensor)
+            for tensor in written:
+                self.about_to_write(tensor)
+        self._settings = kept_settings({device.type for device in devices})
+        self.written = Written()
+
+    def see(self, tensor: Tensor) -> None:
+        """A tensor that was not reached, and was there before: it is noted before it changes."""
+        if tensor.is_leaf and tensor.requires_grad and id(tensor) not in self._tensors:
+            self._tensors[id(tensor)] = one = KeptTensor(tensor)
+            self._versions.append((tensor, one.version))
+            if one.gradient is not None:
+                self.see(one.gradient)
+
+    def about_to_write(self, tensor: Tensor) -> None:
+        """The same of its bytes."""
+        if self._is_sharded and id(tensor) not in self._tensors:
+            return  # gathered for a time, by what knows of it
+        if id(tensor) not in self._tensors:
+            version = None if tensor.is_inference() else tensor._version
+            self._tensors[id(tensor)] = KeptTensor(tensor)
+            self._versions.append((tensor, version))
+        with unseen():
+            self._contents.keep(tensor)
+
+    def computed(self) -> list[Tensor]:
+        """The tensors that were reached and are results of autograd."""
+        return [one.tensor for one in self._tensors.values() if not one.tensor.is_leaf]
+
+    def without_gradients(self) -> None:
+        """Take them away: what is accumulated is new memory, as in a first step."""
+        for one in self._tensors.values():
+            if one.gradient is not None and one.tensor.is_leaf:
+                one.tensor.grad = None
+
+    def rehearse(self, run: Callable[[], object]) -> None:
+        """Run something, and put everything back. When it runs again, no mode has to see it."""
+        with self.watching():
+            run()
+        self.restore()
+        self.without_gradients()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """A scope in which operators are seen, and what they write is copied before."""
+
+        def about_to_write(tensor: Tensor) -> None:
+            self.about_to_write(tensor)
+            self.written.add([tensor])
+
+        with Writes(self.see, about_to_write):
+            yield
+
+    def restore(self) -> None:
+        """Everything is as it was then, also after an error in the middle."""
+        with unseen():
+            for restore in self._objects:
+                restore()
+            tensors = list(self._tensors.values())
+            for one in tensors:
+                one.restore()
+            self._contents.restore()
+            for one in tensors:
+                one.restore_gradient()
+            restore_versions(self._versions)
+            for restore in self._random:
+                restore()
+        for restore in self._settings:
+            restore()
+
+    def forget(self) -> None:
+        """Hold nothing any more, whoever holds this."""
+        self._objects, self._tensors, self._random = [], {}, []
+        self._versions, self._contents = [], Contents()
+
+
+@contextmanager
+def unchanged(
+    *roots: object, written: Written | None = None, gradients: bool = False
+) -> Iterator[Before]:
+    """Whatever runs inside, all that `roots` hold is afterwards as it was, with generators and
+    PyTorch's settings; also if it raises.
+
+    Args:
+        written: what an earlier run of the same step wrote. With it no mode is on, which would
+            change what is measured; without it one is, and `Before.written` says what was written.
+        gradients: whether those that are there can be seen inside. Else leaves have none at first.
+    """
+    before = Before(roots, () if written is None else written.tensors)
+    with ExitStack() as stack:
+        stack.callback(before.forget)
+        stack.callback(before.restore)
+        if not gradients:
+            before.without_gradients()
+        if written is None:
+            stack.enter_context(before.watching())
+        yield before
+
+
+def _fits(tensor: Tensor, nbytes: int) -> bool:
+    return all(storage.nbytes() <= nbytes for storage in storages_of(tensor))

@@ -1,0 +1,181 @@
+"""Proves: with a sample, modules that cannot run again as they did are found and are no regions,
+and no others; and the model is as it was.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import memopt
+from memopt.checkpoint.state import State
+from memopt.checkpoint.wrapper import settings_of
+from tests.checkpoint.stateful import MOVES, STAYS, Row
+
+
+def sample() -> Tensor:
+    return torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
+
+
+def assert_same_gradients(model: nn.Module, plain: nn.Module) -> None:
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        assert one.grad is None or torch.equal(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("kind", MOVES)
+def test_a_state_that_moves_in_forward(kind: str) -> None:
+    """The block is left out by name, with what moves; its neighbours are regions. A later step
+    leaves the state that a plain model has.
+    """
+    torch.manual_seed(0)
+    model = Row("nothing", kind, "nothing")
+    plain = Row("nothing", kind, "nothing")
+    plain.load_state_dict(model.state_dict())
+    with pytest.warns(UserWarning, match=r"apply_checkpointing: no regions.*blocks\.1") as found:
+        names = memopt.apply_checkpointing(model, sample_input=sample())
+    assert names == ["blocks.0", "blocks.2"]
+    assert MOVES[kind] in str(found[0].message)
+    assert settings_of(model.blocks[1]) is None
+    for step in (model, plain):
+        step(sample()).backward()
+    assert State(model.blocks[1]).differing(State(plain.blocks[1])) == []
+    gradients = zip(model.parameters(), plain.parameters(), strict=True)
+    assert all(
+        one.grad is other.grad or torch.equal(one.grad, other.grad) for one, other in gradients
+    )
+
+
+@pytest.mark.parametrize("kind", STAYS)
+def test_what_may_run_again(kind: str) -> None:
+    model = Row("nothing", kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(memopt.apply_checkpointing(model, sample_input=(sample(),))) == 2
+
+
+@pytest.mark.parametrize("kind", [*MOVES, *STAYS])
+def test_a_probe_leaves_nothing(kind: str) -> None:
+    torch.manual_seed(0)
+    model = Row("nothing", kind)
+    x = sample()
+    if kind != "table made once":
+        model(x)
+    before, random, given = State(model), torch.get_rng_state(), x.clone()
+    hooks = [len(m._forward_pre_hooks) for m in model.modules()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        memopt.apply_checkpointing(model, sample_input={"x": x})
+    memopt.unwrap(model)
+    assert before.differing(State(model)) == []
+    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.equal(x, given)
+    assert [len(m._forward_pre_hooks) for m in model.modules()] == hooks
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_convert_says_what_it_leaves_out() -> None:
+    model = Row("nothing", "spectral norm", "counter")
+    report = memopt.convert(model, sample(), checkpoint=True)
+    assert report.checkpointed == ("blocks.0",)
+    (note,) = (note for note in report.notes if note.startswith("no regions, since these cannot"))
+    assert "blocks.1 (a.weight_u" in note
+    assert "blocks.2 (count would move twice in a step)" in note
+
+
+class Writes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_Writes() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 1
+        for block in self.blocks:
+            x = block(x)
+        return x.sum()
+
+
+class _Writes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.add_(1)
+        return self.b(self.a(x).tanh())
+
+
+def test_blocks_that_write_to_their_arguments() -> None:
+    with pytest.warns(UserWarning, match="it writes to its arguments in place"):
+        assert memopt.apply_checkpointing(Writes(), sample_input=sample()) == []
+
+
+def test_an_error_of_the_model_is_its_own() -> None:
+    model = Row("nothing", "nothing")
+    hooks = [len(m._forward_pre_hooks) for m in model.modules()]
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        memopt.apply_checkpointing(model, sample_input=torch.randn(2, 3))
+    assert [len(m._forward_pre_hooks) for m in model.modules()] == hooks
+    assert all(settings_of(m) is None for m in model.modules())
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.out = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.attention(x, x, x)[0]
+        return x + self.out(found)
+
+
+def test_regions_inside_lora_of_attention() -> None:
+    """PEFT merges weights for the time of the inner attention's forward. That one is left out, and
+    training goes on as without regions; a region around all of it is one.
+    """
+    peft = pytest.importorskip("peft")
+
+    def made() -> Any:
+        torch.manual_seed(0)
+        config = peft.LoraConfig(target_modules=["attention"], r=2, init_lora_weights=False)
+        return peft.get_peft_model(nn.Sequential(Attends(), Attends()), config)
+
+    x = torch.randn(2, 4, 8)
+    model, plain = made(), made()
+    with pytest.warns(UserWarning, match="in_proj_weight.* is changed from outside"):
+        names = memopt.apply_checkpointing(model, nn.MultiheadAttention, sample_input=x)
+    assert names == []
+    assert len(memopt.apply_checkpointing(made(), Attends, sample_input=x)) == 2
+    for step in (model, plain):
+        for _ in range(2):
+            step(x).sum().backward()
+    gradients = zip(model.parameters(), plain.parameters(), strict=True)
+    assert all(
+        one.grad is other.grad or torch.equal(one.grad, other.grad) for one, other in gradients
+    )
+
+
+def test_blocks_that_keep_features_from_call_to_call() -> None:
+    """diffusers' Magvit: its causal convolutions pad with what the last call left."""
+    diffusers = pytest.importorskip("diffusers")
+    kinds = ("SpatialTemporalDownBlock3D", "SpatialTemporalUpBlock3D")
+    down, up = ([f"{kind.replace('Temporal', '')}", *[kind] * 3] for kind in kinds)
+    torch.manual_seed(0)
+    model = diffusers.AutoencoderKLMagvit(
+        latent_channels=4,
+        block_out_channels=[8] * 4,
+        norm_num_groups=2,
+        layers_per_block=1,
+        down_block_types=down,
+        up_block_types=up,
+    )
+    x = torch.randn(1, 3, 5, 16, 16)
+    with pytest.warns(UserWarning, match=r"decoder.up_blocks.3 \(it cannot run again"):
+        memopt.apply_checkpointing(model, sample_input=x)
+    model(x).sample.square().mean().backward()
+    assert all(p.grad is not None for p in model.decoder.up_blocks.parameters())

@@ -1,0 +1,180 @@
+"""Proves: what is said below the floor adds up to it, names the phase of the peak, and hides behind
+no error of the model's own; and a floor that was named is accepted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import memopt
+from memopt.plan.choose import BudgetTooSmall
+from tests.plan.models import Chain, tokens
+
+
+def parts_of(error: BudgetTooSmall) -> tuple[str, dict[str, int]]:
+    """The phase of the peak, and the bytes of each part of it, as they are said."""
+    lines = str(error).splitlines()
+    phase = re.fullmatch(r"  the floor's peak is in (.*):", lines[1])
+    assert phase is not None, lines
+    found = [re.fullmatch(r"    ([\d,.]+) (MB|B) of (.*)", line) for line in lines[2:]]
+    parts = itertools.takewhile(lambda match: match is not None, found)
+    units = {"MB": 10**6, "B": 1}
+    return phase[1], {
+        part[3]: int(float(part[1].replace(",", "")) * units[part[2]])
+        for part in parts
+        if part is not None
+    }
+
+
+def assert_adds_up(error: BudgetTooSmall, weights: int, states: int) -> str:
+    """To what is said: sizes in MB have one digit. Returns the phase."""
+    phase, parts = parts_of(error)
+    digit = 10**5 / 2
+    assert abs(sum(parts.values()) - error.floor) <= len(parts) * digit
+    assert abs(parts["weights"] - weights) <= digit
+    assert abs(parts.get("optimizer states", 0) - states) <= digit
+    return phase
+
+
+class Asks(nn.Module):
+    """Looks at a value, so that its steps are watched."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, ids: Tensor) -> Tensor:
+        loss: Tensor = self.inner(ids)
+        return loss if loss.item() > -1 else 2 * loss
+
+
+def below(model: nn.Module, batch: Any, **options: Any) -> BudgetTooSmall:
+    with pytest.raises(BudgetTooSmall) as info:
+        memopt.plan(model, batch, 1000, measure=False, **options)
+    return info.value
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD, None])
+@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize("wrap", [lambda model: model, Asks], ids=["predicted", "watched"])
+def test_parts_add_up(wrap: Callable[[nn.Module], nn.Module], rows: int, optimizer: Any) -> None:
+    """With the optimizer's states; and where its step is the peak the text says so."""
+    torch.manual_seed(0)
+    model = wrap(Chain([4] * 3, features=128))
+    error = below(model, tokens(rows, rows), optimizer=optimizer)
+    weights = sum(p.nbytes for p in model.parameters())
+    states = 2 * weights if optimizer is torch.optim.AdamW else 0
+    phase = assert_adds_up(error, weights, states)
+    if rows == 64:
+        assert phase == "backward"
+    elif optimizer is torch.optim.AdamW:
+        assert phase == "the optimizer's step"
+
+
+def test_states_that_are_there_already_count_once() -> None:
+    model, batch = Chain([4] * 3, features=128), tokens()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(batch).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    predicted, watched = (
+        below(model, batch, optimizer=optimizer),
+        below(Asks(model), batch, optimizer=optimizer),
+    )
+    weights = sum(p.nbytes for p in model.parameters())
+    for error in (predicted, watched):
+        assert_adds_up(error, weights, 2 * weights)
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, Asks], ids=["predicted", "watched"])
+def test_a_floor_that_was_named_is_accepted(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, batch = wrap(Chain([1, 8, 2, 4])), tokens()
+    error = below(model, batch)
+    plan = memopt.plan(model, batch, error.floor, measure=True, steps=1)
+    assert plan.peak <= error.floor
+    plan.apply()
+    assert plan.measured_peak is not None
+    assert plan.measured_peak <= error.floor
+
+
+class Fixed(nn.Module):
+    """Takes one number of rows."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.inner, self.rows = Chain([4] * 3), rows
+
+    def forward(self, ids: Tensor) -> Tensor:
+        assert ids.shape[0] == self.rows
+        return self.inner(ids)
+
+
+def test_the_models_own_error_from_fewer_rows_does_not_come_out() -> None:
+    """Below the floor, in `fit`, and with advice."""
+    model, batch = Fixed(4), tokens()
+    error = below(model, batch)
+    assert "micro_batch" not in str(error)
+    found = memopt.anatomy(model, batch, measure=False, advice=True)
+    assert all("accumulate" not in advice.how for advice in found.advice)
+    assert found.advice
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(BudgetTooSmall, match=r"takes no fewer rows.*AssertionError"):
+        memopt.fit(model, optimizer, batch, error.floor // 2)
+    fitted = memopt.fit(model, optimizer, batch, 1 << 30, steps=1)
+    assert fitted.micro_batch == 4
+
+
+def test_a_floor_does_not_depend_on_times(tmp_path: Path) -> None:
+    """Whatever the link's pace was found to be when it is named, and when it is asked for."""
+    torch.manual_seed(0)
+    model, batch = Chain([4] * 8, features=64), tokens(32)
+    plan = memopt.plan(model, batch, 1 << 30, measure=True, steps=1, offload=tmp_path)
+    floors = set()
+    for pace in (1e3, 1e9, 1e15):
+        plan.terms = replace(plan.terms, out=pace, back=pace)
+        with pytest.raises(BudgetTooSmall) as info:
+            plan.within(1000)
+        floors.add(info.value.floor)
+    assert len(floors) == 1
+    for pace in (1e3, 1e9, 1e15):
+        plan.terms = replace(plan.terms, out=pace, back=pace)
+        assert plan.within(*floors).peak <= max(floors)
+
+
+def test_offloading_keeps_its_budget_in_every_step(tmp_path: Path) -> None:
+    """The floor is below the one without it, is accepted, and holds by the allocator's count."""
+    from memopt.live_bytes import LiveBytes
+
+    torch.manual_seed(0)
+    model, batch = Chain([4] * 8, features=64), tokens(32)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    without = below(model, batch, optimizer=optimizer)
+    error = below(model, batch, optimizer=optimizer, offload=tmp_path)
+    assert error.floor < without.floor
+    assert_adds_up(error, sum(p.nbytes for p in model.parameters()), 0)
+    plan = memopt.plan(model, batch, error.floor, optimizer=optimizer, offload=tmp_path, steps=1)
+    assert any(block.away for block in plan.blocks)
+    assert plan.assignment.in_step
+    assert any("waits until what the ones before it gave away has left" in n for n in plan.notes)
+    plan.save(tmp_path / "plan.json")
+    assert memopt.Plan.load(tmp_path / "plan.json").assignment.in_step
+    plan.apply()
+    model(batch).backward()
+    optimizer.zero_grad()
+    for _ in range(4):
+        with LiveBytes() as live:
+            model(batch).backward()
+        optimizer.zero_grad()
+        assert plan.profile.base + live.most <= error.floor
+    plan.undo()
+    assert all(not module._forward_pre_hooks for module in model.modules())

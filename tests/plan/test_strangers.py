@@ -1,0 +1,126 @@
+"""Proves: however a model calls its blocks, `plan` returns after a bounded number of looks, with a
+plan that holds: what is measured is within the budget, and bits stay.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import memopt
+from memopt.anatomy.step import Step
+from memopt.plan import live as live_module
+from memopt.plan.choice import CHOICES, KEEP, Choice
+from memopt.plan.choose import Terms, uniform
+from memopt.plan.live import applied
+from tests.plan.models import chain
+from tests.plan.strangers import STRANGERS, Siamese, Target, Teacher, batch
+from tests.plan.support import gradients, looks, planned_or_refused, without_regions
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_plans_of_models_that_call_blocks_otherwise(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = STRANGERS[name](), batch()
+    before = looks(model)
+    plan = memopt.plan(model, x, 1 << 30, measure=False)
+    for part in (9, 7):
+        found, error = planned_or_refused(plan, plan.plain_peak * part // 10)
+        if error is not None:
+            found = plan.within(error.floor)
+            assert found.peak <= error.floor
+        assert found.peak <= found.budget
+        with applied(without_regions(found), model):
+            expected = gradients(model, x)
+        found.apply()
+        assert found.measured_peak is not None
+        assert found.measured_peak <= found.budget
+        same = gradients(model, x)
+        found.undo()
+        assert same.keys() == expected.keys()
+        assert all(torch.equal(same[name], expected[name]) for name in same)
+    assert looks(model) == before
+
+
+@pytest.mark.parametrize("name", ["target first", "siamese", "crops", "two passes", "single"])
+def test_looks_are_no_more_than_choices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    predicted = live_module.predicted
+
+    def counted(*args: Any) -> Any:
+        asked.append(args)
+        return predicted(*args)
+
+    monkeypatch.setattr(live_module, "predicted", counted)
+    model = STRANGERS[name]()
+    step = Step(model, batch(), torch.optim.SGD(model.parameters(), 0.1))
+    profile = live_module.Live(step, live_module.blocks_of(model, None), "cpu", 0).profile()
+    assert 1 <= len(asked) <= len(CHOICES)
+    known = {(site, choice) for site in profile.sites for choice in CHOICES}
+    assert known <= profile.nbytes.keys()
+
+
+def test_calls_without_gradients_are_no_stages() -> None:
+    """Of blocks that run with and without, one call counts; blocks that never run with are named,
+    and stay as they are.
+    """
+    plan = memopt.plan(Target(True), batch(), 1 << 30, measure=False)
+    assert plan.profile.paths == tuple(f"tower.blocks.{n}" for n in range(4))
+    plan = memopt.plan(Teacher(), batch(), 1 << 30, measure=False)
+    assert plan.profile.paths == tuple(f"student.blocks.{n}" for n in range(4))
+    assert "teacher.blocks.0" in plan.notes[0]
+    assert "gradients enabled" in plan.notes[0]
+
+
+@pytest.mark.parametrize("count", [3, 8])
+def test_many_blocks_that_are_called_twice(count: int) -> None:
+    """At every budget no slower than one choice for all that fits in it."""
+    torch.manual_seed(0)
+    model, x = Siamese(count), batch()
+    plan = memopt.plan(model, x, 1 << 30, measure=False)
+    settings = [uniform(plan.profile, choice, Terms()) for choice in CHOICES]
+    least = min(one.peak for one in settings)
+    for part in range(4):
+        budget = least + (plan.plain_peak - least) * part // 3
+        found, error = planned_or_refused(plan, budget)
+        if error is not None:
+            continue
+        assert found.peak <= budget
+        fitting = [one.seconds for one in settings if one.peak <= budget]
+        assert all(found.seconds <= seconds * (1 + 1e-9) for seconds in fitting)
+        assert {found.assignment.choices[path] for path in found.profile.blocks} <= set(CHOICES)
+
+
+def test_a_mixture_of_choices_for_blocks_that_are_called_twice() -> None:
+    """Between the least and the most, some blocks are regions and some are not."""
+    torch.manual_seed(0)
+    plan = memopt.plan(Siamese(8), batch(), 1 << 30, measure=False)
+    keeping, regions = (uniform(plan.profile, c, Terms()) for c in (KEEP, Choice(checkpoint=True)))
+    found = plan.within((keeping.peak + regions.peak) // 2)
+    assert len(set(found.assignment.choices.values())) > 1
+
+
+class Skips(nn.Module):
+    """Another block is left out in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, _ = chain()
+        self.steps = [0]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        self.steps[0] += 1
+        x = self.inner.embed(ids)
+        for number, block in enumerate(self.inner.blocks):
+            if number % 2 or self.steps[0] % 3:
+                x = block(x)
+        return self.inner.head(x).square().mean()
+
+
+def test_a_model_that_skips_blocks_at_random_is_refused_by_name() -> None:
+    model = Skips()
+    with pytest.raises(ValueError, match="must call the same blocks in every step"):
+        memopt.plan(model, chain()[1], 1 << 30, measure=False)
