@@ -10,6 +10,7 @@ once, and a view keeps all of the memory that it looks into.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,7 +86,8 @@ def saved_bytes(fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> Save
     converted model, an output that is computed again does not count, and what its recipe reads
     does. Of a checkpointed region its arguments count; those that it offloads to the host do not.
 
-    Not counted: parameters and buffers, which are there anyway; tensors whose part of the graph was
+    Not counted: parameters, buffers and what else modules hold already (tables in attributes, also
+    in lists and dicts there), which are there anyway; tensors whose part of the graph was
     dropped before the end; numbers that products are formed with (8 bytes each, which PyTorch shows
     no hook); what saved-tensor hooks inside `fn` keep in place of tensors
     (`torch.autograd.graph.save_on_cpu`, for one); tensors that a Python `autograd.Function` sets as
@@ -142,7 +144,7 @@ def recorded(
     """Runs `fn` as saved_bytes does, under what `record` makes of the arguments of SavedTensors."""
     modules = _C.modules_reached(fn, args, kwargs)
     inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    constant = [t for m in modules for t in (*m.parameters(), *m.buffers())]
+    constant = [t for m in modules for t in (*m.parameters(), *m.buffers(), *held_by(m))]
     saved = record(exclude=constant, parameters=False, dropped=False)
     with unchanged(fn, args, kwargs, written=Written()) as before:
         with torch.enable_grad():
@@ -150,6 +152,25 @@ def recorded(
         with torch.enable_grad(), saved:
             output = fn(*args, **kwargs)
         yield Recorded(output, saved, inputs)
+
+
+def held_by(module: nn.Module) -> Iterator[Tensor]:
+    """The tensors in a module's own attributes, in containers there too, which are neither
+    parameters nor buffers: tables, for the most part.
+    """
+    seen: set[int] = set()
+    todo: list[Any] = [v for k, v in vars(module).items() if k not in _REGISTRIES]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, _CONTAINERS) and id(value) not in seen:
+            seen.add(id(value))
+            todo += value.values() if isinstance(value, Mapping) else value
+
+
+_CONTAINERS = (list, tuple, set, frozenset, deque, Mapping)
+_REGISTRIES = frozenset(("_parameters", "_buffers", "_modules"))
 
 
 def check_can_measure(who: str, fn: object) -> None:

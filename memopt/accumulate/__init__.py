@@ -7,6 +7,7 @@ package can still be imported:
     run     one batch in micro-batches
     peers   the processes of a sharded model, in step with each other
     weight  with what weight a micro-batch's loss counts
+    chosen  what a choice of "auto" depends on
     sync    when gradients travel between processes
     undo    a micro-batch that ran out of memory, undone
     measured  the peak of a step that runs

@@ -13,10 +13,13 @@ from torch.utils import _pytree as pytree
 
 from memopt.accumulate.measured import NEVER_FITS, bytes_here, bytes_of, peak_of, peak_of_step
 from memopt.accumulate.peers import Peers
-from memopt.anatomy.batches import as_dict, rows_of, slice_of
+from memopt.accumulate.run import Run
+from memopt.anatomy.batches import as_dict, is_packed, leaves_of, rows_of, slice_of
+from memopt.anatomy.depth import Depth
 from memopt.anatomy.predict import predict
 from memopt.anatomy.step import LossLike, OptimizerLike, Step, as_optimizer
 from memopt.anatomy.whatif import Checkpoint, Fates
+from memopt.anatomy.work import tensors_in
 from memopt.measure import storages
 from memopt.memory.unchanged import Written, unchanged
 
@@ -125,19 +128,53 @@ def longest_sequence(
 
 
 def largest_micro_batch(step: Step, budget: int, available: bool, device: str) -> int:
-    """The most rows of the step's batch that fit, at least 1, while gradients are there already.
+    """The most rows of the step's batch that fit beside the whole of it, at least 1, while
+    gradients are there already.
 
     available: the budget is for what is not there yet.
     """
-    rows = rows_of("accumulate", step.batch)
-    make = resized(step.batch, 0)
+    rows = rows_of(step.who, step.batch)
     if available:
         budget += bytes_here(step)
+    budget -= _beside(step, device)
 
     def peak(size: int) -> int:
-        return _peak(step, make(min(2 * size, rows)), Fates(), device, 2 if size < rows else 1)
+        part, whole = part_of(step.batch, min(2 * size, rows))
+        return whole + _peak(step, part, Fates(), device, 2 if size < rows else 1)
 
     return max(1, search(peak, budget, (rows, -(-rows // 2)), rows))
+
+
+def part_of(batch: Any, rows: int) -> tuple[Any, int]:
+    """The first rows, and how many bytes the whole has beyond the memory that this part views."""
+    part = slice_of(batch, 0, rows)
+    viewed, whole = storages(tensors_in(part)), storages(tensors_in(batch))
+    return part, sum(nbytes for key, nbytes in whole.items() if key not in viewed)
+
+
+def _beside(step: Step, device: str) -> int:
+    """Bytes that are there in an accumulation and not in a step that is predicted."""
+    gradients = [p.grad for p in step.model.parameters() if p.grad is not None]
+    there = sum(storages(gradients).values())
+    # To go back if memory runs out: buffers twice, gradients on the host.
+    copies = 2 * sum(storages(step.model.buffers()).values())
+    return there + copies + (there if device == "cpu" else 0)
+
+
+def largest_measured(step: Step, budget: int, run: Run) -> int:
+    """The same of a step that looks at values, by a few that run."""
+    rows = rows_of(step.who, step.batch)
+    device = next(step.model.parameters()).device
+    depth = Depth()
+
+    def measured(size: int) -> int:
+        with unchanged(*step.roots):
+            return peak_of_step(step, lambda size: run.rows(min(2 * size, rows), size), size)
+
+    def peak(size: int) -> int:
+        return depth.run(lambda: measured(size), lambda peak: peak)
+
+    return max(1, search(peak, budget - _beside(step, device.type), (2, 4), rows))
 
 
 def largest_watched(
@@ -150,7 +187,7 @@ def largest_watched(
         attempt: forward and backward of a batch in micro-batches of so many rows; whether it fitted
             in all processes.
     """
-    rows = rows_of("accumulate", step.batch)
+    rows = rows_of(step.who, step.batch)
     written: Written | None = None
 
     def over(size: int) -> int:
@@ -193,7 +230,8 @@ def _step(
     if not isinstance(model, nn.Module):
         raise TypeError(f"{who}: model must be an nn.Module, got {type(model).__name__}")
     check_budget(who, budget, model)
-    return Step(model, None, as_optimizer(optimizer, list(model.parameters())), loss, autocast)
+    made = as_optimizer(who, optimizer, list(model.parameters()))
+    return Step(model, None, made, loss, autocast, who=who)
 
 
 def _largest(
@@ -205,7 +243,7 @@ def _largest(
     device: str | None,
     limit: int,
 ) -> int:
-    make = batch if callable(batch) else resized(batch, dim)
+    make = batch if callable(batch) else resized(batch, dim, step.who)
     home = next((p.device.type for p in step.model.parameters()), "cpu")
     target = device or ("cpu" if home == "cpu" else "cuda")
     return search(lambda size: _peak(step, make(size), fates, target, 1), budget, (1, 2), limit)
@@ -254,13 +292,23 @@ def _peak(step: Step, batch: Any, fates: Fates, device: str, micro_batches: int)
     return predict(other, fates, device)[0].peak.total
 
 
-def resized(batch: Any, dim: int) -> Callable[[int], Any]:
-    """Makes meta tensors of another size of those whose size there is the batch's."""
+def resized(batch: Any, dim: int, who: str = "largest_batch") -> Callable[[int], Any]:
+    """Makes meta tensors of another size of those whose size there is the batch's.
+
+    Raises:
+        ValueError: there is no such tensor, or one whose rows have sizes of their own.
+    """
     sample = as_dict(batch)
+    ragged = next((leaf for leaf in leaves_of(sample) if _is_ragged(leaf)), None)
+    if ragged is not None:
+        raise ValueError(
+            f"{who}: batch must be a function that makes one where rows have lengths of their own, "
+            f"got a {type(ragged).__name__} ({getattr(ragged, 'layout', 'packed')})"
+        )
     leaves = [leaf for leaf in pytree.tree_leaves(sample) if isinstance(leaf, Tensor)]
     now = next((leaf.shape[dim] for leaf in leaves if leaf.dim() > dim), None)
     if now is None:
-        raise ValueError(f"batch must hold a tensor of more than {dim} dimensions, got none")
+        raise ValueError(f"{who}: batch must hold a tensor of more than {dim} dimensions, got none")
 
     def make(size: int) -> Any:
         def resize(leaf: Any) -> Any:
@@ -274,3 +322,9 @@ def resized(batch: Any, dim: int) -> Callable[[int], Any]:
         return pytree.tree_map(resize, sample)
 
     return make
+
+
+def _is_ragged(leaf: Any) -> bool:
+    if not isinstance(leaf, Tensor):
+        return is_packed(leaf)
+    return leaf.is_nested or leaf.layout is not torch.strided

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import copy
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
-from memopt.accumulate.fit import check_budget, largest_micro_batch, largest_watched
+from memopt.accumulate.chosen import Kind, choices_of
+from memopt.accumulate.fit import (
+    check_budget,
+    largest_measured,
+    largest_micro_batch,
+    largest_watched,
+)
 from memopt.accumulate.measured import bytes_there
 from memopt.accumulate.peers import Peers
 from memopt.accumulate.run import Accumulated, Run
-from memopt.accumulate.sync import is_sharded
+from memopt.accumulate.sync import bucket_bytes, is_sharded
 from memopt.accumulate.weight import Weight, counter
 from memopt.anatomy.batches import as_dict, device_of, rows_of
 from memopt.anatomy.outcome import DependsOnValues
-from memopt.anatomy.step import LossLike, Step
+from memopt.anatomy.step import LossLike, Step, as_optimizer
 
 
 def accumulate(
@@ -55,16 +59,19 @@ def accumulate(
     many rows, from the gradients that were there. Memory that runs out with one row is an error in
     that process alone, and the others wait for it in vain.
 
-    "auto" takes the largest micro-batch whose predicted peak (see `memopt.anatomy`) fits, and keeps
-    it for the next batch of this model and shape. If memory runs out nevertheless, the micro-batch
-    is tried again with half as many rows, from the same random numbers and buffers; if its backward
-    had reached a gradient, the whole batch is, from the gradients that were there at the beginning.
+    "auto" takes the largest micro-batch whose predicted peak (see `memopt.anatomy`) fits, the whole
+    batch beside it, and keeps it for the next batch of these shapes, as long as the loss, the
+    optimizer and the model stay as they are (its modules and settings, what is frozen, hooks).
+    Where a step cannot be predicted, a few real ones are measured. If memory runs out nevertheless,
+    the micro-batch is tried again with half as many rows, from the same random numbers and buffers;
+    if its backward had reached a gradient, the whole batch is, from the gradients that were there
+    at the beginning.
 
     Args:
         model: a module, also in DDP or FSDP2.
         batch: on the model's device: a mapping of keyword arguments, a tuple or list of positional
-            ones, or the only one. Tensors are cut whose first dimension is the first one's; all
-            else goes to every micro-batch.
+            ones, or the only one. Tensors are cut whose first dimension is the first one's, nested
+            and packed sequences among them; all else goes to every micro-batch.
         micro_batch: rows, or "auto".
         loss: makes the loss of what the model returns. Default: the output's `loss`, its first
             element or the output.
@@ -106,39 +113,34 @@ def accumulate(
         if micro_batch < 1:
             raise ValueError(f"accumulate: micro_batch must be at least 1, got {micro_batch}")
         return run.all(min(micro_batch, rows), step_down=False)
-    step = Step(model, batch, optimizer, loss, autocast)
-    known = _chosen.setdefault(model, {})
-    key = (budget, autocast, *map(_described, pytree.tree_leaves(batch)))
+    as_optimizer("accumulate", optimizer, ())
+    step = Step(model, batch, optimizer, loss, autocast, who="accumulate")
+    choices, kind = choices_of(model), Kind(step, budget)
+    known = choices.rows(kind)
     if is_sharded(model):
         peers = Peers(model)
-        size = peers.least(known.get(key, 0)) or _choose_alike(step, budget, scaler, peers)
+        size = peers.least(known or 0) or _choose_alike(step, budget, scaler, peers)
         result = run.all_alike(size, peers)
-        known[key] = result.micro_batch
-        return result
-    if key not in known:
-        known[key] = _choose(step, budget, device, rows)
-    result = run.all(known[key], step_down=True)
-    known[key] = result.micro_batch
+    else:
+        size = _choose(step, budget, device, rows, run) if known is None else known
+        result = run.all(choices.most(kind, size), step_down=True)
+    choices.remember(kind, result)
     return result
 
 
-_chosen: WeakKeyDictionary[nn.Module, dict[Hashable, int]] = WeakKeyDictionary()
-
-
-def _described(leaf: object) -> Hashable:
-    return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else type(leaf).__name__
-
-
-def _choose(step: Step, budget: int | None, device: torch.device, rows: int) -> int:
+def _choose(step: Step, budget: int | None, device: torch.device, rows: int, run: Run) -> int:
     is_free = budget is None
     if budget is None:
         budget = _free(device)
     else:
         check_budget("accumulate", budget, step.model)
+        budget -= bucket_bytes(step.model)  # else they are among what is not free
     try:
         return largest_micro_batch(_unwrapped(step), budget, is_free, device.type)
     except DependsOnValues:
-        return rows  # and fewer, when memory runs out
+        if is_free:
+            return rows  # and fewer, when memory runs out
+    return largest_measured(step, budget, run)
 
 
 def _choose_alike(step: Step, budget: int | None, scaler: Any, peers: Peers) -> int:
@@ -173,6 +175,7 @@ def _free(device: torch.device) -> int:
 
 def _unwrapped(step: Step) -> Step:
     """Without DDP, whose reducer is no part of a copy."""
+    inner = copy.copy(step)
     if isinstance(step.model, nn.parallel.DistributedDataParallel):
-        step.model = step.model.module
-    return step
+        inner.model = step.model.module
+    return inner

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from memopt.anatomy.ledger import Ledger
+from memopt.anatomy.ledger import Ledger, highs_of
 from memopt.anatomy.step import Step
 from memopt.anatomy.work import tensors_in
 from memopt.measure import parts_of, storages
@@ -34,14 +33,14 @@ def peak_of(function: Callable[[int], object], rows: int) -> int:
     try:
         if torch.accelerator.is_available():
             return _on_accelerator(function, rows)
-        ledger = _Everything(nn.Module())
+        ledger = Ledger(nn.Module())
         with ledger:
             function(rows)
     except torch.OutOfMemoryError:
         if torch.accelerator.is_available():
             torch.accelerator.empty_cache()
         return NEVER_FITS
-    return ledger.most()
+    return max(highs_of(ledger))
 
 
 def peak_of_step(step: Step, run: Callable[[int], object], rows: int) -> int:
@@ -108,19 +107,3 @@ def _on_accelerator(function: Callable[[int], object], rows: int) -> int:
     torch.accelerator.synchronize()
     most: int = torch.accelerator.max_memory_allocated()
     return most
-
-
-class _Everything(Ledger):
-    """Knows nothing of the step: what operators read and did not make was there before."""
-
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.adopt("", [("", (args, kwargs))])
-        return super().run(func, args, kwargs)
-
-    def most(self) -> int:
-        """Bytes at the peak. What was found late was there from the beginning."""
-        before = [entry for entry in self.log if entry.piece.phase == "before" and entry.sign > 0]
-        later = [entry for entry in self.log if entry.piece.phase != "before" or entry.sign < 0]
-        sizes = (entry.sign * entry.piece.nbytes for entry in later)
-        start = sum(entry.piece.nbytes for entry in before)
-        return max(itertools.accumulate(sizes, initial=start))

@@ -74,6 +74,12 @@ class Run:
                     size, failures = again.size, again.failures
                     begin.restore()
 
+    def rows(self, rows: int, size: int) -> None:
+        """Micro-batches of the first rows alone, to be measured."""
+        for start in range(0, rows, size):
+            end = min(start + size, rows)
+            self._one(slice_of(self._batch, start, end), 1.0, False)
+
     def all_alike(self, size: int, peers: Peers) -> Accumulated:
         """The same of a sharded model, in all processes alike: with fewer rows where memory runs
         out in one of them. What others have reduced by then is of no use, and all begin again.

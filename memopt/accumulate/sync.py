@@ -14,6 +14,18 @@ def is_sharded(model: nn.Module) -> bool:
     return hasattr(model, "set_requires_gradient_sync")
 
 
+def bucket_bytes(model: nn.Module | None) -> int:
+    """Of the buckets in which DistributedDataParallel reduces gradients, beside these; 0 where they
+    are views of them, and of another model.
+    """
+    if not isinstance(model, nn.parallel.DistributedDataParallel):
+        return 0
+    if model.gradient_as_bucket_view:
+        return 0
+    sizes: list[int] = [p.nbytes for p in model.parameters() if p.requires_grad]
+    return sum(sizes)
+
+
 @contextmanager
 def synchronized(model: nn.Module, now: bool) -> Iterator[None]:
     """Forward and backward of a micro-batch run inside. What the model is told is undone."""

@@ -22,7 +22,7 @@ def before_backward(model: nn.Module) -> Before:
     it is free.
     """
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    return Before(([*model.parameters()],), written=[*model.buffers(), *gradients])
+    return Before(([*model.parameters()],), written=[*model.buffers(), *gradients], at_once=0)
 
 
 @contextmanager

@@ -28,7 +28,13 @@ def counter(weight: Weight, labels: str, ignore_index: int) -> Callable[[Any], f
                     f'accumulate: weight="{weight}" must have a batch that maps {labels!r} to a '
                     f"tensor, got {type(part).__name__}"
                 )
-            return float((found[:, first:] != ignore_index).sum())
+            if first and found.dim() < 2:
+                raise ValueError(
+                    'accumulate: weight="next tokens" must have labels of rows and tokens, got '
+                    f'shape {list(found.shape)}; weight="tokens" counts one label for each row'
+                )
+            counted = found[:, first:] if first else found
+            return float((counted != ignore_index).sum())
 
         return count
     if not callable(weight):

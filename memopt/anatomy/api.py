@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from memopt.anatomy.advice import advise
 from memopt.anatomy.away import OffloadLedger, apply_offload, check_place
 from memopt.anatomy.batches import as_dict, device_of, rows_of
+from memopt.anatomy.depth import Depth
 from memopt.anatomy.findings import AllocatorRow
 from memopt.anatomy.formulas import formulas, shape_of
 from memopt.anatomy.hollow import CUDA_GRANULARITY
@@ -65,8 +66,9 @@ def anatomy(
     Six categories add up to all bytes, each storage counted once: weights; gradients; optimizer
     states; activations, which are saved for backward; temporary buffers; and functionality-specific
     memory: inputs, buffers and other tensors that modules hold, and weights in autocast's dtype. A
-    storage is in one category for all of its life. Scratch memory that a kernel allocates and frees
-    inside itself is not seen.
+    storage is in one category for all of its life. Scratch that a CPU kernel allocates and frees
+    inside itself is a temporary buffer; where oneDNN chooses how much, it is a bound, and the peak
+    names it as its margin. Of CUDA's kernels scratch is not counted.
 
     Args:
         model: on any device, also meta.
@@ -125,7 +127,7 @@ def anatomy(
     step = Step(
         model,
         inputs,
-        as_optimizer(optimizer, list(model.parameters())),
+        as_optimizer("anatomy", optimizer, list(model.parameters())),
         loss,
         autocast,
         micro_batches,
@@ -133,8 +135,9 @@ def anatomy(
     )
     notes: list[str] = []
     predicted, ledger, problem = None, None, None
+    depth = Depth()
     try:
-        predicted, ledger = predict(step, fates, target)
+        predicted, ledger = predict(step, fates, target, depth)
     except DependsOnValues as error:
         if measure is False or without_values:
             raise
@@ -149,7 +152,9 @@ def anatomy(
             )
         if offload:
             check_place(fates, home)
-        measured, overhead, allocator = _measured(step, fates, home)
+        measured, overhead, allocator = depth.run(
+            lambda: _measured(step, fates, home), lambda found: found[0].instants
+        )
     regions = () if fates.checkpoint is None else find_blocks(model).modules
     if on_caches := note_on_caches(model, regions):
         notes.append(on_caches)
@@ -216,7 +221,9 @@ def _measured(
 
 
 def _copy_of(step: Step, computed: Iterable[Tensor]) -> Step:
-    memo = {id(tensor): tensor.detach().clone() for tensor in computed}
+    # PyTorch copies no results of autograd deeply, and loses the sizes of nested tensors.
+    nested = (tensor for tensor in tensors_in(step.batch) if tensor.is_nested)
+    memo = {id(tensor): tensor.detach().clone() for tensor in (*computed, *nested)}
     real = copy.copy(step)
     real.model, real.optimizer, real.batch = copy.deepcopy(
         (step.model, step.optimizer, step.batch), memo

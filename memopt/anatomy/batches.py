@@ -7,25 +7,29 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 from torch.utils import _pytree as pytree
 
 
 def rows_of(who: str, batch: object) -> int:
-    """The size of the first dimension that the batch's tensors have.
+    """The size of the first dimension that the batch's tensors have; of a PackedSequence, how many
+    sequences it has.
 
     Raises:
         ValueError: there is no tensor with a dimension.
     """
-    for leaf in pytree.tree_leaves(batch):
-        if isinstance(leaf, Tensor) and leaf.dim():
-            return leaf.shape[0]
+    for leaf in leaves_of(batch):
+        rows = _rows(leaf)
+        if rows is not None:
+            return rows
     raise ValueError(f"{who}: batch must hold a tensor with a first dimension, got none")
 
 
 def parts(who: str, batch: Any, rows: int) -> list[Any]:
     """The batch in parts of `rows` rows, the last of what is left.
 
-    Tensors whose first dimension is the batch's are cut, as views; all else is in every part.
+    Tensors whose first dimension is the batch's are cut, as views; all else is in every part. Of
+    packed and nested sequences, and of sparse tensors, parts are copies.
     """
     total = rows_of(who, batch)
     return [slice_of(batch, start, min(start + rows, total)) for start in range(0, total, rows)]
@@ -36,10 +40,38 @@ def slice_of(batch: Any, start: int, end: int) -> Any:
     total = rows_of("slice_of", batch)
 
     def cut(leaf: Any) -> Any:
-        has_rows = isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == total
-        return leaf[start:end] if has_rows else leaf
+        return _cut(leaf, start, end) if _rows(leaf) == total else leaf
 
-    return pytree.tree_map(cut, as_dict(batch))
+    return pytree.tree_map(cut, as_dict(batch), is_leaf=is_packed)
+
+
+def is_packed(value: object) -> bool:
+    return isinstance(value, PackedSequence)
+
+
+def leaves_of(batch: object) -> list[Any]:
+    """As pytree's, but a PackedSequence is one, since its tensors cannot be cut one by one."""
+    return pytree.tree_leaves(batch, is_leaf=is_packed)
+
+
+def _rows(leaf: Any) -> int | None:
+    if is_packed(leaf):
+        return int(leaf.batch_sizes[0])
+    if not isinstance(leaf, Tensor) or not leaf.dim():
+        return None
+    return int(leaf.size(0))
+
+
+def _cut(leaf: Any, start: int, end: int) -> Any:
+    if is_packed(leaf):
+        sequences = unpack_sequence(leaf)[start:end]
+        return pack_sequence(sequences, enforce_sorted=leaf.sorted_indices is None)
+    if leaf.is_nested:
+        rows = list(leaf.unbind()[start:end])
+        return torch.nested.as_nested_tensor(rows, layout=leaf.layout)
+    if leaf.layout is not torch.strided:
+        return leaf.index_select(0, torch.arange(start, end, device=leaf.device))
+    return leaf[start:end]
 
 
 def as_dict(batch: Any) -> Any:
@@ -51,7 +83,7 @@ def call(model: Any, batch: Any) -> Any:
     """`model` with the batch as keyword arguments, as positional ones, or as the only one."""
     if isinstance(batch, Mapping):
         return model(**batch)
-    if isinstance(batch, (tuple, list)):
+    if isinstance(batch, (tuple, list)) and not is_packed(batch):
         return model(*batch)
     return model(batch)
 

@@ -117,29 +117,37 @@ class TransformerShape:
 
 def shape_of(model: nn.Module, batch: Any, autocast: torch.dtype | None) -> TransformerShape | None:
     """Of a model with a transformers-like config; None for any other."""
-    config: Any = getattr(model, "config", None)
-    config = getattr(config, "text_config", config)
-    layers = _first(config, "num_hidden_layers", "n_layer", "num_layers")
-    hidden = _first(config, "hidden_size", "n_embd", "d_model")
-    heads = _first(config, "num_attention_heads", "n_head", "num_heads")
+    config: Any = _attribute(model, "config")
+    config = _first(config, "text_config") or config
+    layers = _whole(config, "num_hidden_layers", "n_layer", "num_layers")
+    hidden = _whole(config, "hidden_size", "n_embd", "d_model")
+    heads = _whole(config, "num_attention_heads", "n_head", "num_heads")
     if not layers or not hidden or not heads:
         return None
     tokens = _tokens(model, batch, config)
     if tokens is None:
         return None
-    inner = _first(config, "intermediate_size", "n_inner", "d_ff") or 4 * hidden
+    named = _first(config, "intermediate_size", "n_inner", "d_ff")
+    inner = 4 * hidden if named is None else _whole(config, "intermediate_size", "n_inner", "d_ff")
+    keys = _first(config, "num_key_value_heads")
+    kv_heads = heads if keys is None else _whole(config, "num_key_value_heads")
+    if inner is None or kv_heads is None:
+        return None
     dropout = _first(config, "hidden_dropout_prob", "resid_pdrop", "dropout_rate") or 0
-    dtype = autocast or next(model.parameters()).dtype
+    first = next(model.parameters(), None)
+    if first is None:
+        return None
+    dtype = autocast or first.dtype
     activation = str(_first(config, "hidden_act", "activation_function", "dense_act_fn") or "")
-    gated = "silu" in activation or bool(getattr(config, "is_gated_act", False))
-    words = getattr(config, "vocab_size", None) or 0
+    gated = "silu" in activation or bool(_attribute(config, "is_gated_act"))
+    words = _whole(config, "vocab_size") or 0
     is_lm = any(isinstance(m, nn.Linear) and m.out_features == words for m in model.modules())
-    attention = getattr(config, "_attn_implementation", "sdpa") == "eager"
+    attention = _attribute(config, "_attn_implementation") == "eager"
     return TransformerShape(
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=_first(config, "num_key_value_heads") or heads,
+        kv_heads=kv_heads,
         ffn=inner,
         gated=gated,
         tokens=tokens[0] * tokens[1],
@@ -151,8 +159,24 @@ def shape_of(model: nn.Module, batch: Any, autocast: torch.dtype | None) -> Tran
     )
 
 
+def _whole(config: Any, *names: str) -> int | None:
+    """The first of these that a config has; None where that is no whole number above 0, as of
+    models whose stages differ: they are no transformer of one shape.
+    """
+    found = _first(config, *names)
+    return found if type(found) is int and found > 0 else None
+
+
 def _first(config: Any, *names: str) -> Any:
-    return next((v for name in names if (v := getattr(config, name, None)) is not None), None)
+    return next((v for name in names if (v := _attribute(config, name)) is not None), None)
+
+
+def _attribute(config: Any, name: str) -> Any:
+    """A config is anybody's object: what it raises is its own."""
+    try:
+        return getattr(config, name, None)
+    except Exception:
+        return None
 
 
 def _tokens(model: nn.Module, batch: Any, config: Any) -> tuple[int, int] | None:
@@ -161,9 +185,9 @@ def _tokens(model: nn.Module, batch: Any, config: Any) -> tuple[int, int] | None
     for leaf in leaves:
         if not leaf.is_floating_point() and leaf.dim() == 2:
             return leaf.shape[0], leaf.shape[1]
-    patch = getattr(config, "patch_size", None)
+    patch = _whole(config, "patch_size")
     for leaf in leaves:
-        if leaf.dim() == 4 and isinstance(patch, int):
+        if leaf.dim() == 4 and patch is not None:
             return leaf.shape[0], leaf.shape[2] // patch * (leaf.shape[3] // patch) + 1
     return None
 

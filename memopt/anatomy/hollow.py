@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from memopt._compat import wraps_tensors
 from memopt.anatomy.ledger import Ledger
 from memopt.anatomy.outcome import DependsOnValues, Made, is_made, outcome_of
 from memopt.anatomy.pieces import STATES, Piece
@@ -77,11 +78,11 @@ class HollowLedger(Ledger):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = tensors_in((args, kwargs))
-        self._watch(func, args, kwargs, given)
+        self._watch(func, args, kwargs)
         with_values = all(self._has_values(tensor) for tensor in given)
         self._computed = True
         name = func.overloadpacket.__name__
-        if func.is_view or name in _ALWAYS:
+        if func.is_view or name in _ALWAYS or torch.Tag.inplace_view in func.tags:
             return func(*args, **kwargs)
         if name in _ASK:
             if with_values:
@@ -105,13 +106,14 @@ class HollowLedger(Ledger):
         results = [_allocated(leaf, given) if is_made(leaf) else leaf for leaf in leaves]
         return pytree.tree_unflatten(results, spec)
 
-    def _watch(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor]
-    ) -> None:
+    def _find(self, given: Sequence[Tensor]) -> None:
         for tensor in given:
             if not self.pieces_of(tensor):  # neither a copy nor of an operator
                 self._see(tensor)
                 self._outside.update(storages([tensor]))
+        super()._find(given)
+
+    def _watch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.phase != "optimizer":
             for tensor in written_by(func, args, kwargs):
                 is_outside = not self._outside.isdisjoint(storages([tensor]))
@@ -204,18 +206,22 @@ class Copies(NamedTuple):
 def hollow_copy(value: T, computed: Iterable[Tensor] = ()) -> tuple[T, Copies]:
     """A deep copy of modules, optimizers and tensors on the CPU, without values, but for small
     tensors that are no parameters. Of what shares memory the copies share it too, so that tied
-    weights are.
+    weights are, and the parts of a batch.
 
     Args:
         computed: results of autograd somewhere inside, which PyTorch refuses to copy.
+
+    Raises:
+        DependsOnValues: a tensor is nested or sparse.
     """
     memo: dict[int, Any] = {}
-    memory: dict[Hashable, Tensor] = {}
+    memory: dict[Hashable, tuple[Tensor, bool]] = {}
     originals: dict[int, list[Tensor]] = {}
     for tensor in (*_tensors_of(value), *computed):
         memo[id(tensor)] = _hollow(tensor, memory)
         originals.setdefault(_key(memo[id(tensor)]), []).append(tensor)
-    hollow = frozenset(base.untyped_storage()._cdata for base in memory.values())
+    bases = (base for base, is_hollow in memory.values() if is_hollow)
+    hollow = frozenset(base.untyped_storage()._cdata for base in bases)
     return copy.deepcopy(value, memo), Copies(hollow, originals)
 
 
@@ -236,17 +242,28 @@ def _tensors_of(value: Any) -> Iterator[Tensor]:
         yield from tensors_in(value)
 
 
-def _hollow(tensor: Tensor, memory: dict[Hashable, Tensor]) -> Tensor:
+def _hollow(tensor: Tensor, memory: dict[Hashable, tuple[Tensor, bool]]) -> Tensor:
+    if tensor.is_nested or tensor.layout is not torch.strided or wraps_tensors(tensor):
+        kind = "a nested tensor" if tensor.is_nested else f"a {type(tensor).__name__}"
+        kind = kind if tensor.is_nested or wraps_tensors(tensor) else f"{tensor.layout}"
+        raise DependsOnValues(f"the shapes of a step depend on values, of {kind}")
     ((key, nbytes),) = storages([tensor]).items()
-    if nbytes <= _SMALL and not tensor.is_meta and not isinstance(tensor, nn.Parameter):
-        return tensor.detach().clone().cpu().requires_grad_(tensor.requires_grad)
-    base = memory.get(key)
-    if base is None:
-        base = memory[key] = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+    if key not in memory:
+        memory[key] = _base(tensor, nbytes)
     with torch.no_grad():
         view = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(
-            base.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+            memory[key][0].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
         )
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(view, requires_grad=tensor.requires_grad)
     return view.requires_grad_(tensor.requires_grad)
+
+
+def _base(tensor: Tensor, nbytes: int) -> tuple[Tensor, bool]:
+    """Memory for a copy of a tensor's storage, and whether it has no values."""
+    if nbytes > _SMALL or tensor.is_meta or isinstance(tensor, nn.Parameter):
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu"), True
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    with torch.no_grad():
+        whole.set_(tensor.untyped_storage(), 0, (nbytes,), (1,))
+    return whole.cpu().clone(), False

@@ -9,7 +9,8 @@
 
 A dispatch mode sees what each operator returns; a weak reference to each storage says when it ends,
 also inside C++ code. So each storage counts once, whole, whichever views of it there are, for
-as long as it lives. Not seen is what a kernel allocates and frees inside itself.
+as long as it lives. What a CPU kernel allocates and frees inside itself follows from its
+arguments (scratch.py); of an accelerator's kernels it is not known.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -39,6 +41,7 @@ from memopt.anatomy.pieces import (
     Piece,
 )
 from memopt.anatomy.places import MEMOPT, NOWHERE, Place, line_of
+from memopt.anatomy.scratch import scratch_of
 from memopt.anatomy.work import Work, tensors_in, work_of
 from memopt.attribution import innermost
 from memopt.measure import SavedTensors, parts_of
@@ -57,6 +60,12 @@ class Ledger(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.pieces: list[Piece] = []
         self.log: list[Entry] = []
+        self.late: list[Piece] = []
+        """What was there before, and was found when an operator of forward read it: in a closure,
+        in a list. It counts from the beginning, and is in no line of the log."""
+        self.scratch: list[tuple[int, Piece]] = []
+        """What kernels allocated and freed inside themselves, each with how many lines the log had
+        then. It is in no line of the log."""
         self.ops: list[str] = ["before"]
         """The name of each instant's operator."""
         self.phases: list[str] = ["before"]
@@ -67,6 +76,8 @@ class Ledger(TorchDispatchMode):
         self.phase = "forward"
         self._granularity = granularity
         self._device = device
+        self._on_cpu = device in (None, "cpu")
+        """Whether kernels are the CPU's, whose scratch counts."""
         self._live: dict[int, tuple[weakref.ref[Any], Piece]] = {}
         self._places: dict[int, Place] = {}
         self._weights: set[int] = set()
@@ -120,6 +131,7 @@ class Ledger(TorchDispatchMode):
     def restart(self) -> None:
         """Forget what has been, but not what is there: the next step begins."""
         self.pieces = [piece for _, piece in self._live.values()]
+        self.late, self.scratch = [], []
         for piece in self.pieces:
             piece.born, piece.phase, piece.saved = 0, "before", None
         self.log = [Entry(0, 1, piece) for piece in self.pieces]
@@ -150,6 +162,7 @@ class Ledger(TorchDispatchMode):
         self.ops.append(name)
         self.phases.append(self.phase)
         given = tensors_in((args, kwargs) if kwargs else args)
+        self._find(given)
         self._used(given)
         result = self.run(func, args, kwargs)
         place: Place | None = None
@@ -159,6 +172,8 @@ class Ledger(TorchDispatchMode):
                 place = place or self._place()
                 for piece in self._note(tensor, name, self.phase, place):
                     self._know(piece, name, args)
+        if self._on_cpu:
+            self._note_scratch(func, args, given, results, name)
         if name.startswith("memopt._") and self.phase == "backward":
             self._know_recipes(name, kwargs, results)
         work = work_of(func, args, kwargs, result, (*given, *results))
@@ -167,9 +182,51 @@ class Ledger(TorchDispatchMode):
             self.work.append(work._replace(module=place.module, phase=self.phase))
         return result
 
+    def _find(self, given: Sequence[Tensor]) -> None:
+        """Enter what an operator reads and none has made. (Numbers become tensors on the way.)"""
+        if self.phase != "forward":
+            return
+        for tensor in given:
+            if tensor.dim() and any(key not in self._live for key in _keys(tensor)):
+                begin = len(self.log)
+                self.adopt(
+                    WEIGHTS if isinstance(tensor, nn.Parameter) else FUNCTIONALITY, [("", tensor)]
+                )
+                self.late += [entry.piece for entry in self.log[begin:]]
+                del self.log[begin:]
+
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the operator. For a ledger whose operators compute nothing."""
         return func(*args, **kwargs)
+
+    def _note_scratch(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        given: Sequence[Tensor],
+        results: Sequence[Tensor],
+        name: str,
+    ) -> None:
+        """What the kernel allocated and freed, beside what it returned."""
+        scratch = scratch_of(func, args, given, results)
+        nbytes = scratch.known + scratch.margin
+        if not nbytes or (self._device is None and not _are_on_cpu(given)):
+            return
+        place = self._place()
+        piece = Piece(
+            nbytes,
+            (nbytes,),
+            torch.uint8,
+            self.instant,
+            self.phase,
+            f"{name} (scratch)",
+            place.module,
+            place.line,
+            TEMPORARY,
+            died=self.instant,
+            margin=scratch.margin,
+        )
+        self.scratch.append((len(self.log), piece))
 
     def _know(self, piece: Piece, name: str, args: tuple[Any, ...]) -> None:
         """What can be said of a piece when an operator has made it."""
@@ -235,6 +292,8 @@ class Ledger(TorchDispatchMode):
         if key not in self._live:
             return
         piece = self._live.pop(key)[1]
+        if piece in self.late:
+            return
         piece.died = self.instant
         self.log.append(Entry(self.instant, -1, piece))
         self.total -= piece.nbytes
@@ -256,6 +315,26 @@ class Ledger(TorchDispatchMode):
         place = Place(innermost(frame, self._paths)[0], line_of(frame))
         self._places[number - 1] = place
         return place
+
+
+def highs_of(ledger: Ledger) -> list[int]:
+    """The same, with the most scratch that there was then."""
+    totals = totals_of(ledger)
+    highs = list(totals)
+    for place, piece in ledger.scratch:
+        highs[place] = max(highs[place], totals[place] + piece.nbytes)
+    return highs
+
+
+def _are_on_cpu(tensors: Sequence[Tensor]) -> bool:
+    return all(tensor.device.type == "cpu" for tensor in tensors)
+
+
+def totals_of(ledger: Ledger) -> list[int]:
+    """What is alive before each line of a log, and at its end."""
+    late = sum(piece.nbytes for piece in ledger.late)
+    changes = (entry.sign * entry.piece.nbytes for entry in ledger.log)
+    return list(accumulate(changes, initial=late))
 
 
 class _Hooks(SavedTensors):

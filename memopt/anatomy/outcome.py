@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from memopt._compat import depends_on_values
+from memopt.anatomy.onednn import lstm_workspace
 
 
 class DependsOnValues(RuntimeError):
@@ -45,6 +46,8 @@ def outcome_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_cpu:
         return _in_layout_of(args[:2], made)
     if func in _LOSSES:
         return _loss_over_its_elements(func, args, kwargs, made)
+    if func is torch.ops.aten.mkldnn_rnn_layer.default:
+        return _with_workspace(args, made)
     if on_cpu and func is torch.ops.aten.native_layer_norm.default:
         return _layer_norm_on_cpu(args, made)
     if on_cpu and func is torch.ops.aten.native_group_norm_backward.default:
@@ -61,6 +64,7 @@ def _by_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
     def on_meta(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
+            _check_strided(func, leaf)
             shape, stride = tuple(leaf.shape), leaf.stride()
             meta = torch.empty_strided(shape, stride, dtype=leaf.dtype, device="meta")
             places[meta.untyped_storage()._cdata] = len(places)
@@ -74,21 +78,33 @@ def _by_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         kwargs = {**kwargs, "device": torch.device("meta")}
     try:
         result = func(*args, **kwargs)
-    except RuntimeError as error:
-        if not depends_on_values(error):
-            raise
+    except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+        if depends_on_values(error):
+            raise DependsOnValues(
+                f"a prediction has no values, and the shape that {func} returns depends on them, "
+                f"or it has no meta kernel: {error}"
+            ) from error
+        # Its real kernel may take what this one does not; or say better what is wrong.
         raise DependsOnValues(
-            f"a prediction has no values, and the shape that {func} returns depends on them, or it "
-            f"has no meta kernel: {error}"
+            f"a prediction asks {func} for shapes alone, which raises {type(error).__name__}: "
+            f"{error}"
         ) from error
 
     def described(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
+        _check_strided(func, leaf)
         place = places.get(leaf.untyped_storage()._cdata)
         return Made(tuple(leaf.shape), leaf.stride(), leaf.dtype, place)
 
     return pytree.tree_map(described, result)
+
+
+def _check_strided(func: Any, tensor: Tensor) -> None:
+    if tensor.layout is not torch.strided:
+        raise DependsOnValues(
+            f"a prediction has no values, and what {func} reads or returns is {tensor.layout}"
+        )
 
 
 def _in_layout_of(tensors: Sequence[Tensor], made: Any) -> Any:
@@ -102,6 +118,17 @@ def _in_layout_of(tensors: Sequence[Tensor], made: Any) -> Any:
             empty = torch.empty(made.shape, device="meta", memory_format=layout)
             return made._replace(stride=empty.stride())
     return made
+
+
+def _with_workspace(args: tuple[Any, ...], made: Any) -> Any:
+    """In training the last result is what oneDNN keeps for backward; its meta kernel says none."""
+    source, weight, train = args[0], args[2], args[15]
+    steps, rows, inputs = source.shape
+    nbytes = 0
+    if train:
+        itemsize = source.element_size()
+        nbytes = lstm_workspace(steps, rows, inputs, weight.shape[1], itemsize)
+    return (*made[:-1], made[-1]._replace(shape=(nbytes,), stride=(1,)))
 
 
 def _layer_norm_on_cpu(args: tuple[Any, ...], made: Any) -> Any:

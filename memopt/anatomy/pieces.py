@@ -58,6 +58,8 @@ class Piece:
     """The number of the last operator of forward that read it."""
     first_in_backward: int | None = None
     """The number of the first operator of backward that did."""
+    margin: int = 0
+    """Bytes of a kernel's scratch that may not be there: its size is known as a bound."""
 
 
 class Entry(NamedTuple):

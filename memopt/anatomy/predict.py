@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
+from memopt.anatomy.depth import Depth
 from memopt.anatomy.hollow import HollowLedger, hollow_copy
 from memopt.anatomy.ledger import Ledger
 from memopt.anatomy.on_cuda import AsOnCuda, as_on_cuda, counts_on_host
@@ -39,13 +40,18 @@ class Hollow(NamedTuple):
     """What its forward and backward would write of what is there before."""
 
 
-def predict(step: Step, fates: Fates, target: str) -> tuple[Trace, Ledger]:
-    """The trace of a step that computes nothing, on copies; and its ledger.
+def predict(
+    step: Step, fates: Fates, target: str, depth: Depth | None = None
+) -> tuple[Trace, Ledger]:
+    """The trace of a step that computes nothing, on copies; and its ledger. `depth`: of other looks
+    at this step.
 
     Raises:
         DependsOnValues: the step looks at values.
     """
-    ledger, seconds, *_ = hollow_step(step, fates, target)
+    ledger, seconds, *_ = (depth or Depth()).run(
+        lambda: hollow_step(step, fates, target), lambda hollow: len(hollow.ledger.ops)
+    )
     entries = offloaded(ledger, fates) if fates.offload else None
     return trace_of(ledger, seconds, entries), ledger
 

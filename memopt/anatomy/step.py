@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from memopt.anatomy.batches import as_dict, call, loss_in, parts, rows_of
 from memopt.anatomy.ledger import Ledger
 from memopt.anatomy.pieces import FUNCTIONALITY, GRADIENTS, STATES, WEIGHTS
+from memopt.measure import held_by
 
 OptimizerLike = torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None
 
@@ -33,6 +35,8 @@ class Step:
     set_to_none: bool = True
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Entered around the step: regions run their forward again in backward."""
+    who: str = "anatomy"
+    """The function that the user called, for messages."""
 
     @property
     def roots(self) -> tuple[object, ...]:
@@ -68,21 +72,21 @@ class Step:
 
     def batches(self) -> list[Any]:
         """The micro-batches."""
-        rows = rows_of("anatomy", self.batch)
+        rows = rows_of(self.who, self.batch)
         if self.micro_batches == 1:
             return [as_dict(self.batch)]
         if not 1 <= self.micro_batches <= rows:
             raise ValueError(
-                f"anatomy: micro_batches must be from 1 to the batch's {rows} rows, got "
+                f"{self.who}: micro_batches must be from 1 to the batch's {rows} rows, got "
                 f"{self.micro_batches}"
             )
-        return parts("anatomy", self.batch, -(-rows // self.micro_batches))
+        return parts(self.who, self.batch, -(-rows // self.micro_batches))
 
     def forward(self, batch: Any, model: Callable[..., Any] | None = None) -> Tensor:
         """The loss of one of them, with its share of the whole. `model`: in place of its own."""
         with self._autocast():
             output = call(self.model if model is None else model, batch)
-            loss = loss_in("anatomy", output if self.loss is None else self.loss(output))
+            loss = loss_in(self.who, output if self.loss is None else self.loss(output))
             return loss / self.micro_batches if self.micro_batches > 1 else loss
 
     def output(self, batch: Any) -> Any:
@@ -159,13 +163,12 @@ def traced(step: Step, ledger: Ledger, prime: Collection[str] | None = None) -> 
 
 
 def tensor_attributes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """By name, the tensors among the plain attributes of modules, which are neither parameters nor
-    buffers.
+    """The tensors in plain attributes of modules, which are neither parameters nor buffers, each
+    with a name below its module's path.
     """
     for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            if isinstance(value, Tensor):
-                yield f"{path}.{name}" if path else name, value
+        for tensor in held_by(module):
+            yield f"{path}.attribute" if path else "attribute", tensor
 
 
 def computed_attributes(model: nn.Module) -> Iterator[Tensor]:
@@ -175,18 +178,34 @@ def computed_attributes(model: nn.Module) -> Iterator[Tensor]:
     return (tensor for _, tensor in tensor_attributes(model) if not tensor.is_leaf)
 
 
-def as_optimizer(kind: object, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer | None:
-    """An optimizer of the parameters that require gradients, from a class or a function."""
-    if kind is None or isinstance(kind, torch.optim.Optimizer):
-        return kind
-    if not callable(kind):
-        raise TypeError(
-            "anatomy: optimizer must be a torch.optim.Optimizer, a class or function that makes "
-            f"one of parameters, or None, got {type(kind).__name__}"
-        )
-    optimizer = kind([p for p in parameters if p.requires_grad])
+def as_optimizer(
+    who: str, kind: object, parameters: Sequence[nn.Parameter]
+) -> torch.optim.Optimizer | None:
+    """An optimizer of the parameters that require gradients, from a class or a function.
+
+    Raises:
+        TypeError: it is none.
+        ValueError: its step runs forward and backward itself.
+    """
+    if kind is None:
+        return None
+    optimizer = kind
+    if not isinstance(kind, torch.optim.Optimizer):
+        if not callable(kind):
+            raise TypeError(
+                f"{who}: optimizer must be a torch.optim.Optimizer, a class or function that makes "
+                f"one of parameters, or None, got {type(kind).__name__}"
+            )
+        optimizer = kind([p for p in parameters if p.requires_grad])
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
-            f"anatomy: optimizer must make a torch.optim.Optimizer, got {type(optimizer).__name__}"
+            f"{who}: optimizer must make a torch.optim.Optimizer, got {type(optimizer).__name__}"
+        )
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"{who}: optimizer must step without a closure, got {type(optimizer).__name__}, whose "
+            "step runs forward and backward itself, as often as it likes; optimizer=None is for "
+            "one forward and backward"
         )
     return optimizer

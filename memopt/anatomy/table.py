@@ -31,6 +31,11 @@ def title_of(anatomy: Findings) -> str:
         f"peak {as_text(peak.total)}, {known}, in {peak.phase}"
         f"{f' of {peak.module}' if peak.module else ''} ({peak.op}"
         f"{f', {peak.line}' if peak.line else ''})"
+        + (
+            f"\nof it up to {as_text(peak.margin)} may not be there: a bound of kernels' scratch"
+            if peak.margin
+            else ""
+        )
     )
 
 

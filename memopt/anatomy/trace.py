@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from memopt.anatomy.ledger import Ledger
@@ -39,6 +40,8 @@ class Moment:
     module: str
     """The module whose forward or backward ran it, as far as it made something."""
     line: str
+    margin: int = 0
+    """Of the total, bytes of a kernel's scratch that may not be there: of it a bound is known."""
 
 
 @dataclass(frozen=True)
@@ -132,12 +135,15 @@ class Trace:
 
 def trace_of(ledger: Ledger, seconds: float, entries: Sequence[Entry] | None = None) -> Trace:
     """Of a ledger that is closed. `entries` in place of its own log: another course of things."""
-    log = list(ledger.log if entries is None else entries)
-    marks = list(ledger.marks) if entries is None else []
+    log = _with_scratch(ledger) if entries is None else _merged(entries, ledger)
+    late = [Entry(0, 1, piece) for piece in ledger.late]
+    marks = [_moved(mark, ledger) for mark in ledger.marks] if entries is None else []
     totals = dict.fromkeys(CATEGORIES, 0)
     points: dict[int, tuple[int, dict[str, int]]] = {}
     best: dict[str, tuple[int, Mark]] = {}
-    total = 0
+    total = sum(piece.nbytes for piece in ledger.late)
+    for piece in ledger.late:
+        totals[piece.category] += piece.nbytes
     first = None
     for place, entry in enumerate(log, 1):
         change = entry.sign * entry.piece.nbytes
@@ -159,10 +165,11 @@ def trace_of(ledger: Ledger, seconds: float, entries: Sequence[Entry] | None = N
     chosen = [*marks[-1:], *([first] if first else [])]
     chosen += [best[k][1] for k in ("most in backward", "most in optimizer") if k in best]
     of_peak = best["peak"][1]
-    peak = _alive(log, of_peak.place)
+    alive = partial(_alive, [*late, *log])
+    peak = alive(len(late) + of_peak.place)
     return Trace(
         peak=_moment(ledger, log, of_peak, peak),
-        moments=tuple(_moment(ledger, log, mark, _alive(log, mark.place)) for mark in chosen),
+        moments=tuple(_moment(ledger, log, mark, alive(len(late) + mark.place)) for mark in chosen),
         fates=_fates(log, marks[-1].place if marks else len(log)),
         timeline=_thinned(points),
         phases=tuple(_phases(ledger.phases)),
@@ -173,6 +180,38 @@ def trace_of(ledger: Ledger, seconds: float, entries: Sequence[Entry] | None = N
         instants=len(ledger.ops),
         seconds=seconds,
     )
+
+
+def _with_scratch(ledger: Ledger) -> list[Entry]:
+    """The log, with lines for scratch."""
+    log: list[Entry] = []
+    done = 0
+    for place, piece in ledger.scratch:
+        log += ledger.log[done:place]
+        log += [Entry(piece.born, 1, piece), Entry(piece.born, -1, piece)]
+        done = place
+    return log + ledger.log[done:]
+
+
+def _moved(mark: Mark, ledger: Ledger) -> Mark:
+    before = sum(place < mark.place for place, _ in ledger.scratch)
+    return mark._replace(place=mark.place + 2 * before)
+
+
+def _merged(entries: Sequence[Entry], ledger: Ledger) -> list[Entry]:
+    """Another course of things, with lines for scratch: when an operator's results are there, and
+    before anything ends.
+    """
+    waiting = deque(piece for _, piece in ledger.scratch)
+    log: list[Entry] = []
+    for entry in entries:
+        while waiting and (
+            waiting[0].born < entry.instant or (waiting[0].born == entry.instant and entry.sign < 0)
+        ):
+            piece = waiting.popleft()
+            log += [Entry(piece.born, 1, piece), Entry(piece.born, -1, piece)]
+        log.append(entry)
+    return log
 
 
 def _alive(log: Sequence[Entry], place: int) -> list[Piece]:
@@ -200,6 +239,7 @@ def _moment(ledger: Ledger, log: Sequence[Entry], mark: Mark, alive: Sequence[Pi
         ledger.phases[mark.instant],
         last.module if last is not None and at_instant else "",
         last.line if last is not None and at_instant else "",
+        sum(piece.margin for piece in alive),
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
@@ -57,7 +58,8 @@ def work_of(
 def _name_and_kind(func: Any) -> tuple[str, str]:
     """The kind is that of an operator without a formula; empty where it does no work."""
     name: str = func.overloadpacket.__name__
-    if name.startswith(_NO_WORK) or func.is_view or name == "_unsafe_view":
+    is_view = func.is_view or torch.Tag.inplace_view in func.tags
+    if name.startswith(_NO_WORK) or is_view or name == "_unsafe_view":
         return name, ""
     return name, NORMALISATION if _normalises(name, name.strip("_").split("_")) else ELEMENTWISE
 

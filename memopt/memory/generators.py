@@ -35,7 +35,7 @@ def kept_generator(value: object) -> Restore | None:
 def kept_random(devices: Iterable[torch.device]) -> list[Restore]:
     """The generators that all share: of PyTorch's CPU and of `devices`, of Python and of NumPy."""
     found: list[Restore] = [
-        partial(torch.set_rng_state, torch.get_rng_state()),
+        _kept_numbers_of_cpu(),
         partial(random.setstate, random.getstate()),
     ]
     numpy: Any = sys.modules.get("numpy.random")
@@ -45,6 +45,12 @@ def kept_random(devices: Iterable[torch.device]) -> list[Restore]:
         module = torch.get_device_module(device)
         found.append(partial(module.set_rng_state, module.get_rng_state(device), device))
     return found
+
+
+def _kept_numbers_of_cpu() -> Restore:
+    """In Python's memory, since what is measured meanwhile is memory of tensors."""
+    state = bytes(torch.get_rng_state().tolist())
+    return lambda: torch.set_rng_state(torch.tensor(list(state), dtype=torch.uint8))
 
 
 def _has_generator(device: torch.device) -> bool:

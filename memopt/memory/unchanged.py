@@ -47,9 +47,12 @@ class Before:
     Args:
         roots: modules, functions, batches, optimizers; with all that they hold.
         written: tensors that may be written unseen. Their bytes are copied now.
+        at_once: storages of so many bytes are copied now, too.
     """
 
-    def __init__(self, roots: Iterable[object], written: Iterable[Tensor] = ()) -> None:
+    def __init__(
+        self, roots: Iterable[object], written: Iterable[Tensor] = (), at_once: int = _SMALL
+    ) -> None:
         with unseen():
             found = reached(roots)
             self._objects = found.objects
@@ -63,7 +66,7 @@ class Before:
             ]
             for tensor in found.tensors:
                 self._contents.adopt(tensor)
-                if found.is_compiled or found.steps_in_backward or _is_small(tensor):
+                if found.is_compiled or found.steps_in_backward or _fits(tensor, at_once):
                     self._contents.keep(tensor)
             for tensor in written:
                 self.about_to_write(tensor)
@@ -163,5 +166,5 @@ def unchanged(
         yield before
 
 
-def _is_small(tensor: Tensor) -> bool:
-    return all(storage.nbytes() <= _SMALL for storage in storages_of(tensor))
+def _fits(tensor: Tensor, nbytes: int) -> bool:
+    return all(storage.nbytes() <= nbytes for storage in storages_of(tensor))

@@ -179,8 +179,8 @@ def live_of(
     target = device or ("cuda" if home in ("meta", "cuda") else "cpu")
     if not all(tensor.is_meta for tensor in tensors_in(batch)):
         device_of("memopt.plan", model, batch)
-    made = as_optimizer(optimizer, list(model.parameters()))
-    step = Step(model, batch, made, loss, autocast, micro_batches)
+    made = as_optimizer("memopt.plan", optimizer, list(model.parameters()))
+    step = Step(model, batch, made, loss, autocast, micro_batches, who="memopt.plan")
     runs = has_values(model, batch) and target == home
     return Live(
         step,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from memopt.anatomy.ledger import Ledger
+from memopt.anatomy.ledger import Ledger, highs_of, totals_of
 from memopt.anatomy.pieces import ACTIVATIONS, GRADIENTS, KEPT, REGION_INPUT, Piece
 from memopt.plan.choice import MIN_BYTES
 from memopt.plan.watch import Call, Moment, backward_spans, converted, forward_spans
@@ -60,11 +60,6 @@ class StepBytes:
     """Whether backward passed the stages in the opposite order."""
 
 
-def totals_of(ledger: Ledger) -> list[int]:
-    """What is alive before each line of a log, and at its end."""
-    return [0, *accumulate(entry.sign * entry.piece.nbytes for entry in ledger.log)]
-
-
 def step_bytes(ledger: Ledger, begun: Moment, called: Sequence[Call[Moment]]) -> StepBytes:
     """Of a ledger that is closed, of a step that offloads nothing.
 
@@ -76,7 +71,7 @@ def step_bytes(ledger: Ledger, begun: Moment, called: Sequence[Call[Moment]]) ->
     calls = converted(called, lambda moment: moment.log)
     saves = forward_spans(converted(called, lambda m: m.saves), begun.saves, ledger.saves)
     log = ledger.log
-    totals = totals_of(ledger)
+    totals, highs = totals_of(ledger), highs_of(ledger)
     gradients = [
         0,
         *accumulate(e.sign * e.piece.nbytes * (e.piece.category == GRADIENTS) for e in log),
@@ -93,11 +88,11 @@ def step_bytes(ledger: Ledger, begun: Moment, called: Sequence[Call[Moment]]) ->
         there = most = 0
         if backward is not None:
             there = gradients[backward[0]] - gradients[start]
-            most = max(totals[backward[0] : backward[1] + 1]) - held - there
+            most = max(highs[backward[0] : backward[1] + 1]) - held - there
         stages.append(
             StageBytes(
                 resident=totals[stop] - held,
-                forward=max(totals[begin : stop + 1]) - held,
+                forward=max(highs[begin : stop + 1]) - held,
                 backward=max(0, most),
                 gradients=there,
                 may_leave=_may_leave(ledger, *saved),
@@ -106,10 +101,10 @@ def step_bytes(ledger: Ledger, begun: Moment, called: Sequence[Call[Moment]]) ->
     begins = [call.backward for call in calls if call.backward is not None]
     return StepBytes(
         base=totals[start],
-        above=max(totals[start : end + 1]) - totals[start],
-        optimizer=max(totals[end:]) - totals[start],
+        above=max(highs[start : end + 1]) - totals[start],
+        optimizer=max(highs[end:]) - totals[start],
         stages=tuple(stages),
-        peak=max(totals),
+        peak=max(highs),
         in_order=begins == sorted(begins, reverse=True),
     )
 

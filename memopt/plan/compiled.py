@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memopt._sizes import as_text, at_least
+from memopt.anatomy.ledger import totals_of
 from memopt.anatomy.predict import hollow_step
 from memopt.anatomy.step import Step
 from memopt.compile import compile
 from memopt.live_bytes import LiveBytes
 from memopt.memory.unchanged import unchanged
 from memopt.plan import ranks
-from memopt.plan.bytes import totals_of
 from memopt.plan.choice import Assignment
 from memopt.plan.choose import BudgetTooSmall
 from memopt.plan.live import Live, allocated_above

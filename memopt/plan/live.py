@@ -12,7 +12,8 @@ from typing import cast
 import torch
 from torch import nn
 
-from memopt.accumulate.sync import is_sharded
+from memopt.accumulate.sync import bucket_bytes, is_sharded
+from memopt.anatomy.depth import Depth
 from memopt.anatomy.outcome import DependsOnValues
 from memopt.anatomy.step import Step
 from memopt.anatomy.work import tensors_in
@@ -25,7 +26,7 @@ from memopt.plan.choice import KEEP, Assignment, Choice
 from memopt.plan.choose import Terms, uniform
 from memopt.plan.observe import Observed, predicted, watched
 from memopt.plan.profile import Profile, StepSeconds, profile_of
-from memopt.plan.seconds import measured_seconds
+from memopt.plan.seconds import StageSeconds, measured_seconds
 
 Blocks = Modules | Sequence[str] | None
 
@@ -51,6 +52,7 @@ class Live:
     _plain: Observed | None = None
     entry: nn.Module | None = None
     """What runs the model: DistributedDataParallel around it; None: the model itself."""
+    depth: Depth = field(default_factory=Depth)
     written: Written = field(default_factory=Written)
     """What steps that were looked at write of what is there before: where time and an allocator's
     bytes are measured, no mode may be on that sees it.
@@ -78,9 +80,10 @@ class Live:
         """A step with an assignment: predicted, or where it asks for values watched. The most bytes
         of all ranks, which then ask for the same steps.
         """
-        observed = self._look(assignment.without_regions(self.no_regions))
+        possible = assignment.without_regions(self.no_regions)
+        observed = self.depth.run(lambda: self._look(possible), lambda o: len(o.ledger.ops))
         self.written.add(observed.written.tensors)
-        nbytes, buckets = observed.nbytes, self._buckets()
+        nbytes, buckets = observed.nbytes, bucket_bytes(self.entry)
         nbytes = replace(nbytes, base=nbytes.base + buckets, peak=nbytes.peak + buckets)
         kinds, sites = ranks.first((observed.kinds, observed.sites))
         return replace(
@@ -109,12 +112,6 @@ class Live:
                 self.predictable = False
         with applied(assignment.staying(), self.step.model):
             return watched(self.step, self.blocks)
-
-    def _buckets(self) -> int:
-        """In which DistributedDataParallel reduces gradients."""
-        if self.entry is None:
-            return 0
-        return sum(p.nbytes for p in self.step.model.parameters() if p.requires_grad)
 
     def profile(self) -> Profile:
         """Bytes and seconds, of all ranks."""
@@ -146,28 +143,34 @@ class Live:
             for sample in samples:
                 assignment = profile.handed_on(sample, number)
                 with applied(assignment, self.step.model):
-                    measured_seconds(self.step, self.blocks, self.written)
-                    stages = measured_seconds(self.step, self.blocks, self.written)
+                    self._seconds()
+                    stages = self._seconds()
                 yield StepSeconds(assignment, ranks.with_longest(stages), number)
+
+    def _seconds(self) -> list[StageSeconds]:
+        return self.depth.run(lambda: measured_seconds(self.step, self.blocks, self.written), len)
 
     def watch(self) -> int:
         """The most bytes above what is there already, in a real forward and backward of the model
         as it is; the most of all ranks.
         """
         device = next(self.step.model.parameters()).device
-        step, blocks = self.step, self.blocks
+        if device.type == "cpu":  # without buckets, which are in the base
+            observed = self.depth.run(
+                lambda: watched(self.step, self.blocks), lambda o: len(o.ledger.ops)
+            )
+            return ranks.most(observed.nbytes.above)
+        step = copy.copy(self.step)
         if self.entry is not None:
-            step = copy.copy(step)
-            step.model, blocks = self.entry, tuple(f"module.{path}" for path in blocks)
-        if device.type == "cpu":
-            return ranks.most(watched(step, blocks).nbytes.above)
+            step.model = self.entry
 
         def run() -> None:
             for batch in step.batches():
                 step.forward(batch).backward()
 
         with unchanged(*step.roots, written=self.written):
-            return ranks.most(allocated_above(device, run))
+            above = self.depth.run(lambda: allocated_above(device, run), lambda above: above)
+        return ranks.most(above)
 
 
 def allocated_above(device: torch.device, run: Callable[[], None]) -> int:

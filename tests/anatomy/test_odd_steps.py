@@ -1,0 +1,124 @@
+"""Proves that steps of random depth are looked at where they are deepest, that what was there
+before is not taken for kept, and that odd configurations and views in place break no report.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import memopt
+
+DRAWS: dict[str, Callable[[], Any]] = {
+    "torch": lambda: torch.rand([]),
+    "torch, one": lambda: torch.rand(1).item(),
+    "python": lambda: random.random(),
+    "uniform": lambda: random.uniform(0, 1),
+}
+
+
+class Deep(nn.Module):
+    """Leaves each of its layers out by a number that is drawn."""
+
+    def __init__(self, draw: Callable[[], Any] | None, keeps_below: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)) for _ in range(4)
+        )
+        self.draw, self.keeps_below = draw, keeps_below
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if self.draw is None or bool(self.draw() < 0.5) is self.keeps_below:
+                x = x + layer(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("keeps_below", [False, True])
+@pytest.mark.parametrize("draw", DRAWS)
+def test_a_step_of_random_depth_is_looked_at_where_it_is_deepest(
+    draw: str, keeps_below: bool
+) -> None:
+    x = torch.randn(6, 8)
+    whole = memopt.anatomy(Deep(None), x).peak.total
+    model = Deep(DRAWS[draw], keeps_below)
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    assert abs(memopt.anatomy(model, x).peak.total - whole) <= 64  # the numbers themselves
+    assert random.getstate() == python_state
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    plan = memopt.plan(model, x, "1MB", steps=1)
+    assert len(plan.blocks) == 4
+    plan.apply().undo()
+
+
+@pytest.mark.parametrize("kind", ["attribute", "list", "dict"])
+def test_what_a_module_held_before_is_not_kept_by_its_step(kind: str) -> None:
+    class Rotated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, table = nn.Linear(8, 8), torch.randn(400, 8)
+            self.tables: Any = {"attribute": table, "list": [table], "dict": {"a": [table]}}[kind]
+
+        def forward(self, x: Tensor) -> Tensor:
+            table = self.tables
+            while not isinstance(table, Tensor):
+                table = table["a"] if isinstance(table, dict) else table[0]
+            return (self.linear(x) * table[: len(x)]).square().mean()
+
+    model, x = Rotated(), torch.randn(6, 8)
+    saved = memopt.saved_bytes(model, x)
+    assert 400 * 8 * 4 not in [storage.nbytes for storage in saved.storages]
+    report = memopt.anatomy(model, x, optimizer=None)
+    assert report.moment_bytes("end of forward")["activations"] < 400 * 8 * 4
+    assert report.moment_bytes("end of forward")["functionality-specific"] >= 400 * 8 * 4
+
+
+class Raises:
+    hidden_size = 8
+    num_attention_heads = 2
+
+    @property
+    def num_hidden_layers(self) -> int:
+        raise ValueError("for a test")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SimpleNamespace(num_hidden_layers=2, hidden_size=[8, 16], num_attention_heads=[2, 4]),
+        SimpleNamespace(num_layers=2, hidden_size=8, num_heads=2, num_key_value_heads=[1, 2]),
+        SimpleNamespace(n_layer=2, n_embd=8, n_head=0, patch_size=(4, 4)),
+        SimpleNamespace(num_layers="2", d_model=8.0, num_heads=None),
+        Raises(),
+    ],
+)
+def test_a_config_of_another_kind_breaks_no_report(config: Any) -> None:
+    model = Deep(None)
+    model.config = config
+    report = memopt.anatomy(model, torch.randn(6, 8))
+    assert report.formula is None
+    assert "peak" in str(report)
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN, nn.LSTM])
+def test_rows_first_in_a_recurrent_layer(kind: Any) -> None:
+    """It turns its result in place."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = kind(8, 16, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)[0].square().mean()
+
+    report = memopt.anatomy(Recurrent(), torch.randn(6, 11, 8), measure=True)
+    assert report.predicted is not None
+    assert report.measured is not None
+    assert report.predicted.peak.total == report.measured.peak.total

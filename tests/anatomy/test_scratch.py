@@ -1,0 +1,206 @@
+"""Proves that what is predicted for a CPU holds by its allocator: kernels' own copies, buffers and
+workspaces are in it; exactly where they follow from the arguments, else within the margin that the
+report names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import memopt
+from memopt.anatomy.onednn import lstm_workspace
+from memopt.measure import storages
+from tests.support.allocator import allocated_by
+
+CONSTANTS = 200
+"""Bytes of Python's numbers that become tensors, a few at a time."""
+
+
+class Run(nn.Module):
+    """A module whose result is squared and averaged."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        result = self.inner(*inputs)
+        result = result[0] if isinstance(result, tuple) else result
+        return (result.abs() if result.is_complex() else result).float().square().mean()
+
+
+class Projected(nn.Module):
+    """Attention of projections, so that its inputs need gradients."""
+
+    def __init__(self, width: int, heads: int, causal: bool = False) -> None:
+        super().__init__()
+        self.to_all, self.heads, self.causal = nn.Linear(width, 3 * width), heads, causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, length, width = x.shape
+        parts = self.to_all(x).view(rows, length, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+
+
+class Complex(nn.Module):
+    """Products of complex numbers, and of their conjugates, of matrices and of batches of them."""
+
+    def __init__(self, width: int, batched: bool) -> None:
+        super().__init__()
+        shape = (3, width, 2 * width) if batched else (width, 2 * width)
+        self.weight = nn.Parameter(torch.randn(shape, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight @ self.weight.mH
+
+
+class Rooted(nn.Module):
+    """Whole numbers among others, which are copied to one dtype."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        numbers = torch.arange(x.numel()).view(x.shape)
+        return self.linear(x) * numbers + numbers.sqrt()
+
+
+def image(rows: int, channels: int, *sides: int) -> Tensor:
+    return torch.randn(rows, channels, *sides)
+
+
+CASES: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
+    "linear": lambda: (nn.Linear(48, 96), torch.randn(7, 20, 48)),
+    "linear, transposed": lambda: (nn.Linear(48, 96), torch.randn(48, 140).t()),
+    "conv1d": lambda: (nn.Conv1d(12, 24, 3, padding=1), image(3, 12, 50)),
+    "conv2d": lambda: (nn.Conv2d(16, 32, 3, padding=1), image(4, 16, 24, 24)),
+    "conv2d of an image": lambda: (nn.Conv2d(3, 20, 5, stride=2), image(4, 3, 40, 40)),
+    "conv2d by channel": lambda: (nn.Conv2d(24, 24, 3, groups=24), image(2, 24, 20, 20)),
+    "conv2d in groups": lambda: (nn.Conv2d(24, 36, 3, groups=3), image(2, 24, 20, 20)),
+    "conv3d": lambda: (nn.Conv3d(6, 12, 3), image(2, 6, 10, 10, 10)),
+    "conv3d in double": lambda: (nn.Conv3d(4, 6, 3).double(), image(2, 4, 8, 8, 8).double()),
+    "conv of one row": lambda: (nn.Conv2d(5, 7, 3), image(1, 5, 16, 16)),
+    "transposed conv2d": lambda: (nn.ConvTranspose2d(12, 20, 3, stride=2), image(2, 12, 12, 12)),
+    "group norm": lambda: (nn.GroupNorm(4, 24), image(3, 24, 10, 10)),
+    "batch norm": lambda: (nn.BatchNorm2d(24), image(3, 24, 10, 10)),
+    "layer norm": lambda: (nn.LayerNorm(56), torch.randn(9, 11, 56)),
+    "embedding": lambda: (nn.Embedding(60, 24), torch.randint(0, 60, (5, 17))),
+    "embedding bag": lambda: (nn.EmbeddingBag(60, 24), torch.randint(0, 60, (5, 17))),
+    "attention": lambda: (Projected(48, 3), torch.randn(2, 70, 48)),
+    "attention, causal and long": lambda: (Projected(32, 2, causal=True), torch.randn(1, 300, 32)),
+    "complex product": lambda: (Complex(24, False), torch.randn(40, 24, dtype=torch.complex64)),
+    "complex batches": lambda: (Complex(24, True), torch.randn(3, 40, 24, dtype=torch.complex64)),
+    "lstm": lambda: (nn.LSTM(24, 40), torch.randn(15, 6, 24)),
+    "lstm of two layers": lambda: (
+        nn.LSTM(24, 40, 2, bidirectional=True, batch_first=True),
+        torch.randn(6, 15, 24),
+    ),
+    "lstm with a projection": lambda: (nn.LSTM(24, 40, proj_size=16), torch.randn(9, 6, 24)),
+    "gru": lambda: (nn.GRU(24, 40, batch_first=True), torch.randn(6, 15, 24)),
+    "rnn": lambda: (nn.RNN(24, 40), torch.randn(15, 6, 24)),
+    "whole numbers and roots": lambda: (
+        Rooted(50),
+        torch.randn(30, 50),
+    ),
+    "resampled and pooled": lambda: (
+        nn.Sequential(
+            nn.Conv2d(4, 8, 1), nn.Upsample(scale_factor=2), nn.MaxPool2d(2), nn.AvgPool2d(2)
+        ),
+        image(2, 4, 12, 12),
+    ),
+}
+EXACT = frozenset(
+    (
+        *("linear", "linear, transposed", "layer norm", "embedding", "gru", "rnn"),
+        *("complex product", "complex batches", "whole numbers and roots"),
+    )
+)
+
+
+def assert_holds(model: nn.Module, batch: Tensor, autocast: torch.dtype | None = None) -> int:
+    """Returns the margin."""
+    whole = Run(model)
+    report = memopt.anatomy(whole, batch, optimizer=None, autocast=autocast)
+    assert report.predicted is not None
+    predicted = report.predicted.peak
+
+    def step() -> None:
+        with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+            loss = whole(batch)
+        loss.backward()
+        whole.zero_grad()
+        batch.grad = None
+
+    before = sum(storages([*whole.parameters(), *whole.buffers(), batch]).values())
+    measured = before + allocated_by(step)
+    assert measured <= predicted.total + CONSTANTS
+    assert measured >= predicted.total - predicted.margin - CONSTANTS
+    return predicted.margin
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_allocator_agrees(case: str) -> None:
+    torch.manual_seed(0)
+    margin = assert_holds(*CASES[case]())
+    assert margin == 0 or case not in EXACT
+
+
+@pytest.mark.parametrize(
+    "case", ["linear", "conv1d", "conv2d", "conv3d", "attention", "gru", "lstm", "layer norm"]
+)
+def test_under_autocast(case: str) -> None:
+    """Casts, products and sums of 16 bits."""
+    torch.manual_seed(0)
+    assert_holds(*CASES[case](), autocast=torch.bfloat16)
+
+
+@pytest.mark.parametrize("case", ["linear", "conv2d", "attention", "layer norm"])
+def test_with_two_threads(case: str) -> None:
+    """Each has buffers of its own."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert_holds(*CASES[case]())
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 8, 16), (12, 5, 30, 64), (7, 4, 256, 64), (9, 2, 20, 50)])
+def test_the_workspace_of_an_lstm(sizes: tuple[int, int, int, int]) -> None:
+    """What oneDNN says: rows padded to cache lines, but not to multiples of 256, and pages."""
+    steps, rows, inputs, hidden = sizes
+    lstm = nn.LSTM(inputs, hidden)
+    saved = memopt.saved_bytes(lstm, torch.randn(steps, rows, inputs))
+    workspace = max(s.nbytes for s in saved.storages if s.dtype is torch.uint8)
+    assert workspace == lstm_workspace(steps, rows, inputs, hidden, 4)
+
+
+def test_the_largest_batch_of_an_lstm_fits() -> None:
+    model, budget = Run(nn.LSTM(64, 128, batch_first=True)), 12_000_000
+    rows = memopt.largest_batch(model, torch.randn(2, 20, 64), budget, optimizer=None)
+    batch = torch.randn(rows, 20, 64)
+
+    def step() -> None:
+        model(batch).backward()
+        model.zero_grad()
+
+    held = sum(storages([*model.parameters(), batch]).values())
+    assert rows > 8
+    assert held + allocated_by(step) <= budget
+
+
+def test_a_report_names_the_margin() -> None:
+    report = memopt.anatomy(Run(nn.LSTM(24, 40)), torch.randn(15, 6, 24), optimizer=None)
+    assert report.trace.peak.margin > 0
+    assert "a bound of kernels' scratch" in str(report)
+    report = memopt.anatomy(Run(nn.Linear(24, 40)), torch.randn(15, 24), optimizer=None)
+    assert report.trace.peak.margin == 0
+    assert "a bound of kernels' scratch" not in str(report)

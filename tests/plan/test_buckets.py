@@ -1,0 +1,42 @@
+"""Proves that the buckets in which DistributedDataParallel reduces gradients count once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import memopt
+from tests.anatomy.models import Mlp
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    """Of this process alone."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="PyTorch without torch.distributed")
+@pytest.mark.parametrize("as_views", [False, True])
+def test_buckets_count_once(group: None, as_views: bool) -> None:
+    model, x = Mlp(blocks=3), torch.randn(6, 32)
+    alone = memopt.plan(model, x, "10MB", steps=1).apply()
+    expected = alone.measured_peak
+    alone.undo()
+    parallel = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=as_views)
+    parallel(x).backward()  # the first backward arranges the buckets
+    parallel.zero_grad()
+    plan = memopt.plan(parallel, x, "10MB", steps=1).apply()
+    buckets = 0 if as_views else sum(p.nbytes for p in model.parameters())
+    assert expected is not None
+    assert plan.measured_peak == expected + buckets
+    plan.undo()
