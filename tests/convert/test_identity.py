@@ -327,33 +327,3 @@ def test_a_class_that_others_derive_after_convert(on: str) -> None:
     assert type(owner).__bases__ == (cls,)
     owner.__class__ = cls
     assert [type(each) for each in m.modules()] == [type(each) for each in model().modules()]
-
-
-def test_data_parallel_s_replicas() -> None:
-    m = model()
-    memopt.convert(m, checkpoint=Block)
-    for module in m.modules():
-        replica = module._replicate_for_data_parallel()
-        assert type(replica) is type(module)
-        assert has_recipes(replica) == has_recipes(module)
-
-
-def test_the_fast_path_of_transformer_encoders_stays() -> None:
-    """It asks whether any module inside has hooks."""
-    from torch.profiler import profile
-
-    def is_fast(m: nn.Module) -> bool:
-        with torch.no_grad(), profile() as events:
-            m(input())
-        return any("_transformer_encoder_layer_fwd" in e.key for e in events.key_averages())
-
-    layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True)
-    encoder = nn.TransformerEncoder(layer, 2)
-    for m in (encoder, nn.Sequential(encoder), nn.Sequential(layer)):
-        m.eval()
-        assert is_fast(m)
-        expected = m(input())
-        memopt.convert(m)
-        assert is_fast(m)
-        torch.testing.assert_close(m(input()), expected)
-        memopt.revert(m)
