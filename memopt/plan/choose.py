@@ -115,7 +115,7 @@ def _predicted(profile: Profile, solution: Timeline, look: Look, terms: Terms) -
     """The whole plan, and the profile corrected by it."""
     assignment = _assignment(profile, solution, terms)
     observed = look(assignment)
-    profile.correct(assignment, observed.nbytes)
+    profile.correct(assignment, observed)
     if assignment.offloads:
         solution = evaluated(profile, terms, solution.choices)
         return Chosen(assignment, solution, _at_worst(profile, terms, solution), observed)

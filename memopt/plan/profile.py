@@ -108,8 +108,14 @@ class Profile:
                 choices[path] = assignment.choices[paths[(number + places) % len(paths)]]
         return Assignment(choices, assignment.place).without_regions(self.no_regions)
 
-    def correct(self, assignment: Assignment, step: StepBytes) -> None:
-        """Take over what a step with this assignment had."""
+    def correct(self, assignment: Assignment, observed: Observed) -> None:
+        """Take over what a step with this assignment had.
+
+        Raises:
+            ValueError: it calls other blocks than the steps before.
+        """
+        _check_same_calls(self.paths, observed.paths)
+        step = observed.nbytes
         self.base = step.base
         for number, (path, stage) in enumerate(zip(self.paths, step.stages[1:-1], strict=True)):
             choice = replace(assignment.choices.get(path, KEEP), offload=0.0)
@@ -236,7 +242,7 @@ def profile_of(
         first = looks[0]
         assignment = assignment.without_regions(first.no_regions)
         samples.append(assignment)
-        _check_same_calls(first, looks[-1])
+        _check_same_calls(first.paths, looks[-1].paths)
         for number, (path, site) in enumerate(zip(first.paths, first.sites, strict=True)):
             key = site, assignment.choices[path]
             nbytes.setdefault(key, []).append(looks[-1].nbytes.stages[number + 1])
@@ -296,15 +302,15 @@ def _next_sample(first: Observed, known: Container[tuple[int, Choice]]) -> Assig
     return Assignment(chosen).without_regions(first.no_regions)
 
 
-def _check_same_calls(first: Observed, other: Observed) -> None:
+def _check_same_calls(first: Sequence[str], other: Sequence[str]) -> None:
     """Raises ValueError where a step calls other blocks than the first one did."""
-    if other.paths != first.paths:
-        odd = Counter(first.paths) - Counter(other.paths) or Counter(other.paths)
+    if other != first:
+        odd = Counter(first) - Counter(other) or Counter(other)
         raise ValueError(
             "memopt.plan: model must call the same blocks in every step, got one that calls "
-            f"{len(first.paths)} and one that calls {len(other.paths)} ({next(iter(odd))} "
-            "differs); one that skips layers at random (layerdrop, stochastic depth) is planned "
-            "with that off, and the plan holds for steps that skip some"
+            f"{len(first)} and one that calls {len(other)} ({next(iter(odd))} differs); for a "
+            "model that skips layers by numbers of its own, turn that off for planning: the plan "
+            "holds for steps that skip some"
         )
 
 
