@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from memopt._sizes import at_least
+from memopt._sizes import as_text, at_least
 from memopt.anatomy.page import fragment
 from memopt.anatomy.report import Anatomy
 from memopt.anatomy.trace import trace_of
@@ -265,6 +265,11 @@ def made(live: Live, profile: Profile, budget: int, terms: Terms) -> Plan:
         )
     if not live.predictable:
         notes.append("bytes are those of real steps: the step asks for values while it runs")
+    margin = trace_of(chosen.observed.ledger, 0.0).peak.margin
+    if margin:
+        notes.append(
+            f"of the peak up to {as_text(margin)} may not be there: a bound of kernels' scratch"
+        )
     if chosen.observed.again:
         notes.append(note_on(chosen.observed.again))
     if chosen.assignment.offloads and chosen.assignment.in_step:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import NamedTuple
 
-from memopt.plan.bytes import StageBytes, StepBytes
+from memopt.plan.bytes import StageBytes
 from memopt.plan.choice import CHOICES, KEEP, Assignment, Choice
 from memopt.plan.levels import Case, Timed
 from memopt.plan.observe import Observed

@@ -310,3 +310,11 @@ def test_sizes_of_0_or_1_and_axes_where_a_size_would_be(plain: nn.Module) -> Non
     weight = next(plain.parameters(), torch.ones(8))
     x = torch.randn(4, 3, weight.numel())
     torch.testing.assert_close(model(x), plain(x))
+
+
+def test_a_norm_without_a_size_of_its_own_called_on_no_columns() -> None:
+    plain = UnweightedRMS()
+    model = nn.Sequential(copy.deepcopy(plain))
+    assert memopt.convert(model).swapped
+    x = torch.randn(4, 0, requires_grad=True)
+    assert torch.equal(model(x), plain(x))

@@ -114,7 +114,8 @@ class NormSwap(ClassSwap):
             dtypes, expected = (input.dtype, input.dtype), self.size
         else:
             dtypes, expected = (input.dtype, parameter.dtype), parameter.numel()
-        return expected in (cols, None) and (dtypes in self.dtypes or casts(input))
+        same_size = expected in (cols, None) and cols > 0
+        return same_size and (dtypes in self.dtypes or casts(input))
 
     def _compute(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         shape = x.shape[-1:]
