@@ -1,5 +1,5 @@
-"""Proves: where a kernel chooses its scratch itself, a plan counts a bound of it, and says how much of
-the peak that is; where all of it is known it says nothing.
+"""Proves: where a kernel chooses its scratch itself, a plan counts a bound of it, and says how much
+of the peak that is; where all of it is known it says nothing.
 """
 
 from __future__ import annotations
