@@ -37,7 +37,7 @@ from benchmarks import clocks, record, rotor
 from benchmarks.cli import has_device, in_time, parse_ways
 from benchmarks.compile import Block
 from benchmarks.harness import Effort, compared, effort_of
-from benchmarks.memory import most_bytes
+from benchmarks.memory import peak_bytes
 from benchmarks.plan_models import Every, Model, Segments, Sizes, Turn, layers_of
 from benchmarks.summary import describe, table
 from memopt.plan.choice import KEEP
@@ -82,7 +82,7 @@ def way(
     """Of a step that leaves gradients. Their memory counts."""
     run()
     model.zero_grad(set_to_none=True)
-    most = most_bytes(run, next(model.parameters()).device)
+    most = peak_bytes(run, next(model.parameters()).device)
     model.zero_grad(set_to_none=True)
     there = x.nbytes + sum(p.nbytes for p in model.parameters())
     return Way(there + most, run, predicted)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from memopt.accumulate.run import Accumulated
+from memopt.accumulate.sync import is_sharded
 from memopt.anatomy.batches import leaves_of
 from memopt.anatomy.step import Step
 
@@ -41,9 +42,9 @@ class Choices:
 
     def remember(self, kind: Kind, done: Accumulated) -> None:
         """After a step of this kind, which began with it."""
-        after = dict(_settings(kind.step.model))
+        before, after = kind.settings, dict(_settings(kind.step.model))
         self._moving.update(
-            name for name, value in kind.settings.items() if after.get(name) != value
+            name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
         )
         key = kind.key(self._moving)
         self._rows[key, kind.with_gradients] = done.micro_batch
@@ -57,7 +58,10 @@ class Kind:
     def __init__(self, step: Step, *others: Hashable) -> None:
         self.step = step
         self.settings = dict(_settings(step.model))
-        self.with_gradients = any(p.grad is not None for p in step.model.parameters())
+        # Of a sharded model steps are watched, which begin without gradients in any case.
+        self.with_gradients = not is_sharded(step.model) and any(
+            p.grad is not None for p in step.model.parameters()
+        )
         self._others = (
             *others,
             step.autocast,

@@ -123,7 +123,8 @@ def match(context: Context, rules: Sequence[Rule]) -> list[Match]:
     """
     matches = []
     # A stand-in has attributes of the module's own, and functions among them may reach anything.
-    with unchanged(*context.paths, gradients=True, written=Written()), quiet():
+    as_before = unchanged(*context.paths, gradients=True, written=Written(), waits=False)
+    with as_before, quiet():
         for module in reversed(list(context.paths)):
             if isinstance(module, (SwappedModule, torch.jit.ScriptModule)):
                 continue

@@ -48,10 +48,15 @@ class Before:
         roots: modules, functions, batches, optimizers; with all that they hold.
         written: tensors that may be written unseen. Their bytes are copied now.
         at_once: storages of so many bytes are copied now, too.
+        waits: also those of other devices than the CPU.
     """
 
     def __init__(
-        self, roots: Iterable[object], written: Iterable[Tensor] = (), at_once: int = _SMALL
+        self,
+        roots: Iterable[object],
+        written: Iterable[Tensor] = (),
+        at_once: int = _SMALL,
+        waits: bool = True,
     ) -> None:
         with unseen():
             found = reached(roots)
@@ -66,7 +71,8 @@ class Before:
             ]
             for tensor in found.tensors:
                 self._contents.adopt(tensor)
-                if found.is_compiled or found.steps_in_backward or _fits(tensor, at_once):
+                is_copied = _fits(tensor, at_once) and (waits or tensor.device.type == "cpu")
+                if found.is_compiled or found.steps_in_backward or is_copied:
                     self._contents.keep(tensor)
             for tensor in written:
                 self.about_to_write(tensor)
@@ -145,7 +151,7 @@ class Before:
 
 @contextmanager
 def unchanged(
-    *roots: object, written: Written | None = None, gradients: bool = False
+    *roots: object, written: Written | None = None, gradients: bool = False, waits: bool = True
 ) -> Iterator[Before]:
     """Whatever runs inside, all that `roots` hold is afterwards as it was, with generators and
     PyTorch's settings; also if it raises.
@@ -154,8 +160,10 @@ def unchanged(
         written: what an earlier run of the same step wrote. With it no mode is on, which would
             change what is measured; without it one is, and `Before.written` says what was written.
         gradients: whether those that are there can be seen inside. Else leaves have none at first.
+        waits: whether small tensors of other devices than the CPU are copied at once too. They are
+            compared in the end, for which the host waits.
     """
-    before = Before(roots, () if written is None else written.tensors)
+    before = Before(roots, () if written is None else written.tensors, waits=waits)
     with ExitStack() as stack:
         stack.callback(before.forget)
         stack.callback(before.restore)

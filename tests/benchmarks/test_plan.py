@@ -42,11 +42,14 @@ def test_plans_see_all_blocks() -> None:
 
 @pytest.mark.parametrize("name", sorted(plan.SIZES))
 def test_peaks_count_what_budgets_count(name: str) -> None:
-    """Else a setting by hand would have room that the plan beside it lacks."""
+    """Else a setting by hand would have room that the plan beside it lacks. Of a kernel's scratch a
+    plan counts a bound, which it names.
+    """
     torch.manual_seed(0)
     sizes = plan.SMALLEST[name]
     model = plan.Model(plan.layers_of(name, sizes))
     x = torch.randn(sizes.rows, sizes.tokens, sizes.width)
     found = memopt.plan(model, x, 1 << 50, optimizer=None, blocks=plan.Block, steps=1)
+    margin = memopt.anatomy(model, x, optimizer=None).peak.margin
     found.assignment.apply(model)
-    assert plan.way(model, x, plan.step(model, x)).peak == found.peak
+    assert found.peak - margin <= plan.way(model, x, plan.step(model, x)).peak <= found.peak

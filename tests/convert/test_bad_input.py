@@ -95,7 +95,8 @@ def test_the_model_s_own_error_stays_what_it_is(sample: object) -> None:
         memopt.convert(model, sample)
     assert str(raised.value) == str(plain.value)
     assert raised.value.__cause__ is plain.value.__cause__ is None
-    assert [entry.name for entry in raised.traceback][-1] == plain.traceback[-1].name
+    # Behind it may be the mode that sees what a rehearsal writes.
+    assert plain.traceback[-1].name in [entry.name for entry in raised.traceback]
     assert raised.value.__notes__ == [
         "convert: Sequential raised this when it ran with sample_input to count bytes, as it was. "
         "It is as it was before convert."
@@ -180,16 +181,14 @@ def test_an_error_in_the_middle(monkeypatch: pytest.MonkeyPatch, kind, at: int) 
 
 def test_a_second_measurement_that_fails_undoes_all() -> None:
     class Fails(nn.Module):
-        """The third forward raises."""
+        """Its forward raises once the norm is memopt's."""
 
         def __init__(self) -> None:
             super().__init__()
             self.norm = nn.LayerNorm(8)
-            self.calls: list[int] = []
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls.append(0)
-            if len(self.calls) == 2:
+            if isinstance(self.norm, memopt.nn.LayerNorm):
                 raise RuntimeError("once only")
             return self.norm(x)
 
