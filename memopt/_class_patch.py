@@ -75,13 +75,6 @@ class Patched:
             if not issubclass(cls, patch.mixin):  # it was put on the module since
                 self.__dict__.pop(patch.mixin._memopt_instance_forward, None)
 
-    @classmethod
-    def _memopt_methods(
-        cls, generated: type, original: type[nn.Module], key: Any
-    ) -> dict[str, Callable[..., Any]]:
-        """Other methods of the subclass `generated`, by the names of those that they replace."""
-        return {}
-
     def __prepare_scriptable__(self) -> NoReturn:
         """torch.jit.script calls this first; it would compile the original forward, if anything."""
         raise TypeError(
@@ -334,8 +327,6 @@ def _generated_class(original: type[nn.Module], patch: ClassPatch) -> type[nn.Mo
             f"subclassed, got {original.__name__}"
         ) from error
     forward = patch.mixin._memopt_forward(generated, original, patch.key)
-    methods = patch.mixin._memopt_methods(generated, original, patch.key)
-    for name, method in {**methods, "forward": forward}.items():
-        type.__setattr__(generated, name, functools.wraps(getattr(original, name))(method))
+    type.__setattr__(generated, "forward", functools.wraps(original.forward)(forward))
     of_original[patch] = weakref.ref(generated)
     return generated

@@ -23,13 +23,10 @@ def checkpoint_options_set_globally() -> tuple[bool | None, bool | None]:
     return _checkpoint._enable_checkpoint_early_stop, _checkpoint._checkpoint_debug_enabled
 
 
-def in_function_transform() -> bool:
-    """Whether a transform of torch.func (grad, vmap, ...) runs; those forbid saved-tensor hooks."""
-    return torch._C._are_functorch_transforms_active()
-
-
 def in_transform() -> bool:
-    """The same, or a forward-mode derivative (torch.autograd.forward_ad)."""
+    """Whether a transform of torch.func (grad, vmap, ...) or a forward-mode derivative
+    (torch.autograd.forward_ad) runs.
+    """
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
