@@ -37,7 +37,7 @@ from benchmarks.cli import parse_ways
 from benchmarks.clocks import Clock, CpuClock
 from benchmarks.harness import QUICK, Effort, alternate, spread
 from benchmarks.summary import describe, table
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 
 Forward = Callable[[Tensor], Tensor]
 

@@ -5,7 +5,7 @@ transformers, compiled both ways. **Curve**: a pre-LN transformer within budgets
 `torch._functorch.config.activation_memory_budget`, which
 `torch.autograd.graph.region_activation_memory_budget` sets for a graph, and memopt.compile's.
 
-Bytes are the allocator's (memopt.live_bytes): what is held when forward ends, and the most at any
+Bytes are the allocator's (memopt.memory.allocator): what is held when forward ends, and the most at any
 time. Times are taken in turns as in harness.py; `over_torch` is a way's time over plain
 torch.compile's in the same round, so above 1 is slower.
 
@@ -38,7 +38,7 @@ from benchmarks.clocks import CpuClock
 from benchmarks.convert_models.sizes import Sizes
 from benchmarks.harness import Effort, compared, effort_of
 from benchmarks.summary import describe, table
-from memopt.live_bytes import LiveBytes
+from memopt.memory.allocator import LiveBytes
 
 OP = "compile"
 GOAL, GOAL_OF_ONE = 1.02, 1.05

@@ -3,7 +3,7 @@
 The demo's GPT over bytes, trained three ways from the same weights on the same batches, which take
 turns step by step: **eager**; **convert**, `memopt.convert(model)`; **plan**,
 `memopt.plan(model, batch, budget).apply()`, where the budget leaves activations `SHARE` of what
-they take in eager mode. Memory is the allocator's (memopt.live_bytes), beyond weights and
+they take in eager mode. Memory is the allocator's (memopt.memory.allocator), beyond weights and
 optimizer states, in one step of forward and backward that is watched, which slows it; a step's time
 is the median of all that were not. So the drawing has the course of memory from the one and its
 length from the other.

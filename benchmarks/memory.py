@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from memopt.live_bytes import LiveBytes
-from memopt.measure import SavedTensors
+from memopt.memory.allocator import LiveBytes
+from memopt.memory.saved import SavedTensors
 
 
 def saved_bytes(forward: Callable[[], object], parameters: Iterable[Tensor] = ()) -> int:

@@ -33,7 +33,7 @@ from benchmarks.cli import RESULTS
 from benchmarks.clocks import Clock, CpuClock
 from benchmarks.harness import QUICK, Effort, alternate, spread
 from benchmarks.summary import describe, table
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 
 PLAIN, FLOOR, OURS = "plain", "identity hook", "memopt.recipes()"
 GOAL_OVER_IDENTITY_US = 2.0

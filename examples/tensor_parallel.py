@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import memopt
-from memopt.live_bytes import LiveBytes
+from memopt.memory.allocator import LiveBytes
 
 RANKS = 2
 BATCH, TOKENS, HIDDEN, HEADS, WORDS = 4, 64, 64, 4, 256

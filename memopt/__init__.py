@@ -34,7 +34,7 @@ from memopt.checkpoint import (
 from memopt.compile import compile, compile_options
 from memopt.convert import Report, convert, patch_functional, revert
 from memopt.fates import saved_tensors
-from memopt.measure import saved_bytes
+from memopt.memory.saved import saved_bytes
 from memopt.offload import (
     OffloadStats,
     configure_offload,

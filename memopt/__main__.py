@@ -8,8 +8,7 @@ import sys
 
 import memopt
 from memopt import bench, demo
-from memopt.anatomy import command as anatomy
-from memopt.plan import command as plan
+from memopt.command import anatomy, plan
 
 
 def print_environment() -> int:

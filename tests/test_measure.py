@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import memopt
 from memopt._extension import _C
 from memopt.demo.memory import profile_memory
-from memopt.measure import SavedBytes, SavedTensors, storages
+from memopt.memory.saved import SavedBytes, SavedTensors, storages
 
 FLOAT = 4
 

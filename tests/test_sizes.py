@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from memopt._sizes import Size, as_text, at_least
+from memopt.memory.sizes import Size, as_text, at_least
 from memopt.plan.size import as_bytes
 
 MEMOPT = Path(__file__).parents[1] / "memopt"

@@ -75,7 +75,7 @@ from benchmarks.convert_models.terms import (
     t5_norm,
     times,
 )
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 
 
 @dataclass(frozen=True)

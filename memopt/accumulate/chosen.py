@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from memopt.accumulate.run import Accumulated
 from memopt.accumulate.sync import is_sharded
-from memopt.anatomy.batches import leaves_of
-from memopt.anatomy.step import Step
+from memopt.memory.batches import leaves_of
+from memopt.memory.step import Step
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from memopt.accumulate.measured import NEVER_FITS, bytes_here, bytes_of, peak_of, peak_of_step
+from memopt.memory.peak import NEVER_FITS, bytes_here, bytes_of, peak_of, peak_of_step
 from memopt.accumulate.peers import Peers
 from memopt.accumulate.run import Run
-from memopt.anatomy.batches import as_dict, is_packed, leaves_of, rows_of, slice_of
-from memopt.anatomy.depth import Depth
-from memopt.anatomy.predict import predict
-from memopt.anatomy.step import LossLike, OptimizerLike, Step, as_optimizer
-from memopt.anatomy.whatif import Checkpoint, Fates
-from memopt.anatomy.work import tensors_in
-from memopt.measure import storages
+from memopt.memory.batches import as_dict, is_packed, leaves_of, rows_of, slice_of
+from memopt.memory.depth import Depth
+from memopt.memory.predicted.predict import predict
+from memopt.memory.step import LossLike, OptimizerLike, Step, as_optimizer
+from memopt.whatif.fates import Checkpoint, Fates
+from memopt.memory.work import tensors_in
+from memopt.memory.saved import storages
 from memopt.memory.unchanged import Written, unchanged
 
 Batch = Any | Callable[[int], Any]

@@ -15,14 +15,14 @@ from memopt.accumulate.fit import (
     largest_micro_batch,
     largest_watched,
 )
-from memopt.accumulate.measured import bytes_there
+from memopt.memory.peak import bytes_there
 from memopt.accumulate.peers import Peers
 from memopt.accumulate.run import Accumulated, Run
 from memopt.accumulate.sync import bucket_bytes, is_sharded
 from memopt.accumulate.weight import Weight, counter
-from memopt.anatomy.batches import as_dict, device_of, rows_of
-from memopt.anatomy.outcome import DependsOnValues
-from memopt.anatomy.step import LossLike, Step, as_optimizer
+from memopt.memory.batches import as_dict, device_of, rows_of
+from memopt.memory.predicted.outcome import DependsOnValues
+from memopt.memory.step import LossLike, Step, as_optimizer
 
 
 def accumulate(

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from memopt.accumulate.peers import Peers
 from memopt.accumulate.sync import synchronized
 from memopt.accumulate.undo import before_backward, before_forward, watched
-from memopt.anatomy.batches import call, loss_in, rows_of, slice_of
-from memopt.anatomy.step import LossLike
+from memopt.memory.batches import call, loss_in, rows_of, slice_of
+from memopt.memory.step import LossLike
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from memopt.anatomy.batches import rows_of
+from memopt.memory.batches import rows_of
 
 Weight = Literal["rows", "sum", "tokens", "next tokens"] | Callable[[Any], float]
 

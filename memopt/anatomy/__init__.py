@@ -26,7 +26,7 @@ can still be imported:
 from memopt._submodules import add_submodules
 from memopt.anatomy.api import anatomy
 from memopt.anatomy.findings import Advice
-from memopt.anatomy.outcome import DependsOnValues
+from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.anatomy.report import Anatomy
 
 __all__ = ["Advice", "Anatomy", "DependsOnValues", "anatomy"]

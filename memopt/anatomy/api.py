@@ -10,27 +10,27 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from memopt.anatomy.advice import advise
-from memopt.anatomy.away import OffloadLedger, apply_offload, check_place
-from memopt.anatomy.batches import as_dict, device_of, rows_of
-from memopt.anatomy.depth import Depth
+from memopt.whatif.advice import advise
+from memopt.whatif.away import OffloadLedger, apply_offload, check_place
+from memopt.memory.batches import as_dict, device_of, rows_of
+from memopt.memory.depth import Depth
 from memopt.anatomy.findings import AllocatorRow
 from memopt.anatomy.formulas import formulas, shape_of
-from memopt.anatomy.hollow import CUDA_GRANULARITY
-from memopt.anatomy.ledger import Ledger
-from memopt.anatomy.outcome import DependsOnValues
-from memopt.anatomy.predict import predict
+from memopt.memory.predicted.hollow import CUDA_GRANULARITY
+from memopt.memory.ledger import Ledger
+from memopt.memory.predicted.outcome import DependsOnValues
+from memopt.memory.predicted.predict import predict
 from memopt.anatomy.report import Anatomy
-from memopt.anatomy.step import (
+from memopt.memory.step import (
     LossLike,
     OptimizerLike,
     Step,
     as_optimizer,
     traced,
 )
-from memopt.anatomy.trace import Trace, trace_of
-from memopt.anatomy.whatif import Checkpoint, Fates
-from memopt.anatomy.work import tensors_in
+from memopt.memory.trace import Trace, trace_of
+from memopt.whatif.fates import Checkpoint, Fates
+from memopt.memory.work import tensors_in
 from memopt.checkpoint.blocks import find_blocks
 from memopt.checkpoint.caches import note_on_caches
 from memopt.memory.unchanged import Written, unchanged

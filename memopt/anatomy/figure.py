@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memopt._sizes import MB, as_text
+from memopt.memory.sizes import MB, as_text
 from memopt.anatomy.findings import Findings
-from memopt.anatomy.pieces import CATEGORIES, in_words
+from memopt.memory.pieces import CATEGORIES, in_words
 from memopt.anatomy.table import title_of
 
 COLORS = dict(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from memopt.anatomy.pieces import CATEGORIES
-from memopt.anatomy.trace import Moment, Trace
+from memopt.memory.pieces import CATEGORIES
+from memopt.memory.trace import Moment, Trace
 
 
 @dataclass(frozen=True)

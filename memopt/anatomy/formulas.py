@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from memopt.anatomy.pieces import (
+from memopt.memory.pieces import (
     ACTIVATIONS,
     CATEGORIES,
     FUNCTIONALITY,
@@ -31,8 +31,8 @@ from memopt.anatomy.pieces import (
     TEMPORARY,
     WEIGHTS,
 )
-from memopt.anatomy.whatif import Fates
-from memopt.measure import storages
+from memopt.whatif.fates import Fates
+from memopt.memory.saved import storages
 
 
 @dataclass(frozen=True)

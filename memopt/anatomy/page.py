@@ -5,14 +5,14 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable
 
-from memopt._sizes import as_text
+from memopt.memory.sizes import as_text
 from memopt.anatomy.figure import COLORS
 from memopt.anatomy.findings import Findings
-from memopt.anatomy.pieces import CATEGORIES, in_words
-from memopt.anatomy.sections import Section
+from memopt.memory.pieces import CATEGORIES, in_words
+from memopt.show.sections import Section
 from memopt.anatomy.table import advice_of, by_depth, name_of, sections_of, title_of
-from memopt.anatomy.timeline import SCRIPT, timeline_of
-from memopt.anatomy.trace import Trace
+from memopt.show.timeline import SCRIPT, timeline_of
+from memopt.memory.trace import Trace
 
 _WIDTH, _MAP_HEIGHT = 1000, 260
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from memopt.attribution import Attributed
+from memopt.memory.attribution import Attributed
 from memopt.checkpoint.wrapper import settings_of
 from memopt.convert.recipes import has_functions, has_recipes
 

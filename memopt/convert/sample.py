@@ -11,10 +11,10 @@ from typing import Any
 from torch import nn
 
 from memopt._compat import add_note
-from memopt.attribution import Attribution, attribute
+from memopt.memory.attribution import Attribution, attribute
 from memopt.checkpoint.naming import joined
 from memopt.checkpoint.probe import arguments_of
-from memopt.measure import SavedBytes, check_can_measure, saved_bytes
+from memopt.memory.saved import SavedBytes, check_can_measure, saved_bytes
 
 
 def measure_sample(model: nn.Module, sample_input: Any) -> SavedBytes:

@@ -1,6 +1,6 @@
 """Memory of one training step, measured.
 
-On the CPU by each allocation and its end (memopt/live_bytes.py): exact bytes, the same in every
+On the CPU by each allocation and its end (memopt/memory/allocator.py): exact bytes, the same in every
 run, without what a kernel allocates and frees inside one operator. On CUDA the figures are the
 caching allocator's, after each operator, with scratch memory.
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memopt.live_bytes import LiveBytes
+from memopt.memory.allocator import LiveBytes
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memopt._extension import _C
-from memopt._sizes import as_text
+from memopt.memory.sizes import as_text
 
 __all__ = ["Link", "OffloadStats", "PlaceStats", "offload_stats"]
 

@@ -7,12 +7,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from memopt._sizes import Size
+from memopt.memory.sizes import Size
 from memopt.accumulate.sync import is_sharded
-from memopt.anatomy.batches import as_dict, device_of, rows_of
-from memopt.anatomy.step import LossLike, OptimizerLike, Step, as_optimizer
-from memopt.anatomy.work import tensors_in
-from memopt.measure import storages
+from memopt.memory.batches import as_dict, device_of, rows_of
+from memopt.memory.step import LossLike, OptimizerLike, Step, as_optimizer
+from memopt.memory.work import tensors_in
+from memopt.memory.saved import storages
 from memopt.offload.place import Place, directory_of
 from memopt.plan import ranks
 from memopt.plan.choose import Terms

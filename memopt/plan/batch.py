@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from memopt.accumulate.fit import part_of, resized, search
-from memopt.accumulate.measured import NEVER_FITS
+from memopt.memory.peak import NEVER_FITS
 from memopt.accumulate.sync import bucket_bytes
-from memopt.anatomy.batches import rows_of
-from memopt.anatomy.ledger import highs_of
-from memopt.anatomy.outcome import DependsOnValues
-from memopt.anatomy.predict import hollow_step
+from memopt.memory.batches import rows_of
+from memopt.memory.ledger import highs_of
+from memopt.memory.predicted.outcome import DependsOnValues
+from memopt.memory.predicted.predict import hollow_step
 from memopt.plan.choice import Assignment, Choice
 from memopt.plan.live import Live
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from memopt.anatomy.ledger import Ledger, highs_of, totals_of
-from memopt.anatomy.pieces import ACTIVATIONS, GRADIENTS, KEPT, REGION_INPUT, Piece
+from memopt.memory.ledger import Ledger, highs_of, totals_of
+from memopt.memory.pieces import ACTIVATIONS, GRADIENTS, KEPT, REGION_INPUT, Piece
 from memopt.plan.choice import MIN_BYTES
 from memopt.plan.watch import Call, Moment, backward_spans, converted, forward_spans
 

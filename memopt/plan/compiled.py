@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from memopt._sizes import as_text, at_least
-from memopt.anatomy.ledger import totals_of
-from memopt.anatomy.predict import hollow_step
-from memopt.anatomy.step import Step
+from memopt.memory.sizes import as_text, at_least
+from memopt.memory.ledger import totals_of
+from memopt.memory.predicted.predict import hollow_step
+from memopt.memory.step import Step
 from memopt.compile import compile
-from memopt.live_bytes import LiveBytes
+from memopt.memory.allocator import LiveBytes
 from memopt.memory.unchanged import unchanged
 from memopt.plan import ranks
 from memopt.plan.choice import Assignment

@@ -6,8 +6,8 @@ import html
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from memopt._sizes import MB, as_text
-from memopt.anatomy.axes import (
+from memopt.memory.sizes import MB, as_text
+from memopt.show.axes import (
     CHARACTER,
     LINE,
     left_axis,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memopt._sizes import MB
+from memopt.memory.sizes import MB
 from memopt.plan.curve import Curve
 from memopt.plan.planned import Planned
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from memopt._sizes import as_text, at_least
-from memopt.anatomy.advice import advise
-from memopt.anatomy.pieces import ACTIVATIONS, STATES, in_words
-from memopt.anatomy.predict import predict
-from memopt.anatomy.trace import Large, Trace, trace_of
-from memopt.anatomy.whatif import Fates
+from memopt.memory.sizes import as_text, at_least
+from memopt.whatif.advice import advise
+from memopt.memory.pieces import ACTIVATIONS, STATES, in_words
+from memopt.memory.predicted.predict import predict
+from memopt.memory.trace import Large, Trace, trace_of
+from memopt.whatif.fates import Fates
 from memopt.plan.choose import BudgetTooSmall, Chosen
 from memopt.plan.live import Live
 

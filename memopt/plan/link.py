@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from memopt.anatomy.speed import Speed
+from memopt.memory.speed import Speed
 from memopt.offload import offload, offload_stats
 from memopt.offload.place import Place, directory_of
 

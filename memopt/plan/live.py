@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from memopt.accumulate.sync import bucket_bytes, is_sharded
-from memopt.anatomy.depth import Depth
-from memopt.anatomy.outcome import DependsOnValues
-from memopt.anatomy.step import Step
-from memopt.anatomy.work import tensors_in
+from memopt.memory.depth import Depth
+from memopt.memory.predicted.outcome import DependsOnValues
+from memopt.memory.step import Step
+from memopt.memory.work import tensors_in
 from memopt.checkpoint.apply import Choice as Modules
 from memopt.checkpoint.apply import as_predicate, choose_modules
 from memopt.checkpoint.probe import cannot_run_again

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from memopt.accumulate.measured import of_optimizer
-from memopt.anatomy.batches import device_of
-from memopt.anatomy.hollow import CUDA_GRANULARITY
-from memopt.anatomy.ledger import Ledger
-from memopt.anatomy.predict import hollow_step
-from memopt.anatomy.speed import speed_of
-from memopt.anatomy.step import Step, tensor_attributes
+from memopt.memory.peak import of_optimizer
+from memopt.memory.batches import device_of
+from memopt.memory.predicted.hollow import CUDA_GRANULARITY
+from memopt.memory.ledger import Ledger
+from memopt.memory.predicted.predict import hollow_step
+from memopt.memory.speed import speed_of
+from memopt.memory.step import Step, tensor_attributes
 from memopt.memory.unchanged import Written, unchanged
 from memopt.plan.bytes import StepBytes, step_bytes
 from memopt.plan.choice import Assignment

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import html
 
-from memopt._sizes import as_text
+from memopt.memory.sizes import as_text
 from memopt.anatomy import page
 from memopt.anatomy.findings import Findings
 from memopt.anatomy.page import table_of
-from memopt.anatomy.timeline import timeline_of
-from memopt.anatomy.trace import Trace
+from memopt.show.timeline import timeline_of
+from memopt.memory.trace import Trace
 from memopt.plan.curve import Curve
 from memopt.plan.drawing import curve_svg
 from memopt.plan.planned import Planned

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from memopt._sizes import as_text, at_least
+from memopt.memory.sizes import as_text, at_least
 from memopt.anatomy.page import fragment
 from memopt.anatomy.report import Anatomy
-from memopt.anatomy.trace import trace_of
+from memopt.memory.trace import trace_of
 from memopt.checkpoint.caches import note_on_caches
 from memopt.checkpoint.probe import left_out
 from memopt.plan import ranks, stored

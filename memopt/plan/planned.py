@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from memopt.anatomy.trace import Trace
+from memopt.memory.trace import Trace
 from memopt.plan.choice import KEEP, Assignment, Choice
 from memopt.plan.choose import Chosen, Terms
 from memopt.plan.profile import Profile

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from memopt.anatomy.batches import device_of
-from memopt.anatomy.ledger import Ledger
-from memopt.anatomy.speed import Speed
-from memopt.anatomy.step import Step
+from memopt.memory.batches import device_of
+from memopt.memory.ledger import Ledger
+from memopt.memory.speed import Speed
+from memopt.memory.step import Step
 from memopt.memory.unchanged import Written, unchanged
 from memopt.plan.watch import Call, Moment, Watch, backward_spans, converted, forward_spans
 

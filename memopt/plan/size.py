@@ -1,10 +1,10 @@
-"""Sizes in bytes, as people write them. As memopt says them: memopt/_sizes.py."""
+"""Sizes in bytes, as people write them. As memopt says them: memopt/memory/sizes.py."""
 
 from __future__ import annotations
 
 import re
 
-from memopt._sizes import Size
+from memopt.memory.sizes import Size
 
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
 _BINARY = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memopt._sizes import Size
+from memopt.memory.sizes import Size
 from memopt._version import __version__
 from memopt.plan.bytes import StageBytes
 from memopt.plan.choice import Assignment, Choice

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memopt._sizes import as_text
-from memopt.anatomy import sections
-from memopt.anatomy.sections import Section
+from memopt.memory.sizes import as_text
+from memopt.show import sections
+from memopt.show.sections import Section
 from memopt.plan.planned import Planned, PlannedBlock
 
 # Where alike steps differ by such a factor, something else ran on the machine.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from memopt._compat import is_in_backward
-from memopt.anatomy.ledger import Ledger
+from memopt.memory.ledger import Ledger
 from memopt.checkpoint.flags import is_recomputing
 
 StampT = TypeVar("StampT")

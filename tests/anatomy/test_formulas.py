@@ -9,7 +9,7 @@ import torch
 
 import memopt
 from memopt.anatomy.formulas import TransformerShape
-from memopt.anatomy.whatif import Fates
+from memopt.whatif.fates import Fates
 from tests.anatomy.models import tiny
 
 S, B, H, A = 128, 2, 64, 4

@@ -14,7 +14,7 @@ import torch
 
 import memopt
 from memopt.anatomy import Anatomy
-from memopt.anatomy.pieces import CATEGORIES, in_words
+from memopt.memory.pieces import CATEGORIES, in_words
 from tests.anatomy.models import Mlp
 from tests.support.browser import dom_of, picture_of, said_by
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import weight_norm
 
 import memopt
-from memopt.anatomy.on_cuda import AsOnCuda
+from memopt.memory.predicted.on_cuda import AsOnCuda
 from memopt.anatomy.report import Anatomy
 from tests.anatomy.models import NAMES, Mlp, tiny
 
@@ -322,7 +322,7 @@ def test_bert_large_takes_little_memory() -> None:
     """And finds what is known: 335 million parameters; 16 bytes for each with AdamW."""
     pytest.importorskip("transformers")
     code = (
-        "import memopt; from memopt.anatomy.presets import preset; "
+        "import memopt; from memopt.command.presets import preset; "
         "job = preset('bert-large', 4, 512); "
         "r = memopt.anatomy(job.model, job.batch); "
         # Not getrusage's: that of a new process begins at what the process that made it had held.

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import memopt
-from memopt.anatomy.onednn import lstm_workspace
-from memopt.measure import storages
+from memopt.memory.scratch.onednn import lstm_workspace
+from memopt.memory.saved import storages
 from tests.support.allocator import allocated_by
 
 CONSTANTS = 200

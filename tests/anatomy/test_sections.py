@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import memopt
 from memopt.anatomy import Anatomy
-from memopt.anatomy.sections import Section, text_of
+from memopt.show.sections import Section, text_of
 from tests.anatomy.models import Mlp
 
 BOLD = re.compile(r"\033\[\d+m")

@@ -18,9 +18,9 @@ import memopt
 from benchmarks import convert_zoo
 from benchmarks.cli import RESULTS
 from benchmarks.convert_models.zoo import ZOO, Entry
-from memopt.attribution import _nodes, tensors_of
-from memopt.live_bytes import LiveBytes
-from memopt.measure import SavedTensors, storages
+from memopt.memory.attribution import _nodes, tensors_of
+from memopt.memory.allocator import LiveBytes
+from memopt.memory.saved import SavedTensors, storages
 
 CASES: dict[str, Any] = json.loads((RESULTS / convert_zoo.OUT).read_text())["cases"]
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import memopt
 from memopt.checkpoint import checkpoint_wrapper, unwrap
-from memopt.live_bytes import LiveBytes
+from memopt.memory.allocator import LiveBytes
 from tests.checkpoint.buffers import (
     BLOCKS,
     WIDTH,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import checkpoint as torch_checkpoint
 
 from memopt.checkpoint import checkpoint_sequential, checkpoint_wrapper, disable_checkpointing
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 from tests.checkpoint.support import CountCalls, assert_same_bits, mlp, step_results
 
 PARTITIONS = [1, 2, 3, 6, "sqrt", "optimal", [1, 2, 3], (4, 2), [6]]

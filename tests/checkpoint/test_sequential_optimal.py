@@ -20,7 +20,7 @@ from memopt.checkpoint.segments import optimal_segments
 from memopt.checkpoint.settings import region_settings
 from memopt.checkpoint.stage_bytes import StageBytes
 from memopt.demo.memory import profile_memory
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 from tests.checkpoint.support import CountCalls, assert_same_bits, mlp, step_results
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from memopt._extension import _C
 from memopt.compat.deepspeed import checkpointing
-from memopt.live_bytes import LiveBytes
+from memopt.memory.allocator import LiveBytes
 from tests.checkpoint.support import (
     CountCalls,
     Watch,

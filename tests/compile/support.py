@@ -15,7 +15,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch._inductor.utils import fresh_cache
 
 from benchmarks.compile import Block
-from memopt.live_bytes import LiveBytes
+from memopt.memory.allocator import LiveBytes
 
 
 def blocks(number: int = 2, **settings: Any) -> nn.Sequential:

@@ -21,7 +21,7 @@ import memopt
 from benchmarks.convert_models.models import MODELS
 from memopt.compile._inductor import Partitioner
 from memopt.compile.ops import base
-from memopt.live_bytes import LiveBytes
+from memopt.memory.allocator import LiveBytes
 from tests.compile.support import op_by_op
 from tests.convert.support import DRAWS, assert_as_accurate, exact_step, step
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import memopt
 from memopt._extension import _C
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 from tests.convert.support import one_step, state
 
 WIDTH = 64

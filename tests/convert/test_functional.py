@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 import memopt
 from memopt._extension import _C
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 from tests.convert.support import memopt_ops, one_step
 
 WEIGHT, BIAS = torch.rand(16) + 0.5, torch.randn(16)

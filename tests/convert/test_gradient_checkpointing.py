@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt.live_bytes import LiveBytes
+from memopt.memory.allocator import LiveBytes
 from tests.support.tiny_transformers import Tiny, loss_of, tiny
 
 transformers: Any = pytest.importorskip("transformers", minversion="5.23")

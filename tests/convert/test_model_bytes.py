@@ -20,7 +20,7 @@ from benchmarks.convert_models.model_terms import (
 )
 from benchmarks.convert_models.models import MODELS
 from benchmarks.convert_models.sizes import Sizes
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 from tests.support.byte_table import assert_kept
 
 pytest.importorskip("transformers")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils import checkpoint as torch_checkpoint
 
 import memopt
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 from tests.convert import modules
 from tests.convert.support import state
 

@@ -20,7 +20,7 @@ import memopt
 from memopt._extension import _C
 from memopt.checkpoint import region as engine
 from memopt.checkpoint.blocks import find_blocks
-from memopt.live_bytes import LiveBytes
+from memopt.memory.allocator import LiveBytes
 
 SIZE = 6
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import memopt
-from memopt.attribution import attribute
-from memopt.live_bytes import LiveBytes
-from memopt.measure import SavedTensors, storages
+from memopt.memory.attribution import attribute
+from memopt.memory.allocator import LiveBytes
+from memopt.memory.saved import SavedTensors, storages
 from tests.convert import modules
 
 WIDTH = 64

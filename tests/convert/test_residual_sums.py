@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt.live_bytes import LiveBytes
+from memopt.memory.allocator import LiveBytes
 from tests.convert.support import one_step
 
 WIDTH, TOKENS = 32, 48

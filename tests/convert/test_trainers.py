@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import memopt
 from benchmarks.convert_models.models import MODELS, WORDS
-from memopt.live_bytes import LiveBytes
+from memopt.memory.allocator import LiveBytes
 
 transformers: Any = pytest.importorskip("transformers")
 

@@ -10,7 +10,7 @@ import torch
 from memopt.demo.memory import MemoryProfile, profile_memory
 from memopt.demo.model import GPT, VOCABULARY, ModelSize
 from memopt.demo.modes import MODES, apply_mode
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 
 CPU = torch.device("cpu")
 FLOAT = 4

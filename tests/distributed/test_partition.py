@@ -31,7 +31,7 @@ import memopt
 from memopt._extension import _C
 from memopt.checkpoint import partition
 from memopt.checkpoint.partition import PartitionChoice
-from memopt.live_bytes import LiveBytes
+from memopt.memory.allocator import LiveBytes
 from tests.checkpoint.partitions import MESSAGE, part_bytes
 from tests.checkpoint.support import assert_same_bits
 from tests.distributed.processes import World

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt.anatomy.predict import hollow_step
-from memopt.anatomy.step import Step
-from memopt.anatomy.whatif import Fates
+from memopt.memory.predicted.predict import hollow_step
+from memopt.memory.step import Step
+from memopt.whatif.fates import Fates
 from memopt.memory.unchanged import Written, unchanged
 from tests.memory.modules import WIDTH
 from tests.support.fingerprint import Fingerprint

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import memopt
-from memopt.attribution import attribute
+from memopt.memory.attribution import attribute
 from tests.memory.modules import HABITS, WIDTH, Habit, Model, weighted_loss
 from tests.support.fingerprint import Fingerprint
 

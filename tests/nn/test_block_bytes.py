@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.convert_models.byte_terms import Term, sum_per_token
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 from tests.support.blocks import (
     GPT2Block,
     LlamaBlock,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import memopt.nn as mnn
 from memopt.demo.model import LayerNormThenGELU
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 from tests.support.modules import assert_copies
 
 PAIRS: dict[str, tuple[type, Callable[[], nn.Module]]] = {

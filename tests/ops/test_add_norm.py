@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import memopt
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 from tests.support.cases import ADD_NORM_CASES, Call, OpCase, evaluate
 from tests.support.record_ops import RecordOps
 from tests.support.shapes import BFLOAT16, DTYPES, FLOAT32, FLOAT64, LAYOUTS, Dtypes

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 from tests.support.cases import (
     DROPOUT_ADD_NORM_CASES,
     NORMALIZING_CASES,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import memopt
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 from tests.support.cases import DROPOUT_ADD_NORM_CASES, Call, OpCase, evaluate
 from tests.support.cases.dropout import DropoutAddNormCase, keep_scales
 from tests.support.cases.rms_norm import RmsNormCase

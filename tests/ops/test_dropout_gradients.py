@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from memopt.functional import dropout
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 from tests.support.record_ops import RecordOps
 from tests.support.shapes import random_normal
 

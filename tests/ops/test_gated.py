@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import memopt
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 from tests.support.cases import GATED_CASES, PACKED_CASES, OpCase, evaluate
 from tests.support.cases.activation import ACTIVATION_CASES, named
 from tests.support.record_ops import RecordOps

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import memopt.functional as M
 from memopt import checkpoint
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 from tests.support.cases.activation import TORCH, named
 
 ACTIVATIONS = {name: functools.partial(M.activation, **named(name)) for name in TORCH}

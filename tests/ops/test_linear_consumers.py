@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import memopt.functional as M
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 from tests.support.record_ops import RecordOps
 
 ROWS, FEATURES, OUT, RANK = 12, 8, 6, 2

@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from memopt.live_bytes import LiveBytes
-from memopt.measure import SavedTensors
+from memopt.memory.allocator import LiveBytes
+from memopt.memory.saved import SavedTensors
 from tests.support.mlp import (
     FEATURES,
     HIDDEN,

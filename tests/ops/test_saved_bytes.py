@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 from tests.support.cases import (
     ACTIVATION_CASES,
     ACTIVATION_DROPOUT_CASES,

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import memopt
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 from tests.support.cases import OP_CASES, Call, OpCase, as_tuple
 from tests.support.shapes import FLOAT32, LAYOUTS
 

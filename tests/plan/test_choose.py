@@ -15,7 +15,7 @@ import pytest
 from torch import nn
 
 import memopt
-from memopt.anatomy.ledger import Ledger
+from memopt.memory.ledger import Ledger
 from memopt.plan.bytes import StageBytes, StepBytes
 from memopt.plan.choice import CHOICES, Assignment
 from memopt.plan.choose import Terms, _in_order, choose, evaluated, problem, solved, uniform

@@ -155,7 +155,7 @@ def test_offloading_keeps_its_budget_in_later_steps(tmp_path: Path) -> None:
     """The floor is below the one without it, and is accepted. A tenth above it the budget holds by
     the allocator's count; at the floor itself the threads that copy may be late, on a busy machine.
     """
-    from memopt.live_bytes import LiveBytes
+    from memopt.memory.allocator import LiveBytes
 
     torch.manual_seed(0)
     model, batch = Chain([4] * 8, features=64), tokens(32)

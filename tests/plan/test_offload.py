@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import memopt
-from memopt._sizes import as_text
+from memopt.memory.sizes import as_text
 from memopt.plan.choice import Choice
 from memopt.plan.live import applied
 from tests.plan.models import Chain, tokens

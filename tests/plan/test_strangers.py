@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt.anatomy.step import Step
+from memopt.memory.step import Step
 from memopt.plan import live as live_module
 from memopt.plan.choice import CHOICES, KEEP, Choice
 from memopt.plan.choose import Terms, uniform

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import memopt
 from memopt._extension import _C
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 
 FEATURES = 16
 

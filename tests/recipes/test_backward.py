@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 import memopt
 import memopt.functional as M
 from memopt._extension import _C
-from memopt.live_bytes import LiveBytes
+from memopt.memory.allocator import LiveBytes
 from tests.recipes.support import FEATURES, assert_same_gradients, gradients, leaf
 from tests.support.record_ops import RecordOps
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import memopt
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 from tests.checkpoint.support import Watch
 from tests.recipes.model import FEATURES, LEAVES, B, W, X, model
 

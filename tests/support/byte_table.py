@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from benchmarks.convert_models.byte_terms import Term, format_sum, sum_per_token
-from memopt.measure import SavedTensors
+from memopt.memory.saved import SavedTensors
 
 
 def assert_kept(terms: Sequence[Term], saved: SavedTensors, *, tokens: int, **symbols: int) -> None:

@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from memopt.anatomy.ledger import Ledger
-from memopt.anatomy.pieces import ACTIVATIONS, OFFLOADED
-from memopt.anatomy.places import NOWHERE
-from memopt.anatomy.step import Step
-from memopt.anatomy.whatif import Fates
-from memopt.anatomy.work import tensors_in
+from memopt.memory.ledger import Ledger
+from memopt.memory.pieces import ACTIVATIONS, OFFLOADED
+from memopt.memory.places import NOWHERE
+from memopt.memory.step import Step
+from memopt.whatif.fates import Fates
+from memopt.memory.work import tensors_in
 from memopt.checkpoint import checkpoint_wrapper
 from memopt.checkpoint.wrapper import settings_of
 from memopt.offload import offload, offload_stats

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from memopt.anatomy.ledger import Ledger, highs_of
-from memopt.anatomy.step import Step
-from memopt.anatomy.work import tensors_in
-from memopt.measure import parts_of, storages
+from memopt.memory.ledger import Ledger, highs_of
+from memopt.memory.step import Step
+from memopt.memory.work import tensors_in
+from memopt.memory.saved import parts_of, storages
 
 NEVER_FITS = 1 << 62
 

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
-from memopt.anatomy.depth import Depth
-from memopt.anatomy.hollow import HollowLedger, hollow_copy
-from memopt.anatomy.ledger import Ledger
-from memopt.anatomy.on_cuda import AsOnCuda, as_on_cuda, counts_on_host
-from memopt.anatomy.step import Step, traced
-from memopt.anatomy.trace import Trace, trace_of
-from memopt.anatomy.whatif import Fates, offloaded
+from memopt.memory.depth import Depth
+from memopt.memory.predicted.hollow import HollowLedger, hollow_copy
+from memopt.memory.ledger import Ledger
+from memopt.memory.predicted.on_cuda import AsOnCuda, as_on_cuda, counts_on_host
+from memopt.memory.step import Step, traced
+from memopt.memory.trace import Trace, trace_of
+from memopt.whatif.fates import Fates, offloaded
 from memopt.memory.unchanged import Written, unchanged
 
 Watch = Callable[[nn.Module, Ledger], AbstractContextManager[Any]]

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from memopt.anatomy.onednn import padded
-from memopt.anatomy.scratch_size import NONE, KiB, Scratch, copy_of
+from memopt.memory.scratch.onednn import padded
+from memopt.memory.scratch.size import NONE, KiB, Scratch, copy_of
 
 _BLOCK = 256
 """Rows or columns of a matrix that a thread of oneDNN's copies at a time, at the most."""

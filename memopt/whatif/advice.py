@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import torch
 
-from memopt.anatomy.batches import rows_of
+from memopt.memory.batches import rows_of
 from memopt.anatomy.findings import Advice
-from memopt.anatomy.ledger import Ledger
-from memopt.anatomy.pieces import ACTIVATIONS, OFFLOADED, STATES, TEMPORARY, Entry, Piece
-from memopt.anatomy.predict import predict
-from memopt.anatomy.speed import Speed, speed_of
-from memopt.anatomy.step import Step
-from memopt.anatomy.trace import Trace, trace_of
-from memopt.anatomy.whatif import Fates
+from memopt.memory.ledger import Ledger
+from memopt.memory.pieces import ACTIVATIONS, OFFLOADED, STATES, TEMPORARY, Entry, Piece
+from memopt.memory.predicted.predict import predict
+from memopt.memory.speed import Speed, speed_of
+from memopt.memory.step import Step
+from memopt.memory.trace import Trace, trace_of
+from memopt.whatif.fates import Fates
 from memopt.checkpoint.blocks import find_blocks
 
 # A remedy that gives less than this share of the peak is not worth a line.

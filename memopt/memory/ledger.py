@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt._compat import running_node, sequence_number
-from memopt.anatomy.pieces import (
+from memopt.memory.pieces import (
     ACTIVATIONS,
     FUNCTIONALITY,
     KEPT,
@@ -40,11 +40,11 @@ from memopt.anatomy.pieces import (
     Mark,
     Piece,
 )
-from memopt.anatomy.places import MEMOPT, NOWHERE, Place, line_of
-from memopt.anatomy.scratch import scratch_of
-from memopt.anatomy.work import Work, tensors_in, work_of
-from memopt.attribution import innermost
-from memopt.measure import SavedTensors, parts_of
+from memopt.memory.places import MEMOPT, NOWHERE, Place, line_of
+from memopt.memory.scratch.rules import scratch_of
+from memopt.memory.work import Work, tensors_in, work_of
+from memopt.memory.attribution import innermost
+from memopt.memory.saved import SavedTensors, parts_of
 
 
 class Ledger(TorchDispatchMode):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from memopt.anatomy.step import Step
+from memopt.memory.step import Step
 
 _FLOPS = {2: 400e12, 4: 50e12, 8: 25e12}
 """By an element's bytes."""

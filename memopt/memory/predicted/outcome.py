@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from memopt._compat import depends_on_values
-from memopt.anatomy.onednn import lstm_workspace
+from memopt.memory.scratch.onednn import lstm_workspace
 
 
 class DependsOnValues(RuntimeError):

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from memopt.anatomy.ledger import Ledger
-from memopt.anatomy.pieces import ACTIVATIONS, OFFLOADED, REGION_INPUT, Entry, Piece
+from memopt.memory.ledger import Ledger
+from memopt.memory.pieces import ACTIVATIONS, OFFLOADED, REGION_INPUT, Entry, Piece
 from memopt.checkpoint import apply_checkpointing, checkpoint_sequential
 from memopt.checkpoint.blocks import find_blocks
 from memopt.convert import convert

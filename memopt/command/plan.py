@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from memopt.anatomy import command, presets
+from memopt.command import anatomy as command
+from memopt.command import presets
 from memopt.anatomy.api import anatomy
 from memopt.plan.api import plan
 from memopt.plan.plan import Plan

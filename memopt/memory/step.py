@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memopt.anatomy.batches import as_dict, call, loss_in, parts, rows_of
-from memopt.anatomy.ledger import Ledger
-from memopt.anatomy.pieces import FUNCTIONALITY, GRADIENTS, STATES, WEIGHTS
-from memopt.measure import held_by
+from memopt.memory.batches import as_dict, call, loss_in, parts, rows_of
+from memopt.memory.ledger import Ledger
+from memopt.memory.pieces import FUNCTIONALITY, GRADIENTS, STATES, WEIGHTS
+from memopt.memory.saved import held_by
 
 OptimizerLike = torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None
 

@@ -6,11 +6,11 @@ import html
 import json
 from collections.abc import Callable
 
-from memopt._sizes import MB, as_text
-from memopt.anatomy.axes import left_axis, ticks, title_below, title_left
+from memopt.memory.sizes import MB, as_text
+from memopt.show.axes import left_axis, ticks, title_below, title_left
 from memopt.anatomy.figure import COLORS
-from memopt.anatomy.pieces import CATEGORIES, in_words
-from memopt.anatomy.trace import Trace
+from memopt.memory.pieces import CATEGORIES, in_words
+from memopt.memory.trace import Trace
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 1000, 320, 70, 22
 

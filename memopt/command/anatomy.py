@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memopt.anatomy import presets
+from memopt.command import presets
 from memopt.anatomy.api import anatomy
-from memopt.anatomy.outcome import DependsOnValues
+from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.anatomy.report import Anatomy
 
 USAGE_ERROR = 2

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from memopt.anatomy.ledger import Ledger
-from memopt.anatomy.pieces import (
+from memopt.memory.ledger import Ledger
+from memopt.memory.pieces import (
     ACTIVATIONS,
     CATEGORIES,
     GRADIENTS,

@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memopt.anatomy.contractions import (
+from memopt.memory.scratch.contractions import (
     attention,
     attention_backward,
     convolution,
     convolution_backward,
     product,
 )
-from memopt.anatomy.onednn import lstm_scratch
-from memopt.anatomy.scratch_size import NONE, Rule, Scratch, copy_of
+from memopt.memory.scratch.onednn import lstm_scratch
+from memopt.memory.scratch.size import NONE, Rule, Scratch, copy_of
 
 
 def scratch_of(

@@ -1,0 +1,7 @@
+"""A step's memory without running it.
+
+hollow    tensors without values, and a ledger that computes nothing
+outcome   what an operator returns, by its arguments alone
+on_cuda   what CUDA would do otherwise than the CPU, on the CPU
+predict   a step that computes nothing, on copies
+"""
