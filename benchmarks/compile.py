@@ -5,8 +5,8 @@ transformers, compiled both ways. **Curve**: a pre-LN transformer within budgets
 `torch._functorch.config.activation_memory_budget`, which
 `torch.autograd.graph.region_activation_memory_budget` sets for a graph, and memopt.compile's.
 
-Bytes are the allocator's (memopt.memory.allocator): what is held when forward ends, and the most at any
-time. Times are taken in turns as in harness.py; `over_torch` is a way's time over plain
+Bytes are the allocator's (memopt.memory.allocator): what is held when forward ends, and the most at
+any time. Times are taken in turns as in harness.py; `over_torch` is a way's time over plain
 torch.compile's in the same round, so above 1 is slower.
 
 `python -m benchmarks.compile [--quick] [--seed N] [--out FILE.json]` writes the JSON, the figure

@@ -20,7 +20,8 @@ from torch.nn import functional as F
 import memopt
 from memopt._extension import _C
 from memopt.demo.memory import profile_memory
-from memopt.memory.saved import SavedBytes, SavedTensors, storages
+from memopt.memory.saved import SavedBytes, SavedTensors
+from memopt.memory.storages import storages
 
 FLOAT = 4
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from memopt.accumulate.run import Accumulated
-from memopt.accumulate.sync import is_sharded
 from memopt.memory.batches import leaves_of
+from memopt.memory.parallel import is_sharded
 from memopt.memory.step import Step
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)

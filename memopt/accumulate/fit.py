@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, overload
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
-from memopt.memory.peak import NEVER_FITS, bytes_here, bytes_of, peak_of, peak_of_step
 from memopt.accumulate.peers import Peers
 from memopt.accumulate.run import Run
-from memopt.memory.batches import as_dict, is_packed, leaves_of, rows_of, slice_of
+from memopt.memory.batches import part_of, resized, rows_of, slice_of
 from memopt.memory.depth import Depth
+from memopt.memory.peak import bytes_here, bytes_of, peak_of, peak_of_step
 from memopt.memory.predicted.predict import predict
+from memopt.memory.search import NEVER_FITS, search
 from memopt.memory.step import LossLike, OptimizerLike, Step, as_optimizer
-from memopt.whatif.fates import Checkpoint, Fates
-from memopt.memory.work import tensors_in
-from memopt.memory.saved import storages
+from memopt.memory.storages import storages
 from memopt.memory.unchanged import Written, unchanged
+from memopt.whatif.fates import Checkpoint, Fates
 
 Batch = Any | Callable[[int], Any]
 
@@ -145,13 +143,6 @@ def largest_micro_batch(step: Step, budget: int, available: bool, device: str) -
     return max(1, search(peak, budget, (rows, -(-rows // 2)), rows))
 
 
-def part_of(batch: Any, rows: int) -> tuple[Any, int]:
-    """The first rows, and how many bytes the whole has beyond the memory that this part views."""
-    part = slice_of(batch, 0, rows)
-    viewed, whole = storages(tensors_in(part)), storages(tensors_in(batch))
-    return part, sum(nbytes for key, nbytes in whole.items() if key not in viewed)
-
-
 def _beside(step: Step, device: str) -> int:
     """Bytes that are there in an accumulation and not in a step that is predicted."""
     gradients = [p.grad for p in step.model.parameters() if p.grad is not None]
@@ -255,76 +246,7 @@ def largest_step(function: Callable[[int], object], budget: object, limit: int) 
     return search(lambda rows: peak_of(function, rows), allowed, (1, 2), limit)
 
 
-def search(peak: Callable[[int], int], budget: int, first: Sequence[int], limit: int) -> int:
-    """The largest size up to `limit` whose peak is within the budget; 0 if none is.
-
-    Peaks grow with the size, about as a line does: so the sizes tried first are `first`, the next
-    ones where the line through the two nearest peaks meets the budget, and each third the middle.
-    """
-    low, high = 0, limit + 1
-    known: dict[int, int] = {}
-    sizes = [size for size in first if size <= limit]
-    while high - low > 1:
-        if sizes:
-            size = sizes.pop(0)
-        elif len(known) % 3 == 2 and len(known) > 2:
-            size = (low + high) // 2
-        else:
-            size = _on_line(known, budget)
-        size = min(max(size, low + 1), high - 1)
-        known[size] = peak(size)
-        low, high = (size, high) if known[size] <= budget else (low, size)
-    return low
-
-
-def _on_line(known: dict[int, int], budget: int) -> int:
-    nearest = sorted(known, key=lambda size: abs(known[size] - budget))[:2]
-    if len(nearest) < 2 or known[nearest[0]] == known[nearest[1]]:
-        return 2 * max(known, default=1)
-    one, other = nearest
-    slope = (known[other] - known[one]) / (other - one)
-    return math.floor(one + (budget - known[one]) / slope)
-
-
 def _peak(step: Step, batch: Any, fates: Fates, device: str, micro_batches: int) -> int:
     other = copy.copy(step)
     other.batch, other.micro_batches = batch, micro_batches
     return predict(other, fates, device)[0].peak.total
-
-
-def resized(batch: Any, dim: int, who: str = "largest_batch") -> Callable[[int], Any]:
-    """Makes meta tensors of another size of those whose size there is the batch's.
-
-    Raises:
-        ValueError: there is no such tensor, or one whose rows have sizes of their own.
-    """
-    sample = as_dict(batch)
-    ragged = next((leaf for leaf in leaves_of(sample) if _is_ragged(leaf)), None)
-    if ragged is not None:
-        raise ValueError(
-            f"{who}: batch must be a function that makes one where rows have lengths of their own, "
-            f"got a {type(ragged).__name__} ({getattr(ragged, 'layout', 'packed')})"
-        )
-    leaves = [leaf for leaf in pytree.tree_leaves(sample) if isinstance(leaf, Tensor)]
-    now = next((leaf.shape[dim] for leaf in leaves if leaf.dim() > dim), None)
-    if now is None:
-        raise ValueError(f"{who}: batch must hold a tensor of more than {dim} dimensions, got none")
-
-    def make(size: int) -> Any:
-        def resize(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor):
-                return leaf
-            shape = list(leaf.shape)
-            if leaf.dim() > dim and shape[dim] == now:
-                shape[dim] = size
-            return torch.empty(shape, dtype=leaf.dtype, device="meta")
-
-        return pytree.tree_map(resize, sample)
-
-    return make
-
-
-def _is_ragged(leaf: Any) -> bool:
-    if not isinstance(leaf, Tensor):
-        return is_packed(leaf)
-    return leaf.is_nested or leaf.layout is not torch.strided

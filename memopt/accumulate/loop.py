@@ -15,12 +15,12 @@ from memopt.accumulate.fit import (
     largest_micro_batch,
     largest_watched,
 )
-from memopt.memory.peak import bytes_there
 from memopt.accumulate.peers import Peers
 from memopt.accumulate.run import Accumulated, Run
-from memopt.accumulate.sync import bucket_bytes, is_sharded
 from memopt.accumulate.weight import Weight, counter
+from memopt.memory.allocator import allocated_bytes, free_bytes
 from memopt.memory.batches import as_dict, device_of, rows_of
+from memopt.memory.parallel import bucket_bytes, is_sharded
 from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.step import LossLike, Step, as_optimizer
 
@@ -146,7 +146,7 @@ def _choose(step: Step, budget: int | None, device: torch.device, rows: int, run
 def _choose_alike(step: Step, budget: int | None, scaler: Any, peers: Peers) -> int:
     """By real steps, since those of a sharded model are not predicted."""
     device = next(step.model.parameters()).device
-    allowed = bytes_there(device) + _free(device) if budget is None else budget
+    allowed = allocated_bytes(device) + _free(device) if budget is None else budget
     error: Exception | None = None
     try:
         check_budget("accumulate", allowed, step.model)
@@ -165,12 +165,12 @@ def _choose_alike(step: Step, budget: int | None, scaler: Any, peers: Peers) -> 
 
 def _free(device: torch.device) -> int:
     """Bytes of a device that could be allocated."""
-    if device.type != "cuda":
+    free = None if device.type == "cpu" else free_bytes(device)
+    if free is None:
         raise ValueError(
             f'accumulate: micro_batch="auto" on {device.type} must have a budget in bytes, got None'
         )
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free
 
 
 def _unwrapped(step: Step) -> Step:

@@ -26,8 +26,8 @@ can still be imported:
 from memopt._submodules import add_submodules
 from memopt.anatomy.api import anatomy
 from memopt.anatomy.findings import Advice
-from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.anatomy.report import Anatomy
+from memopt.memory.predicted.outcome import DependsOnValues
 
 __all__ = ["Advice", "Anatomy", "DependsOnValues", "anatomy"]
 

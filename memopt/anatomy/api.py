@@ -5,22 +5,24 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from memopt.whatif.advice import advise
-from memopt.whatif.away import OffloadLedger, apply_offload, check_place
-from memopt.memory.batches import as_dict, device_of, rows_of
-from memopt.memory.depth import Depth
 from memopt.anatomy.findings import AllocatorRow
 from memopt.anatomy.formulas import formulas, shape_of
-from memopt.memory.predicted.hollow import CUDA_GRANULARITY
+from memopt.anatomy.report import Anatomy
+from memopt.checkpoint.blocks import find_blocks
+from memopt.checkpoint.caches import note_on_caches
+from memopt.memory.allocator import DeviceBytes
+from memopt.memory.batches import as_dict, device_of, rows_of
+from memopt.memory.depth import Depth
 from memopt.memory.ledger import Ledger
+from memopt.memory.predicted.hollow import CUDA_GRANULARITY
 from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.predicted.predict import predict
-from memopt.anatomy.report import Anatomy
 from memopt.memory.step import (
     LossLike,
     OptimizerLike,
@@ -28,12 +30,12 @@ from memopt.memory.step import (
     as_optimizer,
     traced,
 )
+from memopt.memory.storages import tensors_in
 from memopt.memory.trace import Trace, trace_of
-from memopt.whatif.fates import Checkpoint, Fates
-from memopt.memory.work import tensors_in
-from memopt.checkpoint.blocks import find_blocks
-from memopt.checkpoint.caches import note_on_caches
 from memopt.memory.unchanged import Written, unchanged
+from memopt.whatif.advice import advise
+from memopt.whatif.away import OffloadLedger, apply_offload, check_place
+from memopt.whatif.fates import Checkpoint, Fates
 
 
 def anatomy(
@@ -207,16 +209,14 @@ def _measured(
         real.run()
         _synchronize(is_cuda)
         plain = time.perf_counter() - start
-        here = torch.cuda.memory_allocated() if is_cuda else 0
-        if is_cuda:
-            torch.cuda.reset_peak_memory_stats()
-        _, seconds = traced(real, ledger)
+        found = DeviceBytes(device) if is_cuda else None
+        with nullcontext() if found is None else found:
+            _, seconds = traced(real, ledger)
     row = None
     trace = trace_of(ledger, seconds)
-    if is_cuda:
+    if found is not None:
         known = sum(entry.piece.nbytes for entry in ledger.log if entry.instant == 0)
-        most, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-        row = AllocatorRow(most, reserved, here, known)
+        row = AllocatorRow(found.most, found.reserved, found.before, known)
     return trace, seconds / plain, row
 
 

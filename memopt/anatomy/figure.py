@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memopt.memory.sizes import MB, as_text
 from memopt.anatomy.findings import Findings
-from memopt.memory.pieces import CATEGORIES, in_words
 from memopt.anatomy.table import title_of
-
-COLORS = dict(
-    zip(
-        CATEGORIES,
-        ("#5f6b76", "#d98a29", "#7353ba", "#3b7dd8", "#c8467c", "#8ab17d"),
-        strict=True,
-    )
-)
+from memopt.memory.pieces import CATEGORIES, in_words
+from memopt.memory.sizes import MB, as_text
+from memopt.show.timeline import COLORS
 
 
 def write_figure(path: Path, anatomy: Findings) -> None:

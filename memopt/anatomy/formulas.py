@@ -31,8 +31,8 @@ from memopt.memory.pieces import (
     TEMPORARY,
     WEIGHTS,
 )
+from memopt.memory.storages import storages
 from memopt.whatif.fates import Fates
-from memopt.memory.saved import storages
 
 
 @dataclass(frozen=True)

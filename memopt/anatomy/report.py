@@ -8,8 +8,9 @@ from pathlib import Path
 
 from memopt.anatomy.figure import write_figure
 from memopt.anatomy.findings import Findings
-from memopt.anatomy.page import fragment, page_of
+from memopt.anatomy.page import page_of, tables_of
 from memopt.anatomy.table import advice_of, lines_of, sections_of, text_of, title_of
+from memopt.show.page import fragment
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class Anatomy(Findings):
         if path is not None:
             Path(path).write_text(text)
         return text
+
+    def html_tables(self) -> str:
+        """The tables of its page alone, as a part of another report's."""
+        return tables_of(self)
 
     def to_png(self, path: str | Path) -> None:
         """The timeline, drawn. Needs matplotlib."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from memopt.memory.sizes import as_text
-from memopt.show import sections
 from memopt.anatomy.findings import Findings
 from memopt.memory.pieces import CATEGORIES, FUNCTIONALITY, in_words
-from memopt.show.sections import Section
+from memopt.memory.sizes import as_text
 from memopt.memory.trace import Share, Trace
+from memopt.show import sections
+from memopt.show.sections import Section
 
 _MOST_ROWS = 12
 _OF_LOSSES = ("loss", "log_softmax", "logsumexp", "cross_entropy")

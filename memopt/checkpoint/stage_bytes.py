@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from memopt._extension import _C
 from memopt.checkpoint.segments import least_peak_segments
-from memopt.memory.saved import storages
+from memopt.memory.storages import storages
 
 
 class StageBytes:

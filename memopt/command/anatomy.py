@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memopt.command import presets
 from memopt.anatomy.api import anatomy
-from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.anatomy.report import Anatomy
+from memopt.command import presets
+from memopt.memory.predicted.outcome import DependsOnValues
 
 USAGE_ERROR = 2
 

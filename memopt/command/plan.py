@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from memopt.anatomy.api import anatomy
 from memopt.command import anatomy as command
 from memopt.command import presets
-from memopt.anatomy.api import anatomy
 from memopt.plan.api import plan
 from memopt.plan.plan import Plan
 

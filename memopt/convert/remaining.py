@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from torch import nn
 
-from memopt.memory.attribution import Attributed
 from memopt.checkpoint.wrapper import settings_of
 from memopt.convert.recipes import has_functions, has_recipes
+from memopt.memory.attribution import Attributed
 
 
 class Remaining(NamedTuple):

@@ -11,9 +11,9 @@ from typing import Any
 from torch import nn
 
 from memopt._compat import add_note
-from memopt.memory.attribution import Attribution, attribute
 from memopt.checkpoint.naming import joined
 from memopt.checkpoint.probe import arguments_of
+from memopt.memory.attribution import Attribution, attribute
 from memopt.memory.saved import SavedBytes, check_can_measure, saved_bytes
 
 

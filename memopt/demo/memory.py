@@ -1,8 +1,8 @@
 """Memory of one training step, measured.
 
-On the CPU by each allocation and its end (memopt/memory/allocator.py): exact bytes, the same in every
-run, without what a kernel allocates and frees inside one operator. On CUDA the figures are the
-caching allocator's, after each operator, with scratch memory.
+On the CPU by each allocation and its end (memopt/memory/allocator.py): exact bytes, the same in
+every run, without what a kernel allocates and frees inside one operator. On CUDA the figures are
+the caching allocator's, after each operator, with scratch memory.
 
 memopt.saved_bytes asks autograd what it saves. This asks what is alive, at any time, gradients and
 the tensors of backward included.
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memopt.memory.allocator import LiveBytes
+from memopt.memory.allocator import DeviceBytes, LiveBytes
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ def profile_memory(forward: Callable[[], Tensor], device: torch.device) -> Memor
 
 
 def _profile_cuda(forward: Callable[[], Tensor], device: torch.device) -> MemoryProfile:
-    with CudaSampler(device) as sampler:
+    with DeviceBytes(device) as found, CudaSampler(device, found) as sampler:
         loss = forward()
-        saved = sampler.live_bytes() - loss.untyped_storage().nbytes()
+        saved = found.now - loss.untyped_storage().nbytes()
         forward_ms = sampler.elapsed_ms()
         loss.backward()
         sampler.sample()
-    return MemoryProfile(saved, sampler.peak_bytes(), forward_ms, sampler.ms, sampler.live)
+    return MemoryProfile(saved, found.above, forward_ms, sampler.ms, sampler.live)
 
 
 class CudaSampler(TorchDispatchMode):
@@ -72,21 +72,13 @@ class CudaSampler(TorchDispatchMode):
     (csrc/autograd/ownership.h), so the peaks of fused modes are upper bounds.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, found: DeviceBytes) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize(device)
         self.ms = [0.0]
         self.live = [0]
         self._start = time.perf_counter()
         self._device = device
-        self._base = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-
-    def live_bytes(self) -> int:
-        return torch.cuda.memory_allocated(self._device) - self._base
-
-    def peak_bytes(self) -> int:
-        return torch.cuda.max_memory_allocated(self._device) - self._base
+        self._found = found
 
     def elapsed_ms(self) -> float:
         return (time.perf_counter() - self._start) * 1e3
@@ -94,7 +86,7 @@ class CudaSampler(TorchDispatchMode):
     def sample(self) -> None:
         torch.cuda.synchronize(self._device)
         self.ms.append(self.elapsed_ms())
-        self.live.append(self.live_bytes())
+        self.live.append(self._found.now)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -1,20 +1,30 @@
-"""Bytes that are allocated on the CPU over time, as the allocator itself says.
+"""Bytes as allocators count them: what is alive, the most of it, and what is free, on any device.
 
-    with LiveBytes() as live:
+    with LiveBytes() as live:                      on the CPU, at each allocation and its end
         loss = forward()
         live.mark()
         loss.backward()
     live.most, live.left, live.marks[0].nbytes
 
-PyTorch's profiler notes each allocation. What was there before counts for nothing, nor does what an
-operator allocates and frees inside itself. No dispatch mode is involved: under one, memopt's ops
-write over nothing (csrc/autograd/ownership.h), and need more.
+    with DeviceBytes(device) as found:             on an accelerator
+        loss = forward()
+    found.before, found.most, found.reserved
+
+    most_above(device, run), free_bytes(device)    on both
+
+On the CPU PyTorch's profiler notes each allocation. What was there before counts for nothing, nor
+does what an operator allocates and frees inside itself. No dispatch mode is involved: under one,
+memopt's ops write over nothing (csrc/autograd/ownership.h), and need more. An accelerator's
+allocator counts by itself, with scratch, and rounded up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -68,6 +78,79 @@ class LiveBytes:
         begin, *marks = sorted(events.marks)
         self.timeline = _timeline(begin, events.allocations)
         self.marks = [Instant(ns - begin, _bytes_at(self.timeline, ns - begin)) for ns in marks]
+
+
+class DeviceBytes:
+    """Of an accelerator's memory. Its peak begins anew when this is entered."""
+
+    before: int
+    """Bytes that were allocated when it was entered."""
+    most: int
+    """The most that were at any time until it ended, those included."""
+    reserved: int
+    """The most that the allocator had of the device until then."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = torch.device(device)
+
+    @property
+    def now(self) -> int:
+        """Bytes that are allocated now, beyond those before."""
+        return allocated_bytes(self._device) - self.before
+
+    @property
+    def above(self) -> int:
+        """The most bytes beyond those before."""
+        return self.most - self.before
+
+    def __enter__(self) -> DeviceBytes:
+        torch.accelerator.synchronize(self._device)
+        self.before = allocated_bytes(self._device)
+        torch.accelerator.reset_peak_memory_stats(self._device)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        torch.accelerator.synchronize(self._device)
+        self.most = torch.accelerator.max_memory_allocated(self._device)
+        self.reserved = torch.accelerator.max_memory_reserved(self._device)
+
+
+def most_above(device: torch.device, run: Callable[[], object]) -> int:
+    """The most bytes at any time of a call, beyond those that were there before."""
+    if device.type == "cpu":
+        with LiveBytes() as live:
+            run()
+        return live.most
+    with DeviceBytes(device) as found:
+        run()
+    return found.above
+
+
+def allocated_bytes(device: torch.device) -> int:
+    """That an accelerator's allocator has given out; 0 on the CPU, whose does not say."""
+    if device.type == "cpu":
+        return 0
+    return torch.accelerator.memory_allocated(device)
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """That could be allocated on a device; None where that is not known."""
+    if device.type == "cpu":
+        return _free_on_host()
+    try:
+        free, _ = torch.accelerator.get_memory_info(device)
+    except (RuntimeError, NotImplementedError):  # an allocator that does not say
+        return None
+    unused = torch.accelerator.memory_reserved(device) - allocated_bytes(device)
+    return int(free + unused)
+
+
+def _free_on_host() -> int | None:
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return None
+    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+    return 1024 * int(lines["MemAvailable"].split()[0])
 
 
 class _Allocation(NamedTuple):

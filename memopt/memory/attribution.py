@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from memopt._compat import sequence_number
-from memopt.memory.saved import SavedBytes, SavedTensors, recorded, storages
+from memopt.memory.saved import SavedBytes, SavedTensors, recorded
+from memopt.memory.storages import storages
 
 # Nodes that give another view of a tensor: what made the tensor stands in front of them.
 _VIEWS = frozenset(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 from torch.utils import _pytree as pytree
+
+from memopt.memory.storages import storages, tensors_in
 
 
 def rows_of(who: str, batch: object) -> int:
@@ -43,6 +45,51 @@ def slice_of(batch: Any, start: int, end: int) -> Any:
         return _cut(leaf, start, end) if _rows(leaf) == total else leaf
 
     return pytree.tree_map(cut, as_dict(batch), is_leaf=is_packed)
+
+
+def part_of(batch: Any, rows: int) -> tuple[Any, int]:
+    """The first rows, and how many bytes the whole has beyond the memory that this part views."""
+    part = slice_of(batch, 0, rows)
+    viewed, whole = storages(tensors_in(part)), storages(tensors_in(batch))
+    return part, sum(nbytes for key, nbytes in whole.items() if key not in viewed)
+
+
+def resized(batch: Any, dim: int, who: str) -> Callable[[int], Any]:
+    """Makes meta tensors of another size of those whose size there is the batch's.
+
+    Raises:
+        ValueError: there is no such tensor, or one whose rows have sizes of their own.
+    """
+    sample = as_dict(batch)
+    ragged = next((leaf for leaf in leaves_of(sample) if _is_ragged(leaf)), None)
+    if ragged is not None:
+        raise ValueError(
+            f"{who}: batch must be a function that makes one where rows have lengths of their own, "
+            f"got a {type(ragged).__name__} ({getattr(ragged, 'layout', 'packed')})"
+        )
+    leaves = [leaf for leaf in pytree.tree_leaves(sample) if isinstance(leaf, Tensor)]
+    now = next((leaf.shape[dim] for leaf in leaves if leaf.dim() > dim), None)
+    if now is None:
+        raise ValueError(f"{who}: batch must hold a tensor of more than {dim} dimensions, got none")
+
+    def make(size: int) -> Any:
+        def resize(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            shape = list(leaf.shape)
+            if leaf.dim() > dim and shape[dim] == now:
+                shape[dim] = size
+            return torch.empty(shape, dtype=leaf.dtype, device="meta")
+
+        return pytree.tree_map(resize, sample)
+
+    return make
+
+
+def _is_ragged(leaf: Any) -> bool:
+    if not isinstance(leaf, Tensor):
+        return is_packed(leaf)
+    return leaf.is_nested or leaf.layout is not torch.strided
 
 
 def is_packed(value: object) -> bool:

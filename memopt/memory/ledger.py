@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt._compat import running_node, sequence_number
+from memopt.memory.attribution import innermost
 from memopt.memory.pieces import (
     ACTIVATIONS,
     FUNCTIONALITY,
@@ -41,10 +42,10 @@ from memopt.memory.pieces import (
     Piece,
 )
 from memopt.memory.places import MEMOPT, NOWHERE, Place, line_of
+from memopt.memory.saved import SavedTensors
 from memopt.memory.scratch.rules import scratch_of
-from memopt.memory.work import Work, tensors_in, work_of
-from memopt.memory.attribution import innermost
-from memopt.memory.saved import SavedTensors, parts_of
+from memopt.memory.storages import parts_of, tensors_in
+from memopt.memory.work import Work, work_of
 
 
 class Ledger(TorchDispatchMode):

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from memopt.memory.allocator import DeviceBytes
 from memopt.memory.ledger import Ledger, highs_of
+from memopt.memory.search import NEVER_FITS
 from memopt.memory.step import Step
-from memopt.memory.work import tensors_in
-from memopt.memory.saved import parts_of, storages
-
-NEVER_FITS = 1 << 62
+from memopt.memory.storages import parts_of, storages, tensors_in
 
 
 def bytes_of(who: str, budget: object) -> int:
@@ -31,8 +30,11 @@ def peak_of(function: Callable[[int], object], rows: int) -> int:
     runs out.
     """
     try:
-        if torch.accelerator.is_available():
-            return _on_accelerator(function, rows)
+        device = torch.accelerator.current_accelerator(check_available=True)
+        if device is not None:
+            with DeviceBytes(device) as found:
+                function(rows)
+            return found.most
         ledger = Ledger(nn.Module())
         with ledger:
             function(rows)
@@ -58,13 +60,6 @@ def bytes_here(step: Step) -> int:
     leaves += [p.grad for p in step.model.parameters() if p.grad is not None]
     leaves += [leaf for leaf in pytree.tree_leaves(step.batch) if isinstance(leaf, Tensor)]
     return sum(storages(leaves).values())
-
-
-def bytes_there(device: torch.device) -> int:
-    """That an accelerator's allocator has given out; 0 on the CPU, whose does not say."""
-    if device.type == "cpu":
-        return 0
-    return int(torch.get_device_module(device).memory_allocated(device))
 
 
 def of_optimizer(step: Step) -> tuple[int, int]:
@@ -99,11 +94,3 @@ def _states_share(optimizer: torch.optim.Optimizer) -> float:
     trial.step()
     states = [t for state in trial.state.values() for t in tensors_in(list(state.values()))]
     return sum(t.nbytes for t in states if t.dim()) / parameter.nbytes
-
-
-def _on_accelerator(function: Callable[[int], object], rows: int) -> int:
-    torch.accelerator.reset_peak_memory_stats()
-    function(rows)
-    torch.accelerator.synchronize()
-    most: int = torch.accelerator.max_memory_allocated()
-    return most

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from memopt._compat import view_base
 from memopt._extension import _C
-from memopt.memory.storages import parts_of, storages
+from memopt.memory.storages import storages
 from memopt.memory.unchanged import Written, unchanged
 
 __all__ = [
@@ -32,10 +32,8 @@ __all__ = [
     "SavedStorage",
     "SavedTensors",
     "check_can_measure",
-    "parts_of",
     "recorded",
     "saved_bytes",
-    "storages",
 ]
 
 SavedT = TypeVar("SavedT", bound="SavedTensors")

@@ -18,10 +18,6 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from memopt.memory.storages import tensors_in
-
-__all__ = ["CONTRACTION", "ELEMENTWISE", "KINDS", "NORMALISATION", "Work", "tensors_in", "work_of"]
-
 KINDS = ("contraction", "normalisation", "element-wise")
 CONTRACTION, NORMALISATION, ELEMENTWISE = KINDS
 

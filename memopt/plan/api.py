@@ -7,18 +7,18 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from memopt.memory.sizes import Size
-from memopt.accumulate.sync import is_sharded
+from memopt.memory.allocator import free_bytes
 from memopt.memory.batches import as_dict, device_of, rows_of
+from memopt.memory.parallel import is_sharded
+from memopt.memory.sizes import Size
 from memopt.memory.step import LossLike, OptimizerLike, Step, as_optimizer
-from memopt.memory.work import tensors_in
-from memopt.memory.saved import storages
+from memopt.memory.storages import storages, tensors_in
 from memopt.offload.place import Place, directory_of
 from memopt.plan import ranks
 from memopt.plan.choose import Terms
 from memopt.plan.compiled import CompiledPlan, compiled_plan
 from memopt.plan.link import speeds_to
-from memopt.plan.live import Blocks, Live, blocks_of, free_bytes, has_values
+from memopt.plan.live import Blocks, Live, blocks_of, has_values
 from memopt.plan.own import check_is_plain
 from memopt.plan.plan import Plan, made
 from memopt.plan.size import as_bytes
@@ -196,7 +196,8 @@ def live_of(
 def _budget(budget: int | float | str | None, model: nn.Module) -> Size:
     if budget is not None:
         return as_bytes("memopt.plan: budget", budget)
-    free = free_bytes(model) if not any(p.is_meta for p in model.parameters()) else None
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    free = None if any(p.is_meta for p in model.parameters()) else free_bytes(device)
     if free is None:
         raise ValueError(
             "memopt.plan: budget must be given where the device does not say what is free, got None"

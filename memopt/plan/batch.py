@@ -6,13 +6,12 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-from memopt.accumulate.fit import part_of, resized, search
-from memopt.memory.peak import NEVER_FITS
-from memopt.accumulate.sync import bucket_bytes
-from memopt.memory.batches import rows_of
+from memopt.memory.batches import part_of, resized, rows_of
 from memopt.memory.ledger import highs_of
+from memopt.memory.parallel import bucket_bytes
 from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.predicted.predict import hollow_step
+from memopt.memory.search import NEVER_FITS, search
 from memopt.plan.choice import Assignment, Choice
 from memopt.plan.live import Live
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from memopt.memory.sizes import as_text, at_least
+from memopt.compile import compile
+from memopt.memory.allocator import most_above
 from memopt.memory.ledger import totals_of
 from memopt.memory.predicted.predict import hollow_step
+from memopt.memory.sizes import as_text, at_least
 from memopt.memory.step import Step
-from memopt.compile import compile
-from memopt.memory.allocator import LiveBytes
 from memopt.memory.unchanged import unchanged
 from memopt.plan import ranks
 from memopt.plan.choice import Assignment
 from memopt.plan.choose import BudgetTooSmall
-from memopt.plan.live import Live, allocated_above
+from memopt.plan.live import Live
 
 # It is compiled and measured so often, each time for less.
 _MOST_TRIES = 3
@@ -79,13 +79,7 @@ class CompiledPlan:
                     raise
                 raise below_floor from error
             step.model.zero_grad(set_to_none=True)
-            if device.type == "cpu":
-                with LiveBytes() as bytes_of_step:
-                    step.forward(batch, compiled).backward()
-                return ranks.most(bytes_of_step.most)
-            return ranks.most(
-                allocated_above(device, lambda: step.forward(batch, compiled).backward())
-            )
+            return ranks.most(most_above(device, lambda: step.forward(batch, compiled).backward()))
 
 
 def compiled_plan(live: Live, budget: int) -> CompiledPlan:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from memopt.memory.sizes import MB, as_text
+from memopt.plan.curve import Curve, Point
+from memopt.plan.planned import Planned
 from memopt.show.axes import (
     CHARACTER,
     LINE,
@@ -16,8 +18,6 @@ from memopt.show.axes import (
     title_below,
     title_left,
 )
-from memopt.plan.curve import Curve, Point
-from memopt.plan.planned import Planned
 
 _WIDTH, _HEIGHT = 1000, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 980, 30, 340

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from memopt.memory.sizes import as_text
 from memopt.accumulate import Accumulated, accumulate
 from memopt.accumulate.weight import Weight
 from memopt.memory.batches import as_dict, rows_of, slice_of
+from memopt.memory.sizes import as_text
 from memopt.memory.step import LossLike
 from memopt.plan import ranks
 from memopt.plan.api import live_of, plan

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from memopt.memory.sizes import as_text, at_least
-from memopt.whatif.advice import advise
 from memopt.memory.pieces import ACTIVATIONS, STATES, in_words
 from memopt.memory.predicted.predict import predict
+from memopt.memory.sizes import as_text, at_least
 from memopt.memory.trace import Large, Trace, trace_of
-from memopt.whatif.fates import Fates
 from memopt.plan.choose import BudgetTooSmall, Chosen
 from memopt.plan.live import Live
+from memopt.whatif.advice import advise
+from memopt.whatif.fates import Fates
 
 
 def too_small(live: Live, least: Chosen, budget: int) -> BudgetTooSmall:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import cast
 
-import torch
 from torch import nn
 
-from memopt.accumulate.sync import bucket_bytes, is_sharded
-from memopt.memory.depth import Depth
-from memopt.memory.predicted.outcome import DependsOnValues
-from memopt.memory.step import Step
-from memopt.memory.work import tensors_in
 from memopt.checkpoint.apply import Choice as Modules
 from memopt.checkpoint.apply import as_predicate, choose_modules
 from memopt.checkpoint.probe import cannot_run_again
+from memopt.memory.allocator import free_bytes, most_above
+from memopt.memory.depth import Depth
+from memopt.memory.parallel import bucket_bytes, is_sharded
+from memopt.memory.predicted.outcome import DependsOnValues
+from memopt.memory.step import Step
+from memopt.memory.storages import tensors_in
 from memopt.memory.unchanged import Written, unchanged
 from memopt.plan import ranks
 from memopt.plan.choice import KEEP, Assignment, Choice
@@ -124,7 +123,7 @@ class Live:
             for choice in (KEEP, Choice(recipes=True)):
                 whole = uniform(profile, choice, Terms()).peak - profile.base
                 above.append((profile.uniform(choice), whole))
-            room = free_bytes(self.step.model)
+            room = free_bytes(next(self.step.model.parameters()).device)
             fitting = [
                 sample
                 for sample, nbytes in above
@@ -169,18 +168,8 @@ class Live:
                 step.forward(batch).backward()
 
         with unchanged(*step.roots, written=self.written):
-            above = self.depth.run(lambda: allocated_above(device, run), lambda above: above)
+            above = self.depth.run(lambda: most_above(device, run), lambda above: above)
         return ranks.most(above)
-
-
-def allocated_above(device: torch.device, run: Callable[[], None]) -> int:
-    """The most bytes that an accelerator's allocator has beyond those of before."""
-    memory = torch.get_device_module(device)
-    memory.reset_peak_memory_stats(device)
-    before = memory.memory_allocated(device)
-    run()
-    memory.synchronize(device)
-    return int(memory.max_memory_allocated(device) - before)
 
 
 @contextmanager
@@ -195,27 +184,6 @@ def applied(assignment: Assignment, model: nn.Module) -> Iterator[None]:
 
 def has_values(model: nn.Module, batch: object) -> bool:
     return not any(t.is_meta for t in (*model.parameters(), *tensors_in(batch)))
-
-
-def free_bytes(model: nn.Module) -> int | None:
-    """That could be allocated on the model's device; None where that is not known."""
-    device = next(model.parameters()).device
-    if device.type == "cpu":
-        return _free_on_host()
-    memory = torch.get_device_module(device)
-    if not hasattr(memory, "mem_get_info"):
-        return None
-    free, _ = memory.mem_get_info(device)
-    unused = memory.memory_reserved(device) - memory.memory_allocated(device)
-    return int(free + unused)
-
-
-def _free_on_host() -> int | None:
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
-        return None
-    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    return 1024 * int(lines["MemAvailable"].split()[0])
 
 
 def blocks_of(model: nn.Module, blocks: Blocks) -> tuple[str, ...]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from memopt.memory.peak import of_optimizer
 from memopt.memory.batches import device_of
-from memopt.memory.predicted.hollow import CUDA_GRANULARITY
 from memopt.memory.ledger import Ledger
+from memopt.memory.peak import of_optimizer
+from memopt.memory.predicted.hollow import CUDA_GRANULARITY
 from memopt.memory.predicted.predict import hollow_step
 from memopt.memory.speed import speed_of
 from memopt.memory.step import Step, tensor_attributes

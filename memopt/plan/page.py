@@ -5,25 +5,23 @@ from __future__ import annotations
 import html
 
 from memopt.memory.sizes import as_text
-from memopt.anatomy import page
-from memopt.anatomy.findings import Findings
-from memopt.anatomy.page import table_of
-from memopt.show.timeline import timeline_of
 from memopt.memory.trace import Trace
 from memopt.plan.curve import Curve
 from memopt.plan.drawing import curve_svg
 from memopt.plan.planned import Planned
 from memopt.plan.table import lines_of, sections_of, title_of
+from memopt.show.page import Report, document, table_of
+from memopt.show.timeline import timeline_of
 
 
-def page_of(plan: Planned, curve: Curve, anatomy: Findings | None) -> str:
+def page_of(plan: Planned, curve: Curve, anatomy: Report | None) -> str:
     """The step with the plan, the same without it, the table, and the curve of all budgets; and an
     anatomy of the step without the plan, if there is one.
     """
     title, *what = title_of(plan).split("\n")
     tables = "".join(map(table_of, sections_of(plan)))
     lines = "".join(f"<p>{html.escape(line)}</p>" for line in lines_of(plan))
-    return page.document(
+    return document(
         f"A plan: {title}",
         f'<p id="peak">{"<br>".join(map(html.escape, what))}</p>{_timelines(plan)}'
         f"{tables}{lines}<h2>What each budget costs</h2><p>The line: the best plan of each budget. "
@@ -62,8 +60,8 @@ def _beside(plan: Planned, trace: Trace) -> str:
     return f"<p>{said} {as_text(plan.peak)}.</p>"
 
 
-def _of_step(anatomy: Findings | None) -> str:
+def _of_step(anatomy: Report | None) -> str:
     """The tables of the step without the plan."""
     if anatomy is None:
         return ""
-    return f"<h2>More of the step without the plan</h2>{page.tables_of(anatomy)}"
+    return f"<h2>More of the step without the plan</h2>{anatomy.html_tables()}"

@@ -9,12 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from memopt.memory.sizes import as_text, at_least
-from memopt.anatomy.page import fragment
-from memopt.anatomy.report import Anatomy
-from memopt.memory.trace import trace_of
 from memopt.checkpoint.caches import note_on_caches
 from memopt.checkpoint.probe import left_out
+from memopt.memory.sizes import as_text, at_least
+from memopt.memory.trace import trace_of
 from memopt.plan import ranks, stored
 from memopt.plan.batch import largest_batch
 from memopt.plan.choice import KEEP, Applied
@@ -29,6 +27,7 @@ from memopt.plan.planned import Planned, blocks_of
 from memopt.plan.profile import Profile
 from memopt.plan.size import as_bytes
 from memopt.plan.table import lines_of, sections_of, text_of, title_of
+from memopt.show.page import Report, fragment
 
 # A plan is measured, and made again if it needs more than was predicted, so often.
 _MOST_TRIES = 3
@@ -200,7 +199,7 @@ class Plan(Planned):
         """
         return cls(**stored.fields_of(stored.read(Path(path))))
 
-    def to_html(self, path: str | Path | None = None, anatomy: Anatomy | None = None) -> str:
+    def to_html(self, path: str | Path | None = None, anatomy: Report | None = None) -> str:
         """As one page that needs no network: the step's bytes with the plan, and below them those
         without it; also written to `path`, if there is one. With an `anatomy` (what
         `memopt.anatomy` returned) of the step without the plan, its tables come behind.

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from memopt.memory.sizes import Size
 from memopt._version import __version__
+from memopt.memory.sizes import Size
 from memopt.plan.bytes import StageBytes
 from memopt.plan.choice import Assignment, Choice
 from memopt.plan.choose import Terms

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memopt.memory.sizes import as_text
+from memopt.plan.planned import Planned, PlannedBlock
 from memopt.show import sections
 from memopt.show.sections import Section
-from memopt.plan.planned import Planned, PlannedBlock
 
 # Where alike steps differ by such a factor, something else ran on the machine.
 _MOST_SPREAD = 1.5

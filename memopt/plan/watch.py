@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from memopt._compat import is_in_backward
-from memopt.memory.ledger import Ledger
 from memopt.checkpoint.flags import is_recomputing
+from memopt.memory.ledger import Ledger
 
 StampT = TypeVar("StampT")
 N = TypeVar("N", bound=float)

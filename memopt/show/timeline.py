@@ -6,11 +6,18 @@ import html
 import json
 from collections.abc import Callable
 
-from memopt.memory.sizes import MB, as_text
-from memopt.show.axes import left_axis, ticks, title_below, title_left
-from memopt.anatomy.figure import COLORS
 from memopt.memory.pieces import CATEGORIES, in_words
+from memopt.memory.sizes import MB, as_text
 from memopt.memory.trace import Trace
+from memopt.show.axes import left_axis, ticks, title_below, title_left
+
+COLORS = dict(
+    zip(
+        CATEGORIES,
+        ("#5f6b76", "#d98a29", "#7353ba", "#3b7dd8", "#c8467c", "#8ab17d"),
+        strict=True,
+    )
+)
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 1000, 320, 70, 22
 

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import torch
 
-from memopt.memory.batches import rows_of
 from memopt.anatomy.findings import Advice
+from memopt.checkpoint.blocks import find_blocks
+from memopt.memory.batches import rows_of
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import ACTIVATIONS, OFFLOADED, STATES, TEMPORARY, Entry, Piece
 from memopt.memory.predicted.predict import predict
@@ -18,7 +19,6 @@ from memopt.memory.speed import Speed, speed_of
 from memopt.memory.step import Step
 from memopt.memory.trace import Trace, trace_of
 from memopt.whatif.fates import Fates
-from memopt.checkpoint.blocks import find_blocks
 
 # A remedy that gives less than this share of the peak is not worth a line.
 _LEAST = 0.005

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from torch import nn
 
-from memopt.memory.ledger import Ledger
-from memopt.memory.pieces import ACTIVATIONS, OFFLOADED, REGION_INPUT, Entry, Piece
 from memopt.checkpoint import apply_checkpointing, checkpoint_sequential
 from memopt.checkpoint.blocks import find_blocks
 from memopt.convert import convert
+from memopt.memory.ledger import Ledger
+from memopt.memory.pieces import ACTIVATIONS, OFFLOADED, REGION_INPUT, Entry, Piece
 
 Checkpoint = Literal["all", "sqrt", "optimal"] | int | None
 

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import memopt
 from memopt.accumulate import loop
-from memopt.memory.saved import storages
+from memopt.memory.storages import storages
 from tests.support.allocator import allocated_by
 
 LENGTHS = (2, 5, 3, 4)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import memopt
+from memopt.memory.allocator import LiveBytes
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import CATEGORIES
 from memopt.memory.step import Step, traced
-from memopt.memory.allocator import LiveBytes
 from tests.anatomy.models import Mlp, tiny
 
 BATCH = torch.randn(64, 32)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import memopt
 from memopt.memory.scratch.onednn import lstm_workspace
-from memopt.memory.saved import storages
+from memopt.memory.storages import storages
 from tests.support.allocator import allocated_by
 
 CONSTANTS = 200

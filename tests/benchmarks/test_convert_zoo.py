@@ -18,9 +18,10 @@ import memopt
 from benchmarks import convert_zoo
 from benchmarks.cli import RESULTS
 from benchmarks.convert_models.zoo import ZOO, Entry
-from memopt.memory.attribution import _nodes, tensors_of
 from memopt.memory.allocator import LiveBytes
-from memopt.memory.saved import SavedTensors, storages
+from memopt.memory.attribution import _nodes, tensors_of
+from memopt.memory.saved import SavedTensors
+from memopt.memory.storages import storages
 
 CASES: dict[str, Any] = json.loads((RESULTS / convert_zoo.OUT).read_text())["cases"]
 

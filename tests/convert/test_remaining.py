@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import memopt
-from memopt.memory.attribution import attribute
 from memopt.memory.allocator import LiveBytes
-from memopt.memory.saved import SavedTensors, storages
+from memopt.memory.attribution import attribute
+from memopt.memory.saved import SavedTensors
+from memopt.memory.storages import storages
 from tests.convert import modules
 
 WIDTH = 64

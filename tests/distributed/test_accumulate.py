@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import memopt
 from memopt.accumulate import loop
-from memopt.memory.peak import peak_of_step
 from memopt.accumulate.peers import Peers
+from memopt.memory.peak import peak_of_step
 from memopt.memory.step import Step
 from memopt.memory.unchanged import unchanged
 from tests.distributed.processes import WORLD_SIZE, Pair

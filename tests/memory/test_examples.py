@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import memopt
 from memopt.memory.predicted.predict import hollow_step
 from memopt.memory.step import Step
-from memopt.whatif.fates import Fates
 from memopt.memory.unchanged import Written, unchanged
+from memopt.whatif.fates import Fates
 from tests.memory.modules import WIDTH
 from tests.support.fingerprint import Fingerprint
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from memopt.memory.allocator import LiveBytes
 from memopt.memory.batches import call, loss_in
 from memopt.memory.step import computed_attributes
-from memopt.memory.allocator import LiveBytes
 from memopt.plan.choice import Assignment
 from memopt.plan.choose import BudgetTooSmall
 from memopt.plan.plan import Plan

@@ -22,12 +22,10 @@ from torch.utils import _pytree as pytree
 
 from memopt._compat import wraps_tensors
 from memopt.memory.ledger import Ledger
-from memopt.memory.predicted.outcome import DependsOnValues, Made, is_made, outcome_of
 from memopt.memory.pieces import STATES, Piece
 from memopt.memory.places import Place
-from memopt.memory.work import tensors_in
-from memopt.memory.saved import storages
-from memopt.memory.storages import storages_of
+from memopt.memory.predicted.outcome import DependsOnValues, Made, is_made, outcome_of
+from memopt.memory.storages import storages, storages_of, tensors_in
 from memopt.memory.unchanged import Written
 from memopt.memory.writes import written_by
 

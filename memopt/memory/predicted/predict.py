@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, Protocol
 from torch import nn
 
 from memopt.memory.depth import Depth
-from memopt.memory.predicted.hollow import HollowLedger, hollow_copy
 from memopt.memory.ledger import Ledger
+from memopt.memory.predicted.hollow import HollowLedger, hollow_copy
 from memopt.memory.predicted.on_cuda import AsOnCuda, as_on_cuda, counts_on_host
 from memopt.memory.step import Step, traced
 from memopt.memory.trace import Trace, trace_of
-from memopt.whatif.fates import Fates, offloaded
 from memopt.memory.unchanged import Written, unchanged
+from memopt.whatif.fates import Fates, offloaded
 
 Watch = Callable[[nn.Module, Ledger], AbstractContextManager[Any]]
 

@@ -1,0 +1,22 @@
+"""Models that train on several devices: what of their memory is known from what wraps them."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether the model is FSDP2's, each of whose forwards is a collective."""
+    return hasattr(model, "set_requires_gradient_sync")
+
+
+def bucket_bytes(model: nn.Module | None) -> int:
+    """Of the buckets in which DistributedDataParallel reduces gradients, beside these; 0 where they
+    are views of them, and of another model.
+    """
+    if not isinstance(model, nn.parallel.DistributedDataParallel):
+        return 0
+    if model.gradient_as_bucket_view:
+        return 0
+    sizes: list[int] = [p.nbytes for p in model.parameters() if p.requires_grad]
+    return sum(sizes)
