@@ -38,7 +38,7 @@ LONGEST = (
     "benchmarks/test_convert_zoo.py",
     "compile/test_transformers.py",
     "convert/test_transformers.py",
-    "anatomy/test_prediction.py",
+    "memory/test_prediction.py",
     "ops/test_dispatcher.py",
     "ops/test_compile.py",
     "simt/test_dropout_add_norm.py",

@@ -1,7 +1,8 @@
 """Proves that dependencies point one way: kernels <- ops <- autograd <- offload <- saved <- plan <-
 python in csrc, memory <- functional <- nn <- offload <- checkpoint <- convert, compile <- the rest
-in memopt; that no files of memopt import each other in a circle, that the kernels, offload and plan
-know no PyTorch, that no file knows c10/cuda, and that no file is too long to read.
+in memopt, where reports and accumulation stand side by side on memory, and plans know no report;
+that no files of memopt import each other in a circle, that the kernels, offload and plan know no
+PyTorch, that no file knows c10/cuda, and that no file is too long to read.
 """
 
 from __future__ import annotations
@@ -24,22 +25,23 @@ CSRC_LAYERS = ("kernels", "ops", "autograd", "offload", "saved", "plan", "python
 # Each package or module of memopt may import itself and the ones before it. Those of one line do
 # not know each other. The demo is a user of the public names in __init__.
 MEMOPT_LAYERS = (
-    {"_version", "_compat", "_sizes", "_submodules"},
+    {"_version", "_compat", "_errors", "_submodules"},
     {"_C"},
-    {"_extension", "memory"},
-    {"_call_hooks", "_class_patch", "fates", "live_bytes", "measure"},
-    {"attribution", "recipes"},
+    {"_extension"},
+    {"memory"},
+    {"_call_hooks", "_class_patch", "fates", "show"},
+    {"recipes"},
     {"functional"},
     {"nn"},
     {"offload"},
     {"checkpoint"},
     {"compile", "convert"},
-    {"anatomy"},
-    {"accumulate"},
+    {"whatif"},
+    {"accumulate", "anatomy"},
     {"plan"},
     {"compat", "integrations"},
     {"__init__"},
-    {"bench", "demo"},
+    {"bench", "command", "demo"},
     {"__main__"},
 )
 
@@ -200,6 +202,33 @@ def test_imports_point_down_the_layers() -> None:
         for module in imported_modules(file):
             if module != own:
                 assert layer_of(module) < layer_of(own), f"{file} imports memopt.{module}"
+
+
+# The rooms of memopt/memory, each of which may import itself and the ones before it; "" is what
+# lies in the folder itself.
+MEMORY_ROOMS = ("scratch", "", "predicted")
+
+
+def test_imports_point_down_the_rooms_of_memory() -> None:
+    folder = ROOT / "memopt" / "memory"
+    for file in folder.rglob("*.py"):
+        own = _room(file)
+        for other in imported_files(file):
+            if folder in other.parents:
+                allowed = MEMORY_ROOMS[: MEMORY_ROOMS.index(own) + 1]
+                assert _room(other) in allowed, f"{file} imports {other}"
+
+
+def _room(file: Path) -> str:
+    """Of a file of memopt/memory."""
+    inside = file.relative_to(ROOT / "memopt" / "memory").parts
+    return inside[0] if len(inside) > 1 else ""
+
+
+def test_plans_and_accumulation_know_no_report() -> None:
+    for room in ("accumulate", "plan"):
+        for file in (ROOT / "memopt" / room).rglob("*.py"):
+            assert "anatomy" not in imported_modules(file), file
 
 
 def imported_files(file: Path) -> Iterator[Path]:

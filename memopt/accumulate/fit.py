@@ -14,12 +14,11 @@ from memopt.accumulate.run import Run
 from memopt.memory.batches import part_of, resized, rows_of, slice_of
 from memopt.memory.depth import Depth
 from memopt.memory.peak import bytes_here, bytes_of, peak_of, peak_of_step
-from memopt.memory.predicted.predict import predict
 from memopt.memory.search import NEVER_FITS, search
 from memopt.memory.step import LossLike, OptimizerLike, Step, as_optimizer
 from memopt.memory.storages import storages
 from memopt.memory.unchanged import Written, unchanged
-from memopt.whatif.fates import Checkpoint, Fates
+from memopt.whatif.fates import Checkpoint, Fates, predicted_trace
 
 Batch = Any | Callable[[int], Any]
 
@@ -91,7 +90,7 @@ def largest_batch(
     """
     if not isinstance(model, nn.Module) and callable(model):
         return largest_step(model, batch if budget is None else budget, limit)
-    fates = Fates(recipes, checkpoint, offload)
+    fates = Fates(recipes, checkpoint, offload, who="largest_batch")
     step = _step("largest_batch", model, budget, loss, optimizer, autocast)
     assert budget is not None  # checked
     return _largest(step, batch, 0, budget, fates, device, limit)
@@ -116,7 +115,7 @@ def longest_sequence(
     As `largest_batch`, but tensors are resized in their second dimension, or `batch` is a function
     of the length. Of a model with a table of positions its size is the limit.
     """
-    fates = Fates(recipes, checkpoint, offload)
+    fates = Fates(recipes, checkpoint, offload, who="longest_sequence")
     step = _step("longest_sequence", model, budget, loss, optimizer, autocast)
     config: Any = getattr(model, "config", None)
     positions = getattr(config, "max_position_embeddings", None)
@@ -138,7 +137,7 @@ def largest_micro_batch(step: Step, budget: int, available: bool, device: str) -
 
     def peak(size: int) -> int:
         part, whole = part_of(step.batch, min(2 * size, rows))
-        return whole + _peak(step, part, Fates(), device, 2 if size < rows else 1)
+        return whole + _peak(step, part, Fates(who=step.who), device, 2 if size < rows else 1)
 
     return max(1, search(peak, budget, (rows, -(-rows // 2)), rows))
 
@@ -249,4 +248,4 @@ def largest_step(function: Callable[[int], object], budget: object, limit: int) 
 def _peak(step: Step, batch: Any, fates: Fates, device: str, micro_batches: int) -> int:
     other = copy.copy(step)
     other.batch, other.micro_batches = batch, micro_batches
-    return predict(other, fates, device)[0].peak.total
+    return predicted_trace(other, fates, device)[0].peak.total

@@ -22,7 +22,6 @@ from memopt.memory.depth import Depth
 from memopt.memory.ledger import Ledger
 from memopt.memory.predicted.hollow import CUDA_GRANULARITY
 from memopt.memory.predicted.outcome import DependsOnValues
-from memopt.memory.predicted.predict import predict
 from memopt.memory.step import (
     LossLike,
     OptimizerLike,
@@ -35,7 +34,7 @@ from memopt.memory.trace import Trace, trace_of
 from memopt.memory.unchanged import Written, unchanged
 from memopt.whatif.advice import advise
 from memopt.whatif.away import OffloadLedger, apply_offload, check_place
-from memopt.whatif.fates import Checkpoint, Fates
+from memopt.whatif.fates import Checkpoint, Fates, predicted_trace
 
 
 def anatomy(
@@ -125,7 +124,7 @@ def anatomy(
     else:
         home = next((p.device.type for p in model.parameters()), "cpu")
     target = device or ("cuda" if home in ("meta", "cuda") else "cpu")
-    fates = Fates(recipes, checkpoint, offload)
+    fates = Fates(recipes, checkpoint, offload, who="anatomy")
     step = Step(
         model,
         inputs,
@@ -134,12 +133,13 @@ def anatomy(
         autocast,
         micro_batches,
         set_to_none,
+        who="anatomy",
     )
     notes: list[str] = []
     predicted, ledger, problem = None, None, None
     depth = Depth()
     try:
-        predicted, ledger = predict(step, fates, target, depth)
+        predicted, ledger = predicted_trace(step, fates, target, depth)
     except DependsOnValues as error:
         if measure is False or without_values:
             raise

@@ -7,21 +7,7 @@ from typing import Any
 
 from memopt.memory.pieces import CATEGORIES
 from memopt.memory.trace import Moment, Trace
-
-
-@dataclass(frozen=True)
-class Advice:
-    """A change to the step, and what it would give."""
-
-    what: str
-    how: str
-    """The call that makes it."""
-    peak: int
-    """Predicted, with it."""
-    saved: int
-    """Bytes of the peak that go."""
-    slower: float
-    """Share of the step's time lost, estimated from operations and bytes moved."""
+from memopt.whatif.advice import Advice
 
 
 @dataclass(frozen=True)

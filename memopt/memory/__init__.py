@@ -1,10 +1,32 @@
-"""The ground: memory that a step finds, and how it is put back.
+"""The ground: the memory of a step, how it is counted and predicted, and how all is put back.
 
-storages     the storages behind tensors
-containers   Python's objects, and how each is made what it was
-reach        all that a call can be seen to use
-tensors      tensors and the bytes in them
-generators   random numbers, and what PyTorch has set for the thread
-writes       a mode that copies a storage before it is written first
-unchanged    whatever runs inside, everything is afterwards as it was
+A step
+    step         one training step under a ledger
+    batches      a batch and its parts
+    depth        steps of random depth, at their deepest
+    parallel     models in DDP and FSDP2
+    work, speed  kinds of operators, their operations and bytes, and how long they take
+
+What it holds
+    ledger       every piece of memory of a step, from its birth to its end
+    pieces       pieces of memory, their categories and fates
+    places       where something was made: a module, a line of user code
+    trace        what a ledger says: moments, timeline, shares
+    saved        what autograd saves for backward
+    attribution  who saves it: modules and nodes of the graph
+    allocator    what allocators say: what is alive, peaks, what is free, on every device
+    peak         the peak of a step that runs
+    search       the largest size that fits
+    sizes        sizes in bytes as memopt reads and says them
+    scratch/     what CPU kernels allocate inside themselves
+    predicted/   a step that computes nothing
+
+As before
+    unchanged    whatever runs inside, everything is afterwards as it was
+    reach        all that a call can be seen to use
+    containers   Python's objects, and how each is made what it was
+    tensors      tensors and the bytes in them
+    writes       a mode that copies a storage before it is written first
+    generators   random numbers, and what PyTorch has set for the thread
+    storages     the storages behind tensors
 """

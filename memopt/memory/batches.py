@@ -20,11 +20,10 @@ def rows_of(who: str, batch: object) -> int:
     Raises:
         ValueError: there is no tensor with a dimension.
     """
-    for leaf in leaves_of(batch):
-        rows = _rows(leaf)
-        if rows is not None:
-            return rows
-    raise ValueError(f"{who}: batch must hold a tensor with a first dimension, got none")
+    rows = _first_rows(batch)
+    if rows is None:
+        raise ValueError(f"{who}: batch must hold a tensor with a first dimension, got none")
+    return rows
 
 
 def parts(who: str, batch: Any, rows: int) -> list[Any]:
@@ -39,10 +38,11 @@ def parts(who: str, batch: Any, rows: int) -> list[Any]:
 
 def slice_of(batch: Any, start: int, end: int) -> Any:
     """Rows `start` to `end` of a batch."""
-    total = rows_of("slice_of", batch)
+    total = _first_rows(batch)
 
     def cut(leaf: Any) -> Any:
-        return _cut(leaf, start, end) if _rows(leaf) == total else leaf
+        rows = _rows(leaf)
+        return leaf if rows is None or rows != total else _cut(leaf, start, end)
 
     return pytree.tree_map(cut, as_dict(batch), is_leaf=is_packed)
 
@@ -99,6 +99,10 @@ def is_packed(value: object) -> bool:
 def leaves_of(batch: object) -> list[Any]:
     """As pytree's, but a PackedSequence is one, since its tensors cannot be cut one by one."""
     return pytree.tree_leaves(batch, is_leaf=is_packed)
+
+
+def _first_rows(batch: object) -> int | None:
+    return next((rows for leaf in leaves_of(batch) if (rows := _rows(leaf)) is not None), None)
 
 
 def _rows(leaf: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""Sizes in bytes as memopt says them: in tables, messages and errors alike, in one unit.
+"""Sizes in bytes: as people write them, and as memopt says them in tables, messages and errors.
 
 A size is in MB of 10^6 bytes with one digit, or in bytes where that would be 0. A budget that was
 given as text is said as it was given, with the same in MB beside it: "24GiB (25,769.8 MB)".
@@ -6,7 +6,13 @@ given as text is said as it was given, with the same in MB beside it: "24GiB (25
 
 from __future__ import annotations
 
+import re
+
 MB = 10**6
+
+_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
+_BINARY = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?\s*", re.IGNORECASE)
 
 
 class Size(int):
@@ -19,6 +25,26 @@ class Size(int):
         size = super().__new__(cls, nbytes)
         size.given = given
         return size
+
+
+def as_bytes(who: str, size: object) -> Size:
+    """An int; or a string such as "40GiB" (2**30 bytes each), "24 GB" (10**9) or "1.5e9".
+
+    Raises:
+        TypeError, ValueError: it is no size, or not above 0.
+    """
+    if isinstance(size, bool) or not isinstance(size, (int, float, str)):
+        raise TypeError(f"{who} must be bytes or a string such as '40GiB', got {size!r}")
+    if isinstance(size, str):
+        number = _parsed(size)
+        if number is None:
+            raise ValueError(f"{who} must be bytes or a string such as '40GiB', got {size!r}")
+    else:
+        number = float(size)
+    if not 1 <= number < 1 << 62:
+        raise ValueError(f"{who} must be at least one byte, got {size!r}")
+    given = size.strip() if isinstance(size, str) else getattr(size, "given", "")
+    return Size(size if isinstance(size, int) else int(number), given)
 
 
 def as_text(nbytes: int) -> str:
@@ -41,3 +67,16 @@ def at_least(bound: int, got: int) -> tuple[str, str]:
 
 def _in_mb(megabytes: float) -> str:
     return f"{megabytes:,.1f} MB"
+
+
+def _parsed(text: str) -> float | None:
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        try:
+            return float(text)
+        except ValueError:
+            return None
+    number, unit, binary = found.groups()
+    if binary and not unit:
+        return None
+    return float(number) * (_BINARY if binary else _UNITS)[unit.upper()]

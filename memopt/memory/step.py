@@ -6,7 +6,7 @@ import inspect
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ class Step:
     set_to_none: bool = True
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Entered around the step: regions run their forward again in backward."""
-    who: str = "anatomy"
+    who: str = field(kw_only=True)
     """The function that the user called, for messages."""
 
     @property

@@ -7,10 +7,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from memopt._errors import in_the_name_of
 from memopt.memory.allocator import free_bytes
 from memopt.memory.batches import as_dict, device_of, rows_of
 from memopt.memory.parallel import is_sharded
-from memopt.memory.sizes import Size
+from memopt.memory.sizes import Size, as_bytes
 from memopt.memory.step import LossLike, OptimizerLike, Step, as_optimizer
 from memopt.memory.storages import storages, tensors_in
 from memopt.offload.place import Place, directory_of
@@ -21,9 +22,9 @@ from memopt.plan.link import speeds_to
 from memopt.plan.live import Blocks, Live, blocks_of, has_values
 from memopt.plan.own import check_is_plain
 from memopt.plan.plan import Plan, made
-from memopt.plan.size import as_bytes
 
 
+@in_the_name_of("memopt.plan", "convert", "checkpoint_wrapper")
 def plan(
     model: nn.Module,
     batch: Any,
@@ -126,6 +127,7 @@ def plan(
     return made(live, live.profile(), wanted, terms)
 
 
+@in_the_name_of("memopt.plan_compiled", "memopt.plan")
 def plan_compiled(
     model: nn.Module,
     batch: Any,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from memopt._errors import in_the_name_of
 from memopt.compile import compile
 from memopt.memory.allocator import most_above
 from memopt.memory.ledger import totals_of
@@ -36,6 +37,7 @@ class CompiledPlan:
     """Of a step of the compiled model; None before `apply`."""
     live: Live = field(repr=False)
 
+    @in_the_name_of("CompiledPlan.apply", "memopt.plan", "compile")
     def apply(self, **options: Any) -> Any:
         """Compile the model, run a step of it, and measure its peak. If that is above the budget,
         compile for so much less, at most three times in all. The model itself does not change.

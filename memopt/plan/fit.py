@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from memopt._errors import in_the_name_of
 from memopt.accumulate import Accumulated, accumulate
 from memopt.accumulate.weight import Weight
 from memopt.memory.batches import as_dict, rows_of, slice_of
-from memopt.memory.sizes import as_text
+from memopt.memory.sizes import as_bytes, as_text
 from memopt.memory.step import LossLike
 from memopt.plan import ranks
 from memopt.plan.api import live_of, plan
@@ -19,7 +20,6 @@ from memopt.plan.batch import largest_micro_batch
 from memopt.plan.choose import BudgetTooSmall
 from memopt.plan.live import Blocks
 from memopt.plan.plan import Plan
-from memopt.plan.size import as_bytes
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,6 +41,7 @@ class Fitted:
             f"budget={self.plan.budget})"
         )
 
+    @in_the_name_of("Fitted", "accumulate")
     def __call__(self, batch: Any) -> Accumulated:
         """Forward and backward of a batch, in micro-batches; the gradients are those of the whole.
         See `memopt.accumulate`. The optimizer's step is yours.
@@ -52,6 +53,7 @@ class Fitted:
         self.plan.undo()
 
 
+@in_the_name_of("memopt.fit", "memopt.plan", "convert", "checkpoint_wrapper")
 def fit(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -98,17 +100,18 @@ def fit(
     if most == 0:
         sample, parts = slice_of(batch, 0, min(2, rows)), min(2, rows)
         try:
-            plan(  # raises, and says why
-                model,
-                sample,
-                wanted,
-                optimizer=optimizer,
-                loss=loss,
-                blocks=blocks,
-                autocast=autocast,
-                micro_batches=parts,
-                measure=False,
-            )
+            with in_the_name_of("memopt.fit", "memopt.plan"):  # it raises, and says why
+                plan(
+                    model,
+                    sample,
+                    wanted,
+                    optimizer=optimizer,
+                    loss=loss,
+                    blocks=blocks,
+                    autocast=autocast,
+                    micro_batches=parts,
+                    measure=False,
+                )
         except BudgetTooSmall:
             raise
         except Exception as error:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 from memopt.memory.pieces import ACTIVATIONS, STATES, in_words
-from memopt.memory.predicted.predict import predict
 from memopt.memory.sizes import as_text, at_least
 from memopt.memory.trace import Large, Trace, trace_of
 from memopt.plan.choose import BudgetTooSmall, Chosen
 from memopt.plan.live import Live
 from memopt.whatif.advice import advise
-from memopt.whatif.fates import Fates
+from memopt.whatif.fates import Fates, predicted_trace
 
 
 def too_small(live: Live, least: Chosen, budget: int) -> BudgetTooSmall:
@@ -82,9 +81,9 @@ def _remedies(live: Live) -> list[str]:
     """
     if not live.predictable:
         return []
-    fates = Fates(recipes=True, checkpoint="all")
+    fates = Fates(recipes=True, checkpoint="all", who=live.step.who)
     try:
-        now, ledger = predict(live.step, fates, live.target)
+        now, ledger = predicted_trace(live.step, fates, live.target)
     except Exception:  # the model's own, which must not hide what is to be said
         return []
     found = advise(live.step, fates, live.target, now, ledger)

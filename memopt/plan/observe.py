@@ -82,7 +82,7 @@ def watched(step: Step, blocks: Sequence[str]) -> Observed:
 
     All that it changes is put back.
     """
-    device = device_of("memopt.plan", step.model, step.batch)
+    device = device_of(step.who, step.model, step.batch)
     granularity = CUDA_GRANULARITY if device.type == "cuda" else 1
     ledger = Ledger(step.model, granularity, device.type)
     watch = Watch(step.model, blocks, lambda: moment_of(ledger))

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import nn
 
+from memopt._errors import in_the_name_of
 from memopt.checkpoint.caches import note_on_caches
 from memopt.checkpoint.probe import left_out
-from memopt.memory.sizes import as_text, at_least
+from memopt.memory.sizes import as_bytes, as_text, at_least
 from memopt.memory.trace import trace_of
 from memopt.plan import ranks, stored
 from memopt.plan.batch import largest_batch
@@ -25,7 +26,6 @@ from memopt.plan.own import check_is_plain, note_on
 from memopt.plan.page import page_of
 from memopt.plan.planned import Planned, blocks_of
 from memopt.plan.profile import Profile
-from memopt.plan.size import as_bytes
 from memopt.plan.table import lines_of, sections_of, text_of, title_of
 from memopt.show.page import Report, fragment
 
@@ -40,6 +40,7 @@ class Plan(Planned):
     live: Live | None = field(default=None, repr=False)
     _applied: Applied | None = field(default=None, repr=False)
 
+    @in_the_name_of("Plan.apply", "memopt.plan", "convert", "checkpoint_wrapper")
     def apply(self, model: nn.Module | None = None, *, watch: bool = True) -> Plan:
         """Put the fates on a model, in place; `undo` takes them off.
 
@@ -104,6 +105,7 @@ class Plan(Planned):
             measured,
         )
 
+    @in_the_name_of("Plan.run_step", "memopt.plan")
     def run_step(self) -> None:
         """Run one forward and backward of the model that the plan was made for, with what is on it
         now; all that these change is put back.
@@ -132,6 +134,7 @@ class Plan(Planned):
         self._applied = None
         self.measured_peak = None
 
+    @in_the_name_of("Plan.within", "memopt.plan", "convert", "checkpoint_wrapper")
     def within(self, budget: int | str) -> Plan:
         """The plan for another budget, of the same numbers: nothing is timed again.
 
@@ -164,6 +167,7 @@ class Plan(Planned):
             write_figure(Path(path), self, curve)
         return curve
 
+    @in_the_name_of("Plan.largest_batch", "memopt.plan", "convert", "checkpoint_wrapper")
     def largest_batch(self, budget: int | str | None = None, limit: int = 1 << 16) -> int:
         """The most rows with which some plan stays within a budget, as predicted.
 

@@ -59,7 +59,7 @@ def measured_seconds(step: Step, paths: Sequence[str], written: Written) -> list
         written: what such steps write of what is there before.
     """
     model = step.model
-    device = device_of("memopt.plan", model, step.batch)
+    device = device_of(step.who, model, step.batch)
     with unchanged(*step.roots, written=written):
         clock = _Clock(device)
         with Watch(model, paths, clock.stamp) as watch:

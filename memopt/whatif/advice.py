@@ -4,26 +4,39 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
-from memopt.anatomy.findings import Advice
 from memopt.checkpoint.blocks import find_blocks
 from memopt.memory.batches import rows_of
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import ACTIVATIONS, OFFLOADED, STATES, TEMPORARY, Entry, Piece
-from memopt.memory.predicted.predict import predict
 from memopt.memory.speed import Speed, speed_of
 from memopt.memory.step import Step
 from memopt.memory.trace import Trace, trace_of
-from memopt.whatif.fates import Fates
+from memopt.whatif.fates import Fates, predicted_trace
 
 # A remedy that gives less than this share of the peak is not worth a line.
 _LEAST = 0.005
 
 _FUSED_LOSS = "a fused linear and cross entropy that never holds all logits (Liger, torchtune)"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A change to the step, and what it would give."""
+
+    what: str
+    how: str
+    """The call that makes it."""
+    peak: int
+    """Predicted, with it."""
+    saved: int
+    """Bytes of the peak that go."""
+    slower: float
+    """Share of the step's time lost, estimated from operations and bytes moved."""
 
 
 class _Remedy(NamedTuple):
@@ -54,13 +67,13 @@ def _remedies(
     step: Step, fates: Fates, target: str, now: Trace, ledger: Ledger
 ) -> Iterator[_Remedy]:
     def with_fates(**changes: object) -> Callable[[], tuple[Trace, float]]:
-        return lambda: (predict(step, replace(fates, **changes), target)[0], 0.0)  # type: ignore[arg-type]
+        return lambda: (predicted_trace(step, replace(fates, **changes), target)[0], 0.0)  # type: ignore[arg-type]
 
     def with_step(change: Callable[[Step], None]) -> Callable[[], tuple[Trace, float]]:
         def run() -> tuple[Trace, float]:
             other = copy.copy(step)
             change(other)
-            return predict(other, fates, target)[0], 0.0
+            return predicted_trace(other, fates, target)[0], 0.0
 
         return run
 
@@ -118,7 +131,7 @@ def _remedies(
             "with memopt.offload(): loss = ...",
             lambda: _offloading(step, replace(fates, offload=True), target),
         )
-    if rows_of("anatomy", step.batch) > step.micro_batches:
+    if rows_of(step.who, step.batch) > step.micro_batches:
         yield _Remedy(
             "gradient accumulation",
             f"memopt.accumulate(model, batch, micro_batch={_half(step)})",
@@ -128,7 +141,7 @@ def _remedies(
 
 def _offloading(step: Step, fates: Fates, target: str) -> tuple[Trace, float]:
     """Copies go one way at a time, beside the computation of forward and then of backward."""
-    trace, _ = predict(step, fates, target)
+    trace, _ = predicted_trace(step, fates, target)
     speed = speed_of(step)
     copies = trace.fates.get(OFFLOADED, 0) / speed.link
     forward = _seconds(trace, speed, "forward")
@@ -145,12 +158,12 @@ def _set_to_none(step: Step) -> None:
 
 
 def _half(step: Step) -> int:
-    rows = rows_of("anatomy", step.batch)
+    rows = rows_of(step.who, step.batch)
     return -(-rows // (2 * step.micro_batches))
 
 
 def _split(step: Step) -> None:
-    step.micro_batches = min(rows_of("anatomy", step.batch), 2 * step.micro_batches)
+    step.micro_batches = min(rows_of(step.who, step.batch), 2 * step.micro_batches)
 
 
 def _is_foreach(optimizer: torch.optim.Optimizer, target: str) -> bool:

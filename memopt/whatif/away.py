@@ -23,11 +23,11 @@ def check_place(fates: Fates, device: str) -> None:
     """Raises ValueError where a real step has nowhere to offload to."""
     if fates.checkpoint in ("sqrt", "optimal"):
         raise ValueError(
-            f'anatomy: measure with offload must have checkpoint=None, "all" or a number, got '
+            f'{fates.who}: measure with offload must have checkpoint=None, "all" or a number, got '
             f'"{fates.checkpoint}", whose regions keep their inputs'
         )
     if device == "cpu":
-        directory_of("anatomy: offload, measured on the CPU,", "disk")
+        directory_of(f"{fates.who}: offload, measured on the CPU,", "disk")
 
 
 def apply_offload(step: Step, fates: Fates, device: str) -> None:

@@ -5,16 +5,21 @@ All are applied to copies.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import nn
 
+from memopt._errors import in_the_name_of
 from memopt.checkpoint import apply_checkpointing, checkpoint_sequential
 from memopt.checkpoint.blocks import find_blocks
 from memopt.convert import convert
+from memopt.memory.depth import Depth
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import ACTIVATIONS, OFFLOADED, REGION_INPUT, Entry, Piece
+from memopt.memory.predicted.predict import predict
+from memopt.memory.step import Step
+from memopt.memory.trace import Trace, trace_of
 
 Checkpoint = Literal["all", "sqrt", "optimal"] | int | None
 
@@ -34,6 +39,8 @@ class Fates:
     backward: with `checkpoint` the regions' inputs, else all of it but the last."""
     offload_min_bytes: int = 64 * 1024
     keep_last: int = 1
+    who: str = field(kw_only=True)
+    """The function that the user called, for messages."""
 
     def apply(self, model: nn.Module) -> None:
         """Change a model in place, but for offloading.
@@ -41,19 +48,30 @@ class Fates:
         Raises:
             ValueError, TypeError: `checkpoint` is no such thing, or the model has no blocks for it.
         """
-        if self.recipes:
-            convert(model)
-        if self.checkpoint in ("sqrt", "optimal"):
-            _segment(model, str(self.checkpoint))
-        elif self.checkpoint == "all":
-            apply_checkpointing(model)
-        elif self.checkpoint is not None:
-            if isinstance(self.checkpoint, (str, bool)) or not isinstance(self.checkpoint, int):
-                raise ValueError(
-                    'anatomy: checkpoint must be "all", "sqrt", "optimal", a number k for every '
-                    f"k-th block, or None, got {self.checkpoint!r}"
-                )
-            apply_checkpointing(model, every=self.checkpoint)
+        with in_the_name_of(self.who, "convert", "apply_checkpointing", "checkpoint_wrapper"):
+            if self.recipes:
+                convert(model)
+            if self.checkpoint in ("sqrt", "optimal"):
+                _segment(model, str(self.checkpoint), self.who)
+            elif self.checkpoint is not None:
+                every = self._every()
+                if not find_blocks(model).modules:
+                    raise ValueError(
+                        f"{self.who}: checkpoint={self.checkpoint!r} must have a model with blocks "
+                        "(an nn.ModuleList, nn.Sequential or nn.ModuleDict of modules of one "
+                        f"class), got {type(model).__name__} without"
+                    )
+                apply_checkpointing(model, every=every)
+
+    def _every(self) -> int:
+        """The first of how many blocks is a region."""
+        every = 1 if self.checkpoint == "all" else self.checkpoint
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ValueError(
+                f'{self.who}: checkpoint must be "all", "sqrt", "optimal", a number k of at least '
+                f"1 for every k-th block, or None, got {self.checkpoint!r}"
+            )
+        return every
 
     def __str__(self) -> str:
         words = ["recipes"] if self.recipes else []
@@ -63,7 +81,7 @@ class Fates:
         return ", ".join(words) or "plain"
 
 
-def _segment(model: nn.Module, segments: str) -> None:
+def _segment(model: nn.Module, segments: str, who: str) -> None:
     """The nn.Sequential with most blocks runs in segments that are regions.
 
     A region of several blocks is a call of them in turn. Where a model's own forward loops over its
@@ -75,7 +93,7 @@ def _segment(model: nn.Module, segments: str) -> None:
         path = next((name for name, m in model.named_modules() if m in blocks), "")
         where = f", whose {len(blocks)} blocks are called one by one ({path} first)"
         raise ValueError(
-            f'anatomy: checkpoint="{segments}" must have a model whose blocks are in an '
+            f'{who}: checkpoint="{segments}" must have a model whose blocks are in an '
             f"nn.Sequential, got {type(model).__name__} without one{where if blocks else ''}: only "
             'an nn.Sequential calls several as one; checkpoint="all" or a number k fits'
         )
@@ -92,6 +110,23 @@ class _Segments:
 
     def __call__(self, input: Any) -> Any:
         return checkpoint_sequential(self._stages, self._segments, input)
+
+
+def predicted_trace(
+    step: Step, fates: Fates, target: str, depth: Depth | None = None
+) -> tuple[Trace, Ledger]:
+    """The memory of a step with these fates, predicted; and its ledger.
+
+    Args:
+        target: "cpu" or "cuda".
+        depth: of other looks at this step.
+
+    Raises:
+        DependsOnValues: the step looks at values.
+    """
+    ledger, seconds, *_ = predict(step, fates, target, depth)
+    entries = offloaded(ledger, fates) if fates.offload else None
+    return trace_of(ledger, seconds, entries), ledger
 
 
 def offloaded(ledger: Ledger, fates: Fates) -> list[Entry]:

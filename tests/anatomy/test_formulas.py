@@ -46,11 +46,11 @@ def test_the_best_number_of_segments() -> None:
 
 
 def test_fates() -> None:
-    plain = SHAPE.activation_bytes(Fates())
+    plain = SHAPE.activation_bytes(Fates(who="a test"))
     assert plain == 8 * SHAPE.block_bytes() + SHAPE.head_bytes()
-    regions = SHAPE.activation_bytes(Fates(checkpoint="all"))
+    regions = SHAPE.activation_bytes(Fates(checkpoint="all", who="a test"))
     assert regions == 8 * SHAPE.input_bytes() + SHAPE.head_bytes()
-    half = SHAPE.activation_bytes(Fates(checkpoint=2))
+    half = SHAPE.activation_bytes(Fates(checkpoint=2, who="a test"))
     assert half == 4 * (SHAPE.input_bytes() + SHAPE.block_bytes()) + SHAPE.head_bytes()
 
 

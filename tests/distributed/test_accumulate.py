@@ -199,7 +199,7 @@ def with_other_budgets(fitting: Sequence[int]) -> tuple[int, int, int, int]:
     model = models("fsdp")[0]
     x = batch(0, 64 - 8 * rank).double()[:, None].repeat(1, 64, 1)
     optimizer = torch.optim.AdamW(model.parameters())
-    step = Step(model, x, optimizer, square)
+    step = Step(model, x, optimizer, square, who="a test")
     peers = Peers(model)
 
     def peak(size: int) -> int:

@@ -207,7 +207,7 @@ def test_a_prediction_says_what_a_step_writes() -> None:
 
     model, x = Momentum(), batch()
     optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
-    found = hollow_step(Step(model, x, optimizer, square), Fates(), "cpu")
+    found = hollow_step(Step(model, x, optimizer, square, who="a test"), Fates(who="a test"), "cpu")
     wanted = {id(model.codes), *map(id, model.slow.parameters())}
     written = {id(tensor) for tensor in found.written.tensors}
     assert wanted <= written

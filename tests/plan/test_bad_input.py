@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt.plan.size import as_bytes
+from memopt.memory.sizes import as_bytes
 from tests.plan.models import Chain, chain, tokens
 from tests.plan.support import looks
 

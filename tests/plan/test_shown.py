@@ -318,12 +318,12 @@ def test_command_says_what_cannot_be(
 @pytest.mark.slow
 def test_largest_batch(plan: memopt.Plan) -> None:
     """One row more than it says is above the budget; with more memory more fit."""
-    from memopt.accumulate.fit import resized
+    from memopt.memory.batches import resized
     from memopt.plan.batch import _peak
 
     assert plan.live is not None
     rows = plan.largest_batch()
-    make = resized(plan.live.step.batch, 0)
+    make = resized(plan.live.step.batch, 0, "a test")
     assert _peak(plan.live, make(rows), 1) <= plan.budget < _peak(plan.live, make(rows + 1), 1)
     assert plan.largest_batch("50MB") > rows
     assert plan.largest_batch("0.5MB") == 0

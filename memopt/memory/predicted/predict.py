@@ -15,9 +15,7 @@ from memopt.memory.ledger import Ledger
 from memopt.memory.predicted.hollow import HollowLedger, hollow_copy
 from memopt.memory.predicted.on_cuda import AsOnCuda, as_on_cuda, counts_on_host
 from memopt.memory.step import Step, traced
-from memopt.memory.trace import Trace, trace_of
 from memopt.memory.unchanged import Written, unchanged
-from memopt.whatif.fates import Fates, offloaded
 
 Watch = Callable[[nn.Module, Ledger], AbstractContextManager[Any]]
 
@@ -40,30 +38,26 @@ class Hollow(NamedTuple):
     """What its forward and backward would write of what is there before."""
 
 
-def predict(
-    step: Step, fates: Fates, target: str, depth: Depth | None = None
-) -> tuple[Trace, Ledger]:
-    """The trace of a step that computes nothing, on copies; and its ledger. `depth`: of other looks
-    at this step.
+def predict(step: Step, changes: Changes, target: str, depth: Depth | None = None) -> Hollow:
+    """A step that computes nothing, on copies, where it is deepest. `depth`: of other looks at this
+    step.
 
     Raises:
         DependsOnValues: the step looks at values.
     """
-    ledger, seconds, *_ = (depth or Depth()).run(
-        lambda: hollow_step(step, fates, target), lambda hollow: len(hollow.ledger.ops)
+    return (depth or Depth()).run(
+        lambda: hollow_step(step, changes, target), lambda hollow: len(hollow.ledger.ops)
     )
-    entries = offloaded(ledger, fates) if fates.offload else None
-    return trace_of(ledger, seconds, entries), ledger
 
 
 def hollow_step(
     step: Step,
-    fates: Changes,
+    changes: Changes,
     target: str,
     watch: Watch | None = None,
     prime: Collection[str] | None = None,
 ) -> Hollow:
-    """A step that computes nothing, on copies.
+    """A step that computes nothing, on copies, after `changes` to the model's.
 
     Functions are not copied. What those close over that the step calls (a loss, hooks) may get
     tensors without values; it is put back.
@@ -79,7 +73,7 @@ def hollow_step(
         (model, optimizer, batch), copies = hollow_copy(
             (step.model, step.optimizer, step.batch), before.computed()
         )
-        fates.apply(model)
+        changes.apply(model)
         context: Any = step.context
         if target == "cuda":
             as_on_cuda(optimizer)

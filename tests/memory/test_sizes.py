@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from memopt.memory.sizes import Size, as_text, at_least
-from memopt.plan.size import as_bytes
+from memopt.memory.sizes import Size, as_bytes, as_text, at_least
 
-MEMOPT = Path(__file__).parents[1] / "memopt"
+MEMOPT = Path(__file__).parents[2] / "memopt"
 
 
 @pytest.mark.parametrize(

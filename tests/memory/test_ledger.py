@@ -52,7 +52,7 @@ def counted(ledger: Ledger) -> tuple[int, int, int]:
 def test_it_agrees_with_the_allocator(name: str) -> None:
     """Up to the constants of a model's formulas, which no operator makes: less than 100 bytes."""
     model, batch = (Mlp(dropout=0.1), torch.randn(7, 32)) if name == "mlp" else tiny(name)
-    step = Step(model, batch, torch.optim.AdamW(model.parameters()))
+    step = Step(model, batch, torch.optim.AdamW(model.parameters()), who="a test")
     for _ in range(2):
         step.run()
     with LiveBytes() as live:

@@ -1,0 +1,27 @@
+"""Errors name the function that the user called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def in_the_name_of(who: str, *callees: str) -> Iterator[None]:
+    """For `who`, which calls other public functions: what these say of their arguments is said in
+    its name. Also a decorator.
+
+        @in_the_name_of("memopt.fit", "memopt.plan")        # "memopt.fit: budget must be ..."
+
+    Args:
+        callees: the names that those errors begin with.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError) as error:
+        text = str(error)
+        begin = re.match(rf"(?:{'|'.join(map(re.escape, callees))}): ", text)
+        if begin is not None:
+            error.args = (f"{who}: {text[begin.end() :]}", *error.args[1:])
+        raise
