@@ -25,7 +25,7 @@ def nothing() -> int:
 
 def test_a_function_of_yours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [tmp_path / f"a.{kind}" for kind in ("json", "html", "png")]
-    command = ["anatomy", "tests.anatomy.test_command:job", "--device", "cpu"]
+    command = ["anatomy", "tests.command.test_anatomy:job", "--device", "cpu"]
     options = [str(x) for file in files for x in (f"--{file.suffix[1:]}", file)]
     assert main([*command, *options]) == 0
     assert "Mlp: 0.0 million parameters, batch of 8" in capsys.readouterr().out
@@ -61,11 +61,11 @@ def test_bert_large_names_what_was_published(capsys: pytest.CaptureFixture[str])
     [
         ("must be module:callable, got 'nowhere:f'", ["nowhere:f"]),
         ("must be module:callable, got 'os'", ["os"]),
-        ("must return a model and its batch, got int", ["tests.anatomy.test_command:nothing"]),
+        ("must return a model and its batch, got int", ["tests.command.test_anatomy:nothing"]),
         ("--batch and --seq: must be at least 1, got 0", ["--preset", "gpt2", "--batch", "0"]),
         ("--measure: needs --preset", ["--config", "gpt2", "--measure"]),
         ("--set: must be a JSON object, got '[1]'", ["--config", "gpt2", "--set", "[1]"]),
-        ("checkpoint must be", ["tests.anatomy.test_command:job", "--checkpoint", "few"]),
+        ("checkpoint must be", ["tests.command.test_anatomy:job", "--checkpoint", "few"]),
     ],
 )
 def test_bad_input(words: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
