@@ -1,16 +1,13 @@
-"""Class patches: another forward for one module, which stays the object that it is. Only modules
-that are themselves replaced or wrapped get one; scopes around calls are hooks (_call_hooks.py).
+"""Another class for a module that memopt.convert computes, which stays the object that it is. Only
+modules that are themselves replaced get one: scopes around calls are hooks (_call_hooks.py), and
+what runs around a forward is in the module's attributes (_forwards.py).
 
-Only the module's class becomes another: a subclass that is made here and has its own `forward`.
-Unlike a forward function that is put on the instance and refers back to it, a method finds its
-module through `self`: a deepcopy, an unpickled module or a DataParallel replica runs on its own
-parameters, and no reference cycle keeps the module alive. The subclass bears the original's name,
-adds no state that state_dict or named_parameters would see, and leaves `__call__` alone, so that
-hooks on the module run once, outside.
-
-A module may have several patches, one subclass over the other: innermost the one that replaces its
-forward (memopt.convert), then those that wrap it, in the order in which they were made. Each can be
-removed alone.
+The class becomes a subclass that is made here and has its own `forward`. Unlike a forward function
+that is put on the instance and refers back to it, a method finds its module through `self`: a
+deepcopy, an unpickled module or a DataParallel replica runs on its own parameters, and no reference
+cycle keeps the module alive. The subclass bears the original's name, adds no state that state_dict
+or named_parameters would see, and leaves `__call__` alone, so that hooks on the module run once,
+outside.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import functools
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn, cast
@@ -42,9 +39,6 @@ class Patched:
     _memopt_undo: ClassVar[str]
     """What to do before the module can be scripted."""
 
-    _memopt_attributes: ClassVar[tuple[str, ...]] = ()
-    """Instance attributes that belong to the patch: copied with it, and removed with it."""
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # Stops here: an original class that registers its subclasses is not told of this one.
         pass
@@ -61,19 +55,12 @@ class Patched:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Code that wraps the forward for a time, as accelerate's hooks do, puts the one back that
-        it found. If that is a class's own, it is meant as it is now, with the patches of today. A
-        forward that was on the instance when it was found stays; one that came since goes.
+        it found. If that is a class's own, it is meant as it is now.
         """
-        cls = _class_of_forward(self, value) if name == "forward" else None
-        if cls is None:
+        if name == "forward" and _is_forward_of_class(self, value):
+            self.__dict__.pop("forward", None)
+        else:
             super().__setattr__(name, value)
-            return
-        self.__dict__.pop("forward", None)
-        for patch in patches_of(type(self)):
-            if not issubclass(patch.mixin, ForwardWrapper):
-                continue
-            if not issubclass(cls, patch.mixin):  # it was put on the module since
-                self.__dict__.pop(patch.mixin._memopt_instance_forward, None)
 
     def __prepare_scriptable__(self) -> NoReturn:
         """torch.jit.script calls this first; it would compile the original forward, if anything."""
@@ -89,113 +76,52 @@ class Patched:
         if isinstance(reduced, str) or not _is_generated(generated):
             return reduced
         original = original_class(generated)
-        attributes = self.__dict__
-        kept = [
-            (patch, {name: attributes[name] for name in patch.mixin._memopt_attributes})
-            for patch in patches_of(generated)
-            if all(name in attributes for name in patch.mixin._memopt_attributes)
-        ]
         make, arguments, *state = reduced
         make, *arguments = (original if part is generated else part for part in (make, *arguments))
-        return (_rebuild, (kept, make, *arguments), *state)
-
-
-class ForwardWrapper(Patched):
-    """A patch that wraps the forward in something else."""
-
-    _memopt_instance_forward: ClassVar[str]
-    """The attribute where a forward that was set on the instance before is kept."""
-
-    @staticmethod
-    def _memopt_call(
-        module: Any, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """What the module's forward does now; `forward` is what it did."""
-        raise NotImplementedError
-
-    @classmethod
-    def _memopt_forward(cls, generated: type, original: type[nn.Module], key: Any) -> Forward:
-        call, instance_forward = cls._memopt_call, cls._memopt_instance_forward
-
-        def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not isinstance(self, generated):
-                # The patch was removed, and code that kept the method still calls it.
-                return type(self).forward(self, *args, **kwargs)
-            # super(): a class derived from this one later, as FSDP2 does, is left in place.
-            plain: Any = super(generated, self)
-            return call(self, self.__dict__.get(instance_forward, plain.forward), args, kwargs)
-
-        return forward
+        return (_rebuild, (generated.__dict__["_memopt_patch"], make, *arguments), *state)
 
 
 @dataclass(frozen=True)
 class ClassPatch:
-    """One patch of a module: which subclass its class is derived into."""
+    """Which subclass a module's class is derived into."""
 
     mixin: type[Patched]
     key: Hashable = None
     """What else the subclass depends on."""
 
 
-def patches_of(cls: type) -> list[ClassPatch]:
-    """The patches that made `cls`, innermost first; none if it was not made here.
-
-    A class that something else derived from a patched one (FSDP2, parametrizations) has none: the
-    patches below it cannot be removed.
+def patch_of(cls: type) -> ClassPatch | None:
+    """The patch that made `cls`; None if it was not made here, as a class that something else
+    derived from a patched one (FSDP2).
     """
-    found = []
-    while _is_generated(cls):
-        found.append(cls.__dict__["_memopt_patch"])
-        cls = cls.__dict__["_memopt_original"]
-    return found[::-1]
+    patch: ClassPatch | None = cls.__dict__.get("_memopt_patch")
+    return patch
 
 
 def original_class(cls: type) -> type[nn.Module]:
-    """The class that was patched; `cls` itself if there are no patches."""
-    while _is_generated(cls):
-        cls = cls.__dict__["_memopt_original"]
-    return cls
+    """The class that was patched; `cls` itself if it was not made here."""
+    original: type[nn.Module] = cls.__dict__.get("_memopt_original", cls)
+    return original
 
 
-def set_patches(module: nn.Module, wanted: Sequence[ClassPatch]) -> None:
-    """Give `module` the class with exactly these patches, innermost first.
+def class_with(original: type[nn.Module], patch: ClassPatch | None) -> type[nn.Module]:
+    """The class that a module of class `original` has with this patch.
 
     Raises:
         TypeError: the class allows no subclass.
     """
-    cls = original_class(type(module))
-    for patch in wanted:
-        cls = _generated_class(cls, patch)
+    return original if patch is None else _generated_class(original, patch)
+
+
+def set_patch(module: nn.Module, patch: ClassPatch | None) -> None:
+    """Give `module` the class with this patch, or its original one.
+
+    Raises:
+        TypeError: the class allows no subclass.
+    """
+    cls = class_with(original_class(type(module)), patch)
     # object's: a module may forward the setting of attributes to another (OptimizedModule).
     object.__setattr__(module, "__class__", cls)
-
-
-def wrap_forward(module: nn.Module, patch: ClassPatch) -> None:
-    """Add a patch whose mixin is a ForwardWrapper; the module has none of that mixin yet."""
-    mixin = cast("type[ForwardWrapper]", patch.mixin)
-    set_patches(module, [*patches_of(type(module)), patch])
-    if "forward" in module.__dict__:
-        module.__dict__[mixin._memopt_instance_forward] = module.__dict__.pop("forward")
-
-
-def remove_patch(module: nn.Module, mixin: type[Patched]) -> None:
-    """Remove the patch with this mixin; `patches_of(type(module))` has one."""
-    before = patches_of(type(module))
-    set_patches(module, [patch for patch in before if patch.mixin is not mixin])
-    for name in mixin._memopt_attributes:
-        module.__dict__.pop(name, None)
-    if not issubclass(mixin, ForwardWrapper):
-        return
-    forward = module.__dict__.pop(mixin._memopt_instance_forward, None)
-    if forward is None:
-        return
-    index = next(i for i, patch in enumerate(before) if patch.mixin is mixin)
-    for above in before[index + 1 :]:
-        # What wraps this patch wrapped the forward of the instance too.
-        if issubclass(above.mixin, ForwardWrapper):
-            module.__dict__.setdefault(above.mixin._memopt_instance_forward, forward)
-            return
-    module.__dict__.setdefault("forward", forward)
 
 
 @contextmanager
@@ -230,15 +156,11 @@ def check_can_patch(who: str, argument: str, module: object) -> None:
         )
 
 
-def _rebuild(
-    kept: list[tuple[ClassPatch, dict[str, Any]]], make: Callable[..., nn.Module], *arguments: Any
-) -> Any:
+def _rebuild(patch: ClassPatch, make: Callable[..., nn.Module], *arguments: Any) -> Any:
     """Make the object that a patched module was reduced to. Pickles contain this name."""
     module = make(*arguments)
-    if kept and not issubclass(type(module), Patched):
-        set_patches(module, [patch for patch, _ in kept])
-        for _, attributes in kept:
-            module.__dict__.update(attributes)
+    if not isinstance(module, Patched):
+        set_patch(module, patch)
     return module
 
 
@@ -246,18 +168,13 @@ def _is_dict(value: object) -> bool:
     return type(value) in (dict, OrderedDict)
 
 
-def _class_of_forward(module: object, value: object) -> type | None:
-    """The class of the module whose forward `value` is; None if it is another function."""
-    if not isinstance(value, types.MethodType) or value.__self__ is not module:
-        return None
-    for cls in reversed(type(module).__mro__):
-        forward = cls.__dict__.get("forward")
-        while forward is not None:
-            if forward is value.__func__:
-                return cls
-            # One that a patch wraps is found in a class further up, which comes first here.
-            forward = getattr(forward, "__wrapped__", None)
-    return None
+def _is_forward_of_class(module: object, value: object) -> bool:
+    """Whether `value` is the forward of one of the module's classes."""
+    return (
+        isinstance(value, types.MethodType)
+        and value.__self__ is module
+        and any(value.__func__ is cls.__dict__.get("forward") for cls in type(module).__mro__)
+    )
 
 
 def _is_generated(cls: type) -> bool:
@@ -280,10 +197,7 @@ def _of_graph_modules() -> dict[str, Any]:
 
     def copied(self: Any, method: str, *args: Any) -> Any:
         copy = as_original(self, method, *args)
-        for name, value in self.__dict__.items():
-            if name.startswith("_memopt"):
-                copy.__dict__.setdefault(name, value)
-        set_patches(copy, patches_of(type(self)))
+        set_patch(copy, patch_of(type(self)))
         return copy
 
     return {

@@ -5,6 +5,7 @@ in csrc/python/compat.h.
 
 from __future__ import annotations
 
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,15 @@ def options_of_mode(mode: str | None, dynamic: bool | None) -> dict[str, Any]:
     from torch._inductor import list_mode_options
 
     return dict(list_mode_options(mode, dynamic))
+
+
+def forget_compiled_code() -> None:
+    """Have torch.compile compile again what it has compiled, since it does not look whether a
+    function that it took in has other code now.
+    """
+    frames: Any = sys.modules.get("torch._dynamo.convert_frame")
+    if frames is not None and frames.input_codes.seen:
+        torch._dynamo.reset_code_caches()
 
 
 def compiles_for_inductor() -> bool:

@@ -26,10 +26,10 @@ CSRC_LAYERS = ("kernels", "ops", "autograd", "offload", "saved", "plan", "python
 # not know each other. The demo is a user of the public names in __init__.
 MEMOPT_LAYERS = (
     {"_version", "_compat", "_errors", "_submodules"},
-    {"_C"},
-    {"_extension"},
+    {"_C", "_class_patch"},
+    {"_extension", "_forwards"},
     {"memory"},
-    {"_call_hooks", "_class_patch", "fates", "show"},
+    {"_call_hooks", "fates", "show"},
     {"recipes"},
     {"functional"},
     {"nn"},

@@ -20,7 +20,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
-from memopt.checkpoint.wrapper import class_before_wrapping, has_forward
+from memopt._class_patch import original_class
+from memopt.checkpoint.wrapper import has_forward
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
@@ -58,7 +59,7 @@ def _lists_of_layers(model: nn.Module) -> list[nn.Module]:
         layer
         for container in model.modules()
         if isinstance(container, (nn.ModuleList, nn.Sequential))
-        and len({class_before_wrapping(child) for child in container.children()}) == 1
+        and len({original_class(type(child)) for child in container.children()}) == 1
         and all(_is_layer(child) and _size(child) for child in container.children())
         for layer in container.children()
     ]
@@ -74,7 +75,7 @@ class _Search:
         self._mixtures: set[nn.Module] = set()
         self._looks: dict[nn.Module, Hashable] = {}
         self._loops_over_children = {
-            class_before_wrapping(m) for m in self._paths if _loops_over_children(m)
+            original_class(type(m)) for m in self._paths if _loops_over_children(m)
         }
 
     def inside(self, module: nn.Module) -> list[nn.Module]:
@@ -131,7 +132,7 @@ class _Search:
         """The children of a module that runs them in a loop, if they are blocks. Of its class, one
         that has a single child is no other.
         """
-        if class_before_wrapping(module) not in self._loops_over_children:
+        if original_class(type(module)) not in self._loops_over_children:
             return None
         children = _numbered_children(module)
         return children if not any(map(self.inside, children)) else None
@@ -142,7 +143,7 @@ class _Search:
         if kinds == 1 and len(group) > 1:
             return group
         holding = [self._holds_blocks(module) for module in group]
-        if class_before_wrapping(group[0]) is nn.Sequential:
+        if original_class(type(group[0])) is nn.Sequential:
             are_stages = any(holding)
         elif kinds == len(group) > 2:  # each wider than the one before, say
             are_stages = all(holding)
@@ -184,7 +185,7 @@ def _numbered_children(module: nn.Module) -> list[nn.Module]:
     found = [re.fullmatch(r"(.*?)(\d+)", name) for name in children]
     numbers = [int(match[2]) for match in found if match is not None]
     is_alike = (
-        len({class_before_wrapping(child) for child in children.values()}) == 1
+        len({original_class(type(child)) for child in children.values()}) == 1
         and len(numbers) == len(children)
         and len({match[1] for match in found if match is not None}) == 1
         and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
@@ -196,7 +197,7 @@ def _numbered_children(module: nn.Module) -> list[nn.Module]:
 
 def _loops_over_children(module: nn.Module) -> bool:
     """Whether it has several such children and none of its methods calls them by their names."""
-    cls = class_before_wrapping(module)
+    cls = original_class(type(module))
     if isinstance(module, _CONTAINERS) or not has_forward(module):
         return False
     children = _numbered_children(module)
@@ -222,7 +223,7 @@ def _by_class(modules: Iterable[nn.Module]) -> dict[type[nn.Module], list[nn.Mod
     groups: dict[type[nn.Module], list[nn.Module]] = {}
     for module in modules:
         if not _is_layer(module):
-            groups.setdefault(class_before_wrapping(module), []).append(module)
+            groups.setdefault(original_class(type(module)), []).append(module)
     return groups
 
 

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 from torch.utils import checkpoint as torch_checkpoint
 
+from memopt._class_patch import original_class
+from memopt._forwards import plain_function
 from memopt.checkpoint.naming import joined
-from memopt.checkpoint.wrapper import class_before_wrapping
 
 
 def is_in_other_checkpointing() -> bool:
@@ -82,7 +83,7 @@ def notes_on_own(model: nn.Module, regions: Sequence[nn.Module]) -> list[str]:
 
 def _notes_by_code(model: nn.Module) -> list[str]:
     classes = dict.fromkeys(
-        class_before_wrapping(m).__name__ for m in model.modules() if _calls_checkpoint(m)
+        original_class(type(m)).__name__ for m in model.modules() if _calls_checkpoint(m)
     )
     if any(map(says_that_it_checkpoints, model.modules())):
         which = "gradient checkpointing of the model's own is on"
@@ -95,7 +96,7 @@ def _notes_by_code(model: nn.Module) -> list[str]:
 
 def _calls_checkpoint(module: nn.Module) -> bool:
     """Whether a method of its class, or a function of the same file that one calls, does."""
-    for base in class_before_wrapping(module).__mro__:
+    for base in original_class(type(module)).__mro__:
         if base.__module__.startswith("torch.nn."):
             continue
         for method in vars(base).values():
@@ -105,7 +106,7 @@ def _calls_checkpoint(module: nn.Module) -> bool:
 
 
 def _found(function: types.FunctionType, inner: bool) -> Iterator[bool]:
-    codes: list[Any] = [function.__code__]
+    codes: list[Any] = [plain_function(function).__code__]
     for code in codes:
         codes.extend(c for c in code.co_consts if isinstance(c, types.CodeType))
         for name in code.co_names:

@@ -1,30 +1,24 @@
 """checkpoint_wrapper: a module whose every forward is a checkpointed region.
 
-The module stays the object it is; only its class changes (memopt/_class_patch.py says how), to one
-whose `forward` runs the original one as a region.
+The module stays the object that it is, with its class, methods and attributes
+(memopt/_forwards.py says how).
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import nn
 
-from memopt._class_patch import (
-    ClassPatch,
-    ForwardWrapper,
-    Patched,
-    check_can_patch,
-    patches_of,
-    remove_patch,
-    wrap_forward,
-)
+from memopt._class_patch import check_can_patch
 from memopt._compat import checkpoint_options_set_globally
 from memopt._extension import _C
+from memopt._forwards import around_forward, put_around_forward, take_from_forward
 from memopt.checkpoint.partition import Partition, PartitionChoice, partition_of
 from memopt.checkpoint.region import compiled_region, run_region
 from memopt.checkpoint.settings import fate_of_arguments, region_settings
@@ -33,10 +27,7 @@ from memopt.offload.place import Place
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
-# Where a wrapped module keeps its settings, and its instance-level forward if it has one.
-_SETTINGS = "_memopt_checkpoint_settings"
-_INSTANCE_FORWARD = "_memopt_checkpoint_instance_forward"
-# Where it keeps what checkpoint_buffers has put on it.
+# Where a wrapped module keeps what checkpoint_buffers has put on it.
 BUFFERS = "_memopt_checkpoint_buffers"
 # FairScale's name for it, since code outside reads it.
 _COUNTER = "_checkpoint_fwd_counter"
@@ -74,8 +65,10 @@ def checkpoint_wrapper(
 ) -> ModuleT:
     """Make every forward of `module` a checkpointed region (see `memopt.checkpoint`).
 
-    Wrapping a module again replaces its settings; `unwrap` undoes the wrapping. The module may be
-    copied, pickled and saved like any other; a pickle of it needs memopt to load.
+    Wrapping a module again replaces its settings; `unwrap` undoes the wrapping. Its class, methods
+    and attributes stay what they are (docs/checkpointing.md says how). The module may be copied,
+    pickled and saved like any other; a pickle of it needs memopt to load. What PyTorch copies by
+    its graph alone, a torch.fx.GraphModule, has copies that are not wrapped.
 
     A cache of keys and values of transformers is that of the plain call, see `memopt.checkpoint`.
 
@@ -105,8 +98,8 @@ def checkpoint_wrapper(
         `module`, the same object.
 
     Raises:
-        TypeError: `module` is no `nn.Module`, is a ScriptModule, has no forward (nn.ModuleList),
-            or its class allows no subclass; `partition` is no group, mesh or True.
+        TypeError: `module` is no `nn.Module`, is a ScriptModule, or has no forward
+            (nn.ModuleList); `partition` is no group, mesh or True.
         ValueError: `offload` names no place, or not the one that `offload_to_cpu` does; `partition`
             has several dims, there is no process group, or this rank is not in it.
         OSError: no file can be made in the directory.
@@ -124,11 +117,6 @@ def checkpoint_wrapper(
             "checkpoint_wrapper: module must have a forward, which is what runs as a region, got "
             f"{type(module).__name__}, which is never called itself; wrap the modules in it"
         )
-    if not _is_wrapped(type(module)):
-        wrap_forward(module, ClassPatch(_Checkpointed))
-    elif _SETTINGS not in module.__dict__ and "forward" in module.__dict__:
-        # Made by calling the class of a wrapped module.
-        module.__dict__[_INSTANCE_FORWARD] = module.__dict__.pop("forward")
     _set_settings(
         module,
         Settings(
@@ -152,83 +140,55 @@ def unwrap(module: ModuleT) -> ModuleT:
 
     Raises:
         TypeError: `module` is not an `nn.Module`.
-        RuntimeError: something else has changed the class of one of the modules since it was
-            wrapped. None of them is unwrapped then.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"unwrap: module must be an nn.Module, got {type(module).__name__}")
-    wrapped = [m for m in module.modules() if _is_wrapped(type(m))]
-    for submodule in wrapped:
-        check_can_unwrap("unwrap", submodule)
-    for submodule in wrapped:
-        unwrap_itself(submodule)
+    for submodule in module.modules():
+        if settings_of(submodule) is not None:
+            unwrap_itself(submodule)
     return module
-
-
-def check_can_unwrap(who: str, module: nn.Module) -> None:
-    """Raises RuntimeError if a wrapped module's class was derived from since."""
-    if all(patch.mixin is not _Checkpointed for patch in patches_of(type(module))):
-        raise RuntimeError(
-            f"{who}: module must have the class that checkpoint_wrapper gave it, got "
-            f"{type(module).__name__}, a class derived from that one"
-        )
 
 
 def unwrap_itself(module: nn.Module) -> None:
     """`unwrap`, of this module alone, which is wrapped."""
     _set_settings(module, None)
     module.__dict__.pop(BUFFERS, None)
-    remove_patch(module, _Checkpointed)
 
 
 def settings_of(module: nn.Module) -> Settings | None:
     """How `module` is wrapped; None if it is not."""
-    return module.__dict__.get(_SETTINGS)
-
-
-def class_before_wrapping(module: nn.Module) -> type[nn.Module]:
-    """The class of `module`, or the one that it had before memopt patched it."""
-    unchanged = (cls for cls in type(module).__mro__ if not issubclass(cls, Patched))
-    return cast("type[nn.Module]", next(unchanged))
+    around = around_forward(module)
+    return None if around is None else around.settings
 
 
 def has_forward(module: nn.Module) -> bool:
     """Whether `module` can be called: nn.ModuleList, nn.ModuleDict and nn.ParameterList cannot."""
-    classes = (cls for cls in type(module).__mro__ if not issubclass(cls, Patched))
-    if next(cls for cls in classes if "forward" in cls.__dict__) is not nn.Module:
-        return True
-    return any(name == "forward" or name.endswith("_instance_forward") for name in module.__dict__)
+    forward = inspect.getattr_static(type(module), "forward")
+    return forward is not nn.Module.forward or "forward" in module.__dict__
 
 
-class _Checkpointed(ForwardWrapper):
-    """Mixin of the classes that wrapped modules get, ahead of the original class."""
-
-    _memopt_who = "checkpoint_wrapper: a wrapped"
-    _memopt_undo = "unwrap"
-    _memopt_attributes = (_SETTINGS,)
-    _memopt_instance_forward = _INSTANCE_FORWARD
-
-    @staticmethod
-    def _memopt_call(
-        module: nn.Module,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        settings = module.__dict__.get(_SETTINGS)
-        if settings is None:  # made by calling the class of a wrapped module
-            return forward(*args, **kwargs)
-        if torch.compiler.is_compiling():
-            say_without_effect(
-                "checkpoint_wrapper", offload=settings.offload, partition=settings.partition
-            )
-            return compiled_region(forward, args, kwargs)
-        check_partition = settings.partition is not None and bool(
-            checkpoint_options_set_globally()[1]
+def _region(
+    module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A wrapped module's forward. Pickles contain this name."""
+    settings = settings_of(module)
+    assert settings is not None
+    if torch.compiler.is_compiling():
+        say_without_effect(
+            "checkpoint_wrapper", offload=settings.offload, partition=settings.partition
         )
-        buffers = module.__dict__.get(BUFFERS)
-        options_of = _region_settings if buffers is None else buffers.region_settings
-        return run_region(forward, args, kwargs, options_of(settings, check_partition), module)
+        return compiled_region(forward, args, kwargs)
+    check_partition = settings.partition is not None and bool(checkpoint_options_set_globally()[1])
+    buffers = module.__dict__.get(BUFFERS)
+    options_of = _region_settings if buffers is None else buffers.region_settings
+    return run_region(forward, args, kwargs, options_of(settings, check_partition), module)
+
+
+def _refuse_script(kind: str) -> NoReturn:
+    raise TypeError(
+        "checkpoint_wrapper: a wrapped module must not be scripted (TorchScript runs without "
+        f"Python), got {kind} in torch.jit.script; unwrap the model before"
+    )
 
 
 def region_settings_of(
@@ -252,9 +212,11 @@ _region_settings = functools.cache(region_settings_of)
 
 
 def _set_settings(module: nn.Module, settings: Settings | None) -> None:
-    before: Settings | None = module.__dict__.pop(_SETTINGS, None)
-    if settings is not None:
-        module.__dict__[_SETTINGS] = settings
+    before = settings_of(module)
+    if settings is None:
+        take_from_forward(module)
+    else:
+        put_around_forward(module, _region, settings, _refuse_script)
     if settings is not None and settings.maintain_forward_counter:
         _count(module, 0)
     elif before is not None and before.maintain_forward_counter:
@@ -266,8 +228,3 @@ def _count(module: nn.Module | None, step: int) -> None:
     assert module is not None
     for submodule in module.modules():
         submodule.__dict__[_COUNTER] = submodule.__dict__.get(_COUNTER, 0) + step
-
-
-def _is_wrapped(cls: type) -> bool:
-    """Whether `cls` is a class that wrapped modules get, or derived from one."""
-    return issubclass(cls, _Checkpointed)

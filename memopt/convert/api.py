@@ -17,7 +17,7 @@ from memopt.convert.autocast import (
 )
 from memopt.convert.match import Context, Match, Reason, match
 from memopt.convert.recipes import has_recipes, turn_recipes_off, turn_recipes_on
-from memopt.convert.regions import Regions, check_can_revert_region, revert_region
+from memopt.convert.regions import Regions, revert_region
 from memopt.convert.register import registered_rules
 from memopt.convert.remaining import remaining
 from memopt.convert.report import Left, Report, Swapped
@@ -210,7 +210,6 @@ def revert(model: ModuleT) -> ModuleT:
                 "revert: model must have the classes that convert gave it, got "
                 f"{type(module).__name__}, a class derived from one of them"
             )
-        check_can_revert_region(module)
     for module in modules:
         undo_swap(module)
         turn_recipes_off(module)

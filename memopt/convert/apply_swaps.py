@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from memopt._class_patch import remove_patch
-from memopt.convert.swap import REPLACES, ClassSwap, Swap, SwappedModule, swap_of
+from memopt._class_patch import set_patch
+from memopt._forwards import keep_around
+from memopt.convert.swap import REPLACES, ClassSwap, Swap, swap_of
 
 # What stands in a model for a module that others may hold, and that module.
 _originals: weakref.WeakKeyDictionary[nn.Module, nn.Module] = weakref.WeakKeyDictionary()
@@ -83,7 +84,8 @@ def put_originals_back(model: nn.Module) -> None:
 def undo_swap(module: nn.Module) -> None:
     """Undo what `apply` of a swap did to `module`, if anything."""
     if swap_of(module) is not None:
-        remove_patch(module, SwappedModule)
+        set_patch(module, None)
+        keep_around(module)
     for name, value in module.__dict__.items():
         if isinstance(value, types.FunctionType) and REPLACES in value.__dict__:
             module.__dict__[name] = value.__dict__[REPLACES]

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from memopt._class_patch import original_class
 from memopt._compat import call_forward_alone, without_dispatch_modes, without_function_modes
+from memopt._forwards import is_ours
 from memopt.convert.patch import functions_paused
 
 _MODULE_ATTRIBUTES = frozenset(nn.Module().__dict__)
@@ -65,7 +66,7 @@ def stand_in(
 ) -> Any:
     """A module with the class and attributes of `module`, but with these tensors and submodules."""
     twin: Any = object.__new__(original_class(type(module)))
-    twin.__dict__.update(module.__dict__)
+    twin.__dict__.update({k: v for k, v in module.__dict__.items() if not is_ours(k)})
     for name, value in nn.Module().__dict__.items():
         twin.__dict__[name] = value  # no hooks, no tensors, no submodules
     wrapped = {k: nn.Parameter(v.detach().clone()) for k, v in (parameters or {}).items()}
@@ -82,7 +83,7 @@ def own_attributes(module: nn.Module) -> dict[str, Any]:
     return {
         name: value
         for name, value in module.__dict__.items()
-        if name not in _MODULE_ATTRIBUTES and not name.startswith("_memopt_")
+        if name not in _MODULE_ATTRIBUTES and not is_ours(name)
     }
 
 

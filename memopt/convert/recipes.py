@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from memopt._call_hooks import around_calls, put_around_calls, remove_from_calls
-from memopt._class_patch import original_class, patches_of
+from memopt._class_patch import original_class, patch_of
 from memopt._compat import (
     add_note,
     is_parametrized,
@@ -101,7 +101,7 @@ def _modules_to_enter(model: nn.Module) -> list[nn.Module]:
             children = () if is_parametrized(module) else module._modules.values()
             below = [visit(child) for child in children if child is not None]
             foreign = original_class(type(module)).__module__.split(".")[0] != "torch"
-            chosen[module] = any(below) or foreign or bool(patches_of(type(module)))
+            chosen[module] = any(below) or foreign or patch_of(type(module)) is not None
         return chosen[module]
 
     visit(model)

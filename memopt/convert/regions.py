@@ -13,7 +13,6 @@ from memopt.checkpoint.other import notes_on_own
 from memopt.checkpoint.probe import cannot_run_again, left_out
 from memopt.checkpoint.wrapper import (
     Settings,
-    check_can_unwrap,
     checkpoint_wrapper,
     settings_of,
     unwrap_itself,
@@ -95,12 +94,6 @@ def _is_one_op(module: nn.Module) -> bool:
     return swap is not None and swap.is_one_op and settings_of(module) is None
 
 
-def check_can_revert_region(module: nn.Module) -> None:
-    """Raises RuntimeError if the region's class was derived from since."""
-    if _SETTINGS_BEFORE in module.__dict__ and settings_of(module) is not None:
-        check_can_unwrap("revert", module)
-
-
 def revert_region(module: nn.Module) -> None:
     """Unwrap `module`, or give it the settings that it had, if `Regions.apply` changed it."""
     if _SETTINGS_BEFORE not in module.__dict__:
@@ -113,6 +106,8 @@ def revert_region(module: nn.Module) -> None:
             settings.maintain_forward_counter,
             offload=settings.offload,
             partition=settings.partition,
+            preserve_rng_state=settings.preserve_rng_state,
+            early_stop=settings.early_stop,
         )
     elif settings_of(module) is not None:  # else it was unwrapped since
         unwrap_itself(module)

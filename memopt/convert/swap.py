@@ -16,7 +16,8 @@ from typing import Any, ClassVar, TypeVar, cast
 from torch import Tensor, nn
 
 from memopt._call_hooks import others_hooks
-from memopt._class_patch import ClassPatch, Forward, Patched, patches_of, set_patches
+from memopt._class_patch import ClassPatch, Forward, Patched, patch_of, set_patch
+from memopt._forwards import keep_around
 from memopt.convert.supported import lowered, supports
 from memopt.recipes import is_kept_anyway, recipes_are_on
 
@@ -80,9 +81,9 @@ class ClassSwap(Swap):
         return self.run(module, input, plain) if is_kept_anyway(input) else plain(module, input)
 
     def apply(self, module: nn.Module) -> None:
-        """The new forward runs inside whatever wraps the module's forward already."""
-        swap = ClassPatch(SwappedModule, cast("Hashable", self))
-        set_patches(module, [swap, *patches_of(type(module))])
+        """The new forward runs inside of what is around the module's forward already."""
+        set_patch(module, ClassPatch(SwappedModule, cast("Hashable", self)))
+        keep_around(module)
 
 
 @dataclass(frozen=True)
@@ -228,10 +229,8 @@ class SwappedModule(Patched):
 
 def swap_of(module: nn.Module) -> ClassSwap | None:
     """The class swap of `module`; None if it has none."""
-    for patch in patches_of(type(module)):
-        if patch.mixin is SwappedModule:
-            return cast("ClassSwap", patch.key)
-    return None
+    patch = patch_of(type(module))
+    return None if patch is None else cast("ClassSwap", patch.key)
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from memopt._compat import wraps_tensors
+from memopt._forwards import plain_function
 from memopt.memory import containers as kept
 from memopt.memory.containers import Restore
 from memopt.memory.generators import kept_generator
@@ -101,7 +102,7 @@ class _Walk:
         elif isinstance(value, _WEAK):
             self.found.objects.append(kept.kept_weak(value))
             is_set = isinstance(value, weakref.WeakSet)
-            self._all([value.copy()] if is_set else [dict(value)])
+            self.push(list(value) if is_set else dict(value))
         elif isinstance(value, type):
             self._class(value)
         elif kept.is_array(value):
@@ -156,6 +157,10 @@ class _Walk:
     def _function(self, function: types.FunctionType) -> None:
         if (function.__module__ or "").startswith("memopt."):
             return  # hooks of a measurement that is under way
+        plain = plain_function(function)
+        if plain is not function:
+            self.push(plain)
+            return
         self._all(function.__closure__ or ())
         self._all((function.__defaults__, function.__kwdefaults__))
         attributes = function.__dict__

@@ -16,7 +16,6 @@ from memopt._class_patch import restored_on_error
 from memopt._extension import _C
 from memopt.checkpoint.wrapper import (
     Settings,
-    check_can_unwrap,
     checkpoint_wrapper,
     settings_of,
     unwrap_itself,
@@ -162,8 +161,7 @@ class Applied:
 
         Raises:
             ValueError: more of the model was converted since, which cannot be told from the plan's.
-            RuntimeError: something else has changed the class of a block since.
-            The model is as before then.
+                The model is as before then.
         """
         mine = set(self.converted)
         more = [m for m in self.model.modules() if _is_converted(m) and m not in mine]
@@ -174,8 +172,6 @@ class Applied:
                 "memopt.unwrap(model) take everything off, this plan too"
             )
         regions = [module for module, settings in self.regions if settings_of(module) is settings]
-        for module in regions:
-            check_can_unwrap("Plan.undo", module)
         for handle in self.handles:
             handle.remove()
         for module, settings in self.regions:

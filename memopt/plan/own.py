@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from memopt._class_patch import Patched
+from memopt._forwards import around_forward
 from memopt.checkpoint.other import says_that_it_checkpoints
 from memopt.plan.watch import Watch
 
@@ -33,7 +34,8 @@ def check_is_plain(who: str, model: nn.Module) -> None:
                 f"chooses which do, got checkpointing of its own in {type(module).__name__}; "
                 f"{_TURN_OFF}"
             )
-        if isinstance(module, Patched) or _has_scopes(module):
+        wrapped = isinstance(module, Patched) or around_forward(module) is not None
+        if wrapped or _has_scopes(module):
             where = f" at {path!r}" if path else ""
             raise ValueError(
                 f"{who}: model must be without regions and not converted, since a plan chooses "

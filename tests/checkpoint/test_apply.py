@@ -4,7 +4,6 @@ blocks by itself, changes nothing when it must refuse, and `unwrap(model)` undoe
 
 from __future__ import annotations
 
-import copy
 import itertools
 import re
 from typing import Any
@@ -38,11 +37,7 @@ class Model(nn.Module):
 
 def wrapped(model: nn.Module) -> list[str]:
     """Names of the submodules whose forward is a region, in order."""
-    # The class differs from one made of the same module afresh.
-    classes = {m: type(m) for m in model.modules()}
-    twin = unwrap(copy.deepcopy(model))
-    plain = dict(twin.named_modules())
-    return [name for name, m in model.named_modules() if classes[m] is not type(plain[name])]
+    return [name for name, m in model.named_modules() if settings_of(m) is not None]
 
 
 def layers(*numbers: int) -> list[str]:
@@ -174,8 +169,7 @@ def test_settings_reach_the_wrapper() -> None:
     model, twin = Model(depth=3), Model(depth=3)
     apply_checkpointing(model, offload_to_cpu=True, maintain_forward_counter=True)
     checkpoint_wrapper(twin.layers[0], offload_to_cpu=True, maintain_forward_counter=True)
-    settings = "_memopt_checkpoint_settings"
-    assert model.layers[0].__dict__[settings] == twin.layers[0].__dict__[settings]
+    assert settings_of(model.layers[0]) == settings_of(twin.layers[0])
 
 
 def test_the_options_of_a_region_reach_the_wrapper() -> None:

@@ -5,6 +5,7 @@ break, and compiled functions work inside regions that run eagerly, batch norm s
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 
 import pytest
@@ -149,6 +150,7 @@ def test_compiled_modules_inside_eager_regions(
 
 def test_the_hooks_of_a_region_are_not_compiled(device: torch.device) -> None:
     """PyTorch's own modules are passed over when compiled, and frames below them captured."""
+    gc.collect()  # no nn.Sequential of another test is wrapped
     backend = EagerAndRecordGraphs()
     module = compile_by_method(nn.Sequential(mlp(), nn.Tanh()).to(device), backend)
     x = torch.randn(4, 8, device=device)

@@ -23,6 +23,7 @@ from memopt.checkpoint import (
     checkpoint_wrapper,
     disable_checkpointing,
 )
+from memopt.checkpoint.wrapper import settings_of
 from tests.checkpoint.partitions import (
     BYTES,
     MESSAGE,
@@ -296,11 +297,10 @@ def test_copies_and_settings() -> None:
     rank = VirtualRanks(2).ranks[0]
     module = checkpoint_wrapper(layer(), partition=rank.partition)
     twin = copy.deepcopy(module)
-    settings = "_memopt_checkpoint_settings"
-    assert twin.__dict__[settings].partition is rank.partition
+    assert settings_of(twin).partition is rank.partition
     with pytest.raises(TypeError, match="must be of a process group to be pickled"):
         pickle.dumps(module)
-    assert checkpoint_wrapper(module).__dict__[settings].partition is None
+    assert settings_of(checkpoint_wrapper(module)).partition is None
 
 
 def test_revert_gives_the_partition_back() -> None:
@@ -309,7 +309,7 @@ def test_revert_gives_the_partition_back() -> None:
     model = nn.Sequential(checkpoint_wrapper(layer(), partition=rank.partition))
     memopt.convert(model, checkpoint=lambda module: module is model[0])
     memopt.revert(model)
-    assert model[0].__dict__["_memopt_checkpoint_settings"].partition is rank.partition
+    assert settings_of(model[0]).partition is rank.partition
 
 
 def test_without_a_process_group_is_an_error_that_leaves_the_module() -> None:

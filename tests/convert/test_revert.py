@@ -151,14 +151,19 @@ def test_a_class_that_a_container_got_since_stays() -> None:
     assert not model._forward_pre_hooks
 
 
-@pytest.mark.parametrize("which", ["swapped", "region"])
-def test_a_class_that_was_changed_since_is_refused(which: str) -> None:
+def test_a_region_whose_class_was_changed_since_is_one_no_more() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
+    memopt.convert(model, checkpoint=lambda module: module is model[0])
+    model[0].__class__ = type("Sharded", (type(model[0]),), {})
+    memopt.revert(model)
+    assert type(model[0]).__name__ == "Sharded"
+    assert settings_of(model[0]) is None
+
+
+def test_a_class_of_a_swapped_module_that_was_changed_since_is_refused() -> None:
     model = example()
     memopt.convert(model, checkpoint=[modules.FeedForward])
-    if which == "swapped":
-        parametrizations.weight_norm(model[1])
-    else:
-        model[4].__class__ = type("Sharded", (type(model[4]),), {})
+    parametrizations.weight_norm(model[1])
     before = state(model)
     with pytest.raises(RuntimeError, match=r"^revert: mod\w+ must have the class.*, got "):
         memopt.revert(model)

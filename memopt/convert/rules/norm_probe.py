@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from memopt._forwards import plain_function
 from memopt.convert.probe import (
     forward_of,
     gradients,
@@ -268,7 +269,7 @@ def _eps_candidates(module: nn.Module) -> list[str | float]:
         return isinstance(value, float) and 0 < value < 0.1
 
     attributes = [name for name, value in own_attributes(module).items() if small(value)]
-    code = getattr(type(module).forward, "__code__", None)
+    code = getattr(plain_function(type(module).forward), "__code__", None)
     constants = code.co_consts if isinstance(code, types.CodeType) else ()
     found = [value for value in constants if small(value)]
     return [*attributes, *found, *(value for value in _COMMON_EPS if value not in found)]
