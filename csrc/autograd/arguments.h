@@ -6,8 +6,10 @@
 
 #include <c10/util/SmallVector.h>
 
+#include <optional>
 #include <vector>
 
+#include "recipe.h"
 #include "support.h"
 
 namespace memopt::autograd {
@@ -83,6 +85,9 @@ struct Arguments {
   Linears behind;
   Places places;
   variable_list saved_outputs;  // which the node saves itself
+  // What the node saves without hooks, and what keeps these away.
+  variable_list saved_without_hooks;
+  std::optional<WithoutHooks> without_hooks;
 
   Arguments(variable_list inputs_, Linears behind_)
       : inputs(std::move(inputs_)), behind(std::move(behind_)), places(inputs, behind) {}

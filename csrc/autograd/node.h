@@ -46,7 +46,7 @@ struct Node : torch::autograd::Function<Node<Op>> {
     const bool for_inputs = any_requires_grad(in);
     Produced made = Op::forward(options, in, /*for_backward=*/true);
     save(ctx, options, arguments, made, for_inputs);
-    if (behind.weights.empty()) remember<Op>(options, made);
+    if (behind.weights.empty()) remember<Op>(options, made, arguments.saved_without_hooks);
     variable_list outputs = apply(behind, made.output);
     variable_list constants;
     for (size_t i = 0; i < behind.weights.size(); ++i) {
@@ -114,7 +114,7 @@ struct Node : torch::autograd::Function<Node<Op>> {
   }
 
  private:
-  static void save(AutogradContext* ctx, const Options& options, const Arguments& arguments,
+  static void save(AutogradContext* ctx, const Options& options, Arguments& arguments,
                    const Produced& made, bool for_inputs) {
     const size_t linears = arguments.behind.weights.size();
     const bool for_weights = any_requires_grad(arguments.behind.weights);
@@ -127,6 +127,10 @@ struct Node : torch::autograd::Function<Node<Op>> {
     if (linears == 0) Op::drop_unread(&saved);
     add(made.extras, for_inputs);
     add(arguments.behind.weights, for_inputs);
+    if (linears == 0 && recipe_recorder() != nullptr && recipe_recorder()->needs_no_hooks(saved)) {
+      arguments.saved_without_hooks = saved;
+      arguments.without_hooks.emplace();
+    }
     ctx->save_for_backward(std::move(saved));
     save_options<Op>(ctx, options);
     arguments.places.save(ctx);

@@ -5,6 +5,8 @@
 // may then save the recipe in place of the output.
 #pragma once
 
+#include <ATen/SavedTensorHooks.h>
+
 #include <functional>
 #include <vector>
 
@@ -18,30 +20,52 @@ struct Recipe {
   // By dispatcher ops below autograd; the same bits as forward wrote, in the same strides. Holds no
   // tensor.
   std::function<Tensor(const std::vector<Tensor>&)> run;
+  // What the node of the output has saved without hooks.
+  variable_list saved = {};
 };
 
 struct RecipeRecorder {
   virtual ~RecipeRecorder() = default;
   virtual void add(const Tensor& output, Recipe recipe) = 0;
-  // Where an output that was added stands in the graph, once it does: what casts it leads there.
-  virtual void place(const Tensor& output) = 0;
+  // Where an op's output stands in the graph, once it does: what casts it leads there. `saved`:
+  // what the op's node has saved without hooks.
+  virtual void place(const Tensor& output, const variable_list& saved) = 0;
+  // Whether a node that is about to save these may do so without hooks: they would have each of
+  // them kept as it is.
+  virtual bool needs_no_hooks(const variable_list& saved) = 0;
 };
 
 // This thread's; null outside memopt.recipes().
 RecipeRecorder*& recipe_recorder();
 
-// To be called in an op's node with what its forward made.
+// While it lives, what this thread saves for backward meets no default hooks. They stay on their
+// stack; it says what PyTorch says while it traces, of which nothing but the hooks takes notice.
+class WithoutHooks {
+ public:
+  WithoutHooks() : before_(at::SavedTensorDefaultHooks::set_tracing(true)) {}
+  ~WithoutHooks() { at::SavedTensorDefaultHooks::set_tracing(before_); }
+  WithoutHooks(const WithoutHooks&) = delete;
+  WithoutHooks& operator=(const WithoutHooks&) = delete;
+
+ private:
+  const bool before_;
+};
+
+// To be called in an op's node with what its forward made, and what the node saves without hooks.
 template <class Op>
-void remember(const typename Op::Options& options, const Produced& made) {
+void remember(const typename Op::Options& options, const Produced& made,
+              const variable_list& saved) {
   if (recipe_recorder() == nullptr || is_traced(made.output)) return;
   std::vector<Tensor> inputs = made.reads;
   const auto reads = static_cast<std::ptrdiff_t>(inputs.size());
   if (Op::kRandom) inputs.insert(inputs.end(), made.extras.begin(), made.extras.end());
-  recipe_recorder()->add(made.output, {std::move(inputs), [options, reads](const auto& saved) {
+  recipe_recorder()->add(made.output, {std::move(inputs),
+                                       [options, reads](const auto& read) {
                                          return Op::forward_again(
-                                             options, {saved.begin(), saved.begin() + reads},
-                                             {saved.begin() + reads, saved.end()});
-                                       }});
+                                             options, {read.begin(), read.begin() + reads},
+                                             {read.begin() + reads, read.end()});
+                                       },
+                                       saved});
 }
 
 }  // namespace memopt::autograd

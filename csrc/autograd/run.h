@@ -29,9 +29,10 @@ variable_list apply_node(const typename Op::Options& options, Arguments& argumen
   const at::TensorList given = arguments.given(&storage);
   try {
     variable_list outputs = Node<Op>::apply(options, given, arguments);
+    arguments.without_hooks.reset();
     if (recipe_recorder() != nullptr && arguments.behind.weights.empty() &&
         !is_traced(outputs[0])) {
-      recipe_recorder()->place(outputs[0]);
+      recipe_recorder()->place(outputs[0], arguments.saved_without_hooks);
     }
     return outputs;
   } catch (...) {

@@ -6,10 +6,7 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
-#include <ATen/ops/relu.h>
 #include <ATen/ops/rms_norm.h>
-#include <ATen/ops/sigmoid.h>
-#include <ATen/ops/silu.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/library.h>
@@ -21,6 +18,7 @@
 #include "../autograd/ownership.h"
 #include "../autograd/support.h"
 #include "../ops/supported.h"
+#include "savers.h"
 #include "scope.h"
 
 namespace memopt::python {
@@ -106,35 +104,35 @@ Tensor activation(const Tensor& input, string_view name) {
   static const auto op =
       autograd::find_op<Tensor(const Tensor&, string_view, std::optional<double>)>(
           "memopt::activation");
+  const PassOn pass_on;
   // PyTorch's autocast leaves these functions the dtype of their input.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return op.call(input, name, std::nullopt);
 }
 
 Tensor gelu(const Tensor& self, string_view approximate) {
-  const PassOn pass_on;
   const bool known = approximate == "none" || approximate == "tanh";
-  if (!known || !are_ours() || !supports(self)) return at::gelu(self, approximate);
+  if (!known || !are_ours() || !supports(self)) {
+    const PassOn pass_on;
+    return at::gelu(self, approximate);
+  }
   return activation(self, approximate == "tanh" ? "gelu_tanh" : "gelu");
 }
 
-Tensor silu(const Tensor& self) {
-  const PassOn pass_on;
-  return are_ours() && supports(self) ? activation(self, "silu") : at::silu(self);
+Tensor silu(c10::DispatchKeySet keys, const Tensor& self) {
+  return are_ours() && supports(self) ? activation(self, "silu") : silu_of_torch(keys, self);
 }
 
 // relu and sigmoid: see is_kept_anyway().
-Tensor relu(const Tensor& self) {
-  const PassOn pass_on;
+Tensor relu(c10::DispatchKeySet keys, const Tensor& self) {
   const bool ours =
       interceptions().without_recipes > 0 || (functions_are_ours() && is_kept_anyway(self));
-  return ours && supports(self) ? activation(self, "relu") : at::relu(self);
+  return ours && supports(self) ? activation(self, "relu") : relu_of_torch(keys, self);
 }
 
-Tensor sigmoid(const Tensor& self) {
-  const PassOn pass_on;
+Tensor sigmoid(c10::DispatchKeySet keys, const Tensor& self) {
   const bool ours = functions_are_ours() && is_kept_anyway(self) && supports(self);
-  return ours ? activation(self, "sigmoid") : at::sigmoid(self);
+  return ours ? activation(self, "sigmoid") : sigmoid_of_torch(keys, self);
 }
 
 Tensor dropout(const Tensor& input, double p, bool train) {

@@ -5,6 +5,9 @@
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <atomic>
+
+#include "../saved/handle_hooks.h"
 #include "objects.h"
 #include "offload.h"
 
@@ -40,13 +43,31 @@ void deallocate_pack(PyObject* self) {
   Py_TYPE(self)->tp_free(self);
 }
 
+std::atomic<int64_t> packs{0};
+
 PyTypeObject handle_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 PyTypeObject pack_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 PyObject* stop = nullptr;
 PyObject* restore_function = nullptr;
 
+PyObject* as_object(intrusive_ptr<saved::Handle> handle) {
+  auto* object = PyObject_New(HandleObject, &handle_type);
+  if (object != nullptr) new (&object->handle) intrusive_ptr<saved::Handle>(std::move(handle));
+  return reinterpret_cast<PyObject*>(object);
+}
+
+saved::HandleHooks::PythonHook as_python_hook(const intrusive_ptr<saved::Handle>& handle) {
+  const py::gil_scoped_acquire gil;
+  auto* object = as_object(handle);
+  if (object == nullptr) throw py::error_already_set();
+  auto* interpreter = getPyInterpreter();
+  return {c10::SafePyObject(Py_NewRef(restore_function), interpreter),
+          c10::SafePyObject(object, interpreter)};
+}
+
 PyObject* pack(PyObject* self, PyObject* const* args, size_t, PyObject*) {
   HANDLE_TH_ERRORS
+  packs.fetch_add(1, std::memory_order_relaxed);
   auto* object = reinterpret_cast<PackObject*>(self);
   if (object->observer != nullptr) {
     auto* result = PyObject_CallOneArg(object->observer, args[0]);
@@ -64,10 +85,7 @@ PyObject* pack(PyObject* self, PyObject* const* args, size_t, PyObject*) {
     PyErr_SetNone(stop);
     return nullptr;
   }
-  auto* packed = PyObject_New(HandleObject, &handle_type);
-  if (packed == nullptr) return nullptr;
-  new (&packed->handle) intrusive_ptr<saved::Handle>(std::move(handle));
-  return reinterpret_cast<PyObject*>(packed);
+  return as_object(std::move(handle));
   END_HANDLE_TH_ERRORS
 }
 
@@ -164,6 +182,9 @@ void register_hooks(py::module_& module) {
   if (stop == nullptr) throw py::error_already_set();
   restore_function = PyCFunction_New(&restore_definition, nullptr);
   if (restore_function == nullptr) throw py::error_already_set();
+  saved::HandleHooks::as_python_hook = as_python_hook;
+  module.def("packs", [] { return packs.load(); },
+             "How many tensors this process's hooks were called with.");
   module.attr("Handle") = py::handle(reinterpret_cast<PyObject*>(&handle_type));
   module.attr("Stop") = py::handle(stop);
 }

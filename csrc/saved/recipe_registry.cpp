@@ -8,10 +8,23 @@
 #include <utility>
 
 #include "detached.h"
+#include "handle_hooks.h"
+#include "kept.h"
 
 namespace memopt::saved {
 
 namespace {
+
+using torch::autograd::variable_list;
+
+c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak(const at::Tensor& tensor) {
+  return c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(
+      tensor.getIntrusivePtr());
+}
+
+c10::StorageImpl* name(const StorageName& storage) {
+  return storage._unsafe_get_target();
+}
 
 // Recipes through which a tensor is made, at most: each takes a few frames of the stack.
 constexpr int64_t kLongestChain = 64;
@@ -58,18 +71,25 @@ void RecipeRegistry::add(const at::Tensor& output, autograd::Recipe recipe) {
       entry->chain_length = std::max(entry->chain_length, 1 + made_by->chain_length);
       entry->reads_sum = entry->reads_sum || made_by->reads_sum;
     }
-    entry->inputs.emplace_back(
-        Input{name_of_storage(tensor), Geometry::of(tensor), Version(tensor), std::move(made_by)});
+    Input input{name_of_storage(tensor), Geometry::of(tensor), Version(tensor), std::move(made_by),
+                std::nullopt};
+    for (const at::Tensor& saved : recipe.saved) {
+      if (saved.is_same(tensor)) input.saved = weak(tensor);
+    }
+    entry->inputs.push_back(std::move(input));
   }
   sweep();
   outputs_.insert_or_assign(storage_of(output), std::move(entry));
 }
 
-void RecipeRegistry::place(const at::Tensor& output) {
-  if (!is_plain(output)) return;
+void RecipeRegistry::place(const at::Tensor& output, const variable_list& saved) {
   const auto edge = torch::autograd::impl::gradient_edge(output);
   if (!edge.is_valid()) return;
   const std::lock_guard<std::mutex> lock(mutex_);
+  for (const at::Tensor& tensor : saved) {
+    if (tensor.defined()) note(weak(edge.function), tensor);
+  }
+  if (!is_plain(output)) return;
   const auto found = outputs_.find(storage_of(output));
   if (found == outputs_.end()) return;
   Output& entry = *found->second;
@@ -111,8 +131,8 @@ c10::intrusive_ptr<Handle> RecipeRegistry::keep_branch_of(const at::Tensor& sum)
     if (sum_ == nullptr || output_of(sum) != sum_) return {};
     const auto output = std::exchange(sum_, nullptr);
     branch = std::exchange(branch_, at::Tensor());
-    auto residual = reader_of(*output->inputs[0], alive);
-    auto made = reader_of(*output->inputs[1], alive);
+    auto residual = reader_of(*output->inputs[0], output->node, alive);
+    auto made = reader_of(*output->inputs[1], output->node, alive);
     const bool has_residual = residual.defined(), is_held = made.defined();
     alive.push_back(std::move(residual));
     alive.push_back(std::move(made));
@@ -127,12 +147,47 @@ c10::intrusive_ptr<Handle> RecipeRegistry::keep_branch_of(const at::Tensor& sum)
   return handle.defined() ? hold(branch, std::move(handle)) : handle;
 }
 
-c10::intrusive_ptr<Handle> RecipeRegistry::reader_of(const Input& input, Alive& alive) {
+c10::intrusive_ptr<Handle> RecipeRegistry::reader_of(const Input& input,
+                                                     const std::optional<WeakNode>& node,
+                                                     Alive& alive) {
   if (input.version.moved()) return {};
-  if (const auto found = held_.find(input.storage._unsafe_get_target()); found != held_.end()) {
-    for (const Held& held : found->second) {
+  if (input.saved.has_value() && node.has_value() && !node->expired()) {
+    if (auto handle = kept(*input.saved, input, alive); handle.defined()) return handle;
+  }
+  auto handle = held_reader_of(input, alive);
+  if (!handle.defined() && !noted_.empty()) {
+    look_through_notes(alive);
+    handle = held_reader_of(input, alive);
+  }
+  if (handle.defined() || input.made_by == nullptr) return handle;
+  auto shared = recipe_of(*input.made_by, alive);
+  if (!shared.defined()) return {};
+  return c10::make_intrusive<Reader>(std::move(shared), input.geometry);
+}
+
+c10::intrusive_ptr<Handle> RecipeRegistry::kept(const WeakTensor& saved, const Input& input,
+                                                Alive& alive) {
+  auto impl = saved.lock();
+  if (!impl.defined()) return {};
+  const auto& tensor = alive.tensors.emplace_back(std::move(impl));
+  // Sharding frees a parameter's memory, or exchanges its data.
+  const bool is_it = is_plain(tensor) && storage_of(tensor) == name(input.storage) &&
+                     Geometry::of(tensor) == input.geometry && has_memory(tensor);
+  if (!is_it) return {};
+  auto handle = keep(tensor);
+  alive.push_back(handle);
+  return handle;
+}
+
+c10::intrusive_ptr<Handle> RecipeRegistry::held_reader_of(const Input& input, Alive& alive) {
+  if (const auto found = held_.find(name(input.storage)); found != held_.end()) {
+    for (Held& held : found->second) {
       if (held.version.moved() || !(held.geometry == input.geometry)) continue;
       auto handle = held.handle.lock();
+      if (!handle.defined() && held.in_node.has_value() && !held.in_node->node.expired()) {
+        handle = kept(held.in_node->tensor, input, alive);
+        if (handle.defined()) held.handle = c10::weak_intrusive_ptr<Handle>(handle);
+      }
       if (!handle.defined()) continue;
       alive.push_back(handle);
       if (!handle->is_there()) continue;
@@ -142,10 +197,7 @@ c10::intrusive_ptr<Handle> RecipeRegistry::reader_of(const Input& input, Alive& 
       return c10::make_intrusive<Reader>(std::move(shared), held.view);
     }
   }
-  if (input.made_by == nullptr) return {};
-  auto shared = recipe_of(*input.made_by, alive);
-  if (!shared.defined()) return {};
-  return c10::make_intrusive<Reader>(std::move(shared), input.geometry);
+  return {};
 }
 
 std::shared_ptr<RecipeRegistry::Output> RecipeRegistry::output_of(const at::Tensor& tensor) {
@@ -169,7 +221,7 @@ c10::intrusive_ptr<SharedTensor> RecipeRegistry::recipe_of(Output& output, Alive
   RecipeHandle::Inputs inputs;
   inputs.reserve(output.inputs.size());
   for (const std::optional<Input>& input : output.inputs) {
-    inputs.push_back(input.has_value() ? reader_of(*input, alive) : nullptr);
+    inputs.push_back(input.has_value() ? reader_of(*input, output.node, alive) : nullptr);
     if (!inputs.back().defined() && input.has_value()) {
       for (auto& reader : inputs) alive.push_back(std::move(reader));
       return {};
@@ -243,8 +295,8 @@ bool RecipeRegistry::keeps_anyway(const at::Tensor& tensor) {
   Alive alive;
   const std::lock_guard<std::mutex> lock(mutex_);
   const Input input{name_of_storage(tensor), Geometry::of(tensor), Version(tensor),
-                    output_of(tensor)};
-  auto reader = reader_of(input, alive);
+                    output_of(tensor), std::nullopt};
+  auto reader = reader_of(input, std::nullopt, alive);
   alive.push_back(reader);
   return reader.defined();
 }
@@ -271,19 +323,64 @@ c10::intrusive_ptr<Handle> RecipeRegistry::hold(const at::Tensor& tensor,
 void RecipeRegistry::remember(const at::Tensor& tensor, const c10::intrusive_ptr<Handle>& handle,
                               std::optional<Geometry> view) {
   sweep();
-  auto& all = held_[storage_of(tensor)];
-  Held held{name_of_storage(tensor), Geometry::of(tensor), Version(tensor),
-            c10::weak_intrusive_ptr<Handle>(handle), std::move(view)};
+  insert({name_of_storage(tensor), Geometry::of(tensor), Version(tensor),
+          c10::weak_intrusive_ptr<Handle>(handle), std::move(view)});
+}
+
+void RecipeRegistry::insert(Held held) {
+  auto& all = held_[name(held.storage)];
   for (Held& other : all) {
-    if (!other.handle.expired() && !(other.geometry == held.geometry)) continue;
+    if (!other.is_gone() && !(other.geometry == held.geometry)) continue;
     other = std::move(held);
     return;
   }
   all.push_back(std::move(held));
 }
 
+void RecipeRegistry::note(const WeakNode& node, const at::Tensor& tensor) {
+  sweep();
+  noted_.push_back({weak(tensor), Version(tensor).then(), node});
+}
+
+void RecipeRegistry::look_through_notes(Alive& alive) {
+  for (SavedInNode& saved : noted_) {
+    auto impl = saved.tensor.lock();
+    if (!impl.defined() || saved.node.expired()) continue;
+    const auto& tensor = alive.tensors.emplace_back(std::move(impl));
+    if (!is_plain(tensor) || Version(tensor).then() != saved.version) continue;
+    insert({name_of_storage(tensor), Geometry::of(tensor), Version(tensor),
+            c10::weak_intrusive_ptr<Handle>(c10::intrusive_ptr<Handle>()), std::nullopt,
+            std::move(saved)});
+  }
+  noted_.clear();
+}
+
+bool RecipeRegistry::needs_no_hooks(const variable_list& saved) {
+  if (!is_alone()) return false;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::all_of(saved.begin(), saved.end(), [&](const at::Tensor& tensor) {
+    return !tensor.defined() ||
+           (is_plain(tensor) && output_of(tensor) == nullptr && !cast_of(tensor).has_value());
+  });
+}
+
+void RecipeRegistry::see_saved(const NodePointer& node, torch::autograd::SavedVariable& saved) {
+  auto raw = saved.get_raw_data();
+  if (!raw.has_value() || !raw->defined()) return;
+  if (auto handle = take(*raw); handle.defined()) {
+    raw.reset();
+    saved.register_hooks(std::make_unique<HandleHooks>(std::move(handle)));
+    return;
+  }
+  if (!is_plain(*raw)) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  note(weak(node), *raw);
+}
+
 void RecipeRegistry::sweep() {
-  const auto size = [&] { return outputs_.size() + nodes_.size() + placed_.size() + held_.size(); };
+  const auto size = [&] {
+    return outputs_.size() + nodes_.size() + placed_.size() + held_.size() + noted_.size();
+  };
   if (size() < sweep_at_) return;
   for (auto entry = outputs_.begin(); entry != outputs_.end();) {
     entry = entry->second->storage.expired() ? outputs_.erase(entry) : std::next(entry);
@@ -293,9 +390,11 @@ void RecipeRegistry::sweep() {
   for (auto entry = nodes_.begin(); entry != nodes_.end();) {
     entry = lost(entry->second) ? nodes_.erase(entry) : std::next(entry);
   }
+  const auto unheld = [](const SavedInNode& saved) { return saved.is_gone(); };
+  noted_.erase(std::remove_if(noted_.begin(), noted_.end(), unheld), noted_.end());
   for (auto entry = held_.begin(); entry != held_.end();) {
     auto& all = entry->second;
-    const auto gone = [](const Held& held) { return held.handle.expired(); };
+    const auto gone = [](const Held& held) { return held.is_gone(); };
     all.erase(std::remove_if(all.begin(), all.end(), gone), all.end());
     entry = all.empty() ? held_.erase(entry) : std::next(entry);
   }

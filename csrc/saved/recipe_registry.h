@@ -25,11 +25,16 @@
 // A recipe takes its inputs from the handles that hold them, whatever those are, so that an input
 // that has moved to the host stays there.
 //
-// A pair of saved-tensor hooks around a scope costs what PyTorch takes to call it from C++; the
-// registry adds two hash lookups and about 200 bytes per saved tensor.
+// A pair of saved-tensor hooks costs what PyTorch takes to call it from C++, some 2 us for each
+// tensor, and the registry adds two hash lookups and about 200 bytes. So where the scope's hooks
+// would do nothing but ask the registry (is_alone()), ops that are known run without them, and the
+// registry is shown what they have saved: the outputs with a recipe are exchanged in the node, and
+// of the others it notes, weakly, that the node holds them (intercept/savers.cpp; memopt's own
+// nodes).
 #pragma once
 
 #include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/saved_variable.h>
 
 #include <functional>
 #include <memory>
@@ -51,7 +56,18 @@ namespace memopt::saved {
 class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
  public:
   void add(const at::Tensor& output, autograd::Recipe recipe) override;
-  void place(const at::Tensor& output) override;
+  void place(const at::Tensor& output, const torch::autograd::variable_list& saved) override;
+  bool needs_no_hooks(const torch::autograd::variable_list& saved) override;
+
+  // Whether what autograd saves in this thread now would come here and to nothing else. To be set
+  // by the scope; false until then.
+  using IsAlone = std::function<bool()>;
+  void set_alone(IsAlone alone) { alone_ = std::move(alone); }
+  bool is_alone() const { return alone_ && alone_(); }
+
+  // Shows the registry what `node` has saved without hooks.
+  using NodePointer = decltype(torch::autograd::Edge().function);
+  void see_saved(const NodePointer& node, torch::autograd::SavedVariable& saved);
 
   // Of a sum that was computed just now. Drops what it holds of the one before.
   void add_sum(const at::Tensor& sum, const at::Tensor& residual, const at::Tensor& branch);
@@ -73,6 +89,14 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
   c10::intrusive_ptr<Handle> hold(const at::Tensor& tensor, c10::intrusive_ptr<Handle> handle);
 
  private:
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  // A tensor that a node holds, as long as both live.
+  struct SavedInNode {
+    WeakTensor tensor;
+    uint32_t version;
+    WeakNode node;
+    bool is_gone() const { return tensor.expired() || node.expired(); }
+  };
   struct Output;
   // An input of a recipe: enough to find the handle that holds it, even when the tensor is gone.
   struct Input {
@@ -80,6 +104,7 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
     Geometry geometry;
     Version version;
     std::shared_ptr<Output> made_by;  // if it is an output with a recipe itself, perhaps unsaved
+    std::optional<WeakTensor> saved;  // by the op's own node, without hooks
   };
   // What was made again and converted.
   struct SharedCast {
@@ -109,11 +134,19 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
     Version version;
     c10::weak_intrusive_ptr<Handle> handle;
     std::optional<Geometry> view;  // of the shared tensor, unless that is it
+    std::optional<SavedInNode> in_node = {};
+    bool is_gone() const {
+      return handle.expired() && (!in_node.has_value() || in_node->is_gone());
+    }
   };
 
-  // Handles that a call has looked at. Another thread may drop the last other reference meanwhile,
-  // and a tensor's end may run anything: they are dropped after the lock.
-  using Alive = c10::SmallVector<c10::intrusive_ptr<Handle>, 8>;
+  // Handles and tensors that a call has looked at. Another thread may drop the last other reference
+  // meanwhile, and a tensor's end may run anything: they are dropped after the lock.
+  struct Alive {
+    c10::SmallVector<c10::intrusive_ptr<Handle>, 8> handles;
+    c10::SmallVector<at::Tensor, 4> tensors;
+    void push_back(c10::intrusive_ptr<Handle> handle) { handles.push_back(std::move(handle)); }
+  };
 
   // The output on `tensor`'s storage, unless it was written in place since, also under tensor.data,
   // or is of another dtype.
@@ -122,12 +155,21 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
   c10::intrusive_ptr<SharedTensor> recipe_of(Output& output, Alive& alive);
   // The same for a tensor that is a cast of an output or a view of one.
   c10::intrusive_ptr<SharedTensor> recipe_of_cast(const at::Tensor& tensor, Alive& alive);
-  c10::intrusive_ptr<Handle> reader_of(const Input& input, Alive& alive);
+  // `node`: that of the op whose input it is, where it stands in the graph.
+  c10::intrusive_ptr<Handle> reader_of(const Input& input, const std::optional<WeakNode>& node,
+                                       Alive& alive);
+  c10::intrusive_ptr<Handle> held_reader_of(const Input& input, Alive& alive);
+  // Holds the tensor itself; empty if it is not the input any more.
+  c10::intrusive_ptr<Handle> kept(const WeakTensor& tensor, const Input& input, Alive& alive);
   // If it is the latest sum, has its recipe keep the branch's result, where that may be. The handle
   // is to live until a recipe reads it.
   c10::intrusive_ptr<Handle> keep_branch_of(const at::Tensor& sum);
   void remember(const at::Tensor& tensor, const c10::intrusive_ptr<Handle>& handle,
                 std::optional<Geometry> view);
+  void insert(Held held);
+  void note(const WeakNode& node, const at::Tensor& tensor);
+  // Enters what was noted since the last time among what is held.
+  void look_through_notes(Alive& alive);
   // Forgets what is gone, when there is twice as much as after the last time.
   void sweep();
 
@@ -139,8 +181,11 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
   std::unordered_map<const torch::autograd::Node*, std::shared_ptr<Output>> nodes_;
   std::vector<std::shared_ptr<Output>> placed_;
   std::unordered_map<c10::StorageImpl*, c10::SmallVector<Held, 1>> held_;
+  // What nodes have saved without hooks, until a recipe asks for what is held.
+  std::vector<SavedInNode> noted_;
   size_t sweep_at_ = 256;
   Keeper keeper_;
+  IsAlone alone_;
   // The latest sum that was not saved yet, and its branch's result.
   std::shared_ptr<Output> sum_;
   at::Tensor branch_;

@@ -38,6 +38,8 @@ class Scope : public Packer {
 
   // Null if no recipes are made here.
   RecipeRegistry* registry() const { return registry_.get(); }
+  // Whether what it gets goes to its registry and nowhere else.
+  bool is_alone() const { return is_recipe_scope() && !outer_.defined(); }
   // Whether making recipes is all it does.
   bool is_recipe_scope() const { return fate_.get() == registry_.get(); }
 

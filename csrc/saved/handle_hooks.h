@@ -1,0 +1,32 @@
+// A handle in place of one tensor that a node has saved already, without hooks. Nothing of Python
+// takes part, neither where the node is made nor in backward.
+#pragma once
+
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+
+#include <utility>
+
+#include "handle.h"
+
+namespace memopt::saved {
+
+class HandleHooks : public torch::autograd::SavedVariableHooks {
+ public:
+  explicit HandleHooks(c10::intrusive_ptr<Handle> handle) : handle_(std::move(handle)) {}
+
+  void call_pack_hook(const at::Tensor&) override {}  // the handle stands for it already
+  at::Tensor call_unpack_hook() override { return handle_->restore(); }
+
+  // For compiled autograd, which knows hooks of Python's alone: a function and its argument.
+  using PythonHook = std::pair<c10::SafePyObject, c10::SafePyObject>;
+  std::optional<PythonHook> retrieve_unpack_hook_data() const override {
+    return as_python_hook(handle_);
+  }
+  // To be set by python/hooks.cpp.
+  static inline PythonHook (*as_python_hook)(const c10::intrusive_ptr<Handle>&) = nullptr;
+
+ private:
+  c10::intrusive_ptr<Handle> handle_;
+};
+
+}  // namespace memopt::saved
