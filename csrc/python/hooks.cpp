@@ -183,8 +183,9 @@ void register_hooks(py::module_& module) {
   restore_function = PyCFunction_New(&restore_definition, nullptr);
   if (restore_function == nullptr) throw py::error_already_set();
   saved::HandleHooks::as_python_hook = as_python_hook;
-  module.def("packs", [] { return packs.load(); },
-             "How many tensors this process's hooks were called with.");
+  module.def(
+      "packs", [] { return packs.load(); },
+      "How many tensors this process's hooks were called with.");
   module.attr("Handle") = py::handle(reinterpret_cast<PyObject*>(&handle_type));
   module.attr("Stop") = py::handle(stop);
 }

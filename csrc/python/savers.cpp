@@ -85,10 +85,10 @@ at::Tensor silu_of_torch(DispatchKeySet keys, const Tensor& self) {
 }
 
 // The op in its schema and in at::_ops, its node N, and what that saves.
-#define MEMOPT_SAVER(schema, op, node, ...)                                        \
-  {                                                                                \
-    using N = nodes::node;                                                         \
-    m.impl(schema, TORCH_FN((Saver<at::_ops::op, N, __VA_ARGS__>::Call::call)));   \
+#define MEMOPT_SAVER(schema, op, node, ...)                                      \
+  {                                                                              \
+    using N = nodes::node;                                                       \
+    m.impl(schema, TORCH_FN((Saver<at::_ops::op, N, __VA_ARGS__>::Call::call))); \
   }
 
 TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {

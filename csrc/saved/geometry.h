@@ -25,6 +25,9 @@ bool has_memory(const at::Tensor& tensor);
 // Names a storage, weakly: while it is held, no other storage can have the address.
 using StorageName = c10::weak_intrusive_ptr<c10::StorageImpl>;
 StorageName name_of_storage(const at::Tensor& tensor);
+inline c10::StorageImpl* address_of(const StorageName& name) {
+  return name._unsafe_get_target();
+}
 c10::StorageImpl* storage_of(const at::Tensor& tensor);
 
 // `geometry` of the storage of `tensor`: a tensor without history, with its version counter.

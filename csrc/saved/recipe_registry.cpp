@@ -9,22 +9,12 @@
 
 #include "detached.h"
 #include "handle_hooks.h"
-#include "kept.h"
 
 namespace memopt::saved {
 
 namespace {
 
 using torch::autograd::variable_list;
-
-c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak(const at::Tensor& tensor) {
-  return c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(
-      tensor.getIntrusivePtr());
-}
-
-c10::StorageImpl* name(const StorageName& storage) {
-  return storage._unsafe_get_target();
-}
 
 // Recipes through which a tensor is made, at most: each takes a few frames of the stack.
 constexpr int64_t kLongestChain = 64;
@@ -87,7 +77,7 @@ void RecipeRegistry::place(const at::Tensor& output, const variable_list& saved)
   if (!edge.is_valid()) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const at::Tensor& tensor : saved) {
-    if (tensor.defined()) note(weak(edge.function), tensor);
+    if (tensor.defined()) held_.note(weak(edge.function), tensor);
   }
   if (!is_plain(output)) return;
   const auto found = outputs_.find(storage_of(output));
@@ -152,52 +142,15 @@ c10::intrusive_ptr<Handle> RecipeRegistry::reader_of(const Input& input,
                                                      Alive& alive) {
   if (input.version.moved()) return {};
   if (input.saved.has_value() && node.has_value() && !node->expired()) {
-    if (auto handle = kept(*input.saved, input, alive); handle.defined()) return handle;
+    if (auto handle = keep_wanted(*input.saved, {input.storage, input.geometry}, alive);
+        handle.defined())
+      return handle;
   }
-  auto handle = held_reader_of(input, alive);
-  if (!handle.defined() && !noted_.empty()) {
-    look_through_notes(alive);
-    handle = held_reader_of(input, alive);
-  }
+  auto handle = held_.reader_of({input.storage, input.geometry}, alive);
   if (handle.defined() || input.made_by == nullptr) return handle;
   auto shared = recipe_of(*input.made_by, alive);
   if (!shared.defined()) return {};
   return c10::make_intrusive<Reader>(std::move(shared), input.geometry);
-}
-
-c10::intrusive_ptr<Handle> RecipeRegistry::kept(const WeakTensor& saved, const Input& input,
-                                                Alive& alive) {
-  auto impl = saved.lock();
-  if (!impl.defined()) return {};
-  const auto& tensor = alive.tensors.emplace_back(std::move(impl));
-  // Sharding frees a parameter's memory, or exchanges its data.
-  const bool is_it = is_plain(tensor) && storage_of(tensor) == name(input.storage) &&
-                     Geometry::of(tensor) == input.geometry && has_memory(tensor);
-  if (!is_it) return {};
-  auto handle = keep(tensor);
-  alive.push_back(handle);
-  return handle;
-}
-
-c10::intrusive_ptr<Handle> RecipeRegistry::held_reader_of(const Input& input, Alive& alive) {
-  if (const auto found = held_.find(name(input.storage)); found != held_.end()) {
-    for (Held& held : found->second) {
-      if (held.version.moved() || !(held.geometry == input.geometry)) continue;
-      auto handle = held.handle.lock();
-      if (!handle.defined() && held.in_node.has_value() && !held.in_node->node.expired()) {
-        handle = kept(held.in_node->tensor, input, alive);
-        if (handle.defined()) held.handle = c10::weak_intrusive_ptr<Handle>(handle);
-      }
-      if (!handle.defined()) continue;
-      alive.push_back(handle);
-      if (!handle->is_there()) continue;
-      if (handle->is_at_hand()) return handle;
-      auto shared =
-          c10::intrusive_ptr<SharedTensor>::reclaim_copy(static_cast<SharedTensor*>(handle.get()));
-      return c10::make_intrusive<Reader>(std::move(shared), held.view);
-    }
-  }
-  return {};
 }
 
 std::shared_ptr<RecipeRegistry::Output> RecipeRegistry::output_of(const at::Tensor& tensor) {
@@ -286,7 +239,8 @@ c10::intrusive_ptr<Handle> RecipeRegistry::take(const at::Tensor& tensor) {
   auto shared = output != nullptr ? recipe_of(*output, alive) : recipe_of_cast(tensor, alive);
   if (!shared.defined()) return {};
   const Geometry view = Geometry::of(tensor);
-  remember(tensor, shared, view);
+  sweep();
+  held_.hold(tensor, shared, view);
   return c10::make_intrusive<Reader>(std::move(shared), view);
 }
 
@@ -306,7 +260,8 @@ c10::intrusive_ptr<Handle> RecipeRegistry::hold(const at::Tensor& tensor,
   if (!is_plain(tensor)) return handle;
   if (handle->is_at_hand()) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    remember(tensor, handle, std::nullopt);
+    sweep();
+    held_.hold(tensor, handle, std::nullopt);
     return handle;
   }
   auto* reader = dynamic_cast<Reader*>(handle.get());
@@ -316,43 +271,9 @@ c10::intrusive_ptr<Handle> RecipeRegistry::hold(const at::Tensor& tensor,
     reader = static_cast<Reader*>(handle.get());
   }
   const std::lock_guard<std::mutex> lock(mutex_);
-  remember(tensor, reader->shared(), reader->view());
+  sweep();
+  held_.hold(tensor, reader->shared(), reader->view());
   return handle;
-}
-
-void RecipeRegistry::remember(const at::Tensor& tensor, const c10::intrusive_ptr<Handle>& handle,
-                              std::optional<Geometry> view) {
-  sweep();
-  insert({name_of_storage(tensor), Geometry::of(tensor), Version(tensor),
-          c10::weak_intrusive_ptr<Handle>(handle), std::move(view)});
-}
-
-void RecipeRegistry::insert(Held held) {
-  auto& all = held_[name(held.storage)];
-  for (Held& other : all) {
-    if (!other.is_gone() && !(other.geometry == held.geometry)) continue;
-    other = std::move(held);
-    return;
-  }
-  all.push_back(std::move(held));
-}
-
-void RecipeRegistry::note(const WeakNode& node, const at::Tensor& tensor) {
-  sweep();
-  noted_.push_back({weak(tensor), Version(tensor).then(), node});
-}
-
-void RecipeRegistry::look_through_notes(Alive& alive) {
-  for (SavedInNode& saved : noted_) {
-    auto impl = saved.tensor.lock();
-    if (!impl.defined() || saved.node.expired()) continue;
-    const auto& tensor = alive.tensors.emplace_back(std::move(impl));
-    if (!is_plain(tensor) || Version(tensor).then() != saved.version) continue;
-    insert({name_of_storage(tensor), Geometry::of(tensor), Version(tensor),
-            c10::weak_intrusive_ptr<Handle>(c10::intrusive_ptr<Handle>()), std::nullopt,
-            std::move(saved)});
-  }
-  noted_.clear();
 }
 
 bool RecipeRegistry::needs_no_hooks(const variable_list& saved) {
@@ -374,13 +295,12 @@ void RecipeRegistry::see_saved(const NodePointer& node, torch::autograd::SavedVa
   }
   if (!is_plain(*raw)) return;
   const std::lock_guard<std::mutex> lock(mutex_);
-  note(weak(node), *raw);
+  sweep();
+  held_.note(weak(node), *raw);
 }
 
 void RecipeRegistry::sweep() {
-  const auto size = [&] {
-    return outputs_.size() + nodes_.size() + placed_.size() + held_.size() + noted_.size();
-  };
+  const auto size = [&] { return outputs_.size() + nodes_.size() + placed_.size() + held_.size(); };
   if (size() < sweep_at_) return;
   for (auto entry = outputs_.begin(); entry != outputs_.end();) {
     entry = entry->second->storage.expired() ? outputs_.erase(entry) : std::next(entry);
@@ -390,14 +310,7 @@ void RecipeRegistry::sweep() {
   for (auto entry = nodes_.begin(); entry != nodes_.end();) {
     entry = lost(entry->second) ? nodes_.erase(entry) : std::next(entry);
   }
-  const auto unheld = [](const SavedInNode& saved) { return saved.is_gone(); };
-  noted_.erase(std::remove_if(noted_.begin(), noted_.end(), unheld), noted_.end());
-  for (auto entry = held_.begin(); entry != held_.end();) {
-    auto& all = entry->second;
-    const auto gone = [](const Held& held) { return held.is_gone(); };
-    all.erase(std::remove_if(all.begin(), all.end(), gone), all.end());
-    entry = all.empty() ? held_.erase(entry) : std::next(entry);
-  }
+  held_.forget_what_is_gone();
   sweep_at_ = std::max<size_t>(256, 2 * size());
 }
 

@@ -47,6 +47,7 @@
 #include "cast.h"
 #include "fate.h"
 #include "geometry.h"
+#include "held.h"
 #include "recipe.h"
 #include "shared.h"
 #include "version.h"
@@ -89,14 +90,6 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
   c10::intrusive_ptr<Handle> hold(const at::Tensor& tensor, c10::intrusive_ptr<Handle> handle);
 
  private:
-  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  // A tensor that a node holds, as long as both live.
-  struct SavedInNode {
-    WeakTensor tensor;
-    uint32_t version;
-    WeakNode node;
-    bool is_gone() const { return tensor.expired() || node.expired(); }
-  };
   struct Output;
   // An input of a recipe: enough to find the handle that holds it, even when the tensor is gone.
   struct Input {
@@ -127,27 +120,6 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
     uint32_t output_nr = 0;
     c10::SmallVector<SharedCast, 1> casts = {};
   };
-  // A tensor that a handle of this scope holds: one at hand, or a shared one.
-  struct Held {
-    StorageName storage;
-    Geometry geometry;
-    Version version;
-    c10::weak_intrusive_ptr<Handle> handle;
-    std::optional<Geometry> view;  // of the shared tensor, unless that is it
-    std::optional<SavedInNode> in_node = {};
-    bool is_gone() const {
-      return handle.expired() && (!in_node.has_value() || in_node->is_gone());
-    }
-  };
-
-  // Handles and tensors that a call has looked at. Another thread may drop the last other reference
-  // meanwhile, and a tensor's end may run anything: they are dropped after the lock.
-  struct Alive {
-    c10::SmallVector<c10::intrusive_ptr<Handle>, 8> handles;
-    c10::SmallVector<at::Tensor, 4> tensors;
-    void push_back(c10::intrusive_ptr<Handle> handle) { handles.push_back(std::move(handle)); }
-  };
-
   // The output on `tensor`'s storage, unless it was written in place since, also under tensor.data,
   // or is of another dtype.
   std::shared_ptr<Output> output_of(const at::Tensor& tensor);
@@ -158,18 +130,9 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
   // `node`: that of the op whose input it is, where it stands in the graph.
   c10::intrusive_ptr<Handle> reader_of(const Input& input, const std::optional<WeakNode>& node,
                                        Alive& alive);
-  c10::intrusive_ptr<Handle> held_reader_of(const Input& input, Alive& alive);
-  // Holds the tensor itself; empty if it is not the input any more.
-  c10::intrusive_ptr<Handle> kept(const WeakTensor& tensor, const Input& input, Alive& alive);
   // If it is the latest sum, has its recipe keep the branch's result, where that may be. The handle
   // is to live until a recipe reads it.
   c10::intrusive_ptr<Handle> keep_branch_of(const at::Tensor& sum);
-  void remember(const at::Tensor& tensor, const c10::intrusive_ptr<Handle>& handle,
-                std::optional<Geometry> view);
-  void insert(Held held);
-  void note(const WeakNode& node, const at::Tensor& tensor);
-  // Enters what was noted since the last time among what is held.
-  void look_through_notes(Alive& alive);
   // Forgets what is gone, when there is twice as much as after the last time.
   void sweep();
 
@@ -180,9 +143,7 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
   // Outputs by their nodes; the latest wait in `placed_` until a cast is saved.
   std::unordered_map<const torch::autograd::Node*, std::shared_ptr<Output>> nodes_;
   std::vector<std::shared_ptr<Output>> placed_;
-  std::unordered_map<c10::StorageImpl*, c10::SmallVector<Held, 1>> held_;
-  // What nodes have saved without hooks, until a recipe asks for what is held.
-  std::vector<SavedInNode> noted_;
+  HeldTensors held_;
   size_t sweep_at_ = 256;
   Keeper keeper_;
   IsAlone alone_;
