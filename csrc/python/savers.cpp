@@ -21,10 +21,12 @@ using c10::DispatchKeySet;
 using saved::RecipeRegistry;
 using torch::autograd::SavedVariable;
 
-// What a call of plain tensors goes through: any backend's kernels, autograd, and this.
+// What a call of plain tensors goes through: any backend's kernels, autograd, and this. (An
+// undefined tensor, a bias that is not there, has the key AutogradOther.)
 constexpr DispatchKeySet kKnown =
     DispatchKeySet({DispatchKey::Dense, DispatchKey::BackendSelect, DispatchKey::ADInplaceOrView,
-                    DispatchKey::AutogradFunctionality, kInterceptKey}) |
+                    DispatchKey::AutogradFunctionality, DispatchKey::AutogradOther,
+                    kInterceptKey}) |
     DispatchKeySet(DispatchKeySet::RAW, c10::full_backend_mask);
 
 // The registry that hooks would ask, if they would do nothing else with what `keys`' op saves.
