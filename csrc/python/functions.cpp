@@ -2,11 +2,10 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/add.h>
-#include <ATen/ops/dropout.h>
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/layer_norm.h>
-#include <ATen/ops/rms_norm.h>
+#include <ATen/ops/add_ops.h>
+#include <ATen/ops/dropout_ops.h>
+#include <ATen/ops/layer_norm_ops.h>
+#include <ATen/ops/rms_norm_ops.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/library.h>
@@ -27,6 +26,7 @@ namespace {
 
 namespace py = pybind11;
 using at::Tensor;
+using c10::DispatchKeySet;
 using OptionalTensor = std::optional<Tensor>;
 using std::string_view;
 
@@ -110,35 +110,34 @@ Tensor activation(const Tensor& input, string_view name) {
   return op.call(input, name, std::nullopt);
 }
 
-Tensor gelu(const Tensor& self, string_view approximate) {
+Tensor gelu(DispatchKeySet keys, const Tensor& self, string_view approximate) {
   const bool known = approximate == "none" || approximate == "tanh";
-  if (!known || !are_ours() || !supports(self)) {
-    const PassOn pass_on;
-    return at::gelu(self, approximate);
-  }
+  if (!known || !are_ours() || !supports(self)) return gelu_of_torch(keys, self, approximate);
   return activation(self, approximate == "tanh" ? "gelu_tanh" : "gelu");
 }
 
-Tensor silu(c10::DispatchKeySet keys, const Tensor& self) {
+Tensor silu(DispatchKeySet keys, const Tensor& self) {
   return are_ours() && supports(self) ? activation(self, "silu") : silu_of_torch(keys, self);
 }
 
 // relu and sigmoid: see is_kept_anyway().
-Tensor relu(c10::DispatchKeySet keys, const Tensor& self) {
+Tensor relu(DispatchKeySet keys, const Tensor& self) {
   const bool ours =
       interceptions().without_recipes > 0 || (functions_are_ours() && is_kept_anyway(self));
   return ours && supports(self) ? activation(self, "relu") : relu_of_torch(keys, self);
 }
 
-Tensor sigmoid(c10::DispatchKeySet keys, const Tensor& self) {
+Tensor sigmoid(DispatchKeySet keys, const Tensor& self) {
   const bool ours = functions_are_ours() && is_kept_anyway(self) && supports(self);
   return ours ? activation(self, "sigmoid") : sigmoid_of_torch(keys, self);
 }
 
-Tensor dropout(const Tensor& input, double p, bool train) {
-  const PassOn pass_on;
+Tensor dropout(DispatchKeySet keys, const Tensor& input, double p, bool train) {
   const bool drops = train && 0.0 < p && p <= 1.0;
-  if (!drops || !are_ours() || !supports(input)) return at::dropout(input, p, train);
+  if (!drops || !are_ours() || !supports(input)) {
+    return at::_ops::dropout::redispatch(below_intercept(keys), input, p, train);
+  }
+  const PassOn pass_on;
   static const auto op = autograd::find_op<Tensor(const Tensor&, double)>("memopt::dropout");
   return op.call(input, p);
 }
@@ -149,24 +148,25 @@ bool is_residual(const Tensor& residual, const Tensor& branch) {
          supports(branch) && supports(residual) && residual.sym_sizes().equals(branch.sym_sizes());
 }
 
-Tensor add(const Tensor& self, const Tensor& other, const at::Scalar& alpha) {
-  const PassOn pass_on;
-  Tensor sum = at::add(self, other, alpha);
+Tensor add(DispatchKeySet keys, const Tensor& self, const Tensor& other, const at::Scalar& alpha) {
+  Tensor sum = at::_ops::add_Tensor::redispatch(below_intercept(keys), self, other, alpha);
   // Most sums are of one dtype.
   if (self.dtype() == other.dtype() || !sum.requires_grad() || !functions_are_ours()) return sum;
   if (!alpha.equal(1)) return sum;
+  const PassOn pass_on;
   if (is_residual(self, other)) remember_sum(sum, self, other);
   if (is_residual(other, self)) remember_sum(sum, other, self);
   return sum;
 }
 
-Tensor layer_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
+Tensor layer_norm(DispatchKeySet keys, const Tensor& input, c10::SymIntArrayRef normalized_shape,
                   const OptionalTensor& weight, const OptionalTensor& bias, double eps,
                   bool cudnn_enable) {
-  const PassOn pass_on;
   if (!are_ours() || !supports_norm(input, normalized_shape, {&weight, &bias})) {
-    return at::layer_norm_symint(input, normalized_shape, weight, bias, eps, cudnn_enable);
+    return at::_ops::layer_norm::redispatch(below_intercept(keys), input, normalized_shape, weight,
+                                            bias, eps, cudnn_enable);
   }
+  const PassOn pass_on;
   static const auto op =
       autograd::find_op<Tensor(const Tensor&, c10::SymIntArrayRef, const OptionalTensor&,
                                const OptionalTensor&, double)>("memopt::layer_norm");
@@ -174,12 +174,13 @@ Tensor layer_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
   return op.call(input, normalized_shape, weight, bias, eps);
 }
 
-Tensor rms_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
+Tensor rms_norm(DispatchKeySet keys, const Tensor& input, c10::SymIntArrayRef normalized_shape,
                 const OptionalTensor& weight, std::optional<double> eps) {
-  const PassOn pass_on;
   if (!are_ours() || !supports_norm(input, normalized_shape, {&weight})) {
-    return at::rms_norm_symint(input, normalized_shape, weight, eps);
+    return at::_ops::rms_norm::redispatch(below_intercept(keys), input, normalized_shape, weight,
+                                          eps);
   }
+  const PassOn pass_on;
   static const auto op =
       autograd::find_op<Tensor(const Tensor&, c10::SymIntArrayRef, const OptionalTensor&,
                                std::optional<double>, bool)>("memopt::rms_norm");

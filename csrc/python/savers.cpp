@@ -86,6 +86,11 @@ at::Tensor silu_of_torch(DispatchKeySet keys, const Tensor& self) {
   return Saver<at::_ops::silu, N, &N::self_>::Call::call(keys, self);
 }
 
+at::Tensor gelu_of_torch(DispatchKeySet keys, const Tensor& self, std::string_view approximate) {
+  using N = nodes::GeluBackward0;
+  return Saver<at::_ops::gelu, N, &N::self_>::Call::call(keys, self, approximate);
+}
+
 // The op in its schema and in at::_ops, its node N, and what that saves.
 #define MEMOPT_SAVER(schema, op, node, ...)                                      \
   {                                                                              \
@@ -103,15 +108,28 @@ TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
   MEMOPT_SAVER("div.Tensor", div_Tensor, DivBackward0, &N::self_, &N::other_)
   MEMOPT_SAVER("pow.Tensor_Scalar", pow_Tensor_Scalar, PowBackward0, &N::self_)
   MEMOPT_SAVER("exp", exp, ExpBackward0, &N::result_)
+  MEMOPT_SAVER("log", log, LogBackward0, &N::self_)
+  MEMOPT_SAVER("sin", sin, SinBackward0, &N::self_)
+  MEMOPT_SAVER("cos", cos, CosBackward0, &N::self_)
+  MEMOPT_SAVER("erf", erf, ErfBackward0, &N::self_)
+  MEMOPT_SAVER("sqrt", sqrt, SqrtBackward0, &N::result_)
   MEMOPT_SAVER("rsqrt", rsqrt, RsqrtBackward0, &N::result_)
   MEMOPT_SAVER("tanh", tanh, TanhBackward0, &N::result_)
   MEMOPT_SAVER("where.self", where_self, WhereBackward0, &N::condition_)
+  MEMOPT_SAVER("gather", gather, GatherBackward0, &N::self_, &N::index_)
+  MEMOPT_SAVER("masked_fill.Scalar", masked_fill_Scalar, MaskedFillBackward0, &N::mask_)
   MEMOPT_SAVER("embedding", embedding, EmbeddingBackward0, &N::indices_)
   MEMOPT_SAVER("_softmax", _softmax, SoftmaxBackward0, &N::result_)
   MEMOPT_SAVER("_safe_softmax", _safe_softmax, SafeSoftmaxBackward0, &N::result_)
   MEMOPT_SAVER("_log_softmax", _log_softmax, LogSoftmaxBackward0, &N::result_)
   MEMOPT_SAVER("nll_loss_forward", nll_loss_forward, NllLossBackward0, &N::self_, &N::target_,
                &N::weight_, &N::total_weight_)
+  MEMOPT_SAVER("native_layer_norm", native_layer_norm, NativeLayerNormBackward0, &N::input_,
+               &N::weight_, &N::bias_, &N::result1_, &N::result2_)
+  MEMOPT_SAVER("native_group_norm", native_group_norm, NativeGroupNormBackward0, &N::input_,
+               &N::weight_, &N::result1_, &N::result2_)
+  MEMOPT_SAVER("native_batch_norm", native_batch_norm, NativeBatchNormBackward0, &N::input_,
+               &N::weight_, &N::running_mean_, &N::running_var_, &N::result1_, &N::result2_)
   MEMOPT_SAVER("native_dropout", native_dropout, NativeDropoutBackward0, &N::result1_)
   MEMOPT_SAVER("_scaled_dot_product_flash_attention_for_cpu",
                _scaled_dot_product_flash_attention_for_cpu,

@@ -10,6 +10,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>
 
+#include <string_view>
+
 #include "functions.h"
 
 namespace memopt::python {
@@ -23,5 +25,7 @@ inline c10::DispatchKeySet below_intercept(c10::DispatchKeySet keys) {
 at::Tensor relu_of_torch(c10::DispatchKeySet keys, const at::Tensor& self);
 at::Tensor sigmoid_of_torch(c10::DispatchKeySet keys, const at::Tensor& self);
 at::Tensor silu_of_torch(c10::DispatchKeySet keys, const at::Tensor& self);
+at::Tensor gelu_of_torch(c10::DispatchKeySet keys, const at::Tensor& self,
+                         std::string_view approximate);
 
 }  // namespace memopt::python
