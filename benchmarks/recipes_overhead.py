@@ -1,7 +1,8 @@
 """What memopt.recipes() costs on the host per tensor that autograd saves, forward and backward.
 
 Tiny tensors, one thread: what is left is bookkeeping. A step saves the same number of tensors of
-one kind; contenders do it in turns as in harness.py. **added** is a contender's step minus the
+one kind; contenders do it in turns as in harness.py. Ops that recipes know save without hooks
+(csrc/python/savers.h). **added** is a contender's step minus the
 plain one's in the same round, for each saved tensor; **over identity** is that minus the identity
 hook's: saved-tensor hooks that give the very tensor back without a Python frame, the least that any
 hook costs. The goal: at most 2 us over identity.
@@ -58,6 +59,13 @@ def inputs(x: Tensor) -> Tensor:
     return x
 
 
+def hooked(x: Tensor) -> Tensor:
+    """Each op saves its input, and recipes do not know the op: a hook is called for it."""
+    for _ in range(LENGTH):
+        x = x.sinh()
+    return x
+
+
 def outputs(x: Tensor) -> Tensor:
     """Each op saves its output."""
     for _ in range(LENGTH):
@@ -76,6 +84,7 @@ def recipes(x: Tensor) -> Tensor:
 
 CASES: dict[str, Callable[[Tensor], Tensor]] = {
     "saved inputs": inputs,
+    "saved inputs, hooked": hooked,
     "saved outputs": outputs,
     "gelu in front of each op": recipes,
 }
