@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import memopt
 import memopt.functional as M
 from memopt._extension import _C
-from memopt.live_bytes import LiveBytes
+from memopt.memory.allocator import LiveBytes
 from tests.recipes.support import FEATURES, gradients, leaf
 
 ROWS = 6
