@@ -124,6 +124,13 @@ def forget_compiled_code() -> None:
         torch._dynamo.reset_code_caches()
 
 
+def compiles_now() -> bool:
+    """Whether this thread runs torch.compile's tracer, which looks at what it met once more at its
+    end.
+    """
+    return torch._guards.CompileContext.try_get() is not None
+
+
 def compiles_for_inductor() -> bool:
     """Whether torch.compile traces this call for Inductor, and not for export or a backend that
     generates no code. To be asked inside torch.compile only, which asks when it traces.

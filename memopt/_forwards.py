@@ -21,6 +21,7 @@ import copyreg
 import functools
 import inspect
 import secrets
+import sys
 import threading
 import types
 import weakref
@@ -31,7 +32,7 @@ import torch
 from torch import nn
 
 from memopt._class_patch import ClassPatch, class_with, original_class, patch_of
-from memopt._compat import forget_compiled_code
+from memopt._compat import compiles_now, forget_compiled_code
 
 Call = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
@@ -67,6 +68,7 @@ class Around:
         """
         self.cls, self.name, self.call, self.settings = cls, name, call, settings
         self.refuse_script = refuse_script
+        self.function: types.FunctionType | None = None
         if cls is not None:
             _ask_for(self, cls)
 
@@ -77,21 +79,24 @@ class Around:
         self.refuse_script(self.name)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Around) and vars(self) == vars(other)
+        return isinstance(other, Around) and self._made_of() == other._made_of()
 
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> Any:
-        # By what a class was made of: one that memopt made cannot be imported by name.
-        made_of = None if self.cls is None else (original_class(self.cls), patch_of(self.cls))
-        return _around, (made_of, self.name, self.call, self.settings, self.refuse_script)
+        return _around, self._made_of()
+
+    def _made_of(self) -> tuple[Any, ...]:
+        # A class by what it was made of: one that memopt made cannot be imported by name.
+        cls = None if self.cls is None else (original_class(self.cls), patch_of(self.cls))
+        return cls, self.name, self.call, self.settings, self.refuse_script
 
 
-def _around(made_of: tuple[type[nn.Module], ClassPatch | None] | None, *rest: Any) -> Around:
+def _around(cls: tuple[type[nn.Module], ClassPatch | None] | None, *rest: Any) -> Around:
     """Make the object that was reduced to this: in another process the code is exchanged there.
     Pickles contain this name.
     """
-    return Around(None if made_of is None else class_with(*made_of), *rest)
+    return Around(None if cls is None else class_with(*cls), *rest)
 
 
 class Forward:
@@ -229,20 +234,26 @@ def _ask_for(around: Around, cls: type[nn.Module]) -> None:
     with _lock:
         if _written(function) is None:
             _exchange_code(function)
+        around.function = function
         ended = functools.partial(_ended, weakref.ref(function), id(around))
         function.__dict__.setdefault(_USERS, {})[id(around)] = weakref.ref(around, ended)
 
 
-def _ended(reference: weakref.ref[types.FunctionType], user: int, _: object) -> None:
+def _ended(
+    reference: weakref.ref[types.FunctionType],
+    user: int,
+    _: object,
+    at_exit: Callable[[], bool] = sys.is_finalizing,  # when names of this file are gone
+) -> None:
     """The last of the objects that a function's code asks for gives it its own code back."""
     function = reference()
-    if function is None:
+    if function is None or at_exit():
         return
     with _lock:
         users = function.__dict__.get(_USERS, {})
         users.pop(user, None)
         code = _written(function)
-        if code is not None and not users:
+        if code is not None and not users and not compiles_now():
             function.__code__ = code
             for name in (_PLAIN, _USERS):
                 function.__dict__.pop(name, None)
@@ -335,7 +346,8 @@ def _run(key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         around = getattr(module, _AROUND, None)  # which the compiler looks after
     else:
         around = getattr(module, "__dict__", _NOTHING).get(_AROUND)
-    if around is None or type(module).forward is not function:  # or called by super()
+    # Also called by super(), from the function that asks.
+    if around is None or around.function is not function:
         return plain(*args, **kwargs)
     if isinstance(module.__dict__.get("forward"), Forward):
         return plain(*args, **kwargs)  # called by that one

@@ -136,6 +136,20 @@ def test_a_method_that_calls_the_class_above_is_one_region() -> None:
     assert runs_twice(both[0], both[0].count)
 
 
+def test_a_function_put_around_the_class_s_forward_later() -> None:
+    """As libraries patch models; it calls the function that it found, which is still a region."""
+
+    class Patched(Net):
+        def forward(self, x: Tensor, *, shift: float = 0.0) -> Tensor:
+            return super().forward(x, shift=shift)
+
+    found = Patched.forward
+    module = checkpoint_wrapper(Patched())
+    Patched.forward = lambda self, *args, **kwargs: found(self, *args, **kwargs)
+    assert runs_twice(module, module.count)
+    assert not runs_twice(unwrap(module), module.count)
+
+
 def test_a_forward_that_is_no_python_function() -> None:
     class Exp(nn.Module):
         forward = functools.partialmethod(lambda self, x, by: (self.count(x) * by).exp(), by=2)
