@@ -27,7 +27,8 @@ CSRC_LAYERS = ("kernels", "ops", "autograd", "offload", "saved", "plan", "python
 MEMOPT_LAYERS = (
     {"_version", "_compat", "_errors", "_submodules"},
     {"_C", "_class_patch"},
-    {"_extension", "_forwards"},
+    {"_extension", "_function_code"},
+    {"_forwards"},
     {"memory"},
     {"_call_hooks", "fates", "show"},
     {"recipes"},

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils import checkpoint as torch_checkpoint
 
 from memopt._class_patch import original_class
-from memopt._forwards import plain_function
+from memopt._function_code import plain_function
 from memopt.checkpoint.naming import joined
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from memopt._compat import wraps_tensors
-from memopt._forwards import plain_function
+from memopt._function_code import plain_function
 from memopt.memory import containers as kept
 from memopt.memory.containers import Restore
 from memopt.memory.generators import kept_generator

@@ -160,7 +160,7 @@ def test_the_hooks_of_a_region_are_not_compiled(device: torch.device) -> None:
     files = {Path(code.co_filename) for each in input_codes.seen if (code := each()) is not None}
     package = Path(memopt.__file__).parent
     # A function that asks for a region is the user's forward.
-    assert [f for f in files if package in f.parents and f.name != "_forwards.py"] == []
+    assert [f for f in files if package in f.parents and f.name != "_function_code.py"] == []
 
 
 def test_wrapped_module_that_is_compiled_moves_its_statistics_once(device: torch.device) -> None:

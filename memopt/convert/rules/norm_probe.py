@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from memopt._forwards import plain_function
+from memopt._function_code import plain_function
 from memopt.convert.probe import (
     forward_of,
     gradients,

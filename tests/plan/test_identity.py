@@ -1,0 +1,44 @@
+"""Proves: under a plan, the classes, methods and attributes of a model's modules are the very ones
+that they were, whatever fate the plan chose; blocks that it checkpoints run twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from torch import nn
+
+import memopt
+from memopt._forwards import is_ours
+from memopt.checkpoint.wrapper import settings_of
+from memopt.convert.swap import swap_of
+from memopt.plan.choose import BudgetTooSmall
+from tests.plan.models import chain
+
+
+def looks(module: nn.Module) -> tuple[Any, ...]:
+    cls = type(module)
+    attributes = {name: id(value) for name, value in vars(module).items() if not is_ours(name)}
+    return cls, cls.__mro__, module.forward.__func__, dict(vars(cls)), attributes
+
+
+def test_under_a_plan_modules_are_what_they_were() -> None:
+    model, batch = chain()
+    before = {module: looks(module) for module in model.modules()}
+    with pytest.raises(BudgetTooSmall) as error:
+        memopt.plan(model, batch, 1)
+    memopt.plan(model, batch, error.value.floor).apply()
+    regions = [path for path, m in model.named_modules() if settings_of(m) is not None]
+    assert regions
+    calls: Counter[str] = Counter()
+    for path in regions:
+        leaf = next(m for m in model.get_submodule(path).modules() if not list(m.children()))
+        leaf.register_forward_pre_hook(lambda module, args, path=path: calls.update([path]))
+    model(batch).backward()
+    assert set(calls.values()) == {2}
+    same = [module for module in model.modules() if swap_of(module) is None]
+    assert len(same) > len(regions)
+    for module in same:
+        assert looks(module) == before[module]
