@@ -157,15 +157,21 @@ def _asking(code: types.CodeType, key: str) -> types.CodeType:
     args = "".join(f"{name}, " for name in [*positional, *([f"*{rest}"] if rest else [])])
     kwargs = "".join(f"{name!r}: {name}, " for name in by_name)
     kwargs += f"**{named_rest}" if named_rest else ""
+    # It closes over what the function closes over: whoever reads the locals of its frame relies on
+    # the closure.
     source = (
-        f"def forward({', '.join(parameters)}):\n"
-        f"    from {__name__} import _run as _memopt_run\n"
-        f"    return _memopt_run({key!r}, ({args}), {{{kwargs}}})\n"
+        f"def closure({', '.join(code.co_freevars)}):\n"
+        f"    def forward({', '.join(parameters)}):\n"
+        f"        from {__name__} import _run as _memopt_run\n"
+        f"        return _memopt_run({key!r}, ({args}), {{{kwargs}}})\n"
+        f"        {', '.join(code.co_freevars)}\n"
+        f"    return forward\n"
     )
     namespace: dict[str, Any] = {}
-    exec(source, namespace)  # nothing in it comes from outside but the names of parameters
-    asking: types.CodeType = namespace["forward"].__code__
-    replaced: dict[str, Any] = {"co_name": code.co_name, "co_freevars": code.co_freevars}
+    exec(source, namespace)  # nothing in it comes from outside but the names of variables
+    asking: types.CodeType = namespace["closure"](*code.co_freevars).__code__
+    assert asking.co_freevars == code.co_freevars
+    replaced: dict[str, Any] = {"co_name": code.co_name}
     if hasattr(code, "co_qualname"):  # Python 3.11
         replaced["co_qualname"] = code.co_qualname
     # Whoever asks for the source finds that of the function, and whoever looks at what the code

@@ -9,6 +9,7 @@ import copy
 import functools
 import inspect
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -72,6 +73,10 @@ class Alone(nn.Module):
 
     def forward(self, x: Any, /, scale: float = 2.0, *rest: int, shift: Any, **named: Any) -> Any:
         __class__  # noqa: B018  closes over a cell
+        frame: Any = sys._getframe()
+        while frame is not None:  # a debugger reads them all
+            assert frame.f_locals is not None
+            frame = frame.f_back
         return (self.count(x) * scale + shift).tanh(), rest, named
 
 
