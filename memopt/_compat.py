@@ -205,8 +205,11 @@ def sharding_groups(model: nn.Module) -> list[Any]:
     whether its parameters are there whole.
     """
     sharded: list[Any] = [m for m in model.modules() if hasattr(m, "_get_fsdp_state")]
-    states = (module._get_fsdp_state() for module in sharded)
-    return [group for state in dict.fromkeys(states) for group in state._fsdp_param_groups]
+    states = dict.fromkeys(module._get_fsdp_state() for module in sharded)
+    if all(hasattr(state, "_fsdp_param_groups") for state in states):
+        return [group for state in states for group in state._fsdp_param_groups]
+    # Before PyTorch 2.13 each has one, or none.
+    return [state._fsdp_param_group for state in states if state._fsdp_param_group is not None]
 
 
 def is_in_backward() -> bool:

@@ -77,6 +77,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   size_t bytes_away();
   void reset_stats();
   Backend& backend() { return *backend_; }
+  size_t copies_in_flight() const { return options_.copies_in_flight; }
 
  private:
   friend class Ticket;

@@ -126,6 +126,12 @@ void register_offload(py::module_& m) {
       "offload_directory", [] { return OffloadTarget::limits().directory; },
       "For those who name none; empty: there is none.");
   m.def(
+      "offload_copies_in_flight",
+      [](const std::string& directory) {
+        return OffloadTarget::get(directory)->copies_in_flight();
+      },
+      "The most that are under way to or from a place at one time, each way.");
+  m.def(
       "empty_offload_cache",
       [] {
         const py::gil_scoped_release no_gil;

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <iterator>
 
 #include "../offload/file_backend.h"
@@ -89,6 +90,14 @@ std::shared_ptr<OffloadDevice> OffloadTarget::device(c10::Device device) {
 OffloadTarget::Devices OffloadTarget::devices() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return devices_;
+}
+
+size_t OffloadTarget::copies_in_flight() {
+  size_t most = limits().copies_in_flight;
+  for (const auto& [_, device] : devices()) {
+    most = std::max(most, device->engine->copies_in_flight());
+  }
+  return most;
 }
 
 std::shared_ptr<offload::Sequence> OffloadDevice::sequence_of_thread() {

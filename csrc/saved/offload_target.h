@@ -68,6 +68,9 @@ class OffloadTarget {
 
   std::shared_ptr<OffloadDevice> device(c10::Device device);
   Devices devices();
+  // The most that are under way at one time: of an engine that holds something they may be other
+  // than the limits say.
+  size_t copies_in_flight();
 
   // What is away, by storage.
   const std::shared_ptr<TakenStorages>& taken() const { return taken_; }

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memopt._compat import wraps_tensors
+from memopt._compat import sharding_groups, wraps_tensors
 from memopt._function_code import plain_function
 from memopt.memory import containers as kept
 from memopt.memory.containers import Restore
@@ -56,6 +56,7 @@ def reached(roots: Iterable[object]) -> Reached:
     try:
         while walk.todo:
             walk.visit(walk.todo.pop())
+        walk.leave_alone()
     finally:
         if collects:
             gc.enable()
@@ -67,12 +68,19 @@ class _Walk:
         self.found = Reached()
         self.todo: list[Any] = []
         self._seen: dict[int, object] = {}  # held, so that no id is used twice
+        self._dicts: dict[int, Restore] = {}
         self._left_alone: set[int] = set()
 
     def push(self, value: object) -> None:
         if type(value) not in _ATOMS and id(value) not in self._seen:
             self._seen[id(value)] = value
             self.todo.append(value)
+
+    def leave_alone(self) -> None:
+        """The dicts that are others' to change, which the walk may reach before it knows that."""
+        others = {self._dicts[key] for key in self._left_alone if key in self._dicts}
+        if others:
+            self.found.objects = [one for one in self.found.objects if one not in others]
 
     def visit(self, value: Any) -> None:
         if isinstance(value, Tensor):
@@ -129,8 +137,8 @@ class _Walk:
     def _container(self, value: Any) -> None:
         found = self.found.objects
         if isinstance(value, dict):
-            if id(value) not in self._left_alone:
-                found.append(kept.kept_dict(value))
+            self._dicts[id(value)] = restore = kept.kept_dict(value)
+            found.append(restore)
             self._pairs(dict.items(value))
         elif isinstance(value, (bytearray, array.array)):
             found.append(kept.kept_bytes(value))
@@ -190,7 +198,8 @@ class _Walk:
                 self.push(value)
 
     def _object(self, value: Any) -> None:
-        if type(value).__module__.startswith(_OF_RANKS):
+        is_sharded = hasattr(type(value), "_get_fsdp_state")  # FSDP2's: the user's module itself
+        if type(value).__module__.startswith(_OF_RANKS) and not is_sharded:
             # A wrapper (DistributedDataParallel, FSDP) has a state in C++ that goes with its own.
             self.push(value._modules if isinstance(value, nn.Module) else None)
             return
@@ -199,6 +208,9 @@ class _Walk:
         self._pairs(attributes.items())
         self._all(kept.slot_values(value))
         self.push(type(value))
+        if is_sharded:  # by a class of PyTorch's, made of the user's
+            self._all(type(value).__bases__)
+            self._sharded(value)
         if isinstance(value, nn.Module):
             self._module(value)
 
@@ -208,10 +220,13 @@ class _Walk:
             return
         if hasattr(module, "_orig_mod") or module.__dict__.get("_compiled_call_impl") is not None:
             self.found.is_compiled = True
-        if hasattr(type(module), "_get_fsdp_state"):
-            # Sharded and whole parameters are there in turn.
-            self.found.is_sharded = True
-            self._left_alone.update(id(inner._parameters) for inner in module.modules())
+
+    def _sharded(self, module: nn.Module) -> None:
+        """Sharded and whole parameters are there in turn. The sharded ones have the gradients."""
+        self.found.is_sharded = True
+        self._left_alone.update(id(inner._parameters) for inner in module.modules())
+        for group in sharding_groups(module):
+            self._all(one.sharded_param for one in group.fsdp_params)
 
 
 _ATOMS = frozenset(

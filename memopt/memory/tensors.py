@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -79,10 +80,15 @@ def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
 
 
 class KeptTensor:
-    """What a tensor is beside its bytes: class, memory, geometry, gradient, hooks and version."""
+    """What a tensor is beside its bytes: class, memory, geometry, gradient, hooks and version.
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    Args:
+        ended: is called when the tensor ends, which is not held then. None: it is held.
+    """
+
+    def __init__(self, tensor: Tensor, ended: Callable[[], object] | None = None) -> None:
+        self._held = tensor if ended is None else None
+        self._reference = weakref.ref(tensor, None if ended is None else lambda _: ended())
         self._class = type(tensor)
         self._requires = tensor.requires_grad
         self._geometry = _geometry_of(tensor)
@@ -93,8 +99,12 @@ class KeptTensor:
         self.gradient = tensor.grad if self.has_gradient else None
         self._hooks = [(name, _hooks_of(tensor, name)) for name in _HOOKS] if tensor.is_leaf else []
 
-    def restore(self) -> None:
-        tensor = self.tensor
+    @property
+    def tensor(self) -> Tensor | None:
+        """None: it has ended."""
+        return self._reference()
+
+    def restore(self, tensor: Tensor) -> None:
         if type(tensor) is not self._class:
             object.__setattr__(tensor, "__class__", self._class)
         if self._geometry is not None and _geometry_of(tensor) != self._geometry:
@@ -108,9 +118,9 @@ class KeptTensor:
             if restored is not None:
                 restored()
 
-    def restore_gradient(self) -> None:
-        if self.has_gradient and self.tensor.grad is not self.gradient:
-            self.tensor.grad = self.gradient
+    def restore_gradient(self, tensor: Tensor) -> None:
+        if self.has_gradient and tensor.grad is not self.gradient:
+            tensor.grad = self.gradient
 
 
 def restore_versions(found: Iterable[tuple[Tensor, int | None]]) -> None:

@@ -66,9 +66,6 @@ class Before:
             self._random = [*kept_random(devices), *found.generators]
             self._is_sharded = found.is_sharded
             self._contents = Contents()
-            self._versions: list[tuple[Tensor, int | None]] = [
-                (one.tensor, one.version) for one in self._tensors.values()
-            ]
             for tensor in found.tensors:
                 self._contents.adopt(tensor)
                 is_copied = _fits(tensor, at_once) and (waits or tensor.device.type == "cpu")
@@ -82,8 +79,7 @@ class Before:
     def see(self, tensor: Tensor) -> None:
         """A tensor that was not reached, and was there before: it is noted before it changes."""
         if tensor.is_leaf and tensor.requires_grad and id(tensor) not in self._tensors:
-            self._tensors[id(tensor)] = one = KeptTensor(tensor)
-            self._versions.append((tensor, one.version))
+            one = self._keep_while_alive(tensor)
             if one.gradient is not None:
                 self.see(one.gradient)
 
@@ -92,21 +88,32 @@ class Before:
         if self._is_sharded and id(tensor) not in self._tensors:
             return  # gathered for a time, by what knows of it
         if id(tensor) not in self._tensors:
-            version = None if tensor.is_inference() else tensor._version
-            self._tensors[id(tensor)] = KeptTensor(tensor)
-            self._versions.append((tensor, version))
+            self._keep_while_alive(tensor)
         with unseen():
             self._contents.keep(tensor)
 
+    def _keep_while_alive(self, tensor: Tensor) -> KeptTensor:
+        """Of one that was not reached: if it was there before, something else holds it. What no
+        operator made (it came back from where it was offloaded to) looks the same, and ends inside.
+        """
+        key = id(tensor)
+        tensors = self._tensors
+        tensors[key] = one = KeptTensor(tensor, ended=lambda: tensors.pop(key, None))
+        return one
+
+    def _alive(self) -> list[tuple[KeptTensor, Tensor]]:
+        kept = list(self._tensors.values())
+        return [(one, tensor) for one in kept if (tensor := one.tensor) is not None]
+
     def computed(self) -> list[Tensor]:
         """The tensors that were reached and are results of autograd."""
-        return [one.tensor for one in self._tensors.values() if not one.tensor.is_leaf]
+        return [tensor for _, tensor in self._alive() if not tensor.is_leaf]
 
     def without_gradients(self) -> None:
         """Take them away: what is accumulated is new memory, as in a first step."""
-        for one in self._tensors.values():
-            if one.gradient is not None and one.tensor.is_leaf:
-                one.tensor.grad = None
+        for one, tensor in self._alive():
+            if one.gradient is not None and tensor.is_leaf:
+                tensor.grad = None
 
     def rehearse(self, run: Callable[[], object]) -> None:
         """Run something, and put everything back. When it runs again, no mode has to see it."""
@@ -131,13 +138,13 @@ class Before:
         with unseen():
             for restore in self._objects:
                 restore()
-            tensors = list(self._tensors.values())
-            for one in tensors:
-                one.restore()
+            tensors = self._alive()
+            for one, tensor in tensors:
+                one.restore(tensor)
             self._contents.restore()
-            for one in tensors:
-                one.restore_gradient()
-            restore_versions(self._versions)
+            for one, tensor in tensors:
+                one.restore_gradient(tensor)
+            restore_versions((tensor, one.version) for one, tensor in tensors)
             for restore in self._random:
                 restore()
         for restore in self._settings:
@@ -146,7 +153,7 @@ class Before:
     def forget(self) -> None:
         """Hold nothing any more, whoever holds this."""
         self._objects, self._tensors, self._random = [], {}, []
-        self._versions, self._contents = [], Contents()
+        self._contents = Contents()
 
 
 @contextmanager

@@ -42,6 +42,11 @@ def directory_of(who: str, place: object, directory: object = None) -> str:
     return checked_directory(who, chosen)
 
 
+def copies_in_flight(who: str, place: Place) -> int:
+    """How many copies may be under way to a place or from it at one time, each way."""
+    return _C.offload_copies_in_flight(directory_of(who, place))
+
+
 def checked_directory(who: str, directory: object) -> str:
     """The directory's own path, in which a file could be made just now."""
     if not isinstance(directory, (str, os.PathLike)):

@@ -14,7 +14,7 @@ from memopt.memory.parallel import is_sharded
 from memopt.memory.sizes import Size, as_bytes
 from memopt.memory.step import LossLike, OptimizerLike, Step, as_optimizer
 from memopt.memory.storages import storages, tensors_in
-from memopt.offload.place import Place, directory_of
+from memopt.offload.place import Place, copies_in_flight, directory_of
 from memopt.plan import ranks
 from memopt.plan.choose import Terms
 from memopt.plan.compiled import CompiledPlan, compiled_plan
@@ -123,7 +123,7 @@ def plan(
     terms = Terms()
     if offload is not None:
         speeds = speeds_to(offload, next(model.parameters()).device, live.runs and live.steps > 0)
-        terms = Terms(offload, *speeds, room)
+        terms = Terms(offload, *speeds, room, ranks.most(copies_in_flight("memopt.plan", offload)))
     return made(live, live.profile(), wanted, terms)
 
 

@@ -19,9 +19,6 @@ _MOST_ROUNDS = 8
 # each counts (recipes in a U-Net 2.8 %, an encoder's output 1 %).
 _MOST_TOO_HIGH = 0.03
 
-# So many copies are under way at one time: the default of memopt.configure_offload.
-COPIES_IN_FLIGHT = 4
-
 UNLIMITED = 1 << 60
 
 
@@ -37,6 +34,8 @@ class Terms:
     """On the way back."""
     room: int | None = None
     """The most bytes there at one time; None: all that there are."""
+    copies_in_flight: int = 4
+    """The most under way at one time, each way: see memopt.configure_offload."""
     in_step: bool = False
     """Whether each block waits until what the ones before it gave away has left: slower, and less
     is on its way at one time.
@@ -128,7 +127,7 @@ def _at_worst(profile: Profile, terms: Terms, solution: Timeline) -> int:
     """
     with_recipes = any(terms.choices[number].recipes for number in solution.choices[1:-1])
     whole = problem(profile, terms, terms.choices, with_recipes=with_recipes)
-    most = COPIES_IN_FLIGHT * _largest(profile, terms, solution.choices)
+    most = terms.copies_in_flight * _largest(profile, terms, solution.choices)
     taken = zip(whole.stages, solution.choices, strict=True)
     away = [place for place, (stage, n) in enumerate(taken) if stage.choices[n].offloaded]
     last = max(away, default=0)  # the first one that asks: nothing comes back before
@@ -259,7 +258,7 @@ def problem(
         terms.out,
         terms.back,
         UNLIMITED if terms.room is None else terms.room,
-        0 if terms.in_step else COPIES_IN_FLIGHT * largest,
+        0 if terms.in_step else terms.copies_in_flight * largest,
     )
     return profile.problem(choices, link, only, with_recipes=with_recipes)
 

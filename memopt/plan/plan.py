@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from memopt.checkpoint.caches import note_on_caches
 from memopt.checkpoint.probe import left_out
 from memopt.memory.sizes import as_bytes, as_text, at_least
 from memopt.memory.trace import trace_of
+from memopt.offload.place import copies_in_flight
 from memopt.plan import ranks, stored
 from memopt.plan.batch import largest_batch
 from memopt.plan.choice import KEEP, Applied
@@ -58,7 +59,8 @@ class Plan(Planned):
 
         Raises:
             TypeError, ValueError: the plan is on a model already, `model` has other blocks, or has
-                regions, was converted or has another plan on it.
+                regions, was converted or has another plan on it; or the plan offloads, and
+                `memopt.configure_offload` was given another `copies_in_flight` since it was made.
             BudgetTooSmall: what was measured is above the budget with every plan tried. The model
                 is as before.
         """
@@ -71,6 +73,7 @@ class Plan(Planned):
             model = self.live.step.model
         self._check(model)
         check_is_plain("Plan.apply", model)
+        self._check_copies()
         if self.live is None or not is_own or not watch or not self.live.runs:
             self._applied = self.assignment.apply(model)
         else:
@@ -136,7 +139,8 @@ class Plan(Planned):
 
     @in_the_name_of("Plan.within", "memopt.plan", "convert", "checkpoint_wrapper")
     def within(self, budget: int | str) -> Plan:
-        """The plan for another budget, of the same numbers: nothing is timed again.
+        """The plan for another budget, of the same numbers: nothing is timed again. Copies of
+        offloading are those that may be under way now.
 
         Raises:
             TypeError, ValueError: the plan was loaded, or it, another plan, regions or a conversion
@@ -145,7 +149,11 @@ class Plan(Planned):
         """
         live = self._free("Plan.within")
         wanted = ranks.least(as_bytes("Plan.within: budget", budget))
-        return made(live, self.profile, wanted, self.terms)
+        terms = self.terms
+        if terms.place is not None:
+            copies = ranks.most(copies_in_flight("Plan.within", terms.place))
+            terms = replace(terms, copies_in_flight=copies)
+        return made(live, self.profile, wanted, terms)
 
     def table(self) -> str:
         """As text, as wide as the terminal."""
@@ -229,6 +237,18 @@ class Plan(Planned):
         self.seconds = chosen.solution.seconds
         self.trace = trace_of(chosen.observed.ledger, 0.0)
         self.blocks = tuple(blocks_of(self.profile, chosen))
+
+    def _check_copies(self) -> None:
+        """They take memory, and the plan's peak counts so many."""
+        if not self.assignment.offloads or self.terms.place is None:
+            return
+        planned = self.terms.copies_in_flight
+        now = ranks.most(copies_in_flight("Plan.apply", self.terms.place))
+        if now != planned:
+            raise ValueError(
+                f"Plan.apply: copies_in_flight must be what the plan was made for, {planned}, got "
+                f"{now} (memopt.configure_offload); within(budget) plans again"
+            )
 
     def _check(self, model: nn.Module) -> None:
         if not isinstance(model, nn.Module):

@@ -216,6 +216,18 @@ def with_other_budgets(fitting: Sequence[int]) -> tuple[int, int, int, int]:
     return found, result.micro_batches, peak(found) - budget, peak(found + 1) - budget
 
 
+def with_another_budget(reshard: bool, before: bool) -> tuple[list[Found], list[Found]]:
+    """Two budgets after each other, the second one measured anew; and the same by numbers."""
+    model, other = sharded(99, "forward", 0, reshard), sharded(99, "forward", 0, reshard)
+    if before:
+        for one in (model, other):
+            torch.manual_seed(9)
+            memopt.accumulate(one, batch(1, 12).double(), micro_batch=3, loss=square)
+    found = [found_in(model, 12, budget=budget) for budget in (1 << 30, 1 << 29)]
+    wanted = [found_in(other, 12, micro_batch=12) for _ in found]
+    return found, wanted
+
+
 def too_little() -> str:
     model = models("fsdp")[0]
     try:
@@ -308,6 +320,19 @@ def test_the_least_that_fits_in_any_process(pair: Pair, fitting: tuple[int, int]
     assert [f[:2] for f in found] == [(least, -(-64 // least))] * 2
     assert all(f[2] <= 0 for f in found)
     assert found[fitting.index(least)][3] > 0
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+@pytest.mark.parametrize("before", [True, False])
+def test_another_budget_is_measured_again(pair: Pair, reshard: bool, before: bool) -> None:
+    """Also where parameters stay whole after backward. What the measurement does is undone: losses,
+    gradients, statistics and random numbers have the bits of the runs that measure nothing.
+    """
+    for found, wanted in pair.run(with_another_budget, reshard, before):
+        for one, expected in zip(found, wanted, strict=True):
+            assert one.result == expected.result == (12, 1, 0)
+            for mine, its in zip(one[1:], expected[1:], strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(mine, its, strict=True))
 
 
 def test_a_budget_that_is_too_small_for_one_process(pair: Pair) -> None:

@@ -5,17 +5,22 @@ same objects and has the same version counters, also after an error in the middl
 
 from __future__ import annotations
 
+import types
+import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import memopt
+from memopt._compat import is_in_backward
 from memopt.memory.attribution import attribute
+from memopt.memory.unchanged import unchanged
 from tests.memory.modules import HABITS, WIDTH, Habit, Model, weighted_loss
 from tests.support.fingerprint import Fingerprint
 
@@ -99,3 +104,46 @@ def test_nothing_changes_in_random_models(
     for run in runs:
         run(*things)
     assert Fingerprint(*things).differences(before) == []
+
+
+def test_what_comes_back_from_a_file_is_not_held(tmp_path: Path) -> None:
+    """No operator makes it, and it was not there before: while the step is still looked at, each
+    offloaded input of a region that has run again is gone.
+    """
+    blocks = [nn.Sequential(nn.Linear(64, 64)) for _ in range(8)]
+    model = nn.Sequential(*(memopt.checkpoint_wrapper(b, offload=tmp_path) for b in blocks))
+    x = torch.randn(64, 64)
+    seen: list[weakref.ref[torch.UntypedStorage]] = []
+
+    def note(module: nn.Module, args: Any) -> None:
+        if is_in_backward():
+            assert args[0].is_leaf
+            seen.append(weakref.ref(args[0].untyped_storage()))
+
+    for block in blocks[1:]:  # the first one's is x, which has an owner
+        block[0].register_forward_pre_hook(note)
+    with unchanged(model, x):
+        model(x).sum().backward()
+        assert len(seen) == 7
+        assert [ref() for ref in seen] == [None] * len(seen)
+
+
+hidden = types.ModuleType("hidden")  # the walk looks into no module of Python's
+
+
+class Global(nn.Module):
+    """Reads a tensor that nobody can see it hold."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * hidden.factor
+
+
+def test_a_leaf_that_only_an_operator_meets_is_put_back() -> None:
+    """Something else holds it all the time."""
+    hidden.factor = torch.ones(3, requires_grad=True)
+    hidden.factor.grad = before = torch.full((3,), 2.0)
+    with unchanged(Global()):
+        Global()(torch.ones(3)).sum().backward()
+        assert torch.equal(hidden.factor.grad, torch.full((3,), 3.0))
+    assert hidden.factor.grad is before
+    assert torch.equal(before, torch.full((3,), 2.0))

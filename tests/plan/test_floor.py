@@ -151,10 +151,8 @@ def test_a_floor_does_not_depend_on_times(tmp_path: Path) -> None:
         assert plan.within(*floors).peak <= max(floors)
 
 
-def test_offloading_keeps_its_budget_in_later_steps(tmp_path: Path) -> None:
-    """The floor is below the one without it, and is accepted. A tenth above it the budget holds by
-    the allocator's count; at the floor itself the threads that copy may be late, on a busy machine.
-    """
+def test_offloading_keeps_its_budget_in_every_step(tmp_path: Path) -> None:
+    """The floor is below the one without it, is accepted, and holds by the allocator's count."""
     from memopt.memory.allocator import LiveBytes
 
     torch.manual_seed(0)
@@ -170,14 +168,15 @@ def test_offloading_keeps_its_budget_in_later_steps(tmp_path: Path) -> None:
     assert any("waits until what the ones before it gave away has left" in n for n in plan.notes)
     plan.save(tmp_path / "plan.json")
     assert memopt.Plan.load(tmp_path / "plan.json").assignment.in_step
-    plan = plan.within(error.floor + error.floor // 10)
     plan.apply()
+    assert plan.measured_peak is not None
+    assert plan.measured_peak <= error.floor
     model(batch).backward()
     optimizer.zero_grad()
     for _ in range(4):
         with LiveBytes() as live:
             model(batch).backward()
         optimizer.zero_grad()
-        assert plan.profile.base + live.most <= plan.budget
+        assert plan.profile.base + live.most <= error.floor
     plan.undo()
     assert all(not module._forward_pre_hooks for module in model.modules())

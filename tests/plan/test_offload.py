@@ -4,6 +4,7 @@ that it offloads is what the engine copies, to the byte; and results stay the sa
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import torch
 import memopt
 from memopt.memory.sizes import as_text
 from memopt.plan.choice import Choice
+from memopt.plan.choose import BudgetTooSmall
 from memopt.plan.live import applied
 from tests.plan.models import Chain, tokens
-from tests.plan.support import gradients, without_regions
+from tests.plan.support import gradients, looks, without_regions
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +114,58 @@ def test_a_link_is_measured(tmp_path: Path) -> None:
     speeds = speeds_to(tmp_path, torch.device("cpu"), runs=True)
     assert min(speeds) > 1e6
     assert sum(place.bytes_away for place in memopt.offload_stats(wait=True).places) == 0
+
+
+@pytest.fixture
+def copies() -> Iterator[Callable[[int], None]]:
+    """Sets how many copies may be under way; afterwards it is the default."""
+    yield lambda number: memopt.configure_offload(copies_in_flight=number)
+    memopt.configure_offload()
+
+
+def test_copies_under_way_are_those_of_the_settings(
+    planned: tuple[Chain, Any, memopt.Plan], copies: Callable[[int], None], tmp_path: Path
+) -> None:
+    """What is on its way back takes memory: with more copies the floor is higher."""
+    model, batch, _ = planned
+    copies(2)
+    plan = memopt.plan(model, batch, 1 << 30, measure=False, offload=tmp_path)
+    assert plan.terms.copies_in_flight == 2
+    floors = []
+    for number in (1, 2, 4):
+        copies(number)
+        assert plan.within(1 << 30).terms.copies_in_flight == number
+        with pytest.raises(BudgetTooSmall) as error:
+            plan.within(1000)
+        floors.append(error.value.floor)
+    assert floors == sorted(floors)
+    assert floors[0] < floors[-1]
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["own", "loaded"])
+@pytest.mark.parametrize("now", [1, 8])
+def test_other_settings_than_the_plan_s_are_refused(
+    planned: tuple[Chain, Any, memopt.Plan],
+    copies: Callable[[int], None],
+    tmp_path: Path,
+    now: int,
+    loaded: bool,
+) -> None:
+    """Of a plan that offloads. Nothing is on the model then, and another plan is at hand."""
+    model, _, keeps = planned
+    plan = offloading(planned)
+    copies(now)
+    if loaded:
+        plan.save(tmp_path / "plan.json")
+        plan = memopt.Plan.load(tmp_path / "plan.json")
+    before = looks(model)
+    with pytest.raises(ValueError, match=rf"Plan.apply: copies_in_flight must be .* 4, got {now} "):
+        plan.apply(model, watch=False)
+    assert looks(model) == before
+    if not loaded:
+        again = plan.within(plan.budget * 2)
+        again.apply(watch=False)
+        again.undo()
+    assert not any(block.away for block in keeps.blocks)
+    keeps.apply(watch=False)  # copies nothing
+    keeps.undo()
