@@ -84,7 +84,7 @@ class Assignment:
 
     Args:
         place: where what is offloaded waits.
-        in_step: whether each block waits until what others gave away has left.
+        in_step: whether each block waits in the end until what it gave away has left.
     """
 
     def __init__(
@@ -129,8 +129,9 @@ class Assignment:
             for path, choice in self.choices.items():
                 self._apply_to(modules[path], choice, put)
         if self.offloads and self.in_step:
-            for path in self.choices:
-                put.handles.append(modules[path].register_forward_pre_hook(_wait_for_copies))
+            for path, choice in self.choices.items():
+                if choice.offload:
+                    put.handles.append(modules[path].register_forward_hook(_wait_for_copies))
         return put
 
     def _apply_to(self, block: nn.Module, choice: Choice, put: Applied) -> None:
@@ -188,8 +189,10 @@ def _is_converted(module: nn.Module) -> bool:
     return isinstance(module, SwappedModule) or has_recipes(module)
 
 
-def _wait_for_copies(module: nn.Module, args: Any) -> None:
-    """Before a block runs, what the ones before it gave away has left the device."""
+def _wait_for_copies(module: nn.Module, args: Any, output: Any) -> None:
+    """When a block ends, what it gave away has left the device: nothing of it is still on its way
+    while others run, nor while backward does.
+    """
     offload_stats(wait=True)
 
 

@@ -37,8 +37,8 @@ class Terms:
     copies_in_flight: int = 4
     """The most under way at one time, each way: see memopt.configure_offload."""
     in_step: bool = False
-    """Whether each block waits until what the ones before it gave away has left: slower, and less
-    is on its way at one time.
+    """Whether each block waits in the end until what it gave away has left: slower, and less is on
+    its way at one time.
     """
 
     @property
@@ -123,25 +123,28 @@ def _predicted(profile: Profile, solution: Timeline, look: Look, terms: Terms) -
 
 def _at_worst(profile: Profile, terms: Terms, solution: Timeline) -> int:
     """The peak of a plan that offloads, whatever the link's pace in a step: as many copies are
-    under way each way as the engine allows, of the largest storages, or all that left before.
+    under way each way as the engine allows, of the largest storages, or all that left before. What
+    leaves late may do so while backward is past the block that it is of.
     """
     with_recipes = any(terms.choices[number].recipes for number in solution.choices[1:-1])
     whole = problem(profile, terms, terms.choices, with_recipes=with_recipes)
     most = terms.copies_in_flight * _largest(profile, terms, solution.choices)
-    taken = zip(whole.stages, solution.choices, strict=True)
+    taken = list(zip(whole.stages, solution.choices, strict=True))
     away = [place for place, (stage, n) in enumerate(taken) if stage.choices[n].offloaded]
     last = max(away, default=0)  # the first one that asks: nothing comes back before
-    held = left = leaving = 0
+    total = sum(stage.choices[number].offloaded for stage, number in taken)
+    held = left = 0
     peak = whole.base + whole.optimizer
-    for place, (stage, number) in enumerate(zip(whole.stages, solution.choices, strict=True)):
+    for place, (stage, number) in enumerate(taken):
         option = stage.choices[number]
-        is_block = 0 < place < len(whole.stages) - 1
-        leaving = (0 if is_block else leaving) if terms.in_step else min(most, left)
-        returning = min(most, left) if place <= last else 0
-        forward = leaving + option.forward
-        backward = min(leaving + returning, left) + option.backward + stage.before_backward
+        leaving = 0 if terms.in_step else most
+        late = min(leaving, total - left - option.offloaded)
+        returning = most if place <= last else 0
+        forward = min(leaving, left) + option.forward
+        others = late + min(leaving - late + returning, left)
+        backward = others + option.backward + stage.before_backward
         peak = max(peak, whole.base + held + max(forward, backward))
-        held, left, leaving = held + option.resident, left + option.offloaded, option.offloaded
+        held, left = held + option.resident, left + option.offloaded
     return peak
 
 

@@ -297,8 +297,8 @@ def made(live: Live, profile: Profile, budget: int, terms: Terms) -> Plan:
         notes.append(note_on(chosen.observed.again))
     if chosen.assignment.offloads and chosen.assignment.in_step:
         notes.append(
-            "the budget leaves no room for copies under way: each block waits until what the ones "
-            "before it gave away has left"
+            "the budget leaves no room for copies that leave late: each block waits in the end "
+            "until what it gave away has left"
         )
     model = live.step.model
     choices = chosen.assignment.choices

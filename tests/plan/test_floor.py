@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt.plan.choose import BudgetTooSmall
+from memopt.plan.choice import KEEP, Choice
+from memopt.plan.choose import BudgetTooSmall, _at_worst, _largest, evaluated
 from tests.plan.models import Chain, tokens
 
 
@@ -165,7 +166,7 @@ def test_offloading_keeps_its_budget_in_every_step(tmp_path: Path) -> None:
     plan = memopt.plan(model, batch, error.floor, optimizer=optimizer, offload=tmp_path, steps=1)
     assert any(block.away for block in plan.blocks)
     assert plan.assignment.in_step
-    assert any("waits until what the ones before it gave away has left" in n for n in plan.notes)
+    assert any("waits in the end until what it gave away has left" in n for n in plan.notes)
     plan.save(tmp_path / "plan.json")
     assert memopt.Plan.load(tmp_path / "plan.json").assignment.in_step
     plan.apply()
@@ -179,4 +180,43 @@ def test_offloading_keeps_its_budget_in_every_step(tmp_path: Path) -> None:
         optimizer.zero_grad()
         assert plan.profile.base + live.most <= error.floor
     plan.undo()
-    assert all(not module._forward_pre_hooks for module in model.modules())
+    assert all(not m._forward_pre_hooks and not m._forward_hooks for m in model.modules())
+
+
+def test_without_room_for_late_copies_nothing_leaves_between_blocks(tmp_path: Path) -> None:
+    """Nor while backward runs, however slow the link is."""
+    torch.manual_seed(0)
+    model, batch = Chain([4] * 8, features=64), tokens(32)
+    floor = below(model, batch, offload=tmp_path, optimizer=None).floor
+    plan = memopt.plan(model, batch, floor, optimizer=None, offload=tmp_path, measure=False)
+    plan.apply(watch=False)
+    held = []
+
+    def note(*_: Any) -> None:
+        held.append(sum(place.bytes_held for place in memopt.offload_stats().places))
+
+    for block in model.blocks:
+        block.register_forward_hook(note)
+    loss = model(batch)
+    away = sum(block.away for block in plan.blocks)
+    assert sum(place.bytes_away for place in memopt.offload_stats().places) == away > 0
+    assert held == [0] * 8
+    loss.backward()
+    plan.undo()
+
+
+def test_copies_that_leave_late_count_in_backward(tmp_path: Path) -> None:
+    """Also in that of earlier blocks: here the first one's is the peak, and it offloads nothing."""
+    model, batch = Chain([32, 1, 1, 1, 1]), tokens(16, 64)
+    plan = memopt.plan(model, batch, 1 << 30, measure=False, offload=tmp_path)
+    terms = plan.terms
+    leave = terms.choices.index(Choice(offload=1.0))
+    numbers = [0, terms.choices.index(KEEP), *[leave] * 4, 0]
+
+    def peak(copies: int, in_step: bool = False) -> int:
+        mine = replace(terms, copies_in_flight=copies, in_step=in_step)
+        return _at_worst(plan.profile, mine, evaluated(plan.profile, mine, numbers))
+
+    largest = _largest(plan.profile, terms, numbers)
+    assert [peak(copies) - peak(1) for copies in (2, 3)] == [largest, 2 * largest]
+    assert peak(1, in_step=True) == peak(3, in_step=True) == peak(1) - largest
