@@ -16,7 +16,7 @@ from benchmarks import plot, summary
 from benchmarks.cli import OPS, RESULTS, parse
 
 ROOT = Path(__file__).parent.parent
-OTHERS = ("checkpoint_overhead", "offload", "compile", "plan", "models", "head")
+OTHERS = ("checkpoint_overhead", "host_time", "offload", "compile", "plan", "models", "head")
 
 
 def main(options: list[str]) -> int:
