@@ -1,6 +1,6 @@
 """Benchmarks: one harness, one file per claim, results as JSON. Start with NOTES.md.
 
-Run from the repository's root: `python -m benchmarks.layer_norm --help`.
+Run from the repository's root: `python -m benchmarks.ops layer_norm --help`.
 """
 
 import os

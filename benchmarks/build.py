@@ -19,8 +19,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from benchmarks import record
 from benchmarks.cli import RESULTS
 
@@ -62,14 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--out", type=Path, help="JSON file; default: benchmarks/results/cpu_build.json"
     )
     args = parser.parse_args(argv)
-    header = record.header(
-        OP,
-        {},
-        {"cuda": args.cuda},
-        argv,
-        torch.device("cpu"),
+    results = record.begin(
+        args.out or RESULTS / "cpu_build.json", OP, {}, {"cuda": args.cuda}, argv
     )
-    results = record.Record(args.out or RESULTS / "cpu_build.json", header, resume=False)
     found = build(args.cuda)
     results.add("wheel", {"variants": {"memopt": found}})
     minutes, seconds = found["processor_seconds"] / 60, found["seconds"]

@@ -178,8 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "dtype": "float32",
         "threads": 1,
     }
-    header = record.header(OP, {}, settings, argv, device)
-    results = record.Record(args.out, header, resume=False)
+    results = record.begin(args.out, OP, {}, settings, argv, device)
     for depth in args.depths:
         variants = {policy: measure(policy, depth, device) for policy in POLICIES}
         case = {"op": OP, "depth": depth, "device": args.device, "variants": variants}

@@ -299,22 +299,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     torch.set_num_threads(1)
     effort = dataclasses.replace(QUICK if args.quick else FULL, seed=args.seed)
-    header = record.header(
-        "checkpoint_overhead",
-        {"us above the floor": GOAL_ABOVE_FLOOR_US},
-        dataclasses.asdict(effort),
-        argv,
-        torch.device("cpu"),
+    settings = dataclasses.asdict(effort)
+    results = record.begin(
+        args.out, "checkpoint_overhead", {"us above the floor": GOAL_ABOVE_FLOOR_US}, settings, argv
     )
     if FAIRSCALE in contenders()[0]:
-        header["versions"]["fairscale"] = metadata.version("fairscale")
-    if header["load_average"] > 0.5:
-        print(f"this machine is busy (load {header['load_average']}): expect noise", flush=True)
-    results = record.Record(args.out, header, resume=False)
+        results.header["versions"]["fairscale"] = metadata.version("fairscale")
+    if results.header["load_average"] > 0.5:
+        print(
+            f"this machine is busy (load {results.header['load_average']}): expect noise",
+            flush=True,
+        )
     for case in CASES:
         results.add(case.name, found := measure(case, CpuClock(), effort))
         print(f"{case.name}: {verdict(found)}", flush=True)
-    text = report({**results.header, "cases": results.cases})
+    text = report(results.run)
     args.out.with_suffix(".md").write_text(text)
     print(f"\n{text}\n{args.out}", flush=True)
     return 0

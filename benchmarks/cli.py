@@ -49,9 +49,14 @@ def has_device(op: str, device: str) -> bool:
     return False
 
 
+def command(op: str) -> str:
+    """What runs a benchmark; the options follow."""
+    return f"python -m benchmarks.{f'ops {op}' if op in OPS else op}"
+
+
 def parse(op: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options: lists as tuples, and the defaults that depend on the device filled in."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{op}")
+    parser = argparse.ArgumentParser(prog=command(op))
 
     def add_list(option: str, convert: Callable[[str], Any], help: str) -> None:
         parser.add_argument(option, type=_list(convert), metavar="A,B", help=help)
@@ -126,11 +131,6 @@ def in_time(op: str, args: argparse.Namespace, cases: Mapping[str, T]) -> Iterat
             print(f"{op}: out of time before {name}", flush=True)
             return
         yield name, case
-
-
-def op_results() -> list[Path]:
-    """The files of the op benchmarks on the CPU, as far as they are there."""
-    return [file for op in OPS if (file := RESULTS / f"cpu_{op}.json").exists()]
 
 
 def _list(convert: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:

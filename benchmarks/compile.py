@@ -211,34 +211,18 @@ def verdict(cases: Mapping[str, Any]) -> str:
 
 
 def draw(variants: Mapping[str, Any], out: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")  # no display needed
-    import matplotlib.pyplot as plt
+    from benchmarks import plot  # only here: measuring needs no matplotlib
 
     labels = {
         TORCH: "torch.compile, activation_memory_budget 1 to 0",
         MEMOPT: "memopt.compile, without and with budget",
     }
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    figure, axes = plot.plt.subplots(figsize=(6, 4), layout="constrained")
     for who, colour in ((TORCH, "#ce5c00"), (MEMOPT, "#3465a4")):
-        points = sorted(
-            (found["most_bytes"] / 1e6, *(found["over_torch"][q] for q in ("median", "q1", "q3")))
-            for name, found in variants.items()
-            if name.split()[0] == who
-        )
-        peaks, medians, lows, highs = zip(*points, strict=True)
-        below = [median - low for median, low in zip(medians, lows, strict=True)]
-        above = [high - median for median, high in zip(medians, highs, strict=True)]
-        axes.errorbar(
-            peaks,
-            medians,
-            yerr=(below, above),
-            fmt="o-",
-            color=colour,
-            capsize=2,
-            label=labels[who],
-        )
+        own = [found for name, found in variants.items() if name.split()[0] == who]
+        points = [(found["most_bytes"] / 1e6, found["over_torch"]) for found in own]
+        style = {"fmt": "o-", "color": colour, "capsize": 2, "label": labels[who]}
+        plot.with_quartiles(axes, points, **style)
     axes.set_xlabel("peak of a step, MB")
     axes.set_ylabel("time of a step over torch.compile's")
     axes.legend()
@@ -250,18 +234,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     effort = effort_of(args, FULL)
     families = {"GPT-2": SMALLEST} if args.quick else FAMILIES
     layers, width, tokens = (1, 32, 16) if args.quick else (2, 256, 256)
-    header = record.header(
-        OP,
-        {"geometric mean": GOAL, "largest": GOAL_OF_ONE},
-        {
-            **dataclasses.asdict(effort),
-            "families": {name: dataclasses.asdict(sizes) for name, sizes in families.items()},
-            "curve": {"layers": layers, "width": width, "tokens": tokens},
-        },
-        argv,
-        torch.device("cpu"),
+    settings = {
+        **dataclasses.asdict(effort),
+        "families": {name: dataclasses.asdict(sizes) for name, sizes in families.items()},
+        "curve": {"layers": layers, "width": width, "tokens": tokens},
+    }
+    results = record.begin(
+        args.out, OP, {"geometric mean": GOAL, "largest": GOAL_OF_ONE}, settings, argv
     )
-    results = record.Record(args.out, header, resume=False)
     try:
         import transformers  # noqa: F401
     except ImportError:
@@ -275,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results.add("curve", measure(ways, effort))
     figure = args.out.with_suffix(".png")
     draw(results.cases["curve"]["variants"], figure)
-    text = report({**results.header, "cases": results.cases})
+    text = report(results.run)
     print(f"\n{text}\n\n{args.out}\n{figure}", flush=True)
     return 0
 

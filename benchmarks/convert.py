@@ -31,7 +31,7 @@ import memopt
 from benchmarks import cli, runner
 from benchmarks.harness import Case, Variant
 from benchmarks.inputs import random_tokens
-from benchmarks.mlp import llama_width
+from benchmarks.op_linears import llama_width
 from benchmarks.summary import describe, measured, table
 
 BLOCKS, SEQUENCE, WORDS = 2, 128, 1024

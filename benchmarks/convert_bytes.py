@@ -21,8 +21,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks import record
 from benchmarks.cli import RESULTS
 from benchmarks.convert_models.model_terms import MODEL_TERMS, count_before_and_after
@@ -78,15 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--out", type=Path, default=RESULTS / OUT, help=f"default: benchmarks/results/{OUT}")
     args = parser.parse_args(argv)
 
-    header = record.header(
-        OP,
-        {},
-        {**dataclasses.asdict(SIZES), "dtype": "bfloat16", "sequences": 2},
-        argv,
-        torch.device("cpu"),
+    results = record.begin(
+        args.out, OP, {}, {**dataclasses.asdict(SIZES), "dtype": "bfloat16", "sequences": 2}, argv
     )
-    header["versions"]["transformers"] = metadata.version("transformers")
-    results = record.Record(args.out, header, resume=False)
+    results.header["versions"]["transformers"] = metadata.version("transformers")
     for name in MODEL_TERMS:
         results.add(name, measure(name, SIZES))
     print(f"{readme_table(results.cases)}\n\n{args.out}", flush=True)

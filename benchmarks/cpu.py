@@ -25,7 +25,7 @@ def main(options: list[str]) -> int:
     files = [RESULTS / f"cpu_{op}.json" for op in OPS]
     failed = False
     for op, file in zip(OPS, files, strict=True):
-        failed |= run(op, [*options, "--device", "cpu"], file)
+        failed |= run("ops", [op, *options, "--device", "cpu"], file)
     effort = ["--seed", str(args.seed), *(["--quick"] if args.quick else [])]
     for name in OTHERS:
         failed |= run(name, effort, RESULTS / f"cpu_{name}.json")

@@ -13,7 +13,6 @@ end in time.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import shutil
 import signal
@@ -70,18 +69,19 @@ def steps(out: Path, demo_out: Path) -> list[Step]:
         several = ["-n", str(min(16, os.cpu_count() or 1)), "--dist", "worksteal"]
         return Step(name, ["-m", "pytest", *quiet, *several, *options], seconds, is_test=True)
 
-    def benchmark(op: str, seconds: float, *options: str) -> Step:
+    def benchmark(op: str, seconds: float, *options: str, module: str = "") -> Step:
         file = ["--out", str(out / f"cuda_{op}.json")]
         # A case takes up to half a minute with all that compiles; it ends what has begun.
         limit = ["--minutes", f"{max(0.1, (seconds - 30) / 60):.2f}"]
-        command = ["-m", f"benchmarks.{op}", "--device", "cuda", *options, *file, *limit]
+        name = [f"benchmarks.{module}", op] if module else [f"benchmarks.{op}"]
+        command = ["-m", *name, "--device", "cuda", *options, *file, *limit]
         return Step(op, command, seconds)
 
     def of_op(op: str) -> Step:
         shapes = SHAPES if op in NORMS else FLAT_SHAPES
         seconds = 75.0 if op == "activation" else 60.0
-        step = benchmark(op, seconds, "--peers", "liger,apex,flash_attn")
-        return dataclasses.replace(step, command=(*step.command, "--shapes", shapes, "--resume"))
+        options = ("--peers", "liger,apex,flash_attn", "--shapes", shapes, "--resume")
+        return benchmark(op, seconds, *options, module="ops")
 
     demo = ["-m", "memopt", "demo", "--device", "cuda", "--out", str(demo_out)]
     return [

@@ -219,14 +219,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     effort = effort_of(args, FULL, CUDA_EFFORT)
     keeps_memory = device.type == "cpu" and keep_freed_memory()  # as a GPU's allocator does
     sizes = SMALLEST if args.quick else CUDA_SIZES if device.type == "cuda" else SIZES
-    header = record.header(
-        OP,
-        {},
-        {**dataclasses.asdict(effort), "chunks": CHUNKS, "keeps_freed_memory": keeps_memory},
-        argv,
-        device,
-    )
-    results = record.Record(args.out, header, resume=False)
+    settings = {**dataclasses.asdict(effort), "chunks": CHUNKS, "keeps_freed_memory": keeps_memory}
+    results = record.begin(args.out, OP, {}, settings, argv, device)
     for name, size in in_time(OP, args, {size.name: size for size in sizes}):
         results.add(name, case_of(size, device, not args.quick, effort))
         print(f"{name} done", flush=True)

@@ -152,14 +152,8 @@ def draw(case: dict[str, Any], out: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse_ways(OP, argv)
     steps = QUICK_STEPS if args.quick else STEPS
-    header = record.header(
-        OP,
-        {},
-        {"size": dataclasses.asdict(SIZE), "batch": BATCH, "steps": steps, "seed": args.seed},
-        argv,
-        torch.device("cpu"),
-    )
-    results = record.Record(args.out, header, resume=False)
+    settings = {"size": dataclasses.asdict(SIZE), "batch": BATCH, "steps": steps, "seed": args.seed}
+    results = record.begin(args.out, OP, {}, settings, argv)
     case = measure(steps, args.seed)
     results.add("gpt", case)
     figure = args.out.with_suffix(".png")

@@ -108,26 +108,17 @@ def plain_cases(cases: Mapping[str, Any]) -> dict[str, Any]:
 
 def draw(cases: Mapping[str, Any], out: Path) -> None:
     """A panel for each model: peak over eager's against time over eager's."""
-    import matplotlib
+    from benchmarks import plot  # only here: measuring needs no matplotlib
 
-    matplotlib.use("Agg")  # no display needed
-    import matplotlib.pyplot as plt
-
-    figure, grid = plt.subplots(
+    figure, grid = plot.plt.subplots(
         1, len(cases), figsize=(3 * len(cases), 3.4), layout="constrained", squeeze=False
     )
     for axes, (name, case) in zip(grid.flat, cases.items(), strict=True):
         eager = case["variants"][EAGER]["peak_bytes"]
         for number, (way, found) in enumerate(case["variants"].items()):
-            over = found["over_eager"]
-            axes.errorbar(
-                found["peak_bytes"] / eager,
-                over["median"],
-                yerr=[[over["median"] - over["q1"]], [over["q3"] - over["median"]]],
-                fmt="o" if "memopt" in way or "convert" in way else "s",
-                color=f"C{number}",
-                label=way,
-            )
+            mark = "o" if "memopt" in way or "convert" in way else "s"
+            point = (found["peak_bytes"] / eager, found["over_eager"])
+            plot.with_quartiles(axes, [point], fmt=mark, color=f"C{number}", label=way)
         axes.set_title(name)
         axes.set_xlabel("peak over eager's")
     grid[0][0].set_ylabel("time over eager's")
@@ -146,19 +137,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     effort = effort_of(args, FULL, CUDA_EFFORT)
     sizes = SMALLEST if args.quick else CUDA_SIZES if on_cuda else SIZES
     families = FAMILIES[:1] if args.quick else FAMILIES
-    header = record.header(
-        OP,
-        {},
-        {**dataclasses.asdict(effort), "sizes": dataclasses.asdict(sizes)},
-        argv,
-        device,
-    )
+    settings = {**dataclasses.asdict(effort), "sizes": dataclasses.asdict(sizes)}
+    results = record.begin(args.out, OP, {}, settings, argv, device)
     if find_spec("transformers") is None:
         print("models: transformers is not installed", file=sys.stderr)
         return 2
     dropout = {f"{name}, dropout": (name, 0.1) for name in DROPOUT}
     cases = {name: (name, 0.0) for name in families} | ({} if args.quick else dropout)
-    results = record.Record(args.out, header, resume=False)
     for case, (name, probability) in in_time(OP, args, cases):
         make = maker(name, sizes, probability, device)
         compiles = probability == 0.0 and name in COMPILED
@@ -170,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             torch.cuda.empty_cache()
     figure = args.out.with_suffix(".png")
     draw(plain_cases(results.cases), figure)
-    run = {**results.header, "cases": results.cases}
+    run = results.run
     print(f"\n{report(run)}\n\n{args.out}\n{figure}")
     return 0
 

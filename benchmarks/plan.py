@@ -1,4 +1,4 @@
-"""Plans beside what people use now, at equal peak: memopt.plan, PyTorch's checkpointing, rotor.
+"""Plans beside what people use now, at equal peak: memopt.plan, PyTorch's checkpointing.
 
 On the CPU in float32, on a GPU larger and in bfloat16; a step is forward, loss and backward. Four
 models: **chain**, alike pre-LN
@@ -7,9 +7,8 @@ up, as in a U-Net; **encoder-decoder**, whose second half also attends to what t
 of four times as many tokens, as in T5; **wide and narrow**, in turns blocks whose middle is 4 and
 16 times as wide. Each setting by hand (torch.utils.checkpoint without reentrance around every
 block, around every second one, recipes in every block, checkpoint_sequential with about sqrt(L)
-segments where there is one chain; and for the chain rotor's schedules for shares of what the plain
-step takes) has its peak; a plan for exactly that peak stands beside it, and plans for shares of the
-plain step's peak.
+segments where there is one chain) has its peak; a plan for exactly that peak stands beside it, and
+plans for shares of the plain step's peak. Results of before hold rotor's as well: NOTES.md.
 
 Peaks count the weights, the input and what the allocator says on top of them, as budgets do. Times
 are taken in turns as in harness.py; `over_plain` is a way's time over the plain step's in the same
@@ -33,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from benchmarks import clocks, record, rotor
+from benchmarks import clocks, record
 from benchmarks.cli import has_device, in_time, parse_ways
 from benchmarks.compile import Block
 from benchmarks.harness import Effort, compared, effort_of
@@ -48,9 +47,6 @@ PLAIN = "plain"
 RECIPES = "recipes in every block"
 SHARES = (0.5, 0.25)
 """Of the plain step's peak."""
-ROTOR_SHARES = (0.75, 0.5, 0.3)
-"""Of the plain step's peak without the weights."""
-
 
 SIZES = {
     "chain": Sizes(12, 128, 4, 256),
@@ -115,29 +111,6 @@ def by_hand(layers: Sequence[nn.Module], x: Tensor) -> Iterator[tuple[str, Way]]
         yield name, way(model, x, step(model, x))
 
 
-def by_rotor(layers: Sequence[nn.Module], x: Tensor, plain: int) -> Iterator[tuple[str, Way]]:
-    model = Model(copy.deepcopy(layers))
-    model(x).backward()  # so that gradients are there while it is measured
-    modules = [*model.layers, model.mean]
-    chain = rotor.measure(modules, x)
-    weights = sum(p.nbytes for p in model.parameters())
-    for share in ROTOR_SHARES:
-        # Gradients of the weights are no part of a schedule.
-        memory = share * (plain - weights) - weights
-        found = rotor.rotor(chain, memory, 200) if memory > 0 else None
-        if found is None:
-            print(f"rotor {share}: no schedule", flush=True)
-            continue
-        mine = Model(copy.deepcopy(layers))
-        parts = [*mine.layers, mine.mean]
-
-        def run(mine: Model = mine, parts: Any = parts, found: Any = found) -> None:
-            mine.zero_grad(set_to_none=True)
-            rotor.run_chain(parts, found.schedule, x)
-
-        yield f"rotor {share}", way(mine, x, run)
-
-
 def by_plan(
     layers: Sequence[nn.Module], x: Tensor, budgets: Mapping[str, int], plain: Way
 ) -> Iterator[tuple[str, Way]]:
@@ -171,8 +144,6 @@ def ways_of(name: str, sizes: Sizes, device: torch.device) -> dict[str, Way]:
     x = torch.randn(sizes.rows, sizes.tokens, sizes.width, device=device, dtype=dtype)
     ways = dict(by_hand(layers, x))
     plain = ways[PLAIN].peak
-    if name == "chain":
-        ways |= dict(by_rotor(layers, x, plain))
     budgets = {f"plan at {hand}": ways[hand].peak for hand in ways if hand != PLAIN}
     budgets |= {f"plan at {share:.0%}": int(share * plain) for share in SHARES}
     budgets["plan without a limit"] = 1 << 50
@@ -215,12 +186,9 @@ def report(run: Mapping[str, Any]) -> str:
 
 
 def draw(cases: Mapping[str, Any], out: Path) -> None:
-    import matplotlib
+    from benchmarks import plot  # only here: measuring needs no matplotlib
 
-    matplotlib.use("Agg")  # no display needed
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(
+    figure, panels = plot.plt.subplots(
         1, len(cases), figsize=(6 * len(cases), 4.2), layout="constrained", squeeze=False
     )
     for axes, (case, found) in zip(panels[0], cases.items(), strict=True):
@@ -237,16 +205,9 @@ def draw(cases: Mapping[str, Any], out: Path) -> None:
             ),
             (PLAIN, lambda n: n == PLAIN, {"fmt": "D", "color": "#222222"}),
         ):
-            points = sorted(
-                (v["peak_bytes"] / plain, *(v["over_plain"][q] for q in ("median", "q1", "q3")))
-                for name, v in variants.items()
-                if is_kind(name)
-            )
-            if points:
-                peaks, medians, lows, highs = zip(*points, strict=True)
-                below = [m - low for m, low in zip(medians, lows, strict=True)]
-                above = [high - m for m, high in zip(medians, highs, strict=True)]
-                axes.errorbar(peaks, medians, yerr=(below, above), capsize=2, label=label, **style)
+            kind = [v for name, v in variants.items() if is_kind(name)]
+            points = [(v["peak_bytes"] / plain, v["over_plain"]) for v in kind]
+            plot.with_quartiles(axes, points, capsize=2, label=label, **style)
         axes.set_title(case, loc="left", fontsize=10)
         axes.set_xlabel("peak of a step, of the plain step's")
         axes.set_ylabel("time of a step, of the plain step's")
@@ -264,24 +225,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     effort = effort_of(args, FULL, CUDA_EFFORT)
     keeps_memory = not on_cuda and clocks.keep_freed_memory()  # as a GPU's allocator does
     sizes = SMALLEST if args.quick else CUDA_SIZES if on_cuda else SIZES
-    header = record.header(
-        OP,
-        {},
-        {
-            **dataclasses.asdict(effort),
-            "keeps_freed_memory": keeps_memory,
-            "sizes": {name: each._asdict() for name, each in sizes.items()},
-        },
-        argv,
-        device,
-    )
-    results = record.Record(args.out, header, resume=False)
+    settings = {
+        **dataclasses.asdict(effort),
+        "keeps_freed_memory": keeps_memory,
+        "sizes": {name: each._asdict() for name, each in sizes.items()},
+    }
+    results = record.begin(args.out, OP, {}, settings, argv, device)
     for name, each in in_time(OP, args, sizes):
         results.add(name, measure(ways_of(name, each, device), device, effort))
         print(f"{name} done", flush=True)
     figure = args.out.with_suffix(".png")
     draw(results.cases, figure)
-    text = report({**results.header, "cases": results.cases})
+    text = report(results.run)
     print(f"\n{text}\n\n{args.out}\n{figure}", flush=True)
     return 0
 

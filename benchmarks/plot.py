@@ -1,14 +1,12 @@
-"""Draws the figures of the README from the JSON files.
-
-`python -m benchmarks.plot [--out FILE.png] [FILE ...]`: every case's speed-up over ATen as a dot,
-with each group's geometric mean and its goal.
+"""The ops' figure, from the JSON files: every case's speed-up over ATen as a dot, with each group's
+geometric mean and its goal. `python -m memopt bench --report` draws it anew. And what the other
+benchmarks draw with.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,8 @@ import matplotlib.pyplot as plt
 from matplotlib.lines import Line2D
 from matplotlib.ticker import StrMethodFormatter
 
-from benchmarks.cli import DIRECTIONS, RESULTS, op_results
-from benchmarks.summary import describe, geometric_mean, load, measured
+from benchmarks.cli import DIRECTIONS
+from benchmarks.summary import describe, geometric_mean, measured
 
 COLOURS = {"float32": "#3465a4", "bfloat16": "#ce5c00", "float16": "#4e9a06", "float64": "#75507b"}
 OPS = {
@@ -141,19 +139,13 @@ def _legend(dtypes: Sequence[str], goals: bool) -> list[Line2D]:
     return handles
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.plot", description=__doc__)
-    parser.add_argument(
-        "files", nargs="*", type=Path, help="default: benchmarks/results/cpu_OP.json"
+def with_quartiles(
+    axes: Any, points: Iterable[tuple[float, Mapping[str, float]]], **style: Any
+) -> None:
+    """A mark at each x and median, with a bar from quartile to quartile; in the order of x."""
+    ordered = sorted(
+        (x, s["median"], s["median"] - s["q1"], s["q3"] - s["median"]) for x, s in points
     )
-    parser.add_argument("--out", type=Path, default=RESULTS / "cpu.png")
-    args = parser.parse_args()
-    files = args.files or op_results()
-    if not files:
-        parser.error(f"no results in {RESULTS}: run `make bench` first")
-    draw(load(files), args.out)
-    print(args.out)
-
-
-if __name__ == "__main__":
-    main()
+    if ordered:
+        x, y, below, above = zip(*ordered, strict=True)
+        axes.errorbar(x, y, yerr=(below, above), **style)

@@ -13,13 +13,11 @@ prints the table.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +28,7 @@ import memopt
 import memopt.functional as M
 from benchmarks import record
 from benchmarks.checkpoint_overhead import return_argument
-from benchmarks.cli import RESULTS
+from benchmarks.cli import parse_ways
 from benchmarks.clocks import Clock, CpuClock
 from benchmarks.harness import QUICK, Effort, alternate, spread
 from benchmarks.summary import describe, table
@@ -38,7 +36,6 @@ from memopt.memory.saved import SavedTensors
 
 PLAIN, FLOOR, OURS = "plain", "identity hook", "memopt.recipes()"
 GOAL_OVER_IDENTITY_US = 2.0
-OUT = "cpu_recipes_overhead.json"
 FULL = Effort(rounds=41, min_rounds=15, case_seconds=4.0)
 LENGTH = 64  # ops in a row
 
@@ -170,26 +167,17 @@ def verdict(case: Mapping[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes_overhead")
-    add = parser.add_argument
-    add("--quick", action="store_true", help="short samples, few rounds: a check, not a result")
-    add("--seed", type=int, default=0, help="of the order of the contenders; default: 0")
-    add("--out", type=Path, default=RESULTS / OUT, help=f"default: benchmarks/results/{OUT}")
-    args = parser.parse_args(argv)
+    args = parse_ways("recipes_overhead", argv)
 
     torch.set_num_threads(1)
     effort = dataclasses.replace(QUICK if args.quick else FULL, seed=args.seed)
-    header = record.header(
-        "recipes_overhead",
-        {"us over identity": GOAL_OVER_IDENTITY_US},
-        dataclasses.asdict(effort),
-        argv,
-        torch.device("cpu"),
+    settings = dataclasses.asdict(effort)
+    results = record.begin(
+        args.out, "recipes_overhead", {"us over identity": GOAL_OVER_IDENTITY_US}, settings, argv
     )
-    results = record.Record(args.out, header, resume=False)
     for name in CASES:
         results.add(name, measure(name, CpuClock(), effort))
-    text = report({**results.header, "cases": results.cases})
+    text = report(results.run)
     print(f"\n{text}\n\n{args.out}", flush=True)
     return 0
 

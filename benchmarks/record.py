@@ -16,7 +16,10 @@ from typing import Any
 
 import torch
 
+from benchmarks import cli
+
 SCHEMA = 1
+CPU = torch.device("cpu")
 
 
 class Record:
@@ -42,6 +45,11 @@ class Record:
                 }
                 self.header = {**header, "commands": found["commands"] + header["commands"]}
 
+    @property
+    def run(self) -> dict[str, Any]:
+        """All that the file holds."""
+        return {**self.header, "cases": self.cases}
+
     def add(self, key: str, case: dict[str, Any]) -> None:
         self.cases[key] = case
         self.save()
@@ -59,6 +67,18 @@ class Record:
             f"  {json.dumps(k)}: {json.dumps(case)}" for k, case in self.cases.items()
         )
         return f'{head},\n "cases": {{\n{cases}\n }}\n}}\n'
+
+
+def begin(
+    out: Path,
+    op: str,
+    goals: Mapping[str, float],
+    settings: dict[str, Any],
+    argv: Sequence[str] | None,
+    device: torch.device = CPU,
+) -> Record:
+    """A file that holds no case yet; the rest as header() takes it."""
+    return Record(out, header(op, goals, settings, argv, device), resume=False)
 
 
 def header(
@@ -82,7 +102,7 @@ def header(
         "schema": SCHEMA,
         "op": op,
         "date": now.isoformat(timespec="seconds"),
-        "commands": [" ".join(["python", "-m", f"benchmarks.{op}", *arguments])],
+        "commands": [" ".join([cli.command(op), *arguments])],
         "goals": dict(goals),
         "settings": settings,
         "machine": machine(device),

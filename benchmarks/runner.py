@@ -1,11 +1,10 @@
-"""The loop over a benchmark's cases: what `python -m benchmarks.OP` does."""
+"""The loop over a benchmark's cases: what `python -m benchmarks.ops OP` does."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import functools
-import inspect
 import itertools
 import sys
 import time
@@ -26,14 +25,11 @@ def all_cases(
     build: Callable[..., Sequence[Variant]],
     ideal_bytes: Callable[[str, int, int, torch.dtype], int],
     args: argparse.Namespace,
+    form: str | None = None,
 ) -> Iterator[Case]:
-    """A case for every combination of the options; one for each of GELU's forms if `build` takes
-    `approximate`.
-    """
-    has_forms = "approximate" in inspect.signature(build).parameters
-    forms = args.approximate if has_forms else (None,)
-    for direction, dtype, (rows, cols), form, threads in itertools.product(
-        args.direction, args.dtype, args.shapes, forms, args.threads
+    """A case for every combination of the options; `form` is GELU's, if the op has one."""
+    for direction, dtype, (rows, cols), threads in itertools.product(
+        args.direction, args.dtype, args.shapes, args.threads
     ):
         size = (direction, rows, cols, dtype)
         yield Case(
@@ -43,9 +39,7 @@ def all_cases(
             args.device,
             threads,
             ideal_bytes(*size),
-            functools.partial(
-                build, *size, *([form] if has_forms else []), args.device, args.peers
-            ),
+            functools.partial(build, *size, args.device, args.peers),
         )
 
 

@@ -1,21 +1,17 @@
-"""Prints what the JSON files hold as Markdown tables: the ones in the README.
+"""What the JSON files of the ops hold, as Markdown tables.
 
-`python -m benchmarks.summary [FILE ...]` (default: benchmarks/results/cpu_OP.json). Cases are
-grouped by op, direction, element type and threads; a group's figure is the geometric mean over its
-sizes, with its worst and best case.
+Cases are grouped by op, direction, element type and threads; a group's figure is the geometric mean
+over its sizes, with its worst and best case. `python -m memopt bench --report` makes them anew.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
-
-from benchmarks.cli import RESULTS, op_results
 
 Group = tuple[str, str, str, str]
 
@@ -146,18 +142,3 @@ def report(runs: Sequence[dict[str, Any]]) -> str:
     if unmeasured:
         parts += ["Not measured:", "\n".join(unmeasured)]
     return "\n\n".join(parts) + "\n"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.summary", description=__doc__)
-    parser.add_argument(
-        "files", nargs="*", type=Path, help="default: benchmarks/results/cpu_OP.json"
-    )
-    files = parser.parse_args().files or op_results()
-    if not files:
-        parser.error(f"no results in {RESULTS}: run `make bench` first")
-    print(report(load(files)), end="")
-
-
-if __name__ == "__main__":
-    main()

@@ -6,27 +6,15 @@ what it may keep and no more.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import (
-    cpu,
-    gelu,
-    gelu_linear,
-    gpu,
-    layer_norm,
-    layer_norm_gelu,
-    layer_norm_linear,
-    runner,
-    summary,
-)
+from benchmarks import cpu, gpu, ops, runner, summary
 from benchmarks.cli import OPS
 from benchmarks.clocks import CpuClock, Thunk
 from benchmarks.harness import Case, Effort, Variant, alternate, measure, round_orders, spread
@@ -142,21 +130,18 @@ def test_peak_bytes_are_what_was_alive_at_once_beyond_what_was_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "module",
-    [gelu, layer_norm, layer_norm_gelu, gelu_linear, layer_norm_linear],
-    ids=lambda m: m.__name__,
+    "op", ["gelu", "layer_norm", "layer_norm_gelu", "gelu_linear", "layer_norm_linear"]
 )
 def test_every_benchmark_runs_and_its_file_says_what_how_and_where(
-    module: ModuleType, tmp_path: Path, restore_num_threads: None
+    op: str, tmp_path: Path, restore_num_threads: None
 ) -> None:
-    op = module.__name__.removeprefix("benchmarks.")
     out = tmp_path / "results.json"
     argv = [*QUICK_AND_SMALL, "--approximate", "tanh", "--out", str(out)]
-    assert runner.main(op, module.make_cases, module.GOALS, argv) == 0
+    assert ops.main([op, *argv]) == 0
     found = json.loads(out.read_text())
     assert found["op"] == op
-    assert found["commands"] == [f"python -m benchmarks.{op} {' '.join(argv)}"]
-    assert found["goals"] == module.GOALS
+    assert found["commands"] == [f"python -m benchmarks.ops {op} {' '.join(argv)}"]
+    assert found["goals"] == ops.FAMILIES[op].goals
     assert found["machine"]["cores"] >= 1
     assert found["machine"]["memory_gib"] > 0
     assert found["versions"]["torch"] == torch.__version__
@@ -203,17 +188,14 @@ def test_the_cpu_run_measures_every_op_and_sums_up(
 
     def here(name: str, options: list[str], out: Path) -> bool:
         started.append((name, options))
-        if name not in OPS:
-            return False
-        module = importlib.import_module(f"benchmarks.{name}")
-        return runner.main(name, module.make_cases, module.GOALS, [*options, "--out", str(out)])
+        return name == "ops" and ops.main([*options, "--out", str(out)]) != 0
 
     monkeypatch.setattr(cpu, "RESULTS", tmp_path)
     monkeypatch.setattr(cpu, "run", here)
     options = [*QUICK_AND_SMALL, "--direction", "forward"]
     assert cpu.main(options) == 0
     effort = ["--seed", "0", "--quick"]
-    expected = [(op, [*options, "--device", "cpu"]) for op in OPS]
+    expected = [("ops", [op, *options, "--device", "cpu"]) for op in OPS]
     assert started == [*expected, *((name, effort) for name in cpu.OTHERS)]
     files = {f"cpu_{op}.json" for op in OPS} | {"cpu_summary.md", "cpu.png"}
     assert {path.name for path in tmp_path.iterdir()} == files
@@ -228,9 +210,9 @@ def test_the_cpu_run_measures_every_op_and_sums_up(
 @pytest.mark.slow
 def test_a_benchmark_of_the_cpu_run_has_a_process_of_its_own(tmp_path: Path) -> None:
     out = tmp_path / "gelu.json"
-    assert cpu.run("gelu", [*QUICK_AND_SMALL, "--direction", "forward"], out) is False
+    assert cpu.run("ops", ["gelu", *QUICK_AND_SMALL, "--direction", "forward"], out) is False
     assert json.loads(out.read_text())["op"] == "gelu"
-    assert cpu.run("no_such_op", [], out) is True
+    assert cpu.run("ops", ["no_such_op"], out) is True
 
 
 @pytest.fixture
@@ -253,7 +235,7 @@ def test_resume_measures_only_what_is_missing_and_retries_failures(
 ) -> None:
     def run(*options: str) -> int:
         argv = [*QUICK_AND_SMALL, "--out", str(tmp_path / "r.json"), *options]
-        return runner.main("layer_norm", layer_norm.make_cases, {}, argv)
+        return ops.main(["layer_norm", *argv])
 
     def keys(rows: int, *directions: str) -> list[str]:
         return [f"layer_norm/{d}/{rows}x8/float32/cpu/1" for d in directions]
@@ -279,11 +261,11 @@ def test_resume_starts_afresh_where_the_file_is_of_another_build(
 ) -> None:
     out = tmp_path / "r.json"
     argv = [*QUICK_AND_SMALL, "--out", str(out), "--filter", "layer_norm/forward/"]
-    runner.main("layer_norm", layer_norm.make_cases, {}, argv)
+    ops.main(["layer_norm", *argv])
     found = json.loads(out.read_text())
     found["versions"]["torch"] = "0.1"
     out.write_text(json.dumps(found))
-    runner.main("layer_norm", layer_norm.make_cases, {}, [*argv, "--resume"])
+    ops.main(["layer_norm", *argv, "--resume"])
     assert len(counted) == 2
     assert "has other versions: started afresh" in capsys.readouterr().out
 
@@ -292,7 +274,7 @@ def test_no_case_is_started_after_the_deadline(
     counted: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = [*QUICK_AND_SMALL, "--out", str(tmp_path / "r.json"), "--minutes", "0"]
-    assert runner.main("layer_norm", layer_norm.make_cases, {}, argv) == 0
+    assert ops.main(["layer_norm", *argv]) == 0
     assert counted == []
     assert "out of time, 3 cases left" in capsys.readouterr().out
 
