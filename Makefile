@@ -1,7 +1,7 @@
 # memopt's commands. Each sets up what it needs first, and works without a network once that is there.
 #
 #   make demo       train a small GPT in seven modes, print what each costs and draw it (ARGS="--steps 50")
-#   make test       the fast tests: minutes, all subsystems, each family of ops once (ARGS="-k name" goes to pytest)
+#   make test       the fast tests: three minutes with the build, all subsystems, each family of ops once (ARGS="-k name" goes to pytest)
 #   make test-full  all tests: every variant of an op, and the slow ones
 #   make test-versions  builds and runs the fast tests with each PyTorch of VERSIONS, in environments made for it
 #   make test-processors  the tests of accuracy as on older processors: of ATen, MKL and memopt alike

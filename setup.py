@@ -51,7 +51,7 @@ CUDA_ARCHITECTURES = ["8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
 # include them, so files of a folder are compiled together, as many as have this many lines and no
 # local name in common.
 HOST_FOLDERS = ("autograd", "python", "saved", "ops", "offload", "plan")  # what takes longest first
-JOINED_LINES = 2000
+JOINED_LINES = 3000
 
 # One source, one copy per instruction set. baseline is what the compiler targets by default.
 # Contraction is off so that a formula rounds alike wherever it is inlined (csrc/kernels/common.h).
@@ -159,7 +159,7 @@ class Step(NamedTuple):
 # struct NAME {, using NAME =, int NAME(..., constexpr int NAME[] = ..., once template arguments are
 # gone. A member that is defined outside of its class has :: in front, a macro has no type there.
 DECLARED = re.compile(
-    r"^(?:[\w:]+[\s*&]+)+(?!\w+::)(\w+)(?:\[\w*\])?\s*(?:[({=;]|:(?!:)|$|final\b)"
+    r"^(?:\w[\w:]*[\s*&]+)+(?!\w+::)(\w+)(?:\[\w*\])?\s*(?:[({=;]|:(?!:)|$|final\b)"
 )
 
 

@@ -4,10 +4,11 @@ Tests that take `device` run on the CPU and, where memopt has CUDA kernels and P
 on that as well: the same suite. What a CPU has no counterpart of (CUDA graphs, streams, CUDA's
 rules of autocast and attention) is in files named test_on_cuda.py, whose tests take `cuda`.
 
-`make test` leaves out the tests that bear the mark `slow`: those that take more than about two
-seconds; the interpreter's, which compile the CUDA kernels as C++; of tests that run over all ops
-those of a family's further cases, which differ from its first one in a keyword; and of a test with
-more than 80 combinations all but every k-th. `make test-full` runs everything.
+`make test` leaves out the tests that bear the mark `slow`, here or in slow.txt: those that take
+more than about a third of a second; the interpreter's, which compile the CUDA kernels as C++; of
+tests that run over all ops those of a family's further cases, which differ from its first one in a
+keyword; and of a test with more than 40 combinations all but every k-th. `make test-full` runs
+everything.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 
 ROOT = Path(__file__).parent
 SIMT = ROOT / "simt"
+SLOW = {line for line in (ROOT / "slow.txt").read_text().splitlines() if not line.startswith("#")}
 
 # The files that take longest in `make test-full`, the longest first: begun first, so that none of
 # them is what one process still runs when the others have ended. They need not be the ones that
@@ -86,7 +88,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         further = (
             cases is not None and isinstance(case, cases.OpCase) and case not in cases.FAMILIES
         )
-        if further or item.path.is_relative_to(SIMT):
+        name = item.nodeid.partition("[")[0].rpartition("::")[2]
+        is_slow = f"{item.path.name}::{name}" in SLOW
+        if further or is_slow or item.path.is_relative_to(SIMT):
             item.add_marker(pytest.mark.slow)
         elif not item.get_closest_marker("slow"):
             combinations.setdefault(item.nodeid.partition("[")[0], []).append(item)
@@ -94,7 +98,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {ROOT / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: (rank.get(item.path, len(rank)), -tests[item.path], item.path))
     for some in combinations.values():
-        step = _step(len(some), most=80)
+        step = _step(len(some), most=40)
         for item in (item for k, item in enumerate(some) if k % step):
             item.add_marker(pytest.mark.slow)
 

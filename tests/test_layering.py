@@ -139,14 +139,14 @@ EVERY_LAYER = (
     "csrc/ops/{}.cpp",
     "csrc/autograd/{}.cpp",
 )
-PUBLIC = ("memopt/nn/{}.py", "tests/ops/test_{}.py", "tests/nn/test_{}.py", "benchmarks/{}.py")
+PUBLIC = ("memopt/nn/{}.py", "tests/ops/test_{}.py", "tests/nn/test_{}.py")
 CONCEPTS = {
     "activation": EVERY_LAYER + PUBLIC,
     "dropout": EVERY_LAYER + PUBLIC,
     "gated": EVERY_LAYER + PUBLIC,
-    "layer_norm": ("csrc/kernels/{}.h", "csrc/autograd/{}.cpp", *PUBLIC),
-    "rms_norm": ("csrc/kernels/{}.h", "csrc/autograd/{}.cpp", *PUBLIC),
-    "norm": ("csrc/kernels/{}.h", "csrc/ops/{}.h", "csrc/autograd/{}.cpp"),
+    "layer_norm": ("csrc/kernels/{}.h", "csrc/autograd/{}.cpp", *PUBLIC[:2]),
+    "rms_norm": ("csrc/kernels/{}.h", "csrc/autograd/{}.cpp", *PUBLIC[:2]),
+    "norm": ("csrc/kernels/{}.h", "csrc/ops/{}.h", "csrc/autograd/{}.cpp", PUBLIC[2]),
     "norm_forward": ("csrc/kernels/cpu/{}.cpp", "csrc/ops/{}.cpp"),
     "norm_backward": ("csrc/kernels/cpu/{}.cpp", "csrc/ops/{}.cpp"),
 }

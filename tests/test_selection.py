@@ -1,10 +1,14 @@
-"""Proves: the selections of support/selection.py leave out no pair of values."""
+"""Proves: the selections of support/selection.py leave out no pair of values, and what `make test`
+leaves out by name is there.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +16,7 @@ from tests.support.cases import OP_CASES
 from tests.support.selection import each_value, every_op_with, pairwise
 from tests.support.shapes import COLS, DTYPES, ROWS
 
+TESTS = Path(__file__).parent
 LISTS = [(COLS, DTYPES, ROWS), (ROWS, COLS, DTYPES), ("ab", "cde"), ("ab", "cd", "ef", "gh")]
 
 
@@ -52,3 +57,15 @@ def test_elementwise_ops_together_have_all_pairs_and_the_others_each() -> None:
     for case in OP_CASES:
         if not case.elementwise:
             assert pairs(values for c, *values in parameters if c is case) == everything, case
+
+
+def test_every_slow_test_is_there() -> None:
+    """A name in slow.txt that no test bears any more would be a test that is left out by nobody."""
+    there = {
+        f"{file.name}::{name}"
+        for file in TESTS.rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)
+    }
+    lines = [line for line in (TESTS / "slow.txt").read_text().splitlines() if line[0] != "#"]
+    assert [line for line in lines if line not in there] == []
+    assert lines == sorted(set(lines))

@@ -141,11 +141,13 @@ def test_every_source_is_found_and_compiled_once(
 
 
 SAMPLES = {
-    "a": "namespace {\nusing T = int;\nstruct Same {\n  int other;\n};\n}  // namespace\n",
-    "b": "namespace {\nusing T = int;\nint other(int x) {\n  return x;\n}\n}  // namespace\n",
+    "a": "namespace {\nusing T = int;\nstruct Same {\n  int other;\n};\n"
+    "class A : public Base {\n};\n}  // namespace\n",
+    "b": "namespace {\nusing T = int;\nint other(int x) {\n  return x;\n}\n"
+    "class B : public Base {\n};\n}  // namespace\n",
     "c": "namespace {\nconst std::pair<int, int>& Same(int);\n}  // namespace\n",
     "d": "namespace {\nusing T = long;\n}  // namespace\nvoid T::member() {}\n",
-    "e": "int outside;\n" * 2000,
+    "e": "int outside;\n" * 3000,
 }
 
 

@@ -55,7 +55,7 @@ py::dict row(const OffloadTarget& target, saved::OffloadDevice& device) {
 }
 
 // A dict for each place and device that was used.
-py::list stats(bool reset, bool wait) {
+py::list all_stats(bool reset, bool wait) {
   py::list rows;
   for (const auto& target : OffloadTarget::all()) {
     for (const auto& [_, device] : target->devices()) {
@@ -138,7 +138,7 @@ void register_offload(py::module_& m) {
         return OffloadTarget::empty_cache();
       },
       "Gives back memory and files that hold nothing; returns their bytes.");
-  m.def("offload_stats", &stats, py::kw_only(), py::arg("reset"), py::arg("wait"),
+  m.def("offload_stats", &all_stats, py::kw_only(), py::arg("reset"), py::arg("wait"),
         "A dict for each place and device.");
   m.def(
       "pretend_accelerator",

@@ -73,7 +73,7 @@ class PythonLink : public saved::Link {
   c10::SafePyObject start_;
 };
 
-std::vector<c10::DeviceType> device_types(const std::vector<std::string>& names) {
+std::vector<c10::DeviceType> types_named(const std::vector<std::string>& names) {
   std::vector<c10::DeviceType> types;
   types.reserve(names.size());
   for (const auto& name : names) types.push_back(c10::Device(name).type());
@@ -110,7 +110,7 @@ void register_partition(py::module_& m) {
                        const py::object& start, py::object agreement_of, py::object differs) {
              return std::make_shared<Partition>(
                  Partition{std::make_shared<saved::Ranks>(std::make_unique<PythonLink>(start), rank,
-                                                          ranks, device_types(devices)),
+                                                          ranks, types_named(devices)),
                            std::move(agreement_of), std::move(differs)});
            }),
            py::kw_only(), py::arg("rank"), py::arg("ranks"), py::arg("devices"), py::arg("start"),

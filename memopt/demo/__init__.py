@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps",
         type=int,
-        help="training steps per mode (default: as many as take about 90 seconds)",
+        help="training steps per mode (default: 80, about a minute)",
     )
     parser.add_argument("--device", help="cpu, cuda or cuda:N (default: cuda where it can be used)")
     parser.add_argument(

@@ -28,11 +28,11 @@ class Preset:
 
 
 PRESETS = {
-    # About 90 seconds for all seven modes on two cores.
+    # Half a minute to a minute for all seven modes on two cores.
     "cpu": Preset(
         size=ModelSize(layers=4, width=128, heads=4, context=128),
         batch=8,
-        steps=200,
+        steps=80,
         learning_rate=3e-3,
         dtype="float32",
     ),
