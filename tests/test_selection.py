@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import map as tests_map
 from tests.support.cases import OP_CASES
 from tests.support.selection import each_value, every_op_with, pairwise
 from tests.support.shapes import COLS, DTYPES, ROWS
@@ -69,3 +70,8 @@ def test_every_slow_test_is_there() -> None:
     lines = [line for line in (TESTS / "slow.txt").read_text().splitlines() if line[0] != "#"]
     assert [line for line in lines if line not in there] == []
     assert lines == sorted(set(lines))
+
+
+def test_the_map_of_the_tests_is_that_of_the_files() -> None:
+    """`python -m tests.support.map` writes it."""
+    assert tests_map.README.read_text() == tests_map.page()

@@ -15,6 +15,7 @@ from torch.utils import checkpoint as torch_checkpoint
 import memopt
 from memopt._extension import _C
 from memopt.checkpoint import checkpoint
+from tests.support.bits import assert_same_bits as assert_same_bits
 
 
 def plain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -51,14 +52,6 @@ def step_results(
     for tensor in tensors:
         tensor.grad = None
     return results
-
-
-def assert_same_bits(actual: Iterable[Tensor | None], expected: Iterable[Tensor | None]) -> None:
-    for a, e in zip(actual, expected, strict=True):
-        assert (a is None) == (e is None)
-        if a is not None:
-            assert a.dtype == e.dtype
-            assert torch.equal(a, e), f"differ by up to {(a - e).abs().max()}"
 
 
 class CountCalls(nn.Module):

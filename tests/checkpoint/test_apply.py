@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from memopt.checkpoint import apply_checkpointing, checkpoint_wrapper, unwrap
 from memopt.checkpoint.wrapper import settings_of
-from tests.checkpoint.support import Net, assert_same_bits, runs_twice, step_results
+from tests.checkpoint.support import Net, runs_twice, step_results
+from tests.support.bits import assert_same_bits
 
 
 class Model(nn.Module):

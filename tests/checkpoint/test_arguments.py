@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from memopt.checkpoint import checkpoint, checkpoint_wrapper, is_recomputing
-from tests.checkpoint.support import assert_same_bits, step_results
+from tests.checkpoint.support import step_results
+from tests.support.bits import assert_same_bits
 
 
 class Pair(NamedTuple):

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from memopt.checkpoint import checkpoint, is_recomputing
 from tests.checkpoint.support import (
     CountCalls,
-    assert_same_bits,
     mlp,
     plain,
     step_results,
     torch_non_reentrant,
     torch_reentrant,
 )
+from tests.support.bits import assert_same_bits
 
 
 @pytest.fixture

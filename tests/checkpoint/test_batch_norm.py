@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from memopt._extension import _C
 from memopt.checkpoint import checkpoint, checkpoint_wrapper, is_recomputing
-from tests.checkpoint.support import assert_same_bits, step_results
+from tests.checkpoint.support import step_results
+from tests.support.bits import assert_same_bits
 
 # Layer and the shape of its input.
 LAYERS = {

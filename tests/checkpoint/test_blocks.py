@@ -29,7 +29,8 @@ from tests.checkpoint.block_styles import (
     blocks,
     paths,
 )
-from tests.checkpoint.support import assert_same_bits, step_results
+from tests.checkpoint.support import step_results
+from tests.support.bits import assert_same_bits
 
 
 @pytest.mark.parametrize("style", STYLES)

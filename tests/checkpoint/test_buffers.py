@@ -29,10 +29,8 @@ from tests.checkpoint.buffers import (
     train,
     wrapped,
 )
-from tests.checkpoint.support import (
-    assert_same_bits,
-    mlp,
-)
+from tests.checkpoint.support import mlp
+from tests.support.bits import assert_same_bits
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])

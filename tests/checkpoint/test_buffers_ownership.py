@@ -26,12 +26,8 @@ from tests.checkpoint.buffers import (
     train,
     wrapped,
 )
-from tests.checkpoint.support import (
-    assert_same_bits,
-    mlp,
-    step_results,
-    taken_for_an_accelerator,
-)
+from tests.checkpoint.support import mlp, step_results, taken_for_an_accelerator
+from tests.support.bits import assert_same_bits
 
 
 class Keeps(nn.Module):

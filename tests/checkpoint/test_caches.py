@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from tests.checkpoint.support import assert_same_bits, step_results
+from tests.checkpoint.support import step_results
+from tests.support.bits import assert_same_bits
 
 transformers: Any = pytest.importorskip("transformers")
 

@@ -17,7 +17,8 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 import memopt
 from memopt.checkpoint import checkpoint, checkpoint_wrapper, ops_worth_saving, uncompiled
-from tests.checkpoint.support import assert_same_bits, mlp
+from tests.checkpoint.support import mlp
+from tests.support.bits import assert_same_bits
 
 
 @pytest.fixture(autouse=True)

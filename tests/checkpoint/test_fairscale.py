@@ -15,14 +15,8 @@ from torch import Tensor, nn
 
 import memopt
 from memopt.checkpoint import checkpoint_wrapper, disable_checkpointing, is_recomputing
-from tests.checkpoint.support import (
-    CountCalls,
-    Watch,
-    assert_same_bits,
-    mlp,
-    step_results,
-    taken_for_an_accelerator,
-)
+from tests.checkpoint.support import CountCalls, Watch, mlp, step_results, taken_for_an_accelerator
+from tests.support.bits import assert_same_bits
 
 
 class Returns(nn.Module):

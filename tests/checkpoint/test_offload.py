@@ -16,14 +16,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import memopt
 from memopt.checkpoint import checkpoint_wrapper
-from tests.checkpoint.support import (
-    Watch,
-    assert_same_bits,
-    left,
-    mlp,
-    step_results,
-    taken_for_an_accelerator,
-)
+from tests.checkpoint.support import Watch, left, mlp, step_results, taken_for_an_accelerator
+from tests.support.bits import assert_same_bits
 
 
 @pytest.fixture

@@ -41,8 +41,8 @@ from tests.checkpoint.partitions import (
     values,
     wrapped,
 )
-from tests.checkpoint.support import assert_same_bits
 from tests.checkpoint.virtual_ranks import Rank, VirtualRanks
+from tests.support.bits import assert_same_bits
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])

@@ -29,8 +29,9 @@ from tests.checkpoint.partitions import (
     recomputed_arguments,
     values,
 )
-from tests.checkpoint.support import assert_same_bits, plain
+from tests.checkpoint.support import plain
 from tests.checkpoint.virtual_ranks import Rank, VirtualRanks
+from tests.support.bits import assert_same_bits
 
 
 def test_what_differs_is_kept_whole_and_said_once() -> None:

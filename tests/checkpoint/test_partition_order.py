@@ -32,8 +32,9 @@ from tests.checkpoint.partitions import (
     values,
     wrapped,
 )
-from tests.checkpoint.support import assert_same_bits, torch_reentrant
+from tests.checkpoint.support import torch_reentrant
 from tests.checkpoint.virtual_ranks import Rank, VirtualRanks
+from tests.support.bits import assert_same_bits
 
 
 class Timed(nn.Module):

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from memopt.checkpoint import checkpoint
 from tests.checkpoint.support import (
-    assert_same_bits,
     collector_disabled,
     live_tensors_and_regions,
     plain,
     step_results,
     torch_non_reentrant,
 )
+from tests.support.bits import assert_same_bits
 
 every_way = pytest.mark.parametrize(
     "way", [checkpoint, torch_non_reentrant], ids=["memopt", "torch"]

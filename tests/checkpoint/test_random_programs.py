@@ -30,12 +30,9 @@ from tests.checkpoint.programs import (
     Weights,
     build,
 )
-from tests.checkpoint.support import (
-    assert_same_bits,
-    collector_disabled,
-    taken_for_an_accelerator,
-)
+from tests.checkpoint.support import collector_disabled, taken_for_an_accelerator
 from tests.recipes.support import scope
+from tests.support.bits import assert_same_bits
 
 indices = st.integers(0, 8)
 several = st.lists(indices, min_size=1, max_size=4).map(tuple)

@@ -20,13 +20,13 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 import memopt
 from memopt.checkpoint import checkpoint, ops_worth_saving
 from tests.checkpoint.support import (
-    assert_same_bits,
     collector_disabled,
     live_tensors_and_regions,
     plain,
     step_results,
     torch_non_reentrant,
 )
+from tests.support.bits import assert_same_bits
 from tests.support.record_ops import RecordOps
 
 WAYS = (checkpoint, torch_non_reentrant)

@@ -16,7 +16,8 @@ from torch.utils import checkpoint as torch_checkpoint
 
 from memopt.checkpoint import checkpoint_sequential, checkpoint_wrapper, disable_checkpointing
 from memopt.memory.saved import SavedTensors
-from tests.checkpoint.support import CountCalls, assert_same_bits, mlp, step_results
+from tests.checkpoint.support import CountCalls, mlp, step_results
+from tests.support.bits import assert_same_bits
 
 PARTITIONS = [1, 2, 3, 6, "sqrt", "optimal", [1, 2, 3], (4, 2), [6]]
 

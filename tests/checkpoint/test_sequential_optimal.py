@@ -21,7 +21,8 @@ from memopt.checkpoint.settings import region_settings
 from memopt.checkpoint.stage_bytes import StageBytes
 from memopt.demo.memory import profile_memory
 from memopt.memory.saved import SavedTensors
-from tests.checkpoint.support import CountCalls, assert_same_bits, mlp, step_results
+from tests.checkpoint.support import CountCalls, mlp, step_results
+from tests.support.bits import assert_same_bits
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,8 @@ from memopt.checkpoint import (
     is_checkpointing,
     is_recomputing,
 )
-from tests.checkpoint.support import CountCalls, assert_same_bits, mlp, plain, step_results
+from tests.checkpoint.support import CountCalls, mlp, plain, step_results
+from tests.support.bits import assert_same_bits
 
 
 class Failure(Exception):

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from memopt._extension import _C
 from memopt.checkpoint import checkpoint, checkpoint_wrapper, is_checkpointing, is_recomputing
-from tests.checkpoint.support import assert_same_bits, mlp, plain
+from tests.checkpoint.support import mlp, plain
+from tests.support.bits import assert_same_bits
 
 THREADS = 4
 PATIENCE = 30.0  # seconds after which a thread that waits for another is taken to wait for ever

@@ -19,7 +19,6 @@ from torch.utils import _pytree as pytree
 from memopt.checkpoint import checkpoint, checkpoint_wrapper
 from tests.checkpoint.support import (
     CountCalls,
-    assert_same_bits,
     collector_disabled,
     live_objects,
     live_tensors_and_regions,
@@ -28,6 +27,7 @@ from tests.checkpoint.support import (
     step_results,
     torch_non_reentrant,
 )
+from tests.support.bits import assert_same_bits
 
 every_way = pytest.mark.parametrize(
     "way", [checkpoint, torch_non_reentrant], ids=["memopt", "torch"]

@@ -23,7 +23,8 @@ from memopt.checkpoint import (
     checkpoint_wrapper,
     is_recomputing,
 )
-from tests.checkpoint.support import CountCalls, assert_same_bits, torch_non_reentrant
+from tests.checkpoint.support import CountCalls, torch_non_reentrant
+from tests.support.bits import assert_same_bits
 
 WAYS = (checkpoint, torch_non_reentrant)
 every_way = pytest.mark.parametrize("way", WAYS, ids=["memopt", "torch"])

@@ -18,15 +18,10 @@ from torch import Tensor, nn
 from memopt._extension import _C
 from memopt.compat.deepspeed import checkpointing
 from memopt.memory.allocator import LiveBytes
-from tests.checkpoint.support import (
-    CountCalls,
-    Watch,
-    assert_same_bits,
-    mlp,
-    step_results,
-)
+from tests.checkpoint.support import CountCalls, Watch, mlp, step_results
 from tests.compat.conftest import OPTIONS
 from tests.compat.support import buffers, run
+from tests.support.bits import assert_same_bits
 
 SIZE = 20
 

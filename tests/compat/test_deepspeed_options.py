@@ -18,12 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from memopt.compat.deepspeed import checkpointing
-from tests.checkpoint.support import (
-    assert_same_bits,
-    mlp,
-    step_results,
-)
+from tests.checkpoint.support import mlp, step_results
 from tests.compat.support import buffers, run
+from tests.support.bits import assert_same_bits
 
 
 def test_what_cannot_be_configured_changes_nothing(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from memopt.compat.fairscale.nn.checkpoint.checkpoint_activations import (
     is_checkpointing,
     is_recomputing,
 )
-from tests.checkpoint.support import CountCalls, assert_same_bits, step_results
+from tests.checkpoint.support import CountCalls, step_results
+from tests.support.bits import assert_same_bits
 
 OURS = {
     "nn": ["checkpoint_wrapper"],

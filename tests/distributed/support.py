@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import memopt
-from tests.checkpoint.support import assert_same_bits, plain
+from tests.checkpoint.support import plain
+from tests.support.bits import assert_same_bits
 
 SIZE = 8
 

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 import memopt
 from memopt._extension import _C
 from memopt.compat.deepspeed import checkpointing
-from tests.checkpoint.support import assert_same_bits, plain, step_results
+from tests.checkpoint.support import plain, step_results
 from tests.distributed.processes import Pair
+from tests.support.bits import assert_same_bits
 from tests.support.patience import once_it_is
 
 ROWS, WIDTH, BLOCKS = 64, 32, 4

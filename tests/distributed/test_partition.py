@@ -33,10 +33,10 @@ from memopt.checkpoint import partition
 from memopt.checkpoint.partition import PartitionChoice
 from memopt.memory.allocator import LiveBytes
 from tests.checkpoint.partitions import MESSAGE, part_bytes
-from tests.checkpoint.support import assert_same_bits
 from tests.distributed.processes import World
 from tests.distributed.support import CountingLinear, Results, train
 from tests.distributed.test_tensor_parallel import STYLES
+from tests.support.bits import assert_same_bits
 
 pytestmark = pytest.mark.slow  # for whichever test starts the processes
 

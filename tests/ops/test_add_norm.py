@@ -12,12 +12,15 @@ import torch
 
 import memopt
 from memopt.memory.saved import SavedTensors
-from tests.support.cases import ADD_NORM_CASES, Call, OpCase, evaluate
+from tests.support.cases import ADD_NORM_CASES, ALL_DROPOUT_ADD_NORM_CASES, Call, OpCase, evaluate
 from tests.support.record_ops import RecordOps
 from tests.support.shapes import BFLOAT16, DTYPES, FLOAT32, FLOAT64, LAYOUTS, Dtypes
 from tests.support.tolerances import root_mean_square
 
 every_case = pytest.mark.parametrize("case", ADD_NORM_CASES, ids=str)
+with_dropout_too = pytest.mark.parametrize(
+    "case", [*ADD_NORM_CASES, *ALL_DROPOUT_ADD_NORM_CASES], ids=str
+)
 every_dtype = pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 
 
@@ -136,7 +139,7 @@ def test_one_tensor_as_both_addends(case: OpCase, device: torch.device) -> None:
     assert torch.equal(gradient, leaf.grad)
 
 
-@every_case
+@with_dropout_too
 def test_only_the_sum_is_kept(case: OpCase, device: torch.device) -> None:
     leaves = case.make_call((67, 130), BFLOAT16, device).leaves()
     with SavedTensors(exclude=leaves.weights.values()) as saved:
@@ -157,7 +160,7 @@ def test_a_residual_stream_keeps_each_sum_once(case: OpCase, device: torch.devic
     assert saved.bytes == layers * (67 * 130 * 2 + case.statistics_bytes(leaves))
 
 
-@every_case
+@with_dropout_too
 def test_write_to_the_sum_is_noticed_in_backward(case: OpCase, device: torch.device) -> None:
     output, total = case.memopt(case.make_call((6, 130), FLOAT32, device).leaves())
     total.add_(1)
@@ -165,7 +168,7 @@ def test_write_to_the_sum_is_noticed_in_backward(case: OpCase, device: torch.dev
         output.sum().backward()
 
 
-@every_case
+@with_dropout_too
 @pytest.mark.parametrize("used", ["output", "sum", "both"])
 def test_second_derivatives(case: OpCase, used: str, device: torch.device) -> None:
     call = case.make_call((3, 5), FLOAT64, device).leaves()
@@ -179,7 +182,7 @@ def test_second_derivatives(case: OpCase, used: str, device: torch.device) -> No
     assert torch.autograd.gradgradcheck(outputs, tuple(call.given.values()))
 
 
-@every_case
+@with_dropout_too
 @pytest.mark.parametrize(
     ("change", "rule"),
     [

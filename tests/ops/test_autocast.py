@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from memopt.memory.saved import SavedTensors
+from tests.support.bits import assert_same_bits
 from tests.support.cases import (
     DROPOUT_ADD_NORM_CASES,
     NORMALIZING_CASES,
@@ -19,7 +20,6 @@ from tests.support.cases import (
     Call,
     OpCase,
     as_tuple,
-    assert_same_bits,
     evaluate,
 )
 from tests.support.shapes import BFLOAT16, DTYPES, FLOAT32, FLOAT64, Dtypes

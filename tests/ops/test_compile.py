@@ -13,15 +13,8 @@ import torch.utils._pytree as pytree
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import memopt
-from tests.support.cases import (
-    EACH_OP,
-    OP_CASES,
-    Call,
-    OpCase,
-    as_tuple,
-    assert_same_bits,
-    evaluate,
-)
+from tests.support.bits import assert_same_bits
+from tests.support.cases import EACH_OP, OP_CASES, Call, OpCase, as_tuple, evaluate
 from tests.support.shapes import BFLOAT16, FLOAT32, Dtypes
 
 # What is compiled around an op does not depend on its keywords.

@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.support.bits import assert_same_bits
 from tests.support.cases import (
     NORMALIZING_CASES,
     OP_CASES,
@@ -14,7 +15,6 @@ from tests.support.cases import (
     OpCase,
     Results,
     as_tuple,
-    assert_same_bits,
     evaluate,
 )
 from tests.support.selection import every_op_with

@@ -1,7 +1,6 @@
 """Proves: dropout's decisions look random (rate, neighbours, rows, calls; with fixed seeds, so that
-the same numbers are judged in every run), obey PyTorch's generator (seeds, state, fork_rng), are
-the same in forward, in a checkpoint's recompute and in a compiled backward, and no compiler merges
-two calls.
+the same numbers are judged in every run) and obey PyTorch's generator (seeds, state, fork_rng).
+Where else a mask must be the same: test_dropout_masks.py.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import memopt
 from memopt.functional import dropout
-from tests.checkpoint.support import REGIONS, plain
 from tests.support.opchecks import opcheck
 from tests.support.philox import dropout_bits
 
@@ -118,23 +116,6 @@ def test_seed_decides_and_state_can_be_put_back(device: torch.device) -> None:
     assert torch.equal(kept(0.5, 1000, device), d)
 
 
-def test_what_is_drawn_does_not_depend_on_size_or_grad(device: torch.device) -> None:
-    """So a later random op sees the same generator."""
-    later = []
-    for x in (torch.ones(3), torch.ones(99_999), torch.ones(3, requires_grad=True), torch.ones(0)):
-        torch.manual_seed(0)
-        dropout(x.to(device))
-        later.append(torch.rand(5, device=device))
-    assert all(torch.equal(t, later[0]) for t in later)
-
-
-def test_with_and_without_grad_the_same_mask(device: torch.device) -> None:
-    torch.manual_seed(0)
-    a = dropout(torch.ones(1000, device=device))
-    torch.manual_seed(0)
-    assert torch.equal(dropout(torch.ones(1000, device=device, requires_grad=True)), a)
-
-
 def test_cuda_offset_advances_as_pytorchs(device: torch.device) -> None:
     if device.type != "cuda":
         pytest.skip("the CPU's generator has no offset")
@@ -145,90 +126,11 @@ def test_cuda_offset_advances_as_pytorchs(device: torch.device) -> None:
     assert generator.get_offset() == before + 4
 
 
-@pytest.mark.parametrize("region", REGIONS, ids=lambda region: region.__name__)
-def test_checkpoint_draws_the_same_mask_again(region, device: torch.device) -> None:
-    weight = torch.randn(16, 16, device=device)
-
-    def body(x: Tensor) -> Tensor:
-        return dropout(dropout(x.sin(), 0.3) @ weight, 0.5).cos()
-
-    results = []
-    for way in (plain, region):
-        x = torch.linspace(-1, 1, 160, device=device).reshape(10, 16).requires_grad_()
-        torch.manual_seed(5)
-        output = way(body, x)
-        torch.rand(3, device=device)  # whoever draws in between
-        output.sum().backward()
-        results.append((output.detach(), x.grad))
-    for a, b in zip(*results, strict=True):
-        assert torch.equal(a, b)
-
-
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
     torch.compiler.reset()
     yield
     torch.compiler.reset()
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", "aot_eager_decomp_partition"])
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compiled_backward_has_forwards_mask(
-    backend: str, dynamic: bool, fresh_compiler: None, device: torch.device
-) -> None:
-    def function(x: Tensor) -> Tensor:
-        return dropout(x * 2, 0.5) + 1
-
-    graph = torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)
-    x = torch.ones(40, 33, device=device, requires_grad=True)
-    for _ in range(3):
-        torch.manual_seed(6)
-        expected = function(x)
-        torch.manual_seed(6)
-        output = graph(x)
-        assert device.type != "cpu" or torch.equal(output, expected)  # random.h: the same numbers
-        (grad,) = torch.autograd.grad(output.sum(), x)
-        assert torch.equal(grad, output - 1)
-    assert not torch.equal(graph(x), graph(x))
-
-
-@pytest.mark.parametrize("backend", ["aot_eager_decomp_partition", "inductor"])
-@pytest.mark.slow
-def test_compilers_do_not_merge_calls(
-    backend: str, fresh_compiler: None, device: torch.device
-) -> None:
-    """Two drops of one tensor are two masks, and each comes back in backward."""
-
-    def function(x: Tensor) -> tuple[Tensor, Tensor]:
-        return dropout(x, 0.5), dropout(x, 0.5)
-
-    graph = torch.compile(function, backend=backend, fullgraph=True)
-    x = torch.ones(1000, device=device, requires_grad=True)
-    a, b = graph(x)
-    assert not torch.equal(a, b)
-    (grad,) = torch.autograd.grad((a + 3 * b).sum(), x)
-    assert torch.equal(grad, a.detach() + 3 * b.detach())
-    with torch.no_grad():
-        a, b = graph(x)
-    assert not torch.equal(a, b)
-
-
-def test_compiled_checkpoint(fresh_compiler: None, device: torch.device) -> None:
-    """The region's recompute is in the backward graph, and draws the same numbers there."""
-
-    def body(x: Tensor) -> Tensor:
-        return dropout(x.sin(), 0.5).exp()
-
-    def function(x: Tensor) -> Tensor:
-        return torch.utils.checkpoint.checkpoint(body, x, use_reentrant=False)
-
-    graph = torch.compile(function, backend="aot_eager_decomp_partition", fullgraph=True)
-    x = torch.linspace(0.1, 1, 999, device=device, requires_grad=True)
-    output = graph(x)
-    (grad,) = torch.autograd.grad(output.sum(), x)
-    keep = output.detach() != 1
-    assert 300 < int(keep.sum()) < 700
-    torch.testing.assert_close(grad, torch.where(keep, output.detach() * 2 * x.detach().cos(), 0))
 
 
 def test_dynamic_shapes_never_recompile(fresh_compiler: None, device: torch.device) -> None:

@@ -10,15 +10,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.support.cases import (
-    NORMALIZING_CASES,
-    OP_CASES,
-    Call,
-    OpCase,
-    as_tuple,
-    assert_same_bits,
-    evaluate,
-)
+from tests.support.bits import assert_same_bits
+from tests.support.cases import NORMALIZING_CASES, OP_CASES, Call, OpCase, as_tuple, evaluate
 from tests.support.selection import every_op_with
 from tests.support.shapes import (
     BFLOAT16,

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import memopt.functional as M
 from memopt import checkpoint
 from memopt.memory.saved import SavedTensors
+from tests.support.bits import assert_same_bits
 from tests.support.cases.activation import TORCH, named
 
 ACTIVATIONS = {name: functools.partial(M.activation, **named(name)) for name in TORCH}
@@ -148,12 +149,6 @@ def gradients(outputs: Any, tensors: list[Any], create_graph: bool = False) -> l
     grads = [torch.randn_like(y) for y in outputs]
     wanted = [t for t in tensors if t is not None and t.requires_grad]
     return list(torch.autograd.grad(outputs, wanted, grads, create_graph=create_graph))
-
-
-def assert_same_bits(actual: Any, expected: Any) -> None:
-    for a, e in zip(actual, expected, strict=True):
-        assert a.shape == e.shape
-        assert torch.equal(a, e), f"differ by up to {(a - e).abs().max()}"
 
 
 @pytest.mark.parametrize(

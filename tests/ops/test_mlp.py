@@ -13,11 +13,11 @@ from torch import Tensor
 
 import memopt.functional as M
 from memopt import checkpoint
+from tests.support.bits import assert_same_bits
 from tests.support.mlp import (
     LEVELS,
     Variant,
     apart,
-    assert_same_bits,
     every_level,
     every_variant,
     fused,

@@ -12,19 +12,18 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from tests.support.bits import assert_same_bits
 from tests.support.cases import Call, OpCase, Results
 from tests.support.cases.op import Saved
 
 from .device import ORDERS, Device
 from .drivers import DRIVERS
 from .drivers.run import DENSE, STREAM, Layout, Run
-from .memory import bits
 
 __all__ = [
     "DENSE",
     "STREAM",
     "Layout",
-    "assert_same_bits",
     "backward",
     "forward",
     "in_every_order",
@@ -83,13 +82,3 @@ def in_every_order(device: Device, run: Callable[[], T]) -> T:
         assert_same_bits(run(), first, f"order {order} against {ORDERS[0]}")
     device.set_order(ORDERS[0])
     return first
-
-
-def assert_same_bits(actual: Tensors, expected: Tensors, what: str) -> None:
-    names = list(expected) if isinstance(expected, Mapping) else range(len(expected))
-    assert len(actual) == len(expected), what
-    for name in names:
-        a, e = actual[name], expected[name]  # type: ignore[index]
-        assert (a is None) == (e is None), f"{what}: result {name} is missing or unexpected"
-        if a is not None and e is not None:
-            assert bits(a).equal(bits(e)), f"{what}: result {name} has other bits"

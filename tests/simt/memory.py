@@ -13,17 +13,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from tests.support.bits import INTEGERS, bits
+
 from .device import Device, KernelFault
 
 GUARD_BYTES = 1024  # on either side; keeps the alignment
 ALIGNMENT = 256  # of cudaMalloc
-
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def bits(t: Tensor) -> Tensor:
-    """The elements as integers: comparisons tell 0 from -0 and find NaN equal to itself."""
-    return t.contiguous().view(_BITS[t.element_size()])
 
 
 class Memory:
@@ -120,6 +115,6 @@ class _Buffer:
     def first_write_outside(self) -> int | None:
         arena = self._arena.clone()
         inside = self._view(arena)
-        inside.view(_BITS[self._dtype.itemsize]).fill_(-1)
+        inside.view(INTEGERS[self._dtype.itemsize]).fill_(-1)
         changed = (arena != 255).nonzero()
         return int(changed[0]) - self._begin if changed.numel() else None

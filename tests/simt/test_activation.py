@@ -11,13 +11,14 @@ import math
 import pytest
 import torch
 
+from tests.support.bits import assert_same_bits
 from tests.support.cases import ACTIVATION_CASES, OpCase, Results
 from tests.support.shapes import FLOAT32, Dtypes, random_normal
 
 from . import kernels
 from .agreement import assert_accurate, path, run, run_in_every_order
 from .device import Device
-from .kernels import Layout, assert_same_bits
+from .kernels import Layout
 
 CPU = torch.device("cpu")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.support.bits import assert_same_bits
 from tests.support.cases import Results
 from tests.support.cases.dropout import ActivationDropoutCase, drawn_state, keep_scales
 from tests.support.shapes import FLOAT32, Dtypes, random_normal
@@ -19,7 +20,7 @@ from .agreement import assert_accurate, path, run, run_in_every_order
 from .device import Device
 from .drivers import activation_dropout
 from .drivers.run import DENSE, Run
-from .kernels import Layout, assert_same_bits
+from .kernels import Layout
 from .params import activations
 
 CPU = torch.device("cpu")

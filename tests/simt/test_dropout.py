@@ -14,12 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.bits import assert_same_bits
 from tests.support.philox import KNOWN_ANSWERS, keep_mask, scaled
 from tests.support.shapes import random_normal
 
 from .device import Device
 from .dropout import DTYPES, OFFSET, SEED, pointer, run
-from .kernels import STREAM, assert_same_bits, in_every_order
+from .kernels import STREAM, in_every_order
 
 TILE = {torch.float32: 4096, torch.float16: 4096, torch.bfloat16: 4096, torch.float64: 1024}
 

@@ -11,6 +11,7 @@ import re
 import pytest
 import torch
 
+from tests.support.bits import assert_same_bits
 from tests.support.cases import NORM_CASES, OP_CASES, OpCase
 from tests.support.cases.activation import TORCH
 from tests.support.cases.dropout import ActivationDropoutCase
@@ -29,7 +30,7 @@ from .agreement import (
 from .device import Attribute, Device, Launch
 from .drivers import DRIVERS
 from .drivers.norm import backward_parts
-from .kernels import DENSE, Layout, assert_same_bits
+from .kernels import DENSE, Layout
 
 CPU = torch.device("cpu")
 

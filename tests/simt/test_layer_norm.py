@@ -12,6 +12,7 @@ import itertools
 import pytest
 import torch
 
+from tests.support.bits import assert_same_bits
 from tests.support.cases import NORM_CASES, OpCase, Results
 from tests.support.shapes import (
     BFLOAT16,
@@ -31,7 +32,7 @@ from .agreement import (
     run_in_every_order,
 )
 from .device import Attribute, Device
-from .kernels import Layout, assert_same_bits
+from .kernels import Layout
 
 CPU = torch.device("cpu")
 

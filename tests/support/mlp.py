@@ -124,11 +124,3 @@ def gradients(
         y, list(wanted.values()), torch.randn_like(y), create_graph=create_graph
     )
     return dict(zip(wanted, grads, strict=True))
-
-
-def assert_same_bits(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert actual.keys() == expected.keys()
-    for name, a in actual.items():
-        e = expected[name]
-        assert a.dtype == e.dtype
-        assert torch.equal(a, e), f"{name} differs by up to {(a - e).abs().max()}"

@@ -66,13 +66,5 @@ def train(
         losses.append(loss.detach())
     parameters = dict(sorted(model.named_parameters()))
     final = [t.detach() for q in parameters.values() for t in (q.grad, q)]
+    assert all(tensor.isfinite().all() for tensor in (*losses, *final))
     return [loss.cpu() for loss in losses], [tensor.cpu() for tensor in final]
-
-
-def assert_same_bits(
-    one: tuple[list[Tensor], list[Tensor]], other: tuple[list[Tensor], list[Tensor]]
-) -> None:
-    for ours, theirs in zip(one, other, strict=True):
-        for a, b in zip(ours, theirs, strict=True):
-            assert torch.equal(a, b)
-            assert a.isfinite().all()

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 import memopt
 from tests.accelerator import sim
+from tests.support.bits import assert_same_bits
 
-from .gpt import GPT, assert_same_bits, train
+from .gpt import GPT, train
 
 WIDTH, ROWS, BLOCKS = 32, 64, 5
 INPUT = WIDTH * ROWS * 4

@@ -15,9 +15,10 @@ from torch import nn
 import memopt
 from memopt.convert import supported
 from tests.accelerator import sim
+from tests.support.bits import assert_same_bits
 from tests.support.blocks import fuse_gpt2
 
-from .gpt import GPT, assert_same_bits, train
+from .gpt import GPT, train
 
 P = pytest.mark.parametrize("p", [0.0, 0.3])
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 import memopt
 from memopt.compat.deepspeed import checkpointing
 from tests.accelerator import sim
+from tests.support.bits import assert_same_bits
 
-from .gpt import GPT, assert_same_bits, train
+from .gpt import GPT, train
 
 P = pytest.mark.parametrize("p", [0.0, 0.3])
 

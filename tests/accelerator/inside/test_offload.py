@@ -22,8 +22,9 @@ from torch import Tensor, nn
 import memopt
 from memopt.offload.stats import PlaceStats
 from tests.accelerator import sim
+from tests.support.bits import assert_same_bits
 
-from .gpt import GPT, assert_same_bits, train
+from .gpt import GPT, train
 
 WIDTH, ROWS, LAYERS = 32, 64, 6
 SAVED = WIDTH * ROWS * 4

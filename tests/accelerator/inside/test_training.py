@@ -10,8 +10,9 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from tests.accelerator import sim
+from tests.support.bits import assert_same_bits
 
-from .gpt import GPT, assert_same_bits, train
+from .gpt import GPT, train
 
 
 def test_training_gives_the_bits_of_the_cpu() -> None:

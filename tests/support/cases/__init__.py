@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from .activation import ACTIVATION_CASES, GELU_CASES
 from .add_norm import ADD_NORM_CASES
-from .call import Call, Results, as_tuple, assert_same_bits, evaluate
-from .dropout import ACTIVATION_DROPOUT_CASES, DROPOUT_ADD_NORM_CASES, DROPOUT_CASES
+from .call import Call, Results, as_tuple, evaluate
+from .dropout import (
+    ACTIVATION_DROPOUT_CASES,
+    ALL_DROPOUT_ADD_NORM_CASES,
+    DROPOUT_ADD_NORM_CASES,
+    DROPOUT_CASES,
+)
 from .gated import GATED_CASES, PACKED_CASES
 from .layer_norm import NORM_CASES
 from .op import OpCase
@@ -38,6 +43,7 @@ __all__ = [
     "ACTIVATION_CASES",
     "ACTIVATION_DROPOUT_CASES",
     "ADD_NORM_CASES",
+    "ALL_DROPOUT_ADD_NORM_CASES",
     "DROPOUT_ADD_NORM_CASES",
     "DROPOUT_CASES",
     "EACH_OP",
@@ -53,6 +59,5 @@ __all__ = [
     "OpCase",
     "Results",
     "as_tuple",
-    "assert_same_bits",
     "evaluate",
 ]

@@ -133,15 +133,6 @@ def as_tuple(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
 
 
-def assert_same_bits(actual: Results, expected: Results) -> None:
-    """Every result that `expected` has is there, equal, and none that it has not."""
-    for name, value in expected.items():
-        if value is None:
-            assert actual[name] is None, name
-        else:
-            assert torch.equal(actual[name], value), name
-
-
 def evaluate(function: Callable[[Call], Tensor | tuple[Tensor, ...]], call: Call) -> Results:
     """Outputs and gradients of `function` by autograd, `call.grads` coming in."""
     leaves = call.leaves()

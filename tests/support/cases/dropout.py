@@ -281,6 +281,11 @@ DROPOUT_ADD_NORM_CASES = (
     DropoutAddLayerNormCase("dropout_add_layer_norm", NormCase("layer_norm")),
     DropoutAddRmsNormCase("dropout_add_rms_norm", RmsNormCase("rms_norm")),
 )
+# With the variant of rms_norm, for what proves the norm behind dropout.
+ALL_DROPOUT_ADD_NORM_CASES = (
+    *DROPOUT_ADD_NORM_CASES,
+    DropoutAddRmsNormCase("dropout_add_rms_norm", RmsNormCase("rms_norm", True)),
+)
 DROPOUT_CASES = (
     DropoutCase("dropout"),
     *ACTIVATION_DROPOUT_CASES,
