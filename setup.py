@@ -51,7 +51,7 @@ CUDA_ARCHITECTURES = ["8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
 # include them, so files of a folder are compiled together, as many as have this many lines and no
 # local name in common.
 HOST_FOLDERS = ("autograd", "python", "saved", "ops", "offload", "plan")  # what takes longest first
-JOINED_LINES = 3000
+JOINED_LINES = 3500
 
 # One source, one copy per instruction set. baseline is what the compiler targets by default.
 # Contraction is off so that a formula rounds alike wherever it is inlined (csrc/kernels/common.h).

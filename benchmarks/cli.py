@@ -65,11 +65,11 @@ def parse(op: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
     add_list("--dtype", _one_of(DTYPES), f"of {', '.join(DTYPES)}; default: bfloat16,float32")
     add_list("--threads", int, "numbers of threads; default: 1,2, on CUDA 1")
     add_list("--shapes", _shape, "ROWSxCOLS; default: the device's list in cli.py")
-    add_list("--direction", _one_of(_same(DIRECTIONS)), f"of {', '.join(DIRECTIONS)}; default: all")
-    add_list("--approximate", _one_of(_same(FORMS)), "GELU's forms; default: none,tanh")
+    add_list("--direction", _one_of(DIRECTIONS), f"of {', '.join(DIRECTIONS)}; default: all")
+    add_list("--approximate", _one_of(FORMS), "GELU's forms; default: none,tanh")
     add_list(
         "--peers",
-        _one_of(_same(tuple(PACKAGES))),
+        _one_of(tuple(PACKAGES)),
         f"further variants where installed, of {', '.join(PACKAGES)}; default: none, on CUDA all",
     )
     add = parser.add_argument
@@ -143,17 +143,15 @@ def _list(convert: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
     return parse_list
 
 
-def _one_of(values: Mapping[str, Any]) -> Callable[[str], Any]:
+def _one_of(names: Mapping[str, Any] | Sequence[str]) -> Callable[[str], Any]:
+    values = names if isinstance(names, Mapping) else {name: name for name in names}
+
     def convert(text: str) -> Any:
         if text not in values:
             raise ValueError(f"{text!r} is none of {', '.join(values)}")
         return values[text]
 
     return convert
-
-
-def _same(names: Sequence[str]) -> dict[str, str]:
-    return {name: name for name in names}
 
 
 def _shape(text: str) -> tuple[int, int]:

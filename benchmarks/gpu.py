@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import summary
+from benchmarks import cli, summary
 
 ROOT = Path(__file__).parent.parent
 LOG = "log.txt"  # of all steps, in OUT
@@ -69,19 +69,18 @@ def steps(out: Path, demo_out: Path) -> list[Step]:
         several = ["-n", str(min(16, os.cpu_count() or 1)), "--dist", "worksteal"]
         return Step(name, ["-m", "pytest", *quiet, *several, *options], seconds, is_test=True)
 
-    def benchmark(op: str, seconds: float, *options: str, module: str = "") -> Step:
+    def benchmark(op: str, seconds: float, *options: str) -> Step:
         file = ["--out", str(out / f"cuda_{op}.json")]
         # A case takes up to half a minute with all that compiles; it ends what has begun.
         limit = ["--minutes", f"{max(0.1, (seconds - 30) / 60):.2f}"]
-        name = [f"benchmarks.{module}", op] if module else [f"benchmarks.{op}"]
-        command = ["-m", *name, "--device", "cuda", *options, *file, *limit]
+        command = [*cli.command(op).split()[1:], "--device", "cuda", *options, *file, *limit]
         return Step(op, command, seconds)
 
     def of_op(op: str) -> Step:
         shapes = SHAPES if op in NORMS else FLAT_SHAPES
         seconds = 75.0 if op == "activation" else 60.0
         options = ("--peers", "liger,apex,flash_attn", "--shapes", shapes, "--resume")
-        return benchmark(op, seconds, *options, module="ops")
+        return benchmark(op, seconds, *options)
 
     demo = ["-m", "memopt", "demo", "--device", "cuda", "--out", str(demo_out)]
     return [

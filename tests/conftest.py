@@ -43,7 +43,7 @@ LONGEST = (
     "memory/test_prediction.py",
     "ops/test_dispatcher.py",
     "ops/test_compile.py",
-    "simt/test_dropout_add_norm.py",
+    "simt/test_norms.py",
     "simt/test_layer_norm.py",
     "demo/test_run.py",
     "ops/test_cpu_capability.py",

@@ -147,7 +147,7 @@ SAMPLES = {
     "class B : public Base {\n};\n}  // namespace\n",
     "c": "namespace {\nconst std::pair<int, int>& Same(int);\n}  // namespace\n",
     "d": "namespace {\nusing T = long;\n}  // namespace\nvoid T::member() {}\n",
-    "e": "int outside;\n" * 3000,
+    "e": "int outside;\n" * 3500,
 }
 
 
