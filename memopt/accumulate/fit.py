@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any, overload
 
@@ -11,10 +10,12 @@ from torch import nn
 
 from memopt.accumulate.peers import Peers
 from memopt.accumulate.run import Run
-from memopt.memory.batches import part_of, resized, rows_of, slice_of
+from memopt.memory.batches import resized, rows_of, slice_of
 from memopt.memory.depth import Depth
-from memopt.memory.peak import bytes_here, bytes_of, peak_of, peak_of_step
+from memopt.memory.peak import bytes_here, peak_of, peak_of_step
+from memopt.memory.predicted.fits import PeakOf, largest, largest_part
 from memopt.memory.search import NEVER_FITS, search
+from memopt.memory.sizes import as_bytes
 from memopt.memory.step import LossLike, OptimizerLike, Step, as_optimizer
 from memopt.memory.storages import storages
 from memopt.memory.unchanged import Written, unchanged
@@ -27,7 +28,7 @@ Batch = Any | Callable[[int], Any]
 def largest_batch(
     model: nn.Module,
     batch: Batch,
-    budget: int,
+    budget: int | str,
     *,
     loss: LossLike = ...,
     optimizer: OptimizerLike = ...,
@@ -41,17 +42,19 @@ def largest_batch(
 
 
 @overload
-def largest_batch(model: Callable[[int], object], batch: int, *, limit: int = ...) -> int: ...
+def largest_batch(model: Callable[[int], object], batch: int | str, *, limit: int = ...) -> int: ...
 
 
 @overload
-def largest_batch(model: Callable[[int], object], *, budget: int, limit: int = ...) -> int: ...
+def largest_batch(
+    model: Callable[[int], object], *, budget: int | str, limit: int = ...
+) -> int: ...
 
 
 def largest_batch(
     model: nn.Module | Callable[[int], object],
     batch: Batch = None,
-    budget: int | None = None,
+    budget: int | str | None = None,
     *,
     loss: LossLike = None,
     optimizer: OptimizerLike = torch.optim.AdamW,
@@ -62,11 +65,11 @@ def largest_batch(
     offload: bool = False,
     limit: int = 1 << 16,
 ) -> int:
-    """The most rows with which a training step's peak is at most `budget` bytes, as predicted.
+    """The most rows with which a training step's peak is at most `budget`, as predicted.
 
     Nothing runs: see `memopt.anatomy`, whose options these are. Takes about five predictions.
 
-        memopt.largest_batch(model, batch, budget=40 * 2**30, autocast=torch.bfloat16)
+        memopt.largest_batch(model, batch, budget="40GiB", autocast=torch.bfloat16)
 
     With a function of the number of rows, `memopt.largest_batch(fn, budget)`, nothing is predicted:
     the function runs at some sizes, and its peak is measured. It is a step of yours, whatever it
@@ -78,7 +81,8 @@ def largest_batch(
             rows; then `limit` is the only other argument.
         batch: one of any size, whose tensors are resized in their first dimension; or a function of
             the number of rows that makes one (of meta tensors, if you like).
-        budget: bytes for all of it: weights, gradients and optimizer states too.
+        budget: for all of it: weights, gradients and optimizer states too. Bytes or a string, such
+            as "40GiB".
         limit: the most rows to try.
 
     Returns:
@@ -91,15 +95,14 @@ def largest_batch(
     if not isinstance(model, nn.Module) and callable(model):
         return largest_step(model, batch if budget is None else budget, limit)
     fates = Fates(recipes, checkpoint, offload, who="largest_batch")
-    step = _step("largest_batch", model, budget, loss, optimizer, autocast)
-    assert budget is not None  # checked
-    return _largest(step, batch, 0, budget, fates, device, limit)
+    step, wanted = _step("largest_batch", model, budget, loss, optimizer, autocast)
+    return _largest(step, batch, 0, wanted, fates, device, limit)
 
 
 def longest_sequence(
     model: nn.Module,
     batch: Batch,
-    budget: int,
+    budget: int | str,
     *,
     loss: LossLike = None,
     optimizer: OptimizerLike = torch.optim.AdamW,
@@ -110,18 +113,18 @@ def longest_sequence(
     offload: bool = False,
     limit: int = 1 << 20,
 ) -> int:
-    """The longest sequence with which a training step's peak is at most `budget` bytes.
+    """The longest sequence with which a training step's peak is at most `budget`.
 
     As `largest_batch`, but tensors are resized in their second dimension, or `batch` is a function
     of the length. Of a model with a table of positions its size is the limit.
     """
     fates = Fates(recipes, checkpoint, offload, who="longest_sequence")
-    step = _step("longest_sequence", model, budget, loss, optimizer, autocast)
+    step, wanted = _step("longest_sequence", model, budget, loss, optimizer, autocast)
     config: Any = getattr(model, "config", None)
     positions = getattr(config, "max_position_embeddings", None)
     if isinstance(positions, int):
         limit = min(limit, positions)
-    return _largest(step, batch, 1, budget, fates, device, limit)
+    return _largest(step, batch, 1, wanted, fates, device, limit)
 
 
 def largest_micro_batch(step: Step, budget: int, available: bool, device: str) -> int:
@@ -130,16 +133,10 @@ def largest_micro_batch(step: Step, budget: int, available: bool, device: str) -
 
     available: the budget is for what is not there yet.
     """
-    rows = rows_of(step.who, step.batch)
     if available:
         budget += bytes_here(step)
-    budget -= _beside(step, device)
-
-    def peak(size: int) -> int:
-        part, whole = part_of(step.batch, min(2 * size, rows))
-        return whole + _peak(step, part, Fates(who=step.who), device, 2 if size < rows else 1)
-
-    return max(1, search(peak, budget, (rows, -(-rows // 2)), rows))
+    peak = _predicted(Fates(who=step.who), device)
+    return max(1, largest_part(step, budget - _beside(step, device), peak))
 
 
 def _beside(step: Step, device: str) -> int:
@@ -197,31 +194,32 @@ def largest_watched(
     return max(1, search(over, 0, (2, 4), peers.most(rows)))
 
 
-def check_budget(who: str, budget: object, model: nn.Module) -> None:
-    """Raises TypeError or ValueError where not even the weights fit."""
-    budget = bytes_of(who, budget)
+def checked_budget(who: str, budget: object, model: nn.Module) -> int:
+    """In bytes. Raises TypeError or ValueError where not even the weights fit."""
+    nbytes = as_bytes(f"{who}: budget", budget)
     weights = sum(storages(model.parameters()).values())
-    if budget <= weights:
+    if nbytes <= weights:
         raise ValueError(
             f"{who}: budget must be above the {weights:,} bytes of the model's weights, got "
-            f"{budget:,}"
+            f"{nbytes:,}"
         )
+    return nbytes
 
 
 def _step(
     who: str,
     model: object,
-    budget: int | None,
+    budget: int | str | None,
     loss: LossLike,
     optimizer: OptimizerLike,
     autocast: torch.dtype | None,
-) -> Step:
-    """A step without a batch, of arguments that were checked."""
+) -> tuple[Step, int]:
+    """A step without a batch, and the budget in bytes, of arguments that were checked."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"{who}: model must be an nn.Module, got {type(model).__name__}")
-    check_budget(who, budget, model)
+    nbytes = checked_budget(who, budget, model)
     made = as_optimizer(who, optimizer, list(model.parameters()))
-    return Step(model, None, made, loss, autocast, who=who)
+    return Step(model, None, made, loss, autocast, who=who), nbytes
 
 
 def _largest(
@@ -236,16 +234,14 @@ def _largest(
     make = batch if callable(batch) else resized(batch, dim, step.who)
     home = next((p.device.type for p in step.model.parameters()), "cpu")
     target = device or ("cpu" if home == "cpu" else "cuda")
-    return search(lambda size: _peak(step, make(size), fates, target, 1), budget, (1, 2), limit)
+    return largest(step, make, budget, limit, _predicted(fates, target))
 
 
 def largest_step(function: Callable[[int], object], budget: object, limit: int) -> int:
     """The most rows with which the function's peak, as measured, is within the budget."""
-    allowed = bytes_of("largest_batch", budget)
+    allowed = as_bytes("largest_batch: budget", budget)
     return search(lambda rows: peak_of(function, rows), allowed, (1, 2), limit)
 
 
-def _peak(step: Step, batch: Any, fates: Fates, device: str, micro_batches: int) -> int:
-    other = copy.copy(step)
-    other.batch, other.micro_batches = batch, micro_batches
-    return predicted_trace(other, fates, device)[0].peak.total
+def _predicted(fates: Fates, device: str) -> PeakOf:
+    return lambda step: predicted_trace(step, fates, device)[0].peak.total

@@ -10,7 +10,7 @@ from torch import nn
 
 from memopt.accumulate.chosen import Kind, choices_of
 from memopt.accumulate.fit import (
-    check_budget,
+    checked_budget,
     largest_measured,
     largest_micro_batch,
     largest_watched,
@@ -34,7 +34,7 @@ def accumulate(
     weight: Weight = "rows",
     labels: str = "labels",
     ignore_index: int = -100,
-    budget: int | None = None,
+    budget: int | str | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     scaler: Any = None,
     autocast: torch.dtype | None = None,
@@ -80,8 +80,9 @@ def accumulate(
             models of transformers do not predict; or a function of a micro-batch that counts.
             "sum": the loss is a sum.
         labels: the key of the labels in a mapping.
-        budget: of "auto", in bytes: for weights, gradients and, with `optimizer`, its states too.
-            Default: what is free on the device. On the CPU there must be one.
+        budget: of "auto", for weights, gradients and, with `optimizer`, its states too. Bytes or a
+            string, such as "40GiB". Default: what is free on the device. On the CPU there must be
+            one.
         optimizer: for the prediction of "auto" only.
         scaler: a torch.amp.GradScaler, which scales the losses. Its step and update are yours.
         autocast: run forward under torch.autocast with this dtype.
@@ -115,7 +116,7 @@ def accumulate(
         return run.all(min(micro_batch, rows), step_down=False)
     as_optimizer("accumulate", optimizer, ())
     step = Step(model, batch, optimizer, loss, autocast, who="accumulate")
-    choices, kind = choices_of(model), Kind(step, budget)
+    choices, kind = choices_of(model), Kind(step, repr(budget))
     known = choices.rows(kind)
     if is_sharded(model):
         peers = Peers(model)
@@ -128,28 +129,28 @@ def accumulate(
     return result
 
 
-def _choose(step: Step, budget: int | None, device: torch.device, rows: int, run: Run) -> int:
+def _choose(step: Step, budget: int | str | None, device: torch.device, rows: int, run: Run) -> int:
     is_free = budget is None
     if budget is None:
-        budget = _free(device)
-    else:
-        check_budget("accumulate", budget, step.model)
-        budget -= bucket_bytes(step.model)  # else they are among what is not free
+        nbytes = _free(device)
+    else:  # where nothing is given, the buckets are among what is not free
+        nbytes = checked_budget("accumulate", budget, step.model) - bucket_bytes(step.model)
     try:
-        return largest_micro_batch(_unwrapped(step), budget, is_free, device.type)
+        return largest_micro_batch(_unwrapped(step), nbytes, is_free, device.type)
     except DependsOnValues:
         if is_free:
             return rows  # and fewer, when memory runs out
-    return largest_measured(step, budget, run)
+    return largest_measured(step, nbytes, run)
 
 
-def _choose_alike(step: Step, budget: int | None, scaler: Any, peers: Peers) -> int:
+def _choose_alike(step: Step, budget: int | str | None, scaler: Any, peers: Peers) -> int:
     """By real steps, since those of a sharded model are not predicted."""
     device = next(step.model.parameters()).device
-    allowed = allocated_bytes(device) + _free(device) if budget is None else budget
+    given = allocated_bytes(device) + _free(device) if budget is None else budget
+    allowed = 0
     error: Exception | None = None
     try:
-        check_budget("accumulate", allowed, step.model)
+        allowed = checked_budget("accumulate", given, step.model)
     except (TypeError, ValueError) as found:
         error = found
     if not peers.least(int(error is None)):

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from memopt._compat import options_of_mode
+from memopt.memory.sizes import as_bytes
 
 _PARTITIONER = "custom_partitioner_fn"
 # Inductor holds a dead buffer until one of the same size is wanted, if its own estimate of the peak
@@ -28,7 +29,7 @@ def compile(
     mode: str | None = None,
     options: dict[str, Any] | None = None,
     disable: bool = False,
-    budget: int | float | None = None,
+    budget: int | float | str | None = None,
 ) -> Any:
     """`torch.compile`, saving for backward what memopt's recipes save in eager mode.
 
@@ -95,7 +96,7 @@ def compile(
     return compiled if model is None else compiled(model)
 
 
-def compile_options(budget: int | float | None = None) -> dict[str, Any]:
+def compile_options(budget: int | float | str | None = None) -> dict[str, Any]:
     """The `options` with which torch.compile follows memopt's policy, for callers of its own.
 
         model = torch.compile(model, options=memopt.compile_options())
@@ -104,10 +105,10 @@ def compile_options(budget: int | float | None = None) -> dict[str, Any]:
     Args:
         budget: the most bytes that forward and backward of one compiled graph may take at their
             peak, beside its inputs and parameters: kept tensors, outputs, gradients and what the
-            kernels hand to each other. An int is bytes; a float of 0 to 1 is a share of the peak
-            that torch.compile's own choice would have. Within it as much is kept as fits; further
-            matrix products and attention are run again, those first that cost the fewest
-            operations per byte. None (default): no product is run again. The peak is a prediction,
+            kernels hand to each other. An int is bytes, as is a string such as "4GiB"; a float of 0
+            to 1 is a share of the peak that torch.compile's own choice would have. Within it as
+            much is kept as fits; further matrix products and attention are run again, those first
+            that cost the fewest operations per byte. None (default): no product is run again. The peak is a prediction,
             which follows what Inductor does on the CPU; elsewhere it was not measured.
 
     Returns:
@@ -116,22 +117,25 @@ def compile_options(budget: int | float | None = None) -> dict[str, Any]:
         PyTorch lacks what the policy needs.
 
     Raises:
-        TypeError: `budget` is no number.
+        TypeError: `budget` is no number or string.
         ValueError: `budget` is no positive number of bytes, and no share of 0 to 1.
     """
-    _check_budget(budget)
+    allowed = _checked_budget(budget)
     try:
         # Imports the compiler, which takes a second: not with memopt.
         from memopt.compile._inductor import Partitioner
     except ImportError as missing:
         _say_once(str(missing))
         return {}
-    return {_PARTITIONER: Partitioner(budget), **_NO_REUSE}
+    return {_PARTITIONER: Partitioner(allowed), **_NO_REUSE}
 
 
-def _check_budget(budget: object) -> None:
+def _checked_budget(budget: object) -> int | float | None:
+    """Bytes (int), a share (float), or None."""
     if budget is None:
-        return
+        return None
+    if isinstance(budget, str):
+        return int(as_bytes("compile: budget", budget))
     if isinstance(budget, bool) or not isinstance(budget, (int, float)):
         raise TypeError(
             "compile: budget must be a number of bytes (int) or a share (float), got "
@@ -143,6 +147,7 @@ def _check_budget(budget: object) -> None:
         )
     if isinstance(budget, int) and budget <= 0:
         raise ValueError(f"compile: budget in bytes must be positive, got {budget}")
+    return budget
 
 
 def _check_model(model: object) -> None:

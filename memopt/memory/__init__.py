@@ -16,7 +16,7 @@ What it holds
     attribution  who saves it: modules and nodes of the graph
     allocator    what allocators say: what is alive, peaks, what is free, on every device
     peak         the peak of a step that runs
-    search       the largest size that fits
+    search       the largest size whose peak is within a budget
     sizes        sizes in bytes as memopt reads and says them
     scratch/     what CPU kernels allocate inside themselves
     predicted/   a step that computes nothing

@@ -17,13 +17,6 @@ from memopt.memory.step import Step
 from memopt.memory.storages import parts_of, storages, tensors_in
 
 
-def bytes_of(who: str, budget: object) -> int:
-    """Raises TypeError where a budget is no number of bytes."""
-    if isinstance(budget, bool) or not isinstance(budget, int):
-        raise TypeError(f"{who}: budget must be an int of bytes, got {type(budget).__name__}")
-    return budget
-
-
 def peak_of(function: Callable[[int], object], rows: int) -> int:
     """The most bytes at any time of `function(rows)`: on an accelerator what its allocator says; on
     the CPU of what it makes, and of what it reads that was there before. NEVER_FITS where memory

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from memopt._extension import _C
+from memopt.memory.sizes import as_bytes
 from memopt.offload.place import checked_directory, directory_of
 
 # A copy of less costs more time than its memory is worth.
@@ -19,9 +20,9 @@ def offload(
     to: Literal["cpu", "disk"] = "cpu",
     *,
     directory: str | os.PathLike[str] | None = None,
-    min_bytes: int = _MIN_BYTES,
+    min_bytes: int | str = _MIN_BYTES,
     fraction: float = 1.0,
-    max_bytes: int | None = None,
+    max_bytes: int | str | None = None,
     keep_last: int = 1,
 ) -> AbstractContextManager[None]:
     """Inside this context what autograd saves is copied away, and is back before backward asks.
@@ -60,7 +61,7 @@ def offload(
             with the process, however that ends.
         directory: on a disk with room for the tensors; None: the one that was given to
             `configure_offload`. Reads and writes go past the page cache where the file system can.
-        min_bytes: storages of fewer stay.
+        min_bytes: storages of fewer stay. Sizes are bytes or strings, such as "64KiB".
         fraction: of the bytes offered, the share that is offloaded, from 0 to 1. For a link that
             hides only a part.
         max_bytes: the most that is away at one time, of this context; None: no limit.
@@ -79,9 +80,9 @@ def offload(
     where = directory_of(f"{who}: to", to, directory)
     options = _C.Offload(
         directory=where,
-        min_bytes=max(_count(who, "min_bytes", min_bytes), 1),
+        min_bytes=max(_size(who, "min_bytes", min_bytes), 1),
         fraction=_share(who, fraction),
-        max_bytes=None if max_bytes is None else _count(who, "max_bytes", max_bytes),
+        max_bytes=None if max_bytes is None else _size(who, "max_bytes", max_bytes),
         keep_last=_count(who, "keep_last", keep_last),
     )
     return nullcontext() if torch.compiler.is_compiling() else _C.SavedTensors(options)
@@ -90,7 +91,7 @@ def offload(
 def configure_offload(
     *,
     directory: str | os.PathLike[str] | None = None,
-    max_host_bytes: int | None = None,
+    max_host_bytes: int | str | None = None,
     copies_in_flight: int = 4,
     checksums: bool = False,
 ) -> None:
@@ -100,8 +101,9 @@ def configure_offload(
 
     Args:
         directory: for "disk" where no other one is named.
-        max_host_bytes: what the pool of pinned host memory may grow to, for each device; None: what
-            the host has. Tensors that find no room stay on the device.
+        max_host_bytes: what the pool of pinned host memory may grow to, for each device: bytes or a
+            string, such as "40GiB"; None: what the host has. Tensors that find no
+            room stay on the device.
         copies_in_flight: how many copies may be under way in each direction, at least 1. What is
             leaving and what has come back early takes at most this many tensors' memory on the
             device.
@@ -115,7 +117,7 @@ def configure_offload(
     copies = _count(who, "copies_in_flight", copies_in_flight)
     if copies < 1:
         raise ValueError(f"{who}: copies_in_flight must be at least 1, got {copies_in_flight}")
-    cap = None if max_host_bytes is None else _count(who, "max_host_bytes", max_host_bytes)
+    cap = None if max_host_bytes is None else _size(who, "max_host_bytes", max_host_bytes)
     _C.set_offload_limits(
         copies_in_flight=copies,
         most_host_bytes=cap,
@@ -132,6 +134,11 @@ def empty_offload_cache() -> int:
         How many bytes were given back.
     """
     return _C.empty_offload_cache()
+
+
+def _size(who: str, name: str, value: object) -> int:
+    """Bytes; an int may be 0."""
+    return as_bytes(f"{who}: {name}", value) if isinstance(value, str) else _count(who, name, value)
 
 
 def _count(who: str, name: str, value: object) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,12 +13,13 @@ from memopt._errors import in_the_name_of
 from memopt.accumulate import Accumulated, accumulate
 from memopt.accumulate.weight import Weight
 from memopt.memory.batches import as_dict, rows_of, slice_of
+from memopt.memory.predicted.fits import largest_part
 from memopt.memory.sizes import as_bytes, as_text
 from memopt.memory.step import LossLike
 from memopt.plan import ranks
 from memopt.plan.api import live_of, plan
-from memopt.plan.batch import largest_micro_batch
 from memopt.plan.choose import BudgetTooSmall
+from memopt.plan.least import least_peak
 from memopt.plan.live import Blocks
 from memopt.plan.plan import Plan
 
@@ -96,7 +98,7 @@ def fit(
     rows = rows_of("memopt.fit", batch)
     live = live_of(model, batch, optimizer, loss, blocks, autocast)
     live.probe()
-    most = ranks.least(largest_micro_batch(live, wanted))
+    most = ranks.least(largest_part(live.step, wanted, partial(least_peak, live)))
     if most == 0:
         sample, parts = slice_of(batch, 0, min(2, rows)), min(2, rows)
         try:

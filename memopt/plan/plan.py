@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,18 @@ from torch import nn
 from memopt._errors import in_the_name_of
 from memopt.checkpoint.caches import note_on_caches
 from memopt.checkpoint.probe import left_out
+from memopt.memory.batches import resized
+from memopt.memory.predicted.fits import largest
 from memopt.memory.sizes import as_bytes, as_text, at_least
 from memopt.memory.trace import trace_of
 from memopt.offload.place import copies_in_flight
 from memopt.plan import ranks, stored
-from memopt.plan.batch import largest_batch
 from memopt.plan.choice import KEEP, Applied
 from memopt.plan.choose import BudgetTooSmall, Chosen, Terms, choose, uniform
 from memopt.plan.curve import Curve, curve_of
 from memopt.plan.figure import write_figure
 from memopt.plan.floor import too_small
+from memopt.plan.least import least_peak
 from memopt.plan.live import Live
 from memopt.plan.own import check_is_plain, note_on
 from memopt.plan.page import page_of
@@ -192,7 +195,8 @@ class Plan(Planned):
         """
         live = self._free("Plan.largest_batch")
         wanted = self.budget if budget is None else as_bytes("Plan.largest_batch: budget", budget)
-        return largest_batch(live, wanted, limit)
+        make = resized(live.step.batch, 0, "Plan.largest_batch")
+        return largest(live.step, make, wanted, limit, partial(least_peak, live))
 
     def to_dict(self) -> dict[str, Any]:
         """Lists, dicts, strings, numbers and None, as JSON has them."""

@@ -1,0 +1,46 @@
+"""The largest size with which a step fits into a budget of bytes, whatever says its peak."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from memopt.memory.batches import part_of, rows_of
+from memopt.memory.predicted.outcome import DependsOnValues
+from memopt.memory.search import NEVER_FITS, search
+from memopt.memory.step import Step
+
+PeakOf = Callable[[Step], int]
+"""Bytes at the peak of a step, which is another one than the user's in its batch alone."""
+
+
+def largest(step: Step, make: Callable[[int], Any], budget: int, limit: int, peak: PeakOf) -> int:
+    """The largest size, from 0 to `limit`, with which the step on the batch `make(size)` fits."""
+    return search(lambda size: peak(_with(step, make(size), 1)), budget, (1, 2), limit)
+
+
+def largest_part(step: Step, budget: int, peak: PeakOf) -> int:
+    """The most rows of the step's batch that fit in addition to the whole of it, while gradients
+    of other parts are allocated: 0, if not even one row fits.
+    """
+    rows = rows_of(step.who, step.batch)
+
+    def peak_of_part(size: int) -> int:
+        if size == rows:
+            return peak(_with(step, step.batch, 1))
+        part, whole = part_of(step.batch, min(2 * size, rows))
+        try:
+            return whole + peak(_with(step, part, 2))
+        except DependsOnValues:
+            raise
+        except Exception:  # the model's own: it takes no other number of rows
+            return NEVER_FITS
+
+    return search(peak_of_part, budget, (rows, -(-rows // 2)), rows)
+
+
+def _with(step: Step, batch: Any, micro_batches: int) -> Step:
+    other = copy.copy(step)
+    other.batch, other.micro_batches = batch, micro_batches
+    return other

@@ -1,0 +1,118 @@
+"""Proves: one search finds the largest size that fits for any peak, and stops for what depends on
+values alone; a size may be given as text wherever memopt takes one, and means the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import memopt
+from memopt.memory.predicted.fits import largest, largest_part
+from memopt.memory.predicted.outcome import DependsOnValues
+from memopt.memory.step import Step
+
+ROWS, WIDTH = 40, 8
+
+
+def step() -> Step:
+    return Step(nn.Linear(WIDTH, 1), torch.ones(ROWS, WIDTH), None, who="a test")
+
+
+def rows(step: Step) -> int:
+    return len(step.batch)
+
+
+@pytest.mark.parametrize("most", [0, 1, 13, 31, 32])
+def test_the_largest_size_is_the_last_that_fits(most: int) -> None:
+    assert largest(step(), lambda size: torch.ones(size, WIDTH), most, 32, rows) == most
+
+
+@pytest.mark.parametrize("most", [0, 3, 7, 19])
+def test_a_part_counts_twice_where_other_parts_follow(most: int) -> None:
+    """It is predicted as two micro-batches of so many rows."""
+    assert largest_part(step(), 2 * most, rows) == most
+
+
+def test_the_whole_batch_is_one_step() -> None:
+    assert largest_part(step(), ROWS, lambda whole: rows(whole) * whole.micro_batches) == ROWS
+
+
+@pytest.mark.parametrize(("error", "stops"), [(RuntimeError, False), (DependsOnValues, True)])
+def test_a_model_that_takes_no_other_number_of_rows(error: type[Exception], stops: bool) -> None:
+    def peak(part: Step) -> int:
+        if part.micro_batches > 1:
+            raise error("for a test")
+        return 100
+
+    if stops:
+        with pytest.raises(error, match="for a test"):
+            largest_part(step(), 99, peak)
+    else:
+        assert largest_part(step(), 99, peak) == 0
+        assert largest_part(step(), 100, peak) == ROWS
+
+
+MODEL, BATCH = nn.Linear(WIDTH, 1), torch.ones(ROWS, WIDTH)
+
+
+def micro_batch(budget: Any) -> int:
+    return memopt.accumulate(MODEL, BATCH, loss=torch.mean, budget=budget).micro_batch
+
+
+def largest_batch(budget: Any) -> int:
+    return memopt.largest_batch(MODEL, BATCH, budget, loss=torch.mean)
+
+
+def measured(budget: Any) -> int:
+    return memopt.largest_batch(lambda size: torch.ones(size, 100), budget)
+
+
+def longest(budget: Any) -> int:
+    batch = torch.ones(2, 4, WIDTH)
+    return memopt.longest_sequence(MODEL, batch, budget, loss=torch.mean)
+
+
+CALLS: list[Callable[[Any], object]] = [micro_batch, largest_batch, measured, longest]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_budget_as_text_is_its_number(call: Callable[[Any], object]) -> None:
+    found = call("2KiB")
+    assert found == call(2048) == call("2048")
+    assert found != call("1 KiB")
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("budget", ["lots", "12 eggs", True])
+def test_what_is_no_size_is_refused_by_name(call: Callable[[Any], object], budget: Any) -> None:
+    who = r"^(accumulate|largest_batch|longest_sequence): budget must be bytes or a string such as"
+    with pytest.raises((TypeError, ValueError), match=who):
+        call(budget)
+
+
+@pytest.mark.parametrize("name", ["min_bytes", "max_bytes"])
+def test_limits_of_offloading_are_sizes(name: str) -> None:
+    options: dict[str, Any] = {name: "64KiB"}
+    with memopt.offload(**options):
+        pass
+    with pytest.raises(ValueError, match=rf"memopt.offload: {name} must be bytes or a string"):
+        memopt.offload(**{name: "lots"})
+
+
+def test_the_limit_of_the_pool_is_a_size() -> None:
+    memopt.configure_offload(max_host_bytes="40GiB")
+    memopt.configure_offload()
+    with pytest.raises(ValueError, match=r"memopt.configure_offload: max_host_bytes must be bytes"):
+        memopt.configure_offload(max_host_bytes="lots")
+
+
+def test_a_budget_of_compile_is_a_size() -> None:
+    """A float is a share."""
+    options = memopt.compile_options("2 KiB")
+    partitioner = options["custom_partitioner_fn"]
+    assert partitioner.uuid() == memopt.compile_options(2048)["custom_partitioner_fn"].uuid()
