@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+class UsageError(Exception):
+    """The arguments cannot be run; the message is one line for the user."""
+
+
 @contextmanager
 def in_the_name_of(who: str, *callees: str) -> Iterator[None]:
     """For `who`, which calls other public functions: what these say of their arguments is said in

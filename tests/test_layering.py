@@ -1,7 +1,8 @@
 """Proves that dependencies point one way: kernels <- ops <- autograd <- offload <- saved <- plan <-
 python in csrc, memory <- functional <- nn <- offload <- checkpoint <- convert, compile <- the rest
 in memopt, where reports and accumulation stand side by side on memory, and plans know no report;
-that no files of memopt import each other in a circle, that the kernels, offload and plan know no
+that no files of memopt import each other in a circle, that no two classes of memopt share a name,
+that the kernels, offload and plan know no
 PyTorch, that no file knows c10/cuda, and that no file is too long to read.
 """
 
@@ -256,6 +257,15 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     """The files of packages aside, which hand names on."""
     graph = {file: set(imported_files(file)) for file in memopt_files()}
     TopologicalSorter(graph).prepare()  # a CycleError names the files
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    places: dict[str, list[Path]] = {}
+    for file in memopt_files():
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(file)
+    assert not {name: files for name, files in places.items() if len(files) > 1}
 
 
 def all_sources() -> list[Path]:

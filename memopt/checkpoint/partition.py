@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-class Work(Protocol):
+class StageWork(Protocol):
     """A collective that has begun, as torch.distributed.Work."""
 
     def wait(self) -> Any:
@@ -34,7 +34,7 @@ class Work(Protocol):
         """Whether it has ended or failed. Does not wait."""
 
 
-Gather: TypeAlias = Callable[[Tensor, Tensor], Work]
+Gather: TypeAlias = Callable[[Tensor, Tensor], StageWork]
 """Begins to gather into the second tensor the first one of every rank, in the order of ranks."""
 
 PartitionChoice: TypeAlias = Union["dist.ProcessGroup", "DeviceMesh", "Partition", bool, None]
@@ -151,12 +151,12 @@ def _partition_named(name: str) -> Partition | None:
 
 def _all_gather(
     group_ref: weakref.ReferenceType[dist.ProcessGroup], part: Tensor, whole: Tensor
-) -> Work:
+) -> StageWork:
     group = group_ref()
     if group is None:
         raise RuntimeError("checkpoint: the process group of partition= was destroyed")
     try:
-        work: Work = all_gather_single(whole, part, group)
+        work: StageWork = all_gather_single(whole, part, group)
     except (NotImplementedError, RuntimeError) as error:
         if "support" not in str(error):
             raise

@@ -19,7 +19,7 @@ from memopt.checkpoint.flags import is_checkpointing, is_recomputing
 from memopt.checkpoint.region import run_region
 from memopt.checkpoint.segments import equal_segments, sqrt_segments
 from memopt.checkpoint.settings import region_settings
-from memopt.checkpoint.stage_bytes import StageBytes
+from memopt.checkpoint.stage_bytes import SavedInStage
 
 Stage = Callable[..., Any]
 
@@ -142,7 +142,7 @@ def _run_optimal(
     if lengths is not None:
         return _run(stages, lengths, args, kwargs, unpack, preserve_rng_state)
 
-    stage_bytes = StageBytes(stages)
+    stage_bytes = SavedInStage(stages)
     settings = region_settings(
         preserve_rng_state=bool(preserve_rng_state), on_saved=stage_bytes.add_saved
     )
@@ -166,7 +166,7 @@ def _run_measured(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     unpack: bool,
-    stage_bytes: StageBytes,
+    stage_bytes: SavedInStage,
     settings: _C.RegionSettings,
 ) -> Any:
     for stage in stages:

@@ -14,7 +14,7 @@ from memopt.checkpoint.segments import least_peak_segments
 from memopt.memory.storages import storages
 
 
-class StageBytes:
+class SavedInStage:
     """Counts storages, each whole and once, without the parameters and buffers of the stages.
 
     This is no `memopt.saved_bytes` of each stage: the stages run as regions, which drop what they

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memopt._errors import UsageError
 from memopt.anatomy.api import anatomy
 from memopt.anatomy.report import Anatomy
 from memopt.command import presets
@@ -98,7 +99,7 @@ def finished(
             if path is not None:
                 write(path)
         print(made.text)
-    except (presets.UsageError, ValueError, DependsOnValues, OSError) as error:
+    except (UsageError, ValueError, DependsOnValues, OSError) as error:
         text = re.sub(rf"^(memopt\.)?{args.command}: ", "", str(error))
         print(f"memopt {args.command}: {text}", file=sys.stderr)
         return USAGE_ERROR
@@ -149,9 +150,7 @@ def job_of(args: argparse.Namespace) -> presets.Job:
         UsageError: there are none.
     """
     if args.batch < 1 or args.seq < 1:
-        raise presets.UsageError(
-            f"--batch and --seq: must be at least 1, got {args.batch} and {args.seq}"
-        )
+        raise UsageError(f"--batch and --seq: must be at least 1, got {args.batch} and {args.seq}")
     job = _named(args)
     if args.dtype is not None:
         job.model.to(DTYPES[args.dtype])
@@ -160,7 +159,7 @@ def job_of(args: argparse.Namespace) -> presets.Job:
 
 def _named(args: argparse.Namespace) -> presets.Job:
     if args.measure and not args.preset:
-        raise presets.UsageError("--measure: needs --preset, whose models have values")
+        raise UsageError("--measure: needs --preset, whose models have values")
     if args.preset:
         place = ("cuda" if torch.cuda.is_available() else "cpu") if args.measure else "meta"
         return presets.preset(args.preset, args.batch, args.seq, place)
@@ -175,7 +174,7 @@ def _sizes(text: str) -> dict[str, Any]:
     except json.JSONDecodeError:
         sizes = None
     if not isinstance(sizes, dict):
-        raise presets.UsageError(f"--set: must be a JSON object, got {text!r}")
+        raise UsageError(f"--set: must be a JSON object, got {text!r}")
     return sizes
 
 

@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-
-class UsageError(Exception):
-    """The arguments cannot be run; the message is one line for the user."""
+from memopt._errors import UsageError
 
 
 class Job(NamedTuple):

@@ -108,8 +108,9 @@ def compile_options(budget: int | float | str | None = None) -> dict[str, Any]:
             kernels hand to each other. An int is bytes, as is a string such as "4GiB"; a float of 0
             to 1 is a share of the peak that torch.compile's own choice would have. Within it as
             much is kept as fits; further matrix products and attention are run again, those first
-            that cost the fewest operations per byte. None (default): no product is run again. The peak is a prediction,
-            which follows what Inductor does on the CPU; elsewhere it was not measured.
+            that cost the fewest operations per byte. None (default): no product is run again. The
+            peak is a prediction, which follows what Inductor does on the CPU; elsewhere it was not
+            measured.
 
     Returns:
         A dict: the policy as Inductor's `custom_partitioner_fn`, and `allow_buffer_reuse` off,

@@ -23,7 +23,7 @@ from memopt.compile.timeline import Bytes, predict
 _ENOUGH_GUESSES = 12
 
 
-class Plan(NamedTuple):
+class FittedCut(NamedTuple):
     """A cut, what it needs, and how many contractions it runs again."""
 
     cut: Cut
@@ -31,7 +31,7 @@ class Plan(NamedTuple):
     run_again: int
 
 
-def fit(joint: JointGraph, budget: int) -> Plan:
+def fit(joint: JointGraph, budget: int) -> FittedCut:
     """The cut with the fewest contractions run again whose predicted peak is within `budget`.
 
     Raises:
@@ -67,9 +67,9 @@ def fit(joint: JointGraph, budget: int) -> Plan:
     return plans[fits]
 
 
-def _plan(joint: JointGraph, candidates: list[fx.Node], number: int) -> Plan:
+def _plan(joint: JointGraph, candidates: list[fx.Node], number: int) -> FittedCut:
     cut = choose(joint, frozenset(candidates[:number]))
-    return Plan(cut, predict(joint, cut), number)
+    return FittedCut(cut, predict(joint, cut), number)
 
 
 def _candidates(joint: JointGraph) -> list[fx.Node]:

@@ -30,7 +30,7 @@ from memopt.compile.ops import (
     is_view,
     reduces_rows,
 )
-from memopt.compile.steps import Reader, Step, Steps
+from memopt.compile.steps import GraphStep, Reader, Steps
 
 # Inductor's: ops that are farther apart are not fused for a tensor that both read.
 _FAR = 64
@@ -49,10 +49,10 @@ class Kernel:
     index: int
     before: int
     """The kernels that must run before it: a bit for each index."""
-    reads: dict[Step, set[Step]] = field(default_factory=dict)
+    reads: dict[GraphStep, set[GraphStep]] = field(default_factory=dict)
     """By tensor, the steps of this kernel that read it."""
-    writes: list[Step] = field(default_factory=list)
-    in_place: dict[Step, list[Step]] = field(default_factory=dict)
+    writes: list[GraphStep] = field(default_factory=list)
+    in_place: dict[GraphStep, list[GraphStep]] = field(default_factory=dict)
     """By tensor that is written, those it could be written over: read at the same places."""
 
 
@@ -61,7 +61,7 @@ class Kernels:
 
     order: list[Kernel]
     """As they run."""
-    memory: dict[Step, frozenset[Step]]
+    memory: dict[GraphStep, frozenset[GraphStep]]
     """Of each step the tensors that hold its value, or from which code computes it."""
 
     def __init__(self, steps: Steps) -> None:
@@ -70,24 +70,24 @@ class Kernels:
         self._products = {step: p for step in steps.order if (p := self._added_product(step))}
         self._inside = set(self._products.values())
         self._users = Counter(made for all_made in steps.arguments.values() for made in all_made)
-        self._number: dict[Step, float] = {}
+        self._number: dict[GraphStep, float] = {}
         for step in steps.order:
             self._number[step] = len(self._number)
         self.order = []
         self.memory = {}
-        self._writer: dict[Step, Kernel] = {}
-        self._by_read: dict[Step, list[Kernel]] = {}
+        self._writer: dict[GraphStep, Kernel] = {}
+        self._by_read: dict[GraphStep, list[Kernel]] = {}
         # What a step's code reads, and what of it where it writes.
-        self._inner: dict[Step, tuple[frozenset[Step], frozenset[Step]]] = {}
+        self._inner: dict[GraphStep, tuple[frozenset[GraphStep], frozenset[GraphStep]]] = {}
         for step in steps.order:
             self._add(step)
         self.order = _sorted(self.order, self._writer)
 
-    def _add(self, step: Step) -> None:
+    def _add(self, step: GraphStep) -> None:
         node = step.node
         self.memory[step] = frozenset((step,))
         if not self._steps.arguments[step]:
-            read, aligned = frozenset[Step](), frozenset[Step]()
+            read, aligned = frozenset[GraphStep](), frozenset[GraphStep]()
         elif is_view(node):
             self.memory[step] = self.memory[self._steps.arguments[step][0]]
             return
@@ -109,10 +109,10 @@ class Kernels:
         else:
             self._join(step, read, aligned)
 
-    def _reads(self, step: Step) -> tuple[frozenset[Step], frozenset[Step]]:
+    def _reads(self, step: GraphStep) -> tuple[frozenset[GraphStep], frozenset[GraphStep]]:
         """The tensors that it reads, and those of them that it reads where it writes."""
-        read: set[Step] = set()
-        moved: set[Step] = set()
+        read: set[GraphStep] = set()
+        moved: set[GraphStep] = set()
         for argument in self._steps.arguments[step]:
             in_place, view = is_elementwise(step.node), None
             while is_view(argument.node):
@@ -125,7 +125,7 @@ class Kernels:
             moved |= memory - aligned if in_place else memory
         return frozenset(read), frozenset(read - moved)
 
-    def _computes_once_more(self, reader: Reader, argument: Step) -> bool:
+    def _computes_once_more(self, reader: Reader, argument: GraphStep) -> bool:
         """Whether this is code, and `argument` a light expression that is stored for a library's op
         alone: that runs later, or reads it through another view."""
         call = self._first_call(argument)
@@ -135,23 +135,23 @@ class Kernels:
             return True
         return self._number[reader.step] < self._number[call.step]
 
-    def _is_stored_late(self, step: Step) -> bool:
+    def _is_stored_late(self, step: GraphStep) -> bool:
         """Whether, if a library's op reads it, it is stored for that op and from then on."""
         if step in self._steps.stored or not is_fusible(step.node):
             return False
         light = sum(elements(source.node) > 1 for source in self._inner[step][0]) <= 1
         return light or self._users[step] == 1
 
-    def _first_call(self, step: Step) -> Reader | None:
+    def _first_call(self, step: GraphStep) -> Reader | None:
         """The first library's op that reads it."""
         calls = (r for r in self._steps.readers[step] if self._is_call(r.step))
         return min(calls, key=lambda call: self._number[call.step], default=None)
 
-    def _is_call(self, step: Step) -> bool:
+    def _is_call(self, step: GraphStep) -> bool:
         """Whether a library's op computes it."""
         return not is_generated(step.node) or step in self._products
 
-    def _added_product(self, step: Step) -> Step | None:
+    def _added_product(self, step: GraphStep) -> GraphStep | None:
         """The matrix product to which the step adds: Inductor makes both one op."""
         if not is_sum(step.node):
             return None
@@ -163,7 +163,7 @@ class Kernels:
                 return made
         return None
 
-    def _is_inlined(self, step: Step) -> bool:
+    def _is_inlined(self, step: GraphStep) -> bool:
         return (
             step not in self._steps.stored
             and step not in self._products
@@ -174,7 +174,7 @@ class Kernels:
             )
         )
 
-    def _call(self, step: Step, read: frozenset[Step]) -> None:
+    def _call(self, step: GraphStep, read: frozenset[GraphStep]) -> None:
         """A library's op."""
         kernel = self._start(step, self._number[step], None, self._before(read))
         kernel.reads = {source: {step} for source in read}
@@ -182,7 +182,9 @@ class Kernels:
         if has_tensor(step.node):
             kernel.writes.append(step)
 
-    def _join(self, step: Step, read: frozenset[Step], aligned: frozenset[Step]) -> None:
+    def _join(
+        self, step: GraphStep, read: frozenset[GraphStep], aligned: frozenset[GraphStep]
+    ) -> None:
         """A tensor that generated code writes."""
         number = self._number[step]
         call = self._first_call(step)
@@ -204,7 +206,7 @@ class Kernels:
             kernel.in_place[step] = [s for s in aligned if _same(s.node, step.node)]
 
     def _best(
-        self, step: Step, read: frozenset[Step], loop: tuple[int, ...], number: float
+        self, step: GraphStep, read: frozenset[GraphStep], loop: tuple[int, ...], number: float
     ) -> Kernel | None:
         """The kernel of which it becomes a part: that with which most is shared."""
         shared: Counter[int] = Counter()
@@ -225,7 +227,7 @@ class Kernels:
                 return kernel
         return None
 
-    def _before(self, read: Iterable[Step]) -> int:
+    def _before(self, read: Iterable[GraphStep]) -> int:
         """The kernels that must run before one that reads these."""
         found = 0
         for source in read:
@@ -235,7 +237,7 @@ class Kernels:
         return found
 
     def _start(
-        self, step: Step, number: float, loop: tuple[int, ...] | None, before: int
+        self, step: GraphStep, number: float, loop: tuple[int, ...] | None, before: int
     ) -> Kernel:
         kernel = Kernel(step.in_backward, loop, number, number, len(self.order), before)
         self.order.append(kernel)
@@ -271,7 +273,7 @@ def _same(a: fx.Node, b: fx.Node) -> bool:
     return left.dtype == right.dtype and elements(a) == elements(b)
 
 
-def _sorted(kernels: list[Kernel], writer: dict[Step, Kernel]) -> list[Kernel]:
+def _sorted(kernels: list[Kernel], writer: dict[GraphStep, Kernel]) -> list[Kernel]:
     """In the order of their first ops, each after those that write what it reads."""
     done: dict[int, Kernel] = {}
     for first in sorted(kernels, key=lambda kernel: (kernel.in_backward, kernel.first)):

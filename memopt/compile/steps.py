@@ -13,7 +13,7 @@ from memopt.compile.ops import is_convolution, is_view
 from memopt.compile.policy import Cut
 
 
-class Step(NamedTuple):
+class GraphStep(NamedTuple):
     """A run of a node: in forward, or (again) in backward."""
 
     node: fx.Node
@@ -23,8 +23,8 @@ class Step(NamedTuple):
 class Reader(NamedTuple):
     """What reads a step, itself or through views."""
 
-    step: Step
-    view: Step | None
+    step: GraphStep
+    view: GraphStep | None
     """Of several, the one next to what is read. A convolution's is its own, since it wants another
     layout."""
 
@@ -33,15 +33,15 @@ class Reader(NamedTuple):
 class Steps:
     """Of both halves."""
 
-    order: list[Step]
-    arguments: dict[Step, list[Step]]
+    order: list[GraphStep]
+    arguments: dict[GraphStep, list[GraphStep]]
     """Of each step, the runs that made what it reads."""
-    readers: dict[Step, list[Reader]]
-    kept: list[Step]
+    readers: dict[GraphStep, list[Reader]]
+    kept: list[GraphStep]
     """What forward keeps for backward, and its outputs."""
-    results: list[Step]
+    results: list[GraphStep]
     """The gradients."""
-    stored: frozenset[Step]
+    stored: frozenset[GraphStep]
     """Both, and what they are views of: they are in memory whatever reads them."""
 
 
@@ -53,53 +53,57 @@ def steps_of(joint: JointGraph, cut: Cut) -> Steps:
         step: [_made(argument, step, known) for argument in step.node.all_input_nodes]
         for step in order
     }
-    kept = _distinct((Step(node, False) for node in (*cut.kept, *joint.forward_outputs)), known)
-    results = _distinct((Step(n, n not in cut.kept) for n in joint.backward_outputs), known)
+    kept = _distinct(
+        (GraphStep(node, False) for node in (*cut.kept, *joint.forward_outputs)), known
+    )
+    results = _distinct((GraphStep(n, n not in cut.kept) for n in joint.backward_outputs), known)
     stored = frozenset(base for step in (*kept, *results) for base in _bases(step, arguments))
     return Steps(order, arguments, _readers(order, arguments), kept, results, stored)
 
 
-def _distinct(steps: Iterable[Step], known: Collection[Step]) -> list[Step]:
+def _distinct(steps: Iterable[GraphStep], known: Collection[GraphStep]) -> list[GraphStep]:
     return [step for step in dict.fromkeys(steps) if step in known]
 
 
-def _in_order(joint: JointGraph, cut: Cut) -> list[Step]:
+def _in_order(joint: JointGraph, cut: Cut) -> list[GraphStep]:
     """The ops of both halves: what is made again is made in front of its first reader."""
     needed = ancestors([*joint.forward_outputs, *cut.kept])
-    forward = [Step(n, False) for n in joint.nodes if n in needed]
-    backward: dict[Step, None] = {}
+    forward = [GraphStep(n, False) for n in joint.nodes if n in needed]
+    backward: dict[GraphStep, None] = {}
     for node in joint.nodes:
         if node in joint.backward:
             for argument in node.all_input_nodes:
                 _make_again(argument, cut, backward)
-            backward[Step(node, True)] = None
+            backward[GraphStep(node, True)] = None
     for node in joint.backward_outputs:
         _make_again(node, cut, backward)
     return [*forward, *backward]
 
 
-def _make_again(node: fx.Node, cut: Cut, steps: dict[Step, None]) -> None:
+def _make_again(node: fx.Node, cut: Cut, steps: dict[GraphStep, None]) -> None:
     """Append to `steps` what makes `node` in backward, if it is not kept."""
     stack = [(node, False)]
     while stack:
         node, ready = stack.pop()
-        if node not in cut.again or Step(node, True) in steps:
+        if node not in cut.again or GraphStep(node, True) in steps:
             continue
         if ready:
-            steps[Step(node, True)] = None
+            steps[GraphStep(node, True)] = None
         else:
             stack.append((node, True))
             stack.extend((argument, False) for argument in node.all_input_nodes)
 
 
-def _made(argument: fx.Node, reader: Step, known: Collection[Step]) -> Step:
+def _made(argument: fx.Node, reader: GraphStep, known: Collection[GraphStep]) -> GraphStep:
     """The run that made what `reader` reads."""
-    again = Step(argument, True)
-    return again if reader.in_backward and again in known else Step(argument, False)
+    again = GraphStep(argument, True)
+    return again if reader.in_backward and again in known else GraphStep(argument, False)
 
 
-def _readers(order: list[Step], arguments: dict[Step, list[Step]]) -> dict[Step, list[Reader]]:
-    readers: dict[Step, list[Reader]] = {step: [] for step in order}
+def _readers(
+    order: list[GraphStep], arguments: dict[GraphStep, list[GraphStep]]
+) -> dict[GraphStep, list[Reader]]:
+    readers: dict[GraphStep, list[Reader]] = {step: [] for step in order}
     for step in reversed(order):
         if is_view(step.node):
             through = [Reader(reader.step, step) for reader in readers[step]]
@@ -110,7 +114,7 @@ def _readers(order: list[Step], arguments: dict[Step, list[Step]]) -> dict[Step,
     return readers
 
 
-def _bases(step: Step, arguments: dict[Step, list[Step]]) -> Iterable[Step]:
+def _bases(step: GraphStep, arguments: dict[GraphStep, list[GraphStep]]) -> Iterable[GraphStep]:
     """The step, and what it is a view of."""
     yield step
     while is_view(step.node):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from memopt.compile.graph import JointGraph
 from memopt.compile.kernels import Kernel, Kernels
 from memopt.compile.policy import Cut
-from memopt.compile.steps import Step, steps_of
+from memopt.compile.steps import GraphStep, steps_of
 
 # Followed to the byte in most models; this is for what was not measured.
 _MARGIN = 200
@@ -37,7 +37,9 @@ def predict(joint: JointGraph, cut: Cut) -> Bytes:
     kernels, memory = made.order, made.memory
     end = len(kernels)
     boundary = next((i for i, kernel in enumerate(kernels) if kernel.in_backward), end)
-    arrive = [Step(n, True) for n in joint.nodes if n.op == "placeholder" and n in joint.backward]
+    arrive = [
+        GraphStep(n, True) for n in joint.nodes if n.op == "placeholder" and n in joint.backward
+    ]
     begin = dict.fromkeys(arrive, boundary)
     last = dict(begin)
     for index, kernel in enumerate(kernels):
@@ -47,7 +49,7 @@ def predict(joint: JointGraph, cut: Cut) -> Bytes:
     begin.update({tensor: 0 for tensor in held if tensor.node in joint.copied})
     for tensor in held:
         last[tensor] = max(last.get(tensor, 0), boundary)
-    until_end = {Step(node, False) for node in joint.forward_outputs}.union(steps.results)
+    until_end = {GraphStep(node, False) for node in joint.forward_outputs}.union(steps.results)
     outputs = {tensor for step in until_end if step in memory for tensor in memory[step]}
     last.update(dict.fromkeys(outputs, end))
     between = sum(joint.nbytes(t.node) for t in held if t in begin and not t.in_backward)
@@ -76,10 +78,14 @@ def _calls(kernels: list[Kernel]) -> list[int]:
 
 
 def _written_over(
-    kernel: Kernel, index: int, begin: dict[Step, int], last: dict[Step, int], not_ours: set[Step]
-) -> list[tuple[Step, Step]]:
+    kernel: Kernel,
+    index: int,
+    begin: dict[GraphStep, int],
+    last: dict[GraphStep, int],
+    not_ours: set[GraphStep],
+) -> list[tuple[GraphStep, GraphStep]]:
     """What the kernel writes over tensors that nothing else reads, and those."""
-    found: dict[Step, Step] = {}
+    found: dict[GraphStep, GraphStep] = {}
     for step, candidates in kernel.in_place.items():
         for tensor in candidates:
             if (

@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
     # The profiler behind the count of memory logs two lines for every use, unless this is set
     # before its first.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    from memopt._errors import UsageError
     from memopt.demo.job import run_demo
-    from memopt.demo.settings import UsageError
 
     try:
         return INTERRUPTED if run_demo(args) else 0

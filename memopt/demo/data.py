@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from memopt.demo.settings import UsageError
+from memopt._errors import UsageError
 
 
 def load_text(path: Path | None) -> bytes:

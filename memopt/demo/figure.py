@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from memopt.demo.memory import MemoryProfile
 from memopt.demo.results import Result, agreement
-from memopt.demo.settings import Settings
+from memopt.demo.settings import DemoSettings
 
 MB = 1e6
 GREY = "#8a8a8a"
@@ -42,7 +42,7 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def write_figure(path: Path, settings: Settings, results: list[Result]) -> None:
+def write_figure(path: Path, settings: DemoSettings, results: list[Result]) -> None:
     """Draws results that have trained at least one step."""
     columns = min(3 if len(results) <= 6 else 4, len(results))
     rows = math.ceil(len(results) / columns)
@@ -56,7 +56,7 @@ def write_figure(path: Path, settings: Settings, results: list[Result]) -> None:
         figure.savefig(path)
 
 
-def _title(settings: Settings) -> str:
+def _title(settings: DemoSettings) -> str:
     size = settings.preset.size
     return (
         f"Training a GPT of {size.layers} layers, width {size.width}: memory in one step, and loss "

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from memopt._errors import UsageError
 from memopt.demo.data import Batches, load_text
 from memopt.demo.figure import write_figure
 from memopt.demo.progress import show_progress
 from memopt.demo.report import print_table, write_json
 from memopt.demo.results import Result
-from memopt.demo.settings import Settings, UsageError, settings_from
+from memopt.demo.settings import DemoSettings, settings_from
 from memopt.demo.train import train
 
 PLAIN_WIDTH = 120  # of the table when the output is no terminal
@@ -59,7 +60,7 @@ def _make_folder(out: Path) -> None:
         raise UsageError(f"--out: cannot write into {out}")
 
 
-def _headline(settings: Settings) -> str:
+def _headline(settings: DemoSettings) -> str:
     size, batch = settings.preset.size, settings.preset.batch
     return (
         f"GPT of {size.layers} layers, width {size.width}; {batch} x {size.context} bytes a step, "
@@ -68,7 +69,9 @@ def _headline(settings: Settings) -> str:
     )
 
 
-def _report(console: Console, settings: Settings, results: list[Result], interrupted: bool) -> None:
+def _report(
+    console: Console, settings: DemoSettings, results: list[Result], interrupted: bool
+) -> None:
     if interrupted:
         console.print("Interrupted. What there is:")
     print_table(console, results)

@@ -17,7 +17,7 @@ from rich.table import Table
 
 import memopt
 from memopt.demo.results import Agreement, Result, agreement
-from memopt.demo.settings import Settings
+from memopt.demo.settings import DemoSettings
 
 MB = 1e6
 
@@ -54,7 +54,9 @@ def print_table(console: Console, results: list[Result]) -> None:
     )
 
 
-def write_json(path: Path, settings: Settings, results: list[Result], interrupted: bool) -> None:
+def write_json(
+    path: Path, settings: DemoSettings, results: list[Result], interrupted: bool
+) -> None:
     record = _record(settings, results, interrupted)
     path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
 
@@ -83,7 +85,7 @@ def _remark(result: Result, agreed: Agreement | None) -> str:
     return f"[bold red]{text}: should be equal[/bold red]" if agreed.promised else text
 
 
-def _record(settings: Settings, results: list[Result], interrupted: bool) -> dict[str, Any]:
+def _record(settings: DemoSettings, results: list[Result], interrupted: bool) -> dict[str, Any]:
     return {
         "command": _command(settings),
         "settings": {
@@ -108,7 +110,7 @@ def _record(settings: Settings, results: list[Result], interrupted: bool) -> dic
     }
 
 
-def _command(settings: Settings) -> str:
+def _command(settings: DemoSettings) -> str:
     """What runs the same again."""
     modes = ",".join(mode.name for mode in settings.modes)
     text = "" if settings.text is None else f" --text {settings.text.name}"

@@ -9,12 +9,9 @@ from pathlib import Path
 import torch
 
 import memopt
+from memopt._errors import UsageError
 from memopt.demo.model import ModelSize
 from memopt.demo.modes import MODES, Mode
-
-
-class UsageError(Exception):
-    """The arguments cannot be run; the message is one line for the user."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ PRESETS = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class DemoSettings:
     preset: Preset
     text: Path | None
     modes: tuple[Mode, ...]
@@ -63,14 +60,14 @@ class Settings:
         return str(self.dtype).removeprefix("torch.")
 
 
-def settings_from(args: argparse.Namespace) -> Settings:
+def settings_from(args: argparse.Namespace) -> DemoSettings:
     """Checks the arguments of `python -m memopt demo`. Raises UsageError."""
     device = _device(args.device)
     preset = PRESETS[device.type]
     steps = preset.steps if args.steps is None else args.steps
     if steps < 1:
         raise UsageError(f"--steps: must be at least 1, got {steps}")
-    return Settings(
+    return DemoSettings(
         preset=preset,
         text=args.text,
         modes=_modes(args.modes),

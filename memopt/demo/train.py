@@ -18,13 +18,13 @@ from memopt.demo.memory import profile_memory
 from memopt.demo.model import GPT
 from memopt.demo.modes import apply_mode
 from memopt.demo.results import Result
-from memopt.demo.settings import Settings
+from memopt.demo.settings import DemoSettings
 
 
 class Trainer:
     """One mode's model and optimizer; what they give goes into `result`."""
 
-    def __init__(self, settings: Settings, initial: GPT, result: Result) -> None:
+    def __init__(self, settings: DemoSettings, initial: GPT, result: Result) -> None:
         self.result = result
         self._settings = settings
         self._model = apply_mode(copy.deepcopy(initial).to(settings.device), result.mode)
@@ -76,7 +76,7 @@ class Trainer:
 
 
 def train(
-    settings: Settings,
+    settings: DemoSettings,
     batches: Batches,
     results: list[Result],
     on_step: Callable[[Result], None],
@@ -102,7 +102,7 @@ def train(
 
 
 def _train_together(
-    settings: Settings,
+    settings: DemoSettings,
     batches: Batches,
     initial: GPT,
     results: list[Result],

@@ -13,7 +13,7 @@ from itertools import accumulate
 from memopt.memory.ledger import Ledger, highs_of, totals_of
 from memopt.memory.pieces import ACTIVATIONS, GRADIENTS, KEPT, REGION_INPUT, Piece
 from memopt.plan.choice import MIN_BYTES
-from memopt.plan.watch import Call, Moment, backward_spans, converted, forward_spans
+from memopt.plan.watch import Call, Position, backward_spans, converted, forward_spans
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class StepBytes:
     """Whether backward passed the stages in the opposite order."""
 
 
-def step_bytes(ledger: Ledger, begun: Moment, called: Sequence[Call[Moment]]) -> StepBytes:
+def step_bytes(ledger: Ledger, begun: Position, called: Sequence[Call[Position]]) -> StepBytes:
     """Of a ledger that is closed, of a step that offloads nothing.
 
     Args:

@@ -11,7 +11,7 @@ from memopt.plan.choice import CHOICES, Assignment, Choice, choices_with
 from memopt.plan.observe import Observed
 from memopt.plan.profile import Look, Profile
 from memopt.plan.shared import fixed_choices
-from memopt.plan.solver import BelowFloor, Link, Problem, Timeline, evaluate, solve
+from memopt.plan.solver import BelowFloor, LinkTimes, Problem, Timeline, evaluate, solve
 
 # How often a plan is predicted, and solved again with what that taught.
 _MOST_ROUNDS = 8
@@ -257,7 +257,7 @@ def problem(
     some block has recipes.
     """
     largest = max((n for cost in profile.nbytes.values() for n in cost.may_leave), default=0)
-    link = Link(
+    link = LinkTimes(
         terms.out,
         terms.back,
         UNLIMITED if terms.room is None else terms.room,

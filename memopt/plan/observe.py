@@ -20,7 +20,7 @@ from memopt.plan.bytes import StepBytes, step_bytes
 from memopt.plan.choice import Assignment
 from memopt.plan.own import again_in, check_runs_once
 from memopt.plan.seconds import StageSeconds, estimated_seconds
-from memopt.plan.watch import Moment, Watch, kinds_of, moment_of, sites_of
+from memopt.plan.watch import Position, Watch, kinds_of, moment_of, sites_of
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ def predicted(
     Raises:
         DependsOnValues: it looks at values.
     """
-    watches: list[Watch[Moment]] = []
+    watches: list[Watch[Position]] = []
 
-    def watch(model: nn.Module, ledger: Ledger) -> Watch[Moment]:
+    def watch(model: nn.Module, ledger: Ledger) -> Watch[Position]:
         watches.append(Watch(model, blocks, lambda: moment_of(ledger)))
         return watches[0]
 
@@ -113,7 +113,7 @@ def watched(step: Step, blocks: Sequence[str]) -> Observed:
     )
 
 
-def _observed(ledger: Ledger, watch: Watch[Moment], step: Step) -> Observed:
+def _observed(ledger: Ledger, watch: Watch[Position], step: Step) -> Observed:
     check_runs_once(watch)
     if not watch.calls or watch.start is None:
         raise ValueError(

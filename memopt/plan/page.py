@@ -10,11 +10,11 @@ from memopt.plan.curve import Curve
 from memopt.plan.drawing import curve_svg
 from memopt.plan.planned import Planned
 from memopt.plan.table import lines_of, sections_of, title_of
-from memopt.show.page import Report, document, table_of
+from memopt.show.page import HasTables, document, table_of
 from memopt.show.timeline import timeline_of
 
 
-def page_of(plan: Planned, curve: Curve, anatomy: Report | None) -> str:
+def page_of(plan: Planned, curve: Curve, anatomy: HasTables | None) -> str:
     """The step with the plan, the same without it, the table, and the curve of all budgets; and an
     anatomy of the step without the plan, if there is one.
     """
@@ -60,7 +60,7 @@ def _beside(plan: Planned, trace: Trace) -> str:
     return f"<p>{said} {as_text(plan.peak)}.</p>"
 
 
-def _of_step(anatomy: Report | None) -> str:
+def _of_step(anatomy: HasTables | None) -> str:
     """The tables of the step without the plan."""
     if anatomy is None:
         return ""

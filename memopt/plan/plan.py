@@ -31,7 +31,7 @@ from memopt.plan.page import page_of
 from memopt.plan.planned import Planned, blocks_of
 from memopt.plan.profile import Profile
 from memopt.plan.table import lines_of, sections_of, text_of, title_of
-from memopt.show.page import Report, fragment
+from memopt.show.page import HasTables, fragment
 
 # A plan is measured, and made again if it needs more than was predicted, so often.
 _MOST_TRIES = 3
@@ -215,7 +215,7 @@ class Plan(Planned):
         """
         return cls(**stored.fields_of(stored.read(Path(path))))
 
-    def to_html(self, path: str | Path | None = None, anatomy: Report | None = None) -> str:
+    def to_html(self, path: str | Path | None = None, anatomy: HasTables | None = None) -> str:
         """As one page that needs no network: the step's bytes with the plan, and below them those
         without it; also written to `path`, if there is one. With an `anatomy` (what
         `memopt.anatomy` returned) of the step without the plan, its tables come behind.

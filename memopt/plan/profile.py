@@ -13,8 +13,7 @@ from memopt.plan.choice import CHOICES, KEEP, Assignment, Choice
 from memopt.plan.levels import Case, Timed
 from memopt.plan.observe import Observed
 from memopt.plan.seconds import StageSeconds
-from memopt.plan.solver import Choice as Option
-from memopt.plan.solver import Link, Problem, Stage
+from memopt.plan.solver import LinkTimes, Option, Problem, Stage
 from memopt.plan.times import seconds_of
 
 
@@ -126,7 +125,7 @@ class Profile:
     def problem(
         self,
         choices: Sequence[Choice],
-        link: Link,
+        link: LinkTimes,
         only: Mapping[str, Choice] | None = None,
         *,
         with_recipes: bool,

@@ -14,7 +14,7 @@ from memopt.memory.ledger import Ledger
 from memopt.memory.speed import Speed
 from memopt.memory.step import Step
 from memopt.memory.unchanged import Written, unchanged
-from memopt.plan.watch import Call, Moment, Watch, backward_spans, converted, forward_spans
+from memopt.plan.watch import Call, Position, Watch, backward_spans, converted, forward_spans
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def measured_seconds(step: Step, paths: Sequence[str], written: Written) -> list
 
 
 def estimated_seconds(
-    ledger: Ledger, begun: Moment, called: Sequence[Call[Moment]], speed: Speed
+    ledger: Ledger, begun: Position, called: Sequence[Call[Position]], speed: Speed
 ) -> list[StageSeconds]:
     """Of a ledger's step: by the operations and bytes of its work.
 

@@ -17,8 +17,8 @@ from memopt._extension import _C
 
 __all__ = [
     "BelowFloor",
-    "Choice",
-    "Link",
+    "LinkTimes",
+    "Option",
     "Problem",
     "Solution",
     "Stage",
@@ -33,7 +33,7 @@ _MOST = 2**63 - 1
 
 
 @dataclass(frozen=True)
-class Choice:
+class Option:
     """One way to run a stage. Bytes of the device, at least 0; seconds, at least 0."""
 
     resident: int = 0
@@ -53,14 +53,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Stage:
-    choices: tuple[Choice, ...]
+    choices: tuple[Option, ...]
     before_backward: int = 0
     """Bytes that are there in its backward whatever is chosen, above the base: the gradients of the
     parameters of later stages."""
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkTimes:
     """What carries offloaded bytes."""
 
     out: float
@@ -80,7 +80,7 @@ class Problem:
     """Bytes that are there all the time: parameters, the optimizer's state."""
     optimizer: int = 0
     """The most in the optimizer's step, above the base, whatever is chosen."""
-    link: Link | None = None
+    link: LinkTimes | None = None
     """None: choices that offload are not taken."""
 
 
@@ -185,7 +185,7 @@ def _chain(problem: Problem) -> _C.PlanChain:
         before = _whole(f"{name}: before_backward", stage.before_backward)
         choices = [_numbers(f"{name}, choice {c}: ", v) for c, v in enumerate(stage.choices)]
         stages.append((before, choices))
-    link = problem.link or Link(1.0, 1.0, room=0)
+    link = problem.link or LinkTimes(1.0, 1.0, room=0)
     return _C.PlanChain(
         stages=stages,
         base=_whole("base", problem.base),
@@ -199,7 +199,7 @@ def _chain(problem: Problem) -> _C.PlanChain:
     )
 
 
-def _numbers(name: str, choice: Choice) -> tuple[int, int, int, float, float, int]:
+def _numbers(name: str, choice: Option) -> tuple[int, int, int, float, float, int]:
     def whole(field: str) -> int:
         return _whole(name + field, getattr(choice, field))
 

@@ -19,7 +19,7 @@ StampT = TypeVar("StampT")
 N = TypeVar("N", bound=float)
 
 
-class Moment(NamedTuple):
+class Position(NamedTuple):
     """Of a ledger: how much it has of each."""
 
     log: int
@@ -28,8 +28,8 @@ class Moment(NamedTuple):
     operators: int
 
 
-def moment_of(ledger: Ledger) -> Moment:
-    return Moment(len(ledger.log), len(ledger.work), ledger.saves, len(ledger.ops))
+def moment_of(ledger: Ledger) -> Position:
+    return Position(len(ledger.log), len(ledger.work), ledger.saves, len(ledger.ops))
 
 
 @dataclass
@@ -159,12 +159,12 @@ def converted(calls: Sequence[Call[Any]], convert: Callable[[Any], N]) -> list[C
     ]
 
 
-def kinds_of(calls: Sequence[Call[Moment]]) -> tuple[int, ...]:
+def kinds_of(calls: Sequence[Call[Position]]) -> tuple[int, ...]:
     """Equal numbers for calls that do the same."""
     return _numbered([(call.kind,) for call in calls])
 
 
-def sites_of(calls: Sequence[Call[Moment]], ops: Sequence[str]) -> tuple[int, ...]:
+def sites_of(calls: Sequence[Call[Position]], ops: Sequence[str]) -> tuple[int, ...]:
     """Equal numbers for calls that do the same between the same operators.
 
     What runs between two calls is a part of the first one's forward, and of the second one's

@@ -26,7 +26,7 @@ svg text { font: 11px system-ui, sans-serif; }
 """
 
 
-class Report(Protocol):
+class HasTables(Protocol):
     """What can be a part of another report's page."""
 
     def html_tables(self) -> str:

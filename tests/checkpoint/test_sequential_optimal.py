@@ -18,7 +18,7 @@ from memopt.checkpoint import checkpoint, checkpoint_sequential, disable_checkpo
 from memopt.checkpoint.region import run_region
 from memopt.checkpoint.segments import optimal_segments
 from memopt.checkpoint.settings import region_settings
-from memopt.checkpoint.stage_bytes import StageBytes
+from memopt.checkpoint.stage_bytes import SavedInStage
 from memopt.demo.memory import profile_memory
 from memopt.memory.saved import SavedTensors
 from tests.checkpoint.support import CountCalls, mlp, step_results
@@ -99,7 +99,7 @@ def test_bytes_of_a_stage_are_what_autograd_saves_in_it(device: torch.device) ->
     stages = [mlp(), nn.LayerNorm(8), nn.Tanh(), mlp(dropout=0.5)]
     stages = [stage.to(device) for stage in stages]
     x = torch.randn(4, 8, device=device, requires_grad=True)
-    counted = StageBytes(stages)
+    counted = SavedInStage(stages)
     for stage in stages:
         with SavedTensors(exclude=stage.parameters()) as saved:
             stage(x)
@@ -120,7 +120,7 @@ def test_on_saved_is_not_called_in_the_recompute() -> None:
 def test_a_tensor_that_two_stages_save_counts_once() -> None:
     """exp saves its result, which sin saves as its input."""
     x = x_of()
-    counted = StageBytes([])
+    counted = SavedInStage([])
     y = x
     for function in (torch.exp, torch.sin):
         counted.begin_stage((y,), {})
@@ -132,7 +132,7 @@ def test_a_tensor_that_two_stages_save_counts_once() -> None:
 def test_memory_used_again_during_the_count_counts_again() -> None:
     """Each stage's saved tensors are freed before the next stage allocates its own."""
     x = x_of(1000)
-    counted = StageBytes([])
+    counted = SavedInStage([])
     for _ in range(30):
         counted.begin_stage((x,), {})
         watched(counted.add_saved, torch.exp, (x,), {})
@@ -147,7 +147,7 @@ def test_parameters_and_buffers_do_not_count() -> None:
     def function(x: Tensor, weight: Tensor) -> Tensor:
         return linear(x) * linear.scale + weight.sum()
 
-    counted = StageBytes([function])
+    counted = SavedInStage([function])
     counted.begin_stage((x, linear.weight), {})
     watched(counted.add_saved, function, (x, linear.weight), {})
     assert counted._running_union(0, ()) == [x.nbytes]

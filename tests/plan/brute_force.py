@@ -7,9 +7,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from memopt.plan.solver import Choice, Link, Problem, Stage
+from memopt.plan.solver import LinkTimes, Option, Problem, Stage
 
-NO_ROOM = Link(1.0, 1.0, room=0)
+NO_ROOM = LinkTimes(1.0, 1.0, room=0)
 
 
 @dataclass
@@ -36,7 +36,7 @@ def all_plans(problem: Problem) -> Iterator[Found]:
         queue: int,
         offloaded: int,
     ) -> Iterator[Found]:
-        last = stages[i - 1].choices[choices[-1]] if choices else Choice()
+        last = stages[i - 1].choices[choices[-1]] if choices else Option()
         if i == len(stages):
             yield Found(choices, seconds + last.offloaded / link.back, peak, offloaded)
             return
@@ -76,7 +76,7 @@ def random_problem(rng: random.Random) -> Problem:
             stages.append(replace(stages[-1], before_backward=rng.randint(0, most)))
             continue
         choices = tuple(
-            Choice(
+            Option(
                 rng.randint(0, most),
                 rng.randint(0, most),
                 rng.randint(0, most),
@@ -88,7 +88,7 @@ def random_problem(rng: random.Random) -> Problem:
         )
         stages.append(Stage(choices, rng.randint(0, most)))
     needed = sum(min(c.offloaded for c in stage.choices) for stage in stages)
-    link = Link(
+    link = LinkTimes(
         2.0 ** rng.randint(-2, 10),
         2.0 ** rng.randint(-2, 10),
         needed + rng.choice((0, most, 3 * most, 10**6)),

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from memopt.plan.solver import (
     BelowFloor,
-    Choice,
-    Link,
+    LinkTimes,
+    Option,
     Problem,
     Stage,
     evaluate,
@@ -59,7 +59,7 @@ def test_seconds_that_are_no_exact_sums(seed: int) -> None:
     problem = random_problem(rng)
     factor = rng.uniform(1e-9, 1e3)
 
-    def scaled(choice: Choice) -> Choice:
+    def scaled(choice: Option) -> Option:
         return replace(
             choice,
             forward_seconds=choice.forward_seconds * factor,
@@ -80,9 +80,9 @@ def test_equal_plans_differ_in_what_the_next_stage_sees() -> None:
     """Two ways of the first stage leave the same behind; what one has offloaded returns in the
     backward of the second, above the budget there, and in time only if that is slow.
     """
-    first = Stage((Choice(5, 5, 5, 1, 1), Choice(5, 5, 5, 0.5, 1, offloaded=8)))
-    slow, quick = Choice(0, 0, 10, 0, 4), Choice(0, 0, 10, 0, 2)
-    link = Link(out=100, back=2)
+    first = Stage((Option(5, 5, 5, 1, 1), Option(5, 5, 5, 0.5, 1, offloaded=8)))
+    slow, quick = Option(0, 0, 10, 0, 4), Option(0, 0, 10, 0, 2)
+    link = LinkTimes(out=100, back=2)
     problem = Problem((first, Stage((slow,))), link=link)
     assert solve(problem, 23).choices == (1, 0)
     assert solve(problem, 22).choices == (0, 0)
@@ -95,11 +95,11 @@ def test_equal_plans_differ_in_what_the_next_stage_sees() -> None:
 def test_timeline_by_hand() -> None:
     """Every formula once, by numbers worked out on paper."""
     stages = (
-        Stage((Choice(10, 20, 30, 1, 2, offloaded=16),), before_backward=7),
-        Stage((Choice(3, 25, 12, 2, 3, offloaded=40),), before_backward=4),
-        Stage((Choice(0, 1, 2, 0.5, 1),)),
+        Stage((Option(10, 20, 30, 1, 2, offloaded=16),), before_backward=7),
+        Stage((Option(3, 25, 12, 2, 3, offloaded=40),), before_backward=4),
+        Stage((Option(0, 1, 2, 0.5, 1),)),
     )
-    found = evaluate(Problem(stages, 100, 60, Link(8, 4, 1000, 20)), (0, 0, 0))
+    found = evaluate(Problem(stages, 100, 60, LinkTimes(8, 4, 1000, 20)), (0, 0, 0))
     # On the way out: 0, 16 - 8 = 8, 8 + 40 - 16 = 32 of which 12 are waited for, 20 - 4 = 16.
     assert found.forward_peaks == (120, 100 + 10 + 8 + 25, 100 + 13 + 20 + 1)
     assert found.forward_waits == (0, 12 / 8, 0)
@@ -117,10 +117,10 @@ def test_timeline_by_hand() -> None:
 
 
 def test_where_the_peak_is() -> None:
-    stage = Stage((Choice(2, 9, 5),))
+    stage = Stage((Option(2, 9, 5),))
     assert floor(Problem((stage,))).peak_at == ("forward", 0)
     assert floor(Problem((stage, stage))).peak_at == ("forward", 1)
-    assert floor(Problem((Stage((Choice(2, 2, 5),)), stage), 0, 30)).peak_at == ("optimizer", None)
+    assert floor(Problem((Stage((Option(2, 2, 5),)), stage), 0, 30)).peak_at == ("optimizer", None)
     with pytest.raises(
         BelowFloor, match=r"budget of 10 bytes: the least is 11, in forward of stage 1"
     ):
@@ -131,7 +131,7 @@ def test_where_the_peak_is() -> None:
 
 def test_petabytes() -> None:
     unit = 10**15
-    stage = Stage((Choice(unit, unit, 2 * unit, 1, 2), Choice(1, unit, 2 * unit, 1, 3)))
+    stage = Stage((Option(unit, unit, 2 * unit, 1, 2), Option(1, unit, 2 * unit, 1, 3)))
     problem = Problem((stage,) * 96, 3 * unit, 5 * unit)
     best = solve(problem, 10**18)
     assert (best.peak, best.seconds) == (3 * unit + 95 * unit + 2 * unit, 96 * 3)
@@ -143,18 +143,18 @@ def test_petabytes() -> None:
 def test_a_room_too_small_for_all() -> None:
     """It is shared out among the stages that gain most by it."""
     shared = (
-        Stage((Choice(0, 0, 0, 1, 1 + gain), Choice(0, 0, 0, 1, 1, offloaded=10)))
+        Stage((Option(0, 0, 0, 1, 1 + gain), Option(0, 0, 0, 1, 1, offloaded=10)))
         for gain in (3, 1, 4, 1, 5)
     )
-    stages = (*shared, Stage((Choice(0, 0, 0, 0, 100),)))
-    problem = Problem(stages, link=Link(1e3, 1e3, room=30))
+    stages = (*shared, Stage((Option(0, 0, 0, 0, 100),)))
+    problem = Problem(stages, link=LinkTimes(1e3, 1e3, room=30))
     best = solve(problem, 10**6)
     assert best.choices == (1, 0, 1, 0, 1, 0)
     assert best.offloaded == 30
     assert solve(replace(problem, link=None), 10**6).choices == (0,) * 6
 
 
-GOOD = Stage((Choice(1, 1, 1, 1.0, 1.0),))
+GOOD = Stage((Option(1, 1, 1, 1.0, 1.0),))
 
 
 @pytest.mark.parametrize(
@@ -165,22 +165,27 @@ GOOD = Stage((Choice(1, 1, 1, 1.0, 1.0),))
         (Problem((GOOD,), base=-1), "base must be at least 0, got -1"),
         (Problem((GOOD,), optimizer=-2), "optimizer must be at least 0, got -2"),
         (Problem((replace(GOOD, before_backward=-3),)), "stage 0: before_backward .* got -3"),
-        (Problem((Stage((Choice(-4),)),)), "stage 0, choice 0: resident .* got -4"),
-        (Problem((Stage((Choice(forward=-5),)),)), "stage 0, choice 0: forward .* got -5"),
-        (Problem((Stage((Choice(backward=-6),)),)), "choice 0: backward .* got -6"),
-        (Problem((Stage((Choice(offloaded=-7),)),)), "choice 0: offloaded .* got -7"),
-        (Problem((Stage((Choice(forward_seconds=math.nan),)),)), "forward_seconds .* got nan"),
-        (Problem((Stage((Choice(backward_seconds=-1.0),)),)), "backward_seconds .* got -1"),
-        (Problem((Stage((Choice(backward_seconds=math.inf),)),)), "backward_seconds .* got inf"),
-        (Problem((Stage((Choice(resident=1.5),)),)), "resident must be a whole number .* 1.5"),  # type: ignore[arg-type]
-        (Problem((Stage((Choice(resident=2**70),)),)), "resident must fit in 64 bits"),
-        (Problem((Stage((Choice(resident=2**62),)),)), "all bytes together .* resident"),
-        (Problem((GOOD,), link=Link(0.0, 1.0)), "link.out must be .* above 0, got 0"),
-        (Problem((GOOD,), link=Link(1.0, math.nan)), "link.back must be .* got nan"),
-        (Problem((GOOD,), link=Link(1.0, 1.0, room=-1)), "link.room must be at least 0, got -1"),
-        (Problem((GOOD,), link=Link(1.0, 1.0, in_flight=-1)), "link.in_flight .* got -1"),
+        (Problem((Stage((Option(-4),)),)), "stage 0, choice 0: resident .* got -4"),
+        (Problem((Stage((Option(forward=-5),)),)), "stage 0, choice 0: forward .* got -5"),
+        (Problem((Stage((Option(backward=-6),)),)), "choice 0: backward .* got -6"),
+        (Problem((Stage((Option(offloaded=-7),)),)), "choice 0: offloaded .* got -7"),
+        (Problem((Stage((Option(forward_seconds=math.nan),)),)), "forward_seconds .* got nan"),
+        (Problem((Stage((Option(backward_seconds=-1.0),)),)), "backward_seconds .* got -1"),
+        (Problem((Stage((Option(backward_seconds=math.inf),)),)), "backward_seconds .* got inf"),
+        (Problem((Stage((Option(resident=1.5),)),)), "resident must be a whole number .* 1.5"),  # type: ignore[arg-type]
+        (Problem((Stage((Option(resident=2**70),)),)), "resident must fit in 64 bits"),
+        (Problem((Stage((Option(resident=2**62),)),)), "all bytes together .* resident"),
+        (Problem((GOOD,), link=LinkTimes(0.0, 1.0)), "link.out must be .* above 0, got 0"),
+        (Problem((GOOD,), link=LinkTimes(1.0, math.nan)), "link.back must be .* got nan"),
         (
-            Problem((Stage((Choice(offloaded=9), Choice(offloaded=8))),), link=Link(1, 1, room=7)),
+            Problem((GOOD,), link=LinkTimes(1.0, 1.0, room=-1)),
+            "link.room must be at least 0, got -1",
+        ),
+        (Problem((GOOD,), link=LinkTimes(1.0, 1.0, in_flight=-1)), "link.in_flight .* got -1"),
+        (
+            Problem(
+                (Stage((Option(offloaded=9), Option(offloaded=8))),), link=LinkTimes(1, 1, room=7)
+            ),
             "link.room must be at least 8, which every plan offloads, got 7",
         ),
     ],
@@ -198,6 +203,6 @@ def test_refuses_choices_that_are_none() -> None:
         evaluate(problem, (0, 3))
     with pytest.raises(ValueError, match="budget must be a whole number"):
         solve(problem, 1e9)  # type: ignore[arg-type]
-    offloads = Problem((Stage((Choice(), Choice(offloaded=5))),))
+    offloads = Problem((Stage((Option(), Option(offloaded=5))),))
     with pytest.raises(ValueError, match=r"at most link\.room = 0 bytes, got 5"):
         evaluate(offloads, (1,))

@@ -14,8 +14,8 @@ from memopt._extension import _C
 from memopt.plan import solver
 from memopt.plan.solver import (
     BelowFloor,
-    Choice,
-    Link,
+    LinkTimes,
+    Option,
     Problem,
     Solution,
     Stage,
@@ -32,8 +32,8 @@ UNIT = 67_108_864
 SECONDS = 2.6e-3
 
 
-def block_choice(held: float, again: float, off: float) -> Choice:
-    return Choice(
+def block_choice(held: float, again: float, off: float) -> Option:
+    return Option(
         resident=int((held - off) * UNIT) + 4096,
         forward=16 * UNIT,
         backward=int((24 + off) * UNIT),
@@ -51,18 +51,20 @@ TWELVE = (
 )
 
 
-def model(blocks: int, ways: tuple[tuple[float, float, float], ...], link: Link | None) -> Problem:
+def model(
+    blocks: int, ways: tuple[tuple[float, float, float], ...], link: LinkTimes | None
+) -> Problem:
     choices = tuple(block_choice(*way) for way in ways)
     gradients = UNIT // 2
     stages = (
-        Stage((Choice(UNIT, 2 * UNIT, 2 * UNIT, 1e-3, 1e-3),), blocks * gradients),
+        Stage((Option(UNIT, 2 * UNIT, 2 * UNIT, 1e-3, 1e-3),), blocks * gradients),
         *(Stage(choices, (blocks - i) * gradients) for i in range(blocks)),
-        Stage((Choice(2 * UNIT, 30 * UNIT, 40 * UNIT, 5e-3, 1e-2),)),
+        Stage((Option(2 * UNIT, 30 * UNIT, 40 * UNIT, 5e-3, 1e-2),)),
     )
     return Problem(stages, 20 * UNIT, blocks * UNIT, link)
 
 
-LINK = Link(55e9, 55e9, in_flight=48 * UNIT)
+LINK = LinkTimes(55e9, 55e9, in_flight=48 * UNIT)
 
 
 def check_curve(plans: tuple[Solution, ...], problem: Problem) -> None:
@@ -79,7 +81,7 @@ def check_curve(plans: tuple[Solution, ...], problem: Problem) -> None:
     ("ways", "link"), [(SIX[:4], None), (SIX, LINK)], ids=["kept", "offloaded"]
 )
 def test_ninety_six_blocks_are_solved_exactly(
-    ways: tuple[tuple[float, float, float], ...], link: Link | None
+    ways: tuple[tuple[float, float, float], ...], link: LinkTimes | None
 ) -> None:
     problem = model(96, ways, link)
     plans = plans_of(problem, 40)
@@ -109,14 +111,14 @@ def nearly_equal_plans(rng: random.Random) -> Problem:
     fine grid takes many plans for one.
     """
 
-    def choice(kept: int) -> Choice:
+    def choice(kept: int) -> Option:
         work, little = 2 * 10**6 + rng.randint(0, 60), rng.randint(0, 60)
         seconds = 1 + (3 - kept) / 4 + rng.randint(0, 3) / 64
         offloaded = rng.choice((0, 0, kept // 2 * 10**6))
-        return Choice(kept * 10**6 - offloaded + little, work, work, 1.0, seconds, offloaded)
+        return Option(kept * 10**6 - offloaded + little, work, work, 1.0, seconds, offloaded)
 
     stages = tuple(Stage(tuple(choice(kept) for kept in (0, 1, 1, 2, 2, 3))) for _ in range(5))
-    return Problem(stages, link=Link(2.0**20, 2.0**20, in_flight=3 * 10**6))
+    return Problem(stages, link=LinkTimes(2.0**20, 2.0**20, in_flight=3 * 10**6))
 
 
 @pytest.mark.parametrize(("most_labels", "bound_means_something"), [(1, 0), (8, 0), (70, 100)])
