@@ -50,7 +50,8 @@ CUDA_ARCHITECTURES = ["8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
 # What knows PyTorch, offload and plan. PyTorch's headers take longer to compile than the files that
 # include them, so files of a folder are compiled together, as many as have this many lines and no
 # local name in common.
-HOST_FOLDERS = ("autograd", "python", "saved", "ops", "offload", "plan")  # what takes longest first
+# What takes longest stands first.
+HOST_FOLDERS = ("autograd", "python", "intercept", "saved", "ops", "offload", "plan")
 JOINED_LINES = 3500
 
 # One source, one copy per instruction set. baseline is what the compiler targets by default.

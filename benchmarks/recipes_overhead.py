@@ -2,7 +2,7 @@
 
 Tiny tensors, one thread: what is left is bookkeeping. A step saves the same number of tensors of
 one kind; contenders do it in turns as in harness.py. Ops that recipes know save without hooks
-(csrc/python/savers.h). **added** is a contender's step minus the
+(csrc/intercept/savers.h). **added** is a contender's step minus the
 plain one's in the same round, for each saved tensor; **over identity** is that minus the identity
 hook's: saved-tensor hooks that give the very tensor back without a Python frame, the least that any
 hook costs. The goal: at most 2 us over identity.

@@ -1,5 +1,5 @@
-"""Proves that dependencies point one way: kernels <- ops <- autograd <- offload <- saved <- plan <-
-python in csrc, memory <- functional <- nn <- offload <- checkpoint <- convert, compile <- the rest
+"""Proves that dependencies point one way: kernels <- ops <- autograd <- offload <- saved <-
+intercept <- plan <- python in csrc, memory <- functional <- nn <- offload <- checkpoint <- convert, compile <- the rest
 in memopt, where reports and accumulation stand side by side on memory, and plans know no report;
 that no files of memopt import each other in a circle, that no two classes of memopt share a name,
 that the kernels, offload and plan know no
@@ -21,7 +21,7 @@ CSRC = ROOT / "csrc"
 CPP_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 
 # Each folder of csrc may include itself and the ones before it.
-CSRC_LAYERS = ("kernels", "ops", "autograd", "offload", "saved", "plan", "python")
+CSRC_LAYERS = ("kernels", "ops", "autograd", "offload", "saved", "intercept", "plan", "python")
 
 # Each package or module of memopt may import itself and the ones before it. Those of one line do
 # not know each other. The demo is a user of the public names in __init__.

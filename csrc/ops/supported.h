@@ -1,5 +1,5 @@
 // Which dtypes and devices the ops take. The one table of it: for the rules of arguments
-// (checks.h), for PyTorch's functions in a converted model (python/functions.cpp) and for
+// (checks.h), for PyTorch's functions in a converted model (intercept/functions.cpp) and for
 // memopt/convert/supported.py.
 #pragma once
 

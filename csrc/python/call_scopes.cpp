@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "functions.h"
 #include "scope.h"
 
 namespace memopt::python {

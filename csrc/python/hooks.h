@@ -5,8 +5,8 @@
 #include <c10/util/intrusive_ptr.h>
 #include <pybind11/pybind11.h>
 
+#include "../intercept/key.h"
 #include "../saved/handle.h"
-#include "functions.h"
 
 namespace memopt::python {
 
@@ -28,7 +28,7 @@ class HooksGuard {
 
  private:
   const PyObject* pack_;
-  const InterceptFunctions intercept_;  // for rrelu.cpp
+  const intercept::Intercept intercept_;  // for intercept/rrelu.cpp
 };
 
 // The hooks that are active in this thread, as a Packer; empty if there are none. One of ours is

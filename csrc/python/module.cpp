@@ -15,7 +15,6 @@
 #include "../ops/supported.h"
 #include "buffers.h"
 #include "call_scopes.h"
-#include "functions.h"
 #include "offload.h"
 #include "plan.h"
 #include "region.h"
@@ -107,6 +106,5 @@ PYBIND11_MODULE(_C, m) {
   memopt::python::register_scope(m);
   memopt::python::register_call_scopes(m);
   memopt::python::register_offload(m);
-  memopt::python::register_functions(m);
   memopt::python::register_plan(m);
 }

@@ -2,7 +2,6 @@
 
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/frontend/tracer.h>
@@ -13,10 +12,12 @@
 #include <thread>
 #include <vector>
 
+#include "../intercept/functions.h"
+#include "../intercept/here.h"
+#include "../intercept/key.h"
 #include "../saved/scope.h"
 #include "compat.h"
 #include "fates.h"
-#include "functions.h"
 #include "hooks.h"
 
 namespace memopt::python {
@@ -58,9 +59,6 @@ class OpenScope {
   bool has_grad_mode_of_now() const { return grad_mode_ == at::GradMode::is_enabled(); }
 
   saved::RecipeRegistry& registry() const { return *scope_->registry(); }
-  bool keeps_anyway(const at::Tensor& tensor) const {
-    return scope_->registry()->keeps_anyway(tensor);
-  }
 
   bool functions_are_ours = false;
   bool is_of_model = false;
@@ -156,7 +154,7 @@ class FunctionsGuard {
 
  private:
   OpenScope* scope_;
-  std::optional<InterceptFunctions> functions_;
+  std::optional<intercept::Intercept> functions_;
 };
 
 bool is_inside(bool functions) {
@@ -192,12 +190,26 @@ class Inside {
   std::optional<FunctionsGuard> functions_;
 };
 
+// Whether what this thread saves now may have a recipe. Not where the grad mode is another than the
+// scope began with: a reentrant checkpoint may be running its forward, whose recompute is in no
+// scope, and both must compute the same.
+bool recipes_are_on() {
+  const auto* scope = OpenScope::making_recipes();
+  return scope != nullptr && scope->has_grad_mode_of_now();
+}
+
+intercept::Here here() {
+  if (!recipes_are_on()) return {};
+  const auto* scope = OpenScope::making_recipes();
+  return {&scope->registry(), scope->functions_are_ours};
+}
+
 // is_kept_anyway(tensor)
 PyObject* kept_anyway(PyObject*, PyObject* tensor) {
   HANDLE_TH_ERRORS
   // A call with another argument is for the module's own forward to refuse.
   if (!THPVariable_Check(tensor)) Py_RETURN_FALSE;
-  return PyBool_FromLong(is_kept_anyway(THPVariable_Unpack(tensor)) ? 1 : 0);
+  return PyBool_FromLong(intercept::is_kept_anyway(THPVariable_Unpack(tensor)) ? 1 : 0);
   END_HANDLE_TH_ERRORS
 }
 
@@ -217,30 +229,12 @@ std::shared_ptr<void> model_scope(bool functions) {
 ModelScope model_scope_here() {
   if (!recipes_are_on()) return ModelScope::none;
   const auto* scope = OpenScope::making_recipes();
-  const bool are_paused = c10::impl::tls_is_dispatch_key_excluded(kInterceptKey);
-  if (scope->functions_are_ours && !are_paused) return ModelScope::functions;
+  if (scope->functions_are_ours && !intercept::functions_are_paused()) return ModelScope::functions;
   return scope->is_of_model ? ModelScope::recipes : ModelScope::none;
 }
 
 std::shared_ptr<void> same_scope(ModelScope scope) {
   return scope == ModelScope::none ? nullptr : model_scope(scope == ModelScope::functions);
-}
-
-bool recipes_are_on() {
-  const auto* scope = OpenScope::making_recipes();
-  return scope != nullptr && scope->has_grad_mode_of_now();
-}
-
-bool is_kept_anyway(const at::Tensor& tensor) {
-  return recipes_are_on() && OpenScope::making_recipes()->keeps_anyway(tensor);
-}
-
-bool functions_are_ours() {
-  return recipes_are_on() && OpenScope::making_recipes()->functions_are_ours;
-}
-
-void remember_sum(const at::Tensor& sum, const at::Tensor& residual, const at::Tensor& branch) {
-  OpenScope::making_recipes()->registry().add_sum(sum, residual, branch);
 }
 
 void register_scope(py::module_& m) {
@@ -252,6 +246,13 @@ void register_scope(py::module_& m) {
         "Whether this is PyTorch's error for a transform of torch.func inside saved-tensor hooks.");
   m.def("live_handles", &saved::Handle::live,
         "How many handles stand in for saved tensors, or are read by those that do.");
+  m.attr("INTERCEPT_KEY") = c10::toString(intercept::kInterceptKey);
+  m.def("begin_functions", &intercept::begin_functions,
+        "From here on this thread's calls of PyTorch's functions are memopt's.");
+  m.def("end_functions", &intercept::end_functions, "Ends what the last begin_functions began.");
+  m.def("pause_functions", &intercept::pause_functions,
+        "Whether this thread's calls are PyTorch's in any case; returns what was set before.");
+  intercept::here = here;
   if (PyModule_AddFunctions(m.ptr(), scope_functions) < 0) throw py::error_already_set();
 }
 

@@ -6,7 +6,6 @@
 // and in the recompute alike, wherever that runs. So both runs of a region find the same.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <pybind11/pybind11.h>
 
 #include <memory>
@@ -24,22 +23,5 @@ std::shared_ptr<void> model_scope(bool functions);
 enum class ModelScope { none, recipes, functions };
 ModelScope model_scope_here();
 std::shared_ptr<void> same_scope(ModelScope scope);
-
-// Whether what this thread saves now may have a recipe. Not where the grad mode is another than the
-// scope began with: a reentrant checkpoint may be running its forward, whose recompute is in no
-// scope, and both must compute the same.
-bool recipes_are_on();
-
-// Whether it would cost nothing to save the tensor here: recipes are on, and it is held already or
-// has a recipe. PyTorch's relu and sigmoid save their output, which the next layer saves as well,
-// so that memopt's, which save their input, are a gain only there. Anywhere else they would be
-// none, and a loss where the output is saved outside of the scope.
-bool is_kept_anyway(const at::Tensor& tensor);
-
-// Whether PyTorch's functions are to be memopt's here: in such a scope.
-bool functions_are_ours();
-
-// Tells the recipes that are made here of a sum: see saved/recipe_registry.h.
-void remember_sum(const at::Tensor& sum, const at::Tensor& residual, const at::Tensor& branch);
 
 }  // namespace memopt::python

@@ -16,7 +16,7 @@ def patch_functional() -> Iterator[None]:
     memopt's, as functions of torch.nn.functional or torch and as methods of tensors.
 
     For functions that belong to no model; inside a model `convert(model)` does this already. The
-    calls are found below Python (csrc/python/functions.h), so that nothing of PyTorch's changes.
+    calls are found below Python (csrc/intercept/functions.h), so that nothing of PyTorch's changes.
     Calls that memopt's ops do not support (in-place forms, integers, other devices, sparse, nested
     or distributed tensors) are PyTorch's as before. Autocast leaves all of them the dtype of their
     input. The scope applies to this thread only, and ends on exceptions too. Under torch.compile it

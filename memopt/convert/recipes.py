@@ -25,7 +25,7 @@ from memopt._compat import (
 )
 from memopt._extension import _C
 
-let_higher_order_ops_pass(_C.INTERCEPT_KEY)  # csrc/python/functions.h
+let_higher_order_ops_pass(_C.INTERCEPT_KEY)  # csrc/intercept/key.h
 
 _KEY = "memopt.convert: recipes"
 

@@ -1,4 +1,4 @@
-"""Proves that recipes call a hook for no tensor that an op which they know saves (csrc/python/
+"""Proves that recipes call a hook for no tensor that an op which they know saves (csrc/intercept/
 savers.h): what is held, what backward computes and what others observe is as it is with hooks. The
 way with hooks is forced by a pair of hooks around the scope, which must get every tensor.
 """

@@ -9,8 +9,9 @@
 #include <typeinfo>
 
 #include "../saved/recipe_registry.h"
+#include "key.h"
 
-namespace memopt::python {
+namespace memopt::intercept {
 
 namespace {
 
@@ -146,4 +147,4 @@ TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
                &N::attn_bias_, &N::output_, &N::logsumexp_)
 }
 
-}  // namespace memopt::python
+}  // namespace memopt::intercept

@@ -12,14 +12,7 @@
 
 #include <string_view>
 
-#include "functions.h"
-
-namespace memopt::python {
-
-// What is called below the intercepting key.
-inline c10::DispatchKeySet below_intercept(c10::DispatchKeySet keys) {
-  return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kInterceptKey);
-}
+namespace memopt::intercept {
 
 // PyTorch's own, for functions.cpp.
 at::Tensor relu_of_torch(c10::DispatchKeySet keys, const at::Tensor& self);
@@ -28,4 +21,4 @@ at::Tensor silu_of_torch(c10::DispatchKeySet keys, const at::Tensor& self);
 at::Tensor gelu_of_torch(c10::DispatchKeySet keys, const at::Tensor& self,
                          std::string_view approximate);
 
-}  // namespace memopt::python
+}  // namespace memopt::intercept

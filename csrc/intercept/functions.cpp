@@ -6,49 +6,35 @@
 #include <ATen/ops/dropout_ops.h>
 #include <ATen/ops/layer_norm_ops.h>
 #include <ATen/ops/rms_norm_ops.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/library.h>
 
+#include <memory>
 #include <optional>
 #include <string_view>
-#include <utility>
+#include <vector>
 
 #include "../autograd/ownership.h"
 #include "../autograd/support.h"
 #include "../ops/supported.h"
+#include "here.h"
+#include "key.h"
 #include "savers.h"
-#include "scope.h"
 
-namespace memopt::python {
+namespace memopt::intercept {
 
 namespace {
 
-namespace py = pybind11;
 using at::Tensor;
 using c10::DispatchKeySet;
 using OptionalTensor = std::optional<Tensor>;
 using std::string_view;
 
-// This thread's scopes, and how many of them want the functions whether or not recipes are on.
-struct Interceptions {
-  int scopes = 0;
-  int without_recipes = 0;
-};
-Interceptions& interceptions() {
-  thread_local Interceptions interceptions;
-  return interceptions;
+// One for each begin_functions() of this thread.
+std::vector<std::unique_ptr<Intercept>>& begun() {
+  thread_local std::vector<std::unique_ptr<Intercept>> begun;
+  return begun;
 }
-
-void count_scope(int step) {
-  const int scopes = interceptions().scopes += step;
-  c10::impl::tls_set_dispatch_key_included(kInterceptKey, scopes > 0);
-}
-
-// The calls inside are PyTorch's, and so are those that they are composed of.
-class PassOn {
-  const c10::impl::ExcludeDispatchKeyGuard guard_{kInterceptKey};
-};
 
 bool is_dense(const Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage() &&
@@ -97,7 +83,7 @@ bool supports_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
 }
 
 bool are_ours() {
-  return interceptions().without_recipes > 0 || functions_are_ours();
+  return !begun().empty() || here().functions;
 }
 
 Tensor activation(const Tensor& input, string_view name) {
@@ -122,13 +108,12 @@ Tensor silu(DispatchKeySet keys, const Tensor& self) {
 
 // relu and sigmoid: see is_kept_anyway().
 Tensor relu(DispatchKeySet keys, const Tensor& self) {
-  const bool ours =
-      interceptions().without_recipes > 0 || (functions_are_ours() && is_kept_anyway(self));
+  const bool ours = !begun().empty() || (here().functions && is_kept_anyway(self));
   return ours && supports(self) ? activation(self, "relu") : relu_of_torch(keys, self);
 }
 
 Tensor sigmoid(DispatchKeySet keys, const Tensor& self) {
-  const bool ours = functions_are_ours() && is_kept_anyway(self) && supports(self);
+  const bool ours = here().functions && is_kept_anyway(self) && supports(self);
   return ours ? activation(self, "sigmoid") : sigmoid_of_torch(keys, self);
 }
 
@@ -151,11 +136,12 @@ bool is_residual(const Tensor& residual, const Tensor& branch) {
 Tensor add(DispatchKeySet keys, const Tensor& self, const Tensor& other, const at::Scalar& alpha) {
   Tensor sum = at::_ops::add_Tensor::redispatch(below_intercept(keys), self, other, alpha);
   // Most sums are of one dtype.
-  if (self.dtype() == other.dtype() || !sum.requires_grad() || !functions_are_ours()) return sum;
-  if (!alpha.equal(1)) return sum;
+  if (self.dtype() == other.dtype() || !sum.requires_grad() || !alpha.equal(1)) return sum;
+  const Here now = here();
+  if (!now.functions) return sum;
   const PassOn pass_on;
-  if (is_residual(self, other)) remember_sum(sum, self, other);
-  if (is_residual(other, self)) remember_sum(sum, other, self);
+  if (is_residual(self, other)) now.recipes->add_sum(sum, self, other);
+  if (is_residual(other, self)) now.recipes->add_sum(sum, other, self);
   return sum;
 }
 
@@ -190,43 +176,22 @@ Tensor rms_norm(DispatchKeySet keys, const Tensor& input, c10::SymIntArrayRef no
 
 }  // namespace
 
-InterceptFunctions::InterceptFunctions() {
-  count_scope(+1);
+void begin_functions() {
+  begun().push_back(std::make_unique<Intercept>());
 }
 
-InterceptFunctions::~InterceptFunctions() {
-  count_scope(-1);
+void end_functions() {
+  if (!begun().empty()) begun().pop_back();
 }
 
-void register_functions(py::module_& m) {
-  m.attr("INTERCEPT_KEY") = c10::toString(kInterceptKey);
-  m.def(
-      "begin_functions",
-      [] {
-        ++interceptions().without_recipes;
-        count_scope(+1);
-      },
-      "From here on this thread's calls of PyTorch's functions are memopt's.");
-  m.def(
-      "end_functions",
-      [] {
-        if (interceptions().without_recipes == 0) return;  // begun by another thread
-        --interceptions().without_recipes;
-        count_scope(-1);
-      },
-      "Ends what the last begin_functions began.");
-  m.def(
-      "pause_functions",
-      [](bool paused) {
-        const bool before = c10::impl::tls_is_dispatch_key_excluded(kInterceptKey);
-        c10::impl::tls_set_dispatch_key_excluded(kInterceptKey, paused);
-        return before;
-      },
-      "Whether this thread's calls are PyTorch's in any case; returns what was set before.");
+bool functions_are_paused() {
+  return c10::impl::tls_is_dispatch_key_excluded(kInterceptKey);
 }
 
-TORCH_LIBRARY_IMPL(_, DeferredInit, m) {
-  m.fallback(torch::CppFunction::makeFallthrough());
+bool pause_functions(bool paused) {
+  const bool before = functions_are_paused();
+  c10::impl::tls_set_dispatch_key_excluded(kInterceptKey, paused);
+  return before;
 }
 
 TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
@@ -240,4 +205,4 @@ TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
   m.impl("rms_norm", rms_norm);
 }
 
-}  // namespace memopt::python
+}  // namespace memopt::intercept

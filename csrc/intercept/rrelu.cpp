@@ -9,15 +9,14 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/rrelu_with_noise.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/library.h>
 
 #include <optional>
 
-#include "functions.h"
+#include "key.h"
 
-namespace memopt::python {
+namespace memopt::intercept {
 
 namespace {
 
@@ -40,7 +39,7 @@ void draw(const Tensor& self, Tensor& noise, const Scalar& lower, const Scalar& 
 
 Tensor rrelu(const Tensor& self, Tensor& noise, const Scalar& lower, const Scalar& upper,
              bool training, Generator generator) {
-  const c10::impl::ExcludeDispatchKeyGuard pass_on(kInterceptKey);
+  const PassOn pass_on;
   if (!reads_noise(self, training))
     return at::rrelu_with_noise(self, noise, lower, upper, training, std::move(generator));
   draw(self, noise, lower, upper, std::move(generator));
@@ -49,7 +48,7 @@ Tensor rrelu(const Tensor& self, Tensor& noise, const Scalar& lower, const Scala
 
 Tensor& rrelu_(Tensor& self, Tensor& noise, const Scalar& lower, const Scalar& upper, bool training,
                Generator generator) {
-  const c10::impl::ExcludeDispatchKeyGuard pass_on(kInterceptKey);
+  const PassOn pass_on;
   if (!reads_noise(self, training))
     return at::rrelu_with_noise_(self, noise, lower, upper, training, std::move(generator));
   draw(self, noise, lower, upper, std::move(generator));
@@ -63,4 +62,4 @@ TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
   m.impl("rrelu_with_noise_", rrelu_);
 }
 
-}  // namespace memopt::python
+}  // namespace memopt::intercept
