@@ -127,10 +127,8 @@ Tensor dropout(DispatchKeySet keys, const Tensor& input, double p, bool train) {
   return op.call(input, p);
 }
 
-// Of a sum that models make under autocast; see saved/recipe_registry.h.
 bool is_residual(const Tensor& residual, const Tensor& branch) {
-  return residual.scalar_type() == at::kFloat && c10::elementSize(branch.scalar_type()) == 2 &&
-         supports(branch) && supports(residual) && residual.sym_sizes().equals(branch.sym_sizes());
+  return saved::is_residual_sum(residual, branch) && supports(branch) && supports(residual);
 }
 
 Tensor add(DispatchKeySet keys, const Tensor& self, const Tensor& other, const at::Scalar& alpha) {

@@ -1,13 +1,11 @@
 #include "recipe_registry.h"
 
-#include <ATen/ops/add.h>
 #include <c10/util/accumulate.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "detached.h"
 #include "handle_hooks.h"
 
 namespace memopt::saved {
@@ -87,54 +85,6 @@ void RecipeRegistry::place(const at::Tensor& output, const variable_list& saved)
   entry.node_address = edge.function.get();
   entry.output_nr = edge.input_nr;
   placed_.push_back(found->second);
-}
-
-void RecipeRegistry::add_sum(const at::Tensor& sum, const at::Tensor& residual,
-                             const at::Tensor& branch) {
-  at::Tensor before;  // dropped after the lock
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    before = std::exchange(branch_, at::Tensor());
-    sum_ = nullptr;
-  }
-  if (!keeper_ || !is_plain(residual) || !is_plain(branch)) return;
-  add(sum, {{residual, branch},
-            [](const std::vector<at::Tensor>& read) { return at::add(read[0], read[1]); }});
-  at::Tensor kept = detached(branch);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  auto added = output_of(sum);
-  if (added == nullptr) return;
-  if (added->reads_sum) {
-    outputs_.erase(storage_of(sum));
-    return;
-  }
-  added->reads_sum = true;
-  sum_ = std::move(added);
-  branch_ = std::move(kept);
-}
-
-c10::intrusive_ptr<Handle> RecipeRegistry::keep_branch_of(const at::Tensor& sum) {
-  at::Tensor branch;
-  {
-    Alive alive;
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (sum_ == nullptr || output_of(sum) != sum_) return {};
-    const auto output = std::exchange(sum_, nullptr);
-    branch = std::exchange(branch_, at::Tensor());
-    auto residual = reader_of(*output->inputs[0], output->node, alive);
-    auto made = reader_of(*output->inputs[1], output->node, alive);
-    const bool has_residual = residual.defined(), is_held = made.defined();
-    alive.push_back(std::move(residual));
-    alive.push_back(std::move(made));
-    const bool is_ours = branch.use_count() == 1 && branch.storage().use_count() == 1;
-    if (is_held) return {};
-    if (!has_residual || !is_ours) {
-      outputs_.erase(storage_of(sum));
-      return {};
-    }
-  }
-  auto handle = keeper_(branch);
-  return handle.defined() ? hold(branch, std::move(handle)) : handle;
 }
 
 c10::intrusive_ptr<Handle> RecipeRegistry::reader_of(const Input& input,

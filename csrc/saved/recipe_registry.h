@@ -16,11 +16,7 @@
 // as well: the output's, and the conversion. All copies in one dtype share what is made again. The
 // copy's grad_fn leads to the output's node (cast.h).
 //
-// The sum of a float32 residual and a branch's result in 16 bits, as models add them under
-// autocast, has a recipe too: the branch's result is kept, 2 bytes an element, and not the sum, 4
-// bytes. The residual must be held anyway, and not be such a sum itself, so that no chain of them
-// grows. And the registry must be the last that holds the branch's result when the sum is saved,
-// since elsewhere it may be written in place: nothing that PyTorch saves would notice.
+// One kind of sum has a recipe too, though no op of memopt's makes it: residual_sum.cpp.
 //
 // A recipe takes its inputs from the handles that hold them, whatever those are, so that an input
 // that has moved to the host stays there.
@@ -70,13 +66,11 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
   using NodePointer = decltype(torch::autograd::Edge().function);
   void see_saved(const NodePointer& node, torch::autograd::SavedVariable& saved);
 
-  // Of a sum that was computed just now. Drops what it holds of the one before.
+  // The recipe of a residual sum (residual_sum.cpp). add_sum() tells of one that was computed just
+  // now, and drops what is held of the one before. What is kept for it goes to `outer`, or stays;
+  // sums have no recipe until keep_branches() was called.
+  void keep_branches(c10::intrusive_ptr<Packer> outer);
   void add_sum(const at::Tensor& sum, const at::Tensor& residual, const at::Tensor& branch);
-
-  // What becomes of a branch's result that is kept for a sum's recipe. To be set before sums are
-  // added.
-  using Keeper = std::function<c10::intrusive_ptr<Handle>(const at::Tensor&)>;
-  void set_keeper(Keeper keeper) { keeper_ = std::move(keeper); }
 
   // A reader of the tensor's recipe; empty if it has none or that would save nothing.
   c10::intrusive_ptr<Handle> take(const at::Tensor& tensor) override;
@@ -145,11 +139,17 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
   std::vector<std::shared_ptr<Output>> placed_;
   HeldTensors held_;
   size_t sweep_at_ = 256;
-  Keeper keeper_;
   IsAlone alone_;
-  // The latest sum that was not saved yet, and its branch's result.
-  std::shared_ptr<Output> sum_;
-  at::Tensor branch_;
+  // The latest sum that was not saved yet, its branch's result, and what becomes of that.
+  struct LatestSum {
+    std::function<c10::intrusive_ptr<Handle>(const at::Tensor&)> keeper;
+    std::shared_ptr<Output> output;
+    at::Tensor branch;
+  };
+  LatestSum sum_;
 };
+
+// Whether the sum of the two is one that keep_branches() is for. Reads shapes and dtypes alone.
+bool is_residual_sum(const at::Tensor& residual, const at::Tensor& branch);
 
 }  // namespace memopt::saved

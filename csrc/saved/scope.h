@@ -18,10 +18,8 @@ class Scope : public Packer {
         c10::intrusive_ptr<Packer> outer)
       : fate_(std::move(fate)), registry_(std::move(registry)), outer_(std::move(outer)) {
     // Both runs of a region must save the same tensors, whoever holds a branch's result in them.
-    if (!registry_.defined() || !is_recipe_scope() || is_of_region()) return;
-    registry_->set_keeper([outer = outer_](const at::Tensor& tensor) {
-      return outer.defined() ? outer->pack(tensor) : keep(tensor);
-    });
+    if (registry_.defined() && is_recipe_scope() && !is_of_region())
+      registry_->keep_branches(outer_);
   }
 
   c10::intrusive_ptr<Handle> pack(const at::Tensor& tensor) override {
