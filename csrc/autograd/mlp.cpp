@@ -123,8 +123,9 @@ struct MlpBackward {
   Tensor normalized() const {
     const variable_list in = t.norm_inputs();
     if (o.norm_kind() == MlpNorm::kNone) return in[0];
-    return composed ? NormOp::differentiable_forward(norm_options(o), in, kept.norm_extras)
-                    : NormOp::forward_again(norm_options(o), in, kept.norm_extras);
+    if (composed) return NormOp::differentiable_forward(norm_options(o), in, kept.norm_extras);
+    const MakesOutputAgain makes_again;
+    return NormOp::forward_again(norm_options(o), in, kept.norm_extras);
   }
 
   // Forward once more up to p, where p was not kept or must come by differentiable ops.
@@ -167,8 +168,9 @@ struct MlpBackward {
     }
     if (d.wants_down && !kept.a.defined()) {
       kept.a = with_activation(o, [&](auto op) {
-        return composed ? op.differentiable_forward(options, kept.p, extras)
-                        : op.forward_again(options, kept.p, extras);
+        if (composed) return op.differentiable_forward(options, kept.p, extras);
+        const MakesOutputAgain makes_again;
+        return op.forward_again(options, kept.p, extras);
       });
     }
     kept.p.clear();

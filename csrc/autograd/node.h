@@ -25,6 +25,7 @@
 
 #include "arguments.h"
 #include "linears.h"
+#include "made_again.h"
 #include "op.h"
 #include "options.h"
 #include "ownership.h"
@@ -101,6 +102,7 @@ struct Node : torch::autograd::Function<Node<Op>> {
       x = std::move(again.output);
     }
     if (request.output && !x.defined()) {
+      const MakesOutputAgain makes_again;
       x = at::GradMode::is_enabled() ? Op::differentiable_forward(options, reads, extras)
                                      : Op::forward_again(options, reads, extras);
     }

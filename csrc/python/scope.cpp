@@ -12,9 +12,11 @@
 #include <thread>
 #include <vector>
 
+#include "../autograd/made_again.h"
 #include "../intercept/functions.h"
 #include "../intercept/here.h"
 #include "../intercept/key.h"
+#include "../saved/flags.h"
 #include "../saved/scope.h"
 #include "compat.h"
 #include "fates.h"
@@ -246,6 +248,12 @@ void register_scope(py::module_& m) {
         "Whether this is PyTorch's error for a transform of torch.func inside saved-tensor hooks.");
   m.def("live_handles", &saved::Handle::live,
         "How many handles stand in for saved tensors, or are read by those that do.");
+  m.def(
+      "makes_output_again", [] { return autograd::output_is_made_again(); },
+      "Whether what this thread computes now is an op's output once more, for backward.");
+  m.def(
+      "keeps_arguments", [] { return saved::flags().keeping_arguments; },
+      "Whether what this thread saves now is an argument of a region, and it is the region's.");
   m.attr("INTERCEPT_KEY") = c10::toString(intercept::kInterceptKey);
   m.def("begin_functions", &intercept::begin_functions,
         "From here on this thread's calls of PyTorch's functions are memopt's.");

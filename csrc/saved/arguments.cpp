@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "flags.h"
 #include "geometry.h"
 
 namespace memopt::saved {
@@ -61,6 +62,9 @@ c10::intrusive_ptr<FateOfArguments> for_each_argument(c10::intrusive_ptr<Fate> f
 Arguments::Arguments(const std::vector<ArgumentTensor>& tensors, FateOfArguments* fate) {
   if (fate != nullptr) taken_ = fate->take(tensors);
   const bool has_hooks = at::SavedTensorDefaultHooks::get_hooks().has_value();
+  Flags keeping = flags();
+  keeping.keeping_arguments = true;
+  const FlagsGuard guard(keeping);
   held_.reserve(tensors.size());
   for (size_t number = 0; number < tensors.size(); ++number) {
     const auto& tensor = tensors[number].tensor;

@@ -10,6 +10,7 @@ struct Flags {
   bool checkpointing = false;
   bool recomputing = false;
   bool disabled = false;
+  bool keeping_arguments = false;  // of a region, which backward will call it with again
 };
 
 // The calling thread's.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "../autograd/made_again.h"
 #include "untracked.h"
 
 namespace memopt::saved {
@@ -32,6 +33,7 @@ at::Tensor RecipeHandle::restore() {
                 tensors.back().sizes(), " whose storage was freed");
   }
   const Untracked untracked;
+  const autograd::MakesOutputAgain makes_again;
   const at::Tensor output = run_(tensors);
   if (output.strides() == at::IntArrayRef(geometry_.strides)) return output;
   // Outer hooks gave an input back in other strides, and an activation's output takes its input's

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt._compat import running_node, sequence_number
+from memopt._extension import _C
 from memopt.memory.attribution import innermost
 from memopt.memory.pieces import (
     ACTIVATIONS,
@@ -41,7 +42,7 @@ from memopt.memory.pieces import (
     Mark,
     Piece,
 )
-from memopt.memory.places import MEMOPT, NOWHERE, Place, line_of
+from memopt.memory.places import NOWHERE, Place, line_of
 from memopt.memory.saved import SavedTensors
 from memopt.memory.scratch.rules import scratch_of
 from memopt.memory.storages import parts_of, tensors_in
@@ -175,8 +176,8 @@ class Ledger(TorchDispatchMode):
                     self._know(piece, name, args)
         if self._on_cpu:
             self._note_scratch(func, args, given, results, name)
-        if name.startswith("memopt._") and self.phase == "backward":
-            self._know_recipes(name, kwargs, results)
+        if self.phase == "backward":
+            self._know_recipes(kwargs, results)
         work = work_of(func, args, kwargs, result, (*given, *results))
         if work is not None:
             place = place or self._place()
@@ -237,18 +238,18 @@ class Ledger(TorchDispatchMode):
             if sources and all(id(source) in self._weights for source in sources):
                 piece.category = FUNCTIONALITY  # a weight in autocast's type
 
-    def _know_recipes(self, name: str, kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
-        """Outputs that are made again from a recipe: by the op's forward, or by the end of its
-        backward, which returns them last.
+    def _know_recipes(self, kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+        """Outputs that are made again: by a call for that alone, which the engine tells, or by the
+        end of an op's backward that was asked for it and returns them last.
         """
         if self._recomputes():
             return
-        again = results if "_forward" in name else results[-1:]
-        if "_forward" in name or kwargs.get("recompute_output"):
-            for tensor in again:
-                for piece in self.pieces_of(tensor):
-                    if not piece.category:
-                        piece.category, piece.fate = ACTIVATIONS, RECIPE
+        if not _C.makes_output_again():
+            results = results[-1:] if kwargs.get("recompute_output") else ()
+        for tensor in results:
+            for piece in self.pieces_of(tensor):
+                if not piece.category:
+                    piece.category, piece.fate = ACTIVATIONS, RECIPE
 
     def _used(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
@@ -346,9 +347,7 @@ class _Hooks(SavedTensors):
     def _pack(self, tensor: Tensor) -> Any:
         ledger = self._ledger()
         if ledger is not None:
-            # Without a frame of a user's between, the region itself keeps its inputs.
-            is_region = sys._getframe(1).f_code.co_filename.startswith(_REGIONS)
-            ledger.saved(tensor, REGION_INPUT if is_region else KEPT)
+            ledger.saved(tensor, REGION_INPUT if _C.keeps_arguments() else KEPT)
         return super()._pack(tensor)
 
 
@@ -370,9 +369,6 @@ def _has_storage(tensor: Tensor) -> bool:
 def _owner(name: str) -> str:
     """The module of a parameter's name."""
     return name.rpartition(".")[0]
-
-
-_REGIONS = (f"{MEMOPT}checkpoint/", f"{MEMOPT}_class_patch.py")
 
 
 @lru_cache(maxsize=4096)

@@ -17,8 +17,8 @@ class Place(NamedTuple):
 
 NOWHERE = Place("", "")
 
-MEMOPT = str(Path(__file__).parent.parent) + "/"
-_LIBRARIES = (str(Path(torch.__file__).parent) + "/", MEMOPT, "<")
+_MEMOPT = str(Path(__file__).parent.parent) + "/"
+_LIBRARIES = (str(Path(torch.__file__).parent) + "/", _MEMOPT, "<")
 
 
 @lru_cache(maxsize=4096)
