@@ -33,8 +33,8 @@ namespace memopt::autograd {
 namespace {
 
 NormOp::Options norm_options(const MlpOptions& o) {
-  return {.rms = o.norm_kind() == MlpNorm::kRmsNorm,
-          .eps = o.norm_kind() == MlpNorm::kLayerNorm ? o.eps.value_or(1e-5) : o.eps,
+  return {.kind = o.norm.value(),
+          .eps = o.norm == ops::NormKind::kLayerNorm ? o.eps.value_or(1e-5) : o.eps,
           .zero_centered_weight = o.zero_centered_weight};
 }
 
@@ -50,7 +50,7 @@ auto with_activation(const MlpOptions& o, F&& f) {
 }
 
 Produced normalize(const MlpOptions& o, const variable_list& in, bool for_backward) {
-  if (o.norm_kind() == MlpNorm::kNone) return {in[0], {}, {}, {}};
+  if (!o.norm.has_value()) return {in[0], {}, {}, {}};
   return NormOp::forward(norm_options(o), in, for_backward);
 }
 
@@ -122,7 +122,7 @@ struct MlpBackward {
 
   Tensor normalized() const {
     const variable_list in = t.norm_inputs();
-    if (o.norm_kind() == MlpNorm::kNone) return in[0];
+    if (!o.norm.has_value()) return in[0];
     if (composed) return NormOp::differentiable_forward(norm_options(o), in, kept.norm_extras);
     const MakesOutputAgain makes_again;
     return NormOp::forward_again(norm_options(o), in, kept.norm_extras);
@@ -183,7 +183,7 @@ struct MlpBackward {
   // x past everything, undefined if nothing does.
   void through_norm(const Tensor& residual) {
     if (!d.wants_norm) return;
-    if (o.norm_kind() == MlpNorm::kNone) {
+    if (!o.norm.has_value()) {
       // x has the linears' gradients and the residual's in one sum, in autograd's order.
       d.norm = {input_grad(d.p, t.first.weights, residual)};
       return;
@@ -274,7 +274,7 @@ Tensor mlp(const Tensor& input, const Tensor& up_weight, const OptionalTensor& u
            bool zero_centered_weight, double activation_dropout, double dropout, bool residual,
            std::string_view recompute, std::optional<double> activation_scalar) {
   MlpOptions options;
-  options.norm = static_cast<int64_t>(parse_norm(norm));
+  options.norm = parse_norm(norm);
   options.eps = eps;
   options.zero_centered_weight = zero_centered_weight;
   options.gated = gate_weight.has_value() && gate_weight->defined();

@@ -7,16 +7,16 @@
 #include <string_view>
 #include <vector>
 
+#include "../ops/norm_kind.h"
 #include "linears.h"
 #include "op.h"
 
 namespace memopt::autograd {
 
-enum class MlpNorm : int64_t { kNone, kLayerNorm, kRmsNorm };
 enum class Recompute : int64_t { kNone, kActivations, kAll };
 
 struct MlpOptions {
-  int64_t norm = 0;  // an MlpNorm
+  std::optional<ops::NormKind> norm;
   std::optional<double> eps;
   bool zero_centered_weight = false;
   bool gated = false;
@@ -26,11 +26,9 @@ struct MlpOptions {
   double dropout = 0.0;
   bool residual = false;
   Recompute recompute = Recompute::kActivations;
-
-  MlpNorm norm_kind() const { return static_cast<MlpNorm>(norm); }
 };
 
-MlpNorm parse_norm(std::string_view name);
+std::optional<ops::NormKind> parse_norm(std::string_view name);
 Recompute parse_recompute(std::string_view name);
 
 struct MlpNeeds;

@@ -6,11 +6,11 @@
 
 namespace memopt::autograd {
 
-MlpNorm parse_norm(std::string_view name) {
-  if (name == "none") return MlpNorm::kNone;
-  if (name == "layer_norm") return MlpNorm::kLayerNorm;
-  if (name == "rms_norm") return MlpNorm::kRmsNorm;
-  TORCH_CHECK(false, "mlp: norm must be 'none', 'layer_norm' or 'rms_norm', got '", name, "'");
+std::optional<ops::NormKind> parse_norm(std::string_view name) {
+  const auto kind = ops::norm_kind(name);
+  TORCH_CHECK(kind.has_value() || name == "none",
+              "mlp: norm must be 'none', 'layer_norm' or 'rms_norm', got '", name, "'");
+  return kind;
 }
 
 Recompute parse_recompute(std::string_view name) {
@@ -63,10 +63,9 @@ void check(const MlpOptions& o, const MlpTensors& t, const OptionalTensor& gate_
   check_probability("dropout", o.dropout);
   TORCH_CHECK(o.gated || !gate_bias.has_value() || !gate_bias->defined(), op,
               ": gate_bias must be None without gate_weight");
-  TORCH_CHECK(
-      o.norm_kind() != MlpNorm::kNone || (!t.norm_weight.defined() && !t.norm_bias.defined()), op,
-      ": norm_weight and norm_bias must be None where norm is 'none'");
-  TORCH_CHECK(o.norm_kind() != MlpNorm::kRmsNorm || !t.norm_bias.defined(), op,
+  TORCH_CHECK(o.norm.has_value() || (!t.norm_weight.defined() && !t.norm_bias.defined()), op,
+              ": norm_weight and norm_bias must be None where norm is 'none'");
+  TORCH_CHECK(o.norm != ops::NormKind::kRmsNorm || !t.norm_bias.defined(), op,
               ": norm_bias must be None where norm is 'rms_norm'");
   ops::check_parameters(op, t.x, t.x.sym_sizes().slice(static_cast<size_t>(t.x.dim() - 1)),
                         as_optional(t.norm_weight), as_optional(t.norm_bias),
@@ -94,7 +93,7 @@ void check(const MlpOptions& o, const MlpTensors& t, const OptionalTensor& gate_
 }
 
 MlpNeeds what_backward_needs(const MlpOptions& o, const MlpTensors& t) {
-  const bool has_norm = o.norm_kind() != MlpNorm::kNone;
+  const bool has_norm = o.norm.has_value();
   const bool for_norm = any_requires_grad(t.norm_inputs());
   const bool for_weights = any_requires_grad(t.first.weights);
   const bool for_biases = any_requires_grad(t.first.biases);

@@ -13,13 +13,14 @@
 #include <tuple>
 #include <vector>
 
+#include "../ops/norm_kind.h"
 #include "op.h"
 
 namespace memopt::autograd {
 
 struct NormOp : OpDefaults {
   struct Options {
-    bool rms = false;  // else LayerNorm
+    ops::NormKind kind = ops::NormKind::kLayerNorm;
     std::optional<double> eps;
     bool zero_centered_weight = false;  // RMSNorm's scale is 1 + weight
     std::string activation;             // behind it, or none
@@ -28,11 +29,11 @@ struct NormOp : OpDefaults {
     bool drops = false;
     double p = 0.0;
 
-    const char* norm() const { return rms ? "rms_norm" : "layer_norm"; }
+    const char* norm() const { return ops::name_of(kind); }
   };
   template <class Options, class F>
   static void visit(Options& o, F&& f) {
-    f(o.rms, o.eps, o.zero_centered_weight, o.activation, o.normalized_dims, o.adds, o.drops, o.p);
+    f(o.kind, o.eps, o.zero_centered_weight, o.activation, o.normalized_dims, o.adds, o.drops, o.p);
   }
 
   // input, residual if there is one, weight, bias; the output reads v, weight, bias.

@@ -94,7 +94,7 @@ variable_list rms_norm_backward(const NormOp::Options& o, const variable_list& w
 
 // Without the activation.
 Tensor normalized(const NormOp::Options& o, const variable_list& wide) {
-  if (o.rms) return RmsNorm(o, wide).output();
+  if (o.kind == ops::NormKind::kRmsNorm) return RmsNorm(o, wide).output();
   return at::layer_norm_symint(wide[0], row_of(o, wide[0]), as_optional(wide[1]),
                                as_optional(wide[2]), o.eps.value_or(1e-5));
 }
@@ -107,8 +107,9 @@ variable_list differentiable_norm_backward(const NormOp::Options& o, const varia
   const variable_list wide = widen(reads);
   Tensor dy = widen(grad_output);
   if (!o.activation.empty()) dy = activation_gradient({o.activation}, dy, normalized(o, wide));
-  const variable_list grads = o.rms ? rms_norm_backward(o, wide, dy, wanted)
-                                    : layer_norm_backward(o, wide, extras, dy, wanted);
+  const variable_list grads = o.kind == ops::NormKind::kRmsNorm
+                                  ? rms_norm_backward(o, wide, dy, wanted)
+                                  : layer_norm_backward(o, wide, extras, dy, wanted);
   return {like(grads[0], reads[0]), like(grads[1], reads[1]), like(grads[2], reads[2])};
 }
 

@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,14 @@ inline at::IValue pack_field(bool field) {
 }
 inline at::IValue pack_field(int64_t field) {
   return field;
+}
+template <class Enum, class = std::enable_if_t<std::is_enum_v<Enum>>>
+at::IValue pack_field(Enum field) {
+  return static_cast<int64_t>(field);
+}
+template <class Enum, class = std::enable_if_t<std::is_enum_v<Enum>>>
+at::IValue pack_field(std::optional<Enum> field) {
+  return field.has_value() ? pack_field(*field) : at::IValue();
 }
 inline at::IValue pack_field(double field) {
   return field;
@@ -33,6 +42,15 @@ inline void unpack_field(const at::IValue& value, bool& field) {
 }
 inline void unpack_field(const at::IValue& value, int64_t& field) {
   field = value.toInt();
+}
+template <class Enum, class = std::enable_if_t<std::is_enum_v<Enum>>>
+void unpack_field(const at::IValue& value, Enum& field) {
+  field = static_cast<Enum>(value.toInt());
+}
+template <class Enum, class = std::enable_if_t<std::is_enum_v<Enum>>>
+void unpack_field(const at::IValue& value, std::optional<Enum>& field) {
+  if (value.isNone()) return field.reset();
+  field = static_cast<Enum>(value.toInt());
 }
 inline void unpack_field(const at::IValue& value, double& field) {
   field = value.toDouble();

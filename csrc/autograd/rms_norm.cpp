@@ -10,24 +10,26 @@ using Eps = std::optional<double>;
 
 Tensor rms_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
                 const OptionalTensor& weight, Eps eps, bool zero_centered_weight) {
-  return run_norm("rms_norm",
-                  {.rms = true, .eps = eps, .zero_centered_weight = zero_centered_weight}, input,
-                  normalized_shape, weight, std::nullopt);
+  return run_norm(
+      "rms_norm",
+      {.kind = ops::NormKind::kRmsNorm, .eps = eps, .zero_centered_weight = zero_centered_weight},
+      input, normalized_shape, weight, std::nullopt);
 }
 
 TwoTensors add_rms_norm(const Tensor& input, const Tensor& residual,
                         c10::SymIntArrayRef normalized_shape, const OptionalTensor& weight, Eps eps,
                         bool zero_centered_weight) {
-  return run_add_norm("add_rms_norm",
-                      {.rms = true, .eps = eps, .zero_centered_weight = zero_centered_weight},
-                      input, residual, normalized_shape, weight, std::nullopt);
+  return run_add_norm(
+      "add_rms_norm",
+      {.kind = ops::NormKind::kRmsNorm, .eps = eps, .zero_centered_weight = zero_centered_weight},
+      input, residual, normalized_shape, weight, std::nullopt);
 }
 
 TwoTensors dropout_add_rms_norm(const Tensor& input, const Tensor& residual, double p,
                                 c10::SymIntArrayRef normalized_shape, const OptionalTensor& weight,
                                 Eps eps, bool zero_centered_weight) {
   return run_add_norm("dropout_add_rms_norm",
-                      {.rms = true,
+                      {.kind = ops::NormKind::kRmsNorm,
                        .eps = eps,
                        .zero_centered_weight = zero_centered_weight,
                        .drops = true,
@@ -38,9 +40,10 @@ TwoTensors dropout_add_rms_norm(const Tensor& input, const Tensor& residual, dou
 std::vector<Tensor> rms_norm_linear(const Tensor& input, const OptionalTensor& norm_weight,
                                     at::TensorList weights, const c10::List<OptionalTensor>& biases,
                                     Eps eps, bool zero_centered_weight) {
-  return run_norm_linear("rms_norm_linear",
-                         {.rms = true, .eps = eps, .zero_centered_weight = zero_centered_weight},
-                         input, norm_weight, std::nullopt, weights, biases);
+  return run_norm_linear(
+      "rms_norm_linear",
+      {.kind = ops::NormKind::kRmsNorm, .eps = eps, .zero_centered_weight = zero_centered_weight},
+      input, norm_weight, std::nullopt, weights, biases);
 }
 
 std::vector<Tensor> batched_rms_norm_linear(const Tensor& input, const OptionalTensor& norm_weight,

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <string>
 
 #include "activation.h"
 #include "checks.h"
@@ -12,51 +13,43 @@
 namespace memopt::ops {
 
 using at::Tensor;
-using kernels::NormKind;
 
 namespace {
 
 // The name of the public op, as in errors.
-const char* norm_op_name(bool rms, bool activates, bool adds, bool drops, bool backward) {
-  if (activates) return backward ? "layer_norm_gelu backward" : "layer_norm_gelu";
-  if (drops && rms) return backward ? "dropout_add_rms_norm backward" : "dropout_add_rms_norm";
-  if (drops) return backward ? "dropout_add_layer_norm backward" : "dropout_add_layer_norm";
-  if (adds && rms) return backward ? "add_rms_norm backward" : "add_rms_norm";
-  if (adds) return backward ? "add_layer_norm backward" : "add_layer_norm";
-  if (rms) return backward ? "rms_norm backward" : "rms_norm";
-  return backward ? "layer_norm backward" : "layer_norm";
+std::string name_of_op(const char* norm, bool activates, InFront front, bool backward) {
+  const char* in_front = front.drops ? "dropout_add_" : front.adds ? "add_" : "";
+  return std::string(in_front) + norm + (activates ? "_gelu" : "") + (backward ? " backward" : "");
 }
 
 }  // namespace
 
-Norm parse_norm(std::string_view norm, bool zero_centered,
+Norm parse_norm(std::string_view name, bool zero_centered,
                 std::optional<std::string_view> activation, InFront front, bool backward) {
-  TORCH_CHECK(norm == "layer_norm" || norm == "rms_norm",
-              "norm must be 'layer_norm' or 'rms_norm', got '", norm, "'");
-  const bool rms = norm == "rms_norm";
-  const char* op = norm_op_name(rms, activation.has_value(), front.adds, front.drops, backward);
-  Norm parsed{rms ? NormKind::kRmsNorm : NormKind::kLayerNorm,
-              zero_centered,
-              {kernels::Activation::kIdentity, 0.0},
-              op};
+  const auto kind = norm_kind(name);
+  TORCH_CHECK(kind.has_value(), "norm must be 'layer_norm' or 'rms_norm', got '", name, "'");
+  Norm norm{*kind,
+            zero_centered,
+            {kernels::Activation::kIdentity, 0.0},
+            name_of_op(name_of(*kind), activation.has_value(), front, backward)};
   if (activation.has_value()) {
-    parsed.activation = parse_activation(op, *activation, std::nullopt);
-    TORCH_CHECK(kernels::is_norm(parsed.kind, parsed.activation.kind, front.adds), op,
-                ": activation behind a ", norm,
+    norm.activation = parse_activation(norm.op(), *activation, std::nullopt);
+    TORCH_CHECK(kernels::is_norm(norm.kind, norm.activation.kind, front.adds), norm.op(),
+                ": activation behind a ", name,
                 " must be 'gelu' or 'gelu_tanh' behind a "
                 "layer_norm without a residual, got '",
                 *activation, "'");
   }
-  return parsed;
+  return norm;
 }
 
 void check_norm(const Norm& norm, const NormArguments& a) {
-  check_input(norm.op, "input", a.v);
-  TORCH_CHECK(a.normalized_dims >= 1 && a.normalized_dims <= a.v.dim(), norm.op,
+  check_input(norm.op(), "input", a.v);
+  TORCH_CHECK(a.normalized_dims >= 1 && a.normalized_dims <= a.v.dim(), norm.op(),
               ": normalized_shape must be some of input's last dimensions, got ", a.normalized_dims,
               " of ", a.v.dim());
-  check_normalized_shape(norm.op, a.v, a.row());
-  check_parameters(norm.op, a.v, a.row(), a.weight, a.bias);
+  check_normalized_shape(norm.op(), a.v, a.row());
+  check_parameters(norm.op(), a.v, a.row(), a.weight, a.bias);
 }
 
 c10::SymDimVector statistics_shape(const NormArguments& a) {
@@ -75,7 +68,7 @@ Tensor empty_like_v(const Norm& norm, const NormArguments& a, bool wanted, const
 
 const void* parameter_data(const Norm& norm, const char* name, const Tensor& parameter) {
   const void* data = const_data(parameter);
-  TORCH_CHECK(!parameter.defined() || data != nullptr, norm.op, ": ", name,
+  TORCH_CHECK(!parameter.defined() || data != nullptr, norm.op(), ": ", name,
               " must be in memory, got one whose storage was freed");
   return data;
 }

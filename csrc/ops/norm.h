@@ -5,22 +5,24 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <string>
 #include <string_view>
 #include <tuple>
 
-#include "../kernels/norm.h"
+#include "norm_kind.h"
 
 namespace memopt::ops {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
 struct Norm {
-  kernels::NormKind kind;
+  NormKind kind;
   bool zero_centered;
   kernels::ActivationSpec activation;
-  const char* op;  // in errors: what a user calls
+  std::string name_of_op;
 
-  bool is_layer_norm() const { return kind == kernels::NormKind::kLayerNorm; }
+  const char* op() const { return name_of_op.c_str(); }  // in errors: what a user calls
+  bool is_layer_norm() const { return kind == NormKind::kLayerNorm; }
 };
 
 struct InFront {
@@ -29,7 +31,7 @@ struct InFront {
 };
 
 // The arguments of the private ops. An error names the op that has this kind and these parts.
-Norm parse_norm(std::string_view kind, bool zero_centered,
+Norm parse_norm(std::string_view name, bool zero_centered,
                 std::optional<std::string_view> activation, InFront front, bool backward);
 
 // v, a matrix whose rows are normalised, and the parameters.

@@ -45,23 +45,23 @@ struct Gradients {
 
 void check_statistics(const Norm& norm, const NormArguments& a, const char* name,
                       const Tensor& statistics) {
-  TORCH_CHECK(statistics.defined(), norm.op, ": ", name, " must be a tensor, got None");
+  TORCH_CHECK(statistics.defined(), norm.op(), ": ", name, " must be a tensor, got None");
   TORCH_CHECK(statistics.scalar_type() == accumulate_type(a.v) &&
                   statistics.device() == a.v.device() && statistics.is_contiguous(),
-              norm.op, ": ", name, " must be a contiguous ", accumulate_type(a.v), " tensor on ",
+              norm.op(), ": ", name, " must be a contiguous ", accumulate_type(a.v), " tensor on ",
               a.v.device(), ", got ", statistics.scalar_type(), " on ", statistics.device());
   const c10::SymDimVector shape = statistics_shape(a);
-  TORCH_CHECK(statistics.sym_sizes().equals(shape), norm.op, ": ", name, " must have shape ", shape,
-              ", got ", statistics.sym_sizes());
+  TORCH_CHECK(statistics.sym_sizes().equals(shape), norm.op(), ": ", name, " must have shape ",
+              shape, ", got ", statistics.sym_sizes());
 }
 
 void check_backward(const Norm& norm, const NormArguments& a, const Saved& saved) {
   check_norm(norm, a);
-  check_like_input(norm.op, "grad_output", saved.grad_output, a.v);
+  check_like_input(norm.op(), "grad_output", saved.grad_output, a.v);
   if (norm.is_layer_norm()) check_statistics(norm, a, "mean", saved.mean.value_or(Tensor()));
   check_statistics(norm, a, "rstd", saved.rstd);
   if (is_given(saved.grad_sum)) {
-    check_like_input(norm.op, "grad_sum", *saved.grad_sum, a.v);
+    check_like_input(norm.op(), "grad_sum", *saved.grad_sum, a.v);
   }
 }
 
@@ -132,7 +132,7 @@ void backward(const Norm& norm, const NormArguments& a, const Saved& saved, cons
   p.dsum_row_stride = dsum.row_stride;
   p.dx_dropped = mutable_data(dropped);
   p.rule = rule;
-  p.parts = part_count(norm.op, a.v, rows, cols);
+  p.parts = part_count(norm.op(), a.v, rows, cols);
   Tensor partials;
   if (to.weight.defined() || to.bias.defined()) {
     const int64_t sums = norm.is_layer_norm() ? 2 : 1;
@@ -140,7 +140,7 @@ void backward(const Norm& norm, const NormArguments& a, const Saved& saved, cons
     p.partials = partials.mutable_data_ptr();
   }
   launch(
-      norm.op, a.v,
+      norm.op(), a.v,
       [&](const Kernels& cpu) {
         parallel(p.parts, kernels::cpu::norm_rows_per_part(rows) * cols,
                  [&](int64_t begin, int64_t end) { cpu.norm_backward(p, begin, end); });
@@ -185,7 +185,7 @@ Results3 _norm_backward_(const Tensor& grad_output, const Tensor& x, int64_t nor
   const OptionalTensor no_grad_sum;
   const Saved saved{grad_output, no_grad_sum, mean, rstd};
   check_backward(norm, a, saved);
-  check_contiguous(norm.op, "grad_output", grad_output);
+  check_contiguous(norm.op(), "grad_output", grad_output);
   const Gradients to{grad_output, empty_parameter_gradient(output_mask[0], weight),
                      empty_parameter_gradient(output_mask[1], bias),
                      empty_like_v(norm, a, recompute_output, x), Tensor()};
@@ -202,9 +202,9 @@ Results5 _dropout_add_norm_backward(const Tensor& grad_output, const OptionalTen
                                     bool zero_centered_weight) {
   const Norm norm = parse_norm(kind, zero_centered_weight, std::nullopt, {true, true},
                                /*backward=*/true);
-  check_p(norm.op, p);
-  check_input(norm.op, "sum", sum);
-  check_state(norm.op, rng_state, "sum", sum);
+  check_p(norm.op(), p);
+  check_input(norm.op(), "sum", sum);
+  check_state(norm.op(), rng_state, "sum", sum);
   const NormArguments a{sum, normalized_dims, weight, bias};
   const Saved saved{grad_output, grad_sum, mean, rstd};
   check_backward(norm, a, saved);

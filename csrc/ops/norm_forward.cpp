@@ -31,7 +31,7 @@ double checked_eps(const Norm& norm, std::optional<double> eps, const Tensor& v)
     return v.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
                                           : std::numeric_limits<float>::epsilon();
   }
-  check_eps(norm.op, *eps);
+  check_eps(norm.op(), *eps);
   return *eps;
 }
 
@@ -60,7 +60,7 @@ struct Outputs {
 Outputs forward(const Norm& norm, const NormArguments& a, const OptionalTensor& residual,
                 std::optional<double> eps_or_default, bool for_backward,
                 c10::function_ref<Drop()>* draw) {
-  const char* op = norm.op;
+  const char* op = norm.op();
   check_norm(norm, a);
   const double eps = checked_eps(norm, eps_or_default, a.v);
   const bool adds = is_given(residual);
@@ -138,9 +138,9 @@ Results5 _dropout_add_norm_forward(const Tensor& input, const Tensor& residual,
                                    bool for_backward) {
   const Norm norm = parse_norm(kind, zero_centered_weight, std::nullopt, {true, true},
                                /*backward=*/false);
-  check_input(norm.op, "input", input);
-  check_p(norm.op, p);
-  const StateArgument state = state_argument(norm.op, rng_state, input, for_backward);
+  check_input(norm.op(), "input", input);
+  check_p(norm.op(), p);
+  const StateArgument state = state_argument(norm.op(), rng_state, input, for_backward);
   const auto draw = [&] { return drawn_drop(input, p, state.given, state.drawn); };
   c10::function_ref<Drop()> drop(draw);
   const Outputs out =
