@@ -29,7 +29,7 @@ PRESETS = {
     "cpu": Preset(
         size=ModelSize(layers=4, width=128, heads=4, context=128),
         batch=8,
-        steps=80,
+        steps=60,
         learning_rate=3e-3,
         dtype="float32",
     ),
