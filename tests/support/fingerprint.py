@@ -87,7 +87,9 @@ class Fingerprint:
         elif isinstance(value, (types.MethodType, types.BuiltinMethodType)):
             yield f"{path}:self", value.__self__
         elif isinstance(value, functools.partial):
-            yield f"{path}:args", [value.func, *value.args, *value.keywords.values()][:]
+            yield f"{path}:func", value.func
+            yield f"{path}:args", value.args
+            yield f"{path}:keywords", value.keywords
         elif isinstance(value, weakref.ref):
             yield f"{path}*", value()
         elif isinstance(value, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):
