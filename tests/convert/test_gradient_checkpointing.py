@@ -7,9 +7,7 @@ Bits alone would not show it: with and without checkpointing they are the same.
 
 from __future__ import annotations
 
-import inspect
-import os
-import zlib
+import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -22,13 +20,43 @@ from torch import Tensor, nn
 
 import memopt
 from memopt.memory.allocator import LiveBytes
-from tests.convert.support import NoNarrowing, errors
-from tests.support.families import FAMILIES, LEFT_OUT, QUICK
-from tests.support.fingerprint import Fingerprint
-from tests.support.tiny_transformers import Tiny, checkpointing_families, loss_of, tiny
-from tests.support.tolerances import RESULT_ERROR_RATIO
+from tests.support.tiny_transformers import Tiny, loss_of, tiny
 
 transformers: Any = pytest.importorskip("transformers", minversion="5.23")
+
+FAMILIES = re.findall(
+    r"\S+",
+    """
+    afmoe aimv2_vision_model apertus arcee aria_text bart beam beit bert bert-generation big_bird
+    bigbird_pegasus biogpt bitnet blenderbot blenderbot-small bloom camembert canine
+    chinese_clip_vision_model clip_text_model clip_vision_model cohere cohere2 cohere2_moe convbert
+    cwm data2vec-audio data2vec-text data2vec-vision deberta deberta-v2 deepseek_v4 deit diffllama
+    dinov2 dinov2_with_registers dinov3_vit distilbert doge dpt electra embedding_gemma2
+    embedding_gemma2_text ernie ernie4_5 eurobert evolla exaone4 exaone_moe falcon falcon_mamba
+    flava flex_olmo flint fnet gemma gemma2 gemma3_text gemma4_unified_text glm glm4 glm4_moe
+    glmasr_encoder gpt-sw3 gpt2 gpt_bigcode gpt_neox gpt_oss granite granite_docling
+    granite_docling_text granite_swa granitemoe granitemoe_swa granitemoeshared gte helium
+    higgs_audio_v2 hrm_text hubert hy_v3 hy_v4 hyperclovax ijepa imagegpt inkling2_text inkling_text
+    internlm3 internvl_vision iquestcoder jais2 jamba jina_embeddings_v3 kolibri1 kosmos-2.5 laguna
+    layoutlm led lfm2 llama llama4_text longformer longt5 m2m_100 mamba marian mbart megatron-bert
+    mellum mimo_v2_flash minimax minimax_m2 minimax_m3_vl minimax_m3_vl_text ministral3 mistral
+    mixtral mlcd mlcd_vision_model mllama mobilebert modernbert modernbert-decoder molmo2_text moshi
+    moss_transcribe_diarize_audio mpt mra mt5 muse_glimmer_text mvp nanochat nemotron_h nllb-moe
+    nomic_bert nystromformer olmo olmo2 olmo3 olmo_hybrid olmoe openai_privacy_filter opt pegasus
+    pegasus_x persimmon phi phi3 phi4_multimodal phimoe pixio pixtral plbart prophetnet
+    qianfan_ocr_vision qwen2 qwen2_audio_encoder qwen2_moe qwen3 qwen3_5_text qwen3_moe qwen3_next
+    qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text radio rembert roberta roberta-prelayernorm
+    roformer rwkv sam_hq_vision_model sam_vision_model sapiens2 seed_oss sew sew-d
+    siglip_vision_model smollm3 solar_open splinter stablelm starcoder2 switch_transformers t5
+    t5gemma tapas tipsv2 tipsv2_text_model tipsv2_vision_model ultrabert umt5 unispeech
+    unispeech-sat vaultgemma visual_bert vit vit_mae vit_msn vitdet voxtral_encoder
+    voxtral_realtime_encoder wav2vec2 wav2vec2-conformer wavlm whisper xglm xlm-roberta
+    xlm-roberta-xl yolos yoso
+    """,
+)
+
+# One of each kind: a decoder, an encoder, one for images, one for sound, two towers, experts.
+QUICK = ("llama", "bert", "vit", "wav2vec2", "t5", "mixtral")
 
 Step = Callable[[nn.Module], object]
 
@@ -106,114 +134,27 @@ def same_bits(ours: Run, theirs: Run) -> bool:
     )
 
 
-def assert_as_right(family: Tiny, ours: Run, theirs: Run) -> None:
-    """The same gradients but for rounding; where sums are long, as near to float64 as plain."""
-    assert ours.gradients.keys() == theirs.gradients.keys()
-    names = [n for n, g in theirs.gradients.items() if g.numel()]
-    largest = max(float(theirs.gradients[n].abs().max()) for n in names)
-    if all(
-        float((ours.gradients[n] - theirs.gradients[n]).abs().max()) <= 1e-5 * largest
-        for n in names
-    ):
-        return
-    exact = {f"gradient of {n}": g for n, g in exact_run(family).gradients.items() if n in names}
-    ours_and_theirs = (
-        {f"gradient of {n}": each.gradients[n] for n in names} for each in (ours, theirs)
-    )
-    our_error, their_error = errors(*ours_and_theirs, exact)["all"]
-    assert our_error <= RESULT_ERROR_RATIO * their_error
-
-
-def exact_run(family: Tiny) -> Run:
-    """The plain model in float64 throughout."""
-    model = family.make().double()
-    inputs = {n: v.double() if v.is_floating_point() else v for n, v in family.inputs().items()}
-    with NoNarrowing():
-        return run(model, lambda: loss_of(model(**inputs)), count=False)
-
-
-ALL = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     "name", [pytest.param(f, marks=() if f in QUICK else pytest.mark.slow) for f in FAMILIES]
 )
-
-
-def is_thorough(name: str) -> bool:
-    """Whether the other order, regions and a sample are tried as well: every third family, chosen
-    by its name; all of them where MEMOPT_TEST_THOROUGH=1 is set, in ten minutes more.
-    """
-    chosen = zlib.crc32(name.encode()) % 3 == 0
-    return name in QUICK or chosen or os.environ.get("MEMOPT_TEST_THOROUGH") == "1"
-
-
-@ALL
 def test_each_layer_runs_as_often_and_holds_no_more(name: str) -> None:
-    """And a sample leaves all as it was: hooks that a first call installs, attributes, buffers."""
     family = tiny(name)
-
-    def step(model: nn.Module, count: bool = True) -> Run:
-        return run(model, lambda: loss_of(model(**family.inputs())), count)
-
-    model = family.make()
-    plain = step(model, count=False)
-    checkpoint(model)
-    alone = step(model)
+    plain, converted = (train(family, *steps, count=False) for steps in ((), (convert,)))
+    alone = train(family, checkpoint)
     assert sum(alone.forwards.values()) > sum(plain.forwards.values())  # else it proves nothing
-
-    model = family.make()
-    convert(model)
-    converted = step(model, count=False)
     assert converted.forwards == plain.forwards
-    assert_as_right(family, converted, plain)
-    checkpoint(model)
-    after = step(model)
-
-    assert after.forwards == alone.forwards
-    assert after.held <= alone.held
     # Where a tensor goes to several layers its gradients are added in another order, as in plain.
     bits = same_bits(alone, plain)
-    assert same_bits(after, converted) or not bits
-    if not is_thorough(name):
-        return
-
-    model, inputs = family.make(), family.inputs()
-    checkpoint(model)
-    fingerprint = Fingerprint(model, inputs)
-    memopt.convert(model, inputs)
-    memopt.revert(model)
-    assert Fingerprint(model, inputs).differences(fingerprint) == []
-    convert(model)
-    before = step(model)
-
-    assert before.forwards == alone.forwards
-    assert before.held <= alone.held
-    assert same_bits(before, after)
-    convert_with_regions(model)
-    regions = step(model)
+    after = train(family, convert, checkpoint)
+    before = train(family, checkpoint, convert)
+    for both in (after, before):
+        assert both.forwards == alone.forwards
+        assert both.held <= alone.held
+        assert same_bits(both, converted) or not bits
+        assert same_bits(both, after)
+    regions = train(family, checkpoint, convert_with_regions)
     assert regions.held <= alone.held
     assert same_bits(regions, converted) or not bits
-
-
-@pytest.mark.slow
-def test_every_family_is_tried_or_named() -> None:
-    found = checkpointing_families()
-    assert len(found) > 600
-    assert found <= {*FAMILIES, *LEFT_OUT}, "new in transformers"
-    assert not set(FAMILIES) & set(LEFT_OUT)
-    assert set(LEFT_OUT) <= found, "no longer in transformers"
-
-
-@pytest.mark.parametrize(
-    "name",
-    [n for n, why in LEFT_OUT.items() if why == "transformers checkpoints none of its layers"],
-)
-@pytest.mark.slow
-def test_families_without_layers_to_checkpoint(name: str) -> None:
-    family = tiny(name)
-    model = family.make()
-    checkpoint(model)
-    assert not layers(model)
-    source = inspect.getsource(inspect.getmodule(type(model)))  # type: ignore[arg-type]
-    assert "_gradient_checkpointing_func(" not in source
 
 
 @pytest.mark.parametrize("name", QUICK)
