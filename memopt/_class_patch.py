@@ -72,13 +72,13 @@ class Patched:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Reduce as the original class does, since the subclass cannot be imported by name."""
         generated = type(self)
+        patch, original = patch_of(generated), original_class(generated)
         reduced = super().__reduce_ex__(protocol)
-        if isinstance(reduced, str) or not _is_generated(generated):
+        if isinstance(reduced, str) or patch is None:
             return reduced
-        original = original_class(generated)
         make, arguments, *state = reduced
         make, *arguments = (original if part is generated else part for part in (make, *arguments))
-        return (_rebuild, (generated.__dict__["_memopt_patch"], make, *arguments), *state)
+        return (_rebuild, (patch, make, *arguments), *state)
 
 
 @dataclass(frozen=True)
@@ -175,11 +175,6 @@ def _is_forward_of_class(module: object, value: object) -> bool:
         and value.__self__ is module
         and any(value.__func__ is cls.__dict__.get("forward") for cls in type(module).__mro__)
     )
-
-
-def _is_generated(cls: type) -> bool:
-    """Whether `cls` was made here; a class derived from such a one was not."""
-    return "_memopt_patch" in cls.__dict__
 
 
 def _of_graph_modules() -> dict[str, Any]:

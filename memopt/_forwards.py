@@ -138,21 +138,21 @@ def put_around_forward(
         settings: for `around_forward(module).settings`.
         refuse_script: gets the name of the class, and raises, where torch.jit.script meets it.
     """
-    there = module.__dict__.get("forward")
-    outermost = isinstance(there, Forward)
-    if there is not None and not outermost and around_forward(module) is None:
-        there, outermost = Forward(module, there), True
-    elif there is None and function_of(type(module)) is None:
-        there, outermost = Forward(module, None), True
     kind = type(module)
-    cls = None if function_of(kind) is None else kind
-    around = Around(cls, kind.__name__, call, settings, refuse_script)
-    module.__dict__.update({AROUND: around, _SCRIPTED: around})
+    asks = function_of(kind) is not None
+    there = module.__dict__.get("forward")
+    # One that was set while something was around the forward calls what it found.
+    is_to_be_taken = there is not None and around_forward(module) is None
+    if not isinstance(there, Forward) and (is_to_be_taken or (there is None and not asks)):
+        module.__dict__["forward"] = Forward(module, there)
+    _set(module, Around(kind if asks else None, kind.__name__, call, settings, refuse_script))
     if _decides_what_is_pickled(kind):
         copyreg.dispatch_table.setdefault(kind, _reduced)
-    if outermost:
-        # object's: a module may forward the setting of attributes to another (OptimizedModule).
-        module.__dict__["forward"] = there
+
+
+def _set(module: nn.Module, around: Around) -> None:
+    # Not by setattr: a module may forward that to another (OptimizedModule).
+    module.__dict__.update({AROUND: around, _SCRIPTED: around})
 
 
 def _decides_what_is_pickled(cls: type[nn.Module]) -> bool:
@@ -174,7 +174,7 @@ def _reduced(module: nn.Module) -> Any:
 def _made_with(around: Around, make: Callable[..., nn.Module], *arguments: Any) -> nn.Module:
     """Make the object that a module was reduced to. Pickles contain this name."""
     module = make(*arguments)
-    module.__dict__.update({AROUND: around, _SCRIPTED: around})
+    _set(module, around)
     return module
 
 

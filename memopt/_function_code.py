@@ -189,14 +189,13 @@ def _run(key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     module = args[0]
     function: Any = (_functions[key] if key in _functions else _find(key, module))()
     plain = getattr(function, _PLAIN, None) or plain_function(function)
-    if torch.compiler.is_compiling():
-        asked = getattr(module, AROUND, None)  # which the compiler looks after
+    bound: Callable[..., Callable[..., Any]]
+    if torch.compiler.is_compiling():  # it looks after attributes, and knows no types.MethodType
+        asked, bound = getattr(module, AROUND, None), functools.partial
     else:
-        asked = getattr(module, "__dict__", _NOTHING).get(AROUND)
+        asked, bound = getattr(module, "__dict__", _NOTHING).get(AROUND), types.MethodType
     if asked is None or not asked.is_for(module, function):
         return plain(*args, **kwargs)
-    # The compiler knows no types.MethodType.
-    bound = functools.partial if torch.compiler.is_compiling() else types.MethodType
     return asked.call(module, bound(plain, module), args[1:], kwargs)
 
 
