@@ -6,7 +6,6 @@ effect. Of a replaced module isinstance, the class's names and the keys of its s
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +16,10 @@ from torch import Tensor, fx, nn
 from torch.nn.utils import parametrizations, parametrize
 
 import memopt
-from memopt._forwards import is_ours
 from memopt.checkpoint.wrapper import settings_of
 from memopt.convert.recipes import has_recipes
 from memopt.convert.swap import swap_of
+from tests.support.looks import looks
 
 WIDTH = 8
 
@@ -66,22 +65,6 @@ def model() -> Model:
 
 def input() -> Tensor:
     return torch.randn(2, 4, WIDTH, generator=torch.Generator().manual_seed(1))
-
-
-def looks(module: nn.Module) -> dict[str, Any]:
-    cls = type(module)
-    named = ((n, inspect.getattr_static(cls, n)) for n in dir(cls))
-    methods = {n: getattr(module, n).__func__ for n, f in named if inspect.isfunction(f)}
-    return {
-        "class": (cls, module.__class__),
-        "classes": cls.__mro__,
-        "methods": methods,
-        "globals": {name: id(method.__globals__) for name, method in methods.items()},
-        "attributes": {
-            name: id(value) for name, value in vars(module).items() if not is_ours(name)
-        },
-        "of the class": dict(vars(cls)),
-    }
 
 
 @pytest.mark.parametrize("recipes", [True, False])

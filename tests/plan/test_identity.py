@@ -5,23 +5,15 @@ that they were, whatever fate the plan chose; blocks that it checkpoints run twi
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
-from torch import nn
 
 import memopt
-from memopt._forwards import is_ours
 from memopt.checkpoint.wrapper import settings_of
 from memopt.convert.swap import swap_of
 from memopt.plan.choose import BudgetTooSmall
 from tests.plan.models import chain
-
-
-def looks(module: nn.Module) -> tuple[Any, ...]:
-    cls = type(module)
-    attributes = {name: id(value) for name, value in vars(module).items() if not is_ours(name)}
-    return cls, cls.__mro__, module.forward.__func__, dict(vars(cls)), attributes
+from tests.support.looks import looks
 
 
 def test_under_a_plan_modules_are_what_they_were() -> None:
