@@ -15,7 +15,6 @@ from torch.utils import checkpoint as torch_checkpoint
 import memopt
 from memopt._extension import _C
 from memopt.checkpoint import checkpoint
-from tests.support.bits import assert_same_bits as assert_same_bits
 
 
 def plain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from memopt.checkpoint import checkpoint_wrapper, unwrap
-from tests.checkpoint.support import CountCalls, Net, assert_same_bits, runs_twice, step_results
+from tests.checkpoint.support import CountCalls, Net, runs_twice, step_results
+from tests.support.bits import assert_same_bits
 
 
 def by_pickle(module: nn.Module) -> nn.Module:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import memopt
 from memopt._extension import _C
-from tests.checkpoint.support import assert_same_bits
+from tests.support.bits import assert_same_bits
 
 X = torch.randn(64, 256)
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 import memopt
 from memopt.offload.stats import PlaceStats
-from tests.checkpoint.support import assert_same_bits, collector_disabled
+from tests.checkpoint.support import collector_disabled
+from tests.support.bits import assert_same_bits
 
 WIDTH, ROWS, LAYERS = 64, 96, 5
 SAVED = ROWS * WIDTH * 4  # bytes of one layer's output
