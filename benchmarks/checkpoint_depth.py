@@ -29,7 +29,7 @@ import memopt
 from benchmarks import record
 from benchmarks.cli import RESULTS, has_device
 from benchmarks.memory import held_bytes, peak_bytes
-from memopt.checkpoint.segments import sqrt_segments
+from memopt._checkpoint.segments import sqrt_segments
 from memopt.demo.model import Block, ModelSize
 
 OP = "checkpoint_depth"

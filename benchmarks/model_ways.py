@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import memopt
 from benchmarks.convert_models.sizes import Sizes
 from benchmarks.memory import step_bytes
-from memopt.checkpoint.blocks import find_blocks
+from memopt._checkpoint.blocks import find_blocks
 
 TIMES = {"cpu": 2, "cuda": 8}
 """So many times two sequences are a batch."""

@@ -39,7 +39,7 @@ from benchmarks.harness import Effort, compared, effort_of
 from benchmarks.memory import peak_bytes
 from benchmarks.plan_models import Every, Model, Segments, Sizes, Turn, layers_of
 from benchmarks.summary import describe, table
-from memopt.plan.choice import KEEP
+from memopt._plan.choice import KEEP
 
 OP = "plan"
 FULL = Effort(rounds=200, min_rounds=7, case_seconds=200.0, sample_seconds=0.05)

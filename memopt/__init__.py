@@ -9,14 +9,9 @@ of a training step is. memopt.plan chooses among all this for each block, within
 """
 
 from memopt import functional, nn
-from memopt._extension import build_info
-from memopt._version import __version__
-
-# A function takes the name of its package; the package's modules stay importable
-# (memopt.checkpoint.wrapper).
-from memopt.accumulate import Accumulated, accumulate, largest_batch, longest_sequence
-from memopt.anatomy import Anatomy, anatomy
-from memopt.checkpoint import (
+from memopt._accumulate import Accumulated, accumulate, largest_batch, longest_sequence
+from memopt._anatomy import Anatomy, anatomy
+from memopt._checkpoint import (
     CheckpointBuffers,
     apply_checkpointing,
     checkpoint,
@@ -29,20 +24,20 @@ from memopt.checkpoint import (
     ops_worth_saving,
     unwrap,
 )
-
-# So do these (memopt.convert.report).
-from memopt.compile import compile, compile_options
-from memopt.convert import Report, convert, patch_functional, revert
-from memopt.fates import saved_tensors
-from memopt.memory.saved import saved_bytes
-from memopt.offload import (
+from memopt._compile import compile, compile_options
+from memopt._convert import Report, convert, patch_functional, revert
+from memopt._extension import build_info
+from memopt._offload import (
     OffloadStats,
     configure_offload,
     empty_offload_cache,
     offload,
     offload_stats,
 )
-from memopt.plan import BudgetTooSmall, CompiledPlan, Fitted, Plan, fit, plan, plan_compiled
+from memopt._plan import BudgetTooSmall, CompiledPlan, Fitted, Plan, fit, plan, plan_compiled
+from memopt._version import __version__
+from memopt.fates import saved_tensors
+from memopt.memory.saved import saved_bytes
 from memopt.recipes import recipes
 
 __all__ = [

@@ -100,7 +100,7 @@ def is_parametrized(module: nn.Module) -> bool:
 def has_partitioner_option() -> bool:
     """Whether this PyTorch's Inductor takes a partitioner, as its source says: to import the
     compiler takes more than a second. What else memopt.compile relies upon is in
-    memopt/compile/_inductor.py.
+    memopt/_compile/_inductor.py.
     """
     source = Path(torch.__file__).parent / "_inductor" / "custom_graph_pass.py"
     return source.exists() and "class CustomPartitionerFn" in source.read_text()

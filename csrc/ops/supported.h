@@ -1,6 +1,6 @@
 // Which dtypes and devices the ops take. The one table of it: for the rules of arguments
 // (checks.h), for PyTorch's functions in a converted model (intercept/functions.cpp) and for
-// memopt/convert/supported.py.
+// memopt/_convert/supported.py.
 #pragma once
 
 #include <c10/core/DeviceType.h>

@@ -51,7 +51,7 @@ const char* name(plan::Phase phase) {
   return "";
 }
 
-// Under the names of memopt.plan.solver.Timeline.
+// Under the names of memopt._plan.solver.Timeline.
 py::dict timeline(const plan::Chain& chain, const std::vector<size_t>& choices) {
   const auto found = plan::evaluate(chain, choices);
   const bool in_stage = found.peak_phase != plan::Phase::kOptimizer;
@@ -88,7 +88,7 @@ void register_plan(py::module_& m) {
       .def_readonly("grid", &plan::Front::grid)
       .def_readonly("floor_grid", &plan::Front::floor_grid)
       .def_readonly("most_labels", &plan::Front::most_labels);
-  py::class_<plan::Chain>(m, "PlanChain", "A problem of memopt.plan.solver, checked.")
+  py::class_<plan::Chain>(m, "PlanChain", "A problem of memopt._plan.solver, checked.")
       .def(py::init([](const std::vector<StageFields>& stages, Bytes base, Bytes optimizer,
                        const LinkFields& link) {
              return std::make_unique<plan::Chain>(problem(stages, base, optimizer, link));

@@ -1,5 +1,5 @@
 // The scopes that a thread has entered: the with-statement's object of memopt.saved_tensors(), and
-// the calls of a converted model's modules (call_scopes.h, memopt/convert/recipes.py).
+// the calls of a converted model's modules (call_scopes.h, memopt/_convert/recipes.py).
 //
 // What is on is asked by the hooks that autograd would call now, and by nothing that a thread
 // remembers: a checkpointed region, memopt's or PyTorch's, puts hooks of its own inside, in forward

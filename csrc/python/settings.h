@@ -1,4 +1,4 @@
-// How a region runs; made once by Python for many calls (memopt/checkpoint/settings.py).
+// How a region runs; made once by Python for many calls (memopt/_checkpoint/settings.py).
 #pragma once
 
 #include <pybind11/pybind11.h>

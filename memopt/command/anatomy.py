@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memopt._anatomy.api import anatomy
+from memopt._anatomy.report import Anatomy
 from memopt._errors import UsageError
-from memopt.anatomy.api import anatomy
-from memopt.anatomy.report import Anatomy
 from memopt.command import presets
 from memopt.memory.predicted.outcome import DependsOnValues
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from memopt.anatomy.api import anatomy
+from memopt._anatomy.api import anatomy
+from memopt._plan.api import plan
+from memopt._plan.plan import Plan
 from memopt.command import anatomy as command
 from memopt.command import presets
-from memopt.plan.api import plan
-from memopt.plan.plan import Plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

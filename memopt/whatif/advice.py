@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from memopt.checkpoint.blocks import find_blocks
+from memopt._checkpoint.blocks import find_blocks
 from memopt.memory.batches import rows_of
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import ACTIVATIONS, OFFLOADED, STATES, TEMPORARY, Entry, Piece

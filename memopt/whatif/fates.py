@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from torch import nn
 
+from memopt._checkpoint import apply_checkpointing, checkpoint_sequential
+from memopt._checkpoint.blocks import find_blocks
+from memopt._convert import convert
 from memopt._errors import in_the_name_of
-from memopt.checkpoint import apply_checkpointing, checkpoint_sequential
-from memopt.checkpoint.blocks import find_blocks
-from memopt.convert import convert
 from memopt.memory.depth import Depth
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import ACTIVATIONS, OFFLOADED, REGION_INPUT, Entry, Piece

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt.accumulate import loop
+from memopt._accumulate import loop
 
 ROWS, WIDTH, WORDS = 10, 16, 11
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import memopt
-from memopt.accumulate import loop
+from memopt._accumulate import loop
 from memopt.memory.storages import storages
 from tests.support.allocator import allocated_by
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import memopt
-from memopt.anatomy.formulas import TransformerShape
+from memopt._anatomy.formulas import TransformerShape
 from memopt.whatif.fates import Fates
 from tests.anatomy.models import tiny
 

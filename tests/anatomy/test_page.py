@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import memopt
-from memopt.anatomy import Anatomy
+from memopt._anatomy import Anatomy
 from memopt.memory.pieces import CATEGORIES, in_words
 from tests.anatomy.models import Mlp
 from tests.support.browser import dom_of, picture_of, said_by

@@ -13,8 +13,8 @@ from torch import nn
 
 from benchmarks import host_time
 from benchmarks.host_time import EAGER, LAYERS, MODELS, WAYS
-from memopt.checkpoint.wrapper import settings_of
-from memopt.convert.recipes import has_recipes
+from memopt._checkpoint.wrapper import settings_of
+from memopt._convert.recipes import has_recipes
 
 pytest.importorskip("transformers")
 

@@ -11,7 +11,7 @@ import torch
 
 import memopt
 from benchmarks import plan
-from memopt.plan.live import blocks_of
+from memopt._plan.live import blocks_of
 
 
 @pytest.mark.parametrize("name", sorted(plan.SIZES))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import memopt
+from memopt._checkpoint import checkpoint_wrapper
 from memopt._extension import _C
-from memopt.checkpoint import checkpoint_wrapper
 from tests.checkpoint.support import (
     collector_disabled,
     live_tensors_and_regions,

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from memopt._checkpoint import checkpoint, checkpoint_wrapper
 from memopt._extension import _C
-from memopt.checkpoint import checkpoint, checkpoint_wrapper
 from tests.checkpoint.virtual_ranks import Rank, VirtualRanks
 
 ROWS, SIZE = 16, 8

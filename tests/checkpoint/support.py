@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 from torch.utils import checkpoint as torch_checkpoint
 
 import memopt
+from memopt._checkpoint import checkpoint
 from memopt._extension import _C
-from memopt.checkpoint import checkpoint
 
 
 def plain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -14,8 +14,8 @@ import torch
 from hypothesis import given
 from torch import Tensor, nn
 
-from memopt.checkpoint import apply_checkpointing, checkpoint_wrapper, unwrap
-from memopt.checkpoint.wrapper import settings_of
+from memopt._checkpoint import apply_checkpointing, checkpoint_wrapper, unwrap
+from memopt._checkpoint.wrapper import settings_of
 from tests.checkpoint.support import Net, runs_twice, step_results
 from tests.support.bits import assert_same_bits
 

@@ -18,7 +18,7 @@ from hypothesis import given
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from memopt.checkpoint import checkpoint, checkpoint_wrapper, is_recomputing
+from memopt._checkpoint import checkpoint, checkpoint_wrapper, is_recomputing
 from tests.checkpoint.support import step_results
 from tests.support.bits import assert_same_bits
 

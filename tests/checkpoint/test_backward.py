@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memopt.checkpoint import checkpoint, is_recomputing
+from memopt._checkpoint import checkpoint, is_recomputing
 from tests.checkpoint.support import (
     CountCalls,
     mlp,

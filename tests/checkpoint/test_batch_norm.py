@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from memopt._checkpoint import checkpoint, checkpoint_wrapper, is_recomputing
 from memopt._extension import _C
-from memopt.checkpoint import checkpoint, checkpoint_wrapper, is_recomputing
 from tests.checkpoint.support import step_results
 from tests.support.bits import assert_same_bits
 

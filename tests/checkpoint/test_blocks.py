@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt.checkpoint import apply_checkpointing, checkpoint_wrapper
-from memopt.checkpoint.blocks import find_blocks
+from memopt._checkpoint import apply_checkpointing, checkpoint_wrapper
+from memopt._checkpoint.blocks import find_blocks
 from tests.checkpoint.block_styles import (
     SIZE,
     STYLES,

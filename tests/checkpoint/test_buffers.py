@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt.checkpoint import checkpoint_wrapper, unwrap
+from memopt._checkpoint import checkpoint_wrapper, unwrap
 from memopt.memory.allocator import LiveBytes
 from tests.checkpoint.buffers import (
     BLOCKS,

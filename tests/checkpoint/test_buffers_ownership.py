@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memopt
-from memopt.checkpoint import checkpoint_wrapper, is_recomputing
+from memopt._checkpoint import checkpoint_wrapper, is_recomputing
 from tests.checkpoint.buffers import (
     BLOCKS,
     WIDTH,

@@ -16,7 +16,7 @@ from torch._dynamo.testing import EagerAndRecordGraphs
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 import memopt
-from memopt.checkpoint import checkpoint, checkpoint_wrapper, ops_worth_saving, uncompiled
+from memopt._checkpoint import checkpoint, checkpoint_wrapper, ops_worth_saving, uncompiled
 from tests.checkpoint.support import mlp
 from tests.support.bits import assert_same_bits
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from memopt.checkpoint import (
+from memopt._checkpoint import (
     checkpoint,
     disable_checkpointing,
     is_checkpointing,

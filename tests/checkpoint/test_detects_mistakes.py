@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memopt.checkpoint import checkpoint, checkpoint_wrapper, is_recomputing, unwrap
+from memopt._checkpoint import checkpoint, checkpoint_wrapper, is_recomputing, unwrap
 from tests.checkpoint.support import taken_for_an_accelerator
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memopt.checkpoint import checkpoint, checkpoint_wrapper
+from memopt._checkpoint import checkpoint, checkpoint_wrapper
 from tests.checkpoint.support import CountCalls, mlp, plain, step_results, torch_non_reentrant
 from tests.support.bits import assert_same_bits
 

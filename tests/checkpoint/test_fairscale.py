@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt.checkpoint import checkpoint_wrapper, disable_checkpointing, is_recomputing
+from memopt._checkpoint import checkpoint_wrapper, disable_checkpointing, is_recomputing
 from tests.checkpoint.support import CountCalls, Watch, mlp, step_results, taken_for_an_accelerator
 from tests.support.bits import assert_same_bits
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import memopt
-from memopt.checkpoint import checkpoint, checkpoint_wrapper, is_recomputing
+from memopt._checkpoint import checkpoint, checkpoint_wrapper, is_recomputing
 from tests.checkpoint.support import (
     collector_disabled,
     live_objects,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from memopt.checkpoint import checkpoint, checkpoint_wrapper
+from memopt._checkpoint import checkpoint, checkpoint_wrapper
 from tests.checkpoint.support import Watch, taken_for_an_accelerator
 
 

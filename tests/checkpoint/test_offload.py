@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import memopt
-from memopt.checkpoint import checkpoint_wrapper
+from memopt._checkpoint import checkpoint_wrapper
 from tests.checkpoint.support import Watch, left, mlp, step_results, taken_for_an_accelerator
 from tests.support.bits import assert_same_bits
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import memopt
-from memopt.checkpoint import checkpoint, checkpoint_wrapper
+from memopt._checkpoint import checkpoint, checkpoint_wrapper
 from tests.checkpoint.support import REGIONS, collector_disabled, live_objects, plain
 from tests.support.bits import assert_same_bits
 from tests.support.cases import EACH_OP, OP_CASES, Call, OpCase, as_tuple

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import memopt
-from memopt.checkpoint import (
+from memopt._checkpoint import (
     checkpoint,
     checkpoint_wrapper,
     disable_checkpointing,
 )
-from memopt.checkpoint.wrapper import settings_of
+from memopt._checkpoint.wrapper import settings_of
 from tests.checkpoint.partitions import (
     BYTES,
     MESSAGE,

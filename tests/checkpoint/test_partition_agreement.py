@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import set_checkpoint_debug_enabled
 
-from memopt.checkpoint import (
+from memopt._checkpoint import (
     checkpoint,
     checkpoint_wrapper,
 )

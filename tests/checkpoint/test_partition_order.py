@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memopt._extension import _C
-from memopt.checkpoint import (
+from memopt._checkpoint import (
     checkpoint,
     checkpoint_wrapper,
     is_recomputing,
 )
+from memopt._extension import _C
 from tests.checkpoint.partitions import (
     BYTES,
     ROWS,

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt.checkpoint.state import State
-from memopt.checkpoint.wrapper import settings_of
+from memopt._checkpoint.state import State
+from memopt._checkpoint.wrapper import settings_of
 from tests.checkpoint.stateful import MOVES, STAYS, Row
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from memopt.checkpoint import checkpoint
+from memopt._checkpoint import checkpoint
 from tests.checkpoint.support import (
     collector_disabled,
     live_tensors_and_regions,

@@ -16,8 +16,8 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
+from memopt._checkpoint import is_checkpointing, is_recomputing
 from memopt._extension import _C
-from memopt.checkpoint import is_checkpointing, is_recomputing
 from tests.checkpoint.programs import (
     CONTAINERS,
     OPS,

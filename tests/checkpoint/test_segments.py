@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from memopt.checkpoint.segments import (
+from memopt._checkpoint.segments import (
     equal_segments,
     least_peak_segments,
     optimal_segments,

@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 import memopt
-from memopt.checkpoint import checkpoint, ops_worth_saving
+from memopt._checkpoint import checkpoint, ops_worth_saving
 from tests.checkpoint.support import (
     collector_disabled,
     live_tensors_and_regions,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint as torch_checkpoint
 
-from memopt.checkpoint import checkpoint_sequential, checkpoint_wrapper, disable_checkpointing
+from memopt._checkpoint import checkpoint_sequential, checkpoint_wrapper, disable_checkpointing
 from memopt.memory.saved import SavedTensors
 from tests.checkpoint.support import CountCalls, mlp, step_results
 from tests.support.bits import assert_same_bits

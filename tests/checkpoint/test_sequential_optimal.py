@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memopt.checkpoint import checkpoint, checkpoint_sequential, disable_checkpointing, sequential
-from memopt.checkpoint.region import run_region
-from memopt.checkpoint.segments import optimal_segments
-from memopt.checkpoint.settings import region_settings
-from memopt.checkpoint.stage_bytes import SavedInStage
+from memopt._checkpoint import checkpoint, checkpoint_sequential, disable_checkpointing, sequential
+from memopt._checkpoint.region import run_region
+from memopt._checkpoint.segments import optimal_segments
+from memopt._checkpoint.settings import region_settings
+from memopt._checkpoint.stage_bytes import SavedInStage
 from memopt.demo.memory import profile_memory
 from memopt.memory.saved import SavedTensors
 from tests.checkpoint.support import CountCalls, mlp, step_results

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memopt.checkpoint import (
+from memopt._checkpoint import (
     checkpoint,
     checkpoint_wrapper,
     disable_checkpointing,

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from memopt._checkpoint import checkpoint, checkpoint_wrapper, is_checkpointing, is_recomputing
 from memopt._extension import _C
-from memopt.checkpoint import checkpoint, checkpoint_wrapper, is_checkpointing, is_recomputing
 from tests.checkpoint.support import mlp, plain
 from tests.support.bits import assert_same_bits
 
@@ -206,7 +206,7 @@ def test_graphs_that_threads_drop_leave_no_regions() -> None:
 CROSSING = """
 import os, threading, time
 import torch
-from memopt.checkpoint import checkpoint, is_recomputing
+from memopt._checkpoint import checkpoint, is_recomputing
 
 def random(x):
     y = torch.nn.functional.dropout(x, 0.5)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
-from memopt.checkpoint import checkpoint, checkpoint_wrapper
+from memopt._checkpoint import checkpoint, checkpoint_wrapper
 from tests.checkpoint.support import (
     CountCalls,
     collector_disabled,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint as torch_checkpoint
 
-from memopt.checkpoint import (
+from memopt._checkpoint import (
     apply_checkpointing,
     checkpoint,
     checkpoint_sequential,

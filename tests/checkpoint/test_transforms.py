@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.autograd import functional as autograd_functional
 from torch.utils import _pytree as pytree
 
-from memopt.checkpoint import checkpoint, checkpoint_wrapper
+from memopt._checkpoint import checkpoint, checkpoint_wrapper
 from tests.checkpoint.support import CountCalls, plain, torch_non_reentrant
 from tests.support.bits import assert_same_bits
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memopt.checkpoint import checkpoint_wrapper, is_checkpointing, is_recomputing, unwrap
+from memopt._checkpoint import checkpoint_wrapper, is_checkpointing, is_recomputing, unwrap
 from tests.checkpoint.support import (
     CountCalls,
     Net,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from memopt.checkpoint import checkpoint_wrapper, unwrap
+from memopt._checkpoint import checkpoint_wrapper, unwrap
 from tests.checkpoint.support import CountCalls, Net, runs_twice, step_results
 from tests.support.bits import assert_same_bits
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
+from memopt._checkpoint.partition import Partition
 from memopt._extension import _C
-from memopt.checkpoint.partition import Partition
 from tests.support.patience import PATIENCE_S
 
 

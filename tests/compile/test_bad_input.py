@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.compile import api
+from memopt._compile import api
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -102,7 +102,7 @@ def test_without_an_internal_it_is_torch_compile(
     module: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(importlib.import_module(module), name)
-    monkeypatch.delitem(sys.modules, "memopt.compile._inductor", raising=False)
+    monkeypatch.delitem(sys.modules, "memopt._compile._inductor", raising=False)
     api._say_once.cache_clear()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 
 import memopt
 from benchmarks.compile import Block
-from memopt.checkpoint import checkpoint_wrapper
+from memopt._checkpoint import checkpoint_wrapper
 from tests.compile.support import blocks, gradients, no_kernels, sample, step_bytes
 
 slow = pytest.mark.slow  # Inductor compiles C++

@@ -15,8 +15,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
 from torch.utils.checkpoint import checkpoint
 
-from memopt.compile._inductor import Partitioner
-from memopt.compile.ops import is_view
+from memopt._compile._inductor import Partitioner
+from memopt._compile.ops import is_view
 
 H, ROWS = 16, 8
 

@@ -19,8 +19,8 @@ from torch._functorch.partitioners import _size_of, min_cut_rematerialization_pa
 
 import memopt
 from benchmarks.convert_models.models import MODELS
-from memopt.compile._inductor import Partitioner
-from memopt.compile.ops import base
+from memopt._compile._inductor import Partitioner
+from memopt._compile.ops import base
 from memopt.memory.allocator import LiveBytes
 from tests.compile.support import op_by_op
 from tests.convert.support import DRAWS, assert_as_accurate, exact_step, step

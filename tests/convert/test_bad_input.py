@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.convert.swap import ClassSwap
+from memopt._convert.swap import ClassSwap
 from tests.convert import modules
 from tests.convert.support import state
 

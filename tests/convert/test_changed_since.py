@@ -6,12 +6,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 import pickle
-import pkgutil
-import subprocess
-import sys
-import types
 
 import pytest
 import torch
@@ -162,25 +157,6 @@ def test_a_graph_that_is_edited_later_is_what_runs(regions: bool) -> None:
     assert kept(model) == before + (0 if regions else 4 * 16 * 4)
     memopt.revert(model)
     torch.testing.assert_close(model(X), expected)
-
-
-@pytest.mark.parametrize("package", ["convert", "checkpoint"])
-def test_modules_of_a_package_whose_name_is_a_function(package: str) -> None:
-    import memopt.checkpoint.wrapper
-    import memopt.convert.report as report
-
-    assert memopt.convert.report is report
-    assert memopt.checkpoint.wrapper.unwrap is memopt.unwrap
-    function = getattr(memopt, package)
-    assert isinstance(function, types.FunctionType)
-    path = importlib.import_module(f"memopt.{package}").__path__
-    names = [module.name for module in pkgutil.iter_modules(path)]
-    assert names
-    for name in names:
-        code = f"import memopt.{package}.{name} as m; assert m is memopt.{package}.{name}"
-        exec(code, {"memopt": memopt})
-    program = f"import memopt.{package}.{names[-1]}; memopt.{package}.{names[-1]}"
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 class Scaled(nn.Module):

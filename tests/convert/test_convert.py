@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt.convert.match import SAVES_ITS_OUTPUT
-from memopt.convert.rules.activation import NO_ACTIVATION
-from memopt.convert.rules.norm import NO_NORM
+from memopt._convert.match import SAVES_ITS_OUTPUT
+from memopt._convert.rules.activation import NO_ACTIVATION
+from memopt._convert.rules.norm import NO_NORM
 from tests.checkpoint.support import CountCalls
 from tests.convert import modules
 from tests.convert.support import memopt_ops, one_step, state

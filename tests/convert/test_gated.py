@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt.convert.swap import swap_of
+from memopt._convert.swap import swap_of
 from tests.convert import modules
 from tests.convert.support import converted_inside, memopt_ops, one_step
 

@@ -16,9 +16,9 @@ from torch import Tensor, fx, nn
 from torch.nn.utils import parametrizations, parametrize
 
 import memopt
-from memopt.checkpoint.wrapper import settings_of
-from memopt.convert.recipes import has_recipes
-from memopt.convert.swap import swap_of
+from memopt._checkpoint.wrapper import settings_of
+from memopt._convert.recipes import has_recipes
+from memopt._convert.swap import swap_of
 from tests.support.looks import looks
 
 WIDTH = 8

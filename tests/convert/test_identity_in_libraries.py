@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import memopt
-from memopt.convert.recipes import has_recipes
+from memopt._convert.recipes import has_recipes
 from tests.convert.test_identity import WIDTH, Block, input, model
 
 

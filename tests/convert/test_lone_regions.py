@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.checkpoint.wrapper import settings_of
+from memopt._checkpoint.wrapper import settings_of
 from tests.convert import modules
 
 SIZE = 16

@@ -17,9 +17,9 @@ from hypothesis import assume, given
 from torch import Tensor, nn
 
 import memopt
+from memopt._checkpoint import region as engine
+from memopt._checkpoint.blocks import find_blocks
 from memopt._extension import _C
-from memopt.checkpoint import region as engine
-from memopt.checkpoint.blocks import find_blocks
 from memopt.memory.allocator import LiveBytes
 
 SIZE = 6

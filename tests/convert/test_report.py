@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import memopt
 from memopt._call_hooks import others_hooks
-from memopt.convert import Report, supported
+from memopt._convert import Report, supported
 from tests.convert import modules
 from tests.convert.support import memopt_ops
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import memopt
-from memopt.checkpoint.wrapper import settings_of
+from memopt._checkpoint.wrapper import settings_of
 from tests.convert import modules
 from tests.convert.support import state
 

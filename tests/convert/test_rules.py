@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import memopt
-from memopt.convert import Context, ForwardSwap, Reason, Swap, register, register_rule, rule
-from memopt.convert.match import match
-from memopt.convert.register import registered_rules
-from memopt.convert.rules import RULES
-from memopt.convert.swap import swap_of
+from memopt._convert import Context, ForwardSwap, Reason, Swap, register, register_rule, rule
+from memopt._convert.match import match
+from memopt._convert.register import registered_rules
+from memopt._convert.rules import RULES
+from memopt._convert.swap import swap_of
 from tests.convert import modules
 from tests.convert.support import memopt_ops, one_step, state
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.convert.swap import swap_of
+from memopt._convert.swap import swap_of
 from tests.convert import modules
 from tests.convert.support import state
 

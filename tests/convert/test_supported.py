@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import memopt
+from memopt._convert.supported import has_kernels_for, supports
 from memopt._extension import _C
-from memopt.convert.supported import has_kernels_for, supports
 from tests.convert.support import memopt_ops
 
 DTYPES = (

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import memopt
 from benchmarks.convert_models.models import HIDDEN, MODELS, Model
-from memopt.convert.swap import swap_of
+from memopt._convert.swap import swap_of
 from tests.convert.support import (
     DRAWS,
     Results,

@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memopt
-from memopt.accumulate import loop
-from memopt.accumulate.peers import Peers
+from memopt._accumulate import loop
+from memopt._accumulate.peers import Peers
 from memopt.memory.peak import peak_of_step
 from memopt.memory.step import Step
 from memopt.memory.unchanged import unchanged

@@ -28,9 +28,9 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import memopt
+from memopt._checkpoint import partition
+from memopt._checkpoint.partition import PartitionChoice
 from memopt._extension import _C
-from memopt.checkpoint import partition
-from memopt.checkpoint.partition import PartitionChoice
 from memopt.memory.allocator import LiveBytes
 from tests.checkpoint.partitions import MESSAGE, part_bytes
 from tests.distributed.processes import World

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import memopt
+from memopt._checkpoint.flags import is_recomputing
+from memopt._checkpoint.partition import _partition_of_group
 from memopt._extension import _C
-from memopt.checkpoint.flags import is_recomputing
-from memopt.checkpoint.partition import _partition_of_group
 from tests.distributed.processes import World
 from tests.support.patience import PATIENCE_S, once_it_is
 

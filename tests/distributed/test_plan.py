@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import memopt
-from memopt.plan.live import applied
+from memopt._plan.live import applied
 from tests.distributed.processes import WORLD_SIZE, Pair
 from tests.plan.models import Chain, tokens
 from tests.plan.support import looks, without_regions

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import memopt
-from memopt.convert.register import registered_rules
+from memopt._convert.register import registered_rules
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -51,7 +51,7 @@ def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.chdir(tmp_path)
     rules = set(registered_rules())
     yield
-    memopt.convert.register._registered.clear()  # type: ignore[attr-defined]
+    memopt._convert.register._registered.clear()  # type: ignore[attr-defined]
     assert set(registered_rules()) <= rules
     memopt.configure_offload()
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import weight_norm
 
 import memopt
-from memopt.anatomy.report import Anatomy
+from memopt._anatomy.report import Anatomy
 from memopt.memory.predicted.on_cuda import AsOnCuda
 from tests.anatomy.models import NAMES, Mlp, tiny
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import memopt
-from memopt.offload.stats import PlaceStats
+from memopt._offload.stats import PlaceStats
 from tests.checkpoint.support import collector_disabled
 from tests.support.bits import assert_same_bits
 

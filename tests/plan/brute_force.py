@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from memopt.plan.solver import LinkTimes, Option, Problem, Stage
+from memopt._plan.solver import LinkTimes, Option, Problem, Stage
 
 NO_ROOM = LinkTimes(1.0, 1.0, room=0)
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from memopt._plan.choice import Assignment
+from memopt._plan.choose import BudgetTooSmall
+from memopt._plan.plan import Plan
+from memopt._plan.solver import Problem, Solution, floor, solve
 from memopt.memory.allocator import LiveBytes
 from memopt.memory.batches import call, loss_in
 from memopt.memory.step import computed_attributes
-from memopt.plan.choice import Assignment
-from memopt.plan.choose import BudgetTooSmall
-from memopt.plan.plan import Plan
-from memopt.plan.solver import Problem, Solution, floor, solve
 
 
 def allocated_above(model: nn.Module, batch: Any) -> int:

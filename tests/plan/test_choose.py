@@ -15,16 +15,16 @@ import pytest
 from torch import nn
 
 import memopt
+from memopt._plan.bytes import StageBytes, StepBytes
+from memopt._plan.choice import CHOICES, Assignment
+from memopt._plan.choose import Terms, _in_order, choose, evaluated, problem, solved, uniform
+from memopt._plan.curve import curve_of
+from memopt._plan.levels import Case
+from memopt._plan.observe import Observed
+from memopt._plan.profile import Look, Profile
+from memopt._plan.seconds import StageSeconds
+from memopt._plan.solver import solve
 from memopt.memory.ledger import Ledger
-from memopt.plan.bytes import StageBytes, StepBytes
-from memopt.plan.choice import CHOICES, Assignment
-from memopt.plan.choose import Terms, _in_order, choose, evaluated, problem, solved, uniform
-from memopt.plan.curve import curve_of
-from memopt.plan.levels import Case
-from memopt.plan.observe import Observed
-from memopt.plan.profile import Look, Profile
-from memopt.plan.seconds import StageSeconds
-from memopt.plan.solver import solve
 from tests.plan.models import chain
 from tests.plan.support import plans_of
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt.plan.choice import KEEP, Choice
-from memopt.plan.choose import BudgetTooSmall, _at_worst, _largest, evaluated
+from memopt._plan.choice import KEEP, Choice
+from memopt._plan.choose import BudgetTooSmall, _at_worst, _largest, evaluated
 from tests.plan.models import Chain, tokens
 
 

@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 
 import memopt
-from memopt.checkpoint.wrapper import settings_of
-from memopt.convert.swap import swap_of
-from memopt.plan.choose import BudgetTooSmall
+from memopt._checkpoint.wrapper import settings_of
+from memopt._convert.swap import swap_of
+from memopt._plan.choose import BudgetTooSmall
 from tests.plan.models import chain
 from tests.support.looks import looks
 

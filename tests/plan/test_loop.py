@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memopt
-from memopt.plan.curve import curve_of
-from memopt.plan.live import Live
+from memopt._plan.curve import curve_of
+from memopt._plan.live import Live
 from tests.plan.models import Chain, chain, tokens
 from tests.plan.support import looks, planned_or_refused
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import memopt
+from memopt._plan.choice import Choice
+from memopt._plan.choose import BudgetTooSmall
+from memopt._plan.live import applied
 from memopt.memory.sizes import as_text
-from memopt.plan.choice import Choice
-from memopt.plan.choose import BudgetTooSmall
-from memopt.plan.live import applied
 from tests.plan.models import Chain, tokens
 from tests.plan.support import gradients, looks, without_regions
 
@@ -99,7 +99,7 @@ def test_shares_add_up() -> None:
     """A quarter is the first storages in the order of saving that fit in a quarter of what has been
     offered, as memopt.offload(fraction=) takes them.
     """
-    from memopt.plan.bytes import StageBytes
+    from memopt._plan.bytes import StageBytes
 
     cost = StageBytes(0, 0, 0, 0, may_leave=(100, 100, 100, 100, 800))
     assert [cost.away(share) for share in (0, 0.25, 0.5, 1)] == [0, 100, 200, 1200]
@@ -109,7 +109,7 @@ def test_shares_add_up() -> None:
 
 def test_a_link_is_measured(tmp_path: Path) -> None:
     """Both ways, by copies that are made for it; and nothing of them stays."""
-    from memopt.plan.link import speeds_to
+    from memopt._plan.link import speeds_to
 
     speeds = speeds_to(tmp_path, torch.device("cpu"), runs=True)
     assert min(speeds) > 1e6

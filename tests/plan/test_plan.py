@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.plan.choice import CHOICES, Assignment
-from memopt.plan.choose import uniform
-from memopt.plan.curve import curve_of
-from memopt.plan.live import applied
-from memopt.plan.plan import Plan
+from memopt._plan.choice import CHOICES, Assignment
+from memopt._plan.choose import uniform
+from memopt._plan.curve import curve_of
+from memopt._plan.live import applied
+from memopt._plan.plan import Plan
 from tests.plan.models import MODELS, Chain, branched, chain, tokens
 from tests.plan.support import (
     allocated_above,
@@ -143,7 +143,7 @@ def test_each_choice_does_what_it_says() -> None:
 
 def test_blocks_of_one_kind_share_the_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six equal blocks: one step shows all four choices; six different ones take four steps."""
-    from memopt.plan import profile
+    from memopt._plan import profile
 
     counts = []
     original = profile.profile_of
@@ -153,7 +153,7 @@ def test_blocks_of_one_kind_share_the_looks(monkeypatch: pytest.MonkeyPatch) -> 
         counts.append(len(found[1]))
         return found
 
-    import memopt.plan.live as live
+    import memopt._plan.live as live
 
     monkeypatch.setattr(live, "profile_of", counted)
     for name in ("chain", "uneven"):

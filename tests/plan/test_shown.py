@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 import memopt
 from memopt.__main__ import main
-from memopt.plan.choice import KEEP, Assignment
-from memopt.plan.curve import Point, curve_of
-from memopt.plan.drawing import _drawn, _Mark
-from memopt.plan.profile import StepSeconds
-from memopt.plan.seconds import StageSeconds
+from memopt._plan.choice import KEEP, Assignment
+from memopt._plan.curve import Point, curve_of
+from memopt._plan.drawing import _drawn, _Mark
+from memopt._plan.profile import StepSeconds
+from memopt._plan.seconds import StageSeconds
 from tests.plan.models import chain, shared
 from tests.support.browser import dom_of, said_by
 
@@ -179,7 +179,7 @@ def test_a_figure_with_the_usual_settings(plan: memopt.Plan, tmp_path: Path) -> 
 def test_a_segment_is_what_checkpoint_sequential_takes() -> None:
     """The bytes of the drawn setting are those of the real one."""
 
-    from memopt.plan.curve import curve_of
+    from memopt._plan.curve import curve_of
     from tests.plan.models import Chain
     from tests.plan.support import allocated_above
 
@@ -319,8 +319,8 @@ def test_command_says_what_cannot_be(
 @pytest.mark.slow
 def test_largest_batch(plan: memopt.Plan) -> None:
     """One row more than it says is above the budget; with more memory more fit."""
+    from memopt._plan.least import least_peak
     from memopt.memory.batches import resized
-    from memopt.plan.least import least_peak
 
     live = plan.live
     assert live is not None

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memopt.plan.solver import (
+from memopt._plan.solver import (
     BelowFloor,
     LinkTimes,
     Option,

@@ -11,8 +11,8 @@ import random
 import pytest
 
 from memopt._extension import _C
-from memopt.plan import solver
-from memopt.plan.solver import (
+from memopt._plan import solver
+from memopt._plan.solver import (
     BelowFloor,
     LinkTimes,
     Option,

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.checkpoint.wrapper import settings_of
-from memopt.plan.choose import BudgetTooSmall
+from memopt._checkpoint.wrapper import settings_of
+from memopt._plan.choose import BudgetTooSmall
 from tests.plan.models import Chain, chain
 from tests.plan.support import looks
 
@@ -107,7 +107,7 @@ def test_a_conversion_behind_a_plan() -> None:
     before = looks(model)
     plan = memopt.plan(model, batch, EVERYTHING, measure=False)
     for path in plan.assignment.choices:
-        plan.assignment.choices[path] = memopt.plan.choice.Choice(checkpoint=True)  # type: ignore[attr-defined]
+        plan.assignment.choices[path] = memopt._plan.choice.Choice(checkpoint=True)  # type: ignore[attr-defined]
     plan.apply(watch=False)
     report = memopt.convert(model, checkpoint=True)
     plan.undo()
@@ -119,7 +119,7 @@ def test_a_conversion_behind_a_plan() -> None:
 
     for path in plan.assignment.choices:
         recipes = path == "blocks.0"
-        plan.assignment.choices[path] = memopt.plan.choice.Choice(recipes)  # type: ignore[attr-defined]
+        plan.assignment.choices[path] = memopt._plan.choice.Choice(recipes)  # type: ignore[attr-defined]
     plan.apply(watch=False)
     memopt.convert(model)
     after = looks(model)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import memopt
-from memopt.checkpoint.state import State
-from memopt.plan.floor import BudgetTooSmall
+from memopt._checkpoint.state import State
+from memopt._plan.floor import BudgetTooSmall
 from tests.checkpoint.stateful import Row
 
 

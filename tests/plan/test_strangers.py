@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import memopt
+from memopt._plan import live as live_module
+from memopt._plan.choice import CHOICES, KEEP, Choice
+from memopt._plan.choose import Terms, uniform
+from memopt._plan.live import applied
 from memopt.memory.step import Step
-from memopt.plan import live as live_module
-from memopt.plan.choice import CHOICES, KEEP, Choice
-from memopt.plan.choose import Terms, uniform
-from memopt.plan.live import applied
 from tests.plan.models import chain
 from tests.plan.strangers import STRANGERS, Siamese, Target, Teacher, batch
 from tests.plan.support import gradients, looks, planned_or_refused, without_regions

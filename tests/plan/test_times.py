@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.plan.choice import CHOICES, KEEP, Assignment, Choice
-from memopt.plan.levels import Case, Timed
-from memopt.plan.live import Live
-from memopt.plan.profile import Profile
-from memopt.plan.seconds import StageSeconds
-from memopt.plan.times import seconds_of
+from memopt._plan.choice import CHOICES, KEEP, Assignment, Choice
+from memopt._plan.levels import Case, Timed
+from memopt._plan.live import Live
+from memopt._plan.profile import Profile
+from memopt._plan.seconds import StageSeconds
+from memopt._plan.times import seconds_of
 
 RECIPES, REGION, BOTH = Choice(True), Choice(False, True), Choice(True, True)
 

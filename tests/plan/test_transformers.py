@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.plan.curve import curve_of
-from memopt.plan.live import applied
+from memopt._plan.curve import curve_of
+from memopt._plan.live import applied
 from tests.plan.support import gradients, without_regions
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memopt
-from memopt.anatomy import Anatomy
+from memopt._anatomy import Anatomy
 from memopt.show.sections import Section, text_of
 from tests.anatomy.models import Mlp
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt.anatomy import Advice
+from memopt._anatomy import Advice
 from tests.anatomy.models import Block, Mlp, tiny
 
 BATCH = torch.randn(512, 32)

@@ -14,10 +14,10 @@ from typing import Any
 
 from torch import Tensor
 
+from memopt._checkpoint.partition import partition_of
+from memopt._checkpoint.region import is_region, run_region
+from memopt._checkpoint.settings import fate_of_arguments, region_settings
 from memopt._extension import _C
-from memopt.checkpoint.partition import partition_of
-from memopt.checkpoint.region import is_region, run_region
-from memopt.checkpoint.settings import fate_of_arguments, region_settings
 from memopt.compat.deepspeed.options import WHO, Options, check_count, options_of
 from memopt.compat.deepspeed.random import MODEL_PARALLEL, CudaRNGStatesTracker, seed_generator
 from memopt.compat.deepspeed.timings import Clock, Pass, Timings, synchronized

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import memopt
-from memopt.convert import supported
+from memopt._convert import supported
 from tests.accelerator import sim
 from tests.support.bits import assert_same_bits
 from tests.support.blocks import fuse_gpt2

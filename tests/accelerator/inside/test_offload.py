@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt.offload.stats import PlaceStats
+from memopt._offload.stats import PlaceStats
 from tests.accelerator import sim
 from tests.support.bits import assert_same_bits
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from memopt.checkpoint import (
+from memopt._checkpoint import (
     checkpoint_wrapper,
     disable_checkpointing,
     is_checkpointing,
     is_recomputing,
 )
-from memopt.checkpoint.flags import with_flag
+from memopt._checkpoint.flags import with_flag
 
 __all__ = [
     "checkpoint_wrapper",

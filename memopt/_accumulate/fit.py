@@ -1,0 +1,247 @@
+"""What fits into a budget of bytes, by prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, overload
+
+import torch
+from torch import nn
+
+from memopt._accumulate.peers import Peers
+from memopt._accumulate.run import Run
+from memopt.memory.batches import resized, rows_of, slice_of
+from memopt.memory.depth import Depth
+from memopt.memory.peak import bytes_here, peak_of, peak_of_step
+from memopt.memory.predicted.fits import PeakOf, largest, largest_part
+from memopt.memory.search import NEVER_FITS, search
+from memopt.memory.sizes import as_bytes
+from memopt.memory.step import LossLike, OptimizerLike, Step, as_optimizer
+from memopt.memory.storages import storages
+from memopt.memory.unchanged import Written, unchanged
+from memopt.whatif.fates import Checkpoint, Fates, predicted_trace
+
+Batch = Any | Callable[[int], Any]
+
+
+@overload
+def largest_batch(
+    model: nn.Module,
+    batch: Batch,
+    budget: int | str,
+    *,
+    loss: LossLike = ...,
+    optimizer: OptimizerLike = ...,
+    autocast: torch.dtype | None = ...,
+    device: str | None = ...,
+    recipes: bool = ...,
+    checkpoint: Checkpoint = ...,
+    offload: bool = ...,
+    limit: int = ...,
+) -> int: ...
+
+
+@overload
+def largest_batch(model: Callable[[int], object], batch: int | str, *, limit: int = ...) -> int: ...
+
+
+@overload
+def largest_batch(
+    model: Callable[[int], object], *, budget: int | str, limit: int = ...
+) -> int: ...
+
+
+def largest_batch(
+    model: nn.Module | Callable[[int], object],
+    batch: Batch = None,
+    budget: int | str | None = None,
+    *,
+    loss: LossLike = None,
+    optimizer: OptimizerLike = torch.optim.AdamW,
+    autocast: torch.dtype | None = None,
+    device: str | None = None,
+    recipes: bool = False,
+    checkpoint: Checkpoint = None,
+    offload: bool = False,
+    limit: int = 1 << 16,
+) -> int:
+    """The most rows with which a training step's peak is at most `budget`, as predicted.
+
+    Nothing runs: see `memopt.anatomy`, whose options these are. Takes about five predictions.
+
+        memopt.largest_batch(model, batch, budget="40GiB", autocast=torch.bfloat16)
+
+    With a function of the number of rows, `memopt.largest_batch(fn, budget)`, nothing is predicted:
+    the function runs at some sizes, and its peak is measured. It is a step of yours, whatever it
+    does; it should leave as much memory as it found (set gradients to None). What it changes stays
+    changed.
+
+    Args:
+        model: on any device, also meta. Or a function that does a training step with a number of
+            rows; then `limit` is the only other argument.
+        batch: one of any size, whose tensors are resized in their first dimension; or a function of
+            the number of rows that makes one (of meta tensors, if you like).
+        budget: for all of it: weights, gradients and optimizer states too. Bytes or a string, such
+            as "40GiB".
+        limit: the most rows to try.
+
+    Returns:
+        From 0, if one row does not fit, to `limit`.
+
+    Raises:
+        TypeError, ValueError: an argument is no such thing, or `budget` is below the weights.
+        DependsOnValues: the step looks at values, and cannot be predicted.
+    """
+    if not isinstance(model, nn.Module) and callable(model):
+        return largest_step(model, batch if budget is None else budget, limit)
+    fates = Fates(recipes, checkpoint, offload, who="largest_batch")
+    step, wanted = _step("largest_batch", model, budget, loss, optimizer, autocast)
+    return _largest(step, batch, 0, wanted, fates, device, limit)
+
+
+def longest_sequence(
+    model: nn.Module,
+    batch: Batch,
+    budget: int | str,
+    *,
+    loss: LossLike = None,
+    optimizer: OptimizerLike = torch.optim.AdamW,
+    autocast: torch.dtype | None = None,
+    device: str | None = None,
+    recipes: bool = False,
+    checkpoint: Checkpoint = None,
+    offload: bool = False,
+    limit: int = 1 << 20,
+) -> int:
+    """The longest sequence with which a training step's peak is at most `budget`.
+
+    As `largest_batch`, but tensors are resized in their second dimension, or `batch` is a function
+    of the length. Of a model with a table of positions its size is the limit.
+    """
+    fates = Fates(recipes, checkpoint, offload, who="longest_sequence")
+    step, wanted = _step("longest_sequence", model, budget, loss, optimizer, autocast)
+    config: Any = getattr(model, "config", None)
+    positions = getattr(config, "max_position_embeddings", None)
+    if isinstance(positions, int):
+        limit = min(limit, positions)
+    return _largest(step, batch, 1, wanted, fates, device, limit)
+
+
+def largest_micro_batch(step: Step, budget: int, available: bool, device: str) -> int:
+    """The most rows of the step's batch that fit beside the whole of it, at least 1, while
+    gradients are there already.
+
+    available: the budget is for what is not there yet.
+    """
+    if available:
+        budget += bytes_here(step)
+    peak = _predicted(Fates(who=step.who), device)
+    return max(1, largest_part(step, budget - _beside(step, device), peak))
+
+
+def _beside(step: Step, device: str) -> int:
+    """Bytes that are there in an accumulation and not in a step that is predicted."""
+    gradients = [p.grad for p in step.model.parameters() if p.grad is not None]
+    there = sum(storages(gradients).values())
+    # To go back if memory runs out: buffers twice, gradients on the host.
+    copies = 2 * sum(storages(step.model.buffers()).values())
+    return there + copies + (there if device == "cpu" else 0)
+
+
+def largest_measured(step: Step, budget: int, run: Run) -> int:
+    """The same of a step that looks at values, by a few that run."""
+    rows = rows_of(step.who, step.batch)
+    device = next(step.model.parameters()).device
+    depth = Depth()
+
+    def measured(size: int) -> int:
+        with unchanged(*step.roots):
+            return peak_of_step(step, lambda size: run.rows(min(2 * size, rows), size), size)
+
+    def peak(size: int) -> int:
+        return depth.run(lambda: measured(size), lambda peak: peak)
+
+    return max(1, search(peak, budget - _beside(step, device.type), (2, 4), rows))
+
+
+def largest_watched(
+    step: Step, budget: int, attempt: Callable[[Any, int], bool], peers: Peers
+) -> int:
+    """The same by steps that run, in all processes alike: the most rows that fit in each of them.
+
+    Args:
+        budget: of this process.
+        attempt: forward and backward of a batch in micro-batches of so many rows; whether it fitted
+            in all processes.
+    """
+    rows = rows_of(step.who, step.batch)
+    written: Written | None = None
+
+    def over(size: int) -> int:
+        nonlocal written
+        batch = slice_of(step.batch, 0, min(2 * size, rows))
+        fitted = True
+
+        def run(_: int) -> None:
+            nonlocal fitted
+            fitted = attempt(batch, size)
+
+        with unchanged(*step.roots, written=written) as before:
+            peak = peak_of_step(step, run, size)
+        written = written or before.written
+        return peers.most(peak - budget if fitted else NEVER_FITS)
+
+    return max(1, search(over, 0, (2, 4), peers.most(rows)))
+
+
+def checked_budget(who: str, budget: object, model: nn.Module) -> int:
+    """In bytes. Raises TypeError or ValueError where not even the weights fit."""
+    nbytes = as_bytes(f"{who}: budget", budget)
+    weights = sum(storages(model.parameters()).values())
+    if nbytes <= weights:
+        raise ValueError(
+            f"{who}: budget must be above the {weights:,} bytes of the model's weights, got "
+            f"{nbytes:,}"
+        )
+    return nbytes
+
+
+def _step(
+    who: str,
+    model: object,
+    budget: int | str | None,
+    loss: LossLike,
+    optimizer: OptimizerLike,
+    autocast: torch.dtype | None,
+) -> tuple[Step, int]:
+    """A step without a batch, and the budget in bytes, of arguments that were checked."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{who}: model must be an nn.Module, got {type(model).__name__}")
+    nbytes = checked_budget(who, budget, model)
+    made = as_optimizer(who, optimizer, list(model.parameters()))
+    return Step(model, None, made, loss, autocast, who=who), nbytes
+
+
+def _largest(
+    step: Step,
+    batch: Batch,
+    dim: int,
+    budget: int,
+    fates: Fates,
+    device: str | None,
+    limit: int,
+) -> int:
+    make = batch if callable(batch) else resized(batch, dim, step.who)
+    home = next((p.device.type for p in step.model.parameters()), "cpu")
+    target = device or ("cpu" if home == "cpu" else "cuda")
+    return largest(step, make, budget, limit, _predicted(fates, target))
+
+
+def largest_step(function: Callable[[int], object], budget: object, limit: int) -> int:
+    """The most rows with which the function's peak, as measured, is within the budget."""
+    allowed = as_bytes("largest_batch: budget", budget)
+    return search(lambda rows: peak_of(function, rows), allowed, (1, 2), limit)
+
+
+def _predicted(fates: Fates, device: str) -> PeakOf:
+    return lambda step: predicted_trace(step, fates, device)[0].peak.total

@@ -1,0 +1,182 @@
+"""`memopt.accumulate`: a batch in micro-batches, with the gradients of the whole."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from memopt._accumulate.chosen import Kind, choices_of
+from memopt._accumulate.fit import (
+    checked_budget,
+    largest_measured,
+    largest_micro_batch,
+    largest_watched,
+)
+from memopt._accumulate.peers import Peers
+from memopt._accumulate.run import Accumulated, Run
+from memopt._accumulate.weight import Weight, counter
+from memopt.memory.allocator import allocated_bytes, free_bytes
+from memopt.memory.batches import as_dict, device_of, rows_of
+from memopt.memory.parallel import bucket_bytes, is_sharded
+from memopt.memory.predicted.outcome import DependsOnValues
+from memopt.memory.step import LossLike, Step, as_optimizer
+
+
+def accumulate(
+    model: nn.Module,
+    batch: Any,
+    *,
+    micro_batch: int | Literal["auto"] = "auto",
+    loss: LossLike = None,
+    weight: Weight = "rows",
+    labels: str = "labels",
+    ignore_index: int = -100,
+    budget: int | str | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    scaler: Any = None,
+    autocast: torch.dtype | None = None,
+) -> Accumulated:
+    """Forward and backward of a batch in micro-batches; the gradients are those of the whole batch.
+
+        result = memopt.accumulate(model, batch, micro_batch=4, weight="next tokens")
+        optimizer.step()
+        optimizer.zero_grad()
+
+    A micro-batch's loss counts with its share of the batch: the whole batch's mean is the mean of
+    the micro-batches' means only if they are alike, and with a last one that is smaller, or labels
+    that are ignored, they are not. Gradients are added to those that are there. They equal the
+    whole batch's but for rounding, if the model treats rows alone: batch norm does not, and dropout
+    draws other numbers (those that the micro-batches would draw one after another).
+
+    Under DistributedDataParallel gradients are reduced once, with the last micro-batch (`no_sync`),
+    and under FSDP2 too (`set_requires_gradient_sync`). Each process counts its own batch, as it
+    would without accumulation. With "auto" under FSDP2 all processes take as many micro-batches, of
+    the rows that fit in each of them; real steps show how many that are, with all that they change
+    put back. If memory runs out in one process, the whole batch begins again in all, with half as
+    many rows, from the gradients that were there. Memory that runs out with one row is an error in
+    that process alone, and the others wait for it in vain.
+
+    "auto" takes the largest micro-batch whose predicted peak (see `memopt.anatomy`) fits, the whole
+    batch beside it, and keeps it for the next batch of these shapes, as long as the loss, the
+    optimizer and the model stay as they are (its modules and settings, what is frozen, hooks).
+    Where a step cannot be predicted, a few real ones are measured. If memory runs out nevertheless,
+    the micro-batch is tried again with half as many rows, from the same random numbers and buffers;
+    if its backward had reached a gradient, the whole batch is, from the gradients that were there
+    at the beginning.
+
+    Args:
+        model: a module, also in DDP or FSDP2.
+        batch: on the model's device: a mapping of keyword arguments, a tuple or list of positional
+            ones, or the only one. Tensors are cut whose first dimension is the first one's, nested
+            and packed sequences among them; all else goes to every micro-batch.
+        micro_batch: rows, or "auto".
+        loss: makes the loss of what the model returns. Default: the output's `loss`, its first
+            element or the output.
+        weight: what the loss is a mean of: "rows"; "tokens", the entries of `labels` that are not
+            `ignore_index`; "next tokens", those but the first of each row, which causal language
+            models of transformers do not predict; or a function of a micro-batch that counts.
+            "sum": the loss is a sum.
+        labels: the key of the labels in a mapping.
+        budget: of "auto", for weights, gradients and, with `optimizer`, its states too. Bytes or a
+            string, such as "40GiB". Default: what is free on the device. On the CPU there must be
+            one.
+        optimizer: for the prediction of "auto" only.
+        scaler: a torch.amp.GradScaler, which scales the losses. Its step and update are yours.
+        autocast: run forward under torch.autocast with this dtype.
+
+    Returns:
+        An `Accumulated`.
+
+    Raises:
+        TypeError: an argument is of another kind, or the model returns no loss.
+        ValueError: an argument is out of its range; tensors are on another device; nothing counts
+            (all labels are ignored); "auto" on the CPU without a budget, or with an FSDP2 model
+            whose processes cannot go back together (HSDP, SyncBatchNorm, PyTorch before 2.13).
+        torch.OutOfMemoryError: one row does not fit; or memory ran out while gradients were being
+            reduced, or with a `micro_batch` given in rows.
+
+    Source: the normalisation is that of transformers' Trainer since 2024 (num_items_in_batch).
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"accumulate: model must be an nn.Module, got {type(model).__name__}")
+    batch = as_dict(batch)
+    device = device_of("accumulate", model, batch)
+    rows = rows_of("accumulate", batch)
+    run = Run(model, batch, loss, counter(weight, labels, ignore_index), scaler, autocast, device)
+    if micro_batch != "auto":
+        if isinstance(micro_batch, bool) or not isinstance(micro_batch, int):
+            raise TypeError(
+                f'accumulate: micro_batch must be an int or "auto", got {micro_batch!r}'
+            )
+        if micro_batch < 1:
+            raise ValueError(f"accumulate: micro_batch must be at least 1, got {micro_batch}")
+        return run.all(min(micro_batch, rows), step_down=False)
+    as_optimizer("accumulate", optimizer, ())
+    step = Step(model, batch, optimizer, loss, autocast, who="accumulate")
+    choices, kind = choices_of(model), Kind(step, repr(budget))
+    known = choices.rows(kind)
+    if is_sharded(model):
+        peers = Peers(model)
+        size = peers.least(known or 0) or _choose_alike(step, budget, scaler, peers)
+        result = run.all_alike(size, peers)
+    else:
+        size = _choose(step, budget, device, rows, run) if known is None else known
+        result = run.all(choices.most(kind, size), step_down=True)
+    choices.remember(kind, result)
+    return result
+
+
+def _choose(step: Step, budget: int | str | None, device: torch.device, rows: int, run: Run) -> int:
+    is_free = budget is None
+    if budget is None:
+        nbytes = _free(device)
+    else:  # where nothing is given, the buckets are among what is not free
+        nbytes = checked_budget("accumulate", budget, step.model) - bucket_bytes(step.model)
+    try:
+        return largest_micro_batch(_unwrapped(step), nbytes, is_free, device.type)
+    except DependsOnValues:
+        if is_free:
+            return rows  # and fewer, when memory runs out
+    return largest_measured(step, nbytes, run)
+
+
+def _choose_alike(step: Step, budget: int | str | None, scaler: Any, peers: Peers) -> int:
+    """By real steps, since those of a sharded model are not predicted."""
+    device = next(step.model.parameters()).device
+    given = allocated_bytes(device) + _free(device) if budget is None else budget
+    allowed = 0
+    error: Exception | None = None
+    try:
+        allowed = checked_budget("accumulate", given, step.model)
+    except (TypeError, ValueError) as found:
+        error = found
+    if not peers.least(int(error is None)):
+        raise error or ValueError("accumulate: budget must be above the weights in all processes")
+
+    def attempt(batch: Any, size: int) -> bool:
+        every_row = counter("rows", "", 0)
+        run = Run(step.model, batch, step.loss, every_row, scaler, step.autocast, device)
+        return run.once(size, peers) is not None
+
+    return largest_watched(step, allowed, attempt, peers)
+
+
+def _free(device: torch.device) -> int:
+    """Bytes of a device that could be allocated."""
+    free = None if device.type == "cpu" else free_bytes(device)
+    if free is None:
+        raise ValueError(
+            f'accumulate: micro_batch="auto" on {device.type} must have a budget in bytes, got None'
+        )
+    return free
+
+
+def _unwrapped(step: Step) -> Step:
+    """Without DDP, whose reducer is no part of a copy."""
+    inner = copy.copy(step)
+    if isinstance(step.model, nn.parallel.DistributedDataParallel):
+        inner.model = step.model.module
+    return inner

@@ -1,0 +1,18 @@
+"""The anatomy of a training step's memory: what is where, predicted and measured.
+
+The modules of this package:
+
+    api       `anatomy`
+    findings  what is known of a step; table, page and figure show it
+    formulas  closed formulas for transformers
+    report    what `anatomy` returns: findings that show themselves
+
+Steps, ledgers and predictions are memopt/memory, other fates and advice memopt/whatif.
+"""
+
+from memopt._anatomy.api import anatomy
+from memopt._anatomy.report import Anatomy
+from memopt.memory.predicted.outcome import DependsOnValues
+from memopt.whatif.advice import Advice
+
+__all__ = ["Advice", "Anatomy", "DependsOnValues", "anatomy"]

@@ -1,0 +1,261 @@
+"""`memopt.anatomy`."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterable
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from memopt._anatomy.findings import AllocatorRow
+from memopt._anatomy.formulas import formulas, shape_of
+from memopt._anatomy.report import Anatomy
+from memopt._checkpoint.blocks import find_blocks
+from memopt._checkpoint.caches import note_on_caches
+from memopt.memory.allocator import DeviceBytes
+from memopt.memory.batches import as_dict, device_of, rows_of
+from memopt.memory.depth import Depth
+from memopt.memory.ledger import Ledger
+from memopt.memory.predicted.hollow import CUDA_GRANULARITY
+from memopt.memory.predicted.outcome import DependsOnValues
+from memopt.memory.step import (
+    LossLike,
+    OptimizerLike,
+    Step,
+    as_optimizer,
+    traced,
+)
+from memopt.memory.storages import tensors_in
+from memopt.memory.trace import Trace, trace_of
+from memopt.memory.unchanged import Written, unchanged
+from memopt.whatif.advice import advise
+from memopt.whatif.away import OffloadLedger, apply_offload, check_place
+from memopt.whatif.fates import Checkpoint, Fates, predicted_trace
+
+
+def anatomy(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    loss: LossLike = None,
+    optimizer: OptimizerLike = torch.optim.AdamW,
+    measure: bool | Literal["auto"] = "auto",
+    device: str | None = None,
+    autocast: torch.dtype | None = None,
+    micro_batches: int = 1,
+    set_to_none: bool = True,
+    recipes: bool = False,
+    checkpoint: Checkpoint = None,
+    offload: bool = False,
+    advice: bool = False,
+) -> Anatomy:
+    """Where the memory of a training step is: every category, at every instant.
+
+        print(memopt.anatomy(model, batch, optimizer=optimizer))
+        memopt.anatomy(model, batch, checkpoint="all", measure=False).peak.total
+
+    One step (forward, loss, backward, optimizer; the second one, since the first makes the
+    optimizer's state) is predicted and may be measured. Nothing of the model, the batch and the
+    optimizer changes: both happen on copies, and what functions close over (a loss, hooks) is put
+    back. A prediction runs the very step, but its tensors have no values, and no kernel runs; it
+    takes seconds and next to no memory for models of any size, also for one on the meta device.
+
+    Six categories add up to all bytes, each storage counted once: weights; gradients; optimizer
+    states; activations, which are saved for backward; temporary buffers; and functionality-specific
+    memory: inputs, buffers and other tensors that modules hold, and weights in autocast's dtype. A
+    storage is in one category for all of its life. Scratch that a CPU kernel allocates and frees
+    inside itself is a temporary buffer; where oneDNN chooses how much, it is a bound, and the peak
+    names it as its margin. Of CUDA's kernels scratch is not counted.
+
+    Args:
+        model: on any device, also meta.
+        inputs: a batch, on the model's device: a mapping of keyword arguments, a tuple or list of
+            positional ones, or the only one. May be meta tensors, where nothing is measured.
+        loss: makes the loss of what the model returns. Default: the output's `loss`, its first
+            element or the output.
+        optimizer: one of the model's, or a class or function that makes one of parameters, or None.
+        measure: True: run a step on a copy as well, on the model's device. That takes the memory of
+            another model and its optimizer's states. "auto": only if the step cannot be predicted.
+        device: predict for "cpu" or "cuda": there PyTorch saves other masks of dropout, chooses
+            other kernels for attention and optimizers, and rounds allocations up to 512 bytes.
+            Default: the model's; of a model on meta, "cuda".
+        autocast: run forward under torch.autocast with this dtype.
+        micro_batches: split the batch for gradient accumulation.
+        set_to_none: whether zero_grad, behind the step, drops gradients.
+        recipes: what if memopt.convert had converted the model.
+        checkpoint: what if blocks were regions: "all"; a number k, every k-th; for models whose
+            blocks are an nn.Sequential also "sqrt" and "optimal".
+        offload: what if activations (with `checkpoint`: the regions' inputs) were on the host
+            between forward and backward; on the CPU in the directory that memopt.configure_offload
+            was given, if they are measured. A prediction counts copies as done at once.
+        advice: also predict what would help. Takes a prediction for each remedy.
+
+    Returns:
+        An `Anatomy`.
+
+    Raises:
+        TypeError: `model` is no module, there is no loss, or `optimizer` is no such thing.
+        ValueError: the loss is no scalar, inputs are on another device, an option is out of its
+            range, or a model without values is to be measured.
+        DependsOnValues: the step looks at values, and measure=False.
+
+    Source: the categories are those of torch.profiler's memory timeline; the prediction is the
+    ledger's own. Overhead: see `Anatomy.overhead`.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"anatomy: model must be an nn.Module, got {type(model).__name__}")
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f'anatomy: device must be "cpu", "cuda" or None, got {device!r}')
+    if measure not in (True, False, "auto"):
+        raise ValueError(f'anatomy: measure must be True, False or "auto", got {measure!r}')
+    if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
+        raise ValueError(
+            f"anatomy: micro_batches must be an int of at least 1, got {micro_batches!r}"
+        )
+    inputs = as_dict(inputs)
+    rows = rows_of("anatomy", inputs)
+    without_values = any(t.is_meta for t in (*model.parameters(), *tensors_in(inputs)))
+    if not all(t.is_meta for t in tensors_in(inputs)):
+        home = device_of("anatomy", model, inputs).type
+    else:
+        home = next((p.device.type for p in model.parameters()), "cpu")
+    target = device or ("cuda" if home in ("meta", "cuda") else "cpu")
+    fates = Fates(recipes, checkpoint, offload, who="anatomy")
+    step = Step(
+        model,
+        inputs,
+        as_optimizer("anatomy", optimizer, list(model.parameters())),
+        loss,
+        autocast,
+        micro_batches,
+        set_to_none,
+        who="anatomy",
+    )
+    notes: list[str] = []
+    predicted, ledger, problem = None, None, None
+    depth = Depth()
+    try:
+        predicted, ledger = predicted_trace(step, fates, target, depth)
+    except DependsOnValues as error:
+        if measure is False or without_values:
+            raise
+        problem = error
+        notes.append(f"not predicted, but measured: {error}")
+    measured, overhead, allocator = None, None, None
+    if measure is True or problem is not None:
+        if without_values:
+            raise ValueError(
+                "anatomy: a step that is measured must have a model and inputs with values, got "
+                "meta tensors; measure=False predicts it"
+            )
+        if offload:
+            check_place(fates, home)
+        measured, overhead, allocator = depth.run(
+            lambda: _measured(step, fates, home), lambda found: found[0].instants
+        )
+    regions = () if fates.checkpoint is None else find_blocks(model).modules
+    if on_caches := note_on_caches(model, regions):
+        notes.append(on_caches)
+    is_cuda = target == "cuda"
+    found = formulas(
+        model,
+        inputs,
+        step.optimizer,
+        fates,
+        autocast=autocast,
+        micro_batches=micro_batches,
+        cuda=is_cuda,
+    )
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return Anatomy(
+        model=type(model).__name__,
+        device=target if predicted is not None else home,
+        parameters=sum(p.numel() for p in model.parameters()),
+        trained=trained,
+        rows=rows,
+        options=_words(step, fates),
+        predicted=predicted,
+        measured=measured,
+        formula=found,
+        flops_6nd=_six_n_d(model, inputs, autocast),
+        advice=()
+        if not advice or predicted is None or ledger is None
+        else advise(step, fates, target, predicted, ledger),
+        overhead=overhead,
+        allocator=allocator,
+        notes=tuple(notes),
+    )
+
+
+def _measured(
+    step: Step, fates: Fates, device: str
+) -> tuple[Trace, float | None, AllocatorRow | None]:
+    is_cuda = device == "cuda"
+    with unchanged(*step.roots, written=Written()) as before:  # functions are not copied
+        with before.watching():
+            real = _copy_of(step, before.computed())
+            fates.apply(real.model)
+            kind = OffloadLedger if fates.offload else Ledger
+            ledger = kind(real.model, CUDA_GRANULARITY if is_cuda else 1, device)
+            if fates.offload:
+                apply_offload(real, fates, device)
+            real.run()
+        _synchronize(is_cuda)
+        start = time.perf_counter()
+        real.run()
+        _synchronize(is_cuda)
+        plain = time.perf_counter() - start
+        found = DeviceBytes(device) if is_cuda else None
+        with nullcontext() if found is None else found:
+            _, seconds = traced(real, ledger)
+    row = None
+    trace = trace_of(ledger, seconds)
+    if found is not None:
+        known = sum(entry.piece.nbytes for entry in ledger.log if entry.instant == 0)
+        row = AllocatorRow(found.most, found.reserved, found.before, known)
+    return trace, seconds / plain, row
+
+
+def _copy_of(step: Step, computed: Iterable[Tensor]) -> Step:
+    # PyTorch copies no results of autograd deeply, and loses the sizes of nested tensors.
+    nested = (tensor for tensor in tensors_in(step.batch) if tensor.is_nested)
+    memo = {id(tensor): tensor.detach().clone() for tensor in (*computed, *nested)}
+    real = copy.copy(step)
+    real.model, real.optimizer, real.batch = copy.deepcopy(
+        (step.model, step.optimizer, step.batch), memo
+    )
+    return real
+
+
+def _synchronize(is_cuda: bool) -> None:
+    if is_cuda:
+        torch.cuda.synchronize()
+
+
+def _words(step: Step, fates: Fates) -> str:
+    words = [str(fates)]
+    if step.autocast is not None:
+        words.append(f"autocast {str(step.autocast).removeprefix('torch.')}")
+    if step.micro_batches > 1:
+        words.append(f"{step.micro_batches} micro-batches")
+    words.append(type(step.optimizer).__name__ if step.optimizer is not None else "no optimizer")
+    return ", ".join(words)
+
+
+def _six_n_d(model: nn.Module, inputs: Any, autocast: torch.dtype | None) -> int | None:
+    """6 operations for each token and each parameter of a matrix product."""
+    shape = shape_of(model, inputs, autocast)
+    if shape is None:
+        return None
+    used = {
+        p: None
+        for m in model.modules()
+        if not isinstance(m, nn.Embedding)
+        for p in m.parameters(recurse=False)
+        if p.dim() > 1
+    }
+    return 6 * sum(p.numel() for p in used) * shape.tokens

@@ -1,0 +1,49 @@
+"""Activation checkpointing: regions whose saved tensors are made again in backward.
+
+The modules of this package:
+
+    region      `checkpoint` and its options
+    settings    how a region runs, and what the engine calls in this package
+    partition   the ranks that share a region's inputs
+    wrapper     a module whose every forward is a region
+    buffers     their inputs in memory that is allocated once
+    apply       which submodules of a model are wrapped
+    blocks      which of them are its blocks
+    probe       which modules can run again, on a sample
+    state       what a module holds at one moment
+    other       checkpointing of a model's own
+    sequential  a chain of stages whose segments are regions
+    segments    where to cut such a chain
+    stage_bytes what each stage of it saves, counted
+    flags       where the calling thread is: first forward, recompute, or neither
+    selective   the operators that a selective checkpoint should keep
+    uncompiled  a region's function runs out of sight of torch.compile
+    batch_norm  running statistics that stand still in the recompute
+    debug       the operators that forward and recompute ran, for error messages
+    caches      caches of keys and values, which must not grow twice
+    naming      what error messages call a region
+
+The engine itself is csrc/saved: regions, slots, random generators, autocast, host copies.
+"""
+
+from memopt._checkpoint.apply import apply_checkpointing
+from memopt._checkpoint.buffers import CheckpointBuffers, checkpoint_buffers
+from memopt._checkpoint.flags import disable_checkpointing, is_checkpointing, is_recomputing
+from memopt._checkpoint.region import checkpoint
+from memopt._checkpoint.selective import ops_worth_saving
+from memopt._checkpoint.sequential import checkpoint_sequential
+from memopt._checkpoint.wrapper import checkpoint_wrapper, unwrap
+
+__all__ = [
+    "CheckpointBuffers",
+    "apply_checkpointing",
+    "checkpoint",
+    "checkpoint_buffers",
+    "checkpoint_sequential",
+    "checkpoint_wrapper",
+    "disable_checkpointing",
+    "is_checkpointing",
+    "is_recomputing",
+    "ops_worth_saving",
+    "unwrap",
+]

@@ -1,0 +1,119 @@
+"""Activation checkpointing of a model's own: PyTorch's, called in its forward, or by a function of
+its own. A region inside it changes nothing: what it would drop is dropped already.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import checkpoint as torch_checkpoint
+
+from memopt._checkpoint.naming import joined
+from memopt._class_patch import original_class
+from memopt._function_code import plain_function
+
+
+def is_in_other_checkpointing() -> bool:
+    """Whether what runs here was called by torch.utils.checkpoint, or by a custom function of
+    autograd, as reentrant checkpointing is made (FairScale, DeepSpeed, guided diffusion).
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == torch_checkpoint.__file__:
+            return True
+        names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+        if names and isinstance(frame.f_locals.get(names[0]), torch.autograd.function.FunctionCtx):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def says_that_it_checkpoints(module: nn.Module) -> bool:
+    """By the property of models of transformers and diffusers, under its name of today."""
+    names = ("is_activation_checkpointing", "is_gradient_checkpointing")
+    name = next((name for name in names if hasattr(type(module), name)), None)
+    return name is not None and getattr(module, name) is True
+
+
+def checkpoints_itself(module: nn.Module) -> bool:
+    """Whether it is a layer of transformers that gradient checkpointing can be turned on in. A
+    region around its forward takes the place of that.
+    """
+    layers = sys.modules.get("transformers.modeling_layers")
+    return layers is not None and isinstance(module, layers.GradientCheckpointingLayer)
+
+
+def notes_on_own(model: nn.Module, regions: Sequence[nn.Module]) -> list[str]:
+    """What a user should know of regions in a model that may checkpoint by itself, as far as it
+    says so or its code shows it.
+    """
+    if not regions:
+        return []
+    paths = {module: path for path, module in model.named_modules()}
+    on = [m for m in paths if m.__dict__.get("gradient_checkpointing") is True]
+    inside = {each for m in regions for each in m.modules() if each is not m}
+    below = {each for m in on for each in m.modules() if each is not m}
+    replaced = [paths[m] for m in regions if checkpoints_itself(m) and m in on]
+    twice = [paths[m] for m in on if checkpoints_itself(m) and m in inside]
+    # A model of diffusers runs blocks under a checkpoint, and these cannot tell.
+    idle = [paths[m] for m in regions if m in below and not checkpoints_itself(m)]
+    notes = []
+    if replaced:
+        notes.append(
+            "the regions take the place of transformers' gradient checkpointing, which is on in "
+            f"the model: {joined(replaced)}"
+        )
+    if twice:
+        notes.append(
+            "transformers' gradient checkpointing is on inside regions, and backward runs its "
+            f"layers again twice: {joined(twice)}"
+        )
+    if idle:
+        notes.append(
+            "the model's own gradient checkpointing is on, and where it runs a region there is "
+            f"nothing left for that to save: {joined(idle)}"
+        )
+    return notes or _notes_by_code(model)
+
+
+def _notes_by_code(model: nn.Module) -> list[str]:
+    classes = dict.fromkeys(
+        original_class(type(m)).__name__ for m in model.modules() if _calls_checkpoint(m)
+    )
+    if any(map(says_that_it_checkpoints, model.modules())):
+        which = "gradient checkpointing of the model's own is on"
+    elif classes:
+        which = f"{', '.join(classes)} may call torch.utils.checkpoint in forward"
+    else:
+        return []
+    return [f"{which}: regions inside it change nothing; a sample shows which these are"]
+
+
+def _calls_checkpoint(module: nn.Module) -> bool:
+    """Whether a method of its class, or a function of the same file that one calls, does."""
+    for base in original_class(type(module)).__mro__:
+        if base.__module__.startswith("torch.nn."):
+            continue
+        for method in vars(base).values():
+            if isinstance(method, types.FunctionType) and any(_found(method, inner=True)):
+                return True
+    return False
+
+
+def _found(function: types.FunctionType, inner: bool) -> Iterator[bool]:
+    codes: list[Any] = [plain_function(function).__code__]
+    for code in codes:
+        codes.extend(c for c in code.co_consts if isinstance(c, types.CodeType))
+        for name in code.co_names:
+            value = function.__globals__.get(name)
+            by_path = value is torch and {"utils", "checkpoint"} <= set(code.co_names)
+            if by_path or value is torch_checkpoint or value is torch_checkpoint.checkpoint:
+                yield True
+            is_near = getattr(value, "__module__", None) == function.__module__
+            if inner and is_near and isinstance(value, types.FunctionType):
+                yield from _found(value, inner=False)

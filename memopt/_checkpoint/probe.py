@@ -1,0 +1,232 @@
+"""Which modules can run again, as a region does in backward: a probe, on a sample.
+
+A region runs its module a second time. What the module changes besides gradients (a counter, a
+moving average, the vectors of spectral norm's power iteration, features that the next call reads)
+moves twice then, and the second run may compute something else than the first. Statistics of batch
+norm layers are the engine's matter, and random numbers of PyTorch's generators too.
+
+So the model runs once, without gradients; each module runs as a region before its turn, forward and
+backward, and is put back. Told are the modules
+
+- whose state after the second run is not what it was after the first one,
+- whose second run returns something else, or raises,
+- whose weights something around them exchanges for the time of a call,
+- that run inside checkpointing of the model's own, or checkpoint all of themselves, where a region
+  changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from memopt._checkpoint.caches import has_cache, may_have_caches
+from memopt._checkpoint.naming import joined
+from memopt._checkpoint.other import is_in_other_checkpointing
+from memopt._checkpoint.region import run_region
+from memopt._checkpoint.settings import region_settings
+from memopt._checkpoint.state import State
+from memopt.memory.unchanged import unchanged
+
+# A feature that one call keeps for the next one shows at the second step.
+_STEPS = 2
+_MOST_NAMES = 3
+
+
+def cannot_run_again(
+    model: nn.Module, run: Callable[[], object], modules: Mapping[str, nn.Module]
+) -> dict[str, str]:
+    """By path, those of `modules` that must not be regions, and why.
+
+    Args:
+        run: a forward of `model` on a sample: a functools.partial, or a function of the user's.
+            All that it holds is put back.
+        modules: by path in the model. Those that the sample never calls are not told of.
+
+    Raises:
+        Whatever the model's forward raises.
+    """
+    reasons: dict[str, str] = {}
+    seen: set[str] = set()
+
+    def before(path: str) -> Callable[[nn.Module, Any, Any], None]:
+        def probe(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if path in seen:
+                return
+            seen.add(path)
+            reason = (
+                "it runs inside checkpointing of the model's own"
+                if is_in_other_checkpointing()
+                else _reason(module, args, kwargs)
+            )
+            if reason:
+                reasons[path] = reason
+
+        return probe
+
+    left: dict[str, dict[str, tuple[float, float]]] = {}
+
+    def behind(path: str) -> Callable[[nn.Module, Any, Any], None]:
+        def leaving(module: nn.Module, args: Any, output: Any) -> None:
+            left[path] = _weights(module)
+
+        return leaving
+
+    with ExitStack() as stack:
+        stack.enter_context(unchanged(model, run))
+        for path, module in modules.items():
+            hook = module.register_forward_pre_hook(before(path), with_kwargs=True)
+            stack.callback(hook.remove)
+            stack.callback(module.register_forward_hook(behind(path)).remove)
+        with torch.no_grad():
+            run()
+        for path, weights in left.items():
+            now = _weights(modules[path])
+            other = [n for n in now if n not in weights or not _is_one(weights[n], now[n])]
+            if other:
+                reasons[path] = f"{_listed(other)} is changed from outside before backward"
+    return {path: reasons[path] for path in modules if path in reasons}
+
+
+def _weights(module: nn.Module) -> dict[str, tuple[float, float]]:
+    """Of each parameter and buffer two sums over it, by which its values are known."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return {
+        name: (float(tensor.float().sum()), float(tensor.float().abs().sum()))
+        for name, tensor in ((n, t.detach()) for n, t in tensors)
+        if tensor.layout is torch.strided and not tensor.is_complex()
+    }
+
+
+def _is_one(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """But for what adding and taking away leaves by rounding."""
+    limit = 1e-4 * max(one[1], other[1])
+    return one == other or max(abs(a - b) for a, b in zip(one, other, strict=True)) <= limit
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+
+
+def arguments_of(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Of a tensor, a tuple or list of positional arguments, or a mapping of keyword arguments."""
+    if isinstance(sample_input, Mapping):
+        return (), dict(sample_input)
+    if isinstance(sample_input, (tuple, list)):
+        return tuple(sample_input), {}
+    return (sample_input,), {}
+
+
+def left_out(reasons: Mapping[str, str]) -> str:
+    """What a user is told of modules that are no regions."""
+    grouped: dict[str, list[str]] = {}
+    for path, reason in reasons.items():
+        grouped.setdefault(reason, []).append(path)
+    told = (f"{joined(paths)} ({reason})" for reason, paths in grouped.items())
+    return f"no regions, since these cannot run again as they did: {'; '.join(told)}"
+
+
+def _reason(module: nn.Module, args: Any, kwargs: Any) -> str:
+    """Why a module must not be a region when it is called so; empty if it may be one."""
+    if may_have_caches() and has_cache(args, kwargs):
+        return ""  # regions deal with these themselves
+    with unchanged(module, args, kwargs), torch.enable_grad():
+        for step in range(_STEPS):
+            with _watching_parts(module) as checkpoints_itself:
+                reason = _of_one_step(module, args, kwargs, 1.0 + step / 2)
+            if checkpoints_itself():
+                return "it checkpoints all of itself"
+            if reason is None:
+                return ""
+            if reason:
+                return reason
+    return ""
+
+
+def _of_one_step(module: nn.Module, args: Any, kwargs: Any, scale: float) -> str | None:
+    """Empty if both runs did the same. None: the first one changed nothing, and all will.
+
+    Args:
+        scale: of the arguments, which are others in the next step.
+    """
+    leaves: list[Tensor] = []
+    outputs: list[list[Tensor]] = []
+
+    def copied(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if not leaf.is_floating_point():
+            return leaf.detach().clone()
+        leaves.append((leaf.detach() * scale).requires_grad_())
+        return leaves[-1].clone()  # which may be written in place
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        output = module.forward(*args, **kwargs)
+        outputs.append([t.detach().clone() for t in _tensors(output)])
+        return output
+
+    args, kwargs = pytree.tree_map(copied, (args, kwargs))
+    start = State(module)
+    try:
+        output = run_region(run, args, kwargs, region_settings(early_stop=False))
+    except Exception:  # the model's own: it will raise it itself
+        return None
+    first = State(module)
+    results = [t for t in _tensors(output) if t.requires_grad]
+    if any(map(_version, _tensors((args, kwargs)))):
+        return "it writes to its arguments in place"
+    if not results or not start.changes(first):
+        return None
+    wanted = [*leaves, *(p for p in module.parameters() if p.requires_grad)]
+    try:
+        torch.autograd.grad(
+            results, wanted, [torch.zeros_like(t) for t in results], allow_unused=True
+        )
+    except Exception as error:
+        names = _listed(start.changes(first))
+        return f"it cannot run again ({type(error).__name__}), since {names} moved"
+    moved = first.differing(State(module))
+    if moved:
+        return f"{_listed(moved)} would move twice in a step"
+    if len(outputs) > 1 and not all(map(_are_close, outputs[0], outputs[-1])):
+        names = _listed(start.changes(first))
+        return f"it would compute something else when it runs again, since {names} moved"
+    return ""
+
+
+@contextmanager
+def _watching_parts(module: nn.Module) -> Iterator[Callable[[], bool]]:
+    """Says whether every child that has parameters ran in checkpointing of the module's own."""
+    parts = [child for child in module.children() if next(child.parameters(), None) is not None]
+    inside: set[nn.Module] = set()
+    outside: set[nn.Module] = set()
+
+    def called(part: nn.Module, args: Any) -> None:
+        (inside if is_in_other_checkpointing() else outside).add(part)
+
+    with ExitStack() as stack:
+        for part in parts:
+            stack.callback(part.register_forward_pre_hook(called).remove)
+        yield lambda: bool(inside) and not outside
+
+
+def _tensors(value: object) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _are_close(one: Tensor, other: Tensor) -> bool:
+    """But for what kernels differ by that add in any order."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    return torch.allclose(one.float(), other.float(), rtol=1e-2, atol=1e-5, equal_nan=True)

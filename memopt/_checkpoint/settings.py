@@ -1,0 +1,67 @@
+"""How a region runs, and what the engine needs of this package for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from memopt._checkpoint.batch_norm import hold_statistics
+from memopt._checkpoint.naming import region_name
+from memopt._checkpoint.partition import Partition
+from memopt._checkpoint.uncompiled import call_uncompiled
+from memopt._extension import _C
+from memopt._offload.place import Place, directory_of
+from memopt.fates import Fate
+
+
+def region_settings(
+    *,
+    preserve_rng_state: bool = True,
+    check_metadata: bool = True,
+    early_stop: bool = True,
+    arguments: Literal["keep", "host"] | Fate | _C.Offload | _C.Buffers = "keep",
+    partition: Partition | None = None,
+    check_partition: bool = False,
+    on_pass: Callable[[nn.Module | None, int], None] | None = None,
+    on_saved: Callable[[Tensor], None] | None = None,
+    again: Callable[..., Any] | None = None,
+    diagnose: Callable[[], str] | None = None,
+) -> _C.RegionSettings:
+    """The engine's settings, to be made once for many calls.
+
+    Args:
+        preserve_rng_state: draw the same random numbers in the recompute.
+        check_metadata: shape, dtype and device of what both runs save must agree.
+        early_stop: end the recompute as soon as the last tensor that backward wants is there.
+        arguments: the fate of the tensors among the arguments, except parameters and subclasses of
+            Tensor. "keep": they are saved for backward as usual.
+        partition: the ranks that keep a part each of these tensors; `arguments` is the fate of the
+            parts.
+        check_partition: compare the ranks' tensors in every call.
+        on_pass: called with (owner, +1) before a first forward, (owner, -1) before a recompute.
+        on_saved: called with each tensor that the first forward saves, before it is dropped.
+        again: what the recompute calls in place of the function.
+        diagnose: its text ends the error of a recompute that differs.
+    """
+    return _C.RegionSettings(
+        call_uncompiled=call_uncompiled,
+        region_name=region_name,
+        hold_statistics=hold_statistics,
+        preserve_rng_state=preserve_rng_state,
+        check_metadata=check_metadata,
+        early_stop=early_stop,
+        arguments=arguments,
+        partition=None if partition is None else partition.native,
+        check_partition=check_partition,
+        on_pass=on_pass,
+        on_saved=on_saved,
+        again=again,
+        diagnose=diagnose,
+    )
+
+
+def fate_of_arguments(who: str, place: Place | None) -> Literal["keep"] | _C.Offload:
+    """What `arguments` of `region_settings` is for a place that a user names."""
+    return "keep" if place is None else _C.Offload(directory=directory_of(who, place))

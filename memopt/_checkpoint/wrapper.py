@@ -1,0 +1,230 @@
+"""checkpoint_wrapper: a module whose every forward is a checkpointed region.
+
+The module stays the object that it is, with its class, methods and attributes
+(memopt/_forwards.py says how).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+import torch
+from torch import nn
+
+from memopt._checkpoint.partition import Partition, PartitionChoice, partition_of
+from memopt._checkpoint.region import compiled_region, run_region
+from memopt._checkpoint.settings import fate_of_arguments, region_settings
+from memopt._checkpoint.uncompiled import say_without_effect
+from memopt._class_patch import check_can_patch
+from memopt._compat import checkpoint_options_set_globally
+from memopt._extension import _C
+from memopt._forwards import around_forward, put_around_forward, take_from_forward
+from memopt._offload.place import Place
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+# Where a wrapped module keeps what checkpoint_buffers has put on it.
+BUFFERS = "_memopt_checkpoint_buffers"
+# FairScale's name for it, since code outside reads it.
+_COUNTER = "_checkpoint_fwd_counter"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a wrapped module runs its region."""
+
+    offload: Place | None
+    """Where the region's input tensors wait for the recompute; None: where they are."""
+
+    maintain_forward_counter: bool
+    """Count forwards that wait for their recompute on every submodule."""
+
+    partition: Partition | None = None
+    """The ranks that keep a part each of these tensors; None: this one keeps them whole."""
+
+    preserve_rng_state: bool = True
+    """Draw the same random numbers in the recompute."""
+
+    early_stop: bool = True
+    """End the recompute as soon as the last tensor that backward wants is there."""
+
+
+def checkpoint_wrapper(
+    module: ModuleT,
+    offload_to_cpu: bool = False,
+    maintain_forward_counter: bool = False,
+    *,
+    offload: Place | None = None,
+    partition: PartitionChoice = None,
+    preserve_rng_state: bool = True,
+    early_stop: bool = True,
+) -> ModuleT:
+    """Make every forward of `module` a checkpointed region (see `memopt.checkpoint`).
+
+    Wrapping a module again replaces its settings; `unwrap` undoes the wrapping. Its class, methods
+    and attributes stay what they are (docs/checkpointing.md says how). The module may be copied,
+    pickled and saved like any other; a pickle of it needs memopt to load. What PyTorch copies by
+    its graph alone, a torch.fx.GraphModule, has copies that are not wrapped.
+
+    A cache of keys and values of transformers is that of the plain call, see `memopt.checkpoint`.
+
+    Args:
+        module: changed in place. A `forward` set on the instance is kept: the region runs it.
+        offload_to_cpu: FairScale's name for offload="cpu". Any object is taken by its truth value.
+        maintain_forward_counter: keep an integer `_checkpoint_fwd_counter` on every submodule, +1
+            with each forward of `module` and -1 with each recompute, for code that must know
+            whether a forward is the last. Not kept under `torch.compile`.
+        offload: "cpu", "disk" or a directory (a `pathlib.Path`): the tensors among the arguments
+            wait there for the recompute, see `memopt.checkpoint`. What host memory holds already
+            stays with "cpu". No effect under `torch.compile`.
+        partition: a process group (`torch.distributed.ProcessGroup`), a `DeviceMesh` of one dim, or
+            True for the default group, whose N ranks hold the tensors among the arguments alike, as
+            with tensor parallelism. Each keeps 1/N of their bytes (rounded up to 16), and backward
+            gathers them: one all-gather per region, begun when the region after it starts its
+            backward. With `offload` the parts wait there. What is not alike is kept whole; see
+            docs/partition.md for what is taken, what it costs and what all ranks have to do alike.
+            A pickle of the module finds the group of the same name again. A group of one rank has
+            no effect, and nothing has under `torch.compile`.
+        preserve_rng_state: draw the same random numbers in the recompute. While a CUDA graph is
+            captured the generator's state cannot be read: False, for modules that draw none.
+        early_stop: end the recompute as soon as the last tensor that backward wants is there; as
+            everywhere, `torch.utils.checkpoint.set_checkpoint_early_stop` goes before it.
+
+    Returns:
+        `module`, the same object.
+
+    Raises:
+        TypeError: `module` is no `nn.Module`, is a ScriptModule, or has no forward
+            (nn.ModuleList); `partition` is no group, mesh or True.
+        ValueError: `offload` names no place, or not the one that `offload_to_cpu` does; `partition`
+            has several dims, there is no process group, or this rank is not in it.
+        OSError: no file can be made in the directory.
+    """
+    check_can_patch("checkpoint_wrapper", "module", module)
+    if offload_to_cpu and offload not in (None, "cpu"):
+        raise ValueError(
+            f"checkpoint_wrapper: offload must be 'cpu' with offload_to_cpu=True, got {offload!r}"
+        )
+    place = "cpu" if offload_to_cpu else offload
+    fate_of_arguments("checkpoint_wrapper: offload", place)
+    ranks = partition_of("checkpoint_wrapper", partition)
+    if not has_forward(module):
+        raise TypeError(
+            "checkpoint_wrapper: module must have a forward, which is what runs as a region, got "
+            f"{type(module).__name__}, which is never called itself; wrap the modules in it"
+        )
+    _set_settings(
+        module,
+        Settings(
+            place,
+            bool(maintain_forward_counter),
+            ranks,
+            bool(preserve_rng_state),
+            bool(early_stop),
+        ),
+    )
+    return module
+
+
+def unwrap(module: ModuleT) -> ModuleT:
+    """Undo `checkpoint_wrapper` on `module` and on all of its submodules.
+
+    Modules that are not wrapped are left as they are.
+
+    Returns:
+        `module`, the same object.
+
+    Raises:
+        TypeError: `module` is not an `nn.Module`.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"unwrap: module must be an nn.Module, got {type(module).__name__}")
+    for submodule in module.modules():
+        if settings_of(submodule) is not None:
+            unwrap_itself(submodule)
+    return module
+
+
+def unwrap_itself(module: nn.Module) -> None:
+    """`unwrap`, of this module alone, which is wrapped."""
+    _set_settings(module, None)
+    module.__dict__.pop(BUFFERS, None)
+
+
+def settings_of(module: nn.Module) -> Settings | None:
+    """How `module` is wrapped; None if it is not."""
+    around = around_forward(module)
+    return None if around is None else around.settings
+
+
+def has_forward(module: nn.Module) -> bool:
+    """Whether `module` can be called: nn.ModuleList, nn.ModuleDict and nn.ParameterList cannot."""
+    forward = inspect.getattr_static(type(module), "forward")
+    return forward is not nn.Module.forward or "forward" in module.__dict__
+
+
+def _region(
+    module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A wrapped module's forward. Pickles contain this name."""
+    settings = settings_of(module)
+    assert settings is not None
+    if torch.compiler.is_compiling():
+        say_without_effect(
+            "checkpoint_wrapper", offload=settings.offload, partition=settings.partition
+        )
+        return compiled_region(forward, args, kwargs)
+    check_partition = settings.partition is not None and bool(checkpoint_options_set_globally()[1])
+    buffers = module.__dict__.get(BUFFERS)
+    options_of = _region_settings if buffers is None else buffers.region_settings
+    return run_region(forward, args, kwargs, options_of(settings, check_partition), module)
+
+
+def _refuse_script(kind: str) -> NoReturn:
+    raise TypeError(
+        "checkpoint_wrapper: a wrapped module must not be scripted (TorchScript runs without "
+        f"Python), got {kind} in torch.jit.script; unwrap the model before"
+    )
+
+
+def region_settings_of(
+    settings: Settings, check_partition: bool, buffers: _C.Buffers | None = None
+) -> _C.RegionSettings:
+    """For the engine; `buffers` take the arguments, or this rank's parts, that do not leave the
+    device.
+    """
+    place = fate_of_arguments("checkpoint_wrapper: offload", settings.offload)
+    return region_settings(
+        arguments=buffers if place == "keep" and buffers is not None else place,
+        preserve_rng_state=settings.preserve_rng_state,
+        early_stop=settings.early_stop,
+        partition=settings.partition,
+        check_partition=check_partition,
+        on_pass=_count if settings.maintain_forward_counter else None,
+    )
+
+
+_region_settings = functools.cache(region_settings_of)
+
+
+def _set_settings(module: nn.Module, settings: Settings | None) -> None:
+    before = settings_of(module)
+    if settings is None:
+        take_from_forward(module)
+    else:
+        put_around_forward(module, _region, settings, _refuse_script)
+    if settings is not None and settings.maintain_forward_counter:
+        _count(module, 0)
+    elif before is not None and before.maintain_forward_counter:
+        for submodule in module.modules():
+            submodule.__dict__.pop(_COUNTER, None)
+
+
+def _count(module: nn.Module | None, step: int) -> None:
+    assert module is not None
+    for submodule in module.modules():
+        submodule.__dict__[_COUNTER] = submodule.__dict__.get(_COUNTER, 0) + step

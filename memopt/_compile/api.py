@@ -1,0 +1,175 @@
+"""memopt.compile: torch.compile with memopt's fates."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from memopt._compat import options_of_mode
+from memopt.memory.sizes import as_bytes
+
+_PARTITIONER = "custom_partitioner_fn"
+# Inductor holds a dead buffer until one of the same size is wanted, if its own estimate of the peak
+# allows that. The estimate counts twice what is written in place: a transformer's peak was 12 %
+# higher for it (benchmarks/NOTES.md).
+_NO_REUSE = {"allow_buffer_reuse": False}
+
+
+def compile(
+    model: Callable[..., Any] | None = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str = "inductor",
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    disable: bool = False,
+    budget: int | float | str | None = None,
+) -> Any:
+    """`torch.compile`, saving for backward what memopt's recipes save in eager mode.
+
+        model = memopt.compile(model)
+
+    In a compiled graph there is no op to swap: the compiler generates the kernels, and decides what
+    forward keeps by how it expects to fuse. Here it keeps what matrix products, convolutions,
+    attention and custom ops produced, the seeds of random draws, and statistics of reductions; all
+    else, which is element-wise or a normalisation, is made again by the kernels of backward that
+    read it. Of the sets of tensors from which that is possible, the one with the fewest bytes is
+    kept (benchmarks/compile.py has figures beside torch.compile's own choice).
+    Gradients are those of torch.compile but for the rounding of fused code.
+
+    The model may be converted or not: in a compiled graph both are the same. Regions of
+    `checkpoint_wrapper` and torch.utils.checkpoint inside are obeyed. Graphs that run without
+    gradients are torch.compile's own. Compiled graphs are cached as torch.compile's are.
+
+    Args:
+        model, fullgraph, dynamic, mode, options, disable: as of `torch.compile`. Without `model`
+            the result is a decorator.
+        backend: "inductor" only; no other has a partitioner that takes orders.
+        budget: keep less, so that no graph needs more at its peak: see `compile_options`.
+
+    Returns:
+        What `torch.compile` returns.
+
+    Raises:
+        TypeError: `model` is compiled already, or `budget` no number.
+        ValueError: another backend, options that set Inductor's `custom_partitioner_fn`, or a
+            budget out of range. One below what a graph needs is found when the graph is compiled,
+            at the first call: its error says how many bytes would do.
+
+    What each graph keeps, and the peak that is predicted for it, the logger "memopt.compile" says
+    at level INFO when it is compiled. Where a model has convolutions, Inductor may keep copies of
+    their weights and inputs in another layout; options={"layout_optimization": False} leaves them.
+
+    Where PyTorch lacks the internals that this relies upon, a warning says so once, and the model
+    is compiled by torch.compile alone.
+    """
+    if backend != "inductor":
+        raise ValueError(
+            "compile: backend must be 'inductor', which lets the policy choose what is saved, got "
+            f"{backend!r}"
+        )
+    if mode is not None and options is not None:
+        raise ValueError(
+            f"compile: mode and options must not both be given, got {mode!r} and {options!r}"
+        )
+    if options is not None and _PARTITIONER in options:
+        raise ValueError(
+            f"compile: options must leave {_PARTITIONER!r} to memopt, got "
+            f"{type(options[_PARTITIONER]).__name__}"
+        )
+    policy = compile_options(budget)
+    _check_model(model)
+    merged = {**options_of_mode(mode, dynamic), **policy, **(options or {})}
+
+    def compiled(model: Callable[..., Any]) -> Any:
+        _check_model(model)
+        return torch.compile(
+            model, fullgraph=fullgraph, dynamic=dynamic, options=merged or None, disable=disable
+        )
+
+    return compiled if model is None else compiled(model)
+
+
+def compile_options(budget: int | float | str | None = None) -> dict[str, Any]:
+    """The `options` with which torch.compile follows memopt's policy, for callers of its own.
+
+        model = torch.compile(model, options=memopt.compile_options())
+        model.compile(options={**memopt.compile_options(), "epilogue_fusion": False})
+
+    Args:
+        budget: the most bytes that forward and backward of one compiled graph may take at their
+            peak, beside its inputs and parameters: kept tensors, outputs, gradients and what the
+            kernels hand to each other. An int is bytes, as is a string such as "4GiB"; a float of 0
+            to 1 is a share of the peak that torch.compile's own choice would have. Within it as
+            much is kept as fits; further matrix products and attention are run again, those first
+            that cost the fewest operations per byte. None (default): no product is run again. The
+            peak is a prediction, which follows what Inductor does on the CPU; elsewhere it was not
+            measured.
+
+    Returns:
+        A dict: the policy as Inductor's `custom_partitioner_fn`, and `allow_buffer_reuse` off,
+        since dead buffers that wait for their reuse raise the peak. Empty, with a warning, where
+        PyTorch lacks what the policy needs.
+
+    Raises:
+        TypeError: `budget` is no number or string.
+        ValueError: `budget` is no positive number of bytes, and no share of 0 to 1.
+    """
+    allowed = _checked_budget(budget)
+    try:
+        # Imports the compiler, which takes a second: not with memopt.
+        from memopt._compile._inductor import Partitioner
+    except ImportError as missing:
+        _say_once(str(missing))
+        return {}
+    return {_PARTITIONER: Partitioner(allowed), **_NO_REUSE}
+
+
+def _checked_budget(budget: object) -> int | float | None:
+    """Bytes (int), a share (float), or None."""
+    if budget is None:
+        return None
+    if isinstance(budget, str):
+        return int(as_bytes("compile: budget", budget))
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)):
+        raise TypeError(
+            "compile: budget must be a number of bytes (int) or a share (float), got "
+            f"{type(budget).__name__}"
+        )
+    if isinstance(budget, float) and not 0 < budget <= 1:
+        raise ValueError(
+            f"compile: budget as a share must be more than 0 and at most 1, got {budget}"
+        )
+    if isinstance(budget, int) and budget <= 0:
+        raise ValueError(f"compile: budget in bytes must be positive, got {budget}")
+    return budget
+
+
+def _check_model(model: object) -> None:
+    if model is None:
+        return
+    if not callable(model):
+        raise TypeError(
+            f"compile: model must be a module or a function, got {type(model).__name__}"
+        )
+    compiled_in_place = isinstance(model, nn.Module) and model._compiled_call_impl is not None
+    if compiled_in_place or hasattr(model, "_torchdynamo_orig_callable"):
+        raise TypeError(
+            f"compile: model must not be compiled already, got {type(model).__name__}; its options "
+            "are those of torch.compile: pass options=memopt.compile_options() there"
+        )
+
+
+@functools.cache
+def _say_once(missing: str) -> None:
+    warnings.warn(
+        f"memopt.compile: PyTorch {torch.__version__} lacks what the policy needs ({missing}); "
+        "torch.compile decides alone what is saved",
+        stacklevel=4,
+    )

@@ -1,0 +1,292 @@
+"""convert and revert: memopt for an unmodified model."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TypeVar
+
+from torch import nn
+
+from memopt._checkpoint.apply import Choice
+from memopt._class_patch import check_can_patch, restored_on_error
+from memopt._convert.apply_swaps import apply_swaps, put_originals_back, undo_swap
+from memopt._convert.autocast import (
+    AutocastNorms,
+    check_autocast_norms,
+    with_autocast_norms,
+)
+from memopt._convert.match import Context, Match, Reason, match
+from memopt._convert.recipes import has_recipes, turn_recipes_off, turn_recipes_on
+from memopt._convert.regions import Regions, revert_region
+from memopt._convert.register import registered_rules
+from memopt._convert.remaining import remaining
+from memopt._convert.report import Left, Report, Swapped
+from memopt._convert.rules import RULES
+from memopt._convert.sample import (
+    attribute_sample,
+    measure_sample,
+    note_on_calls,
+    notes_on_sample,
+    sample_run,
+)
+from memopt._convert.skip import Skip, outermost, skipped
+from memopt._convert.supported import has_kernels_for
+from memopt._convert.swap import Swap, SwappedModule, swap_of
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+STEP_ASIDE = (
+    "recipes are on in the calls of the model and of its modules; under torch.compile they step "
+    "aside, and "
+    "modules compute by PyTorch's own ops, from which Inductor generates code: "
+    "memopt.compile(model) has it keep for backward what recipes keep"
+)
+NOTHING_NEW = "nothing changed: the model was converted before"
+
+
+def convert(
+    model: nn.Module,
+    sample_input: Any = None,
+    *,
+    recipes: bool = True,
+    functional: bool = True,
+    checkpoint: Choice | bool | None = None,
+    offload: Choice | bool | None = None,
+    autocast_norms: AutocastNorms = "keep",
+    skip: Skip | None = None,
+) -> Report:
+    """Have memopt's ops compute what they can of `model`, in place; `revert(model)` undoes it.
+
+    A list of rules says which modules are swapped:
+
+    - torch.nn's LayerNorm, RMSNorm, GELU, SiLU, ReLU, Sigmoid and Dropout, and subclasses of them
+      that keep the forward; the activation function of torch.nn's transformer layers.
+    - Any module that computes one of these norms or memopt's activations, whatever its class is
+      called: those of transformers and timm, or your own. Norms may also be over channels, without
+      a weight, with 1 + weight, or F.normalize times the root of the size.
+    - Gated units, down(f(gate(x)) up(x)), with and without their linears; and f(up(x)) where f is
+      a formula in the forward.
+    - What rules of your own say, which are asked first: see `memopt.convert.rule`.
+
+    The modules of the second and third kind are recognised by their structure, and by comparing
+    what they compute with the formula. This is done on stand-ins with small tensors of their own on
+    the CPU: no tensor of the model is read or written, no module of it is called, and it may be on
+    any device, meta included. Modules that no rule knows stay as they are.
+
+    A swapped module's class is a subclass of the one it had. A module without submodules may be
+    shared with other models, so it stays as it is, and a double takes its place in this model until
+    `revert`: another object with the same `__dict__`, so that the parameters, buffers and hooks of
+    both are the same, whichever they are set on. A reference from before goes on computing with
+    PyTorch's ops. Still the same object, and so swapped for every model that holds it, is a module
+    with hooks, with submodules, or that one of this model's modules keeps in a plain attribute.
+    Parameters, buffers, state_dict keys, hooks and the training flag stay, and so do copies and
+    pickles (which need memopt to load). Calls that memopt's ops do not support, with other dtypes
+    or devices or with distributed tensors, run the module's own forward. So does a module that was
+    recognised by a comparison, once a number, string or function among its attributes was changed
+    (except a norm's eps). Results differ by rounding; dropout draws other random numbers. The
+    activation in front of a gated product is not called as a module, unless it has a hook.
+
+    Recipes (see `memopt.recipes`) are on in the calls of the model and of those of its modules that
+    have submodules, by a pair of PyTorch's hooks on each: inside `model(x)` and `model.encoder(x)`,
+    and so in whatever `training_step` or `encode_text` calls that way. So the tensors that these
+    ops return are not stored for backward by whatever uses them. Where the code outside calls
+    modules without submodules one by one, or a `forward` in place of its module, no hook runs:
+    `with memopt.recipes():` around it turns them on. transformers' gradient checkpointing and other
+    code that asks for classes, methods and attributes finds what it found before, of every module
+    that is not swapped. A copy of a torch.fx.GraphModule loses PyTorch's hooks, and recipes with
+    them, until it is converted.
+
+    Converting again swaps what has been added since. If that is nothing, the report says so.
+    Convert before torch.compile, DistributedDataParallel and FSDP. Under torch.compile with its
+    default backend the converted modules run their own forwards, which Inductor fuses; what is
+    saved there is a matter of `memopt.compile`. Other backends and torch.export get memopt's ops.
+
+    Args:
+        model: changed in place.
+        sample_input: with one, the model runs once before and once after, and the report has the
+            bytes saved for backward, and what still saves how many of them. A tensor; a tuple or
+            list of positional arguments; or a mapping of keyword arguments. Measured as
+            `memopt.saved_bytes` does, which leaves the model as it was. Storages of the sample that
+            are saved count; a note says how many bytes they are.
+        recipes: turn recipes on. Without them ReLU and Sigmoid stay PyTorch's, which save their
+            output like the layer behind them, and not their input. With them a call of either is
+            memopt's where its input is kept anyway, and PyTorch's elsewhere.
+        functional: with recipes, calls of PyTorch's gelu, silu, relu, sigmoid, dropout, layer_norm
+            and rms_norm inside the model are memopt's too, as functions of torch.nn.functional or
+            torch and as methods of tensors. In-place forms and what memopt's ops do not support
+            stay PyTorch's. Nothing outside the model's calls is concerned. And of every second sum
+            of a float32 residual and a 16-bit tensor of its shape, as blocks add them under
+            autocast, that tensor is kept where the sum would be, if nothing else holds it by then.
+        checkpoint: submodules to make checkpointed regions (see `checkpoint_wrapper`): a predicate,
+            a class or a sequence of classes, or True for the model's blocks as
+            `apply_checkpointing` finds them. In layers of transformers a region takes the place of
+            their own gradient checkpointing; a note says so if that is on. A norm, activation or
+            dropout alone is made none where recipes are on, which keep less; a note says so.
+        offload: the same, with the regions' inputs kept in host memory until backward. A module
+            chosen by both is offloaded.
+        autocast_norms: what swapped norms return under autocast. "keep" (default): their input's
+            dtype, as PyTorch's do on the CPU, so that a float32 residual stream stays float32.
+            "lower": the autocast dtype, in which they compute. A norm then saves 2 bytes an element
+            of a float32 input and not 4 (or 3 on average, where it is a sum; see `functional`), but
+            what it returns is rounded to 16 bits: in models that
+            add to that (BERT; BLOOM, by its embedding norm) gradients were 1.3 to 2.4 times as far
+            from float64's.
+        skip: modules that stay as they are, with all that is inside them: a path as
+            `named_modules()` has it or a pattern of such paths ("decoder.*.norm", as fnmatch reads
+            it, where * also matches dots), a class, a function of a module, or a sequence of these.
+            Regions are chosen apart from this. What an earlier call swapped stays swapped. What
+            functions these modules call is `functional`'s matter.
+
+    Returns:
+        A report of what was swapped, and what was left and why. `print` it; `to_dict()`.
+
+    Raises:
+        TypeError: `model` is no nn.Module, is a ScriptModule, compiled or quantised, or
+            `checkpoint`, `offload` or `skip` is of another kind.
+        ValueError: the model's forward has no parameters for `sample_input`, `checkpoint` or
+            `offload` is True and the model has no blocks, no module has a path that `skip` names,
+            or `autocast_norms` is another value.
+        RuntimeError: a rule raises, or there is a `sample_input` and torch.inference_mode() is on.
+        Whatever the model's forward raises with `sample_input`: its own error, with a note.
+
+    After any error the model is as before.
+    """
+    _check_model(model)
+    check_autocast_norms(autocast_norms)
+    regions = Regions(checkpoint, offload)
+    before = None if sample_input is None else measure_sample(model, sample_input)
+    left_alone = skipped(model, skip)
+    matches = match(Context(model, recipes, left_alone), (*registered_rules(), *RULES))
+    matches = with_autocast_norms(matches, autocast_norms)
+    with restored_on_error(model):
+        apply_swaps(model, [(m.module, m.answer) for m in matches if isinstance(m.answer, Swap)])
+        run = None if before is None else sample_run(model, sample_input)
+        regions.apply(model, recipes or has_recipes(model), run)
+        notes = _notes(model, recipes, changed=_has_swaps(matches) or bool(regions))
+        if left_alone:
+            notes = (f"skipped: {', '.join(outermost(left_alone))}", *notes)
+        notes += regions.notes
+        if recipes:
+            turn_recipes_on(model, functional and _has_kernels(model), left_alone)
+        sample = None
+        if before is not None:
+            paths = (*regions.checkpointed, *regions.offloaded)
+            sample = attribute_sample(model, sample_input, paths)
+            notes += note_on_calls(paths, sample.called) + notes_on_sample(before, sample.saved)
+    return Report(
+        model=type(model).__qualname__,
+        swapped=_swapped(matches),
+        left=_left(matches),
+        recipes=has_recipes(model),
+        checkpointed=regions.checkpointed,
+        offloaded=regions.offloaded,
+        bytes_before=None if before is None else int(before),
+        bytes_after=None if sample is None else int(sample.saved),
+        notes=notes,
+        remaining=() if sample is None else remaining(model, sample.storages),
+        idle=_idle(matches),
+    )
+
+
+def revert(model: ModuleT) -> ModuleT:
+    """Undo `convert` on `model` and all of its submodules.
+
+    Each has the class that it had, and nothing is left on it; what was not converted stays as it
+    is. Regions that `convert` made are unwrapped, or have the settings again that they had before.
+
+    Returns:
+        `model`, the same object.
+
+    Raises:
+        TypeError: `model` is not an nn.Module.
+        RuntimeError: something else (FSDP2, a parametrization) has changed the class of one of the
+            modules since it was converted. None is reverted then.
+    """
+    check_can_patch("revert", "model", model)
+    modules = list(model.modules())
+    for module in modules:
+        if issubclass(type(module), SwappedModule) and swap_of(module) is None:
+            raise RuntimeError(
+                "revert: model must have the classes that convert gave it, got "
+                f"{type(module).__name__}, a class derived from one of them"
+            )
+    for module in modules:
+        undo_swap(module)
+        turn_recipes_off(module)
+        revert_region(module)
+    put_originals_back(model)
+    return model
+
+
+def _has_swaps(matches: list[Match]) -> bool:
+    return any(isinstance(found.answer, Swap) for found in matches)
+
+
+def _swapped(matches: list[Match]) -> tuple[Swapped, ...]:
+    return tuple(
+        Swapped(*found.origin(), found.answer.becomes())
+        for found in matches
+        if isinstance(found.answer, Swap)
+    )
+
+
+def _idle(matches: list[Match]) -> tuple[str, ...]:
+    """Paths of dropouts that drop nothing."""
+    return tuple(
+        found.path
+        for found in matches
+        if isinstance(found.answer, Swap)
+        and isinstance(found.module, nn.Dropout)
+        and found.module.p == 0
+    )
+
+
+def _left(matches: list[Match]) -> tuple[Left, ...]:
+    return tuple(
+        Left(*found.origin(), found.answer.text)
+        for found in matches
+        if isinstance(found.answer, Reason) and found.answer.text
+    )
+
+
+def _notes(model: nn.Module, recipes: bool, changed: bool) -> tuple[str, ...]:
+    """The report's notes. `recipes` says whether recipes will be on; they may be on already."""
+    notes = []
+    if not changed and (has_recipes(model) or not recipes) and _was_converted(model):
+        notes.append(NOTHING_NEW)
+    if recipes or has_recipes(model):
+        notes.append(STEP_ASIDE)
+    devices = {parameter.device for parameter in model.parameters()}
+    notes += [
+        f"this build of memopt has no kernels for {device}: what is there stays PyTorch's"
+        for device in sorted({d.type for d in devices if not has_kernels_for(d)})
+    ]
+    return tuple(notes)
+
+
+def _has_kernels(model: nn.Module) -> bool:
+    """Whether this build has kernels for any of its devices."""
+    devices = {parameter.device for parameter in model.parameters()}
+    return not devices or any(map(has_kernels_for, devices))
+
+
+def _was_converted(model: nn.Module) -> bool:
+    return any(isinstance(m, SwappedModule) or has_recipes(m) for m in model.modules())
+
+
+def _check_model(model: nn.Module) -> None:
+    check_can_patch("convert", "model", model)
+    # Before this module of PyTorch's is imported, nothing is compiled.
+    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+    for path, module in model.named_modules():
+        where = f" at {path!r}" if path else ""
+        if eval_frame is not None and isinstance(module, eval_frame.OptimizedModule):
+            raise TypeError(
+                "convert: model must not be compiled, got "
+                f"{type(module).__name__}{where}; convert it before torch.compile"
+            )
+        if type(module).__module__.startswith(("torch.ao.nn", "torch.nn.quantized")):
+            raise TypeError(
+                "convert: model must not be quantised (it has no gradients), got "
+                f"{type(module).__module__}.{type(module).__qualname__}{where}"
+            )

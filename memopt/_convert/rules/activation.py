@@ -1,0 +1,246 @@
+"""Rule for modules that compute an activation of memopt's, whatever their class is called."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import memopt.nn
+from memopt import functional
+from memopt._class_patch import original_class
+from memopt._convert.match import Answer, Context, Reason
+from memopt._convert.probe import (
+    Constants,
+    are_constant,
+    constants_of,
+    forward_of,
+    gradients,
+    random_normal,
+    simple_attributes,
+    stand_in,
+    takes_one_tensor,
+)
+from memopt._convert.supported import supports
+from memopt._convert.swap import ClassSwap, Plain, TorchSwap, swap_of
+from memopt.functional.activation import FORMULAS
+
+Function = Callable[[Tensor], Tensor]
+
+
+def formula(name: str, scalar: float | None = None) -> Function:
+    """What a model without memopt writes for an activation."""
+    written = FORMULAS[name]
+    return written if scalar is None else functools.partial(written, cap=scalar)
+
+
+# PyTorch saves the output of these, which the next layer saves as well. memopt saves their input,
+# which is a gain only where a recipe computes the output again.
+SAVE_THEIR_OUTPUT = frozenset(("relu", "sigmoid"))
+
+# What is left for this reason may be no activation at all.
+NO_ACTIVATION = "memopt has no op for what it computes"
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_REQUIRED = frozenset((torch.float32, torch.bfloat16))
+
+
+@dataclass(frozen=True)
+class ActivationSwap(ClassSwap):
+    """A module that is not torch.nn's and computes one of memopt.functional.ACTIVATIONS."""
+
+    is_one_op = True
+    name: str
+
+    scalar: float | None = None
+    """The number of an activation that takes one."""
+
+    dtypes: frozenset[torch.dtype] = frozenset()
+    """Of inputs for which it computes the activation in that dtype."""
+
+    constants: Constants = ()
+    """If an attribute has another value, the module computes something else."""
+
+    def becomes(self) -> str:
+        if self.name == "gelu_tanh":
+            return "memopt.functional.gelu(approximate='tanh')"
+        return f"memopt.functional.{self.name}" + (f"(cap={self.scalar:g})" if self.scalar else "")
+
+    def needs_recipes(self) -> bool:
+        return self.name in SAVE_THEIR_OUTPUT
+
+    def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
+        if (
+            not supports(input)
+            or input.dtype not in self.dtypes
+            or not are_constant(module, self.constants)
+        ):
+            return plain(module, input)
+        return functional.activation(input, self.name, self.scalar)
+
+
+def activation(module: nn.Module, context: Context) -> Answer | None:
+    """A module without tensors whose forward is compared with the activations."""
+    if not _may_be_activation(module):
+        return None
+    found = context.once(_recognise, module)
+    if found is None:
+        return None
+    return ActivationSwap(found.name, found.scalar, found.dtypes, constants_of(module))
+
+
+def other_function(module: nn.Module, context: Context) -> Answer | None:
+    """A module without tensors that no rule knows. It may be an activation; the report names it."""
+    return Reason(NO_ACTIVATION) if _may_be_activation(module) else None
+
+
+def activation_name(module: nn.Module, swap: Answer | None = None) -> str | None:
+    """The name of the activation that `module` is known to compute, without a probe.
+
+    Args:
+        swap: what was decided for the module, if it is not swapped yet.
+    """
+    if "forward" in module.__dict__:  # whatever its class computes
+        return None
+    swap = swap_of(module) or swap
+    if isinstance(swap, ActivationSwap):
+        return swap.name if are_constant(module, swap.constants) else None
+    kind = swap.base if isinstance(swap, TorchSwap) else original_class(type(module))
+    return _name_of_kind(kind, module)
+
+
+def _name_of_kind(kind: type[nn.Module], module: nn.Module) -> str | None:
+    """The name for a module that computes what `kind` of torch.nn or memopt.nn does."""
+    if kind in (nn.GELU, memopt.nn.GELU):
+        return "gelu_tanh" if module.approximate == "tanh" else "gelu"
+    return _KNOWN.get(kind)
+
+
+_KNOWN: dict[type[nn.Module], str] = {
+    nn.SiLU: "silu",
+    nn.ReLU: "relu",
+    nn.Sigmoid: "sigmoid",
+    memopt.nn.SiLU: "silu",
+    memopt.nn.ReLU: "relu",
+    memopt.nn.Sigmoid: "sigmoid",
+    memopt.nn.QuickGELU: "quick_gelu",
+    memopt.nn.ReLUSquared: "relu_squared",
+}
+
+
+def _may_be_activation(module: nn.Module) -> bool:
+    """Whether it has no tensors, submodules or state, and a forward of one argument."""
+    return (
+        not module._parameters
+        and not module._buffers
+        and not module._modules
+        and simple_attributes(module) is not None
+        and takes_one_tensor(module)
+    )
+
+
+@dataclass(frozen=True)
+class _Found:
+    name: str
+    scalar: float | None
+    dtypes: frozenset[torch.dtype]
+
+
+def _recognise(module: nn.Module) -> _Found | None:
+    """The activation that `module`, which may be one, computes; None for any other.
+
+    Its forward and gradient are compared with those of every activation in float32, in training and
+    in evaluation mode, at values where the activations differ by far more than rounding; its
+    forward also for inputs of zero to five dimensions whose sizes may be equal, far from zero, with
+    NaN and infinities; and in each dtype.
+    """
+    x = _values().requires_grad_()
+    output = forward_of(stand_in(module, training=True), x)
+    if output is None or output.shape != x.shape or output.dtype != x.dtype:
+        return None
+    for name, takes_scalar in functional.ACTIVATIONS.items():
+        scalar = _limit(module) if takes_scalar else None
+        if takes_scalar and scalar is None:
+            continue
+        reference = formula(name, scalar)
+        if _agree(output, reference(x), x):
+            if not _is_throughout(module, x, reference):
+                return None
+            dtypes = frozenset(d for d in _DTYPES if _agrees_in(module, reference, d))
+            return _Found(name, scalar, dtypes) if dtypes >= _REQUIRED else None
+    return None
+
+
+def _limit(module: nn.Module) -> float | None:
+    """What its output comes to for large inputs, which is softcap's cap; None if it grows."""
+    far = torch.tensor([1e9, 1e30], dtype=torch.float64, device="cpu")
+    y = forward_of(stand_in(module, training=True), far)
+    if y is None or y.shape != far.shape or y[0] != y[1] or not 0 < y[0] < 1e6:
+        return None
+    return float(y[0])
+
+
+def _is_throughout(module: nn.Module, x: Tensor, reference: Function) -> bool:
+    for training in (True, False):
+        twin = stand_in(module, training=training)
+        y = forward_of(twin, x)
+        if y is None or not _agree(y, reference(x), x):
+            return False
+        ours, theirs = gradients(y, [x]), gradients(reference(x), [x])
+        if ours is None or theirs is None or not _agree(ours[0], theirs[0], x):
+            return False
+        for other in _inputs():
+            y = forward_of(twin, other)
+            if y is None or y.shape != other.shape or not _agree_far(y, reference, other):
+                return False
+    return True
+
+
+def _agrees_in(module: nn.Module, reference: Function, dtype: torch.dtype) -> bool:
+    x = _values().to(dtype)
+    y = forward_of(stand_in(module, training=True), x)
+    if y is None or y.dtype != dtype:
+        return False
+    # A composition in a low precision rounds at each step, numbers as large as x.
+    rounding = 4 * torch.finfo(dtype).eps + torch.finfo(torch.float32).eps
+    exact = reference(x.double())
+    size = (1 + x.double().abs()) * (1 + exact.abs() / (1 + x.double().abs()))
+    return bool(((y.double() - exact).abs() <= rounding * size).all())
+
+
+def _inputs() -> Iterator[Tensor]:
+    for shape in ((), (4,), (3, 4), (4, 4), (2, 3, 4), (4, 4, 4), (2, 4, 3, 4), (2, 3, 1, 2, 4)):
+        x = random_normal(*shape).mul(3)
+        yield x
+        for number in (1e4, -1e4, 1e9, -1e9, float("nan"), float("inf"), -float("inf")):
+            far = x.clone()
+            far.view(-1)[-1] = number
+            yield far
+
+
+def _values() -> Tensor:
+    dense = random_normal(256).mul(3)
+    # Beyond where implementations clip.
+    far = torch.tensor(
+        [0.0, 7.0, -7.0, 12.0, -12.0, 150.0, -150.0], dtype=torch.float32, device="cpu"
+    )
+    return torch.cat((dense, far))
+
+
+def _agree(a: Tensor, b: Tensor, x: Tensor) -> bool:
+    """Within a few roundings of numbers as large as x and the result."""
+    scale = 1 + x.detach().abs() + b.detach().abs()
+    return bool(((a - b).detach().abs() <= 16 * torch.finfo(a.dtype).eps * scale).all())
+
+
+def _agree_far(y: Tensor, reference: Function, x: Tensor) -> bool:
+    """The same for any x. At infinities PyTorch's own kernels may return NaN."""
+    exact = reference(x.double())
+    scale = 1 + x.double().abs() + exact.abs()
+    close = (y.double() - exact).abs() <= 16 * torch.finfo(y.dtype).eps * scale
+    nan = y.isnan() & (exact.isnan() | x.isinf())
+    return bool((nan | (~x.isnan() & ((y == exact) | (close & x.isfinite())))).all())

@@ -1,0 +1,59 @@
+"""Rules for modules whose class is enough to know them: torch.nn's, and memopt's own."""
+
+from __future__ import annotations
+
+from torch import nn
+
+import memopt.nn
+from memopt._class_patch import original_class
+from memopt._convert.match import Answer, Context, Reason
+from memopt._convert.swap import TorchSwap
+
+SWAPS: dict[type[nn.Module], TorchSwap] = {
+    nn.LayerNorm: TorchSwap(memopt.nn.LayerNorm, ("weight", "bias")),
+    nn.RMSNorm: TorchSwap(memopt.nn.RMSNorm, ("weight",)),
+    nn.GELU: TorchSwap(memopt.nn.GELU),
+    nn.SiLU: TorchSwap(memopt.nn.SiLU),
+    nn.ReLU: TorchSwap(memopt.nn.ReLU, saves_input_for_output=True),
+    nn.Sigmoid: TorchSwap(memopt.nn.Sigmoid, saves_input_for_output=True),
+    nn.Dropout: TorchSwap(memopt.nn.Dropout),
+}
+
+# Where torch.nn keeps what a reader of the report would look for.
+_TORCH_FAMILIES = tuple(
+    f"torch.nn.modules.{name}"
+    for name in ("activation", "batchnorm", "dropout", "instancenorm", "normalization")
+)
+
+UNMENTIONED = Reason("")
+
+
+def memopts_own(module: nn.Module, context: Context) -> Answer | None:
+    """Leaves the modules of memopt.nn, which others would become."""
+    in_memopt = original_class(type(module)).__module__.startswith("memopt.")
+    return UNMENTIONED if in_memopt else None
+
+
+def torch_module(module: nn.Module, context: Context) -> Answer | None:
+    """A module of torch.nn that memopt.nn has too, or of a subclass that keeps its forward."""
+    cls = original_class(type(module))
+    for kind, swap in SWAPS.items():
+        if not issubclass(cls, kind):
+            continue
+        if cls.forward is not kind.forward:
+            return None  # often another way to compute the same; whether it is, a probe tells
+        if getattr(module, "inplace", False):
+            return Reason("inplace=True overwrites what backward needs")
+        if 0 in getattr(module, "normalized_shape", ()):
+            return Reason("it normalises no elements")
+        return swap
+    return None
+
+
+def other_module_of_torch(module: nn.Module, context: Context) -> Answer | None:
+    """A module of PyTorch for which memopt has no op. The report names it if it looks like one."""
+    cls = original_class(type(module))
+    if not cls.__module__.startswith("torch."):
+        return None
+    in_family = cls.__module__ in _TORCH_FAMILIES and not module._modules
+    return Reason("memopt has no op for it") if in_family else UNMENTIONED

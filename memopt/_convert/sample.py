@@ -1,0 +1,94 @@
+"""convert's sample input: runs the model with it, to count what is saved for backward."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from memopt._checkpoint.naming import joined
+from memopt._checkpoint.probe import arguments_of
+from memopt._compat import add_note
+from memopt.memory.attribution import Attribution, attribute
+from memopt.memory.saved import SavedBytes, check_can_measure, saved_bytes
+
+
+def measure_sample(model: nn.Module, sample_input: Any) -> SavedBytes:
+    """Bytes that the model saves before it is converted."""
+    check_can_measure("convert", model)
+    args, kwargs = arguments_of(sample_input)
+    _check_takes(model, sample_input, args, kwargs)
+    with _noted(model, "as it was"):
+        return saved_bytes(model, *args, **kwargs)
+
+
+def attribute_sample(model: nn.Module, sample_input: Any, regions: Iterable[str]) -> Attribution:
+    """What it saves afterwards, and which regions it calls."""
+    args, kwargs = arguments_of(sample_input)
+    with _noted(model, "converted; as it was, it did not"):
+        return attribute(model, args, kwargs, regions)
+
+
+def sample_run(model: nn.Module, sample_input: Any) -> Callable[[], object]:
+    """A forward of the model with the sample."""
+    args, kwargs = arguments_of(sample_input)
+    return partial(model, *args, **kwargs)
+
+
+@contextmanager
+def _noted(model: nn.Module, state: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        add_note(
+            error,
+            f"convert: {type(model).__name__} raised this when it ran with sample_input to count "
+            f"bytes, {state}. It is as it was before convert.",
+        )
+        raise
+
+
+def _check_takes(
+    model: nn.Module, sample_input: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Raises ValueError unless the model's forward has parameters for these arguments."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # a forward that tells nothing
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ValueError(
+            "convert: sample_input must be a tensor, a tuple or list of positional arguments, or a "
+            f"mapping of keyword arguments that the model's forward takes, got "
+            f"{type(sample_input).__name__} for {type(model).__name__}.forward{signature}: {error}"
+        ) from None
+
+
+def notes_on_sample(before: SavedBytes, after: SavedBytes) -> tuple[str, ...]:
+    if not before.storages:
+        return (
+            f"{'nothing' if not after.storages else 'nothing before'} was saved for backward with "
+            "sample_input: no parameter or input requires a gradient, or the model's forward turns "
+            "gradients off (torch.no_grad, torch.inference_mode)",
+        )
+    own = [sum(s.nbytes for s in saved.storages if s.is_input) for saved in (before, after)]
+    if not any(own):
+        return ()
+    return (
+        f"these bytes count the sample's own tensors, which the caller holds anyway: {own[0]:,} of "
+        f"those before, {own[1]:,} of those after",
+    )
+
+
+def note_on_calls(regions: Sequence[str], called: frozenset[str]) -> tuple[str, ...]:
+    idle = [path for path in regions if path not in called]
+    if not idle:
+        return ()
+    number = f"{len(idle)} of {len(regions)} regions"
+    return (f"{number} save nothing here, since sample_input never calls them: {joined(idle)}",)

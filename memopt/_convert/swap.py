@@ -1,0 +1,243 @@
+"""Swaps: what a module becomes.
+
+A swap is a small frozen dataclass, the same for modules that are alike. A ClassSwap gives the
+module a subclass that depends on the swap alone: nothing is stored on the module, so copies and
+pickles are converted as it is, and removing the subclass undoes the swap. An AttributeSwap puts
+another function in an attribute.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar, cast
+
+from torch import Tensor, nn
+
+from memopt._call_hooks import others_hooks
+from memopt._class_patch import ClassPatch, Forward, Patched, patch_of, set_patch
+from memopt._convert.supported import lowered, supports
+from memopt._forwards import keep_around
+from memopt.recipes import is_kept_anyway, recipes_are_on
+
+Plain = Callable[[nn.Module, Tensor], Tensor]
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+# On a function that AttributeSwap puts in an attribute: the one that was there.
+REPLACES = "_memopt_replaces"
+
+
+class Swap:
+    """What a rule answers for a module that memopt can compute."""
+
+    def becomes(self) -> str:
+        """The module of memopt.nn or the function of memopt.functional, for the report."""
+        raise NotImplementedError
+
+    def origin(self, path: str, module: nn.Module) -> tuple[str, str]:
+        """Path and name of what is swapped, for the report."""
+        return path, type(module).__qualname__
+
+    def needs_recipes(self) -> bool:
+        """Whether it saves its input where the original saves its output, so that it is a gain only
+        with recipes and where the input is kept anyway. Other calls run the original.
+        """
+        return False
+
+    def apply(self, module: nn.Module) -> None:
+        """Swap `module`, in place."""
+        raise NotImplementedError
+
+
+class ClassSwap(Swap):
+    """A swap that replaces the module's forward, which takes one tensor, by `run`."""
+
+    is_one_op: ClassVar[bool] = False
+    """The module's output has a recipe, and its input is what is saved."""
+
+    def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
+        """The forward; `plain` is the original one, for calls that memopt's ops do not support."""
+        raise NotImplementedError
+
+    def bases(self, original: type[nn.Module]) -> tuple[type, ...]:
+        """What the module's class derives from; `original` is the class that it had."""
+        return (original,)
+
+    def make_forward(self, generated: type, plain: Forward) -> Forward:
+        """The forward of the class `generated`, in place of `plain`."""
+        run = self._run_if_kept_anyway if self.needs_recipes() else self.run
+
+        def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(self, generated):  # reverted; code that kept the method calls it
+                return type(self).forward(self, *args, **kwargs)
+            if len(args) != 1 or kwargs:
+                args = inspect.signature(plain).bind(self, *args, **kwargs).args[1:]
+            return run(self, args[0], plain)
+
+        return forward
+
+    def _run_if_kept_anyway(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
+        return self.run(module, input, plain) if is_kept_anyway(input) else plain(module, input)
+
+    def apply(self, module: nn.Module) -> None:
+        """The new forward runs inside of what is around the module's forward already."""
+        set_patch(module, ClassPatch(SwappedModule, cast("Hashable", self)))
+        keep_around(module)
+
+
+@dataclass(frozen=True)
+class TorchSwap(ClassSwap):
+    """A module of torch.nn, or of a subclass that keeps its forward, becomes memopt.nn's."""
+
+    is_one_op = True
+    base: type[nn.Module]
+    parameters: tuple[str, ...] = ()
+    """Names of those that the op takes beside its input."""
+
+    saves_input_for_output: bool = False
+    """PyTorch's saves its output, which the next layer saves as well."""
+
+    lowers: bool = False
+    """Under autocast it computes in the autocast dtype."""
+
+    def becomes(self) -> str:
+        return f"memopt.nn.{self.base.__name__}"
+
+    def needs_recipes(self) -> bool:
+        return self.saves_input_for_output
+
+    def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
+        found = module._parameters  # quicker than attributes, but a parametrization's are not there
+        parameters = [
+            found[name] if name in found else getattr(module, name) for name in self.parameters
+        ]
+        if not supports(input, *parameters):
+            return plain(module, input)
+        if self.lowers:
+            input = lowered(input)
+        output: Tensor = self.base.forward(module, input)
+        return output
+
+    def bases(self, original: type[nn.Module]) -> tuple[type, ...]:
+        if issubclass(self.base, original):  # torch.nn's own class
+            return (self.base,)
+        return (original, self.base)  # a subclass of torch.nn's
+
+
+@dataclass(frozen=True)
+class ForwardSwap(ClassSwap):
+    """A swap for rules of your own: `forward(module, *args, **kwargs)` computes the module.
+
+    A call runs the module's own forward instead where memopt's ops do not support the first tensor
+    among its arguments together with the module's own parameters: see `memopt.convert`.
+    """
+
+    forward: Callable[..., Any]
+    """Defined at the top level of a file, if converted modules are to be pickled."""
+
+    to: str
+    """What the report says the module becomes."""
+
+    with_recipes_only: bool = False
+    """Leave the module where recipes are off: with `convert(model, recipes=False)`, and in calls
+    from outside the model."""
+
+    def __post_init__(self) -> None:
+        if not callable(self.forward):
+            raise TypeError(f"ForwardSwap: forward must be callable, got {self.forward!r}")
+        if not isinstance(self.to, str):
+            raise TypeError(f"ForwardSwap: to must be a string, got {self.to!r}")
+
+    def becomes(self) -> str:
+        return self.to
+
+    def needs_recipes(self) -> bool:
+        return self.with_recipes_only
+
+    def make_forward(self, generated: type, plain: Forward) -> Forward:
+        swapped, with_recipes_only = self.forward, self.with_recipes_only
+
+        def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(self, generated):
+                return type(self).forward(self, *args, **kwargs)
+            input = _first_tensor(*args, *kwargs.values())
+            if not supports(input, *self._parameters.values()) or (
+                with_recipes_only and not recipes_are_on()
+            ):
+                return plain(self, *args, **kwargs)
+            return swapped(self, *args, **kwargs)
+
+        return forward
+
+
+def _first_tensor(*values: object) -> Tensor | None:
+    for value in values:
+        if isinstance(value, Tensor):
+            return value
+    return None
+
+
+@dataclass(frozen=True)
+class AttributeSwap(Swap):
+    """An attribute that holds a function of PyTorch's gets one of memopt's."""
+
+    attribute: str
+    function: Callable[..., Any]
+    """Made by `replaces`."""
+
+    saves_input_for_output: bool = False
+
+    def becomes(self) -> str:
+        return f"memopt.functional.{self.function.__name__}"
+
+    def origin(self, path: str, module: nn.Module) -> tuple[str, str]:
+        original = self.function.__dict__[REPLACES].__name__
+        return f"{path}.{self.attribute}".removeprefix("."), f"torch.nn.functional.{original}"
+
+    def needs_recipes(self) -> bool:
+        return self.saves_input_for_output
+
+    def apply(self, module: nn.Module) -> None:
+        module.__dict__[self.attribute] = self.function
+
+
+def replaces(original: Callable[..., Any]) -> Callable[[FunctionT], FunctionT]:
+    """Marks a function of the top level that AttributeSwap puts in the place of `original`."""
+
+    def mark(function: FunctionT) -> FunctionT:
+        function.__dict__[REPLACES] = original
+        return function
+
+    return mark
+
+
+class SwappedModule(Patched):
+    """Mixin of the classes of modules that were swapped."""
+
+    _memopt_who = "convert: a converted"
+    _memopt_undo = "revert"
+
+    @classmethod
+    def _memopt_bases(cls, original: type[nn.Module], key: ClassSwap) -> tuple[type, ...]:
+        return (cls, *key.bases(original))
+
+    @classmethod
+    def _memopt_forward(cls, generated: type, original: type[nn.Module], key: ClassSwap) -> Forward:
+        return key.make_forward(generated, original.forward)
+
+
+def swap_of(module: nn.Module) -> ClassSwap | None:
+    """The class swap of `module`; None if it has none."""
+    patch = patch_of(type(module))
+    return None if patch is None else cast("ClassSwap", patch.key)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something wants to see its calls."""
+    return bool(
+        others_hooks(module._forward_hooks)
+        or others_hooks(module._forward_pre_hooks)
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )

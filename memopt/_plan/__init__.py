@@ -1,0 +1,47 @@
+"""The planner: a budget of bytes in, a fate for each block out.
+
+The modules of this package:
+
+    api      `plan`, `plan_compiled`
+    fit      `fit`: the largest micro-batch, and the plan for it
+    planned  what a plan says; table, figure and page show it, stored keeps it
+    plan     what `plan` returns: applied, made again, shown
+    choice   what may become of a block, and how that is put on a model
+    watch    when a step enters and leaves each block
+    bytes    what each stage of a step holds, from a ledger
+    seconds  how long each takes, measured or estimated
+    times    what the times of real steps say of choices
+    observe  one step with choices, predicted or watched
+    profile  what blocks of each kind cost with each choice
+    live     a model that is being planned
+    own      what a model brings that a plan would choose
+    shared   blocks that are called several times
+    solver   the dynamic programme (csrc/plan)
+    choose   solve, predict, correct, and solve again
+    curve    all budgets, and the usual settings
+    compiled a plan for a model that is compiled
+    floor    why a budget is too small
+    batch    how many rows fit
+    link     how fast activations leave and return
+    ranks    one plan for all ranks
+    size     sizes as people write them
+    command  `python -m memopt plan`
+"""
+
+from memopt._plan.api import plan, plan_compiled
+from memopt._plan.choose import BudgetTooSmall
+from memopt._plan.compiled import CompiledPlan
+from memopt._plan.fit import Fitted, fit
+from memopt._plan.plan import Plan
+from memopt._plan.planned import PlannedBlock
+
+__all__ = [
+    "BudgetTooSmall",
+    "CompiledPlan",
+    "Fitted",
+    "Plan",
+    "PlannedBlock",
+    "fit",
+    "plan",
+    "plan_compiled",
+]

@@ -1,0 +1,220 @@
+"""`memopt.plan`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from memopt._errors import in_the_name_of
+from memopt._offload.place import Place, copies_in_flight, directory_of
+from memopt._plan import ranks
+from memopt._plan.choose import Terms
+from memopt._plan.compiled import CompiledPlan, compiled_plan
+from memopt._plan.link import speeds_to
+from memopt._plan.live import Blocks, Live, blocks_of, has_values
+from memopt._plan.own import check_is_plain
+from memopt._plan.plan import Plan, made
+from memopt.memory.allocator import free_bytes
+from memopt.memory.batches import as_dict, device_of, rows_of
+from memopt.memory.parallel import is_sharded
+from memopt.memory.sizes import Size, as_bytes
+from memopt.memory.step import LossLike, OptimizerLike, Step, as_optimizer
+from memopt.memory.storages import storages, tensors_in
+
+
+@in_the_name_of("memopt.plan", "convert", "checkpoint_wrapper")
+def plan(
+    model: nn.Module,
+    batch: Any,
+    budget: int | str | None = None,
+    *,
+    optimizer: OptimizerLike = torch.optim.AdamW,
+    loss: LossLike = None,
+    blocks: Blocks = None,
+    offload: Place | None = None,
+    host_budget: int | str | None = None,
+    autocast: torch.dtype | None = None,
+    micro_batches: int = 1,
+    measure: bool | Literal["auto"] = "auto",
+    steps: int = 3,
+    device: str | None = None,
+) -> Plan:
+    """A fate for each block of a model, so that a training step's peak is within `budget` bytes and
+    takes as little time as can be.
+
+        plan = memopt.plan(model, batch, "40GiB", optimizer=optimizer)
+        print(plan)
+        plan.apply()
+
+    For each block it chooses whether to keep what autograd saves, to make norms, activations and
+    dropouts again (`convert`), to checkpoint the block (`checkpoint_wrapper`), or both; and with
+    `offload`, which share of what is left waits elsewhere. All else stays as it is. The model does
+    not change before `Plan.apply`.
+
+    Bytes are those of predicted steps (see `memopt.anatomy`), which compute nothing; of a step that
+    cannot be predicted, those of a real one. Blocks of one class, with parameters and inputs of the
+    same shapes, share the choices among them, so that one or a few steps show what each costs.
+    Seconds are those of real steps on the model, with all that they change put back, or estimates
+    for a GPU where the model has no values. What comes out is the least time within the budget at
+    every instant of forward, backward and the optimizer's step, by dynamic programming over the
+    blocks (csrc/plan). The whole plan is then predicted, and corrected until that is within the
+    budget too.
+
+    In a process group every rank must call it, and all take the same plan: for the least budget,
+    and the most that any rank measures.
+
+    Args:
+        model: without regions, not converted and not compiled (see `plan_compiled`). On any device,
+            also meta.
+        batch: a mapping of keyword arguments, a tuple or list of positional ones, or the only one.
+        budget: for all of the step's memory: weights, gradients and optimizer states too. Bytes, or
+            a string: "40GiB" (2**30 bytes each), "24GB" (10**9). None: all that is free on the
+            device, and what the model takes of it.
+        optimizer: one of the model's, or a class or function that makes one of parameters, or None.
+        loss: makes the loss of what the model returns. Default: the output's `loss`, its first
+            element or the output.
+        blocks: a class, classes, a function of a module, or paths. Default: those that
+            `apply_checkpointing` finds.
+        offload: "cpu", "disk" or a directory, where activations may wait.
+        host_budget: the most bytes that may be there at one time. Default: what is free.
+        autocast: run forward under torch.autocast with this dtype.
+        micro_batches: split the batch for gradient accumulation.
+        measure: whether to time real steps. "auto": if the model and the batch have values.
+        steps: how many of each sample, each after one to warm up.
+        device: predict for "cpu" or "cuda". Default: the model's; of a model on meta, "cuda".
+
+    Under DistributedDataParallel, and FSDP2's fully_shard, blocks are those of the module inside;
+    of FSDP2 steps are not predicted, but real ones are watched, and what the optimizer holds is
+    reckoned from its kind.
+
+    Returns:
+        A `Plan`.
+
+    Raises:
+        TypeError: an argument is of another kind, or the model returns no loss.
+        ValueError: an argument is out of its range, the model has no blocks, or has regions.
+        BudgetTooSmall: a ValueError: no plan is within the budget. Says what the floor is, what is
+            alive then, and what would lower it.
+        Whatever the step raises: its own error. The model is as before.
+
+    Source: the dynamic programme is a multiple-choice knapsack over a chain, in the spirit of
+    Beaumont et al., "Optimal checkpointing for heterogeneous chains" (2019) and "Efficient
+    combination of rematerialization and offloading" (2021), with fates for choices.
+    """
+    if measure not in (True, False, "auto"):
+        raise ValueError(f'memopt.plan: measure must be True, False or "auto", got {measure!r}')
+    for name, value in (("steps", steps), ("micro_batches", micro_batches)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"memopt.plan: {name} must be an int of at least 1, got {value!r}")
+    room = None if host_budget is None else as_bytes("memopt.plan: host_budget", host_budget)
+    if offload is not None:
+        directory_of("memopt.plan: offload", offload)
+    live = live_of(model, batch, optimizer, loss, blocks, autocast, micro_batches, device)
+    if measure is True and not live.runs:
+        raise ValueError(
+            "memopt.plan: measure=True must have a model and a batch with values, on the device "
+            f"that the plan is for, got {live.target} as that device and "
+            f"{next(model.parameters()).device.type} as the model's"
+        )
+    live.steps = steps if measure is not False else 0
+    wanted = ranks.least(_budget(budget, model))
+    terms = Terms()
+    if offload is not None:
+        speeds = speeds_to(offload, next(model.parameters()).device, live.runs and live.steps > 0)
+        terms = Terms(offload, *speeds, room, ranks.most(copies_in_flight("memopt.plan", offload)))
+    return made(live, live.profile(), wanted, terms)
+
+
+@in_the_name_of("memopt.plan_compiled", "memopt.plan")
+def plan_compiled(
+    model: nn.Module,
+    batch: Any,
+    budget: int | str | None = None,
+    *,
+    optimizer: OptimizerLike = torch.optim.AdamW,
+    loss: LossLike = None,
+    autocast: torch.dtype | None = None,
+    micro_batches: int = 1,
+    device: str | None = None,
+) -> CompiledPlan:
+    """The same for a model that is to be compiled, where `memopt.compile` chooses what each graph
+    keeps, within what weights, optimizer states and the batch leave of the budget.
+
+        model = memopt.plan_compiled(model, batch, "40GiB", optimizer=optimizer).apply()
+
+    Args: as of `memopt.plan`.
+
+    Returns:
+        A `CompiledPlan`, whose `apply()` compiles the model, runs a step, measures its peak, and
+        compiles for less where that is above the budget.
+
+    Raises:
+        TypeError, ValueError, BudgetTooSmall: as `memopt.plan`, and as `memopt.compile`.
+    """
+    live = live_of(model, batch, optimizer, loss, None, autocast, micro_batches, device, False)
+    return compiled_plan(live, ranks.least(_budget(budget, model)))
+
+
+def live_of(
+    model: nn.Module,
+    batch: Any,
+    optimizer: OptimizerLike,
+    loss: LossLike,
+    blocks: Blocks,
+    autocast: torch.dtype | None,
+    micro_batches: int = 1,
+    device: str | None = None,
+    with_blocks: bool = True,
+) -> Live:
+    """The step that is planned, of arguments that are checked."""
+    _check_model(model)
+    entry = None
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        entry, model = model, model.module
+    batch = as_dict(batch)
+    rows_of("memopt.plan", batch)
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f'memopt.plan: device must be "cpu", "cuda" or None, got {device!r}')
+    home = next((p.device.type for p in model.parameters()), "cpu")
+    target = device or ("cuda" if home in ("meta", "cuda") else "cpu")
+    if not all(tensor.is_meta for tensor in tensors_in(batch)):
+        device_of("memopt.plan", model, batch)
+    made = as_optimizer("memopt.plan", optimizer, list(model.parameters()))
+    step = Step(model, batch, made, loss, autocast, micro_batches, who="memopt.plan")
+    runs = has_values(model, batch) and target == home
+    return Live(
+        step,
+        blocks_of(model, blocks) if with_blocks else (),
+        target,
+        steps=0,
+        runs=runs,
+        predictable=not is_sharded(model),
+        entry=entry,
+    )
+
+
+def _budget(budget: int | float | str | None, model: nn.Module) -> Size:
+    if budget is not None:
+        return as_bytes("memopt.plan: budget", budget)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    free = None if any(p.is_meta for p in model.parameters()) else free_bytes(device)
+    if free is None:
+        raise ValueError(
+            "memopt.plan: budget must be given where the device does not say what is free, got None"
+        )
+    return Size(free + sum(storages(model.parameters()).values()), "the memory that is free")
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"memopt.plan: model must be an nn.Module, got {type(model).__name__}")
+    for path, module in model.named_modules():
+        where = f" at {path!r}" if path else ""
+        if hasattr(module, "_orig_mod"):
+            raise TypeError(
+                f"memopt.plan: model must not be compiled, got {type(module).__name__}{where}; "
+                "memopt.plan_compiled(model, batch, budget).apply() compiles it within a budget"
+            )
+    check_is_plain("memopt.plan", model)

@@ -1,0 +1,289 @@
+"""The plan for a budget: solved, predicted whole, corrected, and solved again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from memopt._offload.place import Place
+from memopt._plan.choice import CHOICES, Assignment, Choice, choices_with
+from memopt._plan.observe import Observed
+from memopt._plan.profile import Look, Profile
+from memopt._plan.shared import fixed_choices
+from memopt._plan.solver import BelowFloor, LinkTimes, Problem, Timeline, evaluate, solve
+
+# How often a plan is predicted, and solved again with what that taught.
+_MOST_ROUNDS = 8
+# So much of the peak the arithmetic was seen to be too high, where neighbours share a tensor that
+# each counts (recipes in a U-Net 2.8 %, an encoder's output 1 %).
+_MOST_TOO_HIGH = 0.03
+
+UNLIMITED = 1 << 60
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a plan may do, beside the budget."""
+
+    place: Place | None = None
+    """Where activations may wait; None: nothing is offloaded."""
+    out: float = 1.0
+    """Bytes a second, on the way there."""
+    back: float = 1.0
+    """On the way back."""
+    room: int | None = None
+    """The most bytes there at one time; None: all that there are."""
+    copies_in_flight: int = 4
+    """The most under way at one time, each way: see memopt.configure_offload."""
+    in_step: bool = False
+    """Whether each block waits in the end until what it gave away has left: slower, and less is on
+    its way at one time.
+    """
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        return choices_with(offload=self.place is not None)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A plan, predicted."""
+
+    assignment: Assignment
+    solution: Timeline
+    peak: int
+    """Bytes of the whole step."""
+    observed: Observed
+    """Without offloading."""
+
+
+class BudgetTooSmall(ValueError):
+    """No plan stays within the budget."""
+
+    def __init__(self, message: str, floor: int) -> None:
+        super().__init__(message)
+        self.floor = floor
+        """The least budget that a plan was found for."""
+
+
+def choose(profile: Profile, budget: int, look: Look, terms: Terms) -> tuple[Chosen, bool]:
+    """The plan with the least added time; and whether it is within the budget. Else it is the one
+    that needs least.
+
+    What each prediction of a whole plan shows is noted in the profile. It may be that neighbours
+    share a tensor that each counts, or that one of them needs more than its kind did elsewhere. So
+    that no plan is slower than one choice for all blocks, those that could fit are predicted too.
+    """
+    found: dict[tuple[int, ...], Chosen] = {}
+    aim = budget
+    for _ in range(_MOST_ROUNDS):
+        solution = solved(profile, aim, terms)
+        if solution.choices in found:
+            break
+        chosen = _predicted(profile, solution, look, terms)
+        found[solution.choices] = chosen
+        if chosen.peak <= budget:
+            aim = budget + max(0, solution.peak - chosen.peak)
+        else:
+            now = evaluated(profile, terms, solution.choices)
+            aim = min(aim, budget) - max(0, chosen.peak - max(now.peak, budget))
+    for choice in CHOICES:
+        solution = uniform(profile, choice, terms)
+        if solution.choices not in found and _may_be_faster(solution, found.values(), budget):
+            found[solution.choices] = _predicted(profile, solution, look, terms)
+    fitting = [chosen for chosen in found.values() if chosen.peak <= budget]
+    if fitting:
+        return min(fitting, key=lambda chosen: chosen.solution.seconds), True
+    least = _floor(profile.uncorrected(), look, terms)
+    timed = evaluated(profile, terms, least.solution.choices)
+    if least.peak > budget and terms.place is not None and not terms.in_step:
+        return choose(profile, budget, look, replace(terms, in_step=True))
+    return replace(least, solution=timed), least.peak <= budget
+
+
+def _may_be_faster(solution: Timeline, found: Iterable[Chosen], budget: int) -> bool:
+    """Than everything within the budget that was found, and within it."""
+    fitting = (chosen for chosen in found if chosen.peak <= budget)
+    return solution.peak <= (1 + _MOST_TOO_HIGH) * budget and all(
+        solution.seconds < chosen.solution.seconds for chosen in fitting
+    )
+
+
+def _predicted(profile: Profile, solution: Timeline, look: Look, terms: Terms) -> Chosen:
+    """The whole plan, and the profile corrected by it."""
+    assignment = _assignment(profile, solution, terms)
+    observed = look(assignment)
+    profile.correct(assignment, observed)
+    if assignment.offloads:
+        solution = evaluated(profile, terms, solution.choices)
+        return Chosen(assignment, solution, _at_worst(profile, terms, solution), observed)
+    return Chosen(assignment, solution, observed.nbytes.peak, observed)
+
+
+def _at_worst(profile: Profile, terms: Terms, solution: Timeline) -> int:
+    """The peak of a plan that offloads, whatever the link's pace in a step: as many copies are
+    under way each way as the engine allows, of the largest storages, or all that left before. What
+    leaves late may do so while backward is past the block that it is of.
+    """
+    with_recipes = any(terms.choices[number].recipes for number in solution.choices[1:-1])
+    whole = problem(profile, terms, terms.choices, with_recipes=with_recipes)
+    most = terms.copies_in_flight * _largest(profile, terms, solution.choices)
+    taken = list(zip(whole.stages, solution.choices, strict=True))
+    away = [place for place, (stage, n) in enumerate(taken) if stage.choices[n].offloaded]
+    last = max(away, default=0)  # the first one that asks: nothing comes back before
+    total = sum(stage.choices[number].offloaded for stage, number in taken)
+    held = left = 0
+    peak = whole.base + whole.optimizer
+    for place, (stage, number) in enumerate(taken):
+        option = stage.choices[number]
+        leaving = 0 if terms.in_step else most
+        late = min(leaving, total - left - option.offloaded)
+        returning = most if place <= last else 0
+        forward = min(leaving, left) + option.forward
+        others = late + min(leaving - late + returning, left)
+        backward = others + option.backward + stage.before_backward
+        peak = max(peak, whole.base + held + max(forward, backward))
+        held, left = held + option.resident, left + option.offloaded
+    return peak
+
+
+def _largest(profile: Profile, terms: Terms, numbers: Sequence[int]) -> int:
+    """Of the storages that these choices offload."""
+    calls = enumerate(terms.choices[number] for number in numbers[1:-1])
+    sizes = (profile.bytes_of(call, choice).may_leave for call, choice in calls if choice.offload)
+    return max((nbytes for storages in sizes for nbytes in storages), default=0)
+
+
+def _floor(profile: Profile, look: Look, terms: Terms) -> Chosen:
+    """A plan that needs as little as any that was found, which depends on bytes alone: so that the
+    next question finds it too, whatever the times are then.
+    """
+    terms = replace(terms, out=1.0, back=1.0)
+    found: dict[tuple[int, ...], Chosen] = {}
+    for _ in range(_MOST_ROUNDS):
+        solution = solved(profile, 0, terms)
+        if solution.choices in found:
+            break
+        found[solution.choices] = _predicted(profile, solution, look, terms)
+    return min(found.values(), key=lambda chosen: chosen.peak)
+
+
+def solved(profile: Profile, budget: int, terms: Terms) -> Timeline:
+    """The plan by the arithmetic alone. Where nothing fits, what needs least."""
+    found: list[Timeline] = []
+    floors: list[Timeline] = []
+    for choices, with_recipes in questions(terms):
+        whole = problem(profile, terms, choices, with_recipes=with_recipes)
+
+        def with_fixed(
+            only: Mapping[str, Choice],
+            choices: Sequence[Choice] = choices,
+            with_recipes: bool = with_recipes,
+        ) -> Timeline:
+            asked = problem(profile, terms, choices, only, with_recipes=with_recipes)
+            try:
+                best: Timeline = solve(asked, budget)
+            except BelowFloor as error:
+                best = error.solution
+            return _numbered(profile, best, choices, only)
+
+        for only in fixed_choices(profile, whole, choices, budget, with_fixed):
+            best = _among_all(profile, with_fixed(only), choices, terms)
+            (found if best.peak <= budget else floors).append(best)
+    if found:
+        best = min(found, key=lambda solution: (solution.seconds, solution.peak))
+    else:
+        best = min(floors, key=lambda solution: solution.peak)
+    return _in_order(profile, best, budget, terms)
+
+
+def _in_order(profile: Profile, solution: Timeline, budget: int, terms: Terms) -> Timeline:
+    """Alike blocks in the order that people expect, if that costs nothing: the first ones hold
+    least, the last ones most. Backward begins with these, so that what they hold goes soonest.
+    """
+    choices = list(solution.choices)
+    often = {path for path, calls in Counter(profile.paths).items() if calls > 1}
+    alike: dict[int, list[int]] = {}
+    for number, (path, kind) in enumerate(zip(profile.paths, profile.kinds, strict=True)):
+        if path not in often:  # else one choice for all calls
+            alike.setdefault(kind, []).append(number)
+    for numbers in alike.values():
+        held = {
+            c: profile.option(numbers[0], terms.choices[c], with_recipes=True).resident
+            for c in set(choices)
+        }
+        mine = sorted((choices[number + 1] for number in numbers), key=lambda c: held[c])
+        for number, choice in zip(numbers, mine, strict=True):
+            choices[number + 1] = choice
+    ordered = evaluated(profile, terms, choices)
+    costs_nothing = ordered.seconds <= solution.seconds
+    return ordered if costs_nothing and ordered.peak <= max(budget, solution.peak) else solution
+
+
+def _numbered(
+    profile: Profile, solution: Timeline, choices: Sequence[Choice], only: Mapping[str, Choice]
+) -> Timeline:
+    """With the numbers that choices have where no block is fixed to one."""
+    pairs = zip(profile.paths, solution.choices[1:-1], strict=True)
+    numbers = [choices.index(only[p]) if p in only else number for p, number in pairs]
+    return replace(solution, choices=(0, *numbers, 0))
+
+
+def _among_all(
+    profile: Profile, solution: Timeline, choices: Sequence[Choice], terms: Terms
+) -> Timeline:
+    """With the numbers of choices among all of them, and the seconds of what was chosen."""
+    numbers = [terms.choices.index(choices[number]) for number in solution.choices[1:-1]]
+    return evaluated(profile, terms, [0, *numbers, 0])
+
+
+def _assignment(profile: Profile, solution: Timeline, terms: Terms) -> Assignment:
+    chosen = zip(profile.paths, solution.choices[1:-1], strict=True)
+    choices = {path: terms.choices[number] for path, number in chosen}
+    assignment = Assignment(choices, terms.place, terms.in_step)
+    return assignment.without_regions(profile.no_regions)
+
+
+def problem(
+    profile: Profile,
+    terms: Terms,
+    choices: Sequence[Choice],
+    only: Mapping[str, Choice] | None = None,
+    *,
+    with_recipes: bool,
+) -> Problem:
+    """For the solver, with some of the choices. `only`: blocks with one. `with_recipes`: whether
+    some block has recipes.
+    """
+    largest = max((n for cost in profile.nbytes.values() for n in cost.may_leave), default=0)
+    link = LinkTimes(
+        terms.out,
+        terms.back,
+        UNLIMITED if terms.room is None else terms.room,
+        0 if terms.in_step else terms.copies_in_flight * largest,
+    )
+    return profile.problem(choices, link, only, with_recipes=with_recipes)
+
+
+def questions(terms: Terms) -> Iterator[tuple[Sequence[Choice], bool]]:
+    """Recipes cost every block something, also those that have none. So a plan with recipes is one
+    question, and a plan without another one: the choices, and whether recipes are among them.
+    """
+    yield terms.choices, True
+    yield [choice for choice in terms.choices if not choice.recipes], False
+
+
+def evaluated(profile: Profile, terms: Terms, numbers: Sequence[int]) -> Timeline:
+    """What choices come to, by their numbers: of what is before the blocks, of each call, and of
+    what is after them.
+    """
+    with_recipes = any(terms.choices[number].recipes for number in numbers[1:-1])
+    whole = problem(profile, terms, terms.choices, with_recipes=with_recipes)
+    return evaluate(whole, numbers)
+
+
+def uniform(profile: Profile, choice: Choice, terms: Terms) -> Timeline:
+    """All blocks with one choice."""
+    number = CHOICES.index(choice)
+    return evaluated(profile, terms, [0, *(number for _ in profile.paths), 0])

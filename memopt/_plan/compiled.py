@@ -1,0 +1,121 @@
+"""A plan for a model that is compiled: memopt.compile chooses what its graphs keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from memopt._compile import compile
+from memopt._errors import in_the_name_of
+from memopt._plan import ranks
+from memopt._plan.choice import Assignment
+from memopt._plan.choose import BudgetTooSmall
+from memopt._plan.live import Live
+from memopt.memory.allocator import most_above
+from memopt.memory.ledger import totals_of
+from memopt.memory.predicted.predict import hollow_step
+from memopt.memory.sizes import as_text, at_least
+from memopt.memory.step import Step
+from memopt.memory.unchanged import unchanged
+
+# It is compiled and measured so often, each time for less.
+_MOST_TRIES = 3
+
+
+@dataclass
+class CompiledPlan:
+    """What compiled graphs may take, of a budget for the whole step: see `memopt.plan_compiled`."""
+
+    budget: int
+    base: int
+    """Weights, optimizer states and the batch."""
+    optimizer: int
+    """The most in the optimizer's step, above base."""
+    graph_budget: int
+    """What `memopt.compile` is told."""
+    measured_peak: int | None
+    """Of a step of the compiled model; None before `apply`."""
+    live: Live = field(repr=False)
+
+    @in_the_name_of("CompiledPlan.apply", "memopt.plan", "compile")
+    def apply(self, **options: Any) -> Any:
+        """Compile the model, run a step of it, and measure its peak. If that is above the budget,
+        compile for so much less, at most three times in all. The model itself does not change.
+
+        Args:
+            options: of `memopt.compile`: fullgraph, dynamic, mode, options.
+
+        Returns:
+            The compiled model.
+
+        Raises:
+            BudgetTooSmall: no graph fits, or what was measured does not.
+        """
+        step = self.live.step
+        for _ in range(_MOST_TRIES):
+            compiled = compile(step.model, budget=self.graph_budget, **options)
+            measured = self.base + max(self._above(step, compiled), self.optimizer)
+            if measured <= self.budget:
+                self.measured_peak = measured
+                return compiled
+            self.graph_budget -= measured - self.budget
+            if self.graph_budget <= 0:
+                break
+        needed, got = at_least(measured, self.budget)
+        raise BudgetTooSmall(
+            f"memopt.plan: budget must be at least what a step takes, got {got}, but {needed} "
+            "were measured with the last graph that was predicted to fit",
+            measured,
+        )
+
+    def _above(self, step: Step, compiled: Any) -> int:
+        """The most bytes of a forward and a backward above what is there already."""
+        device = next(step.model.parameters()).device
+        batch = step.batches()[0]
+        with unchanged(*step.roots, written=self.live.written):
+            try:
+                step.forward(batch, compiled).backward()  # is compiled
+            except Exception as error:
+                below_floor = _too_small(error, self)
+                if below_floor is None:
+                    raise
+                raise below_floor from error
+            step.model.zero_grad(set_to_none=True)
+            return ranks.most(most_above(device, lambda: step.forward(batch, compiled).backward()))
+
+
+def compiled_plan(live: Live, budget: int) -> CompiledPlan:
+    """The plan for a budget.
+
+    Raises:
+        BudgetTooSmall: what is there whatever is kept leaves nothing for a graph.
+    """
+    found = hollow_step(live.step, Assignment({}), live.target)
+    live.written.add(found.written.tensors)
+    ledger = found.ledger
+    base = sum(entry.piece.nbytes for entry in ledger.log if entry.instant == 0)
+    behind = zip(ledger.log, totals_of(ledger)[1:], strict=True)
+    in_optimizer = (t for entry, t in behind if ledger.phases[entry.instant] == "optimizer")
+    optimizer = max(0, max(in_optimizer, default=0) - base)
+    if base + max(optimizer, 1) > budget:
+        needed, got = at_least(base + optimizer, budget)
+        raise BudgetTooSmall(
+            f"memopt.plan: budget must be above {needed}, which weights, gradients, optimizer "
+            f"states and the batch take, got {got}",
+            base + optimizer,
+        )
+    return CompiledPlan(budget, base, optimizer, budget - base, None, live)
+
+
+def _too_small(error: BaseException, plan: CompiledPlan) -> BudgetTooSmall | None:
+    """If the compiler says that no graph fits."""
+    text = str(error)
+    start = text.find("compile: budget must be at least")
+    if start < 0:
+        return None
+    said = text[start:].splitlines()[0]
+    return BudgetTooSmall(
+        f"memopt.plan: of a budget of {as_text(plan.budget)} there are left for a compiled graph "
+        f"{as_text(plan.graph_budget)}: {said}",
+        plan.budget,
+    )

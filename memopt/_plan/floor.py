@@ -1,0 +1,90 @@
+"""Why no plan fits: what is alive at the peak of the least one, and what would lower it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from memopt._plan.choose import BudgetTooSmall, Chosen
+from memopt._plan.live import Live
+from memopt.memory.pieces import ACTIVATIONS, STATES, in_words
+from memopt.memory.sizes import as_text, at_least
+from memopt.memory.trace import Large, Trace, trace_of
+from memopt.whatif.advice import advise
+from memopt.whatif.fates import Fates, predicted_trace
+
+
+def too_small(live: Live, least: Chosen, budget: int) -> BudgetTooSmall:
+    """The error, with the floor.
+
+    Args:
+        least: the plan that needs least.
+    """
+    trace = trace_of(least.observed.ledger, 0.0)
+    phase, parts, pieces = _peak_of(least, trace)
+    rest = least.peak - sum(parts.values())
+    if least.assignment.offloads:  # the ledger is of a step that offloads nothing
+        parts[ACTIVATIONS] = max(0, parts[ACTIVATIONS] + rest)
+    elif rest > 0:
+        parts["buckets of DistributedDataParallel, and what other ranks have more"] = rest
+    largest_first = sorted(parts.items(), key=lambda item: -item[1])
+    floor, got = at_least(least.peak, budget)
+    lines = [
+        f"memopt.plan: budget must be at least {floor}, the floor, got {got}",
+        f"  the floor's peak is in {_PHASES.get(phase, phase)}:",
+        *(f"    {as_text(nbytes)} of {in_words(name)}" for name, nbytes in largest_first if nbytes),
+    ]
+    if pieces:
+        lines.append(f"  the largest piece is {_text_of(pieces[0])}")
+    remedies = _remedies(live)
+    if remedies:
+        lines.append("  beyond plans, as predicted with all blocks checkpointed:")
+        lines += [f"    {remedy}" for remedy in remedies]
+    return BudgetTooSmall("\n".join(lines), least.peak)
+
+
+_PHASES = {"optimizer": "the optimizer's step"}
+
+
+def _peak_of(least: Chosen, trace: Trace) -> tuple[str, Counter[str], tuple[Large, ...]]:
+    """The phase of the peak, the bytes of each category then, and the largest pieces."""
+    observed = least.observed
+    nbytes = observed.nbytes
+    if not observed.is_watched:
+        phase = trace.peak.phase
+        if least.assignment.offloads and least.peak > nbytes.base + nbytes.optimizer:
+            phase = "backward" if phase == "optimizer" else phase
+        return phase, Counter(trace.peak.by_category), trace.largest
+    parts = Counter(trace.peak.by_category)
+    phase, pieces = trace.peak.phase, trace.largest
+    if nbytes.optimizer > nbytes.above:
+        # The optimizer did not step: what it takes is reckoned from its kind.
+        phase, pieces = "optimizer", ()
+        parts = Counter()
+        for entry in observed.ledger.log:
+            if entry.piece.phase == "before" and entry.sign > 0:
+                parts[entry.piece.category] += entry.piece.nbytes
+        parts["gradients and the optimizer's temporary buffers"] = nbytes.optimizer
+    parts[STATES] += observed.states
+    return phase, parts, pieces
+
+
+def _text_of(piece: Large) -> str:
+    where = f" of {piece.module}" if piece.module else ""
+    shape = "x".join(map(str, piece.shape))
+    what = f"{as_text(piece.nbytes)} of {in_words(piece.category)}"
+    return f"{what}: {shape} {piece.dtype}{where} ({piece.op})"
+
+
+def _remedies(live: Live) -> list[str]:
+    """None where a step cannot be predicted: one that looks at values, of a sharded model, or whose
+    blocks do not run with recipes in regions.
+    """
+    if not live.predictable:
+        return []
+    fates = Fates(recipes=True, checkpoint="all", who=live.step.who)
+    try:
+        now, ledger = predicted_trace(live.step, fates, live.target)
+    except Exception:  # the model's own, which must not hide what is to be said
+        return []
+    found = advise(live.step, fates, live.target, now, ledger)
+    return [f"{a.how} would lower it by {as_text(a.saved)}" for a in found[:3]]

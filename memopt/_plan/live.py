@@ -1,0 +1,226 @@
+"""A model that is being planned: its step, looked at, timed, and watched with a plan on it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from torch import nn
+
+from memopt._checkpoint.apply import Choice as Modules
+from memopt._checkpoint.apply import as_predicate, choose_modules
+from memopt._checkpoint.probe import cannot_run_again
+from memopt._plan import ranks
+from memopt._plan.choice import KEEP, Assignment, Choice
+from memopt._plan.choose import Terms, uniform
+from memopt._plan.observe import Observed, predicted, watched
+from memopt._plan.profile import Profile, StepSeconds, profile_of
+from memopt._plan.seconds import StageSeconds, measured_seconds
+from memopt.memory.allocator import free_bytes, most_above
+from memopt.memory.depth import Depth
+from memopt.memory.parallel import bucket_bytes, is_sharded
+from memopt.memory.predicted.outcome import DependsOnValues
+from memopt.memory.step import Step
+from memopt.memory.storages import tensors_in
+from memopt.memory.unchanged import Written, unchanged
+
+Blocks = Modules | Sequence[str] | None
+
+_SLACK = 0.05
+"""Of the bytes of a step that is timed: choices change places, which moves its peak a little."""
+
+
+@dataclass
+class Live:
+    """A step of a model, and how to look at it."""
+
+    step: Step
+    blocks: tuple[str, ...]
+    target: str
+    """The device that is predicted for."""
+    steps: int
+    """How many are timed for each sample; 0: times are estimated."""
+    runs: bool = True
+    """Whether the model and the batch have values, and are where the plan is for."""
+    predictable: bool = True
+    primed: frozenset[str] | None = None
+    """The parameters for which the optimizer has a state after a step, once that is known."""
+    _plain: Observed | None = None
+    entry: nn.Module | None = None
+    """What runs the model: DistributedDataParallel around it; None: the model itself."""
+    depth: Depth = field(default_factory=Depth)
+    written: Written = field(default_factory=Written)
+    """What steps that were looked at write of what is there before: where time and an allocator's
+    bytes are measured, no mode may be on that sees it.
+    """
+
+    no_regions: dict[str, str] = field(default_factory=dict)
+    """Blocks that cannot run again as they did, and why, once that is known."""
+
+    def probe(self) -> None:
+        """Find the blocks that cannot be regions, by a forward of the model. Nothing where it has
+        no values, or its parameters are gathered for each call.
+        """
+        if not self.runs or is_sharded(self.step.model):
+            return
+        modules = dict(self.step.model.named_modules())
+        with unchanged(*self.step.roots, written=Written()):
+            found = cannot_run_again(
+                self.step.model,
+                lambda: self.step.output(self.step.batches()[0]),
+                {path: modules[path] for path in self.blocks},
+            )
+        self.no_regions = ranks.joined(found)
+
+    def look(self, assignment: Assignment) -> Observed:
+        """A step with an assignment: predicted, or where it asks for values watched. The most bytes
+        of all ranks, which then ask for the same steps.
+        """
+        possible = assignment.without_regions(self.no_regions)
+        observed = self.depth.run(lambda: self._look(possible), lambda o: len(o.ledger.ops))
+        self.written.add(observed.written.tensors)
+        nbytes, buckets = observed.nbytes, bucket_bytes(self.entry)
+        nbytes = replace(nbytes, base=nbytes.base + buckets, peak=nbytes.peak + buckets)
+        kinds, sites = ranks.first((observed.kinds, observed.sites))
+        return replace(
+            observed,
+            kinds=kinds,
+            sites=sites,
+            nbytes=ranks.with_most(nbytes),
+            no_regions=tuple(self.no_regions),
+        )
+
+    def plain(self) -> Observed | None:
+        """The step without a plan; None where it would have to run: there may be no room for it."""
+        if self._plain is None and self.predictable:
+            self._plain = self.look(Assignment(dict.fromkeys(self.blocks, KEEP)))
+        return self._plain
+
+    def _look(self, assignment: Assignment) -> Observed:
+        if self.predictable:
+            try:
+                found = predicted(self.step, assignment, self.blocks, self.target, self.primed)
+                self.primed = found.primed
+                return found
+            except DependsOnValues:
+                if not self.runs:
+                    raise
+                self.predictable = False
+        with applied(assignment.staying(), self.step.model):
+            return watched(self.step, self.blocks)
+
+    def profile(self) -> Profile:
+        """Bytes and seconds, of all ranks."""
+        self.probe()
+        profile, samples = profile_of(self.blocks, self.look)
+        if self.runs and self.steps:
+            above = [(sample, observed.nbytes.above) for sample, observed in samples]
+            # Where some blocks have recipes the others pay as well, since what they save passes a
+            # hook too. So each is timed without the other.
+            for choice in (KEEP, Choice(recipes=True)):
+                whole = uniform(profile, choice, Terms()).peak - profile.base
+                above.append((profile.uniform(choice), whole))
+            room = free_bytes(next(self.step.model.parameters()).device)
+            fitting = [
+                sample
+                for sample, nbytes in above
+                if ranks.least(int(room is None or (1 + _SLACK) * nbytes <= room))
+            ]
+            times = list(self._timed(profile, fitting))
+            if times:
+                profile.set_seconds(times, is_timed=True)
+        return profile
+
+    def _timed(self, profile: Profile, samples: Sequence[Assignment]) -> Iterator[StepSeconds]:
+        """In turns, so that what changes while they run changes all of them; each after a step of
+        its own, as in training. The longest of all ranks.
+        """
+        for number in range(self.steps):
+            for sample in samples:
+                assignment = profile.handed_on(sample, number)
+                with applied(assignment, self.step.model):
+                    self._seconds()
+                    stages = self._seconds()
+                yield StepSeconds(assignment, ranks.with_longest(stages), number)
+
+    def _seconds(self) -> list[StageSeconds]:
+        return self.depth.run(lambda: measured_seconds(self.step, self.blocks, self.written), len)
+
+    def watch(self) -> int:
+        """The most bytes above what is there already, in a real forward and backward of the model
+        as it is; the most of all ranks.
+        """
+        device = next(self.step.model.parameters()).device
+        if device.type == "cpu":  # without buckets, which are in the base
+            observed = self.depth.run(
+                lambda: watched(self.step, self.blocks), lambda o: len(o.ledger.ops)
+            )
+            return ranks.most(observed.nbytes.above)
+        step = copy.copy(self.step)
+        if self.entry is not None:
+            step.model = self.entry
+
+        def run() -> None:
+            for batch in step.batches():
+                step.forward(batch).backward()
+
+        with unchanged(*step.roots, written=self.written):
+            above = self.depth.run(lambda: most_above(device, run), lambda above: above)
+        return ranks.most(above)
+
+
+@contextmanager
+def applied(assignment: Assignment, model: nn.Module) -> Iterator[None]:
+    """While it is entered, a model has an assignment."""
+    put = assignment.apply(model)
+    try:
+        yield
+    finally:
+        put.undo()
+
+
+def has_values(model: nn.Module, batch: object) -> bool:
+    return not any(t.is_meta for t in (*model.parameters(), *tensors_in(batch)))
+
+
+def blocks_of(model: nn.Module, blocks: Blocks) -> tuple[str, ...]:
+    """The paths of a model's blocks: as `apply_checkpointing` finds them, or as they are given.
+
+    Raises:
+        TypeError, ValueError: there are none, or one is inside another.
+    """
+    if isinstance(blocks, (list, tuple)) and all(isinstance(path, str) for path in blocks):
+        modules = dict(model.named_modules())
+        missing = [path for path in blocks if path not in modules or not path]
+        if missing or not blocks:
+            raise ValueError(
+                "memopt.plan: blocks must be paths of the model's submodules, got "
+                f"{missing[0] if missing else 'none'!r}"
+            )
+        found = [(str(path), modules[str(path)]) for path in blocks]
+    else:
+        predicate = as_predicate("memopt.plan: blocks", cast("Modules | None", blocks))
+        try:
+            found, _ = choose_modules(model, predicate)
+        except ValueError as error:
+            raise ValueError(
+                "memopt.plan: model must have blocks (an nn.ModuleList, nn.Sequential or "
+                "nn.ModuleDict of modules of one class), or blocks= must name them, got "
+                f"{type(model).__name__} without"
+            ) from error
+    if not found:
+        raise ValueError(
+            f"memopt.plan: blocks must choose submodules of the model, got none in "
+            f"{type(model).__name__}"
+        )
+    paths = tuple(path for path, _ in found)
+    for path in paths:
+        around = next((other for other in paths if path.startswith(f"{other}.")), None)
+        if around is not None:
+            raise ValueError(
+                f"memopt.plan: no block may be inside another, got {path!r} inside {around!r}"
+            )
+    return paths

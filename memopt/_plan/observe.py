@@ -1,0 +1,131 @@
+"""Looks at one step: what its stages hold, and how long they would take."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import nn
+
+from memopt._plan.bytes import StepBytes, step_bytes
+from memopt._plan.choice import Assignment
+from memopt._plan.own import again_in, check_runs_once
+from memopt._plan.seconds import StageSeconds, estimated_seconds
+from memopt._plan.watch import Position, Watch, kinds_of, moment_of, sites_of
+from memopt.memory.batches import device_of
+from memopt.memory.ledger import Ledger
+from memopt.memory.peak import of_optimizer
+from memopt.memory.predicted.hollow import CUDA_GRANULARITY
+from memopt.memory.predicted.predict import hollow_step
+from memopt.memory.speed import speed_of
+from memopt.memory.step import Step, tensor_attributes
+from memopt.memory.unchanged import Written, unchanged
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A step with an assignment."""
+
+    nbytes: StepBytes
+    seconds: list[StageSeconds]
+    """Estimated."""
+    paths: tuple[str, ...]
+    """Of the blocks, in the order of their calls."""
+    kinds: tuple[int, ...]
+    """Of the calls: see `kinds_of`. Calls of one kind take the same time."""
+    sites: tuple[int, ...]
+    """Of the calls: see `sites_of`. Calls of one site hold the same bytes."""
+    ledger: Ledger
+    primed: frozenset[str] | None = None
+    """The parameters for which the optimizer had a state; None: it was not asked."""
+    no_regions: tuple[str, ...] = ()
+    """Blocks that are no regions, whatever the assignment says: see Live."""
+    again: tuple[str, ...] = ()
+    """Modules that the model's own checkpointing runs again in backward."""
+    is_watched: bool = False
+    """Whether it is of a real forward and backward, and what the optimizer takes was reckoned."""
+    states: int = 0
+    """Then, of `nbytes.base`, the optimizer's states that are not there yet."""
+    written: Written = field(default_factory=Written)
+    """What forward and backward write of what was there before."""
+
+
+def predicted(
+    step: Step,
+    assignment: Assignment,
+    blocks: Sequence[str],
+    target: str,
+    prime: Collection[str] | None,
+) -> Observed:
+    """Of a step that computes nothing. What would be offloaded stays.
+
+    Args:
+        prime: the parameters for which the optimizer has a state after a step; None: not known yet.
+
+    Raises:
+        DependsOnValues: it looks at values.
+    """
+    watches: list[Watch[Position]] = []
+
+    def watch(model: nn.Module, ledger: Ledger) -> Watch[Position]:
+        watches.append(Watch(model, blocks, lambda: moment_of(ledger)))
+        return watches[0]
+
+    found = hollow_step(step, assignment.staying(), target, watch, prime)
+    observed = _observed(found.ledger, watches[0], step)
+    return replace(observed, primed=found.primed, written=found.written)
+
+
+def watched(step: Step, blocks: Sequence[str]) -> Observed:
+    """Of a real forward and backward of the model as it is, without the optimizer's step.
+
+    All that it changes is put back.
+    """
+    device = device_of(step.who, step.model, step.batch)
+    granularity = CUDA_GRANULARITY if device.type == "cuda" else 1
+    ledger = Ledger(step.model, granularity, device.type)
+    watch = Watch(step.model, blocks, lambda: moment_of(ledger))
+    alone = copy.copy(step)
+    alone.optimizer, alone.set_to_none = None, True
+    with unchanged(*step.roots) as before:
+        if next(tensor_attributes(step.model), None) is not None:
+            alone.run()  # forward exchanges them: they are then what the step before left
+        step.adopt(ledger)
+        ledger.restart()
+        with ledger, watch:
+            alone.run(ledger)
+        ledger.close()
+    observed = _observed(ledger, watch, step)
+    nbytes = observed.nbytes
+    states, most = of_optimizer(step)
+    return replace(
+        observed,
+        is_watched=True,
+        states=states,
+        written=before.written,
+        nbytes=replace(
+            nbytes,
+            base=nbytes.base + states,
+            optimizer=most,
+            peak=nbytes.base + states + max(nbytes.above, most),
+        ),
+    )
+
+
+def _observed(ledger: Ledger, watch: Watch[Position], step: Step) -> Observed:
+    check_runs_once(watch)
+    if not watch.calls or watch.start is None:
+        raise ValueError(
+            "memopt.plan: blocks must be called in the model's forward with gradients enabled, "
+            f"got {', '.join(watch.paths)}, which were not"
+        )
+    return Observed(
+        step_bytes(ledger, watch.start, watch.calls),
+        estimated_seconds(ledger, watch.start, watch.calls, speed_of(step)),
+        tuple(call.path for call in watch.calls),
+        kinds_of(watch.calls),
+        sites_of(watch.calls, ledger.ops),
+        ledger,
+        again=again_in(watch),
+    )

@@ -1,0 +1,87 @@
+"""What a model brings that a plan would choose: regions, converted modules, checkpointing of its
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import nn
+
+from memopt._checkpoint.other import says_that_it_checkpoints
+from memopt._class_patch import Patched
+from memopt._forwards import around_forward
+from memopt._plan.watch import Watch
+
+_TURN_OFF = (
+    "turn that off first (transformers and diffusers: model.gradient_checkpointing_disable() or "
+    "disable_gradient_checkpointing(); else the option of the model, or the wrapper, that calls "
+    "torch.utils.checkpoint)"
+)
+_UNDO = "memopt.revert(model) and memopt.unwrap(model) undo these, plan.undo() a plan"
+
+
+def check_is_plain(who: str, model: nn.Module) -> None:
+    """Raises ValueError, in the name of the function `who`, where regions, a conversion or a plan
+    are on a model, or where it says that its own gradient checkpointing is. (What says nothing is
+    found when it runs: see `check_runs_once`.)
+    """
+    for path, module in model.named_modules():
+        if module.training and says_that_it_checkpoints(module):
+            raise ValueError(
+                f"{who}: model must not run its blocks again in backward by itself, since a plan "
+                f"chooses which do, got checkpointing of its own in {type(module).__name__}; "
+                f"{_TURN_OFF}"
+            )
+        wrapped = isinstance(module, Patched) or around_forward(module) is not None
+        if wrapped or _has_scopes(module):
+            where = f" at {path!r}" if path else ""
+            raise ValueError(
+                f"{who}: model must be without regions and not converted, since a plan chooses "
+                f"both, got {type(module).__name__}{where}; {_UNDO}"
+            )
+
+
+def _has_scopes(module: nn.Module) -> bool:
+    """Whether recipes or a plan are around its calls."""
+    hooks: dict[Any, Any] = module._forward_pre_hooks
+    return any(isinstance(key, str) and key.startswith("memopt") for key in hooks)
+
+
+def check_runs_once(watch: Watch[Any]) -> None:
+    """Raises ValueError where the model's own checkpointing runs blocks again in backward."""
+    modules = dict(watch.model.named_modules())
+    mine = [path for path in watch.paths if _runs_again(modules[path], watch.again)]
+    if mine:
+        raise ValueError(
+            "memopt.plan: model must not run its blocks again in backward by itself, since a plan "
+            f"chooses which do, got checkpointing of its own around {_listed(mine)}; {_TURN_OFF}"
+        )
+
+
+def again_in(watch: Watch[Any]) -> tuple[str, ...]:
+    """Paths of the modules, none inside another of them, that the model itself runs again in
+    backward.
+    """
+    paths = [path for path, module in watch.model.named_modules() if module in watch.again]
+    return tuple(p for p in paths if not any(p.startswith(f"{other}.") for other in paths))
+
+
+def note_on(again: Sequence[str]) -> str:
+    """For a plan of a model whose own checkpointing runs parts of blocks, or others."""
+    return (
+        f"the model's own checkpointing runs {_listed(again)} again in backward, with this plan as "
+        "without it: it counts in both peaks"
+    )
+
+
+def _runs_again(block: nn.Module, again: Iterable[nn.Module]) -> bool:
+    """Whether all of the block does: itself, or every module in it that has parameters."""
+    again = set(again)
+    parts = [child for child in block.children() if next(child.parameters(), None) is not None]
+    return block in again or (bool(parts) and all(part in again for part in parts))
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return ", ".join(paths) if len(paths) <= 3 else f"{paths[0]}, ..., {paths[-1]}"

@@ -1,0 +1,331 @@
+"""A plan: a fate for each block; to read, to keep, and to put on a model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from memopt._checkpoint.caches import note_on_caches
+from memopt._checkpoint.probe import left_out
+from memopt._errors import in_the_name_of
+from memopt._offload.place import copies_in_flight
+from memopt._plan import ranks, stored
+from memopt._plan.choice import KEEP, Applied
+from memopt._plan.choose import BudgetTooSmall, Chosen, Terms, choose, uniform
+from memopt._plan.curve import Curve, curve_of
+from memopt._plan.figure import write_figure
+from memopt._plan.floor import too_small
+from memopt._plan.least import least_peak
+from memopt._plan.live import Live
+from memopt._plan.own import check_is_plain, note_on
+from memopt._plan.page import page_of
+from memopt._plan.planned import Planned, blocks_of
+from memopt._plan.profile import Profile
+from memopt._plan.table import lines_of, sections_of, text_of, title_of
+from memopt.memory.batches import resized
+from memopt.memory.predicted.fits import largest
+from memopt.memory.sizes import as_bytes, as_text, at_least
+from memopt.memory.trace import trace_of
+from memopt.show.page import HasTables, fragment
+
+# A plan is measured, and made again if it needs more than was predicted, so often.
+_MOST_TRIES = 3
+
+
+@dataclass
+class Plan(Planned):
+    """A fate for each block. `print` it, `apply` it, `save` it; see `memopt.plan`."""
+
+    live: Live | None = field(default=None, repr=False)
+    _applied: Applied | None = field(default=None, repr=False)
+
+    @in_the_name_of("Plan.apply", "memopt.plan", "convert", "checkpoint_wrapper")
+    def apply(self, model: nn.Module | None = None, *, watch: bool = True) -> Plan:
+        """Put the fates on a model, in place; `undo` takes them off.
+
+        The model that the plan was made for then runs one forward and backward; all that these
+        change is put back. Should its peak be above the budget, the plan is
+        made again for so much less, at most three times in all.
+
+        Args:
+            model: default: the one that the plan was made for. Another one must have the same
+                blocks; nothing of it is measured.
+            watch: whether the step runs.
+
+        Returns:
+            The plan, which may have changed.
+
+        Raises:
+            TypeError, ValueError: the plan is on a model already, `model` has other blocks, or has
+                regions, was converted or has another plan on it; or the plan offloads, and
+                `memopt.configure_offload` was given another `copies_in_flight` since it was made.
+            BudgetTooSmall: what was measured is above the budget with every plan tried. The model
+                is as before.
+        """
+        if self._applied is not None:
+            raise ValueError("Plan.apply: the plan must not be on a model already; undo it first")
+        is_own = self.live is not None and model in (None, self.live.step.model)
+        if model is None:
+            if self.live is None:
+                raise TypeError("Plan.apply: a loaded plan must be given a model, got None")
+            model = self.live.step.model
+        self._check(model)
+        check_is_plain("Plan.apply", model)
+        self._check_copies()
+        if self.live is None or not is_own or not watch or not self.live.runs:
+            self._applied = self.assignment.apply(model)
+        else:
+            self._applied = self._apply_and_watch(self.live)
+        return self
+
+    def _apply_and_watch(self, live: Live) -> Applied:
+        model = live.step.model
+        budget = self.budget
+        for _ in range(_MOST_TRIES):
+            put = self.assignment.apply(model)
+            try:
+                above = live.watch()
+            except BaseException:
+                put.undo()
+                raise
+            profile = self.profile
+            measured = profile.base + max(above, profile.optimizer)
+            if measured <= self.budget:
+                self.measured_peak = measured
+                return put
+            put.undo()
+            budget -= measured - self.budget
+            chosen, fits = choose(profile, budget, live.look, self.terms)
+            if not fits:
+                break
+            self._take(chosen)
+        needed, got = at_least(measured, self.budget)
+        raise BudgetTooSmall(
+            f"memopt.plan: budget must be at least what a step takes, got {got}, but {needed} "
+            "were measured with the last plan that was predicted to fit",
+            measured,
+        )
+
+    @in_the_name_of("Plan.run_step", "memopt.plan")
+    def run_step(self) -> None:
+        """Run one forward and backward of the model that the plan was made for, with what is on it
+        now; all that these change is put back.
+
+        Raises:
+            ValueError: the plan was loaded, or its model or batch has no values.
+        """
+        if self.live is None or not self.live.runs:
+            raise ValueError(
+                "Plan.run_step: the plan must be of a model and a batch that can run, got "
+                f"{'a loaded one' if self.live is None else 'one of a model without values'}"
+            )
+        self.live.watch()
+
+    def undo(self) -> None:
+        """Take the fates off the model, which is as it was before `apply`. Regions that were made
+        since, or got other settings, stay.
+
+        Raises:
+            ValueError: the plan is on no model, or more of it was converted since.
+            RuntimeError: something else has changed the class of a block since.
+        """
+        if self._applied is None:
+            raise ValueError("Plan.undo: the plan must be on a model; apply it first")
+        self._applied.undo()
+        self._applied = None
+        self.measured_peak = None
+
+    @in_the_name_of("Plan.within", "memopt.plan", "convert", "checkpoint_wrapper")
+    def within(self, budget: int | str) -> Plan:
+        """The plan for another budget, of the same numbers: nothing is timed again. Copies of
+        offloading are those that may be under way now.
+
+        Raises:
+            TypeError, ValueError: the plan was loaded, or it, another plan, regions or a conversion
+                are on its model.
+            BudgetTooSmall: there is none.
+        """
+        live = self._free("Plan.within")
+        wanted = ranks.least(as_bytes("Plan.within: budget", budget))
+        terms = self.terms
+        if terms.place is not None:
+            copies = ranks.most(copies_in_flight("Plan.within", terms.place))
+            terms = replace(terms, copies_in_flight=copies)
+        return made(live, self.profile, wanted, terms)
+
+    def table(self) -> str:
+        """As text, as wide as the terminal."""
+        return text_of(self)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        """As notebooks show it: the table of blocks."""
+        return fragment(title_of(self), sections_of(self), lines_of(self))
+
+    def pareto(self, path: str | Path | None = None, count: int = 40) -> Curve:
+        """Step time against peak over all budgets, beside the usual settings; also drawn to `path`,
+        a PNG, if there is one (which needs matplotlib).
+        """
+        curve = curve_of(self.profile, self.terms, count, self.plain_peak)
+        if path is not None:
+            write_figure(Path(path), self, curve)
+        return curve
+
+    @in_the_name_of("Plan.largest_batch", "memopt.plan", "convert", "checkpoint_wrapper")
+    def largest_batch(self, budget: int | str | None = None, limit: int = 1 << 16) -> int:
+        """The most rows with which some plan stays within a budget, as predicted.
+
+        Args:
+            budget: as for `memopt.plan`. Default: the plan's.
+            limit: the most rows to try.
+
+        Returns:
+            From 0, if one row does not fit, to `limit`.
+
+        Raises:
+            TypeError, ValueError: the plan was loaded, or it, another plan, regions or a conversion
+                are on its model.
+        """
+        live = self._free("Plan.largest_batch")
+        wanted = self.budget if budget is None else as_bytes("Plan.largest_batch: budget", budget)
+        make = resized(live.step.batch, 0, "Plan.largest_batch")
+        return largest(live.step, make, wanted, limit, partial(least_peak, live))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Lists, dicts, strings, numbers and None, as JSON has them."""
+        return stored.as_dict(self)
+
+    def save(self, path: str | Path) -> None:
+        """As JSON, with the numbers that it was made of; see `load`."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """A plan that was saved, for `apply(model)` on a model of the same architecture.
+
+        Raises:
+            ValueError: the file holds no plan.
+        """
+        return cls(**stored.fields_of(stored.read(Path(path))))
+
+    def to_html(self, path: str | Path | None = None, anatomy: HasTables | None = None) -> str:
+        """As one page that needs no network: the step's bytes with the plan, and below them those
+        without it; also written to `path`, if there is one. With an `anatomy` (what
+        `memopt.anatomy` returned) of the step without the plan, its tables come behind.
+        """
+        text = page_of(self, self.pareto(), anatomy)
+        if path is not None:
+            Path(path).write_text(text)
+        return text
+
+    def _free(self, who: str) -> Live:
+        """The model's step, with nothing on it."""
+        if self.live is None:
+            raise TypeError(f"{who}: the plan must have a model, got a loaded one")
+        if self._applied is not None and self._applied.model is self.live.step.model:
+            raise ValueError(f"{who}: the plan must not be on its model; undo it first")
+        check_is_plain(who, self.live.step.model)
+        return self.live
+
+    def _take(self, chosen: Chosen) -> None:
+        """This choice is the plan's."""
+        self.assignment = chosen.assignment
+        self.peak = chosen.peak
+        self.seconds = chosen.solution.seconds
+        self.trace = trace_of(chosen.observed.ledger, 0.0)
+        self.blocks = tuple(blocks_of(self.profile, chosen))
+
+    def _check_copies(self) -> None:
+        """They take memory, and the plan's peak counts so many."""
+        if not self.assignment.offloads or self.terms.place is None:
+            return
+        planned = self.terms.copies_in_flight
+        now = ranks.most(copies_in_flight("Plan.apply", self.terms.place))
+        if now != planned:
+            raise ValueError(
+                f"Plan.apply: copies_in_flight must be what the plan was made for, {planned}, got "
+                f"{now} (memopt.configure_offload); within(budget) plans again"
+            )
+
+    def _check(self, model: nn.Module) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"Plan.apply: model must be an nn.Module, got {type(model).__name__}")
+        found = stored.signature_of(model, self.signature)
+        for path, look in self.signature.items():
+            if found.get(path) != look:
+                raise ValueError(
+                    f"Plan.apply: model must have the plan's blocks, got {type(model).__name__} "
+                    f"with {found.get(path, 'nothing')} at {path!r} in place of {look}"
+                )
+
+
+def made(live: Live, profile: Profile, budget: int, terms: Terms) -> Plan:
+    """The plan for a budget.
+
+    Raises:
+        BudgetTooSmall: there is none.
+    """
+    chosen, fits = choose(profile, budget, live.look, terms)
+    if ranks.least(int(fits)) == 0:
+        raise too_small(live, chosen, budget)
+    by_arithmetic = uniform(profile, KEEP, terms)
+    plain = live.plain()
+    notes = []
+    idle = [path for path in live.blocks if path not in profile.paths]
+    if idle:
+        notes.append(
+            f"not called in forward with gradients enabled, and left as they are: {', '.join(idle)}"
+        )
+    if live.no_regions:
+        notes.append(left_out(live.no_regions))
+    if not profile.in_order:
+        notes.append(
+            "backward does not pass the blocks in the opposite order of forward, which the search "
+            "for a plan assumes; the plan's peak was predicted as it is"
+        )
+    if not live.predictable:
+        notes.append("bytes are those of real steps: the step asks for values while it runs")
+    margin = trace_of(chosen.observed.ledger, 0.0).peak.margin
+    if margin:
+        notes.append(
+            f"of the peak up to {as_text(margin)} may not be there: a bound of kernels' scratch"
+        )
+    if chosen.observed.again:
+        notes.append(note_on(chosen.observed.again))
+    if chosen.assignment.offloads and chosen.assignment.in_step:
+        notes.append(
+            "the budget leaves no room for copies that leave late: each block waits in the end "
+            "until what it gave away has left"
+        )
+    model = live.step.model
+    choices = chosen.assignment.choices
+    regions = [model.get_submodule(path) for path in choices if choices[path].checkpoint]
+    if on_caches := note_on_caches(model, regions):
+        notes.append(on_caches)
+    plan = Plan(
+        model=type(model).__qualname__,
+        budget=budget,
+        blocks=(),
+        peak=0,
+        seconds=0.0,
+        plain_peak=by_arithmetic.peak if plain is None else plain.nbytes.peak,
+        plain_seconds=by_arithmetic.seconds,
+        measured_peak=None,
+        is_timed=profile.is_timed,
+        notes=tuple(notes),
+        assignment=chosen.assignment,
+        profile=profile,
+        terms=terms,
+        signature=stored.signature_of(model, profile.blocks),
+        plain_trace=None if plain is None else trace_of(plain.ledger, 0.0),
+        live=live,
+    )
+    plan._take(chosen)
+    return plan

@@ -1,0 +1,85 @@
+"""What a plan says: the choice of each block, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from memopt._plan.choice import KEEP, Assignment, Choice
+from memopt._plan.choose import Chosen, Terms
+from memopt._plan.profile import Profile
+from memopt.memory.trace import Trace
+
+
+@dataclass(frozen=True)
+class PlannedBlock:
+    """One line of a plan."""
+
+    path: str
+    choice: Choice
+    kept: int
+    """Bytes that are held from its forward to its backward; of all its calls."""
+    saved: int
+    """Fewer than without the plan."""
+    away: int
+    """Bytes that wait elsewhere."""
+    seconds: float
+    """Of its forward and backward, with what is computed again."""
+    added: float
+    """More than without the plan."""
+
+
+@dataclass
+class Planned:
+    """A choice for each block, and what it was made of."""
+
+    model: str
+    """The class that it was made for."""
+    budget: int
+    blocks: tuple[PlannedBlock, ...]
+    peak: int
+    """Bytes of the step's peak, predicted."""
+    seconds: float
+    """Of forward and backward, with waits for copies."""
+    plain_peak: int
+    """Without the plan."""
+    plain_seconds: float
+    measured_peak: int | None
+    """With the plan on the model; None before `apply`."""
+    is_timed: bool
+    """Whether seconds are those of real steps. Else they are estimates for a GPU."""
+    notes: tuple[str, ...]
+    assignment: Assignment = field(repr=False)
+    profile: Profile = field(repr=False)
+    terms: Terms = field(repr=False)
+    signature: dict[str, str] = field(repr=False)
+    """What a model must be like for the plan: its blocks' classes and parameters."""
+
+    plain_trace: Trace | None = field(default=None, repr=False)
+    trace: Trace | None = field(default=None, repr=False)
+    """The step without the plan and with it, as predicted or watched, where nothing is offloaded;
+    None of a plan that was loaded."""
+
+    @property
+    def added(self) -> float:
+        """Time beyond the plain step's, as a share of it; below 0 where recipes are faster."""
+        return self.seconds / self.plain_seconds - 1 if self.plain_seconds else 0.0
+
+
+def blocks_of(profile: Profile, chosen: Chosen) -> Iterator[PlannedBlock]:
+    with_recipes = any(choice.recipes for choice in chosen.assignment.choices.values())
+    for path in profile.blocks:
+        choice = chosen.assignment.choices[path]
+        calls = [number for number, other in enumerate(profile.paths) if other == path]
+        mine = [profile.option(number, choice, with_recipes=with_recipes) for number in calls]
+        plain = [profile.option(number, KEEP, with_recipes=False) for number in calls]
+        seconds = sum(one.forward_seconds + one.backward_seconds for one in mine)
+        yield PlannedBlock(
+            path,
+            choice,
+            kept=sum(one.resident for one in mine),
+            saved=sum(one.resident for one in plain) - sum(one.resident for one in mine),
+            away=sum(one.offloaded for one in mine),
+            seconds=seconds,
+            added=seconds - sum(one.forward_seconds + one.backward_seconds for one in plain),
+        )

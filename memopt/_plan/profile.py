@@ -1,0 +1,324 @@
+"""What the blocks of a model cost with each choice: the numbers that a plan is made of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import NamedTuple
+
+from memopt._plan.bytes import StageBytes
+from memopt._plan.choice import CHOICES, KEEP, Assignment, Choice
+from memopt._plan.levels import Case, Timed
+from memopt._plan.observe import Observed
+from memopt._plan.seconds import StageSeconds
+from memopt._plan.solver import LinkTimes, Option, Problem, Stage
+from memopt._plan.times import seconds_of
+
+
+class StepSeconds(NamedTuple):
+    """Of a step with an assignment."""
+
+    assignment: Assignment
+    stages: Sequence[StageSeconds]
+    round: int = 0
+    """In each, every sample of steps has its turn."""
+
+
+@dataclass
+class Profile:
+    """Of one model and batch."""
+
+    paths: tuple[str, ...]
+    """The blocks, in the order of their calls; one that is called several times as often."""
+    kinds: tuple[int, ...]
+    """Of each call. Calls of one kind do the same, and are timed together."""
+    sites: tuple[int, ...]
+    """Of each call. Calls of one site do the same between the same operators, and their bytes are
+    looked at once.
+    """
+    base: int
+    optimizer: int
+    gradients: tuple[int, ...]
+    """Of each stage: see StageBytes."""
+    ends: dict[str, tuple[StageBytes, StageSeconds]]
+    """"before" the blocks, and "after" them."""
+    nbytes: dict[tuple[int, Choice], StageBytes]
+    """By site and choice, which offloads nothing."""
+    seconds: dict[Case, StageSeconds]
+    exact: dict[tuple[int, Choice], StageBytes] = field(default_factory=dict)
+    """By the number of the call: as it was in a plan that was predicted whole."""
+    is_timed: bool = False
+    """Whether seconds are those of real steps."""
+    spread: tuple[float, float] | None = None
+    """The least and the most time of steps that were timed, each by the median of those that did
+    the same; None where no two did."""
+    first: tuple[int, dict[str, StageBytes]] | None = None
+    """The base and the ends' bytes as they were before plans were predicted; None: not known."""
+    no_regions: tuple[str, ...] = ()
+    """Blocks that cannot run again as they did: a checkpoint of theirs is none."""
+    in_order: bool = True
+    """Whether backward passes the blocks in the opposite order, as the arithmetic assumes."""
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """Each once."""
+        return tuple(dict.fromkeys(self.paths))
+
+    def allowed(self, path: str, choice: Choice) -> Choice:
+        """The choice, or of a block that cannot be a region the same without one."""
+        return replace(choice, checkpoint=False) if path in self.no_regions else choice
+
+    def uniform(self, choice: Choice) -> Assignment:
+        """One choice for all blocks."""
+        same = dict.fromkeys(self.blocks, choice)
+        return Assignment(same).without_regions(self.no_regions)
+
+    def set_seconds(self, steps: Iterable[StepSeconds], is_timed: bool) -> None:
+        """Take over the seconds of steps with assignments: estimates, or times, which vary."""
+        steps, found = list(steps), []
+        ends: dict[str, list[StageSeconds]] = {"before": [], "after": []}
+        for assignment, stages, round in steps:
+            ends["before"].append(stages[0])
+            ends["after"].append(stages[-1])
+            has_recipes = any(choice.recipes for choice in assignment.choices.values())
+            calls = zip(self.paths, self.kinds, stages[1:-1], strict=True)
+            for number, (path, kind, stage) in enumerate(calls):
+                choice = assignment.choices[path]
+                case = Case(kind, choice, is_beside=has_recipes and not choice.recipes)
+                found.append(Timed(number, case, stage, round))
+        for name, seconds in ends.items():
+            self.ends[name] = self.ends[name][0], _median(seconds)
+        self.seconds = seconds_of(found) if is_timed else _medians(found)
+        self.is_timed = is_timed
+        self.spread = _spread(steps) if is_timed else None
+
+    def handed_on(self, assignment: Assignment, places: int) -> Assignment:
+        """The same choices, each moved on among the blocks of its kind: in several steps a block
+        has several, and what its place costs is not taken for what a choice costs.
+        """
+        alike: dict[int, list[str]] = {}
+        for path, kind in dict(zip(self.paths, self.kinds, strict=True)).items():
+            alike.setdefault(kind, []).append(path)
+        choices = dict(assignment.choices)
+        for paths in alike.values():
+            for number, path in enumerate(paths):
+                choices[path] = assignment.choices[paths[(number + places) % len(paths)]]
+        return Assignment(choices, assignment.place).without_regions(self.no_regions)
+
+    def correct(self, assignment: Assignment, observed: Observed) -> None:
+        """Take over what a step with this assignment had.
+
+        Raises:
+            ValueError: it calls other blocks than the steps before.
+        """
+        _check_same_calls(self.paths, observed.paths)
+        step = observed.nbytes
+        self.base = step.base
+        for number, (path, stage) in enumerate(zip(self.paths, step.stages[1:-1], strict=True)):
+            choice = replace(assignment.choices.get(path, KEEP), offload=0.0)
+            self.exact[number, choice] = stage
+        for name, stage in (("before", step.stages[0]), ("after", step.stages[-1])):
+            self.ends[name] = (stage, self.ends[name][1])
+
+    def problem(
+        self,
+        choices: Sequence[Choice],
+        link: LinkTimes,
+        only: Mapping[str, Choice] | None = None,
+        *,
+        with_recipes: bool,
+    ) -> Problem:
+        """For the solver: the stages before, of the calls, and after.
+
+        Args:
+            only: blocks with one choice.
+            with_recipes: whether some block has recipes.
+        """
+        stages = [self._end("before", 0)]
+        for number, path in enumerate(self.paths):
+            mine = choices if only is None or path not in only else (only[path],)
+            options = tuple(
+                self.option(number, choice, with_recipes=with_recipes) for choice in mine
+            )
+            stages.append(Stage(options, self.gradients[number + 1]))
+        stages.append(self._end("after", -1))
+        return Problem(tuple(stages), self.base, self.optimizer, link)
+
+    def bytes_of(self, number: int, choice: Choice) -> StageBytes:
+        """Of a call with a choice, before anything leaves."""
+        choice = self.allowed(self.paths[number], choice)
+        stays = replace(choice, offload=0.0)
+        return self.exact.get((number, stays)) or self.nbytes[self.sites[number], stays]
+
+    def uncorrected(self) -> Profile:
+        """As it was before plans were predicted, and as if all choices took the same time."""
+        none = StageSeconds(0.0, 0.0)
+        base, ends = self.first or (self.base, {n: nbytes for n, (nbytes, _) in self.ends.items()})
+        return replace(
+            self,
+            base=base,
+            ends={name: (nbytes, none) for name, nbytes in ends.items()},
+            seconds=dict.fromkeys(self.seconds, none),
+            exact={},
+        )
+
+    def _end(self, name: str, number: int) -> Stage:
+        nbytes, seconds = self.ends[name]
+        option = Option(
+            max(0, nbytes.resident),
+            nbytes.forward,
+            nbytes.backward,
+            seconds.forward,
+            seconds.backward,
+            0,
+        )
+        return Stage((option,), self.gradients[number])
+
+    def option(self, number: int, choice: Choice, *, with_recipes: bool) -> Option:
+        """What a call costs with a choice, in a step in which some block has recipes, or none."""
+        kind = self.kinds[number]
+        choice = self.allowed(self.paths[number], choice)
+        stays = replace(choice, offload=0.0)
+        nbytes = self.bytes_of(number, choice)
+        seconds = self.seconds[Case(kind, stays, with_recipes and not choice.recipes)]
+        away = nbytes.away(choice.offload) if choice.offload else 0
+        return Option(
+            max(0, nbytes.resident - away),
+            nbytes.forward,
+            nbytes.backward,
+            seconds.forward,
+            seconds.backward,
+            away,
+        )
+
+
+def _spread(steps: Sequence[StepSeconds]) -> tuple[float, float] | None:
+    """Steps do the same whose blocks have the same choices, whichever has which."""
+    alike: dict[tuple[str, ...], list[float]] = {}
+    for assignment, stages, _ in steps:
+        key = tuple(sorted(map(str, assignment.choices.values())))
+        seconds = sum(stage.forward + stage.backward for stage in stages)
+        alike.setdefault(key, []).append(seconds)
+    groups = [values for values in alike.values() if len(values) > 1 and median(values) > 0]
+    shares = [value / median(values) for values in groups for value in values]
+    return (min(shares), max(shares)) if shares else None
+
+
+def _medians(timed: Iterable[Timed]) -> dict[Case, StageSeconds]:
+    """Of estimates, to which it makes no difference what other blocks have."""
+    found: dict[Case, list[StageSeconds]] = {}
+    for one in timed:
+        for is_beside in {False, not one.case.choice.recipes}:
+            case = one.case._replace(is_beside=is_beside)
+            found.setdefault(case, []).append(one.seconds)
+    return {case: _median(seconds) for case, seconds in found.items()}
+
+
+def _median(seconds: Sequence[StageSeconds]) -> StageSeconds:
+    return StageSeconds(
+        median(one.forward for one in seconds), median(one.backward for one in seconds)
+    )
+
+
+Look = Callable[[Assignment], Observed]
+"""A step with an assignment, predicted or watched."""
+
+
+def profile_of(
+    blocks: Sequence[str], look: Look
+) -> tuple[Profile, list[tuple[Assignment, Observed]]]:
+    """What blocks cost, with seconds that are estimates; and what was looked at.
+
+    Calls of one site share the choices among them, so that one look may be enough.
+    """
+    assignment = Assignment({path: CHOICES[n % len(CHOICES)] for n, path in enumerate(blocks)})
+    samples, looks = [], []
+    nbytes: dict[tuple[int, Choice], list[StageBytes]] = {}
+    while assignment.choices:
+        looks.append(look(assignment))
+        first = looks[0]
+        assignment = assignment.without_regions(first.no_regions)
+        samples.append(assignment)
+        _check_same_calls(first.paths, looks[-1].paths)
+        for number, (path, site) in enumerate(zip(first.paths, first.sites, strict=True)):
+            key = site, assignment.choices[path]
+            nbytes.setdefault(key, []).append(looks[-1].nbytes.stages[number + 1])
+        assignment = _next_sample(first, nbytes)
+    profile = Profile(
+        paths=first.paths,
+        kinds=first.kinds,
+        sites=first.sites,
+        base=first.nbytes.base,
+        optimizer=max(one.nbytes.optimizer for one in looks),
+        gradients=tuple(stage.gradients for stage in first.nbytes.stages),
+        ends={
+            name: (first.nbytes.stages[place], first.seconds[place])
+            for name, place in (("before", 0), ("after", -1))
+        },
+        nbytes={key: _most(stages) for key, stages in nbytes.items()},
+        seconds={},
+        no_regions=first.no_regions,
+        in_order=all(one.nbytes.in_order for one in looks),
+    )
+    profile.first = profile.base, {name: nbytes for name, (nbytes, _) in profile.ends.items()}
+    estimates = [StepSeconds(s, one.seconds) for s, one in zip(samples, looks, strict=True)]
+    profile.set_seconds(estimates, is_timed=False)
+    return profile, list(zip(samples, looks, strict=True))
+
+
+def _next_sample(first: Observed, known: Container[tuple[int, Choice]]) -> Assignment:
+    """A choice for each block that some site of its calls has not had yet; empty if none is left.
+
+    Of what is left to a block the one that fewest alike blocks got, so that one step shows as many
+    as can be. Every block gets one that is left to it, for all of its sites. So there are no more
+    steps than choices.
+    """
+    sites: dict[str, set[int]] = {}
+    for path, site in zip(first.paths, first.sites, strict=True):
+        sites.setdefault(path, set()).add(site)
+    left = {
+        path: [
+            choice
+            for choice in CHOICES
+            if not (choice.checkpoint and path in first.no_regions)
+            and any((site, choice) not in known for site in mine)
+        ]
+        for path, mine in sites.items()
+    }
+    if not any(left.values()):
+        return Assignment({})
+    given: Counter[tuple[int, Choice]] = Counter()
+    chosen: dict[str, Choice] = {}
+    for path, mine in sites.items():
+        # Sites begin with different ones, so that each step that is timed has all choices.
+        turn = min(mine) % len(CHOICES)
+        options = left[path] or CHOICES
+        ordered = sorted(options, key=lambda c: (CHOICES.index(c) - turn) % len(CHOICES))
+        chosen[path] = min(ordered, key=lambda c: max(given[site, c] for site in mine))
+        given.update((site, chosen[path]) for site in mine)
+    return Assignment(chosen).without_regions(first.no_regions)
+
+
+def _check_same_calls(first: Sequence[str], other: Sequence[str]) -> None:
+    """Raises ValueError where a step calls other blocks than the first one did."""
+    if other != first:
+        odd = Counter(first) - Counter(other) or Counter(other)
+        raise ValueError(
+            "memopt.plan: model must call the same blocks in every step, got one that calls "
+            f"{len(first)} and one that calls {len(other)} ({next(iter(odd))} differs); for a "
+            "model that skips layers by numbers of its own, turn that off for planning: the plan "
+            "holds for steps that skip some"
+        )
+
+
+def _most(stages: Sequence[StageBytes]) -> StageBytes:
+    """Calls of one site differ a little by what shares memory with them."""
+    return StageBytes(
+        resident=max(stage.resident for stage in stages),
+        forward=max(stage.forward for stage in stages),
+        backward=max(stage.backward for stage in stages),
+        gradients=0,
+        may_leave=max((stage.may_leave for stage in stages), key=sum),
+    )

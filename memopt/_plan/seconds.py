@@ -1,0 +1,107 @@
+"""The seconds of each stage: measured in real steps, or estimated from the work of a ledger."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memopt._plan.watch import Call, Position, Watch, backward_spans, converted, forward_spans
+from memopt.memory.batches import device_of
+from memopt.memory.ledger import Ledger
+from memopt.memory.speed import Speed
+from memopt.memory.step import Step
+from memopt.memory.unchanged import Written, unchanged
+
+
+@dataclass(frozen=True)
+class StageSeconds:
+    """Of one stage, with the choice that it had."""
+
+    forward: float
+    backward: float
+    """With what it computes again."""
+
+
+class _Clock:
+    """Moments on a device: of the host, or events on an accelerator's stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events = None if device.type == "cpu" else torch.get_device_module(device)
+        self._first: Any = None
+
+    def stamp(self) -> Any:
+        if self._events is None:
+            return time.perf_counter()
+        event = self._events.Event(enable_timing=True)
+        event.record()
+        self._first = self._first or event
+        return event
+
+    def synchronize(self) -> None:
+        if self._events is not None:
+            self._events.synchronize()
+
+    def seconds(self, stamp: Any) -> float:
+        """Since the first stamp."""
+        since: float = stamp if self._events is None else 1e-3 * self._first.elapsed_time(stamp)
+        return since
+
+
+def measured_seconds(step: Step, paths: Sequence[str], written: Written) -> list[StageSeconds]:
+    """Of a real step: the stages of forward and backward of one micro-batch, by the model as it is.
+    All that it changes is put back.
+
+    Args:
+        written: what such steps write of what is there before.
+    """
+    model = step.model
+    device = device_of(step.who, model, step.batch)
+    with unchanged(*step.roots, written=written):
+        clock = _Clock(device)
+        with Watch(model, paths, clock.stamp) as watch:
+            loss = step.forward(step.batches()[0])
+            turn = clock.stamp()
+            loss.backward()
+            end = clock.stamp()
+            del loss
+        clock.synchronize()
+    return _stages(watch, clock, turn, end)
+
+
+def estimated_seconds(
+    ledger: Ledger, begun: Position, called: Sequence[Call[Position]], speed: Speed
+) -> list[StageSeconds]:
+    """Of a ledger's step: by the operations and bytes of its work.
+
+    Args:
+        begun: when forward began.
+        called: the blocks' calls.
+    """
+    start = begun.work
+    calls = converted(called, lambda moment: moment.work)
+    phases = [work.phase for work in ledger.work]
+    end = phases.index("optimizer") if "optimizer" in phases else len(phases)
+    is_turn = (p for p in range(end - 1, -1, -1) if phases[p] == "forward")
+    turn = next(is_turn, -1) + 1
+
+    def took(span: tuple[int, int] | None) -> float:
+        return 0.0 if span is None else sum(map(speed.seconds, ledger.work[slice(*span)]))
+
+    there = forward_spans(calls, start, turn)
+    back = backward_spans(calls, turn, end)
+    return [StageSeconds(took(f), took(b)) for f, b in zip(there, back, strict=True)]
+
+
+def _stages(watch: Watch[Any], clock: _Clock, turn: Any, end: Any) -> list[StageSeconds]:
+    seconds = clock.seconds
+    calls = converted(watch.calls, seconds)
+    there = forward_spans(calls, seconds(watch.start), seconds(turn))
+    back = backward_spans(calls, seconds(turn), seconds(end))
+    return [
+        StageSeconds(stop - begin, 0.0 if span is None else span[1] - span[0])
+        for (begin, stop), span in zip(there, back, strict=True)
+    ]

@@ -1,0 +1,109 @@
+"""A plan as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memopt._plan.planned import Planned, PlannedBlock
+from memopt.memory.sizes import as_text
+from memopt.show import sections
+from memopt.show.sections import Section
+
+# Where alike steps differ by such a factor, something else ran on the machine.
+_MOST_SPREAD = 1.5
+
+
+def text_of(plan: Planned) -> str:
+    return sections.text_of(title_of(plan), sections_of(plan), list(lines_of(plan)))
+
+
+def title_of(plan: Planned) -> str:
+    peak = f"peak {as_text(plan.peak)} predicted"
+    if plan.measured_peak is not None:
+        peak += f", {as_text(plan.measured_peak)} measured"
+    return (
+        f"{plan.model} within {as_text(plan.budget)}\n"
+        f"{peak}, in place of {as_text(plan.plain_peak)}\n"
+        f"forward and backward {times_of(plan)}"
+    )
+
+
+def times_of(plan: Planned) -> str:
+    """With the plan and without it. Measured times with the range in which alike steps lay."""
+    spread = plan.profile.spread
+    if not plan.is_timed or spread is None:
+        timed = "measured once" if plan.is_timed else "estimated for a GPU"
+        ours, plain = _ms(plan.seconds), _ms(plan.plain_seconds)
+        return f"{ours} in place of {plain} ({plan.added:+.1%}, {timed})"
+    least, most = spread
+    ours, plain = (
+        f"{_ms(seconds)} ({1e3 * least * seconds:,.4g} to {1e3 * most * seconds:,.4g})"
+        for seconds in (plan.seconds, plan.plain_seconds)
+    )
+    if most > _MOST_SPREAD * least:
+        said = f"samples of alike steps differ by {most / least:.1f}x, too much to tell"
+    else:
+        fast, slow = sorted((plan.seconds, plan.plain_seconds))
+        said = f"{plan.added:+.1%}"
+        if most * fast >= least * slow:
+            said += ", which is less than samples of alike steps differ by"
+    return f"{ours} in place of {plain}: {said} (measured: medians and, in brackets, ranges)"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.4g} ms"
+
+
+def sections_of(plan: Planned) -> Iterator[Section]:
+    """One line for each run of blocks that are treated alike."""
+    rows = [_row(run) for run in _runs(plan.blocks)]
+    yield Section("Blocks", ("Block", "Fate", "held", "elsewhere", "ms", "Why"), rows)
+
+
+def lines_of(plan: Planned) -> Iterator[str]:
+    profile = plan.profile
+    outside = sum(nbytes.resident for nbytes, _ in profile.ends.values())
+    yield (
+        f"Besides: {as_text(profile.base)} before the step (weights, optimizer states, batch), "
+        f"{as_text(outside)} held outside of the blocks, and in the optimizer's step "
+        f"{as_text(profile.optimizer)} at most"
+    )
+    yield from plan.notes
+
+
+def _runs(blocks: tuple[PlannedBlock, ...]) -> Iterator[list[PlannedBlock]]:
+    run: list[PlannedBlock] = []
+    for block in blocks:
+        if run and _kind(run[-1]) != _kind(block):
+            yield run
+            run = []
+        run.append(block)
+    if run:
+        yield run
+
+
+def _kind(block: PlannedBlock) -> tuple[object, ...]:
+    return (block.choice, block.path.rpartition(".")[0])
+
+
+def _row(run: list[PlannedBlock]) -> list[str]:
+    first, last = run[0].path, run[-1].path
+    name = first if len(run) == 1 else f"{first} to {last.rpartition('.')[2]}"
+    away = sum(block.away for block in run)
+    return [
+        name,
+        str(run[0].choice),
+        as_text(sum(block.kept for block in run)),
+        as_text(away) if away else "",
+        f"{1e3 * sum(block.seconds for block in run):,.4g}",
+        _why(run),
+    ]
+
+
+def _why(run: list[PlannedBlock]) -> str:
+    saved, added = sum(block.saved for block in run), sum(block.added for block in run)
+    if saved <= 0:
+        return "there is room"
+    if added <= 0:
+        return f"{as_text(saved)} less, and no slower"
+    return f"{as_text(saved)} less for {1e3 * added:,.3g} ms"

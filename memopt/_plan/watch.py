@@ -1,0 +1,231 @@
+"""When a step enters and leaves each block, in forward and in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from memopt._checkpoint.flags import is_recomputing
+from memopt._compat import is_in_backward
+from memopt.memory.ledger import Ledger
+
+StampT = TypeVar("StampT")
+N = TypeVar("N", bound=float)
+
+
+class Position(NamedTuple):
+    """Of a ledger: how much it has of each."""
+
+    log: int
+    work: int
+    saves: int
+    operators: int
+
+
+def moment_of(ledger: Ledger) -> Position:
+    return Position(len(ledger.log), len(ledger.work), ledger.saves, len(ledger.ops))
+
+
+@dataclass
+class Call(Generic[StampT]):
+    """One forward of a block, and its backward."""
+
+    path: str
+    kind: Hashable
+    """Equal for calls of one class, with parameters and inputs of the same shapes."""
+    begin: StampT
+    end: StampT | None = None
+    backward: StampT | None = None
+    """When the first gradient of its outputs was there; None: it has no backward."""
+    inputs_done: StampT | None = None
+    """When the gradients of its inputs were; None: they need none."""
+
+
+@dataclass
+class Watch(Generic[StampT]):
+    """Hooks on a model. Its first forward begins a list of calls, and so does each one behind a
+    backward.
+
+    A call with gradients disabled keeps nothing for backward whatever is chosen for its block. It
+    is no call here, but a part of what runs between calls.
+
+    Args:
+        stamp: what is noted of a moment: a time, a place in a log.
+    """
+
+    model: nn.Module
+    paths: Sequence[str]
+    stamp: Callable[[], StampT]
+    calls: list[Call[StampT]] = field(default_factory=list)
+    start: StampT | None = None
+    again: set[nn.Module] = field(default_factory=set)
+    """Modules that backward called, but for regions of memopt's: the model's own checkpointing."""
+
+    def __enter__(self) -> Watch[StampT]:
+        modules = dict(self.model.named_modules())
+        self._turned = False
+        self._handles = [
+            self.model.register_forward_pre_hook(self._started),
+            self.model.register_forward_hook(self._ended),
+        ]
+        self._handles += [
+            module.register_forward_pre_hook(self._seen) for module in modules.values()
+        ]
+        for path in self.paths:
+            block = modules[path]
+            self._handles += [
+                block.register_forward_pre_hook(self._entering(path), with_kwargs=True),
+                block.register_forward_hook(self._left),
+            ]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _started(self, module: nn.Module, args: Any) -> None:
+        if is_in_backward():
+            return
+        if self.start is None or self._turned:
+            self.calls, self.start, self._turned = [], self.stamp(), False
+
+    def _ended(self, module: nn.Module, args: Any, output: Any) -> None:
+        for tensor in _tensors(output):
+            if tensor.requires_grad and tensor.grad_fn is not None:
+                tensor.register_hook(self._turns)
+
+    def _turns(self, _: Tensor) -> None:
+        self._turned = True
+
+    def _seen(self, module: nn.Module, args: Any) -> None:
+        if is_in_backward() and not is_recomputing():
+            self.again.add(module)
+
+    def _entering(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
+        def entered(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if is_in_backward() or not torch.is_grad_enabled():
+                return
+            inputs = _tensors((args, kwargs))
+            call = Call(path, _kind(module, inputs), self.stamp())
+            self.calls.append(call)
+
+            def inputs_done(_: Tensor) -> None:
+                call.inputs_done = self.stamp()
+
+            for tensor in inputs:
+                if tensor.requires_grad and tensor.grad_fn is not None:
+                    tensor.register_hook(inputs_done)
+
+        return entered
+
+    def _left(self, module: nn.Module, args: Any, output: Any) -> None:
+        if is_in_backward() or not torch.is_grad_enabled():
+            return
+        call = next((call for call in reversed(self.calls) if call.end is None), None)
+        if call is None:
+            return
+        call.end = self.stamp()
+
+        def begins(_: Tensor) -> None:
+            if call.backward is None:
+                call.backward = self.stamp()
+
+        for tensor in _tensors(output):
+            if tensor.requires_grad and tensor.grad_fn is not None:
+                tensor.register_hook(begins)
+
+
+def converted(calls: Sequence[Call[Any]], convert: Callable[[Any], N]) -> list[Call[N]]:
+    """With other stamps."""
+
+    def maybe(stamp: Any) -> Any:
+        return None if stamp is None else convert(stamp)
+
+    return [
+        replace(
+            call,
+            begin=convert(call.begin),
+            end=maybe(call.end),
+            backward=maybe(call.backward),
+            inputs_done=maybe(call.inputs_done),
+        )
+        for call in calls
+    ]
+
+
+def kinds_of(calls: Sequence[Call[Position]]) -> tuple[int, ...]:
+    """Equal numbers for calls that do the same."""
+    return _numbered([(call.kind,) for call in calls])
+
+
+def sites_of(calls: Sequence[Call[Position]], ops: Sequence[str]) -> tuple[int, ...]:
+    """Equal numbers for calls that do the same between the same operators.
+
+    What runs between two calls is a part of the first one's forward, and of the second one's
+    backward. What is before the first call and behind the last one is a stage of its own, and makes
+    no difference to these.
+    """
+    between = [
+        None if one.end is None else tuple(ops[one.end.operators : other.begin.operators])
+        for one, other in pairwise(calls)
+    ]
+    kinds = (call.kind for call in calls)
+    return _numbered(list(zip(kinds, [None, *between], [*between, None], strict=True)))
+
+
+def _numbered(looks: Sequence[tuple[Any, ...]]) -> tuple[int, ...]:
+    """Equal numbers for what looks alike. None is like anything, so looks with one come last."""
+    found: list[tuple[Any, ...]] = []
+    numbers = {}
+    for place in sorted(range(len(looks)), key=lambda place: None in looks[place]):
+        alike = (n for n, other in enumerate(found) if _are_alike(looks[place], other))
+        number = next(alike, len(found))
+        if number == len(found):
+            found.append(looks[place])
+        numbers[place] = number
+    return tuple(numbers[place] for place in range(len(looks)))
+
+
+def _are_alike(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    return all(a == b or None in (a, b) for a, b in zip(one, other, strict=True))
+
+
+def forward_spans(calls: Sequence[Call[N]], start: N, turn: N) -> list[tuple[N, N]]:
+    """When the forward of each stage begins and ends: of what is before the blocks, of each call
+    until the next one, of what is behind the last one until forward ends (`turn`).
+    """
+    last = calls[-1].end
+    begins = [start, *(call.begin for call in calls), turn if last is None else last, turn]
+    return list(pairwise(begins))
+
+
+def backward_spans(calls: Sequence[Call[N]], turn: N, end: N) -> list[tuple[N, N] | None]:
+    """The same of backward; None: the stage has none. A stage's ends where the next one begins."""
+    with_backward = [call for call in calls if call.backward is not None]
+    before = with_backward[0].inputs_done if with_backward else None
+    begins: list[N | None] = [before, *(call.backward for call in calls), turn]
+    moments = sorted({begin for begin in begins if begin is not None} | {end})
+    return [
+        None if begin is None else (begin, next((m for m in moments if m > begin), end))
+        for begin in begins
+    ]
+
+
+def _tensors(value: object) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _kind(module: nn.Module, inputs: Sequence[Tensor]) -> Hashable:
+    parameters = [
+        (n, tuple(p.shape), p.dtype, p.requires_grad) for n, p in module.named_parameters()
+    ]
+    shapes = [(tuple(t.shape), t.dtype, t.requires_grad) for t in inputs]
+    # The class that it had before memopt patched it bears the same name.
+    cls = type(module)
+    return (cls.__module__, cls.__qualname__, module.training, tuple(parameters), tuple(shapes))
