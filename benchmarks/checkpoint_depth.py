@@ -60,7 +60,7 @@ class CountedBlock(Block):
 def run_with(policy: str, model: nn.Sequential) -> Callable[[Tensor], Tensor]:
     """The model's forward under `policy`. "every" wraps the blocks of `model`."""
     if policy == "every":
-        memopt.apply_checkpointing(model)
+        memopt.apply_activation_checkpointing(model)
     if policy in ("none", "every"):
         return model
     if policy == "torch_sqrt":

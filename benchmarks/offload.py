@@ -107,7 +107,7 @@ def measure(
     """The record of one stack of one size, as it stands in the JSON file."""
     started = time.perf_counter()
     torch.set_num_threads(threads)
-    memopt.configure_offload(copies_in_flight=COPIES_IN_FLIGHT)
+    memopt.offload.configure(copies_in_flight=COPIES_IN_FLIGHT)
     stack = Stack(size, device)
     parameters = list(stack.blocks.parameters())
     found = arithmetic(size, stack, link(device, size.input_bytes, directory), device)
@@ -188,12 +188,12 @@ def traffic(way: Way, step: Thunk, device: torch.device) -> dict[str, Any]:
             step()
         return {"bytes_out": seen.out, "bytes_back": seen.back}
     finish(device)
-    memopt.offload_stats(reset=True, wait=True)
+    memopt.offload.stats(reset=True, wait=True)
     repeats = 3
     for _ in range(repeats):
         step()
     finish(device)
-    stats = memopt.offload_stats(wait=True)
+    stats = memopt.offload.stats(wait=True)
     counted: dict[str, Any] = {
         "bytes_out": stats.bytes_out // repeats,
         "bytes_back": stats.bytes_back // repeats,
@@ -270,7 +270,7 @@ def _case(*asked: Any) -> dict[str, Any]:
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     finally:
-        memopt.empty_offload_cache()
+        memopt.offload.empty_cache()
         with contextlib.suppress(RuntimeError):  # there is no accelerator
             torch.accelerator.empty_cache()
 

@@ -29,7 +29,7 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4096", "MALLOC_MMAP_MAX_": "1000000"}
 def peak_on_accelerator(step: Callable[[], object], device: torch.device) -> int:
     """The most bytes of tensors during two steps, above what was there before."""
     torch.accelerator.synchronize(device)
-    memopt.offload_stats(wait=True)  # lets go of what the last step's copies held
+    memopt.offload.stats(wait=True)  # lets go of what the last step's copies held
     before: int = torch.accelerator.memory_allocated(device)
     torch.accelerator.reset_peak_memory_stats(device)
     for _ in range(2):

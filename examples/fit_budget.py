@@ -23,7 +23,9 @@ def main() -> None:
     batch = {"input_ids": ids, "labels": ids}
     optimizer = torch.optim.AdamW(model.parameters())
 
-    fitted = memopt.fit(model, optimizer, batch, sys.argv[1] if len(sys.argv) > 1 else "24MB")
+    fitted = memopt.fit(
+        model, batch, sys.argv[1] if len(sys.argv) > 1 else "24MB", optimizer=optimizer
+    )
     print(fitted.plan)
     for step in range(3):
         result = fitted(batch)  # forward and backward; gradients of the whole batch

@@ -28,7 +28,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             print(f"step {step}: loss {loss.item():.4f}")
-        print(memopt.offload_stats())
+        print(memopt.offload.stats())
 
 
 if __name__ == "__main__":

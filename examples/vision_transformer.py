@@ -30,7 +30,7 @@ def main() -> None:
     print(memopt.anatomy(model, batch))
 
     print(memopt.convert(model, batch))
-    memopt.apply_checkpointing(model, every=2)
+    memopt.apply_activation_checkpointing(model, every=2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     for step in range(5):
         loss = model(**batch).loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
@@ -10,10 +11,11 @@ import torch
 from torch import Tensor
 
 from memopt._extension import _C
+from memopt.place import directory_of
 
 __all__ = ["BuiltIn", "Fate", "Handle", "Policy", "saved_tensors"]
 
-BuiltIn: TypeAlias = Literal["keep", "recipe", "host", "disk"]
+BuiltIn: TypeAlias = Literal["keep", "recipe", "cpu", "disk"]
 """The names of the built-in fates."""
 
 
@@ -41,8 +43,9 @@ class Fate(Protocol):
         """
 
 
-Policy: TypeAlias = BuiltIn | Fate | Callable[[Tensor], BuiltIn | Fate]
-"""A fate for all tensors, or a callable that picks one for each."""
+Policy: TypeAlias = BuiltIn | os.PathLike[str] | Fate | Callable[[Tensor], BuiltIn | Fate]
+"""A fate for all tensors (a path: offloaded to this directory), or a callable that picks one for
+each."""
 
 
 def saved_tensors(policy: Policy) -> AbstractContextManager[None]:
@@ -57,11 +60,12 @@ def saved_tensors(policy: Policy) -> AbstractContextManager[None]:
               a tensor that is kept is not dropped.
             - "recipe": an output of memopt's ops, or a view of one, is not kept but made again from
               what is kept anyway. See `memopt.recipes`, which is this policy.
-            - "host": a copy in (pinned) host memory, which is back before backward needs it. This
+            - "cpu": a copy in (pinned) host memory, which is back before backward needs it. This
               is `memopt.offload`, which says more of it, without options: all storages of 1 KB and
               more go. Without an accelerator everything stays where it is.
-            - "disk": the same, to a file in the directory that `memopt.configure_offload` was
-              given; tensors in host memory go as well.
+            - "disk": the same, to a file in the directory that `memopt.offload.configure` was
+              given; tensors in host memory go as well. A path (for all tensors, not as an answer
+              for one): to this directory.
             - an object with a method `pack(tensor)` that returns an object with a method
               `restore()`, see `Fate` and `Handle`: for trying an idea, in Python.
 
@@ -69,7 +73,7 @@ def saved_tensors(policy: Policy) -> AbstractContextManager[None]:
     the saved-tensor hooks that are active around the context: another context of this kind, a
     checkpointed region, save_on_cpu, a user's own. If there are none, it is kept. So
 
-        with memopt.saved_tensors("host"), memopt.saved_tensors("recipe"):
+        with memopt.saved_tensors("cpu"), memopt.saved_tensors("recipe"):
 
     makes outputs of memopt's ops again and copies the rest. Hooks inside the context get all.
 
@@ -104,9 +108,15 @@ def saved_tensors(policy: Policy) -> AbstractContextManager[None]:
             than a fate, or a user's `pack` returns something without `restore`. In backward:
             `restore` returns no tensor.
         ValueError: `policy` is a string that names no fate, or "disk" without a directory. In
-            backward: `restore` returns a tensor
-            of another shape, dtype or device.
+            backward: `restore` returns a tensor of another shape, dtype or device.
+        OSError: no file can be made in the directory.
 
     Source: PyTorch's saved-tensor hooks (torch.autograd.graph.saved_tensors_hooks).
     """
-    return nullcontext() if torch.compiler.is_compiling() else _C.SavedTensors(policy)
+    if torch.compiler.is_compiling():
+        return nullcontext()
+    if isinstance(policy, os.PathLike):
+        return _C.SavedTensors(
+            _C.Offload(directory=directory_of("memopt.saved_tensors: policy", policy))
+        )
+    return _C.SavedTensors(policy)

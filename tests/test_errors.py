@@ -51,10 +51,7 @@ CALLS: dict[str, Call] = {
         model, batch, **{"budget": BUDGET, **options}
     ),
     "memopt.fit": lambda model, batch=X, **options: memopt.fit(
-        model,
-        options.pop("optimizer", None),
-        batch,
-        **{"budget": BUDGET, **options},
+        model, batch, **{"budget": BUDGET, "optimizer": None, **options}
     ),
     "largest_batch": lambda model, batch=X, **options: memopt.largest_batch(
         model, batch, **{"budget": BUDGET, "limit": 2, **options}

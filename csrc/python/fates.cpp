@@ -27,7 +27,7 @@ using saved::Handle;
 
 constexpr const char* kKeep = "keep";
 constexpr const char* kRecipe = "recipe";
-constexpr const char* kHost = "host";
+constexpr const char* kCpu = "cpu";
 constexpr const char* kDisk = "disk";
 
 bool is_text(py::handle value, const char* text) {
@@ -35,7 +35,7 @@ bool is_text(py::handle value, const char* text) {
 }
 
 bool is_built_in(py::handle value) {
-  return is_text(value, kKeep) || is_text(value, kRecipe) || is_text(value, kHost) ||
+  return is_text(value, kKeep) || is_text(value, kRecipe) || is_text(value, kCpu) ||
          is_text(value, kDisk) || py::isinstance<saved::OffloadOptions>(value);
 }
 
@@ -109,15 +109,15 @@ class UserFate : public Fate {
   c10::SafePyObject object_;
 };
 
-// "host", "disk", or a memopt._C.Offload.
+// "cpu", "disk", or a memopt._C.Offload.
 std::optional<saved::OffloadOptions> offload_of(py::handle value) {
-  if (is_text(value, kHost)) return saved::OffloadOptions{};
+  if (is_text(value, kCpu)) return saved::OffloadOptions{};
   if (is_text(value, kDisk)) {
     saved::OffloadOptions options;
     options.directory = saved::OffloadTarget::limits().directory;
     TORCH_CHECK_VALUE(!options.directory.empty(),
                       "memopt.saved_tensors(): 'disk' needs the directory of "
-                      "memopt.configure_offload(directory=), got none");
+                      "memopt.offload.configure(directory=), got none");
     return options;
   }
   if (!py::isinstance<saved::OffloadOptions>(value)) return std::nullopt;
@@ -162,7 +162,7 @@ class Asked : public Fate {
     if (is_text(answer, kRecipe)) return registry_->take(tensor);
     if (is_built_in(answer)) return offload_for(answer)->take(tensor);
     TORCH_CHECK_TYPE(is_fate_of_a_user(answer), "memopt.saved_tensors(): a policy must answer ",
-                     "'keep', 'recipe', 'host', 'disk' or an object with a method pack, got ",
+                     "'keep', 'recipe', 'cpu', 'disk' or an object with a method pack, got ",
                      std::string(py::repr(answer)));
     return UserFate(answer).take(tensor);
   }
@@ -193,12 +193,12 @@ class Asked : public Fate {
 void check_policy(py::handle policy) {
   TORCH_CHECK_VALUE(
       !PyUnicode_Check(policy.ptr()) || is_built_in(policy),
-      "memopt.saved_tensors(): policy must be 'keep', 'recipe', 'host' or 'disk' if it "
+      "memopt.saved_tensors(): policy must be 'keep', 'recipe', 'cpu' or 'disk' if it "
       "is a string, got ",
       std::string(py::repr(policy)));
   TORCH_CHECK_TYPE(
       is_built_in(policy) || is_fate_of_a_user(policy) || PyCallable_Check(policy.ptr()) != 0,
-      "memopt.saved_tensors(): policy must be a string, an object with a method pack "
+      "memopt.saved_tensors(): policy must be a string, a path, an object with a method pack "
       "or a callable, got ",
       std::string(py::repr(policy)));
 }
@@ -221,7 +221,7 @@ intrusive_ptr<Fate> fate_of_arguments(py::handle fate) {
     return c10::make_intrusive<WithoutGil>(fate.cast<saved::Buffers&>().fate(is_held));
   }
   TORCH_CHECK_TYPE(is_fate_of_a_user(fate),
-                   "memopt: the fate of a region's arguments must be 'keep', 'host' or an object "
+                   "memopt: the fate of a region's arguments must be 'keep', 'cpu' or an object "
                    "with a method pack, got ",
                    std::string(py::repr(fate)));
   return c10::make_intrusive<UserFate>(fate);

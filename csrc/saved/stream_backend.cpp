@@ -67,7 +67,7 @@ std::string StreamBackend::no_room(size_t bytes) {
   return c10::str("memopt.offload: ", bytes, " bytes stay on ", device_.device(),
                   ", since the pool of host memory has no room for them: ", use.in_use, " of ",
                   use.allocated, " bytes are in use, and it may grow to ", most_host_bytes_,
-                  " (memopt.configure_offload)");
+                  " (memopt.offload.configure)");
 }
 
 EventPtr StreamBackend::store(const Memory& from, Room& to, const EventPtr& ready) {

@@ -39,7 +39,7 @@ from memopt.whatif.fates import Checkpoint, Fates, predicted_trace
 
 def anatomy(
     model: nn.Module,
-    inputs: Any,
+    batch: Any,
     *,
     loss: LossLike = None,
     optimizer: OptimizerLike = torch.optim.AdamW,
@@ -73,7 +73,7 @@ def anatomy(
 
     Args:
         model: on any device, also meta.
-        inputs: a batch, on the model's device: a mapping of keyword arguments, a tuple or list of
+        batch: on the model's device: a mapping of keyword arguments, a tuple or list of
             positional ones, or the only one. May be meta tensors, where nothing is measured.
         loss: makes the loss of what the model returns. Default: the output's `loss`, its first
             element or the output.
@@ -90,7 +90,7 @@ def anatomy(
         checkpoint: what if blocks were regions: "all"; a number k, every k-th; for models whose
             blocks are an nn.Sequential also "sqrt" and "optimal".
         offload: what if activations (with `checkpoint`: the regions' inputs) were on the host
-            between forward and backward; on the CPU in the directory that memopt.configure_offload
+            between forward and backward; on the CPU in the directory that memopt.offload.configure
             was given, if they are measured. A prediction counts copies as done at once.
         advice: also predict what would help. Takes a prediction for each remedy.
 
@@ -99,7 +99,7 @@ def anatomy(
 
     Raises:
         TypeError: `model` is no module, there is no loss, or `optimizer` is no such thing.
-        ValueError: the loss is no scalar, inputs are on another device, an option is out of its
+        ValueError: the loss is no scalar, the batch is on another device, an option is out of its
             range, or a model without values is to be measured.
         DependsOnValues: the step looks at values, and measure=False.
 
@@ -116,18 +116,18 @@ def anatomy(
         raise ValueError(
             f"anatomy: micro_batches must be an int of at least 1, got {micro_batches!r}"
         )
-    inputs = as_dict(inputs)
-    rows = rows_of("anatomy", inputs)
-    without_values = any(t.is_meta for t in (*model.parameters(), *tensors_in(inputs)))
-    if not all(t.is_meta for t in tensors_in(inputs)):
-        home = device_of("anatomy", model, inputs).type
+    batch = as_dict(batch)
+    rows = rows_of("anatomy", batch)
+    without_values = any(t.is_meta for t in (*model.parameters(), *tensors_in(batch)))
+    if not all(t.is_meta for t in tensors_in(batch)):
+        home = device_of("anatomy", model, batch).type
     else:
         home = next((p.device.type for p in model.parameters()), "cpu")
     target = device or ("cuda" if home in ("meta", "cuda") else "cpu")
     fates = Fates(recipes, checkpoint, offload, who="anatomy")
     step = Step(
         model,
-        inputs,
+        batch,
         as_optimizer("anatomy", optimizer, list(model.parameters())),
         loss,
         autocast,
@@ -149,7 +149,7 @@ def anatomy(
     if measure is True or problem is not None:
         if without_values:
             raise ValueError(
-                "anatomy: a step that is measured must have a model and inputs with values, got "
+                "anatomy: a step that is measured must have a model and a batch with values, got "
                 "meta tensors; measure=False predicts it"
             )
         if offload:
@@ -163,7 +163,7 @@ def anatomy(
     is_cuda = target == "cuda"
     found = formulas(
         model,
-        inputs,
+        batch,
         step.optimizer,
         fates,
         autocast=autocast,
@@ -181,7 +181,7 @@ def anatomy(
         predicted=predicted,
         measured=measured,
         formula=found,
-        flops_6nd=_six_n_d(model, inputs, autocast),
+        flops_6nd=_six_n_d(model, batch, autocast),
         advice=()
         if not advice or predicted is None or ledger is None
         else advise(step, fates, target, predicted, ledger),
@@ -246,9 +246,9 @@ def _words(step: Step, fates: Fates) -> str:
     return ", ".join(words)
 
 
-def _six_n_d(model: nn.Module, inputs: Any, autocast: torch.dtype | None) -> int | None:
+def _six_n_d(model: nn.Module, batch: Any, autocast: torch.dtype | None) -> int | None:
     """6 operations for each token and each parameter of a matrix product."""
-    shape = shape_of(model, inputs, autocast)
+    shape = shape_of(model, batch, autocast)
     if shape is None:
         return None
     used = {

@@ -26,17 +26,18 @@ The modules of this package:
 The engine itself is csrc/saved: regions, slots, random generators, autocast, host copies.
 """
 
-from memopt._checkpoint.apply import apply_checkpointing
+from memopt._checkpoint import region
+from memopt._checkpoint.apply import apply_activation_checkpointing
 from memopt._checkpoint.buffers import CheckpointBuffers, checkpoint_buffers
 from memopt._checkpoint.flags import disable_checkpointing, is_checkpointing, is_recomputing
-from memopt._checkpoint.region import checkpoint
 from memopt._checkpoint.selective import ops_worth_saving
 from memopt._checkpoint.sequential import checkpoint_sequential
 from memopt._checkpoint.wrapper import checkpoint_wrapper, unwrap
+from memopt._public import P, PublicFunction, R_co
 
 __all__ = [
     "CheckpointBuffers",
-    "apply_checkpointing",
+    "apply_activation_checkpointing",
     "checkpoint",
     "checkpoint_buffers",
     "checkpoint_sequential",
@@ -47,3 +48,15 @@ __all__ = [
     "ops_worth_saving",
     "unwrap",
 ]
+
+
+class _Checkpoint(PublicFunction[P, R_co]):
+    Buffers = CheckpointBuffers
+    buffers = staticmethod(checkpoint_buffers)
+    disable = staticmethod(disable_checkpointing)
+    is_checkpointing = staticmethod(is_checkpointing)
+    is_recomputing = staticmethod(is_recomputing)
+    ops_worth_saving = staticmethod(ops_worth_saving)
+
+
+checkpoint = _Checkpoint(region.checkpoint)

@@ -1,4 +1,4 @@
-"""apply_checkpointing: chooses submodules of a model and makes them checkpointed regions."""
+"""`apply_activation_checkpointing`: chosen submodules of a model become checkpointed regions."""
 
 from __future__ import annotations
 
@@ -8,24 +8,38 @@ from functools import partial
 from typing import Any
 
 from torch import nn
+from torch.distributed.fsdp.wrap import _Policy, _recursive_wrap
 
 from memopt._checkpoint.blocks import find_blocks
 from memopt._checkpoint.partition import PartitionChoice, partition_of
 from memopt._checkpoint.probe import arguments_of, cannot_run_again, left_out
 from memopt._checkpoint.wrapper import checkpoint_wrapper, has_forward
 from memopt._class_patch import restored_on_error
-from memopt._offload.place import Place
+from memopt.place import Place
 
 NamedModules = list[tuple[str, nn.Module]]
 
 Predicate = Callable[[nn.Module], bool]
+WrapperFn = Callable[[nn.Module], nn.Module]
 Choice = Predicate | type[nn.Module] | Sequence[type[nn.Module]]
 """How a caller says which submodules are meant."""
 
+_WHO = "apply_activation_checkpointing"
+_DEFAULTS = {
+    "offload_to_cpu": False,
+    "maintain_forward_counter": False,
+    "offload": None,
+    "partition": None,
+    "preserve_rng_state": True,
+    "early_stop": True,
+}
 
-def apply_checkpointing(
+
+def apply_activation_checkpointing(
     model: nn.Module,
+    checkpoint_wrapper_fn: WrapperFn | None = None,
     check_fn: Choice | None = None,
+    auto_wrap_policy: Any = None,
     *,
     every: int | None = None,
     fraction: float | None = None,
@@ -37,9 +51,13 @@ def apply_checkpointing(
     partition: PartitionChoice = None,
     preserve_rng_state: bool = True,
     early_stop: bool = True,
-    sample_input: Any = None,
+    batch: Any = None,
 ) -> list[str]:
     """Apply `checkpoint_wrapper`, in place, to chosen submodules; `unwrap(model)` undoes it.
+
+    The first four arguments are those of PyTorch's function of this name
+    (torch.distributed.algorithms._checkpoint.checkpoint_wrapper). Without any of them it wraps the
+    model's blocks, where PyTorch's wraps every submodule.
 
     Candidates are the submodules, never `model` itself, that `check_fn` is true for, and that have
     a forward: nn.ModuleList and its like are never called, and are passed over. Without `check_fn`
@@ -65,14 +83,18 @@ def apply_checkpointing(
     wrapped already gets the new settings; modules that are not chosen stay as they are.
 
     A region runs its module again in backward, where counters, moving averages and spectral norm's
-    vectors move once more (batch norm's statistics do not). With a `sample_input` the model runs
+    vectors move once more (batch norm's statistics do not). With a `batch` the model runs
     once, each chosen module twice more, all is put back, and modules that cannot run again as they
     did are left out. A warning says which, and why.
 
     Args:
         model: its submodules are changed; names, parameters and state_dict stay the same.
-        check_fn: called with each submodule, as by PyTorch's apply_activation_checkpointing; or a
-            class or a sequence of classes, whose instances are meant.
+        checkpoint_wrapper_fn: wraps a chosen module in place of `checkpoint_wrapper`; its result
+            takes the module's place. Options of `checkpoint_wrapper` must not be given with it.
+        check_fn: called with each submodule; or a class or a sequence of classes, whose instances
+            are meant.
+        auto_wrap_policy: a policy of PyTorch's FSDP (torch.distributed.fsdp.wrap) that chooses the
+            modules in place of `check_fn`.
         every: the first of each `every` candidates, at least 1. Default: all candidates.
         fraction: round(fraction * candidates) of them, spread evenly and beginning with the first;
             from 0 to 1. Not together with `every`.
@@ -81,7 +103,7 @@ def apply_checkpointing(
         offload_to_cpu: see `checkpoint_wrapper`.
         maintain_forward_counter, offload, partition, preserve_rng_state, early_stop: see
             `checkpoint_wrapper`.
-        sample_input: a tensor; a tuple or list of positional arguments of the model; or a mapping
+        batch: a tensor; a tuple or list of positional arguments of the model; or a mapping
             of keyword arguments.
 
     Returns:
@@ -92,17 +114,17 @@ def apply_checkpointing(
             a forward, or `checkpoint_wrapper` raises it for a module.
         ValueError: an argument is out of its range, both `every` and `fraction` are given, or there
             is no `check_fn` and the model has no blocks. After any error the model is as before.
-        Whatever the model's forward raises with `sample_input`.
+        Whatever the model's forward raises with `batch`.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"apply_checkpointing: model must be an nn.Module, got {type(model).__name__}"
-        )
-    predicate = as_predicate("apply_checkpointing: check_fn", check_fn)
-    ranks = partition_of("apply_checkpointing", partition)
+        raise TypeError(f"{_WHO}: model must be an nn.Module, got {type(model).__name__}")
+    predicate = as_predicate(f"{_WHO}: check_fn", check_fn)
+    if auto_wrap_policy is not None:
+        predicate = modules_of_policy(model, auto_wrap_policy).__contains__
+    ranks = partition_of(_WHO, partition)
     if every is not None and fraction is not None:
         raise ValueError(
-            "apply_checkpointing: every and fraction must not be given together, got "
+            f"{_WHO}: every and fraction must not be given together, got "
             f"every={every!r} and fraction={fraction!r}"
         )
     _check_count("every", 1 if every is None else every, least=1)
@@ -112,26 +134,30 @@ def apply_checkpointing(
 
     candidates, note = choose_modules(model, predicate)
     if note:
-        warnings.warn(f"apply_checkpointing: {note}", stacklevel=2)
+        warnings.warn(f"{_WHO}: {note}", stacklevel=2)
     end = max(0, len(candidates) - skip_last)
     chosen = _choose(candidates[skip_first:end], every, fraction)
-    if sample_input is not None:
-        args, kwargs = arguments_of(sample_input)
+    if batch is not None:
+        args, kwargs = arguments_of(batch)
         reasons = cannot_run_again(model, partial(model, *args, **kwargs), dict(chosen))
         if reasons:
-            warnings.warn(f"apply_checkpointing: {left_out(reasons)}", stacklevel=2)
+            warnings.warn(f"{_WHO}: {left_out(reasons)}", stacklevel=2)
         chosen = [(name, module) for name, module in chosen if name not in reasons]
+    options: dict[str, Any] = {
+        "offload_to_cpu": offload_to_cpu,
+        "maintain_forward_counter": maintain_forward_counter,
+        "offload": offload,
+        "partition": ranks,
+        "preserve_rng_state": preserve_rng_state,
+        "early_stop": early_stop,
+    }
+    if checkpoint_wrapper_fn is not None:
+        _check_no_options(options)
+        _replace(model, chosen, checkpoint_wrapper_fn)
+        return [name for name, _ in chosen]
     with restored_on_error(model):
         for _, module in chosen:
-            checkpoint_wrapper(
-                module,
-                offload_to_cpu,
-                maintain_forward_counter,
-                offload=offload,
-                partition=ranks,
-                preserve_rng_state=preserve_rng_state,
-                early_stop=early_stop,
-            )
+            checkpoint_wrapper(module, **options)
     return [name for name, _ in chosen]
 
 
@@ -151,12 +177,12 @@ def as_predicate(argument: str, choice: Choice | None) -> Predicate | None:
 
 
 def choose_modules(model: nn.Module, predicate: Predicate | None) -> tuple[NamedModules, str]:
-    """The candidates of `apply_checkpointing`, and what a user should know about the choice."""
+    """The candidates, and what a user should know about the choice."""
     if predicate is None:
         blocks = find_blocks(model)
         if not blocks.modules:
             raise ValueError(
-                "apply_checkpointing: without check_fn, model must have an nn.ModuleList, "
+                f"{_WHO}: without check_fn, model must have an nn.ModuleList, "
                 "nn.Sequential or nn.ModuleDict whose elements are of the same class and have "
                 f"parameters, got {type(model).__name__} without one; check_fn (in convert: "
                 "checkpoint) chooses modules"
@@ -167,7 +193,7 @@ def choose_modules(model: nn.Module, predicate: Predicate | None) -> tuple[Named
     if chosen and not candidates:
         name, module = chosen[0]
         raise TypeError(
-            "apply_checkpointing: check_fn (in convert: checkpoint) must choose modules that have "
+            f"{_WHO}: check_fn (in convert: checkpoint) must choose modules that have "
             f"a forward, got {type(module).__name__} at {name!r}, which is never called itself"
         )
     return candidates, ""
@@ -185,8 +211,56 @@ def _choose(candidates: NamedModules, every: int | None, fraction: float | None)
     return [c for i, c in enumerate(candidates) if i * wanted % count < wanted]
 
 
+def modules_of_policy(model: nn.Module, policy: Any) -> set[nn.Module]:
+    """The submodules that a policy of PyTorch's FSDP would wrap."""
+    if isinstance(policy, _Policy):
+        return set(policy._run_policy(model, ignored_modules=set(), root_kwargs={})) - {model}
+    if not callable(policy):
+        raise TypeError(
+            f"{_WHO}: auto_wrap_policy must be a policy of "
+            f"torch.distributed.fsdp.wrap or a function like one, got {type(policy).__name__}"
+        )
+    chosen: set[nn.Module] = set()
+
+    def note(module: nn.Module, **_: Any) -> nn.Module:
+        chosen.add(module)
+        return module
+
+    _recursive_wrap(model, policy, note, set(), set(), only_wrap_children=True)
+    return chosen
+
+
+def _replace(model: nn.Module, chosen: NamedModules, wrapper_fn: WrapperFn) -> None:
+    """What `wrapper_fn` returns takes each module's place; nothing is set if it raises."""
+    if not callable(wrapper_fn):
+        raise TypeError(
+            f"{_WHO}: checkpoint_wrapper_fn must be a function of a module, "
+            f"got {wrapper_fn!r}; check_fn chooses modules"
+        )
+    wrapped = {module: wrapper_fn(module) for _, module in reversed(chosen)}
+    for module, result in wrapped.items():
+        if not isinstance(result, nn.Module):
+            raise TypeError(
+                f"{_WHO}: checkpoint_wrapper_fn must return a module, got "
+                f"{type(result).__name__} for {type(module).__name__}"
+            )
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if child in wrapped:
+                setattr(parent, name, wrapped[child])
+
+
+def _check_no_options(options: dict[str, Any]) -> None:
+    given = [name for name, value in options.items() if value != _DEFAULTS[name]]
+    if given:
+        raise ValueError(
+            f"{_WHO}: options of memopt.checkpoint_wrapper must not be "
+            f"given with another checkpoint_wrapper_fn, got {', '.join(given)}"
+        )
+
+
 def _check_count(name: str, value: object, least: int) -> None:
-    rule = f"apply_checkpointing: {name} must be an int of at least {least}, got {value!r}"
+    rule = f"{_WHO}: {name} must be an int of at least {least}, got {value!r}"
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(rule)
     if value < least:
@@ -194,7 +268,7 @@ def _check_count(name: str, value: object, least: int) -> None:
 
 
 def _check_fraction(value: object) -> None:
-    rule = f"apply_checkpointing: fraction must be a number from 0 to 1, got {value!r}"
+    rule = f"{_WHO}: fraction must be a number from 0 to 1, got {value!r}"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(rule)
     if not 0 <= value <= 1:

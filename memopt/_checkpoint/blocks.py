@@ -34,7 +34,7 @@ class Blocks(NamedTuple):
 
 
 def find_blocks(model: nn.Module) -> Blocks:
-    """The blocks of `model`, never itself. There may be none. See `apply_checkpointing`."""
+    """The blocks of `model`, never itself: see `apply_activation_checkpointing`. Maybe none."""
     search = _Search(model)
     modules = frozenset(_outermost(search.inside(model) or _lists_of_layers(model)))
     loops = [path for path, parts in search.loops.items() if modules.intersection(parts)]

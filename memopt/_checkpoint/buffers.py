@@ -1,4 +1,4 @@
-"""checkpoint_buffers: the inputs of a model's regions, in memory that is allocated once.
+"""checkpoint.buffers: the inputs of a model's regions, in memory that is allocated once.
 
 The engine is C++ (csrc/saved/buffered.h). Here is which modules take part, and what is said of it.
 """
@@ -94,11 +94,11 @@ class CheckpointBuffers:
         self.remove()
 
 
-def checkpoint_buffers(model: nn.Module, sample: Any = None) -> CheckpointBuffers:
+def checkpoint_buffers(model: nn.Module, batch: Any = None) -> CheckpointBuffers:
     """Keep the inputs of all wrapped modules of `model` in one piece of memory for each device.
 
-        memopt.apply_checkpointing(model)
-        buffers = memopt.checkpoint_buffers(model)
+        memopt.apply_activation_checkpointing(model)
+        buffers = memopt.checkpoint.buffers(model)
         train(model)
         print(buffers.stats())
 
@@ -134,8 +134,9 @@ def checkpoint_buffers(model: nn.Module, sample: Any = None) -> CheckpointBuffer
     alike.
 
     Args:
-        model: modules in it are wrapped with `checkpoint_wrapper` or `apply_checkpointing`.
-        sample: to make the slab now, from a forward with this: a tensor, a tuple or list of
+        model: modules in it are wrapped with `checkpoint_wrapper` or
+            `apply_activation_checkpointing`.
+        batch: to make the slab now, from a forward with this: a tensor, a tuple or list of
             positional arguments or a mapping of keyword arguments; or from a step of a
             `memopt.Plan` of this model. The model, its gradients and random numbers are afterwards
             as before. None: from the first step.
@@ -153,18 +154,18 @@ def checkpoint_buffers(model: nn.Module, sample: Any = None) -> CheckpointBuffer
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
-            f"checkpoint_buffers: model must be an nn.Module, got {type(model).__name__}"
+            f"checkpoint.buffers: model must be an nn.Module, got {type(model).__name__}"
         )
     wrapped = [module for module in model.modules() if settings_of(module) is not None]
     if not wrapped:
         raise ValueError(
-            "checkpoint_buffers: model must have modules that are wrapped with "
-            f"memopt.checkpoint_wrapper or memopt.apply_checkpointing, got {type(model).__name__} "
-            "without one"
+            "checkpoint.buffers: model must have modules that are wrapped with "
+            "memopt.checkpoint_wrapper or memopt.apply_activation_checkpointing, got "
+            f"{type(model).__name__} without one"
         )
     if any(module.__dict__.get(BUFFERS) is not None for module in wrapped):
         raise ValueError(
-            "checkpoint_buffers: model must not have buffers already, got "
+            "checkpoint.buffers: model must not have buffers already, got "
             f"{type(model).__name__} with some; remove() them first"
         )
     engine = _C.Buffers()
@@ -172,13 +173,13 @@ def checkpoint_buffers(model: nn.Module, sample: Any = None) -> CheckpointBuffer
     for module in wrapped:
         module.__dict__[BUFFERS] = attached
     buffers = CheckpointBuffers(engine, wrapped)
-    if sample is None:
+    if batch is None:
         return buffers
     try:
-        if isinstance(sample, RunsSteps):
-            sample.run_step()
+        if isinstance(batch, RunsSteps):
+            batch.run_step()
         else:
-            _run(model, sample)
+            _run(model, batch)
     except BaseException:
         buffers.remove()
         raise
@@ -213,13 +214,13 @@ def _nothing() -> None:
     return
 
 
-def _run(model: nn.Module, sample: Any) -> None:
+def _run(model: nn.Module, batch: Any) -> None:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = {}
-    if isinstance(sample, Mapping):
-        kwargs = sample
+    if isinstance(batch, Mapping):
+        kwargs = batch
     else:
-        args = tuple(sample) if isinstance(sample, (tuple, list)) else (sample,)
+        args = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
     with unchanged(model, args, kwargs), torch.enable_grad():
         model(*args, **kwargs)
 

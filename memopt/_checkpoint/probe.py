@@ -113,13 +113,13 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
 
 
-def arguments_of(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Of a tensor, a tuple or list of positional arguments, or a mapping of keyword arguments."""
-    if isinstance(sample_input, Mapping):
-        return (), dict(sample_input)
-    if isinstance(sample_input, (tuple, list)):
-        return tuple(sample_input), {}
-    return (sample_input,), {}
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    if isinstance(batch, (tuple, list)):
+        return tuple(batch), {}
+    return (batch,), {}
 
 
 def left_out(reasons: Mapping[str, str]) -> str:

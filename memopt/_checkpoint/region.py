@@ -22,7 +22,7 @@ from memopt._checkpoint.settings import fate_of_arguments, region_settings
 from memopt._checkpoint.uncompiled import say_without_effect
 from memopt._compat import checkpoint_options_set_globally
 from memopt._extension import _C
-from memopt._offload.place import Place
+from memopt.place import Place
 
 ContextFn = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 

@@ -12,8 +12,8 @@ from memopt._checkpoint.naming import region_name
 from memopt._checkpoint.partition import Partition
 from memopt._checkpoint.uncompiled import call_uncompiled
 from memopt._extension import _C
-from memopt._offload.place import Place, directory_of
 from memopt.fates import Fate
+from memopt.place import Place, directory_of
 
 
 def region_settings(
@@ -21,7 +21,7 @@ def region_settings(
     preserve_rng_state: bool = True,
     check_metadata: bool = True,
     early_stop: bool = True,
-    arguments: Literal["keep", "host"] | Fate | _C.Offload | _C.Buffers = "keep",
+    arguments: Literal["keep", "cpu"] | Fate | _C.Offload | _C.Buffers = "keep",
     partition: Partition | None = None,
     check_partition: bool = False,
     on_pass: Callable[[nn.Module | None, int], None] | None = None,

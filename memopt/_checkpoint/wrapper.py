@@ -23,7 +23,7 @@ from memopt._class_patch import check_can_patch
 from memopt._compat import checkpoint_options_set_globally
 from memopt._extension import _C
 from memopt._forwards import around_forward, put_around_forward, take_from_forward
-from memopt._offload.place import Place
+from memopt.place import Place
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 

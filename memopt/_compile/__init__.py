@@ -1,6 +1,6 @@
 """The fates of eager mode as a policy for compiled graphs.
 
-    api         memopt.compile and memopt.compile_options
+    api         `memopt.compile` and `memopt.compile.options`
     graph       reads the joint graph of forward and backward
     ops         what a node of it is
     policy      what is kept and what is made again: a minimum cut
@@ -13,6 +13,14 @@
 The last is imported when something is compiled.
 """
 
-from memopt._compile.api import compile, compile_options
+from memopt._compile import api
+from memopt._public import P, PublicFunction, R_co
 
-__all__ = ["compile", "compile_options"]
+__all__ = ["compile"]
+
+
+class _Compile(PublicFunction[P, R_co]):
+    options = staticmethod(api.compile_options)
+
+
+compile = _Compile(api.compile)

@@ -99,8 +99,8 @@ def compile(
 def compile_options(budget: int | float | str | None = None) -> dict[str, Any]:
     """The `options` with which torch.compile follows memopt's policy, for callers of its own.
 
-        model = torch.compile(model, options=memopt.compile_options())
-        model.compile(options={**memopt.compile_options(), "epilogue_fusion": False})
+        model = torch.compile(model, options=memopt.compile.options())
+        model.compile(options={**memopt.compile.options(), "epilogue_fusion": False})
 
     Args:
         budget: the most bytes that forward and backward of one compiled graph may take at their
@@ -162,7 +162,7 @@ def _check_model(model: object) -> None:
     if compiled_in_place or hasattr(model, "_torchdynamo_orig_callable"):
         raise TypeError(
             f"compile: model must not be compiled already, got {type(model).__name__}; its options "
-            "are those of torch.compile: pass options=memopt.compile_options() there"
+            "are those of torch.compile: pass options=memopt.compile.options() there"
         )
 
 

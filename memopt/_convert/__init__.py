@@ -12,17 +12,19 @@
     skip         which modules are to stay as they are
     supported    which calls memopt's ops support
     probe        runs stand-ins of modules, to see what these compute
-    patch        patch_functional
+    functions    `memopt.convert.functions`
 
 `memopt.convert` has the names below as attributes: `memopt.convert.rule`.
 """
 
-from memopt._convert.api import convert, revert
+from memopt._convert import api
+from memopt._convert.api import revert
+from memopt._convert.functions import memopt_functions
 from memopt._convert.match import Context, Reason, Rule
-from memopt._convert.patch import patch_functional
 from memopt._convert.register import register_rule, rule
 from memopt._convert.report import Report
 from memopt._convert.swap import ClassSwap, ForwardSwap, Swap
+from memopt._public import P, PublicFunction, R_co
 
 __all__ = [
     "ClassSwap",
@@ -33,11 +35,22 @@ __all__ = [
     "Rule",
     "Swap",
     "convert",
-    "patch_functional",
     "register_rule",
     "revert",
     "rule",
 ]
 
-for _attribute in (ClassSwap, Context, ForwardSwap, Reason, Report, Swap, register_rule, rule):
-    setattr(convert, _attribute.__name__, _attribute)
+
+class _Convert(PublicFunction[P, R_co]):
+    ClassSwap = ClassSwap
+    Context = Context
+    ForwardSwap = ForwardSwap
+    Reason = Reason
+    Report = Report
+    Swap = Swap
+    functions = staticmethod(memopt_functions)
+    register_rule = staticmethod(register_rule)
+    rule = staticmethod(rule)
+
+
+convert = _Convert(api.convert)

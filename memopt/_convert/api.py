@@ -46,7 +46,7 @@ NOTHING_NEW = "nothing changed: the model was converted before"
 
 def convert(
     model: nn.Module,
-    sample_input: Any = None,
+    batch: Any = None,
     *,
     recipes: bool = True,
     functional: bool = True,
@@ -103,7 +103,7 @@ def convert(
 
     Args:
         model: changed in place.
-        sample_input: with one, the model runs once before and once after, and the report has the
+        batch: with one, the model runs once before and once after, and the report has the
             bytes saved for backward, and what still saves how many of them. A tensor; a tuple or
             list of positional arguments; or a mapping of keyword arguments. Measured as
             `memopt.saved_bytes` does, which leaves the model as it was. Storages of the sample that
@@ -119,9 +119,10 @@ def convert(
             autocast, that tensor is kept where the sum would be, if nothing else holds it by then.
         checkpoint: submodules to make checkpointed regions (see `checkpoint_wrapper`): a predicate,
             a class or a sequence of classes, or True for the model's blocks as
-            `apply_checkpointing` finds them. In layers of transformers a region takes the place of
-            their own gradient checkpointing; a note says so if that is on. A norm, activation or
-            dropout alone is made none where recipes are on, which keep less; a note says so.
+            `apply_activation_checkpointing` finds them. In layers of transformers a region takes
+            the place of their own gradient checkpointing; a note says so if that is on. A norm,
+            activation or dropout alone is made none where recipes are on, which keep less; a note
+            says so.
         offload: the same, with the regions' inputs kept in host memory until backward. A module
             chosen by both is offloaded.
         autocast_norms: what swapped norms return under autocast. "keep" (default): their input's
@@ -143,24 +144,24 @@ def convert(
     Raises:
         TypeError: `model` is no nn.Module, is a ScriptModule, compiled or quantised, or
             `checkpoint`, `offload` or `skip` is of another kind.
-        ValueError: the model's forward has no parameters for `sample_input`, `checkpoint` or
+        ValueError: the model's forward has no parameters for `batch`, `checkpoint` or
             `offload` is True and the model has no blocks, no module has a path that `skip` names,
             or `autocast_norms` is another value.
-        RuntimeError: a rule raises, or there is a `sample_input` and torch.inference_mode() is on.
-        Whatever the model's forward raises with `sample_input`: its own error, with a note.
+        RuntimeError: a rule raises, or there is a `batch` and torch.inference_mode() is on.
+        Whatever the model's forward raises with `batch`: its own error, with a note.
 
     After any error the model is as before.
     """
     _check_model(model)
     check_autocast_norms(autocast_norms)
     regions = Regions(checkpoint, offload)
-    before = None if sample_input is None else measure_sample(model, sample_input)
+    before = None if batch is None else measure_sample(model, batch)
     left_alone = skipped(model, skip)
     matches = match(Context(model, recipes, left_alone), (*registered_rules(), *RULES))
     matches = with_autocast_norms(matches, autocast_norms)
     with restored_on_error(model):
         apply_swaps(model, [(m.module, m.answer) for m in matches if isinstance(m.answer, Swap)])
-        run = None if before is None else sample_run(model, sample_input)
+        run = None if before is None else sample_run(model, batch)
         regions.apply(model, recipes or has_recipes(model), run)
         notes = _notes(model, recipes, changed=_has_swaps(matches) or bool(regions))
         if left_alone:
@@ -171,7 +172,7 @@ def convert(
         sample = None
         if before is not None:
             paths = (*regions.checkpointed, *regions.offloaded)
-            sample = attribute_sample(model, sample_input, paths)
+            sample = attribute_sample(model, batch, paths)
             notes += note_on_calls(paths, sample.called) + notes_on_sample(before, sample.saved)
     return Report(
         model=type(model).__qualname__,

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from memopt._class_patch import original_class
 from memopt._compat import call_forward_alone, without_dispatch_modes, without_function_modes
-from memopt._convert.patch import functions_paused
+from memopt._convert.functions import functions_paused
 from memopt._forwards import is_ours
 
 _MODULE_ATTRIBUTES = frozenset(nn.Module().__dict__)

@@ -17,25 +17,25 @@ from memopt.memory.attribution import Attribution, attribute
 from memopt.memory.saved import SavedBytes, check_can_measure, saved_bytes
 
 
-def measure_sample(model: nn.Module, sample_input: Any) -> SavedBytes:
+def measure_sample(model: nn.Module, batch: Any) -> SavedBytes:
     """Bytes that the model saves before it is converted."""
     check_can_measure("convert", model)
-    args, kwargs = arguments_of(sample_input)
-    _check_takes(model, sample_input, args, kwargs)
+    args, kwargs = arguments_of(batch)
+    _check_takes(model, batch, args, kwargs)
     with _noted(model, "as it was"):
         return saved_bytes(model, *args, **kwargs)
 
 
-def attribute_sample(model: nn.Module, sample_input: Any, regions: Iterable[str]) -> Attribution:
+def attribute_sample(model: nn.Module, batch: Any, regions: Iterable[str]) -> Attribution:
     """What it saves afterwards, and which regions it calls."""
-    args, kwargs = arguments_of(sample_input)
+    args, kwargs = arguments_of(batch)
     with _noted(model, "converted; as it was, it did not"):
         return attribute(model, args, kwargs, regions)
 
 
-def sample_run(model: nn.Module, sample_input: Any) -> Callable[[], object]:
+def sample_run(model: nn.Module, batch: Any) -> Callable[[], object]:
     """A forward of the model with the sample."""
-    args, kwargs = arguments_of(sample_input)
+    args, kwargs = arguments_of(batch)
     return partial(model, *args, **kwargs)
 
 
@@ -46,14 +46,14 @@ def _noted(model: nn.Module, state: str) -> Iterator[None]:
     except Exception as error:
         add_note(
             error,
-            f"convert: {type(model).__name__} raised this when it ran with sample_input to count "
+            f"convert: {type(model).__name__} raised this when it ran with batch to count "
             f"bytes, {state}. It is as it was before convert.",
         )
         raise
 
 
 def _check_takes(
-    model: nn.Module, sample_input: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: nn.Module, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Raises ValueError unless the model's forward has parameters for these arguments."""
     try:
@@ -64,9 +64,9 @@ def _check_takes(
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise ValueError(
-            "convert: sample_input must be a tensor, a tuple or list of positional arguments, or a "
+            "convert: batch must be a tensor, a tuple or list of positional arguments, or a "
             f"mapping of keyword arguments that the model's forward takes, got "
-            f"{type(sample_input).__name__} for {type(model).__name__}.forward{signature}: {error}"
+            f"{type(batch).__name__} for {type(model).__name__}.forward{signature}: {error}"
         ) from None
 
 
@@ -74,7 +74,7 @@ def notes_on_sample(before: SavedBytes, after: SavedBytes) -> tuple[str, ...]:
     if not before.storages:
         return (
             f"{'nothing' if not after.storages else 'nothing before'} was saved for backward with "
-            "sample_input: no parameter or input requires a gradient, or the model's forward turns "
+            "batch: no parameter or input requires a gradient, or the model's forward turns "
             "gradients off (torch.no_grad, torch.inference_mode)",
         )
     own = [sum(s.nbytes for s in saved.storages if s.is_input) for saved in (before, after)]
@@ -91,4 +91,4 @@ def note_on_calls(regions: Sequence[str], called: frozenset[str]) -> tuple[str, 
     if not idle:
         return ()
     number = f"{len(idle)} of {len(regions)} regions"
-    return (f"{number} save nothing here, since sample_input never calls them: {joined(idle)}",)
+    return (f"{number} save nothing here, since batch never calls them: {joined(idle)}",)

@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 
 from memopt._extension import _C
-from memopt._offload.place import checked_directory, directory_of
 from memopt.memory.sizes import as_bytes
+from memopt.place import checked_directory, directory_of
 
 # A copy of less costs more time than its memory is worth.
 _MIN_BYTES = 64 * 1024
@@ -54,7 +54,7 @@ def offload(
     Whether it pays: a block hides its copies if its computation takes longer than they do. For the
     input of a checkpointed transformer block of width h and sequence length s, in 16 bits, that is
     12 h + s >= F / B, with F the device's operations and B the link's bytes a second: about 9,000
-    on an H100 with PCIe 5. `memopt.offload_stats()` says what came of it, and what to change.
+    on an H100 with PCIe 5. `memopt.offload.stats()` says what came of it, and what to change.
 
     Args:
         to: "cpu": pinned host memory. "disk": a file in `directory` without a name, which is gone
@@ -113,7 +113,7 @@ def configure_offload(
         TypeError, ValueError: an argument is of another kind or out of its range.
         OSError: no file can be made in `directory`.
     """
-    who = "memopt.configure_offload"
+    who = "memopt.offload.configure"
     copies = _count(who, "copies_in_flight", copies_in_flight)
     if copies < 1:
         raise ValueError(f"{who}: copies_in_flight must be at least 1, got {copies_in_flight}")

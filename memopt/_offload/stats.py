@@ -1,4 +1,4 @@
-"""`memopt.offload_stats`: what offloading has done, and what to do where it did not help."""
+"""`memopt.offload.stats`: what offloading has done, and what to do where it did not help."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class PlaceStats:
             yield (
                 f"backward waited {back.stall_seconds:.3g} s for copies back at {_rate(back)}: "
                 "offload less (fraction=), keep more of the last ones (keep_last=), or allow more "
-                "copies ahead (memopt.configure_offload(copies_in_flight=))"
+                "copies ahead (memopt.offload.configure(copies_in_flight=))"
             )
         if self.peak_bytes and self.out.copies and not self.peak_bytes_away:
             yield (

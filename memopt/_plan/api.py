@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from memopt._errors import in_the_name_of
-from memopt._offload.place import Place, copies_in_flight, directory_of
 from memopt._plan import ranks
 from memopt._plan.choose import Terms
 from memopt._plan.compiled import CompiledPlan, compiled_plan
@@ -22,6 +21,7 @@ from memopt.memory.parallel import is_sharded
 from memopt.memory.sizes import Size, as_bytes
 from memopt.memory.step import LossLike, OptimizerLike, Step, as_optimizer
 from memopt.memory.storages import storages, tensors_in
+from memopt.place import Place, copies_in_flight, directory_of
 
 
 @in_the_name_of("memopt.plan", "convert", "checkpoint_wrapper")
@@ -76,7 +76,7 @@ def plan(
         loss: makes the loss of what the model returns. Default: the output's `loss`, its first
             element or the output.
         blocks: a class, classes, a function of a module, or paths. Default: those that
-            `apply_checkpointing` finds.
+            `apply_activation_checkpointing` finds.
         offload: "cpu", "disk" or a directory, where activations may wait.
         host_budget: the most bytes that may be there at one time. Default: what is free.
         autocast: run forward under torch.autocast with this dtype.

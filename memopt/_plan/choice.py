@@ -20,14 +20,14 @@ from memopt._checkpoint.wrapper import (
 )
 from memopt._class_patch import restored_on_error
 from memopt._convert import convert, revert
-from memopt._convert.patch import functions_paused
+from memopt._convert.functions import functions_paused
 from memopt._convert.recipes import has_recipes
 from memopt._convert.regions import forget_settings
 from memopt._convert.swap import SwappedModule
 from memopt._extension import _C
 from memopt._offload.api import offload
-from memopt._offload.place import Place
 from memopt._offload.stats import offload_stats
+from memopt.place import Place
 from memopt.recipes import recipes
 
 # Names of hooks on planned blocks.

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from memopt._offload.place import Place
 from memopt._plan.choice import CHOICES, Assignment, Choice, choices_with
 from memopt._plan.observe import Observed
 from memopt._plan.profile import Look, Profile
 from memopt._plan.shared import fixed_choices
 from memopt._plan.solver import BelowFloor, LinkTimes, Problem, Timeline, evaluate, solve
+from memopt.place import Place
 
 # How often a plan is predicted, and solved again with what that taught.
 _MOST_ROUNDS = 8
@@ -35,7 +35,7 @@ class Terms:
     room: int | None = None
     """The most bytes there at one time; None: all that there are."""
     copies_in_flight: int = 4
-    """The most under way at one time, each way: see memopt.configure_offload."""
+    """The most under way at one time, each way: see memopt.offload.configure."""
     in_step: bool = False
     """Whether each block waits in the end until what it gave away has left: slower, and less is on
     its way at one time.

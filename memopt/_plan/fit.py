@@ -58,10 +58,10 @@ class Fitted:
 @in_the_name_of("memopt.fit", "memopt.plan", "convert", "checkpoint_wrapper")
 def fit(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
     batch: Any,
     budget: int | str,
     *,
+    optimizer: torch.optim.Optimizer,
     loss: LossLike = None,
     weight: Weight = "rows",
     blocks: Blocks = None,
@@ -72,7 +72,7 @@ def fit(
     micro-batch that any plan fits, the plan for it (see `memopt.plan`), on the model, and
     accumulation that keeps the gradients those of the whole batch.
 
-        fitted = memopt.fit(model, optimizer, batch, "40GiB")
+        fitted = memopt.fit(model, batch, "40GiB", optimizer=optimizer)
         for batch in batches:
             loss = fitted(batch).loss
             optimizer.step()
@@ -82,9 +82,9 @@ def fit(
 
     Args:
         model: changed in place; `Fitted.undo` gives it back. With values.
-        optimizer: of its parameters.
         batch: of the size that training has.
         budget: for all of a step's memory. Bytes or a string, such as "40GiB".
+        optimizer: the one that trains the model's parameters.
         loss, autocast: see `memopt.plan`.
         weight: see `memopt.accumulate`.
         blocks, steps: see `memopt.plan`.

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 
 from memopt._offload import offload, offload_stats
-from memopt._offload.place import Place, directory_of
 from memopt.memory.speed import Speed
+from memopt.place import Place, directory_of
 
 # What is copied to find out, in parts: as much as a block of a large model keeps.
 _BYTES = 64 << 20

@@ -187,7 +187,7 @@ def has_values(model: nn.Module, batch: object) -> bool:
 
 
 def blocks_of(model: nn.Module, blocks: Blocks) -> tuple[str, ...]:
-    """The paths of a model's blocks: as `apply_checkpointing` finds them, or as they are given.
+    """The paths of a model's blocks: given, or found by `apply_activation_checkpointing`.
 
     Raises:
         TypeError, ValueError: there are none, or one is inside another.

@@ -13,7 +13,6 @@ from torch import nn
 from memopt._checkpoint.caches import note_on_caches
 from memopt._checkpoint.probe import left_out
 from memopt._errors import in_the_name_of
-from memopt._offload.place import copies_in_flight
 from memopt._plan import ranks, stored
 from memopt._plan.choice import KEEP, Applied
 from memopt._plan.choose import BudgetTooSmall, Chosen, Terms, choose, uniform
@@ -31,6 +30,7 @@ from memopt.memory.batches import resized
 from memopt.memory.predicted.fits import largest
 from memopt.memory.sizes import as_bytes, as_text, at_least
 from memopt.memory.trace import trace_of
+from memopt.place import copies_in_flight
 from memopt.show.page import HasTables, fragment
 
 # A plan is measured, and made again if it needs more than was predicted, so often.
@@ -63,7 +63,7 @@ class Plan(Planned):
         Raises:
             TypeError, ValueError: the plan is on a model already, `model` has other blocks, or has
                 regions, was converted or has another plan on it; or the plan offloads, and
-                `memopt.configure_offload` was given another `copies_in_flight` since it was made.
+                `memopt.offload.configure` was given another `copies_in_flight` since it was made.
             BudgetTooSmall: what was measured is above the budget with every plan tried. The model
                 is as before.
         """
@@ -251,7 +251,7 @@ class Plan(Planned):
         if now != planned:
             raise ValueError(
                 f"Plan.apply: copies_in_flight must be what the plan was made for, {planned}, got "
-                f"{now} (memopt.configure_offload); within(budget) plans again"
+                f"{now} (memopt.offload.configure); within(budget) plans again"
             )
 
     def _check(self, model: nn.Module) -> None:

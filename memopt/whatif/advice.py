@@ -112,12 +112,12 @@ def _remedies(
     if fates.checkpoint is None and find_blocks(step.model).modules:
         yield _Remedy(
             "every second block as a region",
-            "memopt.apply_checkpointing(model, every=2)",
+            "memopt.apply_activation_checkpointing(model, every=2)",
             with_fates(checkpoint=2),
         )
         yield _Remedy(
             "every block as a region",
-            "memopt.apply_checkpointing(model)",
+            "memopt.apply_activation_checkpointing(model)",
             with_fates(checkpoint="all"),
         )
         yield _Remedy(

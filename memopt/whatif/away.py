@@ -10,12 +10,12 @@ from torch import Tensor
 from memopt._checkpoint import checkpoint_wrapper
 from memopt._checkpoint.wrapper import settings_of
 from memopt._offload import offload, offload_stats
-from memopt._offload.place import directory_of
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import ACTIVATIONS, OFFLOADED
 from memopt.memory.places import NOWHERE
 from memopt.memory.step import Step
 from memopt.memory.storages import tensors_in
+from memopt.place import directory_of
 from memopt.whatif.fates import Fates
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from memopt._checkpoint import apply_checkpointing, checkpoint_sequential
+from memopt._checkpoint import apply_activation_checkpointing, checkpoint_sequential
 from memopt._checkpoint.blocks import find_blocks
 from memopt._convert import convert
 from memopt._errors import in_the_name_of
@@ -48,7 +48,9 @@ class Fates:
         Raises:
             ValueError, TypeError: `checkpoint` is no such thing, or the model has no blocks for it.
         """
-        with in_the_name_of(self.who, "convert", "apply_checkpointing", "checkpoint_wrapper"):
+        with in_the_name_of(
+            self.who, "convert", "apply_activation_checkpointing", "checkpoint_wrapper"
+        ):
             if self.recipes:
                 convert(model)
             if self.checkpoint in ("sqrt", "optimal"):
@@ -61,7 +63,7 @@ class Fates:
                         "(an nn.ModuleList, nn.Sequential or nn.ModuleDict of modules of one "
                         f"class), got {type(model).__name__} without"
                     )
-                apply_checkpointing(model, every=every)
+                apply_activation_checkpointing(model, every=every)
 
     def _every(self) -> int:
         """The first of how many blocks is a region."""
@@ -133,7 +135,7 @@ def offloaded(ledger: Ledger, fates: Fates) -> list[Entry]:
     """The log as it would be if activations left the device after their last use in forward.
 
     The copies count as done at once, and back when they are wanted: a few tensors that are under
-    way (memopt.configure_offload) come on top.
+    way (memopt.offload.configure) come on top.
     """
     leaves = [
         piece

@@ -18,9 +18,9 @@ COPIES_IN_FLIGHT = 2
 
 @pytest.fixture(autouse=True)
 def _to_disk(tmp_path: Path) -> Iterator[None]:
-    memopt.configure_offload(directory=tmp_path, copies_in_flight=COPIES_IN_FLIGHT)
+    memopt.offload.configure(directory=tmp_path, copies_in_flight=COPIES_IN_FLIGHT)
     yield
-    memopt.configure_offload()
+    memopt.offload.configure()
 
 
 def model_of(name: str) -> tuple[nn.Module, Any]:
@@ -52,8 +52,8 @@ def test_what_is_left_is_what_was_predicted(name: str, checkpoint: Any) -> None:
 
 def test_a_real_step_offloads_and_a_plain_one_does_not() -> None:
     model, batch = model_of("mlp")
-    memopt.offload_stats(reset=True, wait=True)
+    memopt.offload.stats(reset=True, wait=True)
     memopt.anatomy(model, batch, measure=True)
-    assert memopt.offload_stats(wait=True).bytes_out == 0
+    assert memopt.offload.stats(wait=True).bytes_out == 0
     memopt.anatomy(model, batch, measure=True, offload=True)
-    assert memopt.offload_stats(wait=True).bytes_out > 0
+    assert memopt.offload.stats(wait=True).bytes_out > 0

@@ -55,11 +55,11 @@ def train(model: nn.Module, rows: int, *args: Any) -> list[Tensor | None]:
 
 
 def plain(model: nn.Module, rows: int, *args: Any) -> list[Tensor | None]:
-    with memopt.disable_checkpointing():
+    with memopt.checkpoint.disable():
         return train(model, rows, *args)
 
 
-def row(buffers: memopt.CheckpointBuffers) -> Any:
+def row(buffers: memopt.types.CheckpointBuffers) -> Any:
     (found,) = buffers.stats()
     return found
 

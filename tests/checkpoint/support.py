@@ -90,7 +90,7 @@ class Watch:
 
     @staticmethod
     def _now() -> dict[str, tuple[int, int]]:
-        places = memopt.offload_stats(wait=True).places
+        places = memopt.offload.stats(wait=True).places
         return {
             way: (
                 sum(getattr(place, way).copies for place in places),
@@ -117,7 +117,7 @@ T = TypeVar("T")
 
 def left(result: T) -> T:
     """`result`, when what leaves the device has left: backward would keep what is still there."""
-    memopt.offload_stats(wait=True)
+    memopt.offload.stats(wait=True)
     return result
 
 

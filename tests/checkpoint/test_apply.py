@@ -1,5 +1,5 @@
-"""Proves: apply_checkpointing wraps exactly the submodules that were asked for, finds a model's
-blocks by itself, changes nothing when it must refuse, and `unwrap(model)` undoes it all.
+"""Proves: apply_activation_checkpointing wraps exactly the submodules that were asked for, finds a
+model's blocks by itself, changes nothing when it must refuse, and `unwrap(model)` undoes it all.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from torch import Tensor, nn
 
-from memopt._checkpoint import apply_checkpointing, checkpoint_wrapper, unwrap
+from memopt._checkpoint import apply_activation_checkpointing, checkpoint_wrapper, unwrap
 from memopt._checkpoint.wrapper import settings_of
 from tests.checkpoint.support import Net, runs_twice, step_results
 from tests.support.bits import assert_same_bits
@@ -48,7 +48,7 @@ def layers(*numbers: int) -> list[str]:
 def test_finds_the_blocks_by_itself() -> None:
     model = Model()
     keys, shown = list(model.state_dict()), repr(model)
-    assert apply_checkpointing(model) == layers(*range(6)) == wrapped(model)
+    assert apply_activation_checkpointing(model) == layers(*range(6)) == wrapped(model)
     assert list(model.state_dict()) == keys
     assert repr(model) == shown
 
@@ -56,14 +56,14 @@ def test_finds_the_blocks_by_itself() -> None:
 def test_blocks_run_twice_and_give_the_same_bits() -> None:
     model, x = Model(), torch.randn(2, 4)
     expected = step_results(lambda: model(x), model.parameters())
-    apply_checkpointing(model, every=2)
+    apply_activation_checkpointing(model, every=2)
     assert_same_bits(step_results(lambda: model(x), model.parameters()), expected)
     assert [layer.count.calls for layer in model.layers] == [3, 2] * 3
 
 
 def test_unwrap_undoes_it_on_the_model() -> None:
     model = Model()
-    apply_checkpointing(model, maintain_forward_counter=True)
+    apply_activation_checkpointing(model, maintain_forward_counter=True)
     assert unwrap(model) is model
     assert wrapped(model) == []
     assert not any(hasattr(m, "_checkpoint_fwd_counter") for m in model.modules())
@@ -93,13 +93,13 @@ def test_unwrap_undoes_it_on_the_model() -> None:
 )
 def test_chooses_among_the_blocks(options: dict[str, Any], numbers: list[int]) -> None:
     model = Model()
-    assert apply_checkpointing(model, **options) == layers(*numbers) == wrapped(model)
+    assert apply_activation_checkpointing(model, **options) == layers(*numbers) == wrapped(model)
 
 
 @given(st.integers(1, 40), st.floats(0, 1))
 def test_a_fraction_is_rounded_and_spread_evenly(depth: int, fraction: float) -> None:
     model = nn.ModuleList(nn.Linear(1, 1) for _ in range(depth))
-    chosen = [int(name) for name in apply_checkpointing(model, fraction=fraction)]
+    chosen = [int(name) for name in apply_activation_checkpointing(model, fraction=fraction)]
     assert len(chosen) == round(fraction * depth)
     # Around the ring of all blocks, gaps differ by one at most.
     ring = [*chosen, *(first + depth for first in chosen[:1])]
@@ -123,20 +123,22 @@ def test_check_fn_chooses_among_all_submodules_but_the_root() -> None:
         "layers.0.linear",
         "layers.1.linear",
     ]
-    assert apply_checkpointing(model, check) == names == wrapped(model)
+    assert apply_activation_checkpointing(model, check_fn=check) == names == wrapped(model)
     assert set(seen) == set(model.modules()) - {model}
 
 
 def test_check_fn_that_chooses_none_wraps_none() -> None:
     model = Model()
-    assert apply_checkpointing(model, lambda _: False) == []
+    assert apply_activation_checkpointing(model, check_fn=lambda _: False) == []
     assert wrapped(model) == []
 
 
 def test_candidates_inside_candidates_are_wrapped_too() -> None:
     model, x = Model(depth=2), torch.randn(2, 4)
     expected = step_results(lambda: model(x), model.parameters())
-    names = apply_checkpointing(model, lambda m: isinstance(m, (Net, nn.Linear)), skip_first=3)
+    names = apply_activation_checkpointing(
+        model, check_fn=lambda m: isinstance(m, (Net, nn.Linear)), skip_first=3
+    )
     assert names == ["layers.0", "layers.0.linear", "layers.1", "layers.1.linear"]
     assert wrapped(model) == names
     assert_same_bits(step_results(lambda: model(x), model.parameters()), expected)
@@ -145,22 +147,22 @@ def test_candidates_inside_candidates_are_wrapped_too() -> None:
 def test_a_shared_module_is_wrapped_once() -> None:
     shared = Net()
     model = nn.Sequential(shared, Net(), shared)
-    assert apply_checkpointing(model) == ["0", "1"]
+    assert apply_activation_checkpointing(model) == ["0", "1"]
     twice = nn.ModuleDict({"a": model, "b": nn.ModuleList([Net(), shared])})
-    assert apply_checkpointing(twice) == ["a.0", "a.1", "b.0"]
+    assert apply_activation_checkpointing(twice) == ["a.0", "a.1", "b.0"]
 
 
 def test_the_root_may_be_the_list() -> None:
     model = nn.Sequential(*(Net() for _ in range(3)))
-    assert apply_checkpointing(model) == ["0", "1", "2"] == wrapped(model)
+    assert apply_activation_checkpointing(model) == ["0", "1", "2"] == wrapped(model)
 
 
 def test_wrapping_again_replaces_the_settings_and_leaves_the_others() -> None:
     model = Model(depth=4)
-    apply_checkpointing(model, every=2, maintain_forward_counter=True)
+    apply_activation_checkpointing(model, every=2, maintain_forward_counter=True)
     assert hasattr(model.layers[2], "_checkpoint_fwd_counter")
     # The blocks are found although only some of them are wrapped.
-    assert apply_checkpointing(model, skip_first=1) == layers(1, 2, 3)
+    assert apply_activation_checkpointing(model, skip_first=1) == layers(1, 2, 3)
     assert wrapped(model) == layers(0, 1, 2, 3)
     assert hasattr(model.layers[0], "_checkpoint_fwd_counter")
     assert not hasattr(model.layers[2], "_checkpoint_fwd_counter")
@@ -168,14 +170,14 @@ def test_wrapping_again_replaces_the_settings_and_leaves_the_others() -> None:
 
 def test_settings_reach_the_wrapper() -> None:
     model, twin = Model(depth=3), Model(depth=3)
-    apply_checkpointing(model, offload_to_cpu=True, maintain_forward_counter=True)
+    apply_activation_checkpointing(model, offload_to_cpu=True, maintain_forward_counter=True)
     checkpoint_wrapper(twin.layers[0], offload_to_cpu=True, maintain_forward_counter=True)
     assert settings_of(model.layers[0]) == settings_of(twin.layers[0])
 
 
 def test_the_options_of_a_region_reach_the_wrapper() -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)))
-    apply_checkpointing(model, offload="cpu", preserve_rng_state=False)
+    apply_activation_checkpointing(model, offload="cpu", preserve_rng_state=False)
     for block in model:
         settings = settings_of(block)
         assert settings is not None
@@ -209,7 +211,7 @@ def test_all_lists_count_but_those_inside_a_block() -> None:
     )
     lengths = {"encoder": 3, "short": 2, "decoder": 3}
     expected = [f"{part}.{i}" for part, length in lengths.items() for i in range(length)]
-    assert apply_checkpointing(model) == expected == wrapped(model)
+    assert apply_activation_checkpointing(model) == expected == wrapped(model)
 
 
 @pytest.mark.parametrize(
@@ -225,9 +227,9 @@ def test_all_lists_count_but_those_inside_a_block() -> None:
 )
 def test_a_model_without_blocks_is_refused(model: nn.Module) -> None:
     with pytest.raises(
-        ValueError, match=r"^apply_checkpointing: without check_fn, model must have"
+        ValueError, match=r"^apply_activation_checkpointing: without check_fn, model must have"
     ):
-        apply_checkpointing(model)
+        apply_activation_checkpointing(model)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -236,14 +238,14 @@ def test_after_an_error_nothing_is_wrapped() -> None:
     model = nn.Sequential(checkpoint_wrapper(Net(), False, True), Net(), script)
     before = [(type(m), dict(m.__dict__)) for m in model.modules()]
     with pytest.raises(TypeError, match=r"^checkpoint_wrapper: module must not be a ScriptModule"):
-        apply_checkpointing(model, lambda m: True)
+        apply_activation_checkpointing(model, check_fn=lambda m: True)
     assert [(type(m), m.__dict__) for m in model.modules()] == before
 
 
 def test_a_check_fn_that_raises_leaves_the_model_alone() -> None:
     model = Model()
     with pytest.raises(ZeroDivisionError):
-        apply_checkpointing(model, lambda m: 1 / isinstance(m, nn.Sequential))
+        apply_activation_checkpointing(model, check_fn=lambda m: 1 / isinstance(m, nn.Sequential))
     assert wrapped(model) == []
 
 
@@ -275,14 +277,16 @@ def test_a_check_fn_that_raises_leaves_the_model_alone() -> None:
 )
 def test_wrong_arguments(options: dict[str, Any], error: type, message: str) -> None:
     model = Model()
-    with pytest.raises(error, match=f"^{re.escape(f'apply_checkpointing: {message}')}$"):
-        apply_checkpointing(model, **options)
+    with pytest.raises(error, match=f"^{re.escape(f'apply_activation_checkpointing: {message}')}$"):
+        apply_activation_checkpointing(model, **options)
     assert wrapped(model) == []
 
 
 def test_model_that_is_no_module() -> None:
-    with pytest.raises(TypeError, match=r"^apply_checkpointing: model must be an nn.Module, got i"):
-        apply_checkpointing(3)
+    with pytest.raises(
+        TypeError, match=r"^apply_activation_checkpointing: model must be an nn.Module, got i"
+    ):
+        apply_activation_checkpointing(3)
 
 
 @pytest.mark.slow
@@ -312,7 +316,7 @@ def test_models_of_transformers(name: str) -> None:
         return model(input_ids=tokens, labels=tokens).loss
 
     expected = step_results(loss, model.parameters())
-    assert apply_checkpointing(model) == [f"{blocks}.{i}" for i in range(3)]
+    assert apply_activation_checkpointing(model) == [f"{blocks}.{i}" for i in range(3)]
     assert_same_bits(step_results(loss, model.parameters()), expected)
     unwrap(model)
     assert wrapped(model) == []

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt._checkpoint import apply_checkpointing, checkpoint_wrapper
+from memopt._checkpoint import apply_activation_checkpointing, checkpoint_wrapper
 from memopt._checkpoint.blocks import find_blocks
 from tests.checkpoint.block_styles import (
     SIZE,
@@ -41,7 +41,7 @@ def test_the_blocks_are_the_author_s_and_run_as_regions(style: str) -> None:
     x = torch.randn(2, 3, SIZE, requires_grad=True)
     plain = step_results(lambda: model(x), [x, *model.parameters()])
     before = memopt.saved_bytes(model, x)
-    assert apply_checkpointing(model) == expected
+    assert apply_activation_checkpointing(model) == expected
     assert_same_bits(step_results(lambda: model(x), [x, *model.parameters()]), plain)
     assert memopt.saved_bytes(model, x) < before
     for path in expected:
@@ -66,8 +66,10 @@ def test_of_a_list_of_lists_the_modules_inside_are_wrapped_and_a_warning_says_so
     model, x = nn.Sequential(Alternating(norms=norms)), torch.randn(2, 3, SIZE)
     plain = step_results(lambda: model(x), model.parameters())
     before = memopt.saved_bytes(model, x)
-    with pytest.warns(UserWarning, match=r"^apply_checkpointing: .* 0\.layers hold .*check_fn"):
-        names = apply_checkpointing(model)
+    with pytest.warns(
+        UserWarning, match=r"^apply_activation_checkpointing: .* 0\.layers hold .*check_fn"
+    ):
+        names = apply_activation_checkpointing(model)
     assert names == [f"0.layers.{i}.{j + norms}" for i in range(3) for j in range(2)]
     assert_same_bits(step_results(lambda: model(x), model.parameters()), plain)
     assert memopt.saved_bytes(model, x) < before
@@ -81,7 +83,7 @@ def test_convert_says_so_in_the_report() -> None:
     assert note in str(report)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not apply_checkpointing(Alternating(), lambda m: False)
+        assert not apply_activation_checkpointing(Alternating(), check_fn=lambda m: False)
 
 
 def test_a_mixture_of_experts_in_no_list_is_one_block() -> None:
@@ -95,8 +97,8 @@ def test_a_mixture_of_experts_in_no_list_is_one_block() -> None:
             return self.second(self.first(x))
 
     model = Model()
-    assert apply_checkpointing(model) == ["first.mlp", "second.mlp"]
-    assert apply_checkpointing(Experts()) == paths("experts.{}", 8)
+    assert apply_activation_checkpointing(model) == ["first.mlp", "second.mlp"]
+    assert apply_activation_checkpointing(Experts()) == paths("experts.{}", 8)
 
 
 class CalledByName(nn.Module):
@@ -156,9 +158,9 @@ def test_numbered_children_that_are_no_blocks(make: Callable[[], nn.Module]) -> 
 
 
 def test_numbered_experts_are_no_blocks() -> None:
-    assert apply_checkpointing(nn.Sequential(Mixture())) == ["0"]
+    assert apply_activation_checkpointing(nn.Sequential(Mixture())) == ["0"]
     model = Tower([Block(mlp=Mixture()) for _ in range(2)])
-    assert apply_checkpointing(model) == paths("blocks.{}", 2)
+    assert apply_activation_checkpointing(model) == paths("blocks.{}", 2)
 
 
 @pytest.mark.parametrize(
@@ -184,10 +186,12 @@ def test_what_has_no_forward_is_no_region(module: nn.Module) -> None:
 
 def test_check_fn_passes_over_what_has_no_forward() -> None:
     model = Tower([Block(), nn.ModuleList([Block()])])
-    chosen = apply_checkpointing(model, lambda m: isinstance(m, (Block, nn.ModuleList)))
+    chosen = apply_activation_checkpointing(
+        model, check_fn=lambda m: isinstance(m, (Block, nn.ModuleList))
+    )
     assert chosen == ["blocks.0", "blocks.1.0"]
     for choose in (
-        lambda: apply_checkpointing(model, nn.ModuleList),
+        lambda: apply_activation_checkpointing(model, check_fn=nn.ModuleList),
         lambda: memopt.convert(model, checkpoint=nn.ModuleList),
         lambda: memopt.convert(model, offload=lambda m: isinstance(m, nn.ModuleList)),
     ):
@@ -203,7 +207,7 @@ def test_classes_choose_as_in_convert(choice: Any) -> None:
         for n, m in model.named_modules()
         if isinstance(m, choice if isinstance(choice, type) else tuple(choice))
     ]
-    assert apply_checkpointing(model, choice) == expected
+    assert apply_activation_checkpointing(model, check_fn=choice) == expected
     memopt.unwrap(model)
     assert list(memopt.convert(model, checkpoint=choice).checkpointed) == expected
 
@@ -212,9 +216,9 @@ def test_classes_choose_as_in_convert(choice: Any) -> None:
 def test_choices_of_another_kind(choice: object) -> None:
     with pytest.raises(
         TypeError,
-        match=r"^apply_checkpointing: check_fn must be a function of a module, a subclass of ",
+        match=r"^apply_activation_checkpointing: check_fn must be a function of a module, a subc",
     ):
-        apply_checkpointing(Tower(blocks(2)), choice)
+        apply_activation_checkpointing(Tower(blocks(2)), check_fn=choice)
 
 
 def test_convert_offloads_the_blocks() -> None:
@@ -234,7 +238,7 @@ def test_a_parametrization_is_no_list_of_blocks() -> None:
     model = Tower(blocks(2))
     for _ in range(2):
         nn.utils.parametrize.register_parametrization(model.stem, "weight", FeedForward())
-    assert apply_checkpointing(model) == ["blocks.0", "blocks.1"]
+    assert apply_activation_checkpointing(model) == ["blocks.0", "blocks.1"]
 
 
 @pytest.mark.slow
@@ -273,7 +277,7 @@ def test_transformers_blocks_are_those_that_its_own_checkpointing_takes() -> Non
         with torch.device("meta"):
             model = transformers.AutoModel.from_config(config)
         theirs = [n for n, m in model.named_modules() if isinstance(m, GradientCheckpointingLayer)]
-        assert apply_checkpointing(model) == theirs, type(model)
+        assert apply_activation_checkpointing(model) == theirs, type(model)
 
 
 class _Mlp(nn.Module):
@@ -314,7 +318,7 @@ def test_tokens_for_heads_are_no_router_and_no_block_is_inside_another(
 ) -> None:
     model = nn.Module()
     model.decoder = _Decoder(layers, gate)
-    names = memopt.apply_checkpointing(model)
+    names = memopt.apply_activation_checkpointing(model)
     assert set(expected) <= set(names)
     assert not any(one.startswith(f"{other}.") for one in names for other in names)
 
@@ -370,6 +374,6 @@ def test_a_layer_whose_weight_is_computed_is_a_layer(
     model = _Generator(norm)
     x = torch.randn(1, 8, 16)
     before = memopt.saved_bytes(model, x)
-    names = memopt.apply_checkpointing(model)
+    names = memopt.apply_activation_checkpointing(model)
     assert names == [f"blocks.{number}" for number in range(6)]
     assert memopt.saved_bytes(model, x) < 0.5 * before

@@ -1,4 +1,4 @@
-"""Proves memopt.checkpoint_buffers: the bits of the plain run; a slab of exactly the bytes that are
+"""Proves memopt.checkpoint.buffers: the bits of the plain run; a slab of exactly the bytes that are
 needed at one time, allocated once, and no allocation of a region's input that lives from forward to
 backward; what differs from step to step is kept and learnt; threads; samples and plans; copies of a
 model have no buffers, and remove() gives the memory back.
@@ -37,7 +37,7 @@ from tests.support.bits import assert_same_bits
 def test_training_has_the_bits_of_the_plain_run(dropout: float) -> None:
     model = wrapped(lambda: mlp(WIDTH, dropout))
     expected = plain(model, 8)
-    with memopt.checkpoint_buffers(model) as buffers, nothing_left():
+    with memopt.checkpoint.buffers(model) as buffers, nothing_left():
         for _ in range(4):
             assert_same_bits(train(model, 8), expected)
     assert row(buffers).copies == 3 * BLOCKS
@@ -47,7 +47,7 @@ def test_training_has_the_bits_of_the_plain_run(dropout: float) -> None:
 def test_the_slab_has_exactly_what_is_needed_at_one_time(rows: int) -> None:
     """Each input rounded up to 512 bytes; the first step learns, the second has it."""
     model = wrapped()
-    buffers = memopt.checkpoint_buffers(model)
+    buffers = memopt.checkpoint.buffers(model)
     assert buffers.stats() == ()
     slab = BLOCKS * -(-input_bytes(rows) // 512) * 512
     for step in range(4):
@@ -85,7 +85,7 @@ def test_dtypes_share_the_slab() -> None:
 
     model = wrapped(Block, Inner)
     expected = plain(model, 16)
-    buffers = memopt.checkpoint_buffers(model)
+    buffers = memopt.checkpoint.buffers(model)
     for _ in range(3):
         assert_same_bits(train(model, 16), expected)
     assert row(buffers).slab_bytes == BLOCKS * (2048 + 1024 + 2048)
@@ -112,7 +112,7 @@ def test_nothing_is_allocated_for_inputs_after_the_second_step() -> None:
     step()
     without = step().marks[0].nbytes
     assert without >= BLOCKS * input_bytes(rows)
-    with memopt.checkpoint_buffers(model) as buffers:
+    with memopt.checkpoint.buffers(model) as buffers:
         first, second, *later = (step() for _ in range(5))
         assert first.marks[0].nbytes >= BLOCKS * input_bytes(rows)
         assert second.most >= row(buffers).slab_bytes
@@ -125,7 +125,7 @@ def test_nothing_is_allocated_for_inputs_after_the_second_step() -> None:
 def test_other_batches_are_kept_and_learnt() -> None:
     model = wrapped()
     expected = {rows: plain(model, rows) for rows in (8, 16)}
-    buffers = memopt.checkpoint_buffers(model)
+    buffers = memopt.checkpoint.buffers(model)
     seen = []
     for rows in (8, 8, 16, 16, 8, 16):
         assert_same_bits(train(model, rows), expected[rows])
@@ -138,7 +138,7 @@ def test_other_batches_are_kept_and_learnt() -> None:
 
 def test_a_slab_that_is_too_large_for_long_is_made_smaller() -> None:
     model = wrapped()
-    buffers = memopt.checkpoint_buffers(model)
+    buffers = memopt.checkpoint.buffers(model)
     for rows in (16, 16, *[8] * 15, 16, *[4] * 15, 8):
         train(model, rows)
     assert row(buffers).slab_bytes == BLOCKS * input_bytes(16)  # never 16 in a row
@@ -149,7 +149,7 @@ def test_a_slab_that_is_too_large_for_long_is_made_smaller() -> None:
 
 def test_evaluation_between_is_no_step() -> None:
     model = wrapped()
-    buffers = memopt.checkpoint_buffers(model)
+    buffers = memopt.checkpoint.buffers(model)
     for _ in range(3):
         train(model, 8)
         with torch.no_grad():
@@ -160,7 +160,7 @@ def test_evaluation_between_is_no_step() -> None:
 def test_two_forwards_before_one_backward() -> None:
     model = wrapped()
     expected = plain(model, 8)
-    buffers = memopt.checkpoint_buffers(model)
+    buffers = memopt.checkpoint.buffers(model)
     train(model, 8)
     for step in range(3):
         outputs = [model(batch(8)) for _ in range(2)]
@@ -182,7 +182,7 @@ def test_another_order_and_other_regions() -> None:
     sizes = [40, 8, 24, 64, 16]
     blocks = [checkpoint_wrapper(mlp(size)) for size in sizes]
     model = nn.ModuleList(blocks)
-    buffers = memopt.checkpoint_buffers(model)
+    buffers = memopt.checkpoint.buffers(model)
     generator = torch.Generator().manual_seed(0)
 
     def step() -> None:
@@ -193,7 +193,7 @@ def test_another_order_and_other_regions() -> None:
         found = []
         for i in torch.randperm(len(losses), generator=generator):
             found.append((i, *torch.autograd.grad(losses[i], inputs[i])))
-        with memopt.disable_checkpointing():
+        with memopt.checkpoint.disable():
             for i, gradient in found:
                 loss = blocks[order[i]](inputs[i]).square().sum()
                 assert_same_bits([gradient], torch.autograd.grad(loss, inputs[i]))
@@ -207,11 +207,11 @@ def test_another_order_and_other_regions() -> None:
 def test_threads() -> None:
     model = wrapped()
     x = [batch(8 + 4 * number) for number in range(3)]
-    with memopt.disable_checkpointing():
+    with memopt.checkpoint.disable():
         expected = [
             torch.autograd.grad(model(each).square().sum(), list(model.parameters())) for each in x
         ]
-    buffers = memopt.checkpoint_buffers(model)
+    buffers = memopt.checkpoint.buffers(model)
     wrong: list[int] = []
 
     def work(number: int) -> None:
@@ -234,7 +234,7 @@ def test_threads() -> None:
 def test_a_loop_in_which_a_graph_is_always_alive() -> None:
     """No step ends by itself; one counts as ended when all has come and gone some times."""
     block = checkpoint_wrapper(nn.Tanh())
-    buffers = memopt.checkpoint_buffers(block)
+    buffers = memopt.checkpoint.buffers(block)
     before = block(torch.zeros(4, requires_grad=True) * 1)
     for _ in range(200):
         after = block(torch.zeros(4, requires_grad=True) * 1)
@@ -247,14 +247,14 @@ def test_a_loop_in_which_a_graph_is_always_alive() -> None:
 
 def test_copies_of_the_model_have_no_buffers() -> None:
     model = wrapped(nn.Tanh)
-    buffers = memopt.checkpoint_buffers(model)
+    buffers = memopt.checkpoint.buffers(model)
     expected = train(model, 8)
     train(model, 8)
     before = row(buffers)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert_same_bits(train(twin, 8), expected)
         assert row(buffers) == before
-        with memopt.checkpoint_buffers(twin) as own:
+        with memopt.checkpoint.buffers(twin) as own:
             assert_same_bits(train(twin, 8), expected)
             assert row(own).steps == 1
     assert list(model.state_dict()) == list(Model(nn.Tanh).state_dict())
@@ -268,7 +268,7 @@ def test_remove_gives_the_memory_back(graph_lives: bool) -> None:
     model = wrapped()
     expected = plain(model, rows)
     with LiveBytes() as live:
-        buffers = memopt.checkpoint_buffers(model)
+        buffers = memopt.checkpoint.buffers(model)
         train(model, rows)
         train(model, rows)
         assert row(buffers).slab_bytes == BLOCKS * input_bytes(rows)
@@ -294,7 +294,7 @@ def test_remove_gives_the_memory_back(graph_lives: bool) -> None:
 
 def test_unwrap_takes_the_buffers_off() -> None:
     model = wrapped()
-    buffers = memopt.checkpoint_buffers(model)
+    buffers = memopt.checkpoint.buffers(model)
     for _ in range(2):
         train(model, 8)
     unwrap(model)
@@ -304,7 +304,7 @@ def test_unwrap_takes_the_buffers_off() -> None:
     assert not any("memopt" in name for module in model.modules() for name in module.__dict__)
     for block in model.blocks:
         checkpoint_wrapper(block)
-    memopt.checkpoint_buffers(model).remove()
+    memopt.checkpoint.buffers(model).remove()
 
 
 @pytest.mark.parametrize("sample", ["tensor", "tuple", "mapping"])
@@ -315,7 +315,7 @@ def test_a_sample_sizes_the_slab_at_once(sample: str) -> None:
     made = {"tensor": x, "tuple": (x,), "mapping": {"x": x}}[sample]
     model.first.weight.grad = torch.ones_like(model.first.weight)
     state = torch.get_rng_state()
-    buffers = memopt.checkpoint_buffers(model, made)
+    buffers = memopt.checkpoint.buffers(model, made)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(model.first.weight.grad, torch.ones_like(model.first.weight))
     assert row(buffers).slab_bytes == BLOCKS * input_bytes(8)
@@ -330,10 +330,10 @@ def test_a_plan_sizes_the_slab_at_once() -> None:
     model = Model()
     plan = memopt.plan(model, batch(8), budget="1GB", loss=torch.sum, measure=False)
     with pytest.raises(ValueError, match="must have modules that are wrapped"):
-        memopt.checkpoint_buffers(model, plan)
+        memopt.checkpoint.buffers(model, plan)
     for block in model.blocks:
         checkpoint_wrapper(block)
-    buffers = memopt.checkpoint_buffers(model, plan)
+    buffers = memopt.checkpoint.buffers(model, plan)
     assert row(buffers).slab_bytes == BLOCKS * input_bytes(8)
     assert all(p.grad is None for p in model.parameters())
 
@@ -341,21 +341,21 @@ def test_a_plan_sizes_the_slab_at_once() -> None:
 def test_a_sample_that_does_not_run_leaves_the_model_as_it_was() -> None:
     model = wrapped()
     with pytest.raises(RuntimeError):
-        memopt.checkpoint_buffers(model, torch.randn(3, WIDTH + 1))
-    memopt.checkpoint_buffers(model).remove()
+        memopt.checkpoint.buffers(model, torch.randn(3, WIDTH + 1))
+    memopt.checkpoint.buffers(model).remove()
 
 
 def test_bad_input() -> None:
     with pytest.raises(
-        TypeError, match=r"checkpoint_buffers: model must be an nn\.Module, got int"
+        TypeError, match=r"checkpoint.buffers: model must be an nn\.Module, got int"
     ):
-        memopt.checkpoint_buffers(3)  # type: ignore[arg-type]
+        memopt.checkpoint.buffers(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"must have modules that are wrapped.*got Linear"):
-        memopt.checkpoint_buffers(nn.Linear(2, 2))
+        memopt.checkpoint.buffers(nn.Linear(2, 2))
     model = wrapped()
     with (
-        memopt.checkpoint_buffers(model),
+        memopt.checkpoint.buffers(model),
         pytest.raises(ValueError, match="must not have buffers already"),
     ):
-        memopt.checkpoint_buffers(model)
-    memopt.checkpoint_buffers(model).remove()
+        memopt.checkpoint.buffers(model)
+    memopt.checkpoint.buffers(model).remove()

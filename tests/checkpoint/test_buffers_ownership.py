@@ -1,4 +1,4 @@
-"""Proves of memopt.checkpoint_buffers that nothing which anything still reads is used again or
+"""Proves of memopt.checkpoint.buffers that nothing which anything still reads is used again or
 written: what a user keeps, retained graphs, writes in place, views, inputs of several regions, what
 others hold, a mode that keeps every tensor; and how it goes together with other regions, offloading
 and converted models.
@@ -49,7 +49,7 @@ class Keeps(nn.Module):
 def test_what_a_user_keeps_is_not_used_again() -> None:
     model = wrapped(Keeps)
     expected = plain(model, 8)
-    buffers = memopt.checkpoint_buffers(model)
+    buffers = memopt.checkpoint.buffers(model)
     for keeps in (False, True):
         for block in model.blocks:
             block.keeps = keeps
@@ -84,9 +84,9 @@ def test_graphs_that_are_retained_and_differentiated_twice() -> None:
         (second,) = torch.autograd.grad(slope.square().sum(), x)
         return [*first, *again, second]
 
-    with memopt.disable_checkpointing():
+    with memopt.checkpoint.disable():
         expected = derivatives()
-    buffers = memopt.checkpoint_buffers(model)
+    buffers = memopt.checkpoint.buffers(model)
     for _ in range(4):
         assert_same_bits(derivatives(), expected)
     assert row(buffers).in_use == 0
@@ -95,7 +95,7 @@ def test_graphs_that_are_retained_and_differentiated_twice() -> None:
 
 def test_writing_to_an_input_raises() -> None:
     model = wrapped()
-    memopt.checkpoint_buffers(model)
+    memopt.checkpoint.buffers(model)
     for _ in range(3):
         hidden = model.first(batch(8))
         output = model.blocks[0](hidden)
@@ -108,7 +108,7 @@ def test_writing_to_an_input_raises() -> None:
 
 def test_writing_to_what_the_recompute_got_raises_in_the_next_one() -> None:
     model = wrapped(Keeps)
-    buffers = memopt.checkpoint_buffers(model)
+    buffers = memopt.checkpoint.buffers(model)
     train(model, 8)
     model.blocks[2].keeps = True
     loss = model(batch(8)).sum()
@@ -143,7 +143,7 @@ def test_an_input_of_several_regions_is_copied_once() -> None:
 
     model = wrapped(Block, Shares)
     expected = plain(model, 8)
-    buffers = memopt.checkpoint_buffers(model)
+    buffers = memopt.checkpoint.buffers(model)
     for _ in range(3):
         assert_same_bits(train(model, 8), expected)
     # Of the input of each block, of the shared one, and of three that are copies.
@@ -168,7 +168,7 @@ def test_strides_of_views_are_kept() -> None:
         lambda x: x[3:3],
     ]
     block = checkpoint_wrapper(Looks())
-    buffers = memopt.checkpoint_buffers(block)
+    buffers = memopt.checkpoint.buffers(block)
     for view in views:
         for _ in range(3):
             x = torch.randn(8, WIDTH, requires_grad=True)
@@ -207,7 +207,7 @@ def test_what_is_held_anyway_is_left_alone() -> None:
         checkpoint_wrapper(block)
     others = (torch.rand(8, WIDTH), torch.rand(8, WIDTH, requires_grad=True), model.first.bias)
     expected = plain(model, 8, *others)
-    buffers = memopt.checkpoint_buffers(model)
+    buffers = memopt.checkpoint.buffers(model)
     for _ in range(3):
         assert_same_bits(train(model, 8, *others), expected)
     assert row(buffers).slab_bytes == BLOCKS * input_bytes(8)
@@ -217,7 +217,7 @@ def test_what_is_held_anyway_is_left_alone() -> None:
 
 def test_what_is_held_by_others_until_backward_is_said() -> None:
     model = wrapped()
-    buffers = memopt.checkpoint_buffers(model)
+    buffers = memopt.checkpoint.buffers(model)
     for _ in range(2):
         hidden = [model.first(batch(8))]
         for block in model.blocks:
@@ -245,7 +245,7 @@ class Observer(TorchDispatchMode):
 def test_nothing_that_an_observer_keeps_is_written() -> None:
     model = wrapped()
     expected = plain(model, 8)
-    memopt.checkpoint_buffers(model)
+    memopt.checkpoint.buffers(model)
     train(model, 8)
     with Observer() as observer:
         for _ in range(3):
@@ -259,7 +259,7 @@ def test_nothing_that_an_observer_keeps_is_written() -> None:
 def test_graphs_without_backward_give_their_room_back() -> None:
     model = wrapped()
     expected = plain(model, 8)
-    buffers = memopt.checkpoint_buffers(model)
+    buffers = memopt.checkpoint.buffers(model)
     for _ in range(3):
         model(batch(8))
     assert row(buffers).copies == 2 * BLOCKS
@@ -279,7 +279,7 @@ def test_errors_give_the_room_back(in_recompute: bool) -> None:
 
     model = wrapped(Fails)
     expected = plain(model, 8)
-    buffers = memopt.checkpoint_buffers(model)
+    buffers = memopt.checkpoint.buffers(model)
     for step in range(6):
         model.blocks[2].fails = bool(step % 2)
         if step % 2:
@@ -295,7 +295,7 @@ def test_regions_in_regions() -> None:
     """Only what the outer ones get is kept, so only that is in the slab."""
     model = wrapped(lambda: nn.Sequential(checkpoint_wrapper(mlp(WIDTH)), mlp(WIDTH)))
     expected = plain(model, 8)
-    buffers = memopt.checkpoint_buffers(model)
+    buffers = memopt.checkpoint.buffers(model)
     for _ in range(3):
         assert_same_bits(train(model, 8), expected)
     assert row(buffers).slab_bytes == BLOCKS * input_bytes(8)
@@ -308,8 +308,8 @@ def test_after_apply_checkpointing_and_convert() -> None:
     x = torch.randn(2, 8, WIDTH)
     memopt.convert(model)
     expected = step_results(lambda: model(x), model.parameters())
-    memopt.apply_checkpointing(model)
-    buffers = memopt.checkpoint_buffers(model)
+    memopt.apply_activation_checkpointing(model)
+    buffers = memopt.checkpoint.buffers(model)
     for _ in range(3):
         assert_same_bits(step_results(lambda: model(x), model.parameters()), expected)
     assert row(buffers).fallbacks == 0
@@ -320,7 +320,7 @@ def test_modules_that_offload_do_so() -> None:
     model = wrapped()
     checkpoint_wrapper(model.blocks[1], offload_to_cpu=True)
     expected = plain(model, 8)
-    buffers = memopt.checkpoint_buffers(model)
+    buffers = memopt.checkpoint.buffers(model)
     with taken_for_an_accelerator("cpu"):
         for _ in range(3):
             assert_same_bits(train(model, 8), expected)

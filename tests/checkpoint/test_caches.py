@@ -96,7 +96,7 @@ def test_a_step_is_that_without_regions(name: str, use_cache: bool, training: bo
 
     expected = step_results(loss, model.parameters())
     before = memopt.saved_bytes(loss)
-    names = memopt.apply_checkpointing(model)
+    names = memopt.apply_activation_checkpointing(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert_same_bits(step_results(loss, model.parameters()), expected)
@@ -164,7 +164,7 @@ def test_a_cache_that_another_tower_reads_in_the_same_step() -> None:
 
     expected = step_results(loss, model.parameters())
     before = memopt.saved_bytes(loss)
-    names = memopt.apply_checkpointing(model)
+    names = memopt.apply_activation_checkpointing(model)
     assert any("language_model" in name for name in names)
     assert any("dit" in name for name in names)
     assert_same_bits(step_results(loss, model.parameters()), expected)
@@ -187,7 +187,7 @@ def test_a_cache_with_tokens_in_it(name: str, kind: str) -> None:
         return model(input_ids=IDS[:, 3:], past_key_values=cache).logits.square().mean()
 
     expected = step_results(loss, model.parameters())
-    memopt.apply_checkpointing(model)
+    memopt.apply_activation_checkpointing(model)
     assert_same_bits(step_results(loss, model.parameters()), expected)
 
 
@@ -202,7 +202,7 @@ def test_gradients_through_the_cache_of_an_earlier_call() -> None:
         return again.logits.square().mean() + keys.square().mean()
 
     expected = step_results(loss, model.parameters())
-    memopt.apply_checkpointing(model)
+    memopt.apply_activation_checkpointing(model)
     assert_same_bits(step_results(loss, model.parameters()), expected)
 
 
@@ -210,7 +210,7 @@ def test_the_cache_in_the_output_is_that_of_the_plain_call() -> None:
     model = make("BLOOM", training=False)
     tokens = model.generate(IDS, max_new_tokens=4, do_sample=False, pad_token_id=0)
     expected = model(input_ids=IDS).past_key_values
-    memopt.apply_checkpointing(model)
+    memopt.apply_activation_checkpointing(model)
     output = model(input_ids=IDS)
     output.logits.sum().backward()  # whose recompute grows another one
     for layer, other in zip(output.past_key_values.layers, expected.layers, strict=True):
@@ -222,7 +222,7 @@ def test_the_cache_in_the_output_is_that_of_the_plain_call() -> None:
 
 def test_a_region_keeps_no_cache_alive() -> None:
     model = make("Llama")
-    memopt.apply_checkpointing(model)
+    memopt.apply_activation_checkpointing(model)
     output = model(input_ids=IDS, labels=IDS)
     keys = [weakref.ref(layer.keys) for layer in output.past_key_values.layers]
     cache = weakref.ref(output.past_key_values)

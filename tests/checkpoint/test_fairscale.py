@@ -238,7 +238,7 @@ def test_second_positional_argument_may_be_any_falsy_object(falsy: object) -> No
 def test_names_are_where_fairscale_code_looks_for_them() -> None:
     for name in ("checkpoint_wrapper", "is_checkpointing", "is_recomputing"):
         assert callable(getattr(memopt, name))
-    with memopt.disable_checkpointing():
+    with memopt.checkpoint.disable():
         pass
 
 

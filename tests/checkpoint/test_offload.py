@@ -62,7 +62,7 @@ def test_device_memory_is_released_after_forward(device: torch.device, watch: Wa
     y = module(x, [torch.ones(8, device=device)], mask=torch.ones(8, device=device), scale=1.0)
     assert not storage.expired()
     del x
-    memopt.offload_stats(wait=True)  # until the copies are done
+    memopt.offload.stats(wait=True)  # until the copies are done
     assert storage.expired()
     y.sum().backward()
     assert module.body[0].weight.grad is not None
@@ -104,7 +104,7 @@ class Sees(nn.Module):
         self.again: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if memopt.is_recomputing():
+        if memopt.checkpoint.is_recomputing():
             self.again = x
         return self.weight.exp()
 

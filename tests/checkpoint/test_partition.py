@@ -244,11 +244,11 @@ class Masked(nn.Module):
 @pytest.mark.parametrize("count", [2, 3])
 def test_parts_are_offloaded(count: int, tmp_path: Path) -> None:
     expected = gradients(body(), values(ROWS, SIZE))
-    before = {place.directory: place.out.bytes for place in memopt.offload_stats().places}
+    before = {place.directory: place.out.bytes for place in memopt.offload.stats().places}
     ranks = VirtualRanks(count)
     for actual in ranks.run(lambda r: gradients(wrapped(r, offload=tmp_path), values(ROWS, SIZE))):
         assert_same_bits(actual, expected)
-    written = {place.directory: place.out.bytes for place in memopt.offload_stats().places}
+    written = {place.directory: place.out.bytes for place in memopt.offload.stats().places}
     assert written[str(tmp_path)] - before.get(str(tmp_path), 0) == (
         count * 3 * part_bytes(BYTES, count)
     )
@@ -317,7 +317,9 @@ def test_without_a_process_group_is_an_error_that_leaves_the_module() -> None:
     for call in (
         lambda: checkpoint_wrapper(module, partition=True),
         lambda: checkpoint(module, torch.ones(1), partition=True),
-        lambda: memopt.apply_checkpointing(nn.Sequential(module), nn.Linear, partition=True),
+        lambda: memopt.apply_activation_checkpointing(
+            nn.Sequential(module), check_fn=nn.Linear, partition=True
+        ),
     ):
         with pytest.raises(ValueError, match=r"partition needs torch\.distributed's process group"):
             call()

@@ -36,8 +36,10 @@ def test_a_state_that_moves_in_forward(kind: str) -> None:
     model = Row("nothing", kind, "nothing")
     plain = Row("nothing", kind, "nothing")
     plain.load_state_dict(model.state_dict())
-    with pytest.warns(UserWarning, match=r"apply_checkpointing: no regions.*blocks\.1") as found:
-        names = memopt.apply_checkpointing(model, sample_input=sample())
+    with pytest.warns(
+        UserWarning, match=r"apply_activation_checkpointing: no regions.*blocks\.1"
+    ) as found:
+        names = memopt.apply_activation_checkpointing(model, batch=sample())
     assert names == ["blocks.0", "blocks.2"]
     assert MOVES[kind] in str(found[0].message)
     assert settings_of(model.blocks[1]) is None
@@ -55,7 +57,7 @@ def test_what_may_run_again(kind: str) -> None:
     model = Row("nothing", kind)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert len(memopt.apply_checkpointing(model, sample_input=(sample(),))) == 2
+        assert len(memopt.apply_activation_checkpointing(model, batch=(sample(),))) == 2
 
 
 @pytest.mark.parametrize("kind", [*MOVES, *STAYS])
@@ -69,7 +71,7 @@ def test_a_probe_leaves_nothing(kind: str) -> None:
     hooks = [len(m._forward_pre_hooks) for m in model.modules()]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        memopt.apply_checkpointing(model, sample_input={"x": x})
+        memopt.apply_activation_checkpointing(model, batch={"x": x})
     memopt.unwrap(model)
     assert before.differing(State(model)) == []
     assert torch.equal(torch.get_rng_state(), random)
@@ -111,14 +113,14 @@ class _Writes(nn.Module):
 
 def test_blocks_that_write_to_their_arguments() -> None:
     with pytest.warns(UserWarning, match="it writes to its arguments in place"):
-        assert memopt.apply_checkpointing(Writes(), sample_input=sample()) == []
+        assert memopt.apply_activation_checkpointing(Writes(), batch=sample()) == []
 
 
 def test_an_error_of_the_model_is_its_own() -> None:
     model = Row("nothing", "nothing")
     hooks = [len(m._forward_pre_hooks) for m in model.modules()]
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        memopt.apply_checkpointing(model, sample_input=torch.randn(2, 3))
+        memopt.apply_activation_checkpointing(model, batch=torch.randn(2, 3))
     assert [len(m._forward_pre_hooks) for m in model.modules()] == hooks
     assert all(settings_of(m) is None for m in model.modules())
 
@@ -148,9 +150,11 @@ def test_regions_inside_lora_of_attention() -> None:
     x = torch.randn(2, 4, 8)
     model, plain = made(), made()
     with pytest.warns(UserWarning, match="in_proj_weight.* is changed from outside"):
-        names = memopt.apply_checkpointing(model, nn.MultiheadAttention, sample_input=x)
+        names = memopt.apply_activation_checkpointing(
+            model, check_fn=nn.MultiheadAttention, batch=x
+        )
     assert names == []
-    assert len(memopt.apply_checkpointing(made(), Attends, sample_input=x)) == 2
+    assert len(memopt.apply_activation_checkpointing(made(), check_fn=Attends, batch=x)) == 2
     for step in (model, plain):
         for _ in range(2):
             step(x).sum().backward()
@@ -176,6 +180,6 @@ def test_blocks_that_keep_features_from_call_to_call() -> None:
     )
     x = torch.randn(1, 3, 5, 16, 16)
     with pytest.warns(UserWarning, match=r"decoder.up_blocks.3 \(it cannot run again"):
-        memopt.apply_checkpointing(model, sample_input=x)
+        memopt.apply_activation_checkpointing(model, batch=x)
     model(x).sample.square().mean().backward()
     assert all(p.grad is not None for p in model.decoder.up_blocks.parameters())

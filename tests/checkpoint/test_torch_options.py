@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import checkpoint as torch_checkpoint
 
 from memopt._checkpoint import (
-    apply_checkpointing,
+    apply_activation_checkpointing,
     checkpoint,
     checkpoint_sequential,
     checkpoint_wrapper,
@@ -96,7 +96,7 @@ def test_early_stop_by_argument_and_by_scope(
 
 @pytest.mark.parametrize("scope", [None, True, False])
 @pytest.mark.parametrize("argument", [True, False])
-@pytest.mark.parametrize("way", ["checkpoint_wrapper", "apply_checkpointing"])
+@pytest.mark.parametrize("way", ["checkpoint_wrapper", "apply_activation_checkpointing"])
 def test_early_stop_of_wrapped_modules(
     way: str, argument: bool, scope: bool | None, x: Tensor
 ) -> None:
@@ -110,7 +110,7 @@ def test_early_stop_of_wrapped_modules(
     if way == "checkpoint_wrapper":
         checkpoint_wrapper(model[0], early_stop=argument)
     else:
-        apply_checkpointing(model, Chain, early_stop=argument)
+        apply_activation_checkpointing(model, check_fn=Chain, early_stop=argument)
     with nullcontext() if scope is None else torch_checkpoint.set_checkpoint_early_stop(scope):
         y = model(x)
     y.sum().backward()

@@ -54,7 +54,7 @@ def test_an_option_that_is_memopts() -> None:
     with pytest.raises(
         ValueError, match=r"^compile: options must leave 'custom_partitioner_fn' to "
     ):
-        memopt.compile(nn.Linear(2, 2), options=memopt.compile_options())
+        memopt.compile(nn.Linear(2, 2), options=memopt.compile.options())
 
 
 @pytest.mark.parametrize("budget", [True, [1], torch.tensor(3)])
@@ -62,13 +62,13 @@ def test_a_budget_of_another_type(budget: object) -> None:
     with pytest.raises(
         TypeError, match=r"^compile: budget must be a number of bytes \(int\) or a "
     ):
-        memopt.compile_options(budget)
+        memopt.compile.options(budget)
 
 
 @pytest.mark.parametrize("budget", ["lots", "0", "1.5 eggs"])
 def test_a_text_that_is_no_size(budget: str) -> None:
     with pytest.raises(ValueError, match=r"^compile: budget must be (bytes or|at least one)"):
-        memopt.compile_options(budget)
+        memopt.compile.options(budget)
 
 
 @pytest.mark.parametrize("budget", [0.0, -0.5, 1.5, float("nan")])
@@ -106,8 +106,8 @@ def test_without_an_internal_it_is_torch_compile(
     api._say_once.cache_clear()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        assert memopt.compile_options() == {}
-        assert memopt.compile_options(0.5) == {}
+        assert memopt.compile.options() == {}
+        assert memopt.compile.options(0.5) == {}
         model = memopt.compile(nn.Linear(2, 2), mode="max-autotune-no-cudagraphs")
     (message,) = (str(w.message) for w in said if "memopt" in str(w.message))
     assert f"lacks what the policy needs (cannot import name {name!r}" in message
@@ -121,6 +121,6 @@ def test_takes_the_arguments_of_torch_compile() -> None:
         return x + 1
 
     assert function(torch.zeros(1)).item() == 1
-    options = memopt.compile_options()
+    options = memopt.compile.options()
     assert set(options) <= set(torch._inductor.list_options())
     assert memopt.compile(nn.Linear(2, 2), options={"allow_buffer_reuse": True}) is not None

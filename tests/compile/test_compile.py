@@ -133,7 +133,7 @@ def test_modes(mode: str) -> None:
 def test_options_of_ones_own_and_a_model_compiled_in_place() -> None:
     model, x = blocks(1, width=16), sample(width=16)
     expected = gradients(loss_of(model, x), model)
-    model.compile(options={**memopt.compile_options(), "epilogue_fusion": False})
+    model.compile(options={**memopt.compile.options(), "epilogue_fusion": False})
     assert_close_gradients(gradients(loss_of(model, x), model), expected)
 
 

@@ -78,7 +78,7 @@ class Beside(Partitioner):
 def test_bytes_and_results(name: str, dropout: float) -> None:
     model, plain, inputs = make(name, dropout), make(name, dropout), MODELS[name].inputs()
     partitioner = Beside(None)
-    options = memopt.compile_options() | {"custom_partitioner_fn": partitioner}
+    options = memopt.compile.options() | {"custom_partitioner_fn": partitioner}
     model.compile(backend=op_by_op(options))
     ours = held(model, inputs)
     assert ours < 0.9 * partitioner.held_by_torch

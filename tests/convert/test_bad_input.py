@@ -78,7 +78,7 @@ def test_a_sample_that_does_not_fit(sample: object) -> None:
     model = example()
     before = state(model)
     with pytest.raises(
-        ValueError, match=rf"^convert: sample_input must .* got {type(sample).__name__} for Seq"
+        ValueError, match=rf"^convert: batch must .* got {type(sample).__name__} for Seq"
     ):
         memopt.convert(model, sample)
     assert state(model) == before
@@ -98,7 +98,7 @@ def test_the_model_s_own_error_stays_what_it_is(sample: object) -> None:
     # Behind it may be the mode that sees what a rehearsal writes.
     assert plain.traceback[-1].name in [entry.name for entry in raised.traceback]
     assert raised.value.__notes__ == [
-        "convert: Sequential raised this when it ran with sample_input to count bytes, as it was. "
+        "convert: Sequential raised this when it ran with batch to count bytes, as it was. "
         "It is as it was before convert."
     ]
     assert state(model) == before

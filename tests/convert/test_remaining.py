@@ -120,7 +120,7 @@ def _saves_its_output(model: nn.Module) -> bool:
     return not storages([output]).keys().isdisjoint(saved.by_storage())
 
 
-def shares(report: memopt.Report) -> dict[str, tuple[str, tuple[str, ...], str]]:
+def shares(report: memopt.types.Report) -> dict[str, tuple[str, tuple[str, ...], str]]:
     return {e.what: (e.from_class, e.paths, e.help) for e in report.remaining}
 
 
@@ -185,7 +185,7 @@ def test_json_and_html() -> None:
     assert text.startswith("<table>")
     assert "<td>LayerNorm</td>" in text
     assert "which `Functional` computes by itself" in text
-    assert "&lt;" in memopt.Report("<m>", (), (), True)._repr_html_()
+    assert "&lt;" in memopt.types.Report("<m>", (), (), True)._repr_html_()
 
 
 def test_dropouts_that_drop_nothing_are_not_counted() -> None:

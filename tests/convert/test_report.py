@@ -232,10 +232,7 @@ class Towers(nn.Module):
 def test_regions_that_the_sample_never_calls_are_named() -> None:
     x, model = torch.randn(2, 8), Towers()
     report = memopt.convert(model, x, checkpoint=True)
-    note = (
-        "3 of 6 regions save nothing here, since sample_input never calls them: second.0, ..., "
-        "second.2"
-    )
+    note = "3 of 6 regions save nothing here, since batch never calls them: second.0, ..., second.2"
     assert note in report.notes
     assert note in str(report)
     assert not any(others_hooks(module._forward_pre_hooks) for module in model.modules())

@@ -98,7 +98,7 @@ def test_gradients_have_the_same_bits(
     kept = copy.deepcopy(model)
     memopt.convert(model)
     memopt.convert(kept, recipes=False)
-    with memopt.patch_functional():
+    with memopt.convert.functions():
         expected = step(kept, nullcontext)
     for ours, theirs in zip(step(model, around), expected, strict=True):
         assert torch.equal(ours, theirs)
@@ -232,7 +232,7 @@ def test_backward_twice_and_gradients_of_gradients() -> None:
     found = []
     for each in (model, kept):
         x = torch.ones(4, WIDTH).cumsum(0).sin().requires_grad_()
-        with memopt.patch_functional(), torch.autocast("cpu", torch.bfloat16):
+        with memopt.convert.functions(), torch.autocast("cpu", torch.bfloat16):
             y = each(x)
         first = torch.autograd.grad(y.square().sum(), x, create_graph=True)[0]
         again = torch.autograd.grad(y.square().sum(), x, retain_graph=True)[0]

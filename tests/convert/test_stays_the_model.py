@@ -67,7 +67,7 @@ def test_looking_disturbs_nothing() -> None:
         torch.inference_mode,
         lambda: torch.device("meta"),
         lambda: torch.autocast("cpu", torch.bfloat16),
-        memopt.patch_functional,
+        memopt.convert.functions,
     ],
 )
 def test_the_caller_s_modes_do_not_matter(context) -> None:

@@ -70,8 +70,8 @@ def test_outputs_and_gradients(model: Model, dtype: torch.dtype | str) -> None:
 WITH_REGIONS = {
     "regions": ({"checkpoint": True}, "keep"),
     "offloaded regions": ({"offload": True}, "keep"),
-    "offloaded": ({}, "host"),
-    "both": ({"offload": True}, "host"),
+    "offloaded": ({}, "cpu"),
+    "both": ({"offload": True}, "cpu"),
 }
 
 

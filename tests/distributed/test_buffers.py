@@ -1,4 +1,4 @@
-"""Proves on two ranks that hold inputs alike: memopt.checkpoint_buffers keeps each rank's part in
+"""Proves on two ranks that hold inputs alike: memopt.checkpoint.buffers keeps each rank's part in
 its slab, which is half as large; and so does the face of DeepSpeed, with Megatron's model-parallel
 unit, its seeds, and inputs whose sizes do not divide. The bits are those of the plain run.
 """
@@ -70,7 +70,7 @@ def _wrapped(rows: list[int]) -> Seen:
     for block in blocks:
         memopt.checkpoint_wrapper(block, partition=True)
     found = []
-    with memopt.checkpoint_buffers(blocks) as buffers:
+    with memopt.checkpoint.buffers(blocks) as buffers:
         for r in rows:
             found.append(step_results(lambda r=r: _run(blocks, _input(r)), wanted))
             # What gloo's thread still reads is not lent to the next step's inputs.

@@ -49,7 +49,7 @@ def in_fsdp(compiled: bool) -> Results:
         fully_shard(layer, mesh=mesh)
     if compiled:
         for layer in model:
-            layer.compile(options=memopt.compile_options())
+            layer.compile(options=memopt.compile.options())
     return results(model)
 
 

@@ -226,7 +226,7 @@ def test_accumulated_gradients_equal_those_without_regions(
 
 def offloaded() -> int:
     """How much was given to the engine: bytes that went, and what was wanted before it could."""
-    stats = memopt.offload_stats(wait=True)
+    stats = memopt.offload.stats(wait=True)
     return stats.bytes_out + sum(place.never_left for place in stats.places)
 
 

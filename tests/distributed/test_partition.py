@@ -139,9 +139,9 @@ def test_two_steps_equal_those_of_whole_inputs(four: World, style: str, ranks: i
 
 
 def written(style: str, ranks: int, split: bool, place: Path) -> tuple[Results, int] | None:
-    memopt.offload_stats(reset=True)
+    memopt.offload.stats(reset=True)
     answer = run_parallel(style, ranks, split, place)
-    return answer and (answer[0], sum(p.out.bytes for p in memopt.offload_stats().places))
+    return answer and (answer[0], sum(p.out.bytes for p in memopt.offload.stats().places))
 
 
 def test_parts_are_offloaded(four: World, tmp_path: Path) -> None:

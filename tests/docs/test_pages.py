@@ -53,7 +53,7 @@ def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     yield
     memopt._convert.register._registered.clear()  # type: ignore[attr-defined]
     assert set(registered_rules()) <= rules
-    memopt.configure_offload()
+    memopt.offload.configure()
 
 
 @pytest.mark.usefixtures("_as_before")

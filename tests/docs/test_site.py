@@ -71,7 +71,10 @@ def test_pages_ask_for_nothing_from_a_network(site: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "page"),
     [
-        ("apply_checkpointing", "api.html#memopt._checkpoint.apply.apply_checkpointing"),
+        (
+            "apply_activation_checkpointing",
+            "api.html#memopt._checkpoint.apply.apply_activation_checkpointing",
+        ),
         ("offload+disk", "offload.html"),
         ("gradient+accum", "anatomy.html#gradient-accumulation"),  # the beginning of a word
     ],

@@ -105,14 +105,14 @@ def test_limits_of_offloading_are_sizes(name: str) -> None:
 
 
 def test_the_limit_of_the_pool_is_a_size() -> None:
-    memopt.configure_offload(max_host_bytes="40GiB")
-    memopt.configure_offload()
-    with pytest.raises(ValueError, match=r"memopt.configure_offload: max_host_bytes must be bytes"):
-        memopt.configure_offload(max_host_bytes="lots")
+    memopt.offload.configure(max_host_bytes="40GiB")
+    memopt.offload.configure()
+    with pytest.raises(ValueError, match=r"memopt.offload.configure: max_host_bytes must be bytes"):
+        memopt.offload.configure(max_host_bytes="lots")
 
 
 def test_a_budget_of_compile_is_a_size() -> None:
     """A float is a share."""
-    options = memopt.compile_options("2 KiB")
+    options = memopt.compile.options("2 KiB")
     partitioner = options["custom_partitioner_fn"]
-    assert partitioner.uuid() == memopt.compile_options(2048)["custom_partitioner_fn"].uuid()
+    assert partitioner.uuid() == memopt.compile.options(2048)["custom_partitioner_fn"].uuid()

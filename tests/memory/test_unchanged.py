@@ -57,7 +57,7 @@ def plans(model: nn.Module, batch: Any, loss: Any, optimizer: Any) -> None:
 
 
 def fits(model: nn.Module, batch: Any, loss: Any, optimizer: Any) -> None:
-    memopt.fit(model, optimizer, batch, ROOM, loss=loss, steps=1).undo()
+    memopt.fit(model, batch, ROOM, optimizer=optimizer, loss=loss, steps=1).undo()
 
 
 def searches(model: nn.Module, batch: Any, loss: Any, optimizer: Any) -> None:

@@ -13,8 +13,8 @@ import memopt
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
     """For memopt.offload("disk"): empty before and after, since its files have no name."""
-    memopt.empty_offload_cache()
-    memopt.offload_stats(reset=True, wait=True)
+    memopt.offload.empty_cache()
+    memopt.offload.stats(reset=True, wait=True)
     yield tmp_path
     assert list(tmp_path.iterdir()) == []
-    memopt.configure_offload()
+    memopt.offload.configure()

@@ -54,7 +54,7 @@ def test_arguments(arguments: dict[str, Any], error: type[Exception], match: str
 )
 def test_limits(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
-        memopt.configure_offload(**arguments)
+        memopt.offload.configure(**arguments)
 
 
 def test_faces_of_regions_name_themselves(tmp_path: Path) -> None:
@@ -66,9 +66,9 @@ def test_faces_of_regions_name_themselves(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be 'cpu' with offload_to_cpu=True, got"):
         memopt.checkpoint_wrapper(module, offload_to_cpu=True, offload=tmp_path)
     assert type(module) is nn.Linear
-    memopt.configure_offload(directory=tmp_path)
+    memopt.offload.configure(directory=tmp_path)
     memopt.checkpoint_wrapper(module, offload="disk")
-    memopt.configure_offload()
+    memopt.offload.configure()
 
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_cap_below_one_tensor_warns_once(directory: Path) -> None:
             loss = (weight * x).sum() + (weight * (x * 2)).sum()
     (warning,) = caught
     assert f"got max_bytes=100 for a tensor of {x.nbytes} bytes" in str(warning.message)
-    assert memopt.offload_stats(wait=True).bytes_out == 0
+    assert memopt.offload.stats(wait=True).bytes_out == 0
     loss.backward()
     assert weight.grad is not None
     assert torch.equal(weight.grad, 3 * x)
@@ -112,10 +112,10 @@ def test_tensors_without_plain_memory_stay(directory: Path, kind: str) -> None:
     matrix = KINDS[kind]()
     weight = torch.ones(WIDTH, 4, dtype=matrix.dtype, requires_grad=True)
     expected = torch.autograd.grad((matrix @ weight).abs().sum(), weight)[0]
-    memopt.offload_stats(reset=True)
+    memopt.offload.stats(reset=True)
     with memopt.offload("disk", directory=directory, min_bytes=1, keep_last=0):
         product = matrix @ weight
-    assert memopt.offload_stats(wait=True).bytes_out == 0
+    assert memopt.offload.stats(wait=True).bytes_out == 0
     assert torch.equal(torch.autograd.grad(product.abs().sum(), weight)[0], expected)
 
 
@@ -131,7 +131,7 @@ def test_quantized_arguments_of_a_region_stay(directory: Path) -> None:
 
     (expected,) = torch.autograd.grad(scaled(quantized()), weight)
     loss = memopt.checkpoint(scaled, quantized(), offload=directory)
-    assert memopt.offload_stats(wait=True).bytes_out == 0
+    assert memopt.offload.stats(wait=True).bytes_out == 0
     assert torch.equal(torch.autograd.grad(loss, weight)[0], expected)
 
 
@@ -155,7 +155,7 @@ def test_a_full_disk_keeps_tensors_in_memory(tmp_path: Path) -> None:
                 with memopt.offload("disk", directory=sys.argv[1], keep_last=0):
                     loss = sum((weight * (x * 1)).sum() for x in inputs)
                 assert torch.equal(torch.autograd.grad(loss, weight)[0], expected)
-        (place,) = memopt.offload_stats(wait=True).places
+        (place,) = memopt.offload.stats(wait=True).places
         assert 0 < place.room_high_water <= limit, place
         assert place.refused_bytes > 0 and place.bytes_away == place.bytes_held == 0, place
         assert len(caught) == 1, [str(w.message) for w in caught]

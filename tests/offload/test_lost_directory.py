@@ -40,13 +40,13 @@ def one_scope(net: nn.Module, directory: Path) -> Step:
 
 
 def by_policy(net: nn.Module, directory: Path) -> Step:
-    memopt.configure_offload(directory=directory)
+    memopt.offload.configure(directory=directory)
     scope = memopt.saved_tensors("disk")
     return lambda: step(net, scope)
 
 
 def regions(net: nn.Module, directory: Path) -> Step:
-    memopt.apply_checkpointing(net, offload=directory)
+    memopt.apply_activation_checkpointing(net, offload=directory)
     return lambda: step(net)
 
 
@@ -68,12 +68,12 @@ every_way = pytest.mark.parametrize("way", [one_scope, by_policy, regions, calls
 
 @pytest.fixture
 def gone(tmp_path: Path) -> Iterator[Path]:
-    memopt.empty_offload_cache()
+    memopt.offload.empty_cache()
     path = tmp_path / "spill"
     path.mkdir()
     yield path
-    memopt.empty_offload_cache()
-    memopt.configure_offload()
+    memopt.offload.empty_cache()
+    memopt.offload.configure()
 
 
 @every_way
@@ -85,14 +85,14 @@ def test_a_step_without_the_directory_names_it(
     run = way(model(), gone)
     if has_run:
         assert_same_bits(run(), expected)
-        memopt.empty_offload_cache()  # whose file is gone
+        memopt.offload.empty_cache()  # whose file is gone
     gone.rmdir()
     before = _C.live_handles(), _C.live_regions()
     for _ in range(2):
         with pytest.raises(OSError, match=f"can be made in directory '{gone}'"):
             run()
         assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
-        assert not memopt.is_checkpointing()
+        assert not memopt.checkpoint.is_checkpointing()
         assert (_C.live_handles(), _C.live_regions()) == before
     gone.mkdir()
     assert_same_bits(run(), expected)

@@ -40,7 +40,7 @@ def inputs(seed: int = 1) -> Tensor:
 
 def place() -> PlaceStats:
     """What the one place that was used has counted."""
-    (used,) = [p for p in memopt.offload_stats(wait=True).places if p.out.copies or p.bytes_held]
+    (used,) = [p for p in memopt.offload.stats(wait=True).places if p.out.copies or p.bytes_held]
     return used
 
 
@@ -83,7 +83,7 @@ def test_options_say_how_much_goes(directory: Path, options: dict[str, Any], lay
     expected = gradients(model, model(x).square().sum())
     with memopt.offload("disk", directory=directory, **{"keep_last": 0, "min_bytes": 1} | options):
         loss = model(x).square().sum()
-    stats = memopt.offload_stats(wait=True)
+    stats = memopt.offload.stats(wait=True)
     assert stats.bytes_out == layers * SAVED
     assert_same_bits(gradients(model, loss), expected)
 
@@ -95,12 +95,12 @@ def test_what_the_memory_s_owner_would_keep_stays(directory: Path) -> None:
     leaf = torch.randn(ROWS, WIDTH, requires_grad=True)
     buffer = torch.randn(ROWS, WIDTH)
     for copies in (1, 0):
-        memopt.offload_stats(reset=True)
+        memopt.offload.stats(reset=True)
         with memopt.offload("disk", directory=directory, keep_last=0, min_bytes=1):
             loss = ((leaf @ weight) @ frozen.t()).sum() + (weight[:ROWS] @ weight.t()).sum()
             loss = loss + (leaf * buffer).sum()
         # The product and the buffer; the product again.
-        assert memopt.offload_stats(wait=True).bytes_out == (copies) * buffer.nbytes
+        assert memopt.offload.stats(wait=True).bytes_out == (copies) * buffer.nbytes
         loss.backward()
 
 
@@ -211,7 +211,7 @@ def test_regions_and_recipes_inside(directory: Path) -> None:
     assert place().out.bytes == 4 * SAVED
     assert_same_bits(gradients(model, loss), expected)
 
-    memopt.offload_stats(reset=True)
+    memopt.offload.stats(reset=True)
     memopt.checkpoint_wrapper(block, offload=directory)
     loss = model(x * 1).square().sum()
     assert place().out.bytes == SAVED  # the region's argument
@@ -270,12 +270,12 @@ def test_peaks_that_lie_elsewhere_are_said(directory: Path) -> None:
     loss.backward()
     del loss
     gc.collect()
-    memopt.offload_stats(wait=True)
+    memopt.offload.stats(wait=True)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     ballast = []
     while resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 50_000:
         ballast.append(torch.ones(100_000_000, dtype=torch.uint8))
-    advice = "\n".join(memopt.offload_stats().advice)
+    advice = "\n".join(memopt.offload.stats().advice)
     assert "is reached while nothing is offloaded" in advice
     del ballast
 
@@ -284,4 +284,17 @@ def test_no_grad_and_compile_do_nothing(directory: Path) -> None:
     model, x = stack(), inputs()
     with torch.no_grad(), memopt.offload("disk", directory=directory, min_bytes=1):
         model(x)
-    assert memopt.offload_stats().bytes_out == 0
+    assert memopt.offload.stats().bytes_out == 0
+
+
+def test_a_policy_that_is_a_path_offloads_to_this_directory(directory: Path) -> None:
+    x = torch.randn(64, 64, requires_grad=True)
+    (expected,) = torch.autograd.grad(x.exp().sum(), x)
+    with memopt.saved_tensors(directory):
+        loss = x.exp().sum()
+    (grad,) = torch.autograd.grad(loss, x)
+    assert torch.equal(grad, expected)
+    (place,) = memopt.offload.stats(wait=True).places
+    assert (place.directory, place.out.bytes) == (str(directory), 64 * 64 * 4)
+    with pytest.raises(OSError, match="nowhere"), memopt.saved_tensors(Path("/nowhere/at/all")):
+        x.exp()

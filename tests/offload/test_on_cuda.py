@@ -37,7 +37,7 @@ def gradients(net: Net, x: Tensor, way: str, directory: Path) -> tuple[list[Tens
     else:
         with memopt.offload(way, directory=directory if way == "disk" else None):
             loss = net(x)
-    memopt.offload_stats(wait=True)
+    memopt.offload.stats(wait=True)
     torch.cuda.synchronize()
     torch.empty(1, device=x.device)  # what other streams have used is free at the next allocation
     held = torch.cuda.memory_allocated() - before
@@ -57,25 +57,25 @@ def test_gradients_have_the_bits_and_the_memory_is_free(
     with torch.cuda.stream(stream):
         gradients(net, x, "none", tmp_path)  # cuBLAS takes its workspace for the stream
     for _ in range(3):
-        memopt.offload_stats(reset=True, wait=True)
+        memopt.offload.stats(reset=True, wait=True)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             found, held_now = gradients(net, x, way, tmp_path)
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         assert all(map(torch.equal, found, expected))
-        out = memopt.offload_stats(wait=True).bytes_out
+        out = memopt.offload.stats(wait=True).bytes_out
         assert out > held // 2
         assert held - held_now >= 0.9 * out
-    memopt.empty_offload_cache()
+    memopt.offload.empty_cache()
 
 
 def test_regions_with_offloaded_inputs(cuda: torch.device, tmp_path: Path) -> None:
     net = Net().to(cuda)
     x = torch.randn(512, 512, device=cuda)
     expected, _ = gradients(net, x, "none", tmp_path)
-    memopt.apply_checkpointing(net, offload="cpu")
+    memopt.apply_activation_checkpointing(net, offload="cpu")
     for _ in range(3):
         found, _ = gradients(net, x, "none", tmp_path)
         assert all(map(torch.equal, found, expected))
-    memopt.empty_offload_cache()
+    memopt.offload.empty_cache()

@@ -105,10 +105,10 @@ def test_6_views_of_one_address_come_back_as_they_were(offload: Scope) -> None:
         return found
 
     expected = gradient(None)
-    memopt.offload_stats(reset=True)
+    memopt.offload.stats(reset=True)
     assert torch.equal(gradient(offload), expected)
     # x, once for its four views, and the two products.
-    assert memopt.offload_stats(wait=True).bytes_out == 3 * 144 * 4
+    assert memopt.offload.stats(wait=True).bytes_out == 3 * 144 * 4
     assert not torch.equal(gradient(lambda: memopt.saved_tensors(_ByAddress())), expected)
 
 
@@ -136,7 +136,7 @@ def test_10_inference_mode_leaves_no_inference_tensors(offload: Scope) -> None:
 
 def test_11_leaves_that_require_a_gradient_are_not_copied(offload: Scope) -> None:
     """The graph holds a leaf, to which it adds the gradient: a copy of it would free nothing."""
-    memopt.offload_stats(reset=True)
+    memopt.offload.stats(reset=True)
 
     def stays(scope: Scope) -> tuple[StorageWeakRef, Tensor]:
         leaf = torch.randn(32, 32, requires_grad=True)
@@ -145,7 +145,7 @@ def test_11_leaves_that_require_a_gradient_are_not_copied(offload: Scope) -> Non
         return StorageWeakRef(leaf.untyped_storage()), loss
 
     held, loss = stays(offload)
-    assert memopt.offload_stats(wait=True).bytes_out == 0
+    assert memopt.offload.stats(wait=True).bytes_out == 0
     assert not held.expired()
     loss.backward()
     held, loss = stays(_naive)  # copies it
@@ -161,11 +161,11 @@ def test_12_files_are_given_back(offload: Scope) -> None:
         loss = (torch.ones(64, 64) * 2 @ weight).exp().sum()
     loss.backward()
     del loss
-    (place,) = (p for p in memopt.offload_stats(wait=True).places if p.out.copies)
+    (place,) = (p for p in memopt.offload.stats(wait=True).places if p.out.copies)
     assert place.room_in_use == 0
     assert place.room_allocated > 0  # for the next step
-    assert memopt.empty_offload_cache() >= place.room_allocated
-    assert all(p.room_allocated == 0 for p in memopt.offload_stats().places)
+    assert memopt.offload.empty_cache() >= place.room_allocated
+    assert all(p.room_allocated == 0 for p in memopt.offload.stats().places)
 
 
 @pytest.mark.parametrize("how", ["tensor", "view", "before"])

@@ -43,7 +43,7 @@ TRAIN = """
         losses.append(loss.item())
     with open("/proc/self/status") as status:
         peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
-    away = memopt.offload_stats(wait=True).bytes_out // len(tokens)
+    away = memopt.offload.stats(wait=True).bytes_out // len(tokens)
     print(json.dumps([losses, peak * 1024, away]))
 """
 

@@ -113,7 +113,7 @@ def test_models_that_cannot_be_planned() -> None:
     with pytest.raises(ValueError, match=r"memopt.revert"):
         memopt.plan(model, batch, EVERYTHING)
     model, _ = chain()
-    memopt.apply_checkpointing(model)
+    memopt.apply_activation_checkpointing(model)
     with pytest.raises(ValueError, match=r"memopt.unwrap"):
         memopt.plan(model, batch, EVERYTHING)
     with pytest.raises(TypeError, match=r"memopt.plan_compiled"):

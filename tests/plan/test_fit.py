@@ -16,7 +16,9 @@ EVERYTHING = 1 << 30
 
 def test_the_whole_batch_fits() -> None:
     model, batch = chain()
-    fitted = memopt.fit(model, torch.optim.AdamW(model.parameters()), batch, EVERYTHING, steps=1)
+    fitted = memopt.fit(
+        model, batch, EVERYTHING, optimizer=torch.optim.AdamW(model.parameters()), steps=1
+    )
     assert (fitted.micro_batch, fitted.micro_batches) == (4, 1)
     fitted.undo()
 
@@ -34,7 +36,7 @@ def test_in_micro_batches() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     whole = memopt.plan(model, batch, EVERYTHING, optimizer=optimizer, measure=False)
     budget = whole.profile.base + (whole.plain_peak - whole.profile.base) // 6
-    fitted = memopt.fit(model, optimizer, batch, budget, steps=1)
+    fitted = memopt.fit(model, batch, budget, optimizer=optimizer, steps=1)
     assert 1 < fitted.micro_batches <= 12
     assert fitted.micro_batch == -(-12 // fitted.micro_batches)
     assert repr(fitted).startswith(f"Fitted(Chain, micro_batch={fitted.micro_batch}, ")
@@ -56,13 +58,13 @@ def test_not_even_one_row() -> None:
     model, batch = chain()
     before = looks(model)
     with pytest.raises(memopt.BudgetTooSmall, match="the floor, got"):
-        memopt.fit(model, torch.optim.AdamW(model.parameters()), batch, "200KB")
+        memopt.fit(model, batch, "200KB", optimizer=torch.optim.AdamW(model.parameters()))
     assert looks(model) == before
 
 
 def test_bad_input() -> None:
     model, batch = chain()
     with pytest.raises(ValueError, match=r"memopt.fit: budget must be bytes"):
-        memopt.fit(model, torch.optim.AdamW(model.parameters()), batch, "plenty")
+        memopt.fit(model, batch, "plenty", optimizer=torch.optim.AdamW(model.parameters()))
     with pytest.raises(ValueError, match="batch must hold a tensor"):
-        memopt.fit(model, torch.optim.AdamW(model.parameters()), {}, "1GB")
+        memopt.fit(model, {}, "1GB", optimizer=torch.optim.AdamW(model.parameters()))

@@ -130,8 +130,8 @@ def test_the_models_own_error_from_fewer_rows_does_not_come_out() -> None:
     assert found.advice
     optimizer = torch.optim.AdamW(model.parameters())
     with pytest.raises(BudgetTooSmall, match=r"takes no fewer rows.*AssertionError"):
-        memopt.fit(model, optimizer, batch, error.floor // 2)
-    fitted = memopt.fit(model, optimizer, batch, 1 << 30, steps=1)
+        memopt.fit(model, batch, error.floor // 2, optimizer=optimizer)
+    fitted = memopt.fit(model, batch, 1 << 30, optimizer=optimizer, steps=1)
     assert fitted.micro_batch == 4
 
 
@@ -193,17 +193,17 @@ def test_without_room_for_late_copies_nothing_leaves_between_blocks(tmp_path: Pa
     held = []
 
     def note(*_: Any) -> None:
-        held.append(sum(place.bytes_held for place in memopt.offload_stats().places))
+        held.append(sum(place.bytes_held for place in memopt.offload.stats().places))
 
     for block in model.blocks:
         block.register_forward_hook(note)
-    memopt.offload_stats(wait=True, reset=True)
+    memopt.offload.stats(wait=True, reset=True)
     with memopt.offload("disk", directory=tmp_path, keep_last=0):
         large = torch.ones(1 << 23, requires_grad=True).exp()
     loss = model(batch)
     away = sum(block.away for block in plan.blocks)
     assert away > 0
-    found = memopt.offload_stats().places
+    found = memopt.offload.stats().places
     assert sum(place.bytes_away for place in found) == away + large.nbytes
     del large
     assert held == [0] * 8

@@ -50,9 +50,9 @@ def test_goes_where_it_says(planned: tuple[Chain, Any, memopt.Plan]) -> None:
     plan = offloading(planned)
     assert plan.peak <= plan.budget
     plan.apply(watch=False)
-    before = memopt.offload_stats(wait=True).bytes_out
+    before = memopt.offload.stats(wait=True).bytes_out
     model(batch).backward()
-    moved = memopt.offload_stats(wait=True).bytes_out - before
+    moved = memopt.offload.stats(wait=True).bytes_out - before
     plan.undo()
     model.zero_grad()
     assert moved == sum(block.away for block in plan.blocks)
@@ -113,14 +113,14 @@ def test_a_link_is_measured(tmp_path: Path) -> None:
 
     speeds = speeds_to(tmp_path, torch.device("cpu"), runs=True)
     assert min(speeds) > 1e6
-    assert sum(place.bytes_away for place in memopt.offload_stats(wait=True).places) == 0
+    assert sum(place.bytes_away for place in memopt.offload.stats(wait=True).places) == 0
 
 
 @pytest.fixture
 def copies() -> Iterator[Callable[[int], None]]:
     """Sets how many copies may be under way; afterwards it is the default."""
-    yield lambda number: memopt.configure_offload(copies_in_flight=number)
-    memopt.configure_offload()
+    yield lambda number: memopt.offload.configure(copies_in_flight=number)
+    memopt.offload.configure()
 
 
 def test_copies_under_way_are_those_of_the_settings(

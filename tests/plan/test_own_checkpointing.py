@@ -31,7 +31,7 @@ def test_whole_blocks_that_run_again_are_refused(name: str, measure: bool) -> No
 def test_fit_refuses_too() -> None:
     model = InLoop(False)
     with pytest.raises(ValueError, match="checkpointing of its own"):
-        memopt.fit(model, torch.optim.SGD(model.parameters()), batch(), 1 << 30)
+        memopt.fit(model, batch(), 1 << 30, optimizer=torch.optim.SGD(model.parameters()))
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
@@ -106,4 +106,4 @@ def test_convert_and_apply_checkpointing_name_regions_that_change_nothing(name: 
     assert report.checkpointed == ()
     assert any("checkpoint" in note and "blocks.0" in note for note in report.notes)
     with pytest.warns(UserWarning, match=r"no regions, since these cannot run again.*blocks.0"):
-        assert memopt.apply_checkpointing(CHECKPOINTED[name](), sample_input=x) == []
+        assert memopt.apply_activation_checkpointing(CHECKPOINTED[name](), batch=x) == []

@@ -69,7 +69,7 @@ def test_where_no_block_can_be_a_region(tmp_path: Path) -> None:
 def test_fit_keeps_such_blocks_out_too() -> None:
     model = Row("counter", "nothing")
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    fitted = memopt.fit(model, optimizer, batch(), 1 << 30, steps=1)
+    fitted = memopt.fit(model, batch(), 1 << 30, optimizer=optimizer, steps=1)
     assert not fitted.plan.assignment.choices["blocks.0"].checkpoint
     count = model.blocks[0].count
     fitted(batch())

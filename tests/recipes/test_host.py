@@ -1,4 +1,4 @@
-"""Proves: memopt.saved_tensors("host") copies each storage of an activation once, whichever views
+"""Proves: memopt.saved_tensors("cpu") copies each storage of an activation once, whichever views
 of it are saved, and no parameter and nothing small; device memory is given back; writes are found.
 Without an accelerator CPU tensors are taken for its own.
 """
@@ -18,7 +18,7 @@ from tests.recipes.model import FEATURES, LEAVES, B, W, X, model
 
 
 def test_built_in_policies_of_a_host_without_an_accelerator_keep() -> None:
-    with memopt.saved_tensors("host"):
+    with memopt.saved_tensors("cpu"):
         y = (X * 2).exp()
     storage = y.untyped_storage().data_ptr()
     assert y.grad_fn is not None
@@ -28,7 +28,7 @@ def test_built_in_policies_of_a_host_without_an_accelerator_keep() -> None:
 def test_host_copies_activations_and_no_parameter(watch: Watch) -> None:
     frozen = nn.Parameter(torch.randn(FEATURES, FEATURES), requires_grad=False)
     trained = nn.Parameter(torch.randn(FEATURES, FEATURES))
-    with memopt.saved_tensors("host"):
+    with memopt.saved_tensors("cpu"):
         x = X * 1
         y = F.linear(F.linear(x, frozen), trained)
         loss = (y @ frozen.t()).sum() + (x @ trained.t()).sum()
@@ -44,7 +44,7 @@ def test_host_copies_activations_and_no_parameter(watch: Watch) -> None:
 
 
 def test_host_frees_the_device_memory(watch: Watch) -> None:
-    with memopt.saved_tensors("host"):
+    with memopt.saved_tensors("cpu"):
         x = X * 1
         y = W * x
         storage = StorageWeakRef(x.untyped_storage())
@@ -78,7 +78,7 @@ def test_host_copies_a_storage_once(watch: Watch, first: str, second: str) -> No
     before = Watch()
     weights, products = [], []
     x = X.detach() * 1
-    with memopt.saved_tensors("host"):
+    with memopt.saved_tensors("cpu"):
         for name in (first, second):
             view = VIEWS[name](x)
             weights.append(torch.ones_like(view).requires_grad_())
@@ -94,7 +94,7 @@ def test_host_copies_a_storage_once(watch: Watch, first: str, second: str) -> No
 
 def test_host_copies_again_what_was_written_between(watch: Watch) -> None:
     x = X.detach() * 1
-    with memopt.saved_tensors("host"):
+    with memopt.saved_tensors("cpu"):
         first = W * x
         x.mul_(2)
         second = B * x
@@ -107,14 +107,14 @@ def test_host_copies_again_what_was_written_between(watch: Watch) -> None:
 @pytest.mark.parametrize("elements", [8, 256])
 def test_host_leaves_small_tensors(watch: Watch, elements: int) -> None:
     w = torch.ones(elements, requires_grad=True)
-    with memopt.saved_tensors("host"):
+    with memopt.saved_tensors("cpu"):
         loss = (w * torch.randn(elements)).sum()
     assert watch.to_host[0] == (elements * 4 >= 1024)
     loss.backward()
 
 
 def test_host_of_a_region_s_arguments(watch: Watch) -> None:
-    with memopt.saved_tensors("host"):
+    with memopt.saved_tensors("cpu"):
         y = memopt.checkpoint(lambda x: x.exp().sin(), X * 1)
     assert watch.to_host == (1, X.numel() * 4)
     assert torch.equal(torch.autograd.grad(y.sum(), X)[0], X.exp().cos() * X.exp())
@@ -122,7 +122,7 @@ def test_host_of_a_region_s_arguments(watch: Watch) -> None:
 
 def test_a_recipe_reads_what_another_fate_holds(watch: Watch) -> None:
     """Of the layer norm only what waits on the host is held, and nothing of the GELU."""
-    with SavedTensors(exclude=LEAVES) as kept, memopt.saved_tensors("host"), memopt.recipes():
+    with SavedTensors(exclude=LEAVES) as kept, memopt.saved_tensors("cpu"), memopt.recipes():
         loss = model()
     assert kept.bytes < X.numel() * 4  # small things: statistics
     assert watch.to_host[0] > 0

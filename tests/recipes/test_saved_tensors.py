@@ -75,13 +75,13 @@ def turns(*fates: Any) -> Callable[[Tensor], Any]:
 POLICIES: dict[str, Callable[[], Any]] = {
     "keep": lambda: "keep",
     "recipe": lambda: "recipe",
-    "host": lambda: "host",
+    "cpu": lambda: "cpu",
     "a user's": Exact,
     "asked, keep": lambda: lambda tensor: "keep",
     "asked, recipe": lambda: lambda tensor: "recipe",
-    "asked, host": lambda: lambda tensor: "host",
-    "asked, all in turn": lambda: turns("recipe", "host", Exact(), "keep", "recipe"),
-    "asked, all in another turn": lambda: turns(Exact(), "recipe", "recipe", "host"),
+    "asked, cpu": lambda: lambda tensor: "cpu",
+    "asked, all in turn": lambda: turns("recipe", "cpu", Exact(), "keep", "recipe"),
+    "asked, all in another turn": lambda: turns(Exact(), "recipe", "recipe", "cpu"),
 }
 
 
@@ -206,11 +206,11 @@ class PacksBadly:
 @pytest.mark.parametrize(
     ("policy", "error", "text"),
     [
-        ("cpu", ValueError, r"must be 'keep', 'recipe', 'host' or 'disk' if .*, got 'cpu'"),
+        ("host", ValueError, r"must be 'keep', 'recipe', 'cpu' or 'disk' if .*, got 'host'"),
         (3, TypeError, r"an object with a method pack or a callable, got 3"),
         (None, TypeError, r"got None"),
         (lambda tensor: None, TypeError, r"a policy must answer .*, got None"),
-        (lambda tensor: "cpu", TypeError, r"a policy must answer .*, got 'cpu'"),
+        (lambda tensor: "host", TypeError, r"a policy must answer .*, got 'host'"),
         (PacksBadly(), TypeError, r"pack\(\) of PacksBadly must return an object with .*, got int"),
     ],
 )
@@ -289,7 +289,7 @@ def test_built_in_policies_run_no_python() -> None:
         if event == "call":
             frames.append(frame.f_code.co_name)
 
-    for policy in ("keep", "recipe", "host"):
+    for policy in ("keep", "recipe", "cpu"):
         with memopt.saved_tensors(policy):  # type: ignore[arg-type]
             sys.setprofile(trace)
             try:
@@ -321,7 +321,7 @@ def test_several_threads_differentiate_inside_scopes() -> None:
         except BaseException as error:  # handed to the main thread
             failures.append(error)
 
-    for policy in (lambda tensor: "recipe", "recipe", "host"):
+    for policy in (lambda tensor: "recipe", "recipe", "cpu"):
         threads = [
             threading.Thread(target=work, args=(memopt.saved_tensors(policy),)) for _ in range(4)
         ]

@@ -40,8 +40,8 @@ def test_convert(of_blocks: dict[str, Advice]) -> None:
 @pytest.mark.parametrize("every", [1, 2])
 def test_checkpointing(of_blocks: dict[str, Advice], every: int) -> None:
     model = Mlp(blocks=3)
-    memopt.apply_checkpointing(model, every=every)
-    how = f"memopt.apply_checkpointing(model{', every=2' if every == 2 else ''})"
+    memopt.apply_activation_checkpointing(model, every=every)
+    how = f"memopt.apply_activation_checkpointing(model{', every=2' if every == 2 else ''})"
     assert measured(model) == of_blocks[how].peak
 
 
@@ -60,7 +60,7 @@ def test_the_cheapest_come_first(of_blocks: dict[str, Advice]) -> None:
     ratios = [a.saved / max(a.slower, 1e-3) for a in of_blocks.values()]
     assert ratios == sorted(ratios, reverse=True)
     recipes = of_blocks["memopt.convert(model)"]
-    regions = of_blocks["memopt.apply_checkpointing(model)"]
+    regions = of_blocks["memopt.apply_activation_checkpointing(model)"]
     assert 0 <= recipes.slower < regions.slower < 0.5
     assert regions.peak < recipes.peak
 

@@ -148,7 +148,7 @@ def configure(
             inputs, see `partition` of `memopt.checkpoint`. Without `mpu_` or with a group of one
             rank there is nothing to part.
         contiguous_checkpointing: inputs (or their parts) are copied into memory that is allocated
-            once, see `memopt.checkpoint_buffers`. Needs no other option; sizes may differ.
+            once, see `memopt.checkpoint.buffers`. Needs no other option; sizes may differ.
         num_checkpoints: taken and not needed: the first step says how many there are.
         checkpoint_in_cpu: inputs (or their parts) wait in host memory, see `memopt.offload`.
         synchronize: wait for the device at the beginning and end of each region's forward and

@@ -43,7 +43,7 @@ def test_every_way_on_a_device(stack: str, tmp_path: Path, restore_num_threads: 
 def test_the_peak_is_the_formula_s_where_the_host_is_ahead(width: int) -> None:
     plain, offloaded = ways(CHECKPOINTED, SIM, Path(), 1.0, [])[:2]
     size = dataclasses.replace(SIZE, width=width)
-    memopt.configure_offload(copies_in_flight=offload.COPIES_IN_FLIGHT)
+    memopt.offload.configure(copies_in_flight=offload.COPIES_IN_FLIGHT)
 
     def peak(way: Way, of: Size) -> int:
         step = Stack(of, SIM).step_of(way)
@@ -62,4 +62,4 @@ def test_the_peak_is_the_formula_s_where_the_host_is_ahead(width: int) -> None:
     for way, fraction in ((plain, 0.0), (offloaded, 1.0)):
         expected = offload.formula(CHECKPOINTED, size, arithmetic, one, fraction)
         assert peak(way, size) == expected
-    memopt.configure_offload()
+    memopt.offload.configure()

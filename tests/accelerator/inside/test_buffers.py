@@ -1,4 +1,4 @@
-"""memopt.checkpoint_buffers on the simulated accelerator: the bits of the plain run however late
+"""memopt.checkpoint.buffers on the simulated accelerator: the bits of the plain run however late
 the device is, on one stream and on several; no allocation of inputs after the second step; memory
 goes back to the device when nothing reads it any more; no record_stream.
 """
@@ -24,7 +24,7 @@ INPUT = WIDTH * ROWS * 4
 def _wrap(model: GPT) -> None:
     for block in model.blocks:
         memopt.checkpoint_wrapper(block)
-    memopt.checkpoint_buffers(model)
+    memopt.checkpoint.buffers(model)
 
 
 def stack() -> nn.Sequential:
@@ -77,7 +77,7 @@ def test_a_host_that_runs_far_ahead() -> None:
     """
     expected = [cpu(gradients(stack(), inputs(seed))) for seed in range(4)]
     model = wrapped()
-    memopt.checkpoint_buffers(model, inputs())
+    memopt.checkpoint.buffers(model, inputs())
     xs = [inputs(seed) for seed in range(4)]
     with sim.paused():
         found = [gradients(model, x) for x in xs]
@@ -110,7 +110,7 @@ def take_turns(model: nn.Module, side_stream: torch.Stream) -> list[list[Tensor]
 def test_streams_that_take_turns(side_stream: torch.Stream) -> None:
     """What one stream still reads, the other one does not write."""
     model = wrapped()
-    buffers = memopt.checkpoint_buffers(model, inputs())
+    buffers = memopt.checkpoint.buffers(model, inputs())
     for actual, wanted in zip(
         take_turns(model, side_stream), take_turns(stack(), side_stream), strict=True
     ):
@@ -122,7 +122,7 @@ def test_streams_that_do_not_wait_show_there(side_stream: torch.Stream) -> None:
     """And it is the slab that needs the waits: the plain model does without."""
     expected = take_turns(stack(), side_stream)
     model = wrapped()
-    memopt.checkpoint_buffers(model, inputs())
+    memopt.checkpoint.buffers(model, inputs())
     sim.plant(sim.Fault.WAITS_ARE_IGNORED)
     plain, found = take_turns(stack(), side_stream), take_turns(model, side_stream)
     for actual, wanted in zip(plain, expected, strict=True):
@@ -138,7 +138,7 @@ def test_a_steady_state_allocates_nothing_for_inputs() -> None:
     model, x = wrapped(), inputs()
     gc.collect()
     before = sim.memory().allocated
-    buffers = memopt.checkpoint_buffers(model)
+    buffers = memopt.checkpoint.buffers(model)
     held, reservations = [], []
     for _ in range(6):
         start = sim.memory().allocated
@@ -165,10 +165,10 @@ def test_a_steady_state_allocates_nothing_for_inputs() -> None:
 def test_memory_that_is_not_there_is_said_once() -> None:
     model, x = wrapped(), inputs()
     expected = cpu(gradients(stack(), x))
-    buffers = memopt.checkpoint_buffers(model)
+    buffers = memopt.checkpoint.buffers(model)
     assert_bits(cpu(gradients(model, x)), expected)
     sim.capacity(sim.memory().allocated + 4 * INPUT)
-    with pytest.warns(UserWarning, match="checkpoint_buffers: sim:0 must have room for one piece"):
+    with pytest.warns(UserWarning, match="checkpoint.buffers: sim:0 must have room for one piece"):
         loss = model[0](x * 1)
     sim.capacity(1 << 36)
     for _ in range(2):
@@ -181,7 +181,7 @@ def test_memory_that_is_not_there_is_said_once() -> None:
 def test_two_devices_have_a_slab_each() -> None:
     blocks = [memopt.checkpoint_wrapper(nn.Tanh()) for _ in range(2)]
     model = nn.ModuleList(blocks)
-    buffers = memopt.checkpoint_buffers(model)
+    buffers = memopt.checkpoint.buffers(model)
     for _ in range(3):
         x = [torch.ones(ROWS, device=f"sim:{k}", requires_grad=True) for k in range(2)]
         for block, leaf in zip(blocks, x, strict=True):

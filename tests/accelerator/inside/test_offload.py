@@ -32,10 +32,10 @@ SAVED = WIDTH * ROWS * 4
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    memopt.empty_offload_cache()
-    memopt.offload_stats(reset=True)
+    memopt.offload.empty_cache()
+    memopt.offload.stats(reset=True)
     yield
-    memopt.configure_offload()
+    memopt.offload.configure()
 
 
 def stack(device: str = "sim") -> nn.Sequential:
@@ -72,7 +72,7 @@ def assert_bits(actual: list[Tensor], expected: list[Tensor]) -> None:
 
 
 def place() -> PlaceStats:
-    (used,) = [p for p in memopt.offload_stats(wait=True).places if p.out.copies]
+    (used,) = [p for p in memopt.offload.stats(wait=True).places if p.out.copies]
     return used
 
 
@@ -111,7 +111,7 @@ def test_a_host_that_runs_far_ahead(late: str) -> None:
     sim.pinning(strict=True)
     expected = reference()
     model, x = stack(), inputs()
-    memopt.configure_offload(copies_in_flight=2)
+    memopt.offload.configure(copies_in_flight=2)
     with sim.paused() if late == "both" else nullcontext():
         with sim.paused() if late == "forward" else nullcontext(), everything():
             loss = model(x * 1).square().sum()
@@ -124,7 +124,7 @@ def test_a_host_that_runs_far_ahead(late: str) -> None:
 
 def test_memory_is_given_back_and_a_steady_state_allocates_nothing() -> None:
     sim.pinning(strict=True)
-    memopt.configure_offload(copies_in_flight=2)
+    memopt.offload.configure(copies_in_flight=2)
     model, x = stack(), inputs()
     context = everything()
     reservations, pinned, rooms = [], [], []
@@ -132,7 +132,7 @@ def test_memory_is_given_back_and_a_steady_state_allocates_nothing() -> None:
         before = sim.memory().allocated
         with context:
             loss = model(x * 1).square().sum()
-        memopt.offload_stats(wait=True)
+        memopt.offload.stats(wait=True)
         # Of LAYERS + 1 tensors none is left but the loss and what is smaller.
         assert sim.memory().allocated - before < SAVED
         loss.backward()
@@ -147,7 +147,7 @@ def test_memory_is_given_back_and_a_steady_state_allocates_nothing() -> None:
 
 
 def test_what_leaves_never_takes_more_than_the_bound() -> None:
-    memopt.configure_offload(copies_in_flight=2)
+    memopt.offload.configure(copies_in_flight=2)
     sim.delay(sim.Kind.DEVICE_TO_HOST, 2e-3)
     model, x = stack(), inputs()
     before = sim.memory().allocated
@@ -193,7 +193,7 @@ def test_two_devices_have_an_engine_each() -> None:
             losses.append(model(inputs(f"sim:{k}") * 1).square().sum())
     for k in (0, 1):
         assert_bits(gradients(models[k], losses[k]), expected)
-    assert {p.device for p in memopt.offload_stats().places if p.out.copies} == {"sim:0", "sim:1"}
+    assert {p.device for p in memopt.offload.stats().places if p.out.copies} == {"sim:0", "sim:1"}
 
 
 def warnings_of_two_steps() -> list[str]:
@@ -213,11 +213,11 @@ def test_a_pool_that_cannot_be_pinned_is_ordinary_memory() -> None:
     sim.pinning(works=False)
     assert sum("cannot be pinned" in text for text in warnings_of_two_steps()) == 1
     assert place().room_pageable > 0
-    assert any("could not be pinned" in text for text in memopt.offload_stats().advice)
+    assert any("could not be pinned" in text for text in memopt.offload.stats().advice)
 
 
 def test_a_pool_that_is_full_keeps_tensors_on_the_device() -> None:
-    memopt.configure_offload(max_host_bytes=2 * SAVED)
+    memopt.offload.configure(max_host_bytes=2 * SAVED)
     texts = warnings_of_two_steps()
     assert sum("pool of host memory has no room" in text for text in texts) == 1
     assert place().room_high_water <= 2 * SAVED
@@ -229,7 +229,7 @@ def test_no_memory_for_what_comes_back_raises_and_the_graph_is_usable() -> None:
     expected = reference()
     with everything():
         loss = model(inputs() * 1).square().sum()
-    memopt.offload_stats(wait=True)
+    memopt.offload.stats(wait=True)
     sim.capacity(sim.memory().allocated + 1024)
     with pytest.raises(torch.OutOfMemoryError):
         torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
@@ -288,7 +288,7 @@ def test_regions_of_a_model_prefetch_each_other() -> None:
     tokens = torch.zeros(3, 12, dtype=torch.long, device="sim")
     for _ in range(2):
         loss = model(tokens).square().sum()
-        memopt.offload_stats(wait=True)
+        memopt.offload.stats(wait=True)
         loss.backward()
         del loss
     assert place().prefetch_hits >= 2

@@ -25,8 +25,8 @@ def _stack() -> nn.Sequential:
 
 @pytest.fixture(autouse=True)
 def _few_copies_at_a_time() -> None:
-    memopt.empty_offload_cache()
-    memopt.configure_offload(copies_in_flight=2)
+    memopt.offload.empty_cache()
+    memopt.offload.configure(copies_in_flight=2)
 
 
 def _forward(model: nn.Module, x: Tensor, *, offload: bool) -> Tensor:
@@ -132,7 +132,7 @@ def test_what_is_not_contiguous_is_copied_as_it_lies() -> None:
     computes = torch.accelerator.current_stream().stream_id
     with sim.trace() as ran:
         made = loss(offload=True)
-        memopt.offload_stats(wait=True)  # it has left when backward asks
+        memopt.offload.stats(wait=True)  # it has left when backward asks
         (found,) = torch.autograd.grad(made, [weight])
         torch.accelerator.synchronize()
     assert torch.equal(found.cpu(), expected.cpu())
@@ -174,7 +174,7 @@ def test_an_address_that_is_used_again_is_another_tensor() -> None:
             if offload:
                 with memopt.offload(min_bytes=1, keep_last=0):
                     part = (x @ weight).sum()
-                memopt.offload_stats(wait=True)  # it has left
+                memopt.offload.stats(wait=True)  # it has left
             else:
                 part = (x @ weight).sum()
             loss = loss + part * (i + 1)
@@ -217,24 +217,24 @@ def test_steps_make_no_streams_and_reserve_nothing_after_the_second() -> None:
 
 def test_an_engine_of_each_step_s_own_would_show() -> None:
     """Race 8 as others had it: what looks at the streams above does see it."""
-    streams, _ = _streams_and_reservations(6, between=memopt.empty_offload_cache)
+    streams, _ = _streams_and_reservations(6, between=memopt.offload.empty_cache)
     assert any(seen != streams[0] for seen in streams)
 
 
 def _bytes_of_the_pool_given_back(hold: list[Tensor]) -> tuple[int, int]:
     """How much a step has pinned, and how much of it empty_offload_cache() gives back."""
     model, x = _stack(), torch.randn(ROWS, WIDTH, device="sim")
-    memopt.empty_offload_cache()
+    memopt.offload.empty_cache()
     before = sim.pinned().allocated
     loss = _forward(model, x, offload=True)
     if hold is not _NOTHING:
         hold.append(loss)
-    memopt.offload_stats(wait=True)
+    memopt.offload.stats(wait=True)
     torch.autograd.grad(loss, list(model.parameters()), retain_graph=hold is not _NOTHING)
     del loss
     torch.accelerator.synchronize()
     held = sim.pinned().allocated - before
-    given = memopt.empty_offload_cache()
+    given = memopt.offload.empty_cache()
     assert sim.pinned().allocated == before + held - given
     return held, given
 
@@ -252,7 +252,7 @@ def test_host_memory_is_given_back() -> None:
     assert held > 0
     assert given < held
     graphs.clear()
-    assert memopt.empty_offload_cache() == held - given
+    assert memopt.offload.empty_cache() == held - given
 
 
 def test_a_step_that_is_given_up_gives_everything_back() -> None:
@@ -260,7 +260,7 @@ def test_a_step_that_is_given_up_gives_everything_back() -> None:
     model, x = _stack(), torch.randn(ROWS, WIDTH, device="sim")
     _step(model, x, offload=True)
     torch.accelerator.synchronize()
-    memopt.offload_stats(wait=True)
+    memopt.offload.stats(wait=True)
     gc.collect()  # of other tests
     before = sim.memory().allocated
 
@@ -286,7 +286,7 @@ def test_a_step_that_is_given_up_gives_everything_back() -> None:
             raises()
     _forward(model, x, offload=True)
     torch.accelerator.synchronize()
-    for place in memopt.offload_stats(wait=True).places:
+    for place in memopt.offload.stats(wait=True).places:
         assert (place.bytes_away, place.bytes_held, place.room_in_use) == (0, 0, 0)
     model.zero_grad()
     torch.accelerator.synchronize()
@@ -329,6 +329,6 @@ def test_two_devices_in_one_scope_have_their_own_order() -> None:
         found = torch.autograd.grad(loss(offload=True), parameters)
         for one, other in zip(found, expected, strict=True):
             assert torch.equal(one.cpu(), other)
-    rows = {place.device: place for place in memopt.offload_stats(wait=True).places}
+    rows = {place.device: place for place in memopt.offload.stats(wait=True).places}
     assert rows["sim:0"].prefetch_hits > 0
     assert rows["sim:1"].prefetch_hits > 0

@@ -37,7 +37,7 @@ def directory_of(who: str, place: object, directory: object = None) -> str:
     if chosen == "":
         raise ValueError(
             f"{who}: 'disk' needs a directory on a disk with room for the tensors: "
-            "directory=, or once for all memopt.configure_offload(directory=), got none"
+            "directory=, or once for all memopt.offload.configure(directory=), got none"
         )
     return checked_directory(who, chosen)
 

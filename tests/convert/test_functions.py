@@ -1,5 +1,5 @@
-"""Proves: inside patch_functional calls of torch.nn.functional are memopt's where memopt takes them
-and PyTorch's where it does not, in the calling thread alone, and never outside.
+"""Proves: inside memopt.convert.functions() calls of torch.nn.functional are memopt's where memopt
+takes them and PyTorch's where it does not, in the calling thread alone, and never outside.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def test_calls_are_memopt_s_inside_alone(call) -> None:
     x = torch.randn(3, 8, requires_grad=True)
     expected = one_step(lambda: call(x), x)
     assert memopt_ops(lambda: call(x)) == []
-    with memopt.patch_functional():
+    with memopt.convert.functions():
         assert memopt_ops(lambda: call(x))
         actual = one_step(lambda: call(x), x)
     for ours, theirs in zip(actual, expected, strict=True):
@@ -43,7 +43,7 @@ def test_calls_are_memopt_s_inside_alone(call) -> None:
 
 def test_dropout_needs_no_mask() -> None:
     x = torch.randn(3, 8, requires_grad=True)
-    with memopt.patch_functional():
+    with memopt.convert.functions():
         assert memopt_ops(lambda: F.dropout(x, 0.5)) == ["memopt::_dropout_forward"]
         assert F.dropout(x, 0.5, training=False) is x
         with pytest.raises(ValueError, match="between 0 and 1"):
@@ -63,7 +63,7 @@ LEFT: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("call", LEFT.values(), ids=LEFT)
 def test_other_calls_are_pytorch_s(call) -> None:
     x = torch.randn(3, 8)
-    with memopt.patch_functional():
+    with memopt.convert.functions():
         assert memopt_ops(lambda: call(x)) == []
         inside = call(x)
     assert torch.equal(inside, call(x))
@@ -71,13 +71,13 @@ def test_other_calls_are_pytorch_s(call) -> None:
 
 def test_in_place_is_in_place() -> None:
     x = torch.randn(3, 8)
-    with memopt.patch_functional():
+    with memopt.convert.functions():
         assert F.silu(x, inplace=True) is x
 
 
 def test_errors_are_pytorch_s() -> None:
     x = torch.randn(3, 8)
-    with memopt.patch_functional():
+    with memopt.convert.functions():
         for call in (
             lambda: F.gelu(x, "tanh"),
             lambda: F.layer_norm(x),
@@ -90,7 +90,7 @@ def test_errors_are_pytorch_s() -> None:
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.hessian])
 def test_transforms_are_pytorch_s(transform) -> None:
     x = torch.randn(8)
-    with memopt.patch_functional():
+    with memopt.convert.functions():
         ours = transform(lambda x: F.gelu(x).square().sum())(x)
     torch.testing.assert_close(ours, transform(lambda x: F.gelu(x).square().sum())(x))
 
@@ -98,7 +98,7 @@ def test_transforms_are_pytorch_s(transform) -> None:
 def test_other_threads_are_not_concerned() -> None:
     x = torch.randn(3, 8)
     found: list[list[str]] = []
-    with memopt.patch_functional():
+    with memopt.convert.functions():
         thread = threading.Thread(target=lambda: found.append(memopt_ops(lambda: F.gelu(x))))
         thread.start()
         thread.join()
@@ -107,15 +107,15 @@ def test_other_threads_are_not_concerned() -> None:
 
 
 def test_an_exception_ends_the_scope() -> None:
-    with pytest.raises(RuntimeError, match="stop"), memopt.patch_functional():
+    with pytest.raises(RuntimeError, match="stop"), memopt.convert.functions():
         raise RuntimeError("stop")
     assert memopt_ops(lambda: F.gelu(torch.randn(3))) == []
 
 
 def test_scopes_nest() -> None:
     x = torch.randn(3)
-    with memopt.patch_functional():
-        with memopt.patch_functional():
+    with memopt.convert.functions():
+        with memopt.convert.functions():
             assert memopt_ops(lambda: F.gelu(x)) == ["memopt::_activation_forward"]
         assert memopt_ops(lambda: F.gelu(x)) == ["memopt::_activation_forward"]
 
@@ -127,7 +127,7 @@ def test_a_region_with_the_scope_inside_is_run_again_with_the_same_functions(
     x = torch.randn(3, 8, requires_grad=True)
 
     def function(x: Tensor) -> Tensor:
-        with memopt.patch_functional():
+        with memopt.convert.functions():
             return F.layer_norm(F.dropout(F.gelu(x), 0.5), (8,))
 
     torch.manual_seed(3)
@@ -144,7 +144,7 @@ def test_compiles() -> None:
     torch._dynamo.reset()
 
     def function(x: Tensor) -> Tensor:
-        with memopt.patch_functional():
+        with memopt.convert.functions():
             return F.gelu(x) * 2
 
     compiled = torch.compile(function, backend="aot_eager")

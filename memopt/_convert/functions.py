@@ -1,4 +1,4 @@
-"""patch_functional: calls of PyTorch's functions go to memopt's ops."""
+"""`memopt.convert.functions`: calls of PyTorch's functions go to memopt's ops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memopt._extension import _C
 
 
 @contextmanager
-def patch_functional() -> Iterator[None]:
+def memopt_functions() -> Iterator[None]:
     """In this scope and thread, PyTorch's layer_norm, rms_norm, gelu, silu, relu and dropout are
     memopt's, as functions of torch.nn.functional or torch and as methods of tensors.
 

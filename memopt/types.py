@@ -1,0 +1,21 @@
+"""The classes of what memopt's functions return, for annotations and isinstance."""
+
+from memopt._accumulate import Accumulated
+from memopt._anatomy import Advice, Anatomy
+from memopt._checkpoint import CheckpointBuffers
+from memopt._convert import Report
+from memopt._offload.stats import OffloadStats
+from memopt._plan import CompiledPlan, Fitted, Plan, PlannedBlock
+
+__all__ = [
+    "Accumulated",
+    "Advice",
+    "Anatomy",
+    "CheckpointBuffers",
+    "CompiledPlan",
+    "Fitted",
+    "OffloadStats",
+    "Plan",
+    "PlannedBlock",
+    "Report",
+]
