@@ -47,6 +47,16 @@ def slice_of(batch: Any, start: int, end: int) -> Any:
     return pytree.tree_map(cut, as_dict(batch), is_leaf=is_packed)
 
 
+def repeated(batch: Any, times: int) -> Any:
+    """A batch of `times` as many rows: the same again and again."""
+    rows = _first_rows(batch)
+
+    def repeat(leaf: Any) -> Any:
+        return torch.cat([leaf] * times) if rows is not None and _rows(leaf) == rows else leaf
+
+    return batch if times == 1 else pytree.tree_map(repeat, as_dict(batch))
+
+
 def part_of(batch: Any, rows: int) -> tuple[Any, int]:
     """The first rows, and how many bytes the whole has beyond the memory that this part views."""
     part = slice_of(batch, 0, rows)

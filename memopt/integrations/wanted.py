@@ -1,0 +1,171 @@
+"""What a user asks a trainer's model to do, and how that is put on the model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from memopt._checkpoint.other import says_that_it_checkpoints
+from memopt._convert import convert, revert
+from memopt._plan import Plan, plan
+from memopt.memory.allocator import DeviceBytes
+from memopt.memory.unchanged import unchanged
+from memopt.place import Place
+
+logger = logging.getLogger("memopt")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The options of the callbacks. `who` is the class or function that the user called.
+
+    Raises:
+        ValueError: nothing is asked for, or two things that exclude each other.
+    """
+
+    who: str
+    budget: int | str | None = None
+    """For the whole step on each rank: a plan is made and applied before the first step."""
+    convert: bool = False
+    """memopt.convert, without a plan."""
+    checkpoint: bool = False
+    """With `convert`: its blocks are regions."""
+    offload: Place | None = None
+    """Where activations may wait: of a plan, any place; with `convert`, "cpu" for the inputs of
+    regions."""
+    plan: str | Path | None = None
+    """A plan's file: read where it is, written where it is not and there is a budget."""
+    measure: bool = True
+    """Whether choices are timed on real steps before training begins; else they are estimated."""
+
+    def __post_init__(self) -> None:
+        plans = self.budget is not None or self.plan is not None
+        if plans and (self.convert or self.checkpoint):
+            raise ValueError(
+                f"{self.who}: convert and checkpoint must not be given with a plan, which chooses "
+                f"both, got convert={self.convert!r} and checkpoint={self.checkpoint!r}"
+            )
+        if not plans and not self.convert:
+            raise ValueError(
+                f"{self.who}: one of budget, plan and convert=True must be given, got none"
+            )
+        if self.convert and self.offload not in (None, "cpu"):
+            raise ValueError(
+                f'{self.who}: offload must be "cpu" or None with convert, got {self.offload!r}'
+            )
+
+
+@dataclass
+class Effect:
+    """What was put on a model: `undo` takes it off."""
+
+    text: str
+    """For people: the plan, or convert's report."""
+    metrics: dict[str, int]
+    """For loggers, in bytes: "memopt/peak_bytes" of the step where it is known,
+    "memopt/plain_peak_bytes" without memopt, "memopt/budget_bytes"; or "memopt/kept_bytes" for
+    backward and "memopt/plain_kept_bytes"."""
+    undo: Callable[[], object]
+    notes: tuple[str, ...] = ()
+
+
+def put_on(
+    wanted: Wanted,
+    model: nn.Module,
+    batch: Any,
+    optimizer: torch.optim.Optimizer | None,
+    autocast: torch.dtype | None = None,
+    micro_batches: int = 1,
+) -> Effect:
+    """Convert or plan, on all ranks alike. A plan takes the place of the model's own gradient
+    checkpointing; memopt.convert leaves it on, but in layers that it makes regions.
+    """
+    if wanted.convert:
+        report = convert(
+            model, batch, checkpoint=wanted.checkpoint, offload=wanted.offload is not None
+        )
+        kept = {"kept": report.bytes_after, "plain_kept": report.bytes_before}
+        metrics = {f"memopt/{k}_bytes": int(v) for k, v in kept.items() if v is not None}
+        return Effect(str(report), metrics, lambda: revert(model), report.notes)
+    notes = _turn_own_off(wanted.who, model)
+    file = None if wanted.plan is None else Path(wanted.plan)
+    if file is not None and (file.exists() or wanted.budget is None):
+        made = Plan.load(file).apply(model)
+    else:
+        made = plan(
+            model,
+            batch,
+            wanted.budget,
+            optimizer=optimizer,
+            offload=wanted.offload,
+            autocast=autocast,
+            micro_batches=micro_batches,
+            measure="auto" if wanted.measure else False,
+        ).apply()
+        if file is not None:
+            made.save(file)
+    peak = made.peak if made.measured_peak is None else made.measured_peak
+    metrics = {
+        "memopt/peak_bytes": peak,
+        "memopt/plain_peak_bytes": made.plain_peak,
+        "memopt/budget_bytes": made.budget,
+    }
+    return Effect(str(made), metrics, made.undo, notes)
+
+
+def _turn_own_off(who: str, model: nn.Module) -> tuple[str, ...]:
+    on = [m for m in model.modules() if says_that_it_checkpoints(m)]
+    if not on:
+        return ()
+    outermost: Any = on[0]
+    names = ("activation_checkpointing_disable", "gradient_checkpointing_disable")
+    for name in (*names, "disable_gradient_checkpointing"):
+        if hasattr(outermost, name):
+            getattr(outermost, name)()
+            break
+    note = (
+        f"{who}: the plan takes the place of the gradient checkpointing of "
+        f"{type(outermost).__name__}, which is now off"
+    )
+    logger.warning(note)
+    return (note,)
+
+
+class Peak:
+    """The allocator's peak since it was asked last; nothing where the device has no such count."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._found = None if device.type == "cpu" else DeviceBytes(device)
+        if self._found is not None:
+            self._found.__enter__()
+
+    def metrics(self) -> dict[str, int]:
+        """For loggers: "memopt/allocated_peak_bytes"."""
+        if self._found is None:
+            return {}
+        self._found.__exit__(None, None, None)
+        most = self._found.most
+        self._found.__enter__()
+        return {"memopt/allocated_peak_bytes": most}
+
+
+def first_batch(loader: Any) -> Any:
+    """The first batch that a loader gives, after which it and all generators are as before."""
+    with unchanged(loader, gradients=True):
+        batches = iter(loader)
+        try:
+            return next(batches)
+        finally:
+            del batches
+
+
+def on_device(batch: Any, device: torch.device) -> Any:
+    """Its tensors moved to a device."""
+    return pytree.tree_map(lambda t: t.to(device) if isinstance(t, torch.Tensor) else t, batch)
