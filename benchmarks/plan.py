@@ -39,7 +39,8 @@ from benchmarks.harness import Effort, compared, effort_of
 from benchmarks.memory import peak_bytes
 from benchmarks.plan_models import Every, Model, Segments, Sizes, Turn, layers_of
 from benchmarks.summary import describe, table
-from memopt._plan.choice import KEEP
+from memopt.applied import assign
+from memopt.assignment import KEEP
 
 OP = "plan"
 FULL = Effort(rounds=200, min_rounds=7, case_seconds=200.0, sample_seconds=0.05)
@@ -132,7 +133,7 @@ def by_plan(
             made[choices] = plain._replace(predicted=1 + plan.added)
         elif choices not in made:
             mine = Model(copy.deepcopy(layers))
-            plan.assignment.apply(mine)
+            assign(mine, plan.assignment)
             made[choices] = way(mine, x, step(mine, x), 1 + plan.added)
         yield name, made[choices]
 

@@ -1,9 +1,9 @@
 """Proves that dependencies point one way: kernels <- ops <- autograd <- offload <- saved <-
 intercept <- plan <- python in csrc, memory <- functional <- nn <- offload <- checkpoint <-
-convert, compile <- the rest in memopt, where reports and accumulation stand side by side on
-memory, and plans know no report; that no files of memopt import each other in a circle, that no
-two classes of memopt share a name, that the kernels, offload and plan know no PyTorch, that no
-file knows c10/cuda, and that no file is too long to read.
+convert, compile <- applied <- the rest in memopt, where reports and accumulation stand side by side
+on memory, and plans know no report; that no files of memopt import each other in a circle, that no
+two classes of memopt share a name, that the kernels, offload and plan know no PyTorch, that no file
+knows c10/cuda, and that no file is too long to read.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ MEMOPT_LAYERS = (
     {"_forwards"},
     {"_public", "memory"},
     {"place"},
-    {"_call_hooks", "fates", "show"},
+    {"_call_hooks", "assignment", "fates", "show"},
     {"recipes"},
     {"functional"},
     {"nn"},
     {"_offload"},
     {"_checkpoint"},
     {"_compile", "_convert"},
+    {"applied"},
     {"whatif"},
     {"_accumulate", "_anatomy"},
     {"_plan"},

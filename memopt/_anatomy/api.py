@@ -33,7 +33,7 @@ from memopt.memory.storages import tensors_in
 from memopt.memory.trace import Trace, trace_of
 from memopt.memory.unchanged import Written, unchanged
 from memopt.whatif.advice import advise
-from memopt.whatif.away import OffloadLedger, apply_offload, check_place
+from memopt.whatif.away import OffloadLedger, apply_fates, check_place
 from memopt.whatif.fates import Checkpoint, Fates, predicted_trace
 
 
@@ -198,11 +198,9 @@ def _measured(
     with unchanged(*step.roots, written=Written()) as before:  # functions are not copied
         with before.watching():
             real = _copy_of(step, before.computed())
-            fates.apply(real.model)
+            apply_fates(real, fates, device)
             kind = OffloadLedger if fates.offload else Ledger
             ledger = kind(real.model, CUDA_GRANULARITY if is_cuda else 1, device)
-            if fates.offload:
-                apply_offload(real, fates, device)
             real.run()
         _synchronize(is_cuda)
         start = time.perf_counter()

@@ -8,6 +8,7 @@ The modules of this package:
     wrapper     a module whose every forward is a region
     buffers     their inputs in memory that is allocated once
     apply       which submodules of a model are wrapped
+    assigned    the regions of an assignment (memopt/assignment.py)
     blocks      which of them are its blocks
     probe       which modules can run again, on a sample
     state       what a module holds at one moment

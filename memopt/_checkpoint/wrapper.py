@@ -117,7 +117,7 @@ def checkpoint_wrapper(
             "checkpoint_wrapper: module must have a forward, which is what runs as a region, got "
             f"{type(module).__name__}, which is never called itself; wrap the modules in it"
         )
-    _set_settings(
+    set_settings(
         module,
         Settings(
             place,
@@ -151,7 +151,7 @@ def unwrap(module: ModuleT) -> ModuleT:
 
 def unwrap_itself(module: nn.Module) -> None:
     """`unwrap`, of this module alone, which is wrapped."""
-    _set_settings(module, None)
+    set_settings(module, None)
     module.__dict__.pop(BUFFERS, None)
 
 
@@ -211,7 +211,8 @@ def region_settings_of(
 _region_settings = functools.cache(region_settings_of)
 
 
-def _set_settings(module: nn.Module, settings: Settings | None) -> None:
+def set_settings(module: nn.Module, settings: Settings | None) -> None:
+    """Wrap `module` with these settings, which were checked; None: unwrap it."""
     before = settings_of(module)
     if settings is None:
         take_from_forward(module)

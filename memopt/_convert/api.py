@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from memopt._checkpoint.apply import Choice
+from memopt._checkpoint.assigned import revert_region
 from memopt._class_patch import check_can_patch, restored_on_error
 from memopt._convert.apply_swaps import apply_swaps, put_originals_back, undo_swap
 from memopt._convert.autocast import (
@@ -17,7 +18,7 @@ from memopt._convert.autocast import (
 )
 from memopt._convert.match import Context, Match, Reason, match
 from memopt._convert.recipes import has_recipes, turn_recipes_off, turn_recipes_on
-from memopt._convert.regions import Regions, revert_region
+from memopt._convert.regions import Regions
 from memopt._convert.register import registered_rules
 from memopt._convert.remaining import remaining
 from memopt._convert.report import Left, Report, Swapped
@@ -162,16 +163,18 @@ def convert(
     with restored_on_error(model):
         apply_swaps(model, [(m.module, m.answer) for m in matches if isinstance(m.answer, Swap)])
         run = None if before is None else sample_run(model, batch)
-        regions.apply(model, recipes or has_recipes(model), run)
-        notes = _notes(model, recipes, changed=_has_swaps(matches) or bool(regions))
+        assignment = regions.put(model, recipes or has_recipes(model), run)
+        notes = _notes(model, recipes, changed=_has_swaps(matches) or bool(assignment.choices))
         if left_alone:
             notes = (f"skipped: {', '.join(outermost(left_alone))}", *notes)
         notes += regions.notes
         if recipes:
             turn_recipes_on(model, functional and _has_kernels(model), left_alone)
+        checkpointed = assignment.where(lambda choice: not choice.offload)
+        offloaded = assignment.where(lambda choice: choice.offload > 0)
         sample = None
         if before is not None:
-            paths = (*regions.checkpointed, *regions.offloaded)
+            paths = (*checkpointed, *offloaded)
             sample = attribute_sample(model, batch, paths)
             notes += note_on_calls(paths, sample.called) + notes_on_sample(before, sample.saved)
     return Report(
@@ -179,8 +182,8 @@ def convert(
         swapped=_swapped(matches),
         left=_left(matches),
         recipes=has_recipes(model),
-        checkpointed=regions.checkpointed,
-        offloaded=regions.offloaded,
+        checkpointed=checkpointed,
+        offloaded=offloaded,
         bytes_before=None if before is None else int(before),
         bytes_after=None if sample is None else int(sample.saved),
         notes=notes,

@@ -13,14 +13,14 @@ from memopt.memory.sizes import as_bytes
 from memopt.place import checked_directory, directory_of
 
 # A copy of less costs more time than its memory is worth.
-_MIN_BYTES = 64 * 1024
+MIN_BYTES = 64 * 1024
 
 
 def offload(
     to: Literal["cpu", "disk"] = "cpu",
     *,
     directory: str | os.PathLike[str] | None = None,
-    min_bytes: int | str = _MIN_BYTES,
+    min_bytes: int | str = MIN_BYTES,
     fraction: float = 1.0,
     max_bytes: int | str | None = None,
     keep_last: int = 1,

@@ -5,8 +5,8 @@ The modules of this package:
     api      `plan`, `plan_compiled`
     fit      `fit`: the largest micro-batch, and the plan for it
     planned  what a plan says; table, figure and page show it, stored keeps it
-    plan     what `plan` returns: applied, made again, shown
-    choice   what may become of a block, and how that is put on a model
+    plan     what `plan` returns: applied, chosen again, shown
+    choices  what a plan may choose for a block (memopt/assignment.py)
     watch    when a step enters and leaves each block
     bytes    what each stage of a step holds, from a ledger
     seconds  how long each takes, measured or estimated
@@ -21,11 +21,9 @@ The modules of this package:
     curve    all budgets, and the usual settings
     compiled a plan for a model that is compiled
     floor    why a budget is too small
-    batch    how many rows fit
+    least    the peak with the plan that needs least
     link     how fast activations leave and return
     ranks    one plan for all ranks
-    size     sizes as people write them
-    command  `python -m memopt plan`
 """
 
 from memopt._plan.api import plan, plan_compiled

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from memopt._plan.choice import MIN_BYTES
+from memopt._offload.api import MIN_BYTES
 from memopt._plan.watch import Call, Position, backward_spans, converted, forward_spans
 from memopt.memory.ledger import Ledger, highs_of, totals_of
 from memopt.memory.pieces import ACTIVATIONS, GRADIENTS, KEPT, REGION_INPUT, Piece

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from memopt._plan.choice import CHOICES, Assignment, Choice, choices_with
+from memopt._plan.choices import CHOICES, choices_with
 from memopt._plan.observe import Observed
 from memopt._plan.profile import Look, Profile
 from memopt._plan.shared import fixed_choices
 from memopt._plan.solver import BelowFloor, LinkTimes, Problem, Timeline, evaluate, solve
+from memopt.assignment import Assignment, Choice
 from memopt.place import Place
 
 # How often a plan is predicted, and solved again with what that taught.

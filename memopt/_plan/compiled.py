@@ -8,7 +8,6 @@ from typing import Any
 from memopt._compile import compile
 from memopt._errors import in_the_name_of
 from memopt._plan import ranks
-from memopt._plan.choice import Assignment
 from memopt._plan.choose import BudgetTooSmall
 from memopt._plan.live import Live
 from memopt.memory.allocator import most_above
@@ -90,7 +89,7 @@ def compiled_plan(live: Live, budget: int) -> CompiledPlan:
     Raises:
         BudgetTooSmall: what is there whatever is kept leaves nothing for a graph.
     """
-    found = hollow_step(live.step, Assignment({}), live.target)
+    found = hollow_step(live.step, None, live.target)
     live.written.add(found.written.tensors)
     ledger = found.ledger
     base = sum(entry.piece.nbytes for entry in ledger.log if entry.instant == 0)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from memopt._plan.choice import KEEP, Choice
 from memopt._plan.choose import UNLIMITED, Terms, problem, solved, uniform
 from memopt._plan.profile import Profile
 from memopt._plan.solver import Stage, evaluate
+from memopt.assignment import KEEP, Choice
 
 
 class Point(NamedTuple):

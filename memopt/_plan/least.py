@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from memopt._plan.choice import Assignment, Choice
 from memopt._plan.live import Live
+from memopt.applied import assign
+from memopt.assignment import Assignment, Choice
 from memopt.memory.ledger import highs_of
 from memopt.memory.parallel import bucket_bytes
 from memopt.memory.predicted.outcome import DependsOnValues
@@ -20,10 +22,11 @@ def least_peak(live: Live, step: Step) -> int:
     in them, as predicted; where the step looks at values, of one that runs.
     """
     assignment = Assignment(dict.fromkeys(live.blocks, _LEAST)).without_regions(live.no_regions)
+    put = partial(assign, assignment=assignment)
     if live.predictable:
         try:
             hollow = live.depth.run(
-                lambda: hollow_step(step, assignment, live.target, prime=live.primed),
+                lambda: hollow_step(step, put, live.target, prime=live.primed),
                 lambda hollow: len(hollow.ledger.ops),
             )
             return max(highs_of(hollow.ledger)) + bucket_bytes(live.entry)

@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memopt._plan.choice import Choice
 from memopt._plan.seconds import StageSeconds
+from memopt.assignment import Choice
 
 _ROUNDS = 20
 _LEAST = 1e-4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -14,11 +13,12 @@ from memopt._checkpoint.apply import Choice as Modules
 from memopt._checkpoint.apply import as_predicate, choose_modules
 from memopt._checkpoint.probe import cannot_run_again
 from memopt._plan import ranks
-from memopt._plan.choice import KEEP, Assignment, Choice
 from memopt._plan.choose import Terms, uniform
 from memopt._plan.observe import Observed, predicted, watched
 from memopt._plan.profile import Profile, StepSeconds, profile_of
 from memopt._plan.seconds import StageSeconds, measured_seconds
+from memopt.applied import assigned
+from memopt.assignment import KEEP, Assignment, Choice
 from memopt.memory.allocator import free_bytes, most_above
 from memopt.memory.depth import Depth
 from memopt.memory.parallel import bucket_bytes, is_sharded
@@ -109,7 +109,7 @@ class Live:
                 if not self.runs:
                     raise
                 self.predictable = False
-        with applied(assignment.staying(), self.step.model):
+        with assigned(self.step.model, assignment.staying()):
             return watched(self.step, self.blocks)
 
     def profile(self) -> Profile:
@@ -141,7 +141,7 @@ class Live:
         for number in range(self.steps):
             for sample in samples:
                 assignment = profile.handed_on(sample, number)
-                with applied(assignment, self.step.model):
+                with assigned(self.step.model, assignment):
                     self._seconds()
                     stages = self._seconds()
                 yield StepSeconds(assignment, ranks.with_longest(stages), number)
@@ -170,16 +170,6 @@ class Live:
         with unchanged(*step.roots, written=self.written):
             above = self.depth.run(lambda: most_above(device, run), lambda above: above)
         return ranks.most(above)
-
-
-@contextmanager
-def applied(assignment: Assignment, model: nn.Module) -> Iterator[None]:
-    """While it is entered, a model has an assignment."""
-    put = assignment.apply(model)
-    try:
-        yield
-    finally:
-        put.undo()
 
 
 def has_values(model: nn.Module, batch: object) -> bool:

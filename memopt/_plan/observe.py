@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from torch import nn
 
 from memopt._plan.bytes import StepBytes, step_bytes
-from memopt._plan.choice import Assignment
 from memopt._plan.own import again_in, check_runs_once
 from memopt._plan.seconds import StageSeconds, estimated_seconds
 from memopt._plan.watch import Position, Watch, kinds_of, moment_of, sites_of
+from memopt.applied import assign
+from memopt.assignment import Assignment
 from memopt.memory.batches import device_of
 from memopt.memory.ledger import Ledger
 from memopt.memory.peak import of_optimizer
@@ -72,7 +74,8 @@ def predicted(
         watches.append(Watch(model, blocks, lambda: moment_of(ledger)))
         return watches[0]
 
-    found = hollow_step(step, assignment.staying(), target, watch, prime)
+    put = partial(assign, assignment=assignment.staying())
+    found = hollow_step(step, put, target, watch, prime)
     observed = _observed(found.ledger, watches[0], step)
     return replace(observed, primed=found.primed, written=found.written)
 

@@ -14,7 +14,6 @@ from memopt._checkpoint.caches import note_on_caches
 from memopt._checkpoint.probe import left_out
 from memopt._errors import in_the_name_of
 from memopt._plan import ranks, stored
-from memopt._plan.choice import KEEP, Applied
 from memopt._plan.choose import BudgetTooSmall, Chosen, Terms, choose, uniform
 from memopt._plan.curve import Curve, curve_of
 from memopt._plan.figure import write_figure
@@ -26,6 +25,8 @@ from memopt._plan.page import page_of
 from memopt._plan.planned import Planned, blocks_of
 from memopt._plan.profile import Profile
 from memopt._plan.table import lines_of, sections_of, text_of, title_of
+from memopt.applied import Applied, assign
+from memopt.assignment import KEEP
 from memopt.memory.batches import resized
 from memopt.memory.predicted.fits import largest
 from memopt.memory.sizes import as_bytes, as_text, at_least
@@ -78,7 +79,7 @@ class Plan(Planned):
         check_is_plain("Plan.apply", model)
         self._check_copies()
         if self.live is None or not is_own or not watch or not self.live.runs:
-            self._applied = self.assignment.apply(model)
+            self._applied = assign(model, self.assignment)
         else:
             self._applied = self._apply_and_watch(self.live)
         return self
@@ -87,7 +88,7 @@ class Plan(Planned):
         model = live.step.model
         budget = self.budget
         for _ in range(_MOST_TRIES):
-            put = self.assignment.apply(model)
+            put = assign(model, self.assignment)
             try:
                 above = live.watch()
             except BaseException:
@@ -126,6 +127,7 @@ class Plan(Planned):
             )
         self.live.watch()
 
+    @in_the_name_of("Plan.undo", "undo")
     def undo(self) -> None:
         """Take the fates off the model, which is as it was before `apply`. Regions that were made
         since, or got other settings, stay.
@@ -305,9 +307,8 @@ def made(live: Live, profile: Profile, budget: int, terms: Terms) -> Plan:
             "until what it gave away has left"
         )
     model = live.step.model
-    choices = chosen.assignment.choices
-    regions = [model.get_submodule(path) for path in choices if choices[path].checkpoint]
-    if on_caches := note_on_caches(model, regions):
+    regions = chosen.assignment.where(lambda choice: choice.checkpoint)
+    if on_caches := note_on_caches(model, [model.get_submodule(path) for path in regions]):
         notes.append(on_caches)
     plan = Plan(
         model=type(model).__qualname__,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from memopt._plan.choice import KEEP, Assignment, Choice
 from memopt._plan.choose import Chosen, Terms
 from memopt._plan.profile import Profile
+from memopt.assignment import KEEP, Assignment, Choice
 from memopt.memory.trace import Trace
 
 
@@ -67,9 +67,9 @@ class Planned:
 
 
 def blocks_of(profile: Profile, chosen: Chosen) -> Iterator[PlannedBlock]:
-    with_recipes = any(choice.recipes for choice in chosen.assignment.choices.values())
+    with_recipes = chosen.assignment.recipes
     for path in profile.blocks:
-        choice = chosen.assignment.choices[path]
+        choice = chosen.assignment.of(path)
         calls = [number for number, other in enumerate(profile.paths) if other == path]
         mine = [profile.option(number, choice, with_recipes=with_recipes) for number in calls]
         plain = [profile.option(number, KEEP, with_recipes=False) for number in calls]

@@ -9,12 +9,13 @@ from statistics import median
 from typing import NamedTuple
 
 from memopt._plan.bytes import StageBytes
-from memopt._plan.choice import CHOICES, KEEP, Assignment, Choice
+from memopt._plan.choices import CHOICES
 from memopt._plan.levels import Case, Timed
 from memopt._plan.observe import Observed
 from memopt._plan.seconds import StageSeconds
 from memopt._plan.solver import LinkTimes, Option, Problem, Stage
 from memopt._plan.times import seconds_of
+from memopt.assignment import Assignment, Choice
 
 
 class StepSeconds(NamedTuple):
@@ -82,10 +83,10 @@ class Profile:
         for assignment, stages, round in steps:
             ends["before"].append(stages[0])
             ends["after"].append(stages[-1])
-            has_recipes = any(choice.recipes for choice in assignment.choices.values())
+            has_recipes = assignment.recipes
             calls = zip(self.paths, self.kinds, stages[1:-1], strict=True)
             for number, (path, kind, stage) in enumerate(calls):
-                choice = assignment.choices[path]
+                choice = assignment.of(path)
                 case = Case(kind, choice, is_beside=has_recipes and not choice.recipes)
                 found.append(Timed(number, case, stage, round))
         for name, seconds in ends.items():
@@ -101,10 +102,10 @@ class Profile:
         alike: dict[int, list[str]] = {}
         for path, kind in dict(zip(self.paths, self.kinds, strict=True)).items():
             alike.setdefault(kind, []).append(path)
-        choices = dict(assignment.choices)
+        choices = {path: assignment.of(path) for path in self.blocks}
         for paths in alike.values():
             for number, path in enumerate(paths):
-                choices[path] = assignment.choices[paths[(number + places) % len(paths)]]
+                choices[path] = assignment.of(paths[(number + places) % len(paths)])
         return Assignment(choices, assignment.place).without_regions(self.no_regions)
 
     def correct(self, assignment: Assignment, observed: Observed) -> None:
@@ -117,7 +118,7 @@ class Profile:
         step = observed.nbytes
         self.base = step.base
         for number, (path, stage) in enumerate(zip(self.paths, step.stages[1:-1], strict=True)):
-            choice = replace(assignment.choices.get(path, KEEP), offload=0.0)
+            choice = replace(assignment.of(path), offload=0.0)
             self.exact[number, choice] = stage
         for name, stage in (("before", step.stages[0]), ("after", step.stages[-1])):
             self.ends[name] = (stage, self.ends[name][1])
@@ -243,7 +244,7 @@ def profile_of(
         samples.append(assignment)
         _check_same_calls(first.paths, looks[-1].paths)
         for number, (path, site) in enumerate(zip(first.paths, first.sites, strict=True)):
-            key = site, assignment.choices[path]
+            key = site, assignment.of(path)
             nbytes.setdefault(key, []).append(looks[-1].nbytes.stages[number + 1])
         assignment = _next_sample(first, nbytes)
     profile = Profile(

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
-from memopt._plan.choice import Choice
 from memopt._plan.profile import Profile
 from memopt._plan.solver import Problem, Timeline, evaluator
+from memopt.assignment import Choice
 
 _MOST_COMBINATIONS = 256
 _STARTS = 3

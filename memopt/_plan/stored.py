@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from memopt._plan.bytes import StageBytes
-from memopt._plan.choice import Assignment, Choice
 from memopt._plan.choose import Terms
 from memopt._plan.levels import Case
 from memopt._plan.planned import Planned, PlannedBlock
 from memopt._plan.profile import Profile
 from memopt._plan.seconds import StageSeconds
 from memopt._version import __version__
+from memopt.assignment import Assignment, Choice
 from memopt.memory.sizes import Size
 
 _FORMAT = "memopt plan 3"

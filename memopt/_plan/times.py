@@ -23,9 +23,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from memopt._plan.choice import KEEP, Choice
 from memopt._plan.levels import Case, Sample, Samples, Timed, levelled
 from memopt._plan.seconds import StageSeconds
+from memopt.assignment import KEEP, Choice
 
 
 @dataclass(frozen=True)

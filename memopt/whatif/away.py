@@ -7,8 +7,6 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from memopt._checkpoint import checkpoint_wrapper
-from memopt._checkpoint.wrapper import settings_of
 from memopt._offload import offload, offload_stats
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import ACTIVATIONS, OFFLOADED
@@ -30,17 +28,16 @@ def check_place(fates: Fates, device: str) -> None:
         directory_of(f"{fates.who}: offload, measured on the CPU,", "disk")
 
 
-def apply_offload(step: Step, fates: Fates, device: str) -> None:
-    """Activations leave in the step's context; regions' inputs, where blocks are regions."""
+def apply_fates(step: Step, fates: Fates, device: str) -> None:
+    """Put fates on the model of a real step. Activations leave in the step's context; of regions
+    their inputs.
+    """
     place: Literal["cpu", "disk"] = "disk" if device == "cpu" else "cpu"
-    if fates.checkpoint is None:
+    fates.put_on(step.model, place)
+    if fates.offload and fates.checkpoint is None:
         step.context = partial(
             offload, place, min_bytes=fates.offload_min_bytes, keep_last=fates.keep_last
         )
-        return
-    for module in step.model.modules():
-        if settings_of(module) is not None:
-            checkpoint_wrapper(module, offload=place)
 
 
 class OffloadLedger(Ledger):

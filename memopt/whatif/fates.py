@@ -5,21 +5,24 @@ All are applied to copies.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import warnings
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from torch import nn
 
-from memopt._checkpoint import apply_activation_checkpointing, checkpoint_sequential
+from memopt._checkpoint.assigned import calls_in_turn, paths_in
 from memopt._checkpoint.blocks import find_blocks
-from memopt._convert import convert
 from memopt._errors import in_the_name_of
+from memopt.applied import assign
+from memopt.assignment import Assignment, Choice, Paths
 from memopt.memory.depth import Depth
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import ACTIVATIONS, OFFLOADED, REGION_INPUT, Entry, Piece
 from memopt.memory.predicted.predict import predict
 from memopt.memory.step import Step
 from memopt.memory.trace import Trace, trace_of
+from memopt.place import Place
 
 Checkpoint = Literal["all", "sqrt", "optimal"] | int | None
 
@@ -42,28 +45,41 @@ class Fates:
     who: str = field(kw_only=True)
     """The function that the user called, for messages."""
 
-    def apply(self, model: nn.Module) -> None:
-        """Change a model in place, but for offloading.
+    def put_on(self, model: nn.Module, place: Place | None = None) -> None:
+        """Change a model in place, but for offloading all that is not a region's.
+
+        Args:
+            place: where inputs of regions wait, if they are offloaded; None: they stay.
 
         Raises:
             ValueError, TypeError: `checkpoint` is no such thing, or the model has no blocks for it.
         """
-        with in_the_name_of(
-            self.who, "convert", "apply_activation_checkpointing", "checkpoint_wrapper"
-        ):
-            if self.recipes:
-                convert(model)
-            if self.checkpoint in ("sqrt", "optimal"):
-                _segment(model, str(self.checkpoint), self.who)
-            elif self.checkpoint is not None:
-                every = self._every()
-                if not find_blocks(model).modules:
-                    raise ValueError(
-                        f"{self.who}: checkpoint={self.checkpoint!r} must have a model with blocks "
-                        "(an nn.ModuleList, nn.Sequential or nn.ModuleDict of modules of one "
-                        f"class), got {type(model).__name__} without"
-                    )
-                apply_activation_checkpointing(model, every=every)
+        with in_the_name_of(self.who, "assign", "convert", "checkpoint_wrapper"):
+            assign(model, self.assignment(model, place))
+
+    def assignment(self, model: nn.Module, place: Place | None = None) -> Assignment:
+        """Which of the model's modules get what. Arguments and errors: see `put_on`."""
+        region = Choice(self.recipes, checkpoint=True, offload=self.offload and place is not None)
+        choices: dict[Paths, Choice] = {("",): Choice(self.recipes)} if self.recipes else {}
+        if self.checkpoint in ("sqrt", "optimal"):
+            chain = _chain(model, self.checkpoint, self.who)
+            choices[chain] = replace(region, segments=self.checkpoint)
+        elif self.checkpoint is not None:
+            every = self._every()
+            choices |= {(path,): region for path in self._blocks(model)[::every]}
+        return Assignment(choices, place)
+
+    def _blocks(self, model: nn.Module) -> list[str]:
+        blocks = find_blocks(model)
+        if not blocks.modules:
+            raise ValueError(
+                f"{self.who}: checkpoint={self.checkpoint!r} must have a model with blocks "
+                "(an nn.ModuleList, nn.Sequential or nn.ModuleDict of modules of one "
+                f"class), got {type(model).__name__} without"
+            )
+        if blocks.note:
+            warnings.warn(f"{self.who}: {blocks.note}", stacklevel=2)
+        return [path for path, module in model.named_modules() if module in blocks.modules]
 
     def _every(self) -> int:
         """The first of how many blocks is a region."""
@@ -83,35 +99,29 @@ class Fates:
         return ", ".join(words) or "plain"
 
 
-def _segment(model: nn.Module, segments: str, who: str) -> None:
-    """The nn.Sequential with most blocks runs in segments that are regions.
+def _chain(model: nn.Module, segments: str, who: str) -> Paths:
+    """The elements of the nn.Sequential with most blocks.
 
     A region of several blocks is a call of them in turn. Where a model's own forward loops over its
     blocks there is no such call, and what it does between them is nobody's to repeat.
     """
     blocks = find_blocks(model).modules
-    chains = [m for m in model.modules() if isinstance(m, nn.Sequential) and len(m) > 2]
-    if not chains or (blocks and not any(blocks.intersection(chain) for chain in chains)):
-        path = next((name for name, m in model.named_modules() if m in blocks), "")
-        where = f", whose {len(blocks)} blocks are called one by one ({path} first)"
+    chains = {
+        path: list(module.children())
+        for path, module in model.named_modules()
+        if calls_in_turn(module) and len(module._modules) > 2
+    }
+    holding = {path: len(blocks.intersection(chain)) for path, chain in chains.items()}
+    if not chains or (blocks and not any(holding.values())):
+        first = next((path for path, m in model.named_modules() if m in blocks), "")
+        where = f", whose {len(blocks)} blocks are called one by one ({first} first)"
         raise ValueError(
             f'{who}: checkpoint="{segments}" must have a model whose blocks are in an '
             f"nn.Sequential, got {type(model).__name__} without one{where if blocks else ''}: only "
             'an nn.Sequential calls several as one; checkpoint="all" or a number k fits'
         )
-    chain = max(chains, key=lambda chain: (len(blocks.intersection(chain)), len(chain)))
-    chain.forward = _Segments(chain, segments)  # type: ignore[method-assign]
-
-
-class _Segments:
-    """The forward of a chain."""
-
-    def __init__(self, chain: nn.Sequential, segments: str) -> None:
-        self._stages = list(chain)
-        self._segments = segments
-
-    def __call__(self, input: Any) -> Any:
-        return checkpoint_sequential(self._stages, self._segments, input)
+    longest = max(chains, key=lambda path: (holding[path], len(chains[path])))
+    return paths_in(longest, model.get_submodule(longest))
 
 
 def predicted_trace(
@@ -126,7 +136,7 @@ def predicted_trace(
     Raises:
         DependsOnValues: the step looks at values.
     """
-    ledger, seconds, *_ = predict(step, fates, target, depth)
+    ledger, seconds, *_ = predict(step, fates.put_on, target, depth)
     entries = offloaded(ledger, fates) if fates.offload else None
     return trace_of(ledger, seconds, entries), ledger
 

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import memopt
-from memopt._plan.live import applied
+from memopt.applied import assigned
 from tests.distributed.processes import WORLD_SIZE, Pair
 from tests.plan.models import Chain, tokens
 from tests.plan.support import looks, without_regions
@@ -63,7 +63,7 @@ def planned(kind: str, share: float) -> dict[str, Any]:
     mine = gradients(model, ids)
     plan.undo()
     inner = model.module if kind == "ddp" else model
-    with applied(without_regions(plan), inner):
+    with assigned(inner, without_regions(plan)):
         expected = gradients(model, ids)
     return {
         "choices": [str(block.choice) for block in plan.blocks],

@@ -17,7 +17,6 @@ import memopt
 from memopt.memory.predicted.predict import hollow_step
 from memopt.memory.step import Step
 from memopt.memory.unchanged import Written, unchanged
-from memopt.whatif.fates import Fates
 from tests.memory.modules import WIDTH
 from tests.support.fingerprint import Fingerprint
 
@@ -207,7 +206,7 @@ def test_a_prediction_says_what_a_step_writes() -> None:
 
     model, x = Momentum(), batch()
     optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
-    found = hollow_step(Step(model, x, optimizer, square, who="a test"), Fates(who="a test"), "cpu")
+    found = hollow_step(Step(model, x, optimizer, square, who="a test"), None, "cpu")
     wanted = {id(model.codes), *map(id, model.slow.parameters())}
     written = {id(tensor) for tensor in found.written.tensors}
     assert wanted <= written

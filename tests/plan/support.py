@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memopt._plan.choice import Assignment
 from memopt._plan.choose import BudgetTooSmall
 from memopt._plan.plan import Plan
 from memopt._plan.solver import Problem, Solution, floor, solve
+from memopt.assignment import Assignment, Choice
 from memopt.memory.allocator import LiveBytes
 from memopt.memory.batches import call, loss_in
 from memopt.memory.step import computed_attributes
@@ -42,12 +42,8 @@ def gradients(model: nn.Module, batch: Any) -> dict[str, Tensor]:
 
 def without_regions(plan: Plan) -> Assignment:
     """The plan's ops, and all that they save is kept."""
-    return Assignment(
-        {
-            path: type(choice)(recipes=choice.recipes)
-            for path, choice in plan.assignment.choices.items()
-        }
-    )
+    choices = plan.assignment.choices.items()
+    return Assignment({at: Choice(recipes=choice.recipes) for at, choice in choices})
 
 
 def looks(model: nn.Module) -> list[tuple[Any, ...]]:

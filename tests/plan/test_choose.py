@@ -16,7 +16,7 @@ from torch import nn
 
 import memopt
 from memopt._plan.bytes import StageBytes, StepBytes
-from memopt._plan.choice import CHOICES, Assignment
+from memopt._plan.choices import CHOICES
 from memopt._plan.choose import Terms, _in_order, choose, evaluated, problem, solved, uniform
 from memopt._plan.curve import curve_of
 from memopt._plan.levels import Case
@@ -24,6 +24,7 @@ from memopt._plan.observe import Observed
 from memopt._plan.profile import Look, Profile
 from memopt._plan.seconds import StageSeconds
 from memopt._plan.solver import solve
+from memopt.assignment import Assignment
 from memopt.memory.ledger import Ledger
 from tests.plan.models import chain
 from tests.plan.support import plans_of
@@ -125,7 +126,7 @@ def a_look_at(truth: Profile, terms: Terms) -> Look:
     """Steps that cost what a profile says."""
 
     def look(assignment: Assignment) -> Observed:
-        mine = [assignment.choices[path] for path in truth.paths]
+        mine = [assignment.of(path) for path in truth.paths]
         numbers = [0, *(CHOICES.index(choice) for choice in mine), 0]
         peak = evaluated(truth, terms, numbers).peak
         stages = [

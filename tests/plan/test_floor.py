@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt._plan.choice import KEEP, Choice
 from memopt._plan.choose import BudgetTooSmall, _at_worst, _largest, evaluated
+from memopt.assignment import KEEP, Choice
 from tests.plan.models import Chain, tokens
 
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import memopt
-from memopt._plan.choice import Choice
 from memopt._plan.choose import BudgetTooSmall
-from memopt._plan.live import applied
+from memopt.applied import assigned
+from memopt.assignment import Choice
 from memopt.memory.sizes import as_text
 from tests.plan.models import Chain, tokens
 from tests.plan.support import gradients, looks, without_regions
@@ -73,7 +73,7 @@ def test_its_page_says_what_the_drawing_leaves_out(planned: tuple[Chain, Any, me
 def test_bits_stay(planned: tuple[Chain, Any, memopt.Plan]) -> None:
     model, batch, _ = planned
     plan = offloading(planned)
-    with applied(without_regions(plan), model):
+    with assigned(model, without_regions(plan)):
         expected = gradients(model, batch)
     plan.apply(watch=False)
     found = gradients(model, batch)

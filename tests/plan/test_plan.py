@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 import memopt
-from memopt._plan.choice import CHOICES, Assignment
+from memopt._plan.choices import CHOICES
 from memopt._plan.choose import uniform
 from memopt._plan.curve import curve_of
-from memopt._plan.live import applied
 from memopt._plan.plan import Plan
+from memopt.applied import assign, assigned
+from memopt.assignment import Assignment
 from tests.plan.models import MODELS, Chain, branched, chain, tokens
 from tests.plan.support import (
     allocated_above,
@@ -72,7 +73,7 @@ def test_gradients_are_those_without_regions(rich: tuple[nn.Module, Any, Plan]) 
     model, batch, all_fits = rich
     for budget in budgets(all_fits)[1:4]:
         plan = all_fits.within(budget)
-        with applied(without_regions(plan), model):
+        with assigned(model, without_regions(plan)):
             expected = gradients(model, batch)
         plan.apply(watch=False)
         found = gradients(model, batch)
@@ -274,8 +275,8 @@ def test_nested_assignments_restore_after_an_error() -> None:
     """Where a fate cannot be put on, the model is as before."""
     model, _ = chain()
     before = looks(model)
-    with pytest.raises(KeyError):
-        Assignment({"blocks.0": CHOICES[3], "blocks.99": CHOICES[3]}).apply(model)
+    with pytest.raises(TypeError, match="must have a forward"):
+        assign(model, Assignment({"blocks.0": CHOICES[3], "blocks": CHOICES[3]}))
     assert looks(model) == before
 
 

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 import memopt
 from memopt.__main__ import main
-from memopt._plan.choice import KEEP, Assignment
 from memopt._plan.curve import Point, curve_of
 from memopt._plan.drawing import _drawn, _Mark
 from memopt._plan.profile import StepSeconds
 from memopt._plan.seconds import StageSeconds
+from memopt.assignment import KEEP, Assignment
 from tests.plan.models import chain, shared
 from tests.support.browser import dom_of, said_by
 

@@ -13,6 +13,7 @@ from torch import nn
 import memopt
 from memopt._checkpoint.wrapper import settings_of
 from memopt._plan.choose import BudgetTooSmall
+from memopt.assignment import Assignment, Choice
 from tests.plan.models import Chain, chain
 from tests.plan.support import looks
 
@@ -79,7 +80,7 @@ def test_regions_that_a_user_makes_beside_a_plan_stay() -> None:
     before = looks(model)
     plan = tight(model, batch).apply()
     head = memopt.checkpoint_wrapper(model.get_submodule("head"))
-    planned = next(path for path, c in plan.assignment.choices.items() if c.checkpoint)
+    planned = plan.assignment.where(lambda choice: choice.checkpoint)[0]
     block = memopt.checkpoint_wrapper(model.get_submodule(planned), preserve_rng_state=False)
     mine = settings_of(head), settings_of(block)
     plan.undo()
@@ -93,7 +94,7 @@ def test_a_region_that_a_user_unwraps_stays_off() -> None:
     model, batch = chain()
     before = looks(model)
     plan = tight(model, batch).apply()
-    planned = next(path for path, c in plan.assignment.choices.items() if c.checkpoint)
+    planned = plan.assignment.where(lambda choice: choice.checkpoint)[0]
     memopt.unwrap(model.get_submodule(planned))
     plan.undo()
     assert looks(model) == before
@@ -106,8 +107,7 @@ def test_a_conversion_behind_a_plan() -> None:
     model, batch = chain()
     before = looks(model)
     plan = memopt.plan(model, batch, EVERYTHING, measure=False)
-    for path in plan.assignment.choices:
-        plan.assignment.choices[path] = memopt._plan.choice.Choice(checkpoint=True)  # type: ignore[attr-defined]
+    plan.assignment = Assignment(dict.fromkeys(plan.profile.blocks, Choice(checkpoint=True)))
     plan.apply(watch=False)
     report = memopt.convert(model, checkpoint=True)
     plan.undo()
@@ -117,9 +117,8 @@ def test_a_conversion_behind_a_plan() -> None:
     memopt.unwrap(model)
     assert looks(model) == before
 
-    for path in plan.assignment.choices:
-        recipes = path == "blocks.0"
-        plan.assignment.choices[path] = memopt._plan.choice.Choice(recipes)  # type: ignore[attr-defined]
+    choices = {path: Choice(recipes=path == "blocks.0") for path in plan.profile.blocks}
+    plan.assignment = Assignment(choices)
     plan.apply(watch=False)
     memopt.convert(model)
     after = looks(model)

@@ -34,10 +34,9 @@ def test_a_block_that_cannot_run_again_is_no_region(kind: str, measure: bool) ->
     plan = plan.within(info.value.floor)
     note = next(note for note in plan.notes if note.startswith("no regions"))
     assert "blocks.1, blocks.3" in note
-    choices = plan.assignment.choices
-    assert not choices["blocks.1"].checkpoint
-    assert not choices["blocks.3"].checkpoint
-    assert any(choice.checkpoint for choice in choices.values())
+    assert not plan.assignment.of("blocks.1").checkpoint
+    assert not plan.assignment.of("blocks.3").checkpoint
+    assert plan.assignment.where(lambda choice: choice.checkpoint)
     plan.apply()
     assert plan.measured_peak is not None
     assert plan.measured_peak <= plan.budget
@@ -70,7 +69,7 @@ def test_fit_keeps_such_blocks_out_too() -> None:
     model = Row("counter", "nothing")
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     fitted = memopt.fit(model, batch(), 1 << 30, optimizer=optimizer, steps=1)
-    assert not fitted.plan.assignment.choices["blocks.0"].checkpoint
+    assert not fitted.plan.assignment.of("blocks.0").checkpoint
     count = model.blocks[0].count
     fitted(batch())
     assert model.blocks[0].count == count + fitted.micro_batches

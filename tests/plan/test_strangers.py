@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 import memopt
 from memopt._plan import live as live_module
-from memopt._plan.choice import CHOICES, KEEP, Choice
+from memopt._plan.choices import CHOICES
 from memopt._plan.choose import Terms, uniform
-from memopt._plan.live import applied
+from memopt.applied import assigned
+from memopt.assignment import KEEP, Choice
 from memopt.memory.step import Step
 from tests.plan.models import chain
 from tests.plan.strangers import STRANGERS, Siamese, Target, Teacher, batch
@@ -34,7 +35,7 @@ def test_plans_of_models_that_call_blocks_otherwise(name: str) -> None:
             found = plan.within(error.floor)
             assert found.peak <= error.floor
         assert found.peak <= found.budget
-        with applied(without_regions(found), model):
+        with assigned(model, without_regions(found)):
             expected = gradients(model, x)
         found.apply()
         assert found.measured_peak is not None
@@ -92,7 +93,7 @@ def test_many_blocks_that_are_called_twice(count: int) -> None:
         assert found.peak <= budget
         fitting = [one.seconds for one in settings if one.peak <= budget]
         assert all(found.seconds <= seconds * (1 + 1e-9) for seconds in fitting)
-        assert {found.assignment.choices[path] for path in found.profile.blocks} <= set(CHOICES)
+        assert {found.assignment.of(path) for path in found.profile.blocks} <= set(CHOICES)
 
 
 def test_a_mixture_of_choices_for_blocks_that_are_called_twice() -> None:

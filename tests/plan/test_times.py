@@ -17,12 +17,13 @@ import torch
 from torch import nn
 
 import memopt
-from memopt._plan.choice import CHOICES, KEEP, Assignment, Choice
+from memopt._plan.choices import CHOICES
 from memopt._plan.levels import Case, Timed
 from memopt._plan.live import Live
 from memopt._plan.profile import Profile
 from memopt._plan.seconds import StageSeconds
 from memopt._plan.times import seconds_of
+from memopt.assignment import KEEP, Assignment, Choice
 
 RECIPES, REGION, BOTH = Choice(True), Choice(False, True), Choice(True, True)
 
@@ -248,11 +249,11 @@ def test_alike_blocks_hand_their_choices_on() -> None:
         seconds={},
     )
     first = Assignment({"a": KEEP, "b": RECIPES, "c": REGION, "d": BOTH})
-    steps = [profile.handed_on(first, number).choices for number in range(3)]
-    assert steps[0] == first.choices
+    steps = [profile.handed_on(first, number) for number in range(3)]
+    assert steps[0].choices == first.choices
     for path in ("a", "c", "d"):
-        assert {step[path] for step in steps} == {KEEP, REGION, BOTH}
-    assert all(step["b"] == RECIPES for step in steps)
+        assert {step.of(path) for step in steps} == {KEEP, REGION, BOTH}
+    assert all(step.of("b") == RECIPES for step in steps)
 
 
 def test_steps_without_the_other_are_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:

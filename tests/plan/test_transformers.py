@@ -13,7 +13,7 @@ from torch import nn
 
 import memopt
 from memopt._plan.curve import curve_of
-from memopt._plan.live import applied
+from memopt.applied import assigned
 from tests.plan.support import gradients, without_regions
 
 pytestmark = pytest.mark.slow
@@ -84,7 +84,7 @@ def test_ten_budgets(make: Any) -> None:
         assert found.measured_peak == found.peak
         mine = gradients(model, batch)
         found.undo()
-        with applied(without_regions(found), model):
+        with assigned(model, without_regions(found)):
             expected = gradients(model, batch)
         for name, gradient in mine.items():
             assert torch.equal(gradient, expected[name]), name

@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -20,11 +20,8 @@ from memopt.memory.unchanged import Written, unchanged
 Watch = Callable[[nn.Module, Ledger], AbstractContextManager[Any]]
 
 
-class Changes(Protocol):
-    """What is done to a model before its step."""
-
-    def apply(self, model: nn.Module) -> object:
-        """In place."""
+Changes = Callable[[nn.Module], object] | None
+"""What is done to a model before its step, in place."""
 
 
 class Hollow(NamedTuple):
@@ -73,7 +70,8 @@ def hollow_step(
         (model, optimizer, batch), copies = hollow_copy(
             (step.model, step.optimizer, step.batch), before.computed()
         )
-        changes.apply(model)
+        if changes is not None:
+            changes(model)
         context: Any = step.context
         if target == "cuda":
             as_on_cuda(optimizer)

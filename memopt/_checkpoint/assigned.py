@@ -1,0 +1,185 @@
+"""The regions of an assignment, put on a model and taken off it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from memopt._checkpoint.region import checkpoint
+from memopt._checkpoint.sequential import checkpoint_sequential, run_segment
+from memopt._checkpoint.wrapper import (
+    Settings,
+    checkpoint_wrapper,
+    set_settings,
+    settings_of,
+    unwrap_itself,
+)
+from memopt.assignment import KEEP, Assignment, Choice, Paths
+
+# On a module whose region is to be undone without the `PutRegion`, of a copy of the model say: the
+# settings it had before, or None.
+_SETTINGS_BEFORE = "_memopt_settings_before"
+
+
+@dataclass(frozen=True)
+class PutRegion:
+    """A module that was made a region, and what it was before."""
+
+    module: nn.Module
+    settings: Settings
+    before: Settings | None
+    """Those of a region that it was already."""
+
+    def take_off(self) -> None:
+        """Give the module what it had. Settings that it got from elsewhere since stay."""
+        noted = self.module.__dict__.get(_SETTINGS_BEFORE)
+        if noted is self.settings:
+            self.module.__dict__[_SETTINGS_BEFORE] = self.before
+        if settings_of(self.module) is self.settings:
+            _give(self.module, self.before)
+
+    def note(self) -> None:
+        """Have the module itself know what it was, for `revert_region`."""
+        self.module.__dict__.setdefault(_SETTINGS_BEFORE, self.before)
+
+
+def revert_region(module: nn.Module) -> None:
+    """Give `module` what it had before the first region that was noted on it; nothing without."""
+    if _SETTINGS_BEFORE in module.__dict__:
+        before = module.__dict__.pop(_SETTINGS_BEFORE)
+        if before is not None or settings_of(module) is not None:  # else it was unwrapped since
+            _give(module, before)
+
+
+def _give(module: nn.Module, settings: Settings | None) -> None:
+    if settings is None:
+        unwrap_itself(module)
+    else:
+        set_settings(module, settings)
+
+
+def put_regions(model: nn.Module, assignment: Assignment, **options: Any) -> list[PutRegion]:
+    """Make each module whose choice is a checkpoint a region, in place.
+
+    Args:
+        options: of `checkpoint_wrapper`, for all of them.
+
+    Raises:
+        TypeError, ValueError, OSError: as `checkpoint_wrapper`. Those before it are regions then.
+    """
+    put = []
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for at, choice in assignment.choices.items():
+        if choice.checkpoint and len(at) == 1:
+            module = modules[at[0]]
+            before = settings_of(module)
+            checkpoint_wrapper(module, offload=_place(assignment, choice), **options)
+            settings = settings_of(module)
+            assert settings is not None
+            put.append(PutRegion(module, settings, before))
+    return put
+
+
+@dataclass(frozen=True)
+class PutSegments:
+    """An nn.Sequential that calls some of its elements as regions of several."""
+
+    chain: nn.Sequential
+    forward: InSegments
+
+    def take_off(self) -> None:
+        """Give the chain its own forward. Another one that it got since stays."""
+        if self.chain.__dict__.get("forward") is self.forward:
+            del self.chain.__dict__["forward"]
+
+
+class InSegments:
+    """The forward of an nn.Sequential whose elements run in turn, some of them as one."""
+
+    def __init__(self, calls: list[Callable[[Any], Any]]) -> None:
+        self._calls = calls
+
+    def __call__(self, input: Any) -> Any:
+        for call in self._calls:
+            input = call(input)
+        return input
+
+
+def put_segments(model: nn.Module, assignment: Assignment) -> list[PutSegments]:
+    """Run the modules that share a checkpoint as regions of several, in place.
+
+    Raises:
+        ValueError: they are not neighbours in an nn.Sequential that calls them in turn: no other
+            module's forward is ours to cut.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    by_chain: dict[str, dict[str, tuple[Paths, Choice]]] = {}
+    for at, choice in assignment.choices.items():
+        if choice.checkpoint and len(at) > 1:
+            _check(modules, at, choice, assignment)
+            by_chain.setdefault(_holder(at), {})[at[0]] = at, choice
+    put = []
+    for path, shared in by_chain.items():
+        chain = modules[path]
+        assert isinstance(chain, nn.Sequential)
+        calls: list[Callable[[Any], Any]] = []
+        left = list(paths_in(path, chain))
+        while left:
+            at, choice = shared.get(left[0], ((left[0],), KEEP))
+            stages = [modules[path] for path in at]
+            calls.append(_as_one(stages, choice, assignment) if len(at) > 1 else stages[0])
+            left = left[len(at) :]
+        forward = InSegments(calls)
+        chain.__dict__["forward"] = forward
+        put.append(PutSegments(chain, forward))
+    return put
+
+
+def calls_in_turn(module: nn.Module) -> bool:
+    """Whether `module` is an nn.Sequential, with the forward of one."""
+    is_own = type(module).forward is nn.Sequential.forward and "forward" not in module.__dict__
+    return isinstance(module, nn.Sequential) and is_own
+
+
+def paths_in(path: str, chain: nn.Module) -> Paths:
+    """Those of a chain's elements, in the order of their calls."""
+    return tuple(f"{path}.{name}".lstrip(".") for name in chain._modules)
+
+
+def _holder(at: Paths) -> str:
+    return at[0].rpartition(".")[0]
+
+
+def _check(
+    modules: dict[str, nn.Module], at: Paths, choice: Choice, assignment: Assignment
+) -> None:
+    chain = modules.get(_holder(at))
+    paths = paths_in(_holder(at), chain) if chain is not None and calls_in_turn(chain) else ()
+    first = paths.index(at[0]) if at[0] in paths else 0
+    if paths[first : first + len(at)] != at:
+        raise ValueError(
+            "assign: modules that share a region must be neighbours in an nn.Sequential, got "
+            f"{', '.join(at)}"
+        )
+    if choice.segments != 1 and _place(assignment, choice) is not None:
+        raise ValueError(
+            "assign: segments must be 1 where a region's inputs are offloaded, got "
+            f"{choice.segments!r}, whose regions keep their inputs"
+        )
+
+
+def _as_one(
+    stages: list[nn.Module], choice: Choice, assignment: Assignment
+) -> Callable[[Any], Any]:
+    if choice.segments == 1:
+        run = partial(run_segment, tuple(stages), False)
+        return partial(checkpoint, run, offload=_place(assignment, choice))
+    return partial(checkpoint_sequential, stages, choice.segments)
+
+
+def _place(assignment: Assignment, choice: Choice) -> Any:
+    return assignment.place if choice.offload else None

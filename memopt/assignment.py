@@ -1,0 +1,99 @@
+"""An assignment says which modules of a model get what: kept, recomputed, a region, offloaded.
+
+It is data alone. `memopt/applied.py` puts one on a model and takes it off again; `plan`, `convert`
+and the options of `anatomy` and `largest_batch` are ways to make one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from memopt.place import Place
+
+Paths: TypeAlias = tuple[str, ...]
+"""Where a choice holds: the path of a module, or of several that an nn.Sequential calls in turn and
+that are treated as one. The empty path is the model itself.
+"""
+
+Segments: TypeAlias = int | Literal["sqrt", "optimal"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What becomes of the activations of one module, or of several that are treated as one."""
+
+    recipes: bool = False
+    """Norms, activations and dropouts are recomputed from recipes (memopt.convert)."""
+    checkpoint: bool = False
+    """The call is a region: its inputs are kept, and it runs again in backward."""
+    offload: float = 0.0
+    """The share of what is kept that waits elsewhere, from 0 to 1; of a region all of it."""
+    segments: Segments = 1
+    """How many regions several modules are. Of more than one, the last segment runs plainly, see
+    `memopt.checkpoint_sequential`.
+    """
+
+    def __str__(self) -> str:
+        words = ["recipes"] * self.recipes + ["checkpoint"] * self.checkpoint
+        share = "" if self.offload == 1 else f" {self.offload:.0%}"
+        words += [f"offload{share}"] if self.offload else []
+        return " + ".join(words) or "keep"
+
+
+KEEP = Choice()
+
+
+class Assignment:
+    """A choice for each of some modules of a model, addressed by their paths.
+
+    Modules that are not named keep what autograd saves; but where any has recipes, so has all that
+    no choice is about.
+
+    Args:
+        choices: by path, or by several paths that share one choice.
+        place: where what is offloaded waits; None: nothing leaves.
+        in_step: whether each module waits at the end of its call until what it offloads has left.
+    """
+
+    def __init__(
+        self,
+        choices: Mapping[str, Choice] | Mapping[Paths, Choice],
+        place: Place | None = None,
+        in_step: bool = False,
+    ) -> None:
+        self.choices: dict[Paths, Choice] = {
+            (at,) if isinstance(at, str) else at: choice for at, choice in choices.items()
+        }
+        self.place = place
+        self.in_step = in_step
+
+    def of(self, path: str) -> Choice:
+        """The choice that names this module; without one it keeps what autograd saves."""
+        alone = self.choices.get((path,))
+        return alone or next((c for at, c in self.choices.items() if path in at), KEEP)
+
+    def where(self, chosen: Callable[[Choice], bool]) -> tuple[str, ...]:
+        """The paths of the modules whose choice is such a one."""
+        return tuple(path for at, c in self.choices.items() if chosen(c) for path in at)
+
+    @property
+    def recipes(self) -> bool:
+        return any(choice.recipes for choice in self.choices.values())
+
+    @property
+    def offloads(self) -> bool:
+        return any(choice.offload for choice in self.choices.values())
+
+    def staying(self) -> Assignment:
+        """An assignment that differs in offloading nothing."""
+        return Assignment({at: replace(c, offload=0.0) for at, c in self.choices.items()})
+
+    def without_regions(self, paths: Container[str]) -> Assignment:
+        """An assignment in which these modules, which cannot be regions, are none."""
+        choices = {
+            at: replace(choice, checkpoint=False) if any(p in paths for p in at) else choice
+            for at, choice in self.choices.items()
+        }
+        return Assignment(choices, self.place, self.in_step)
