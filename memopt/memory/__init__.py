@@ -1,4 +1,4 @@
-"""The ground: the memory of a step, how it is counted and predicted, and how all is put back.
+"""The memory of a step: how it is counted and predicted, and how everything is put back afterwards.
 
 A step
     step         one training step under a ledger
@@ -11,20 +11,20 @@ What it holds
     ledger       every piece of memory of a step, from its birth to its end
     pieces       pieces of memory, their categories and fates
     places       where something was made: a module, a line of user code
-    trace        what a ledger says: moments, timeline, shares
-    saved        what autograd saves for backward
-    attribution  who saves it: modules and nodes of the graph
-    allocator    what allocators say: what is alive, peaks, what is free, on every device
+    trace        a ledger's summary: moments, timeline, shares
+    saved        the bytes that autograd keeps for backward
+    attribution  the modules and nodes of the graph that keep them
+    allocator    allocators' figures: live bytes, peaks, free bytes, on every device
     peak         the peak of a step that runs
     search       the largest size whose peak is within a budget
     sizes        sizes in bytes as memopt reads and says them
-    scratch/     what CPU kernels allocate inside themselves
+    scratch/     memory that CPU kernels allocate inside themselves
     predicted/   a step that computes nothing
 
-As before
+Put back
     unchanged    whatever runs inside, everything is afterwards as it was
     reach        all that a call can be seen to use
-    containers   Python's objects, and how each is made what it was
+    containers   Python's objects, and how each is put back
     tensors      tensors and the bytes in them
     writes       a mode that copies a storage before it is written first
     generators   random numbers, and what PyTorch has set for the thread

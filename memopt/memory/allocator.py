@@ -12,10 +12,10 @@
 
     most_above(device, run), free_bytes(device)    on both
 
-On the CPU PyTorch's profiler notes each allocation. What was there before counts for nothing, nor
-does what an operator allocates and frees inside itself. No dispatch mode is involved: under one,
-memopt's ops write over nothing (csrc/autograd/ownership.h), and need more. An accelerator's
-allocator counts by itself, with scratch, and rounded up.
+On the CPU PyTorch's profiler notes each allocation. Memory allocated before does not count, nor
+does memory that an operator allocates and frees inside itself. No dispatch mode is involved: under
+one, memopt's ops write over nothing (csrc/autograd/ownership.h), and need more memory. An
+accelerator's allocator counts by itself, with scratch, and rounded up.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MARK = "memopt: mark"
 
 
 class Instant(NamedTuple):
-    """How much is allocated from here on."""
+    """The bytes that are allocated from this instant on."""
 
     ns: int
     """Nanoseconds since the beginning."""
@@ -40,12 +40,12 @@ class Instant(NamedTuple):
 
 
 class LiveBytes:
-    """Of the CPU's memory, of one thread. What it found is there when it has ended."""
+    """Counts the CPU memory that one thread allocates. Its results are set when it has ended."""
 
     timeline: list[Instant]
-    """After each allocation, and after each end of one; it begins with 0 bytes."""
+    """An instant after each allocation, and after each end of one; it begins with 0 bytes."""
     marks: list[Instant]
-    """At each call of `mark`."""
+    """An instant for each call of `mark`."""
 
     @property
     def most(self) -> int:
@@ -54,7 +54,7 @@ class LiveBytes:
 
     @property
     def left(self) -> int:
-        """Bytes that are still there at the end."""
+        """Bytes that are still allocated at the end."""
         return self.timeline[-1].nbytes
 
     def mark(self) -> None:
@@ -81,14 +81,14 @@ class LiveBytes:
 
 
 class DeviceBytes:
-    """Of an accelerator's memory. Its peak begins anew when this is entered."""
+    """Reads an accelerator's allocator, whose peak is reset when this context is entered."""
 
     before: int
     """Bytes that were allocated when it was entered."""
     most: int
-    """The most that were at any time until it ended, those included."""
+    """The most bytes allocated at any time until it ended, `before` included."""
     reserved: int
-    """The most that the allocator had of the device until then."""
+    """The most bytes that the allocator had reserved on the device until then."""
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = torch.device(device)
@@ -116,7 +116,7 @@ class DeviceBytes:
 
 
 def most_above(device: torch.device, run: Callable[[], object]) -> int:
-    """The most bytes at any time of a call, beyond those that were there before."""
+    """The most bytes at any time of a call, beyond those that were allocated before."""
     if device.type == "cpu":
         with LiveBytes() as live:
             run()
@@ -127,14 +127,14 @@ def most_above(device: torch.device, run: Callable[[], object]) -> int:
 
 
 def allocated_bytes(device: torch.device) -> int:
-    """That an accelerator's allocator has given out; 0 on the CPU, whose does not say."""
+    """Bytes that an accelerator's allocator has given out; 0 on the CPU, whose does not say."""
     if device.type == "cpu":
         return 0
     return torch.accelerator.memory_allocated(device)
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """That could be allocated on a device; None where that is not known."""
+    """Bytes that could be allocated on a device; None where that is not known."""
     if device.type == "cpu":
         return _free_on_host()
     try:
@@ -154,7 +154,7 @@ def _free_on_host() -> int | None:
 
 
 class _Allocation(NamedTuple):
-    """Of nbytes > 0, or the end of one (nbytes < 0)."""
+    """An allocation (nbytes > 0), or the end of one (nbytes < 0)."""
 
     ns: int
     address: int

@@ -70,13 +70,13 @@ class Attributed:
 
 @dataclass(frozen=True)
 class Attribution:
-    """What a run of a model saved, and which modules it called."""
+    """The storages that a run of a model saved, and the modules that it called."""
 
     saved: SavedBytes
-    """As `memopt.saved_bytes` counts it."""
+    """The bytes kept for backward, as `memopt.saved_bytes` counts them."""
 
     storages: tuple[Attributed, ...]
-    """The same storages in the same order, each with what saved it."""
+    """The storages of `saved` in their order, each with the node that saved it."""
 
     called: frozenset[str]
     """Paths of those of the `watched` modules that were called."""
@@ -107,7 +107,7 @@ def attribute(
 
 @dataclass(frozen=True)
 class _Note:
-    """What is known when a tensor is saved. Nodes are kept as their numbers, not to live longer."""
+    """A note taken when a tensor is saved. Nodes are noted by number, so that none lives longer."""
 
     node: int
     module: str
@@ -129,7 +129,11 @@ class _Recorder(SavedTensors):
         return packed
 
     def attributed(self, nodes: Mapping[int, Any]) -> Iterator[Attributed]:
-        """With the graph's nodes by their numbers; while the graph lives."""
+        """Yields each storage with the node that saved it, while the graph lives.
+
+        Args:
+            nodes: the graph's nodes by their sequence numbers.
+        """
         names = {number: _name(node) for number, node in nodes.items()}
         packed = [p for ref in self._packed if (p := ref()) is not None]
         places = {note.node: note.module for p in packed if (note := self._notes[p])}
@@ -215,7 +219,7 @@ def _is_inner(node: Any) -> bool:
 
 
 def tensors_of(output: object) -> Iterator[Tensor]:
-    """Those in what a model returned, also in objects that keep tensors as attributes."""
+    """The tensors in a model's output, also in objects that keep tensors as attributes."""
     seen: set[int] = set()
     todo: list[Any] = [output]
     while todo:

@@ -107,7 +107,9 @@ def is_packed(value: object) -> bool:
 
 
 def leaves_of(batch: object) -> list[Any]:
-    """As pytree's, but a PackedSequence is one, since its tensors cannot be cut one by one."""
+    """The batch's leaves as in pytree, but a PackedSequence is one leaf: its tensors cannot be cut
+    one by one.
+    """
     return pytree.tree_leaves(batch, is_leaf=is_packed)
 
 

@@ -1,4 +1,4 @@
-"""What Python's objects hold, and how each is made to hold it again.
+"""Python's containers and objects: their contents are noted, and put back later.
 
 A container stays the object that it is: others refer to it.
 """
@@ -22,7 +22,7 @@ _NOTHING = object()
 
 
 def kept_dict(value: dict[Any, Any]) -> Restore:
-    """Also of the order. Subclasses that do more in their own methods are written to as a dict."""
+    """Restores the order too. A subclass with methods of its own is written to as a plain dict."""
     kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict
     before = list(dict.items(value))
 
@@ -68,7 +68,7 @@ def kept_set(value: set[Any]) -> Restore:
 
 
 def kept_weak(value: Any) -> Restore:
-    """Of a weak dict or set: of the entries that are alive."""
+    """Restores a weak dict or set, as far as its entries are alive."""
     is_set = isinstance(value, weakref.WeakSet)
     before = list(value) if is_set else list(value.items())
 
@@ -93,7 +93,7 @@ def kept_bytes(value: bytearray | array.array[Any]) -> Restore:
 
 
 def kept_array(value: Any) -> Restore:
-    """Of a numpy array: shared memory, as that of a tensor, is written in place."""
+    """Restores a numpy array. Its memory may be shared, so it is written in place."""
     before = value.copy()
     shape, strides = value.shape, value.strides
 
@@ -129,7 +129,7 @@ def content_of(cell: types.CellType) -> Any:
 
 
 def kept_object(value: Any) -> Restore:
-    """Its class, its attributes and its slots; past what its class makes of setting them."""
+    """Restores an object's class, attributes and slots, without the setters of its class."""
     cls = type(value)
     attributes = attributes_of(value)
     before = None if attributes is None else list(attributes.items())
@@ -154,7 +154,7 @@ def kept_object(value: Any) -> Restore:
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:
-    """Its `__dict__`, whatever its class makes of attributes."""
+    """The object's `__dict__`, whatever its class makes of attributes; None without one."""
     try:
         found = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -201,8 +201,8 @@ def kept_names(namespace: dict[str, Any], names: Iterable[str]) -> Restore:
 
 
 def kept_cache(function: Any) -> Restore:
-    """Of a function under functools.cache. It cannot be filled again, so it is emptied if something
-    came in, which may be a tensor without values.
+    """Restores a function under functools.cache. Its cache cannot be filled again. So it is emptied
+    if something came in, which may be a tensor without values.
     """
     before = function.cache_info()
 

@@ -32,8 +32,9 @@ class Depth:
     """None: not known yet."""
 
     def run(self, look: Callable[[], T], operators: Callable[[T], int]) -> T:
-        """What `look` finds, which runs a step, where that is deepest. It may raise at the other
-        end, where a model may have no layer left.
+        """Returns what `look` finds at the end at which the step that it runs is deepest.
+
+        At the other end `look` may raise, where a model may have no layer left.
         """
         if self.end is not None:
             with drawn_at(self.end):

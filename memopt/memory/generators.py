@@ -14,7 +14,7 @@ from memopt.memory.containers import Restore
 
 
 def kept_generator(value: object) -> Restore | None:
-    """Of a generator of PyTorch, Python or NumPy; None for any other object."""
+    """Restores a generator of PyTorch, Python or NumPy; None for any other object."""
     if isinstance(value, torch.Generator):
         return _set(value.set_state, value.get_state())
     if isinstance(value, random.Random):
@@ -48,7 +48,7 @@ def kept_random(devices: Iterable[torch.device]) -> list[Restore]:
 
 
 def _kept_numbers_of_cpu() -> Restore:
-    """In Python's memory, since what is measured meanwhile is memory of tensors."""
+    """Restores the CPU generator, from Python's memory: meanwhile that of tensors is measured."""
     state = bytes(torch.get_rng_state().tolist())
     return lambda: torch.set_rng_state(torch.tensor(list(state), dtype=torch.uint8))
 
@@ -63,8 +63,8 @@ def _has_generator(device: torch.device) -> bool:
 
 
 def kept_settings(kinds: Iterable[str]) -> list[Restore]:
-    """Of the thread: whether gradients are on, the default dtype, and autocast of these kinds of
-    devices.
+    """Restores the thread's settings: whether gradients are on, the default dtype, and autocast on
+    devices of these kinds.
     """
     found: list[Restore] = [
         _set(torch.set_grad_enabled, torch.is_grad_enabled()),

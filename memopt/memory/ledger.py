@@ -9,8 +9,14 @@
 
 A dispatch mode sees what each operator returns; a weak reference to each storage says when it ends,
 also inside C++ code. So each storage counts once, whole, whichever views of it there are, for
-as long as it lives. What a CPU kernel allocates and frees inside itself follows from its
-arguments (scratch.py); of an accelerator's kernels it is not known.
+as long as it lives. The memory that a CPU kernel allocates and frees inside itself follows from its
+arguments (scratch/); for an accelerator's kernels it is not known.
+
+Why not torch.distributed._tools? MemTracker counts by module and category. A plan needs more: which
+operator and line made a piece, which save held it first, and its fate (recipe, region, offloaded).
+By its own documentation it may take activations for temporary memory while a region is recomputed.
+SACEstimator weighs the operators of each module by formulas. It runs under FakeTensorMode, where
+recipes and regions do not act (predicted/hollow.py).
 """
 
 from __future__ import annotations
@@ -50,12 +56,12 @@ from memopt.memory.work import Work, work_of
 
 
 class Ledger(TorchDispatchMode):
-    """Of one device's memory, while it is entered.
+    """Records the memory of one device while it is entered.
 
     Args:
         model: gives the paths of modules.
-        granularity: what an allocation is rounded up to, in bytes; 512 for CUDA's allocator.
-        device: the type of the device that counts; None: all.
+        granularity: bytes that an allocation is rounded up to a multiple of; 512 on CUDA.
+        device: the type of the device that counts; None: all devices.
     """
 
     def __init__(self, model: nn.Module, granularity: int = 1, device: str | None = None) -> None:
@@ -63,11 +69,11 @@ class Ledger(TorchDispatchMode):
         self.pieces: list[Piece] = []
         self.log: list[Entry] = []
         self.late: list[Piece] = []
-        """What was there before, and was found when an operator of forward read it: in a closure,
-        in a list. It counts from the beginning, and is in no line of the log."""
+        """Pieces from before the step that were found when an operator of forward read them: in a
+        closure, in a list. They count from the beginning, and are in no line of the log."""
         self.scratch: list[tuple[int, Piece]] = []
-        """What kernels allocated and freed inside themselves, each with how many lines the log had
-        then. It is in no line of the log."""
+        """Memory that kernels allocated and freed inside themselves, each with the number of lines
+        that the log had then. It is in no line of the log."""
         self.ops: list[str] = ["before"]
         """The name of each instant's operator."""
         self.phases: list[str] = ["before"]
@@ -92,7 +98,7 @@ class Ledger(TorchDispatchMode):
         return len(self.ops) - 1
 
     def adopt(self, category: str, named: Iterable[tuple[str, object]]) -> None:
-        """What is there before the step, with its category; what has one keeps it."""
+        """Enters memory allocated before the step, in a category; a piece that has one keeps it."""
         for name, value in named:
             for tensor in tensors_in(value):
                 for piece in self._note(tensor, name, "before", Place(_owner(name), "")):
@@ -122,7 +128,7 @@ class Ledger(TorchDispatchMode):
                 piece.fate = fate
 
     def end_of_forward(self, loss: Tensor) -> None:
-        """What is left now is held for backward, but for the loss."""
+        """Takes all that forward made and is still alive, but for the loss, for activations."""
         results = {id(piece) for piece in self.pieces_of(loss)}
         for _, piece in list(self._live.values()):
             if piece.phase == "forward" and not piece.category and id(piece) not in results:
@@ -209,7 +215,7 @@ class Ledger(TorchDispatchMode):
         results: Sequence[Tensor],
         name: str,
     ) -> None:
-        """What the kernel allocated and freed, beside what it returned."""
+        """Notes what the kernel allocated and freed, in addition to what it returned."""
         scratch = scratch_of(func, args, given, results)
         nbytes = scratch.known + scratch.margin
         if not nbytes or (self._device is None and not _are_on_cpu(given)):
@@ -231,7 +237,7 @@ class Ledger(TorchDispatchMode):
         self.scratch.append((len(self.log), piece))
 
     def _know(self, piece: Piece, name: str, args: tuple[Any, ...]) -> None:
-        """What can be said of a piece when an operator has made it."""
+        """Notes what is known of a piece when an operator has made it."""
         piece.again = self._recomputes()
         if name == "aten._to_copy.default" and isinstance(args[0], Tensor):
             sources = self.pieces_of(args[0])
@@ -239,8 +245,8 @@ class Ledger(TorchDispatchMode):
                 piece.category = FUNCTIONALITY  # a weight in autocast's type
 
     def _know_recipes(self, kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
-        """Outputs that are made again: by a call for that alone, which the engine tells, or by the
-        end of an op's backward that was asked for it and returns them last.
+        """Notes outputs that are recomputed from recipes: by a call for that alone, as the engine
+        tells, or by an op's backward that was asked for it and returns them last.
         """
         if self._recomputes():
             return
@@ -260,7 +266,7 @@ class Ledger(TorchDispatchMode):
                     piece.first_in_backward = self.instant
 
     def _recomputes(self) -> bool:
-        """Whether a region's forward runs again: backward itself has gradients disabled."""
+        """Whether a region is recomputed: backward itself has gradients disabled."""
         return self.phase == "backward" and torch.is_grad_enabled()
 
     def _note(self, tensor: Tensor, op: str, phase: str, place: Place) -> list[Piece]:
@@ -320,7 +326,7 @@ class Ledger(TorchDispatchMode):
 
 
 def highs_of(ledger: Ledger) -> list[int]:
-    """The same, with the most scratch that there was then."""
+    """The totals of `totals_of`, each with the most scratch that was allocated then."""
     totals = totals_of(ledger)
     highs = list(totals)
     for place, piece in ledger.scratch:
@@ -333,7 +339,7 @@ def _are_on_cpu(tensors: Sequence[Tensor]) -> bool:
 
 
 def totals_of(ledger: Ledger) -> list[int]:
-    """What is alive before each line of a log, and at its end."""
+    """Bytes alive before each line of a log, and at its end."""
     late = sum(piece.nbytes for piece in ledger.late)
     changes = (entry.sign * entry.piece.nbytes for entry in ledger.log)
     return list(accumulate(changes, initial=late))
@@ -352,7 +358,7 @@ class _Hooks(SavedTensors):
 
 
 def _keys(tensor: Tensor) -> Sequence[int]:
-    """Of the storages behind a tensor."""
+    """The keys of the storages behind a tensor."""
     if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided:
         return (tensor.untyped_storage()._cdata,)
     return [part.untyped_storage()._cdata for part in parts_of(tensor) if _has_storage(part)]

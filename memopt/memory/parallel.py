@@ -11,8 +11,9 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def bucket_bytes(model: nn.Module | None) -> int:
-    """Of the buckets in which DistributedDataParallel reduces gradients, beside these; 0 where they
-    are views of them, and of another model.
+    """Bytes of DistributedDataParallel's buckets, in addition to the gradients.
+
+    It is 0 where gradients are views of the buckets, and for another model.
     """
     if not isinstance(model, nn.parallel.DistributedDataParallel):
         return 0

@@ -39,7 +39,7 @@ def peak_of(function: Callable[[int], object], rows: int) -> int:
 
 
 def peak_of_step(step: Step, run: Callable[[int], object], rows: int) -> int:
-    """The same of forwards and backwards of a step, with what the optimizer takes in its own."""
+    """The peak, as in `peak_of`, of a step's forwards and backwards and its optimizer's step."""
     missing, most = of_optimizer(step)
     peak = peak_of(run, rows)
     if not torch.accelerator.is_available():  # else its states are in that
@@ -48,7 +48,7 @@ def peak_of_step(step: Step, run: Callable[[int], object], rows: int) -> int:
 
 
 def bytes_here(step: Step) -> int:
-    """That are on the device before a step: weights, gradients, optimizer states, the batch."""
+    """Bytes on the device before a step: weights, gradients, optimizer states, the batch."""
     leaves = [*step.model.parameters(), *step.model.buffers(), *_states(step)]
     leaves += [p.grad for p in step.model.parameters() if p.grad is not None]
     leaves += [leaf for leaf in pytree.tree_leaves(step.batch) if isinstance(leaf, Tensor)]
@@ -56,7 +56,7 @@ def bytes_here(step: Step) -> int:
 
 
 def of_optimizer(step: Step) -> tuple[int, int]:
-    """Bytes of states that are not there yet; and of gradients and temporaries while it steps.
+    """Bytes of states that do not exist yet; and of gradients and temporaries while it steps.
     Reckoned from its kind.
     """
     if step.optimizer is None:
@@ -73,7 +73,7 @@ def _states(step: Step) -> list[Tensor]:
 
 
 def _nbytes(parameter: Tensor) -> int:
-    """Of what this rank has of it."""
+    """Bytes of this rank's part of a parameter."""
     return sum(part.nbytes for part in parts_of(parameter))
 
 

@@ -47,7 +47,7 @@ class Piece:
     forward: "model.py:12". Empty where there is none."""
     category: str = ""
     fate: str = ""
-    """Of an activation: one of FATES."""
+    """An activation's fate, one of FATES; else empty."""
     died: int | None = None
     """The number of the operator after whose beginning it ended; None: it was there at the end."""
     again: bool = False
@@ -76,4 +76,4 @@ class Mark(NamedTuple):
     name: str
     instant: int
     place: int
-    """How many lines the log has then."""
+    """The number of lines that the log has then."""

@@ -1,4 +1,4 @@
-"""Where something was made: the module whose forward ran, and the line of user code."""
+"""The place where something was made: the module whose forward ran, and the line of user code."""
 
 from __future__ import annotations
 

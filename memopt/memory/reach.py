@@ -3,7 +3,7 @@
 The walk goes into containers, into what functions close over, have as defaults and name as globals
 of their own file, into hooks of modules and of tensors, and into objects of the user's classes and
 these classes. It stops at what is the library's own: Python's, NumPy's, memopt's, and PyTorch's but
-for modules, optimizers and what is beside them. What it finds is noted as it is at that moment.
+for modules, optimizers and other objects. What it finds is noted as it is at that moment.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from memopt.memory.generators import kept_generator
 
 @dataclass
 class Reached:
-    """What was found."""
+    """The objects that were found."""
 
     tensors: list[Tensor] = field(default_factory=list)
     objects: list[Restore] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Reached:
 
 
 def reached(roots: Iterable[object]) -> Reached:
-    """Of these and all that they hold."""
+    """Finds these objects and all that they hold."""
     walk = _Walk()
     for root in (*roots, *kept.GLOBAL_HOOKS):
         walk.push(root)

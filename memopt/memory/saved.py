@@ -59,7 +59,7 @@ class SavedBytes(int):
     """A number of bytes, and the storages that add up to it."""
 
     storages: tuple[SavedStorage, ...]
-    """In the order in which they were saved first."""
+    """The storages in the order in which they were saved first."""
 
     def __new__(cls, storages: Iterable[SavedStorage]) -> SavedBytes:
         storages = tuple(storages)
@@ -246,7 +246,7 @@ class SavedTensors:
 
 
 class _Packed:
-    """What the graph holds in place of a tensor. It lives as long as the graph needs the tensor."""
+    """Stands in the graph for a tensor, and lives as long as the graph needs the tensor."""
 
     __slots__ = ("__weakref__", "tensor")
 

@@ -1,7 +1,7 @@
 """Sizes in bytes: as people write them, and as memopt says them in tables, messages and errors.
 
 A size is in MB of 10^6 bytes with one digit, or in bytes where that would be 0. A budget that was
-given as text is said as it was given, with the same in MB beside it: "24GiB (25,769.8 MB)".
+given as text is said as it was given, followed by the size in MB: "24GiB (25,769.8 MB)".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Size(int):
     """Bytes, and how the user gave them. What is computed from one is a plain int."""
 
     given: str
-    """As it was written; empty for a number."""
+    """The text that the user wrote; empty for a number."""
 
     def __new__(cls, nbytes: int, given: str = "") -> Size:
         size = super().__new__(cls, nbytes)
@@ -31,7 +31,7 @@ def as_bytes(who: str, size: object) -> Size:
     """An int; or a string such as "40GiB" (2**30 bytes each), "24 GB" (10**9) or "1.5e9".
 
     Raises:
-        TypeError, ValueError: it is no size, or not above 0.
+        TypeError, ValueError: it is not a size, or not above 0.
     """
     if isinstance(size, bool) or not isinstance(size, (int, float, str)):
         raise TypeError(f"{who} must be bytes or a string such as '40GiB', got {size!r}")
@@ -56,7 +56,7 @@ def as_text(nbytes: int) -> str:
 
 def at_least(bound: int, got: int) -> tuple[str, str]:
     """A bound from below, and what was got in place of it, for an error. The bound is rounded up:
-    what it says is enough. Where both would read alike they are in bytes.
+    what it says is enough. Where both texts would be equal they are in bytes.
     """
     said = _in_mb(-(-bound * 10 // MB) / 10) if bound >= 0.05 * MB else f"{bound:,} B"
     if said != as_text(int(got)):

@@ -1,4 +1,4 @@
-"""How long work takes, estimated: by a GPU of today, whose ratios matter more than its numbers."""
+"""Estimates how long work takes on a GPU of today, whose ratios matter more than its numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FLOPS = {2: 400e12, 4: 50e12, 8: 25e12}
 
 
 class Amount(Protocol):
-    """Of work."""
+    """An amount of work."""
 
     @property
     def flops(self) -> int: ...
@@ -22,7 +22,7 @@ class Amount(Protocol):
 
 @dataclass(frozen=True)
 class Speed:
-    """Of a device."""
+    """The speed of a device."""
 
     flops: float
     """Operations a second, of contractions."""
@@ -36,6 +36,6 @@ class Speed:
 
 
 def speed_of(step: Step) -> Speed:
-    """For the dtype that the step computes in."""
+    """The speed for the dtype that the step computes in."""
     dtype = step.autocast or next(step.model.parameters()).dtype
     return Speed(_FLOPS.get(dtype.itemsize, _FLOPS[2]))

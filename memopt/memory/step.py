@@ -24,7 +24,7 @@ LossLike = Callable[[Any], Tensor] | None
 
 @dataclass
 class Step:
-    """What a step needs, as objects that may be copied together."""
+    """A training step, as objects that may be copied together."""
 
     model: nn.Module
     batch: Any
@@ -90,7 +90,7 @@ class Step:
             return loss / self.micro_batches if self.micro_batches > 1 else loss
 
     def output(self, batch: Any) -> Any:
-        """What the model returns for one of them."""
+        """The model's output for one batch."""
         with self._autocast():
             return call(self.model, batch)
 

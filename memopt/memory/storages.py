@@ -31,7 +31,7 @@ def storages(tensors: Iterable[Tensor]) -> dict[Hashable, int]:
 
 
 def storages_of(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
-    """Those with memory that can be read: not of opaque layouts, not on meta."""
+    """The storages whose memory can be read: not of opaque layouts, not on meta."""
     for part in parts_of(tensor):
         if not part.is_meta:
             try:

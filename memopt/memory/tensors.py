@@ -80,10 +80,10 @@ def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
 
 
 class KeptTensor:
-    """What a tensor is beside its bytes: class, memory, geometry, gradient, hooks and version.
+    """A tensor without its bytes: its class, memory, geometry, gradient, hooks and version.
 
     Args:
-        ended: is called when the tensor ends, which is not held then. None: it is held.
+        ended: called when the tensor ends, which is not held. None: the tensor is held.
     """
 
     def __init__(self, tensor: Tensor, ended: Callable[[], object] | None = None) -> None:
@@ -124,7 +124,7 @@ class KeptTensor:
 
 
 def restore_versions(found: Iterable[tuple[Tensor, int | None]]) -> None:
-    """So that a graph from before can be differentiated: the bytes are those that it saved."""
+    """Restores versions: a graph from before can be differentiated, since it saved these bytes."""
     moved = [(t, v) for t, v in reversed([*found]) if v is not None and t._version != v]
     if moved:
         set_versions(tuple(t for t, _ in moved), tuple(v for _, v in moved))
@@ -139,7 +139,9 @@ def _hooks_of(tensor: Tensor, name: str) -> tuple[object, Restore | None]:
 
 
 def _geometry_of(tensor: Tensor) -> tuple[object, ...] | None:
-    """Which memory it is over, and how; None for those that wrap others, or hold no memory."""
+    """The memory that a tensor is over, with its shape and strides; None for a tensor that wraps
+    others, or holds no memory.
+    """
     if wraps_tensors(tensor):
         return None
     try:

@@ -1,4 +1,4 @@
-"""What a ledger says of a step, to read and to process: moments, a timeline, shares."""
+"""A summary of a ledger, to read and to process: moments, a timeline, shares."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_LARGEST = 25
 
 @dataclass(frozen=True)
 class Moment:
-    """What is alive at one time."""
+    """The memory that is alive at one time."""
 
     name: str
     total: int
@@ -41,15 +41,15 @@ class Moment:
     """The module whose forward or backward ran it, as far as it made something."""
     line: str
     margin: int = 0
-    """Of the total, bytes of a kernel's scratch that may not be there: of it a bound is known."""
+    """Bytes of the total that may not be allocated: a kernel's scratch that has only a bound."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Of the peak: what one module, or one operator, has made of one category."""
+    """A share of the peak: what one module, or one operator, has made of one category."""
 
     path: str
-    """Of the module; in `by_op` the operator's name."""
+    """The module's path; in `by_op` the operator's name."""
     category: str
     nbytes: int
     pieces: int
@@ -80,7 +80,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class KindOfWork:
-    """What operators of one kind do in one module, in one phase."""
+    """The work that operators of one kind do in one module, in one phase."""
 
     module: str
     kind: str
@@ -104,8 +104,8 @@ class Trace:
     """End of forward; the first gradient (the loss and the head have run backward); the most in
     backward; the most in the optimizer's step. Those that there are."""
     fates: dict[str, int]
-    """Bytes of the activations at the end of forward by fate: kept, region input. And those that
-    were not there then: made again from recipes or by regions, or offloaded, in the whole step."""
+    """Bytes of the activations at the end of forward by fate: kept, region input. And those not
+    allocated then: recomputed from recipes or by regions, or offloaded, in the whole step."""
     timeline: tuple[tuple[int, ...], ...]
     """The number of an operator, and the bytes of each category of CATEGORIES then. Where there are
     many, each point is the largest of its neighbours'."""
@@ -134,7 +134,11 @@ class Trace:
 
 
 def trace_of(ledger: Ledger, seconds: float, entries: Sequence[Entry] | None = None) -> Trace:
-    """Of a ledger that is closed. `entries` in place of its own log: another course of things."""
+    """The trace of a closed ledger.
+
+    Args:
+        entries: read in place of the ledger's own log, for another order of events.
+    """
     log = _with_scratch(ledger) if entries is None else _merged(entries, ledger)
     late = [Entry(0, 1, piece) for piece in ledger.late]
     marks = [_moved(mark, ledger) for mark in ledger.marks] if entries is None else []

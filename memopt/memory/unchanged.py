@@ -84,7 +84,7 @@ class Before:
                 self.see(one.gradient)
 
     def about_to_write(self, tensor: Tensor) -> None:
-        """The same of its bytes."""
+        """A tensor's bytes are noted before an operator writes them."""
         if self._is_sharded and id(tensor) not in self._tensors:
             return  # gathered for a time, by what knows of it
         if id(tensor) not in self._tensors:
@@ -93,8 +93,10 @@ class Before:
             self._contents.keep(tensor)
 
     def _keep_while_alive(self, tensor: Tensor) -> KeptTensor:
-        """Of one that was not reached: if it was there before, something else holds it. What no
-        operator made (it came back from where it was offloaded to) looks the same, and ends inside.
+        """Notes a tensor that was not reached: if it existed before, something else holds it.
+
+        A tensor that no operator made (it came back from where it was offloaded to) looks the same,
+        and ends inside.
         """
         key = id(tensor)
         tensors = self._tensors
@@ -110,7 +112,7 @@ class Before:
         return [tensor for _, tensor in self._alive() if not tensor.is_leaf]
 
     def without_gradients(self) -> None:
-        """Take them away: what is accumulated is new memory, as in a first step."""
+        """Removes gradients: what is accumulated is new memory, as in a first step."""
         for one, tensor in self._alive():
             if one.gradient is not None and tensor.is_leaf:
                 tensor.grad = None

@@ -1,4 +1,4 @@
-"""What kind of work an operator does, with its floating-point operations and the bytes it moves.
+"""An operator's work: its kind, its floating-point operations and the bytes that it moves.
 
 Ivanov et al., "Data Movement Is All You Need" (2021), name the kinds: tensor contractions are bound
 by arithmetic, statistical normalisations (which reduce and then map) and element-wise operators by
@@ -26,7 +26,7 @@ _NO_WORK = ("empty", "detach", "_local_scalar_dense", "lift_fresh", "alias", "se
 
 
 class Work(NamedTuple):
-    """Of one call of an operator."""
+    """The work of one call of an operator."""
 
     kind: str
     op: str
@@ -39,8 +39,11 @@ class Work(NamedTuple):
 def work_of(
     func: Any, args: Any, kwargs: dict[str, Any], result: object, tensors: Sequence[Tensor]
 ) -> Work | None:
-    """None for what moves no bytes: views, and tensors whose memory is only allocated. `tensors`:
-    those among the arguments and results.
+    """The work of one call; None where no bytes are moved: for views, and for tensors whose memory
+    is only allocated.
+
+    Args:
+        tensors: the tensors among the arguments and results.
     """
     name, kind = _name_and_kind(func)
     if not kind:

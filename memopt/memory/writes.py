@@ -34,7 +34,7 @@ class Writes(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """What is compiled runs compiled: it is there that it is to be measured."""
+        """Compiled code runs compiled under this mode: that is how it is to be measured."""
         return True
 
     def __torch_dispatch__(

@@ -2,6 +2,6 @@
 
 hollow    tensors without values, and a ledger that computes nothing
 outcome   what an operator returns, by its arguments alone
-on_cuda   what CUDA would do otherwise than the CPU, on the CPU
+on_cuda   where CUDA would do otherwise than the CPU, imitated on the CPU
 predict   a step that computes nothing, on copies
 """

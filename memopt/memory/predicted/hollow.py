@@ -2,9 +2,13 @@
 
 Memory that nobody touches costs nothing: an operating system hands out pages when they are written
 first. So a hollow tensor is an ordinary CPU tensor that nothing was written to, and a HollowLedger
-runs no kernel: outcome.py says what an operator returns. All else is what it is in a real step:
-views, autograd, autocast, the choice of attention kernel, memopt's recipes and regions. No step on
-meta tensors would do: autocast ignores them, and attention takes another path.
+runs no kernel: outcome.py says what an operator returns. All else is as in a real step: views,
+autograd, autocast, the choice of attention kernel, memopt's recipes and regions.
+
+Why not meta tensors? Autocast ignores them, and attention takes another path. Why not
+FakeTensorMode? A FakeTensor is a subclass of Tensor, by which memopt's ops know that a graph is
+being traced (csrc/autograd/ownership.h, `is_traced`). They then keep no recipe and write over
+nothing, and a region's tensors are not its own: another step would be counted.
 
 Small tensors whose values are known (an optimizer's count of steps, a constant) are computed.
 """
@@ -30,7 +34,7 @@ from memopt.memory.unchanged import Written
 from memopt.memory.writes import written_by
 
 CUDA_GRANULARITY = 512
-"""What CUDA's caching allocator rounds up to."""
+"""CUDA's caching allocator rounds up to a multiple of this, in bytes."""
 
 T = TypeVar("T")
 
@@ -67,7 +71,7 @@ class HollowLedger(Ledger):
         self._outside: set[Hashable] = set()
         """Storages that are neither copies nor of an operator."""
         self.written = Written()
-        """What forward and backward write of what was there before: of copies their originals."""
+        """Tensors from before the step that forward and backward write: the originals of copies."""
         self._known: set[Piece] = set()
         """Pieces with values."""
         self._outcomes: dict[Hashable, Any] = {}
@@ -149,7 +153,7 @@ class HollowLedger(Ledger):
     def _outcome(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor]
     ) -> Any:
-        """What the operator returns, with a Made for each tensor."""
+        """The operator's result, with a Made for each tensor."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         key = (func, spec, tuple(map(_described, leaves)))
         try:
@@ -193,18 +197,18 @@ def _allocated(made: Made, given: Sequence[Tensor]) -> Tensor:
 
 
 class Copies(NamedTuple):
-    """What `hollow_copy` made, by the addresses of storages."""
+    """The copies that `hollow_copy` made, by the addresses of storages."""
 
     hollow: frozenset[int]
-    """Those without values."""
+    """Storages without values."""
     originals: Mapping[int, Sequence[Tensor]]
-    """Of each what it is a copy of."""
+    """For each copy the tensors that it stands for."""
 
 
 def hollow_copy(value: T, computed: Iterable[Tensor] = ()) -> tuple[T, Copies]:
     """A deep copy of modules, optimizers and tensors on the CPU, without values, but for small
-    tensors that are no parameters. Of what shares memory the copies share it too, so that tied
-    weights are, and the parts of a batch.
+    tensors that are not parameters. Copies share memory where the originals do: tied weights, and
+    the parts of a batch.
 
     Args:
         computed: results of autograd somewhere inside, which PyTorch refuses to copy.

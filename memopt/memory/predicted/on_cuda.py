@@ -1,4 +1,4 @@
-"""What PyTorch would do on CUDA, where a step is predicted on tensors of the CPU."""
+"""CUDA's behaviour, imitated where a step for CUDA is predicted on tensors of the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator returns without running: what its meta kernel says, and what that leaves out."""
+"""An operator's result without running it: what its meta kernel says, and what that leaves out."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Made(NamedTuple):
 
 
 def outcome_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_cpu: bool) -> Any:
-    """What `func` returns, with a Made for each tensor.
+    """The result of `func`, with a Made for each tensor.
 
     Raises:
         DependsOnValues: the shapes depend on values.
@@ -108,7 +108,7 @@ def _check_strided(func: Any, tensor: Tensor) -> None:
 
 
 def _in_layout_of(tensors: Sequence[Tensor], made: Any) -> Any:
-    """Where one of them has its channels last, so has the result: not by the meta kernels."""
+    """Gives the result channels last where an argument has them, which meta kernels do not."""
     layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
     for tensor in tensors:
         layout = layouts.get(tensor.dim())
@@ -121,7 +121,7 @@ def _in_layout_of(tensors: Sequence[Tensor], made: Any) -> Any:
 
 
 def _with_workspace(args: tuple[Any, ...], made: Any) -> Any:
-    """In training the last result is what oneDNN keeps for backward; its meta kernel says none."""
+    """Adds oneDNN's workspace, in training the last result, which the meta kernel leaves out."""
     source, weight, train = args[0], args[2], args[15]
     steps, rows, inputs = source.shape
     nbytes = 0
@@ -168,8 +168,10 @@ _NO_REDUCTION, _MEAN = 0, 1  # as the operators number them
 def _loss_over_its_elements(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Made
 ) -> Made:
-    """Of a mean or a sum the kernels return the buffer that they computed each element's loss in,
-    resized to a scalar: it goes on taking the memory of all. Meta kernels do not show that.
+    """Gives a loss the memory of all of its elements.
+
+    For a mean or a sum the kernels return the buffer in which they computed each element's loss,
+    resized to a scalar. Meta kernels do not show that.
     """
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}

@@ -32,7 +32,7 @@ class Hollow(NamedTuple):
     primed: frozenset[str]
     """The parameters for which the optimizer has a state then."""
     written: Written
-    """What its forward and backward would write of what is there before."""
+    """Tensors from before the step that its forward and backward would write."""
 
 
 def predict(step: Step, changes: Changes, target: str, depth: Depth | None = None) -> Hollow:

@@ -17,7 +17,7 @@ _BLOCK = 256
 
 
 def product(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
-    """Of the last two of the tensors, matrices or batches of them."""
+    """Scratch of a product of the last two tensors, matrices or batches of them."""
     one, other = given[-2:]
     if not results:
         return NONE
@@ -126,7 +126,7 @@ def _uncropped(result: Tensor, options: _Options) -> int:
 
 
 def _aside(source: Tensor, weight: Tensor, result: Tensor, options: _Options) -> int:
-    """Of kernels that are not those of blocks: sums in float32, of two threads at the most, where
+    """Bytes that kernels without blocks take: sums in float32, of two threads at the most, where
     windows are single places or the convolution is transposed; and a product for each image, where
     groups are not single channels, or places are skipped.
     """

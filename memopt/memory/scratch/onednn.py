@@ -12,7 +12,7 @@ from torch import Tensor
 
 _PAGE = 4096
 _CHANNELS = 16
-"""What channels are padded to in a blocked layout."""
+"""Channels are padded to a multiple of this in a blocked layout."""
 
 
 def lstm_workspace(steps: int, rows: int, inputs: int, hidden: int, itemsize: int) -> int:

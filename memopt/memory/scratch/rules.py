@@ -1,8 +1,8 @@
-"""What CPU kernels allocate and free inside themselves, which no operator returns.
+"""Scratch of CPU kernels: the memory that they allocate and free inside themselves.
 
-Much of it follows from the arguments: copies of what has another dtype or other strides than the
-kernel wants, and buffers for each thread. What oneDNN allocates depends on the processor, so of
-that there is a bound, which is called the margin: at least nothing and at most so much is there.
+Much of it follows from the arguments: copies of tensors that have another dtype or other strides
+than the kernel wants, and buffers for each thread. The memory that oneDNN allocates depends on the
+processor. So it has a bound, the margin: between nothing and so many bytes are allocated.
 
 Source: PyTorch's native CPU kernels (TensorIterator's common dtype, LinearAlgebra's preparation for
 BLAS, FlashAttentionKernel's blocks), and measurements of oneDNN 3 on processors with AVX-512.
@@ -32,7 +32,7 @@ from memopt.memory.scratch.size import NONE, Rule, Scratch, copy_of
 def scratch_of(
     func: Any, args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
 ) -> Scratch:
-    """Of an operator on the CPU.
+    """The scratch of an operator on the CPU.
 
     Args:
         args: the positional arguments; `given`: the tensors among all of them.
@@ -60,7 +60,7 @@ def _promotion(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[T
 
 
 def _with_mask(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
-    """The same, but a mask is read as it is."""
+    """The scratch of `_promotion`, but a mask is read as it is."""
     numbers = [t for t in given if t.dim() and t.dtype is not torch.bool]
     return _promoted(numbers, results)
 
@@ -85,7 +85,7 @@ def _reduction(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[T
 
 
 def _mean(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
-    """Of 16 bits in float32."""
+    """A mean of 16-bit elements is computed in float32."""
     source, result = given[0], results[0]
     if source.dtype.itemsize == 2 or source.dtype is not result.dtype:
         itemsize = max(4, result.dtype.itemsize)
@@ -109,7 +109,7 @@ def _backward_of_a_map(
 
 
 def _resampling(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
-    """With its channels last, where a kernel chooses so."""
+    """A kernel may copy its tensors to channels last."""
     return Scratch(0, sum(t.numel() * t.element_size() for t in (given[0], *results)))
 
 
@@ -155,7 +155,7 @@ def _of_bags(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Ten
 
 
 def _ctc(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
-    """As much as forward kept."""
+    """Backward may take as much as forward kept."""
     return Scratch(0, max(tensor.nbytes for tensor in given))
 
 

@@ -1,4 +1,4 @@
-"""How much scratch a call has, and what a copy of an argument takes."""
+"""The size of a call's scratch, and of a copy of an argument."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ KiB = 1 << 10
 
 
 class Scratch(NamedTuple):
-    """Bytes inside one call of an operator, beside what it reads and returns."""
+    """Bytes inside one call of an operator, in addition to what it reads and returns."""
 
     known: int
     margin: int = 0
-    """What may come on top."""
+    """Bytes that may be needed in addition."""
 
 
 NONE = Scratch(0)
