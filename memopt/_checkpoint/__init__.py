@@ -1,4 +1,4 @@
-"""Activation checkpointing: regions whose saved tensors are made again in backward.
+"""Activation checkpointing: regions whose saved tensors are recomputed in backward.
 
 The modules of this package:
 
@@ -10,19 +10,19 @@ The modules of this package:
     apply       which submodules of a model are wrapped
     assigned    the regions of an assignment (memopt/assignment.py)
     blocks      which of them are its blocks
-    probe       which modules can run again, on a sample
-    state       what a module holds at one moment
+    probe       which modules can be recomputed, on a sample
+    state       the values that a module holds at one moment
     other       checkpointing of a model's own
     sequential  a chain of stages whose segments are regions
     segments    where to cut such a chain
-    stage_bytes what each stage of it saves, counted
+    stage_bytes the bytes that each stage of it saves, counted
     flags       where the calling thread is: first forward, recompute, or neither
     selective   the operators that a selective checkpoint should keep
     uncompiled  a region's function runs out of sight of torch.compile
     batch_norm  running statistics that stand still in the recompute
     debug       the operators that forward and recompute ran, for error messages
     caches      caches of keys and values, which must not grow twice
-    naming      what error messages call a region
+    naming      the name of a region in error messages
 
 The engine itself is csrc/saved: regions, slots, random generators, autocast, host copies.
 """

@@ -1,6 +1,6 @@
 """checkpoint.buffers: the inputs of a model's regions, in memory that is allocated once.
 
-The engine is C++ (csrc/saved/buffered.h). Here is which modules take part, and what is said of it.
+The engine is C++ (csrc/saved/buffered.h). This file picks the modules, and reports the counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["CheckpointBuffers", "DeviceBuffers", "RunsSteps", "checkpoint_buffer
 
 @runtime_checkable
 class RunsSteps(Protocol):
-    """What can run a step of the model by itself, as a `memopt.Plan` can."""
+    """An object that can run a step of the model by itself, as a `memopt.Plan` can."""
 
     def run_step(self) -> object:
         """Runs one forward and backward; nothing stays of it."""
@@ -31,34 +31,34 @@ class RunsSteps(Protocol):
 
 @dataclass(frozen=True)
 class DeviceBuffers:
-    """One device's part."""
+    """The buffers of one device."""
 
     device: str
     slab_bytes: int
-    """What is allocated, once."""
+    """Bytes of the slab, which is allocated once."""
     in_use: int
-    """Of it, now."""
+    """Bytes of the slab that are in use now."""
     high_water: int
-    """Of it, at most at one time."""
+    """The most bytes of the slab that were in use at one time."""
     kept_bytes: int
-    """Now, of inputs that are kept as usual: of the first step, and those that found no room."""
+    """Bytes of inputs kept as usual now: of the first step, and those that found no space."""
     steps: int
     copies: int
     copied_bytes: int
     fallbacks: int
-    """Inputs that found no room, and were kept."""
+    """Inputs that found no space in the slab, and were kept."""
     fallback_bytes: int
     relearned: int
     """How often another slab took the place of the first."""
     found_elsewhere_bytes: int
-    """Copied in vain: something else held the input when backward wanted it."""
+    """Bytes of wasted copies: something else held the input when backward wanted it."""
     fragmented_bytes: int | None
-    """Of the device: what PyTorch's allocator has reserved beyond what it has allocated. None where
-    it does not say, as on the CPU."""
+    """Bytes that the device's allocator in PyTorch has reserved beyond those it has allocated. None
+    where it does not say, as on the CPU."""
 
 
 class CheckpointBuffers:
-    """What `checkpoint_buffers` has put on a model. As a context it is removed at the end."""
+    """The buffers that `checkpoint_buffers` has put on a model. As a context: until its end."""
 
     def __init__(self, buffers: _C.Buffers, modules: list[nn.Module]) -> None:
         self._buffers = buffers
@@ -109,7 +109,7 @@ def checkpoint_buffers(model: nn.Module, batch: Any = None) -> CheckpointBuffers
 
     The first step keeps inputs as usual and learns when each comes and goes. The second begins with
     a slab of exactly the bytes that are needed at one time (each input rounded up to 512). An input
-    that finds no room, since the step differs (a larger batch, more regions, another order, a
+    that finds no space, since the step differs (a larger batch, more regions, another order, a
     second forward before the backward), is kept as usual, and the next step gets a slab for that
     one. After 16 steps in a row that need less there is a smaller one. A step ends when no graph
     holds an input any more; in a loop in which some graph is always alive, when four times as many
@@ -123,15 +123,15 @@ def checkpoint_buffers(model: nn.Module, batch: Any = None) -> CheckpointBuffers
     mask that is a buffer of a module), the inputs of regions inside regions, and those of modules
     wrapped with `offload`, stay where they are.
 
-    What it costs: one copy of each region's input, and for that moment both of them are there. It
-    lowers no count of allocated bytes. It helps where memory is fragmented, that is where
+    It costs one copy of each region's input; for that moment both of them are allocated. It does
+    not lower the count of allocated bytes. It helps where memory is fragmented, that is where
     `fragmented_bytes` is much, as with inputs whose lengths vary. A model whose input is
     held elsewhere until backward (by the training loop, by an op outside of the regions that saves
     it) has it twice; `found_elsewhere_bytes` says how much that is.
 
     Copies of the model (deepcopy, pickle) have no buffers. Under torch.compile it has no effect. A
-    step that is captured in a CUDA graph must come after the slab was made, and all steps must be
-    alike.
+    step that is captured in a CUDA graph must come after the slab was made, and all steps must
+    have inputs of the same sizes in the same order.
 
     Args:
         model: modules in it are wrapped with `checkpoint_wrapper` or
@@ -145,12 +145,12 @@ def checkpoint_buffers(model: nn.Module, batch: Any = None) -> CheckpointBuffers
         The buffers: `stats()`, and `remove()`, which takes them off the model.
 
     Raises:
-        TypeError: `model` is no `nn.Module`.
+        TypeError: `model` is not an `nn.Module`.
         ValueError: no module of `model` is wrapped, or one has buffers already.
 
     Source: DeepSpeed's contiguous_memory_optimization (Rajbhandari et al., "ZeRO: Memory
     Optimizations Toward Training Trillion Parameter Models", 2020, section 6.3), which needs the
-    number of regions and alike inputs.
+    number of regions and inputs of equal size.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
@@ -188,14 +188,14 @@ def checkpoint_buffers(model: nn.Module, batch: Any = None) -> CheckpointBuffers
 
 
 class _Attached:
-    """What a wrapped module keeps of its buffers; a copy of the module keeps None."""
+    """A wrapped module's link to its buffers; a copy of the module has none."""
 
     def __init__(self, buffers: _C.Buffers) -> None:
         self.buffers = buffers
         self._settings: dict[tuple[Settings, bool], _C.RegionSettings] = {}
 
     def region_settings(self, settings: Settings, check_partition: bool) -> _C.RegionSettings:
-        """For a module that is wrapped with these settings."""
+        """The region's settings for a module that is wrapped with `settings`."""
         made = self._settings.get((settings, check_partition))
         if made is None:
             made = region_settings_of(settings, check_partition, self.buffers)

@@ -83,7 +83,7 @@ def with_caches(
 
 
 def note_on_caches(model: nn.Module, regions: Iterable[nn.Module]) -> str:
-    """For a report: what becomes of the caches of a model that has them; empty for another one."""
+    """A report's note on what becomes of a model's caches; empty for a model without any."""
     configs = [getattr(module, "config", None) for module in model.modules()]
     if not any(getattr(config, "use_cache", False) is True for config in configs):
         return ""

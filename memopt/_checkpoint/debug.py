@@ -1,4 +1,4 @@
-"""What `checkpoint(debug=True)` sees: the operators of forward and recompute, and their first
+"""The log of `checkpoint(debug=True)`: operators of forward and recompute, and their first
 difference.
 """
 
@@ -59,7 +59,7 @@ class OperatorLogs:
         self._forward, self._recompute = OperatorLog(), OperatorLog()
 
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """What `context_fn` returns."""
+        """The two contexts that `context_fn` has to return."""
         return self._forward, self._recompute
 
     def first_difference(self) -> str:

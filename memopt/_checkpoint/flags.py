@@ -1,4 +1,4 @@
-"""Where the calling thread is: in a region's first forward, in its recompute, or in neither.
+"""The calling thread's state: in a region's first forward, in its recompute, or in neither.
 
 The flags belong to a thread, because backward may run in another thread than forward did, and one
 thread may recompute a region while another still runs its forward.
@@ -16,13 +16,13 @@ from memopt._extension import _C
 def is_checkpointing() -> bool:
     """Whether this thread is inside the first forward of a region.
 
-    Code that is run again in backward can use it together with `is_recomputing` to act once only.
+    Code that is recomputed in backward can use it together with `is_recomputing` to act only once.
     """
     return _C.flags().checkpointing
 
 
 def is_recomputing() -> bool:
-    """Whether this thread is inside a region that backward is running again.
+    """Whether this thread is inside a region that backward is recomputing.
 
     A region that is nested in one that is recomputed is part of that recompute: there,
     `is_checkpointing` is False and `is_recomputing` is True.
@@ -32,9 +32,9 @@ def is_recomputing() -> bool:
 
 @contextmanager
 def disable_checkpointing() -> Iterator[None]:
-    """In this scope and thread, calls of regions and wrapped modules are plain calls.
+    """Makes calls of regions and wrapped modules plain calls, in this scope and thread.
 
-    It is the call that counts: regions that were entered before keep recomputing in backward.
+    The call counts: regions that were entered before are still recomputed in backward.
     """
     with with_flag("disabled"):
         yield
@@ -42,7 +42,7 @@ def disable_checkpointing() -> Iterator[None]:
 
 @contextmanager
 def with_flag(name: Literal["checkpointing", "recomputing", "disabled"]) -> Iterator[None]:
-    """In this scope and thread the flag is set."""
+    """Sets the flag in this scope and thread."""
     flags = _C.flags()
     setattr(flags, name, True)
     before = _C.set_flags(flags)

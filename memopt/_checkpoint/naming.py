@@ -1,4 +1,4 @@
-"""What error messages call a region: its module's path in the model, or its function's name."""
+"""A region's name in error messages: its module's path in the model, or its function's name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def region_name(subject: object) -> str:
 
 
 def unwrapped(subject: Any) -> Any:
-    """What a partial, or a function or object around another one, calls in the end."""
+    """The function that a partial, or a function or object around another one, calls in the end."""
     while isinstance(subject, functools.partial) or hasattr(subject, "__wrapped__"):
         subject = subject.func if isinstance(subject, functools.partial) else subject.__wrapped__
     return subject

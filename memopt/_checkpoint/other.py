@@ -49,7 +49,7 @@ def checkpoints_itself(module: nn.Module) -> bool:
 
 
 def notes_on_own(model: nn.Module, regions: Sequence[nn.Module]) -> list[str]:
-    """What a user should know of regions in a model that may checkpoint by itself, as far as it
+    """Notes for the user on regions in a model that may checkpoint by itself, as far as the model
     says so or its code shows it.
     """
     if not regions:

@@ -38,11 +38,11 @@ Gather: TypeAlias = Callable[[Tensor, Tensor], StageWork]
 """Begins to gather into the second tensor the first one of every rank, in the order of ranks."""
 
 PartitionChoice: TypeAlias = Union["dist.ProcessGroup", "DeviceMesh", "Partition", bool, None]
-"""The ranks that hold a region's inputs alike; True: those of the default group."""
+"""The ranks that hold identical inputs of a region; True: those of the default group."""
 
 
 class Partition:
-    """A group of ranks of which each keeps its part of what all of them hold alike.
+    """A group of ranks, each of which keeps its part of the tensors that are identical on all.
 
     There is one for each process group, whatever the modules: their gathers follow one another. A
     copy of it is itself; a pickle finds the group of that name again.
@@ -79,10 +79,10 @@ class Partition:
 
 
 def partition_of(who: str, choice: object) -> Partition | None:
-    """What `partition=` means; None where there is nothing to split.
+    """The partition that `partition=` asks for; None where there is nothing to split.
 
     Raises:
-        TypeError: no group, mesh or True.
+        TypeError: it is not a group, a mesh or True.
         ValueError: there is no process group, the mesh has several dims, or this rank is not in it.
     """
     if choice is None or choice is False:
@@ -170,7 +170,7 @@ def _all_gather(
 
 
 class _Agreements:
-    """What is known of the inputs of each module, or of each plain function's code."""
+    """The agreement on the inputs of each module, or of each plain function's code."""
 
     def __init__(self) -> None:
         self._of: weakref.WeakKeyDictionary[Any, dict[Any, _C.Agreement]]
@@ -186,8 +186,8 @@ class _Agreements:
 
 
 def _owner_and_code(subject: Any) -> tuple[Any, Any]:
-    """What lives as long as the calls that it stands for: a module (and its method), or a
-    function's code. No closure, which may be made anew for each call.
+    """The object that lives as long as the calls that it stands for: a module (and its method), or
+    a function's code. It is no closure, since each call may create another one.
     """
     subject = unwrapped(subject)
     if isinstance(subject, nn.Module):
@@ -204,7 +204,7 @@ def _warn_of_differing(subject: object, arguments: list[tuple[str, float]]) -> N
     warnings.warn(
         f"checkpoint: partition: inputs of region {region_name(subject)} differ between the ranks "
         f"of the group and are kept whole: {what}. That costs what it does without partition=; "
-        "where no input is alike on all ranks, leave partition= out, or name the group whose ranks "
-        "hold it alike (of a mesh: partition=mesh['tp'])",
+        "where no input is identical on all ranks, leave partition= out, or name the group whose "
+        "ranks hold identical inputs (of a mesh: partition=mesh['tp'])",
         stacklevel=2,
     )

@@ -1,4 +1,4 @@
-"""`checkpoint`: a call whose saved tensors are dropped and made again in backward.
+"""`checkpoint`: a call whose saved tensors are dropped, and recomputed in backward.
 
 The engine is C++ (csrc/saved/region.h says how it works). Here are the options and what they mean
 for it; settings.py holds what the engine calls in this package.
@@ -86,22 +86,22 @@ def checkpoint(
         debug: keep a log of the operators that forward runs, so that the error of a recompute that
             differs names the first one that does; with `partition`, compare the ranks' arguments in
             every call. Slow. Excludes `context_fn`.
-        early_stop: end the recompute as soon as the last tensor that backward wants is there.
+        early_stop: end the recompute as soon as it has made the last tensor that backward wants.
         offload: "cpu", "disk" or a directory (a `pathlib.Path`): the tensors among the arguments
             wait there for the recompute, in (pinned) host memory or in a file, and come back before
             it begins; see `memopt.offload`. Left alone are what it leaves alone, apart from small
             tensors. None: they are kept. No effect under `torch.compile`.
         partition: a process group (`torch.distributed.ProcessGroup`), a `DeviceMesh` of one dim, or
-            True for the default group, whose N ranks hold the tensors among the arguments alike, as
+            True for the default group. Its N ranks hold identical tensors among the arguments, as
             with tensor parallelism. Each keeps 1/N of their bytes (rounded up to 16), and backward
             gathers them: one all-gather per region, begun when the region after it starts its
-            backward. With `offload` the parts wait there. What is not alike is kept whole; see
-            docs/partition.md for what is taken, what it costs and what all ranks have to do alike.
+            backward. With `offload` the parts wait there. Tensors that differ are kept whole; see
+            docs/partition.md for what is taken, its cost, and what all ranks have to do equally.
             A group of one rank has no effect, and nothing has under `torch.compile`.
         **kwargs: for `fn`.
 
     Raises:
-        TypeError: `fn` is not callable, or `partition` is no group, mesh or True.
+        TypeError: `fn` is not callable, or `partition` is not a group, a mesh or True.
         ValueError: an unknown `determinism_check` or `offload`, `use_reentrant=True`, or `debug`
             (also by `set_checkpoint_debug_enabled`) with a `context_fn`; a `partition` of several
             dims, without an initialized process group or without this rank.
@@ -196,8 +196,10 @@ def run_region(
 def compiled_region(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any
 ) -> Any:
-    """What a region is under torch.compile: the operator that PyTorch's own checkpoint becomes. It
-    must not write to a cache: with one it is the plain call, which the compiler's partitioner cuts.
+    """Calls a region under torch.compile: it becomes the operator of PyTorch's own checkpoint.
+
+    The operator must not write to a cache. With a cache this is the plain call, which the
+    compiler's partitioner cuts.
     """
     if may_have_caches() and has_cache(args, kwargs):
         return fn(*args, **kwargs)

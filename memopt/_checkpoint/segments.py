@@ -1,4 +1,4 @@
-"""How a chain of stages is cut into contiguous segments: pure functions of numbers.
+"""Cutting a chain of stages into contiguous segments: pure functions of numbers.
 
 A partition is the list of its segments' lengths. All segments but the last are checkpointed
 regions; the last runs plainly, since backward would need its saved tensors at once.
@@ -16,7 +16,7 @@ def equal_segments(stages: int, segments: int) -> list[int]:
     """`stages` stages in `segments` segments whose lengths differ by one at most.
 
     The longer ones come first: the peak of a segment counts the inputs kept for the segments before
-    it, so that the early ones have room. Both are at least 1, `segments` at most `stages`.
+    it, so that the early ones may be larger. Both are at least 1, `segments` at most `stages`.
     """
     length, longer = divmod(stages, segments)
     return [length + 1] * longer + [length] * (segments - longer)
@@ -39,7 +39,7 @@ def optimal_segments(saved_bytes: Sequence[int], input_bytes: Sequence[int]) -> 
         A_j  = sum of a_i over the stages i of segment j
         peak = max over j of (b_(s_1) + ... + b_(s_j) + A_j), where b_(s_k) counts as 0
 
-    since the backward of a region finds its own rebuilt tensors and the kept inputs of it and of
+    since the backward of a region needs its own recomputed tensors and the kept inputs of it and of
     the regions before, and nothing is kept for the last segment, which is no region. For L stages
     of equal cost and segments of equal length that is k b + (L / k) a, with its least value at
     k = sqrt(L a / b). The partition found here is the least of all 2^(L-1), whose lengths may
@@ -81,8 +81,8 @@ def least_peak_segments(
     """`optimal_segments` for segments that cost less than the sum of their stages.
 
     Args:
-        region_bytes: in row i, at n - 1, what a region of the n stages from i on saves beside its
-            input. Must not fall along a row.
+        region_bytes: in row i, at n - 1, the bytes that a region of the n stages from i on saves in
+            addition to its input. Must not fall along a row.
         last_bytes: at i, what the stages from i to the end save when they are no region.
         input_bytes: at i, what is kept for a region that begins with stage i.
     """
@@ -102,7 +102,7 @@ def _cut_under(
     last_bytes: Sequence[int],
     input_bytes: Sequence[int],
 ) -> list[int] | None:
-    """Of the partitions that stay within `peak`, one that keeps the fewest bytes of input."""
+    """A partition within `peak` that keeps the fewest bytes of input; None if there is none."""
     stages = len(last_bytes)
     # For each stage: the least bytes of input kept if the stages before it are cut into regions,
     # and where the last of these regions begins.

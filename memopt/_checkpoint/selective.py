@@ -1,4 +1,4 @@
-"""Operators whose outputs a selective checkpoint should keep rather than run again."""
+"""Operators whose outputs a selective checkpoint should keep rather than recompute."""
 
 from __future__ import annotations
 

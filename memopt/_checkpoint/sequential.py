@@ -178,7 +178,8 @@ def _run_measured(
 
 
 def _key(stages: tuple[Stage, ...], inputs: Any, unpack: bool) -> Hashable:
-    """What a partition is good for; None if a stage can be recognised only by keeping it alive.
+    """A key for the partition of these stages; None if a stage could be recognised only by keeping
+    it alive.
 
     Weak references are equal while their objects live and are equal, and then only to themselves.
     """

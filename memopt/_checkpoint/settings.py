@@ -1,4 +1,4 @@
-"""How a region runs, and what the engine needs of this package for it."""
+"""The settings of a region, and the functions of this package that the engine calls for it."""
 
 from __future__ import annotations
 
@@ -63,5 +63,5 @@ def region_settings(
 
 
 def fate_of_arguments(who: str, place: Place | None) -> Literal["keep"] | _C.Offload:
-    """What `arguments` of `region_settings` is for a place that a user names."""
+    """The `arguments` of `region_settings` for a place that a user names."""
     return "keep" if place is None else _C.Offload(directory=directory_of(who, place))

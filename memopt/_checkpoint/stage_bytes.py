@@ -32,7 +32,7 @@ class SavedInStage:
         self._saved: list[dict[Hashable, int]] = []
 
     def begin_stage(self, *arguments: Any) -> None:
-        """What is saved from now on is saved by the next stage, which gets these arguments."""
+        """Counts what is saved from now on for the next stage, which gets these arguments."""
         self._inputs.append(self._variable(pytree.tree_leaves(arguments)))
         self._saved.append({})
 

@@ -1,4 +1,4 @@
-"""What a module holds at one moment, to be compared with another one."""
+"""The values that a module holds at one moment, to be compared with those of another one."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class State:
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Without hooks, submodules and what memopt notes."""
+    """The module's attributes without hooks, submodules and memopt's own notes."""
     yield from module._parameters.items()
     yield from module._buffers.items()
     for name, value in module.__dict__.items():
@@ -114,7 +114,7 @@ def _of_set(entry: Any) -> Any:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """The same bits, also of NaN."""
+    """Whether two values have equal bits, also where they are NaN."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
             return False

@@ -35,10 +35,10 @@ _COUNTER = "_checkpoint_fwd_counter"
 
 @dataclass(frozen=True)
 class Settings:
-    """How a wrapped module runs its region."""
+    """The options with which a wrapped module runs its region."""
 
     offload: Place | None
-    """Where the region's input tensors wait for the recompute; None: where they are."""
+    """The place where the region's inputs wait for the recompute; None: where they are."""
 
     maintain_forward_counter: bool
     """Count forwards that wait for their recompute on every submodule."""
@@ -82,17 +82,17 @@ def checkpoint_wrapper(
             wait there for the recompute, see `memopt.checkpoint`. What host memory holds already
             stays with "cpu". No effect under `torch.compile`.
         partition: a process group (`torch.distributed.ProcessGroup`), a `DeviceMesh` of one dim, or
-            True for the default group, whose N ranks hold the tensors among the arguments alike, as
+            True for the default group. Its N ranks hold identical tensors among the arguments, as
             with tensor parallelism. Each keeps 1/N of their bytes (rounded up to 16), and backward
             gathers them: one all-gather per region, begun when the region after it starts its
-            backward. With `offload` the parts wait there. What is not alike is kept whole; see
-            docs/partition.md for what is taken, what it costs and what all ranks have to do alike.
+            backward. With `offload` the parts wait there. Tensors that differ are kept whole; see
+            docs/partition.md for what is taken, its cost, and what all ranks have to do equally.
             A pickle of the module finds the group of the same name again. A group of one rank has
             no effect, and nothing has under `torch.compile`.
         preserve_rng_state: draw the same random numbers in the recompute. While a CUDA graph is
             captured the generator's state cannot be read: False, for modules that draw none.
-        early_stop: end the recompute as soon as the last tensor that backward wants is there; as
-            everywhere, `torch.utils.checkpoint.set_checkpoint_early_stop` goes before it.
+        early_stop: end the recompute as soon as it has made the last tensor that backward wants;
+            as everywhere, `torch.utils.checkpoint.set_checkpoint_early_stop` goes before it.
 
     Returns:
         `module`, the same object.
@@ -156,7 +156,7 @@ def unwrap_itself(module: nn.Module) -> None:
 
 
 def settings_of(module: nn.Module) -> Settings | None:
-    """How `module` is wrapped; None if it is not."""
+    """The settings with which `module` is wrapped; None if it is not."""
     around = around_forward(module)
     return None if around is None else around.settings
 
@@ -194,8 +194,8 @@ def _refuse_script(kind: str) -> NoReturn:
 def region_settings_of(
     settings: Settings, check_partition: bool, buffers: _C.Buffers | None = None
 ) -> _C.RegionSettings:
-    """For the engine; `buffers` take the arguments, or this rank's parts, that do not leave the
-    device.
+    """The settings for the engine. `buffers` take the arguments, or this rank's parts of them, that
+    do not leave the device.
     """
     place = fate_of_arguments("checkpoint_wrapper: offload", settings.offload)
     return region_settings(
