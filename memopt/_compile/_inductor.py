@@ -56,7 +56,7 @@ class Partitioner(CustomPartitionerFn):
             node.meta["recompute"] = policy
         _log.info(
             "a graph of %d nodes: %d bytes kept for backward, %d at the peak as predicted, %d "
-            "products run again",
+            "products recomputed",
             *(len(joint.nodes), plan.bytes.kept, plan.bytes.most, plan.run_again),
         )
         return _partition(gm, joint_inputs, kwargs)

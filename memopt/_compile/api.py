@@ -38,9 +38,9 @@ def compile(
     In a compiled graph there is no op to swap: the compiler generates the kernels, and decides what
     forward keeps by how it expects to fuse. Here it keeps what matrix products, convolutions,
     attention and custom ops produced, the seeds of random draws, and statistics of reductions; all
-    else, which is element-wise or a normalisation, is made again by the kernels of backward that
+    else, which is element-wise or a normalisation, is recomputed by the kernels of backward that
     read it. Of the sets of tensors from which that is possible, the one with the fewest bytes is
-    kept (benchmarks/compile.py has figures beside torch.compile's own choice).
+    kept (benchmarks/compile.py compares it with torch.compile's own choice).
     Gradients are those of torch.compile but for the rounding of fused code.
 
     The model may be converted or not: in a compiled graph both are the same. Regions of
@@ -54,16 +54,16 @@ def compile(
         budget: keep less, so that no graph needs more at its peak: see `compile_options`.
 
     Returns:
-        What `torch.compile` returns.
+        The result of `torch.compile`.
 
     Raises:
-        TypeError: `model` is compiled already, or `budget` no number.
+        TypeError: `model` is compiled already, or `budget` is not a number.
         ValueError: another backend, options that set Inductor's `custom_partitioner_fn`, or a
             budget out of range. One below what a graph needs is found when the graph is compiled,
             at the first call: its error says how many bytes would do.
 
-    What each graph keeps, and the peak that is predicted for it, the logger "memopt.compile" says
-    at level INFO when it is compiled. Where a model has convolutions, Inductor may keep copies of
+    The logger "memopt.compile" says at level INFO what each graph keeps and which peak is predicted
+    for it, when it is compiled. Where a model has convolutions, Inductor may keep copies of
     their weights and inputs in another layout; options={"layout_optimization": False} leaves them.
 
     Where PyTorch lacks the internals that this relies upon, a warning says so once, and the model
@@ -104,13 +104,13 @@ def compile_options(budget: int | float | str | None = None) -> dict[str, Any]:
 
     Args:
         budget: the most bytes that forward and backward of one compiled graph may take at their
-            peak, beside its inputs and parameters: kept tensors, outputs, gradients and what the
-            kernels hand to each other. An int is bytes, as is a string such as "4GiB"; a float of 0
+            peak, in addition to its inputs and parameters: kept tensors, outputs, gradients and the
+            tensors between kernels. An int is bytes, as is a string such as "4GiB"; a float of 0
             to 1 is a share of the peak that torch.compile's own choice would have. Within it as
-            much is kept as fits; further matrix products and attention are run again, those first
-            that cost the fewest operations per byte. None (default): no product is run again. The
-            peak is a prediction, which follows what Inductor does on the CPU; elsewhere it was not
-            measured.
+            much is kept as fits; further matrix products and attention are recomputed, those first
+            that cost the fewest operations per byte. None (default): no product is recomputed. The
+            peak is a prediction, which follows Inductor's behaviour on the CPU; elsewhere it was
+            not measured.
 
     Returns:
         A dict: the policy as Inductor's `custom_partitioner_fn`, and `allow_buffer_reuse` off,
@@ -118,8 +118,8 @@ def compile_options(budget: int | float | str | None = None) -> dict[str, Any]:
         PyTorch lacks what the policy needs.
 
     Raises:
-        TypeError: `budget` is no number or string.
-        ValueError: `budget` is no positive number of bytes, and no share of 0 to 1.
+        TypeError: `budget` is not a number or string.
+        ValueError: `budget` is not a positive number of bytes, nor a share of 0 to 1.
     """
     allowed = _checked_budget(budget)
     try:

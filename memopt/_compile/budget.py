@@ -1,10 +1,10 @@
-"""What else is run again, so that the peak of a compiled graph fits a budget.
+"""Contractions that are recomputed too, so that the peak of a compiled graph fits a budget.
 
-Candidates are the contractions. They are taken in the order of what their second run costs for each
-byte that it saves, of equals the earlier ones first: what the last layers keep is read as soon as
-backward begins, and to make it again frees nothing at the peak. How many of them the budget needs
-is found by bisection, each guess as a whole cut with its own timeline: a sum of their bytes would
-count what is not alive at the peak, and miss what a second run itself needs.
+They are taken in the order of the operations that their recompute costs for each byte that it
+saves, the earlier ones first among equals: what the last layers keep is read as soon as backward
+begins, and to recompute it frees nothing at the peak. Bisection finds how many of them the budget
+needs. Each guess is a whole cut with its own timeline: a sum of their bytes would count tensors
+that are not alive at the peak, and miss those that the recompute itself needs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ENOUGH_GUESSES = 12
 
 
 class FittedCut(NamedTuple):
-    """A cut, what it needs, and how many contractions it runs again."""
+    """A cut, the bytes that it needs, and how many contractions it recomputes."""
 
     cut: Cut
     bytes: Bytes
@@ -32,7 +32,7 @@ class FittedCut(NamedTuple):
 
 
 def fit(joint: JointGraph, budget: int) -> FittedCut:
-    """The cut with the fewest contractions run again whose predicted peak is within `budget`.
+    """The cut with the fewest contractions recomputed whose predicted peak is within `budget`.
 
     Raises:
         ValueError: there is none; says the least that is possible.
@@ -53,7 +53,7 @@ def fit(joint: JointGraph, budget: int) -> FittedCut:
         floor = min(plan.bytes.most for plan in plans.values())
         raise ValueError(
             f"compile: budget must be at least {floor:,} bytes for this graph, even with all of "
-            f"its {len(candidates)} matrix products, convolutions and attentions run again, got "
+            f"its {len(candidates)} matrix products, convolutions and attentions recomputed, got "
             f"{budget:,}"
         )
     fits, too_few = number, max(known for known in plans if known < number)
@@ -81,7 +81,7 @@ def _candidates(joint: JointGraph) -> list[fx.Node]:
 
 
 def _operations_per_byte(node: fx.Node) -> float:
-    """Of a second run, for each byte of its output."""
+    """The operations of a recompute, for each byte of its output."""
     shapes = [_shape(argument) for argument in node.all_input_nodes]
     value = node.meta["val"]
     output = value[0] if isinstance(value, (tuple, list)) else value

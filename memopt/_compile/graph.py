@@ -1,7 +1,7 @@
-"""What the joint graph of forward and backward is made of, as torch.compile's partitioner gets it.
+"""The parts of the joint graph of forward and backward that torch.compile's partitioner gets.
 
-A node of forward depends on no gradient. What backward reads of it must be saved, or made again
-from what is saved.
+A node of forward depends on no gradient. Its outputs that backward reads must be saved, or
+recomputed from tensors that are saved.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class JointGraph:
     nodes: tuple[fx.Node, ...]
     """All but the output, in order."""
     backward: frozenset[fx.Node]
-    """Those that depend on a gradient, the incoming gradients among them."""
+    """Nodes that depend on a gradient, the incoming gradients among them."""
     computed: frozenset[fx.Node]
-    """Those that forward needs for its own outputs. What only backward reads may be of neither
-    kind: it runs in backward, and can never be kept."""
+    """Nodes that forward needs for its own outputs. A node that only backward reads may be of
+    neither kind: it runs in backward, and can never be kept."""
     forward_outputs: tuple[fx.Node, ...]
     backward_outputs: tuple[fx.Node, ...]
     parameters: frozenset[fx.Node]
-    """Inputs that are there before forward and after backward."""
+    """Inputs that are allocated before forward and after backward."""
     of_caller: frozenset[fx.Node]
     """Inputs, and forward's outputs or what they are views of: the caller may hold them."""
     written: frozenset[fx.Node]
@@ -43,7 +43,7 @@ class JointGraph:
         return node not in self.backward
 
     def wanted(self) -> list[fx.Node]:
-        """What backward reads of forward."""
+        """The nodes of forward that backward reads."""
         found = {n: None for b in self.nodes if b in self.backward for n in b.all_input_nodes}
         found.update(dict.fromkeys(self.backward_outputs))
         return [node for node in found if self.is_forward(node)]
@@ -115,7 +115,7 @@ def joins(joint: JointGraph) -> frozenset[fx.Node]:
 
 
 def ancestors(of: Iterable[fx.Node]) -> set[fx.Node]:
-    """What is needed to compute these, themselves among them."""
+    """The nodes that are needed to compute these, themselves among them."""
     found: set[fx.Node] = set()
     stack = list(of)
     while stack:

@@ -1,9 +1,9 @@
-"""Which kernels run in forward and backward, in what order, and which tensors they read and write
-in memory: what Inductor's lowering, fusion and sorting do, in short.
+"""The kernels of forward and backward, their order, and the tensors that they read and write in
+memory: Inductor's lowering, fusion and sorting, in short.
 
 An element-wise op that only generated code reads is computed inside of that code and has no tensor.
 One that a library reads as well is stored in front of the library's op; if it reads little itself,
-code that runs before computes it once more. Generated code of the same number of elements that
+code that runs before recomputes it. Generated code of the same number of elements that
 reads a tensor in common, or one of the other's, is one kernel, unless another must run between.
 """
 
@@ -42,7 +42,7 @@ class Kernel:
 
     in_backward: bool
     loop: tuple[int, ...] | None
-    """What is the same in all that one loop computes; None: a library's op."""
+    """The sizes that are the same in all that one loop computes; None: a library's op."""
     first: float
     """The number of its first op. Kernels run in this order as far as what they read allows."""
     last: float
@@ -57,12 +57,12 @@ class Kernel:
 
 
 class Kernels:
-    """Of forward and backward."""
+    """The kernels of forward and backward."""
 
     order: list[Kernel]
-    """As they run."""
+    """The kernels in the order in which they run."""
     memory: dict[GraphStep, frozenset[GraphStep]]
-    """Of each step the tensors that hold its value, or from which code computes it."""
+    """For each step the tensors that hold its value, or from which code computes it."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -253,7 +253,7 @@ class Kernels:
 
 
 def _loop(node: fx.Node) -> tuple[int, ...]:
-    """Of how many elements, and for reductions that are not over the last dimensions how many
+    """The number of elements, and for reductions that are not over the last dimensions also of
     results: they run in another order."""
     op = node.args[0] if node.target is operator.getitem else node
     assert isinstance(op, fx.Node)
@@ -274,7 +274,7 @@ def _same(a: fx.Node, b: fx.Node) -> bool:
 
 
 def _sorted(kernels: list[Kernel], writer: dict[GraphStep, Kernel]) -> list[Kernel]:
-    """In the order of their first ops, each after those that write what it reads."""
+    """The kernels in the order of their first ops, each after those that write what it reads."""
     done: dict[int, Kernel] = {}
     for first in sorted(kernels, key=lambda kernel: (kernel.in_backward, kernel.first)):
         stack = [(first, False)]

@@ -1,4 +1,4 @@
-"""What a node of the graph is: a view, a reduction, a contraction; and who computes it."""
+"""The kind of a node of the graph: a view, a reduction, a contraction; and who computes it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def is_product(node: fx.Node) -> bool:
 
 
 def is_contraction(node: fx.Node) -> bool:
-    """Whether it is a matrix product, a convolution or attention that can be run again."""
+    """Whether it is a matrix product, a convolution or attention that can be recomputed."""
     return op_name(node) in _CONTRACTIONS and _is_pure(node.target)
 
 
@@ -158,7 +158,7 @@ def has_tensor(node: fx.Node) -> bool:
 
 
 def elements(node: fx.Node) -> int:
-    """Of its tensor or tensors."""
+    """The number of elements of a node's tensor or tensors."""
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else [value]
     return sum(hint(v.numel()) for v in values if isinstance(v, torch.Tensor))
@@ -173,7 +173,7 @@ def hint(size: Any) -> int:
 
 
 def policy_of(node: fx.Node) -> CheckpointPolicy | None:
-    """What a checkpointed region around the node wants of it: the compiler's own tag."""
+    """The policy of a checkpointed region around the node: the compiler's own tag."""
     policy: CheckpointPolicy | None = node.meta.get("recompute")
     return policy
 
@@ -186,7 +186,7 @@ def source_of(node: fx.Node) -> fx.Node:
 
 
 def op_name(node: fx.Node) -> str | None:
-    """Without namespace and overload; None: it is no op of PyTorch's."""
+    """The op's name without namespace and overload; None: it is not one of PyTorch's ops."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return None
     if node.target.namespace not in ("aten", "prims"):

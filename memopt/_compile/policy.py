@@ -1,9 +1,9 @@
-"""Which tensors a compiled graph keeps for backward: the fates of eager mode, as a cut.
+"""The choice of tensors that a compiled graph keeps for backward: eager mode's fates, as a cut.
 
-Kept is what a contraction, attention or a random draw produced; made again is what is element-wise
-or a normalisation, by the code that the compiler generates in front of the gradient that reads it.
-Between the two lies freedom: any set of tensors will do from which the rest can be made, and the
-one with the fewest bytes is a minimum cut.
+Outputs of contractions, attention and random draws are kept. Element-wise ops and normalisations
+are recomputed, by the code that the compiler generates in front of the gradient that reads them.
+Between the two there is a choice: any set of tensors will do from which the rest can be computed,
+and the one with the fewest bytes is a minimum cut.
 
 Source: A. Chen's min-cut recomputation in torch._functorch.partitioners, whose heuristics decide by
 expected fusion what may be recomputed; here it is the eager recipes' rule.
@@ -32,20 +32,20 @@ _UNIT = 1000
 
 @dataclass(frozen=True)
 class Cut:
-    """What backward finds of forward."""
+    """The tensors of forward that backward gets."""
 
     kept: frozenset[fx.Node]
-    """Of these a node may be an input."""
+    """Nodes whose outputs are kept. Inputs of the graph may be among them."""
     again: frozenset[fx.Node]
-    """Made again from them."""
+    """Nodes that are recomputed from the kept ones."""
 
 
 def choose(joint: JointGraph, run_again: Collection[fx.Node] = ()) -> Cut:
     """The cut of the fewest bytes.
 
     Args:
-        run_again: contractions that may be run again, as if they were cheap. Then residual streams
-            are not made again: else the least would be to keep the model's input alone, and to run
+        run_again: contractions that may be recomputed, as if they were cheap. Then residual streams
+            are not recomputed: else the least would be to keep the model's input alone, and to run
             all of forward when backward begins.
     """
     import networkx as nx  # PyTorch's own need; only here, since it takes a while to import
@@ -112,7 +112,7 @@ def _may_be_made_again(node: fx.Node, joint: JointGraph, run_again: Collection[f
 
 
 def _price(node: fx.Node, joint: JointGraph, again: bool) -> int | None:
-    """What it costs to keep the node's output; None: it cannot be kept."""
+    """The cost of keeping the node's output; None: it cannot be kept."""
     if node in joint.parameters:
         return 0
     if node.op != "placeholder" and node not in joint.computed:
@@ -141,7 +141,7 @@ def _is_recomputed_by_order(node: fx.Node) -> bool:
 def _read(
     wanted: Collection[fx.Node], kept: Collection[fx.Node], again: Collection[fx.Node]
 ) -> frozenset[fx.Node]:
-    """Those of `again` that something reads that is made again, or backward."""
+    """The nodes of `again` that backward reads, or another node that is recomputed."""
     found: set[fx.Node] = set()
     stack = [node for node in wanted if node in again]
     while stack:

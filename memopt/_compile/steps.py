@@ -21,24 +21,24 @@ class GraphStep(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """What reads a step, itself or through views."""
+    """A reader of a step, of itself or through views."""
 
     step: GraphStep
     view: GraphStep | None
-    """Of several, the one next to what is read. A convolution's is its own, since it wants another
-    layout."""
+    """The view next to the step, if there are several. A convolution's view is its own, since it
+    wants another layout."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Of both halves."""
+    """The steps of both halves."""
 
     order: list[GraphStep]
     arguments: dict[GraphStep, list[GraphStep]]
-    """Of each step, the runs that made what it reads."""
+    """For each step, the runs that made what it reads."""
     readers: dict[GraphStep, list[Reader]]
     kept: list[GraphStep]
-    """What forward keeps for backward, and its outputs."""
+    """Tensors that forward keeps for backward, and its outputs."""
     results: list[GraphStep]
     """The gradients."""
     stored: frozenset[GraphStep]
@@ -66,7 +66,7 @@ def _distinct(steps: Iterable[GraphStep], known: Collection[GraphStep]) -> list[
 
 
 def _in_order(joint: JointGraph, cut: Cut) -> list[GraphStep]:
-    """The ops of both halves: what is made again is made in front of its first reader."""
+    """The ops of both halves: a tensor is recomputed in front of its first reader."""
     needed = ancestors([*joint.forward_outputs, *cut.kept])
     forward = [GraphStep(n, False) for n in joint.nodes if n in needed]
     backward: dict[GraphStep, None] = {}

@@ -1,8 +1,8 @@
-"""How many bytes are allocated when, in a forward and a backward that a cut divides.
+"""The bytes that are allocated at each time, in a forward and a backward that a cut divides.
 
-Inputs and parameters are there anyway and count for nothing. Counted are tensors that are kept,
-outputs, gradients, and what one kernel hands to the next. All that a kernel writes is allocated
-when it begins, but for what it writes over a tensor that nothing reads any more. The outputs of
+Inputs and parameters are allocated anyway and do not count. Tensors that are kept, outputs,
+gradients and the tensors between kernels count. All that a kernel writes is allocated when it
+begins, but for what it writes over a tensor that nothing reads any more. The outputs of
 forward count until the end, and incoming gradients from the start of backward, since the caller may
 hold them.
 """
@@ -22,10 +22,10 @@ _MARGIN = 200
 
 
 class Bytes(NamedTuple):
-    """Of one division into forward and backward, as predicted."""
+    """The predicted bytes of one division into forward and backward."""
 
     kept: int
-    """Between forward and backward, the outputs of forward among them."""
+    """Bytes kept between forward and backward, the outputs of forward among them."""
     most: int
     """At any time."""
 
@@ -84,7 +84,7 @@ def _written_over(
     last: dict[GraphStep, int],
     not_ours: set[GraphStep],
 ) -> list[tuple[GraphStep, GraphStep]]:
-    """What the kernel writes over tensors that nothing else reads, and those."""
+    """Pairs of a tensor that the kernel writes and one, read by no other, that it overwrites."""
     found: dict[GraphStep, GraphStep] = {}
     for step, candidates in kernel.in_place.items():
         for tensor in candidates:
