@@ -25,9 +25,9 @@ def offload(
     max_bytes: int | str | None = None,
     keep_last: int = 1,
 ) -> AbstractContextManager[None]:
-    """Inside this context what autograd saves is copied away, and is back before backward asks.
+    """Offloads what autograd saves inside this context, and has it back before backward asks.
 
-    The copies run beside the computation: on a device's own streams to pinned host memory, or by
+    The copies overlap the computation: on a device's own streams to pinned host memory, or by
     I/O threads to a file. The device's memory is given back when a copy is done. Backward begins
     the copies back of what was saved just before the tensor that it asks for, as far ahead as the
     measured times call for. Results are those of the plain run in every bit.
@@ -43,11 +43,11 @@ def offload(
     then on. With to="cpu", tensors in host memory stay as well: without an accelerator nothing is
     moved, and only to="disk" frees memory.
 
-    Inside it, converted models and `memopt.recipes()` make their own outputs again, and
-    checkpointed regions drop what they drop: only the rest travels. Contexts and saved-tensor hooks
+    Inside it, converted models and `memopt.recipes()` recompute their own outputs, and checkpointed
+    regions drop their saved tensors: only the rest is copied. Contexts and saved-tensor hooks
     around it get what it leaves. A tensor that is written in place between forward and backward
-    makes backward raise, as autograd does by itself. Where there is no room (the host's memory, the
-    disk) or a copy away fails, tensors stay on the device; that warns once. If backward never
+    makes backward raise, as autograd does by itself. Where the host's memory or the disk has no
+    space left, or a copy out fails, tensors stay on the device; that warns once. If backward never
     comes, everything is given back when the graph goes. Under torch.compile the context does
     nothing.
 
@@ -59,12 +59,12 @@ def offload(
     Args:
         to: "cpu": pinned host memory. "disk": a file in `directory` without a name, which is gone
             with the process, however that ends.
-        directory: on a disk with room for the tensors; None: the one that was given to
+        directory: on a disk with space for the tensors; None: the one that was given to
             `configure_offload`. Reads and writes go past the page cache where the file system can.
         min_bytes: storages of fewer stay. Sizes are bytes or strings, such as "64KiB".
         fraction: of the bytes offered, the share that is offloaded, from 0 to 1. For a link that
             hides only a part.
-        max_bytes: the most that is away at one time, of this context; None: no limit.
+        max_bytes: the most bytes of this context that are offloaded at one time; None: no limit.
         keep_last: how many of the storages offered last stay on the device. Backward begins with
             them; copies of them would come back as soon as they have left.
 
@@ -73,7 +73,7 @@ def offload(
         OSError: no file can be made in `directory`.
         RuntimeError: in backward, if a copy could not be read back.
 
-    Source: Rhu et al., "vDNN: Virtualized Deep Neural Networks" (2016), for the copies beside the
+    Source: Rhu et al., "vDNN: Virtualized Deep Neural Networks" (2016), for copies that overlap the
     computation; here for any eager module.
     """
     who = "memopt.offload"
@@ -97,13 +97,14 @@ def configure_offload(
 ) -> None:
     """Set the limits of offloading, for the whole process.
 
-    They hold from the next use on where nothing is away; what is away now keeps the old ones.
+    They hold from the next use on where nothing is offloaded; tensors that are offloaded now keep
+    the old ones.
 
     Args:
         directory: for "disk" where no other one is named.
         max_host_bytes: what the pool of pinned host memory may grow to, for each device: bytes or a
             string, such as "40GiB"; None: what the host has. Tensors that find no
-            room stay on the device.
+            space stay on the device.
         copies_in_flight: how many copies may be under way in each direction, at least 1. What is
             leaving and what has come back early takes at most this many tensors' memory on the
             device.

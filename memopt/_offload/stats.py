@@ -32,17 +32,17 @@ class Link:
 
     @property
     def bytes_per_second(self) -> float:
-        """What the link achieved while it was busy; 0 before the first copy is done."""
+        """The link's bandwidth while it was busy; 0 before the first copy is done."""
         return self.bytes_timed / self.busy_seconds if self.busy_seconds > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class PlaceStats:
-    """What went from one device to one place."""
+    """Counts of what was offloaded from one device to one place."""
 
     device: str
     directory: str
-    """Of the file; empty for host memory."""
+    """The file's directory; empty for host memory."""
     out: Link
     back: Link
     prefetch_hits: int
@@ -52,52 +52,52 @@ class PlaceStats:
     never_left: int
     """Tensors that backward wanted before they had left."""
     found_elsewhere_bytes: int
-    """Copied in vain: something else held the memory when it was wanted."""
+    """Bytes of wasted copies: something else held the memory when it was wanted."""
     refused_bytes: int
-    """Stayed on the device: there was no room."""
+    """Bytes that stayed on the device, since there was no space."""
     failed_bytes: int
-    """Stayed on the device: the copy failed."""
+    """Bytes that stayed on the device, since the copy failed."""
     bytes_away: int
-    """Away now."""
+    """Bytes that are offloaded now."""
     bytes_held: int
-    """On the device now, of what was to be offloaded."""
+    """Bytes that were to be offloaded and are on the device now."""
     room_in_use: int
     room_high_water: int
     """The most bytes of the pool or the file that were in use at one time."""
     room_allocated: int
     room_pageable: int
-    """Of the pool: bytes that could not be pinned."""
+    """Bytes of the pool that could not be pinned."""
     peak_bytes: int
     """The device's peak by PyTorch's count (a CPU's: resident memory), if it was reached since the
     counts began; else 0."""
     peak_bytes_away: int
-    """How much was away when that was reached."""
+    """Bytes that were offloaded when that peak was reached."""
 
     @property
     def name(self) -> str:
         return f"{self.device} to {self.directory or 'host memory'}"
 
     def advice(self) -> Iterator[str]:
-        """What to change, where offloading did not do what it is for."""
+        """Advice on what to change, where offloading did not do what it is for."""
         if self.bytes_pinned_share < 1:
             yield (
                 f"{as_text(self.room_pageable)} of host memory could not be pinned: copies to it "
                 "are slower and hold the host up (ulimit -l, or the memory limit of the container)"
             )
         if self.refused_bytes:
-            yield f"{as_text(self.refused_bytes)} found no room and stayed on the device"
+            yield f"{as_text(self.refused_bytes)} found no space and stayed on the device"
         if self.failed_bytes:
             yield f"{as_text(self.failed_bytes)} could not be written and stayed on the device"
         if self.found_elsewhere_bytes:
             yield (
-                f"{as_text(self.found_elsewhere_bytes)} were copied in vain: something else held "
+                f"copies of {as_text(self.found_elsewhere_bytes)} were wasted: something else held "
                 "the memory (a variable of the training loop, a list of outputs)"
             )
         out, back = self.out, self.back
         if out.stall_seconds > _WORTH_A_WORD * out.busy_seconds:
             hidden = max(0.0, 1 - out.stall_seconds / out.busy_seconds)
             yield (
-                f"the computation could not hide the copies away: the device waited "
+                f"the computation could not hide the copies out: the device waited "
                 f"{out.stall_seconds:.3g} s for {out.busy_seconds:.3g} s of copies at "
                 f"{_rate(out)}; about {hidden:.0%} of these bytes would be hidden (fraction=). A "
                 "block of width h and sequence length s hides its input if 12 h + s is at least "
@@ -123,7 +123,7 @@ class PlaceStats:
 
 @dataclass(frozen=True)
 class OffloadStats:
-    """What offloading has done since the process began, or since the counts were reset."""
+    """The counts of offloading since the process began, or since they were reset."""
 
     places: tuple[PlaceStats, ...]
 
@@ -141,7 +141,7 @@ class OffloadStats:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What to change, where offloading did not do what it is for."""
+        """Advice on what to change, where offloading did not do what it is for."""
         return tuple(f"{place.name}: {text}" for place in self.places for text in place.advice())
 
     def __str__(self) -> str:
@@ -153,24 +153,24 @@ class OffloadStats:
             out, back = place.out, place.back
             lines += [
                 f"memopt.offload, {place.name}:",
-                f"  away  {as_text(out.bytes)} in {out.copies} copies at {_rate(out)}, "
+                f"  out   {as_text(out.bytes)} in {out.copies} copies at {_rate(out)}, "
                 f"stall {out.stall_seconds:.3g} s",
                 f"  back  {as_text(back.bytes)} in {back.copies} copies at {_rate(back)}, "
                 f"stall {back.stall_seconds:.3g} s",
                 f"  found {place.prefetch_hits} on time or on their way, {place.prefetch_misses} "
                 f"not begun, {place.never_left} had not left",
-                f"  room  {as_text(place.room_high_water)} in use at most, of "
+                f"  space {as_text(place.room_high_water)} in use at most, of "
                 f"{as_text(place.room_allocated)}",
             ]
         return "\n".join([*lines, *(f"  note: {text}" for text in self.advice)])
 
 
 def offload_stats(*, reset: bool = False, wait: bool = False) -> OffloadStats:
-    """What offloading has done: bytes, copies, waiting, bandwidth, prefetching, room; and a word
-    where it could not help.
+    """Return the counts of offloading: bytes, copies, waiting, bandwidth, prefetching, space; and
+    advice where it could not help.
 
     Args:
-        reset: begin to count anew after this.
+        reset: set all counts to zero after this.
         wait: first wait for the copies that are under way. Without it their times are missing.
 
     Returns:
