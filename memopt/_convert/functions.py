@@ -12,8 +12,8 @@ from memopt._extension import _C
 
 @contextmanager
 def memopt_functions() -> Iterator[None]:
-    """In this scope and thread, PyTorch's layer_norm, rms_norm, gelu, silu, relu and dropout are
-    memopt's, as functions of torch.nn.functional or torch and as methods of tensors.
+    """Replaces PyTorch's layer_norm, rms_norm, gelu, silu, relu and dropout by memopt's, in this
+    scope and thread, as functions of torch.nn.functional or torch and as methods of tensors.
 
     For functions that belong to no model; inside a model `convert(model)` does this already. The
     calls are found below Python (csrc/intercept/functions.h), so that nothing of PyTorch's changes.
@@ -40,7 +40,7 @@ def memopt_functions() -> Iterator[None]:
 
 @contextmanager
 def functions_paused() -> Iterator[None]:
-    """In this scope and thread, PyTorch's functions are its own, whatever scopes are around."""
+    """Leaves PyTorch's functions to PyTorch in this scope and thread, in spite of outer scopes."""
     before = _C.pause_functions(True)
     try:
         yield

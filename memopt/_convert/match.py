@@ -1,4 +1,4 @@
-"""Which swap each module gets, or why none: asks a list of rules, module by module."""
+"""Matching: a list of rules says, module by module, which swap each gets, or why it gets none."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from memopt.memory.unchanged import Written, unchanged
 ResultT = TypeVar("ResultT")
 
 SAVES_ITS_OUTPUT = (
-    "PyTorch's saves its output, which the next layer saves as well; memopt's would save its input "
-    "beside it where there are no recipes"
+    "PyTorch's op saves its output, which the next layer saves as well; memopt's op would save its "
+    "input in addition where there are no recipes"
 )
 OWN_FORWARD = "its forward was replaced on the instance"
 PARAMETRIZED = (
@@ -29,10 +29,10 @@ PARAMETRIZED = (
 
 @dataclass(frozen=True)
 class Reason:
-    """What a rule answers for a module that is to stay as it is."""
+    """A rule's answer for a module that is to stay as it is."""
 
     text: str
-    """For the report; empty if the report should not mention the module."""
+    """The text for the report; empty if the report should not mention the module."""
 
     declined: Swap | None = None
     """The swap that was not made, if the reason speaks against that."""
@@ -48,7 +48,7 @@ Answer = Swap | Reason
 
 
 class Context:
-    """What rules may ask about beside their module. One for each call of `convert`."""
+    """Facts that rules may ask for in addition to their module. One for each call of `convert`."""
 
     recipes: bool
     """Whether recipes will be on around the model's forward (see `memopt.recipes`)."""
@@ -67,17 +67,17 @@ class Context:
         self._remembered: dict[Hashable, Any] = {}
 
     def path(self, module: nn.Module) -> str:
-        """Where in the model it is, as `named_modules()` has it."""
+        """The module's path in the model, as `named_modules()` has it."""
         return self.paths[module]
 
     def answer(self, module: nn.Module) -> Answer | None:
-        """What was decided for a submodule. Submodules come before the modules that hold them."""
+        """The answer for a submodule. Submodules come before the modules that hold them."""
         return self.answers.get(module)
 
     def once(
         self, probe: Callable[[nn.Module], ResultT], module: nn.Module, *key: Hashable
     ) -> ResultT:
-        """`probe(module)`, which is called once for modules that are alike: of one class, with
+        """`probe(module)`, which is called once for modules that are equal: of one class, with
         equal attributes, parameters of equal shapes and dtypes, and submodules of the same classes.
 
         Args:
@@ -163,7 +163,7 @@ def _first_answer(rules: Sequence[Rule], module: nn.Module, context: Context) ->
 
 
 def name_of(rule: Rule) -> str:
-    """For messages: the module and the name of the function."""
+    """The rule's name in messages: the module and the name of the function."""
     name = getattr(rule, "__qualname__", None)
     return repr(rule) if name is None else f"{rule.__module__}.{name}"
 
@@ -174,7 +174,7 @@ def _describe(module: nn.Module, context: Context) -> str:
 
 
 def _key(value: object) -> str:
-    """Equal for attributes that are alike; all of them live while modules are matched."""
+    """A key, the same for attributes that are equal; they all live while modules are matched."""
     if isinstance(value, (bool, int, float, str, type(None))):
         return repr(value)
     if isinstance(value, tuple):

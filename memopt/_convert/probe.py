@@ -109,7 +109,7 @@ def resized(module: nn.Module, size: int, other: int) -> dict[str, Any]:
 
 
 def simple_attributes(module: nn.Module) -> tuple[tuple[str, Any], ...] | None:
-    """`own_attributes`, sorted and hashable. None if one of them is no number, string or function,
+    """`own_attributes`, sorted and hashable. None if one is not a number, string or function,
     since the module may keep a state in it.
     """
     found = []
@@ -148,7 +148,7 @@ def has_containers(module: nn.Module) -> bool:
 
 
 def _function(value: Any) -> Any:
-    """What identifies a function: for a method, the same in all instances."""
+    """A key for a function: for a method, the same in all instances."""
     return getattr(value, "__func__", repr(value))
 
 
@@ -161,7 +161,7 @@ def _hashable(value: object) -> bool:
 
 
 def takes_one_tensor(module: nn.Module, or_more: bool = False) -> bool:
-    """Whether forward has exactly one parameter beside self, without a default.
+    """Whether forward has exactly one parameter in addition to self, without a default.
 
     Args:
         or_more: it may have *args and **kwargs besides.
@@ -181,8 +181,9 @@ def takes_one_tensor(module: nn.Module, or_more: bool = False) -> bool:
 
 
 def forward_of(module: nn.Module, input: Tensor) -> Tensor | None:
-    """What the forward of a stand-in returns. None if it raises, if it returns something other than
-    a tensor, or if it sets an attribute: a module that counts its calls does more than compute.
+    """Return the result of a stand-in's forward. None if it raises, if it returns something other
+    than a tensor, or if it sets an attribute: a module that counts its calls does more than
+    compute.
     """
     before = dict(module.__dict__)
     try:

@@ -27,7 +27,7 @@ def measure_sample(model: nn.Module, batch: Any) -> SavedBytes:
 
 
 def attribute_sample(model: nn.Module, batch: Any, regions: Iterable[str]) -> Attribution:
-    """What it saves afterwards, and which regions it calls."""
+    """The storages that the converted model saves, and the regions that it calls."""
     args, kwargs = arguments_of(batch)
     with _noted(model, "converted; as it was, it did not"):
         return attribute(model, args, kwargs, regions)

@@ -1,4 +1,4 @@
-"""Which modules `convert` leaves as they are because the caller says so."""
+"""The modules that `convert` leaves as they are because the caller says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which calls memopt's ops support. The others go to PyTorch, with PyTorch's results and errors."""
+"""The calls that memopt's ops support. The others go to PyTorch, with its results and errors."""
 
 from __future__ import annotations
 

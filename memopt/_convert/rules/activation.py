@@ -33,7 +33,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 def formula(name: str, scalar: float | None = None) -> Function:
-    """What a model without memopt writes for an activation."""
+    """The formula of an activation in a model without memopt."""
     written = FORMULAS[name]
     return written if scalar is None else functools.partial(written, cap=scalar)
 
@@ -60,7 +60,7 @@ class ActivationSwap(ClassSwap):
     """The number of an activation that takes one."""
 
     dtypes: frozenset[torch.dtype] = frozenset()
-    """Of inputs for which it computes the activation in that dtype."""
+    """Dtypes of inputs for which it computes the activation in that dtype."""
 
     constants: Constants = ()
     """If an attribute has another value, the module computes something else."""
@@ -176,7 +176,7 @@ def _recognise(module: nn.Module) -> _Found | None:
 
 
 def _limit(module: nn.Module) -> float | None:
-    """What its output comes to for large inputs, which is softcap's cap; None if it grows."""
+    """The limit of its output for large inputs, which is softcap's cap; None if it grows."""
     far = torch.tensor([1e9, 1e30], dtype=torch.float64, device="cpu")
     y = forward_of(stand_in(module, training=True), far)
     if y is None or y.shape != far.shape or y[0] != y[1] or not 0 < y[0] < 1e6:
@@ -238,7 +238,7 @@ def _agree(a: Tensor, b: Tensor, x: Tensor) -> bool:
 
 
 def _agree_far(y: Tensor, reference: Function, x: Tensor) -> bool:
-    """The same for any x. At infinities PyTorch's own kernels may return NaN."""
+    """Whether they agree at any x. At infinities PyTorch's own kernels may return NaN."""
     exact = reference(x.double())
     scale = 1 + x.double().abs() + exact.abs()
     close = (y.double() - exact).abs() <= 16 * torch.finfo(y.dtype).eps * scale

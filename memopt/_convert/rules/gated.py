@@ -69,7 +69,7 @@ def _may_be_gated(module: nn.Module) -> bool:
 
 
 def _recognise(module: nn.Module, named: tuple[str | None, ...]) -> GatedSwap | None:
-    """What the module, which may be one, calls; None if it is no gated unit.
+    """The swap for a module that may be a gated unit; None if it is not one.
 
     Args:
         named: the activation that each submodule computes that may be one.
@@ -128,7 +128,7 @@ def _layouts(linears: int, ungated: bool) -> Sequence[str]:
 
 
 def _inputs() -> Iterator[Tensor]:
-    """Of one to four dimensions whose sizes may be equal, far from zero, and with NaN."""
+    """Inputs of one to four dimensions whose sizes may be equal, far from zero, and with NaN."""
     size = _OUTSIDE
     for shape in ((), (size,), (2, 3), (2, size), (size, size), (2, size, 3), (2, 3, size)):
         x = random_normal(*shape, size, dtype=torch.float64)

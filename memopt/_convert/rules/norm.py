@@ -61,7 +61,7 @@ def _may_be_norm(module: nn.Module) -> bool:
 
 
 def _recognise(module: nn.Module) -> NormSwap | None:
-    """How the module, which may be one, computes its norm; None if it computes something else."""
+    """The swap for a module that may be a norm; None if it computes something else."""
     parameters = parameters_of(module)
     size = next((p.numel() for p in parameters.values()), size_attribute(module))
     own = next((p.dtype for p in parameters.values()), torch.float32)

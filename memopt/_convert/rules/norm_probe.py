@@ -106,7 +106,7 @@ class NormProbe:
     def dtypes(
         self, found: NormSwap, dtypes: tuple[torch.dtype, ...] = _DTYPES
     ) -> frozenset[tuple[torch.dtype, torch.dtype]]:
-        """Of input and parameters, with which it computes `found` in the input's dtype."""
+        """Dtypes of input and parameters with which it computes `found` in the input's dtype."""
         pairs = {(dtype, parameters) for dtype in dtypes for parameters in (dtype, torch.float32)}
         return frozenset(
             (dtype, parameters)
@@ -126,7 +126,7 @@ class NormProbe:
         return y is not None and y.is_contiguous()
 
     def _formulas(self, channels_first: bool, dim: int) -> Iterator[NormSwap]:
-        """What the module may compute for an input of `dim` dimensions."""
+        """Norms that the module may compute for an input of `dim` dimensions."""
         for found in self._roles(channels_first):
             yield replace(found, dims=frozenset((dim,)), inner=self._inner)
 
@@ -227,7 +227,7 @@ class NormProbe:
         return torch.movedim(y, -1, 1) if found.channels_first else y
 
     def _input(self, found: NormSwap, dtype: torch.dtype) -> Tensor:
-        """Of the fewest dimensions that it takes, three if that may be."""
+        """An input of the fewest dimensions that the module takes, three if that may be."""
         x = self._rows((5, 2, self._cols), _ROW_SCALES)
         if found.channels_first:
             x = x.movedim(-1, 1)
@@ -253,7 +253,7 @@ class NormProbe:
             yield (x.movedim(-1, 1) if found.channels_first else x).float()
 
     def _rows(self, shape: tuple[int, ...], scales: tuple[float, ...]) -> Tensor:
-        """In float64: rows along the last dimension, of different sizes and means."""
+        """Rows along the last dimension in float64, of different sizes and means."""
         count = max(1, torch.Size(shape[:-1]).numel())
         means = _FAR_MEANS if scales is _FAR_SCALES else (0.5,)
         rows = random_normal(count, shape[-1], dtype=torch.float64)

@@ -52,7 +52,7 @@ class NormSwap(ClassSwap):
     This differs where |x| is within a thousand times eps, which is 1e-12."""
 
     size: int | None = None
-    """Without parameters: the number of columns, if the module has it as an attribute."""
+    """The number of columns, if the module has no parameters and has it as an attribute."""
 
     inner: tuple[str, type[nn.Module]] | None = None
     """The submodule of torch.nn's that normalises, without parameters, and its class. The original
@@ -62,10 +62,10 @@ class NormSwap(ClassSwap):
     """It computes the norm for inputs of so many dimensions; for others the original is called."""
 
     dtypes: frozenset[tuple[torch.dtype, torch.dtype]] = frozenset()
-    """Of input and parameters, for which the result has the dtype of the input."""
+    """Dtypes of input and parameters for which the result has the dtype of the input."""
 
     keeps_strides: bool = True
-    """With `channels_first`: the output has the strides of the input, and not channels last."""
+    """Whether, with `channels_first`, the output has the input's strides, and not channels last."""
 
     lowers: bool = False
     """Under autocast it computes in the autocast dtype."""
