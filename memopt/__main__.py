@@ -12,7 +12,7 @@ from memopt.command import anatomy, plan
 
 
 def print_environment() -> int:
-    """What was built and what is here, one fact a line, for a bug report."""
+    """Prints what was built and what runs here, one fact a line, for a bug report."""
     for name, value in memopt.build_info().items():
         shown = ", ".join(value) if isinstance(value, list) else value
         print(f"{name:20}{shown}")

@@ -37,7 +37,7 @@ class Patched:
     """The function that makes the patch, for error messages."""
 
     _memopt_undo: ClassVar[str]
-    """What to do before the module can be scripted."""
+    """The function that undoes the patch, which must be called before the module is scripted."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # Stops here: an original class that registers its subclasses is not told of this one.
@@ -83,11 +83,11 @@ class Patched:
 
 @dataclass(frozen=True)
 class ClassPatch:
-    """Which subclass a module's class is derived into."""
+    """The subclass that a module's class is derived into."""
 
     mixin: type[Patched]
     key: Hashable = None
-    """What else the subclass depends on."""
+    """Whatever else the subclass depends on."""
 
 
 def patch_of(cls: type) -> ClassPatch | None:

@@ -18,8 +18,8 @@ from torch.utils import checkpoint as _checkpoint
 
 
 def checkpoint_options_set_globally() -> tuple[bool | None, bool | None]:
-    """What `set_checkpoint_early_stop` and `set_checkpoint_debug_enabled` of
-    torch.utils.checkpoint have set: (early_stop, debug), each None where nothing was set.
+    """Return (early_stop, debug) as `set_checkpoint_early_stop` and `set_checkpoint_debug_enabled`
+    of torch.utils.checkpoint have set them, each None where nothing was set.
     """
     return _checkpoint._enable_checkpoint_early_stop, _checkpoint._checkpoint_debug_enabled
 

@@ -13,8 +13,8 @@ class UsageError(Exception):
 
 @contextmanager
 def in_the_name_of(who: str, *callees: str) -> Iterator[None]:
-    """For `who`, which calls other public functions: what these say of their arguments is said in
-    its name. Also a decorator.
+    """Raises the errors of other public functions in the name of `who`, which calls them. Also a
+    decorator.
 
         @in_the_name_of("memopt.fit", "memopt.plan")        # "memopt.fit: budget must be ..."
 

@@ -22,7 +22,7 @@ def _built_files() -> list[str]:
 
 
 def _explain(error: ImportError) -> str:
-    """What was built, what is here, and the command that mends it."""
+    """A text: what was built, what is installed here, and the command that mends it."""
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     built = _built_files()
     here = f"PyTorch {torch.__version__} and Python extensions {suffix}"
@@ -46,13 +46,13 @@ except ImportError as error:
 
 
 def build_info() -> dict[str, Any]:
-    """What memopt was built for and what it uses here.
+    """Return what memopt was built for and what it uses here.
 
     Keys:
         version: memopt's version.
-        torch: the PyTorch that it was built beside.
+        torch: the PyTorch that it was built with.
         torch_running: the PyTorch that is running.
-        torch_cuda: the CUDA version of the PyTorch it was built beside; None for a CPU build.
+        torch_cuda: the CUDA version of the PyTorch it was built with; None for a CPU build.
         cuda: the CUDA toolkit that compiled the CUDA kernels; None if there are none.
         cuda_architectures: what they were compiled for, as in TORCH_CUDA_ARCH_LIST; None if there
             are none.

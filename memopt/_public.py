@@ -64,7 +64,7 @@ class PublicFunction(Generic[P, R_co]):
 
 
 def moved(memopt: ModuleType, name: str) -> Any:
-    """What `name` stood for, with a warning that says where it is now."""
+    """The object that `name` stood for, with a warning that says where it is now."""
     if name not in MOVED:
         raise AttributeError(f"module 'memopt' has no attribute {name!r}")
     warnings.warn(f"memopt.{name} is now memopt.{MOVED[name]}", DeprecationWarning, stacklevel=3)

@@ -21,7 +21,7 @@ BuiltIn: TypeAlias = Literal["keep", "recipe", "cpu", "disk"]
 
 @runtime_checkable
 class Handle(Protocol):
-    """What stands in the autograd graph for a saved tensor."""
+    """An object that stands in the autograd graph for a saved tensor."""
 
     def restore(self) -> Tensor:
         """The tensor, of the shape, dtype and device of the one that was packed.
@@ -33,10 +33,10 @@ class Handle(Protocol):
 
 @runtime_checkable
 class Fate(Protocol):
-    """What becomes of a saved tensor, as a user's own class."""
+    """A user's own class that decides what becomes of a saved tensor."""
 
     def pack(self, tensor: Tensor) -> Handle | None:
-        """What stands in for `tensor`, which comes without its history (but a leaf as it is).
+        """Return the handle for `tensor`, which comes without its history (but a leaf as it is).
 
         None leaves it to the hooks around the scope; without any it is kept. Called without
         gradients and autocast.
@@ -58,7 +58,7 @@ def saved_tensors(policy: Policy) -> AbstractContextManager[None]:
 
             - "keep": the graph holds the tensor itself, as autograd does. In a checkpointed region,
               a tensor that is kept is not dropped.
-            - "recipe": an output of memopt's ops, or a view of one, is not kept but made again from
+            - "recipe": an output of memopt's ops, or a view of one, is not kept but recomputed from
               what is kept anyway. See `memopt.recipes`, which is this policy.
             - "cpu": a copy in (pinned) host memory, which is back before backward needs it. This
               is `memopt.offload`, which says more of it, without options: all storages of 1 KB and

@@ -1,4 +1,4 @@
-"""Where tensors are offloaded to: "cpu", "disk", or a directory."""
+"""The places that tensors are offloaded to: "cpu", "disk", or a directory."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def directory_of(who: str, place: object, directory: object = None) -> str:
     chosen = directory if directory is not None else _C.offload_directory()
     if chosen == "":
         raise ValueError(
-            f"{who}: 'disk' needs a directory on a disk with room for the tensors: "
+            f"{who}: 'disk' needs a directory on a disk with space for the tensors: "
             "directory=, or once for all memopt.offload.configure(directory=), got none"
         )
     return checked_directory(who, chosen)
 
 
 def copies_in_flight(who: str, place: Place) -> int:
-    """How many copies may be under way to a place or from it at one time, each way."""
+    """The number of copies that may be under way to a place, or from it, at one time."""
     return _C.offload_copies_in_flight(directory_of(who, place))
 
 
@@ -63,7 +63,7 @@ def checked_directory(who: str, directory: object) -> str:
 
 @functools.cache  # asked at each context and region; a directory stays where it is mounted
 def _file_system(path: Path) -> str | None:
-    """Its type, by the mount that is nearest to it; None where the system does not say."""
+    """A directory's file system type, by its nearest mount; None where the system does not say."""
     mounts = Path("/proc/self/mounts")
     if not mounts.exists():
         return None

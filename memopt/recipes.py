@@ -1,4 +1,4 @@
-"""memopt.recipes(): outputs of memopt's ops are not kept for backward but made again."""
+"""memopt.recipes(): outputs of memopt's ops are not kept for backward but recomputed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def recipes() -> AbstractContextManager[None]:
 
     Host time: 0.2 us for each tensor that an op of the usual kinds saves, over 1 us for what a hook
     is called for (other ops, custom autograd Functions; everything where other hooks, a dispatch
-    mode or a region are active), and a kernel launch for each output that is made again
+    mode or a region are active), and a kernel launch for each output that is recomputed
     (benchmarks/recipes_overhead.py).
 
         with memopt.recipes():

@@ -38,7 +38,7 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
     "sigmoid": torch.sigmoid,
     "softcap": lambda x, cap: cap * torch.tanh(x / cap),
 }
-"""What a model without memopt writes for each, of x and of the scalar if there is one."""
+"""The formulas of a model without memopt, of x and of the scalar if there is one."""
 
 # Looked up once. Each lookup, keyword and Python function between costs time on the host.
 _op: Callable[..., Tensor] = torch.ops.memopt.activation.default

@@ -49,7 +49,7 @@ def as_ints(shape: Sequence[int]) -> Sequence[int]:
 def wrong_argument(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str | None:
-    """What is wrong with the first argument that is not what the annotations of `fn` say."""
+    """The error text for the first argument that does not fit the annotations of `fn`, or None."""
     try:
         bound = inspect.signature(fn).bind(*args, **kwargs)
     except TypeError:

@@ -248,12 +248,12 @@ def _as_lists(
     if isinstance(weight, Tensor):
         if bias is not None and not isinstance(bias, Tensor):
             raise TypeError(
-                f"bias must be a tensor or None beside one weight, got {type(bias).__name__}"
+                f"bias must be a tensor or None with one weight, got {type(bias).__name__}"
             )
         return [weight], [bias]
     weights = list(weight)
     if isinstance(bias, Tensor):
         raise TypeError(
-            "bias must be a sequence or None beside a sequence of weights, got a Tensor"
+            "bias must be a sequence or None with several weights (a sequence), got a Tensor"
         )
     return weights, [None] * len(weights) if bias is None else list(bias)

@@ -39,13 +39,13 @@ def mlp(
 
     What it saves for backward depends on `recompute`; gradients do not: they have the same bits at
     every level, for contiguous input those of memopt's ops called one after another. In bfloat16,
-    with `features` and `hidden` for the sizes and g = 2 with a gate, else 1, beside the norm's
-    statistics (8 bytes a row for layer_norm, 4 for rms_norm) and 16 bytes for each dropout:
+    with `features` and `hidden` for the sizes and g = 2 with a gate, else 1, in addition to the
+    norm's statistics (8 bytes a row for layer_norm, 4 for rms_norm) and 16 bytes for each dropout:
 
         "none"         4 features + 2 (g + 1) hidden bytes a row: everything, as eager PyTorch does
-        "activations"  2 features + 2 g hidden: the norm's and the activation's outputs are written
-                       again by backward's own kernels, at the cost of one write each
-        "all"          2 features: the first linears run once more in backward
+        "activations"  2 features + 2 g hidden: the norm's and the activation's outputs are
+                       recomputed by backward's own kernels, at the cost of one write each
+        "all"          2 features: the first linears are recomputed in backward
 
     (2 features for input, which without a norm is what the first linears save.) Nothing is saved
     or computed for gradients that are not asked for. Where weights are frozen and there is no norm,

@@ -149,7 +149,7 @@ def check_activation(owner: str, activation: str, activation_scalar: float | Non
 
 
 def described(activation: str, activation_scalar: float | None) -> str:
-    """For extra_repr."""
+    """The activation's part of a module's extra_repr."""
     scalar = "" if activation_scalar is None else f", activation_scalar={activation_scalar}"
     return f"activation={activation!r}{scalar}"
 

@@ -12,7 +12,7 @@ class LayerNorm(torch.nn.LayerNorm):
     """torch.nn.LayerNorm on memopt.functional.layer_norm: saves its input and 8 bytes a row for
     backward.
 
-    Parameters may be float32 beside a float16 or bfloat16 input, on every device. state_dict keys:
+    Parameters may be float32 with a float16 or bfloat16 input, on every device. state_dict keys:
     weight, bias.
 
     Args:

@@ -1,4 +1,4 @@
-"""What the modules with a linear behind share: they can be made of existing modules."""
+"""The base of modules with a linear behind: they can be made of existing modules."""
 
 from __future__ import annotations
 

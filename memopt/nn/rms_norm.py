@@ -15,7 +15,7 @@ class RMSNorm(torch.nn.RMSNorm):
     """torch.nn.RMSNorm on memopt.functional.rms_norm: saves its input and 4 bytes a row for
     backward.
 
-    The weight may be float32 beside a float16 or bfloat16 input, on every device. state_dict key:
+    The weight may be float32 with a float16 or bfloat16 input, on every device. state_dict key:
     weight.
 
     Args:

@@ -188,12 +188,12 @@ def checkpoint(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> An
 
 
 def non_reentrant_checkpoint(function: Callable[..., Any], /, *args: Any) -> Any:
-    """The same: every region here is non-reentrant."""
+    """Checkpoints a call as `checkpoint` does: every region here is non-reentrant."""
     return _state.run(function, args, {})
 
 
 class CheckpointFunction:
-    """For code that calls DeepSpeed's autograd function itself."""
+    """A stand-in for DeepSpeed's autograd function, for code that calls that itself."""
 
     @staticmethod
     def apply(run_function: Callable[..., Any], all_outputs: list[Any], *args: Any) -> Any:
@@ -209,7 +209,7 @@ class CheckpointFunction:
 
 
 def reset() -> None:
-    """Give the memory of `contiguous_checkpointing` back; the next step learns anew. Never needed:
+    """Give the memory of `contiguous_checkpointing` back; the next step learns again. Never needed:
     not after an evaluation either.
     """
     _state.reset()
@@ -229,10 +229,10 @@ def set_num_layers(nlayers: int | None) -> None:
 
 
 def timings(*, reset: bool = False) -> Timings:
-    """With `configure(profile=True)`: how often regions ran, and how long, in seconds.
+    """Return how often regions ran, and how long, in seconds, with `configure(profile=True)`.
 
     Args:
-        reset: begin to count anew after this.
+        reset: set all counts to zero after this.
     """
     return _state.clock.read(reset)
 
@@ -254,7 +254,7 @@ def model_parallel_cuda_manual_seed(seed: int) -> None:
 
 
 def model_parallel_reconfigure_tp_seed(seed: int) -> None:
-    """The same, of the state of `fork()` alone.
+    """Seed the state of `fork()` alone, as `model_parallel_cuda_manual_seed` does among others.
 
     Raises:
         ValueError: there is no such state yet.
@@ -273,7 +273,7 @@ def _model_parallel_rank() -> int:
 
 
 def _group_of(mpu: Any) -> Any:
-    """The process group whose ranks hold a region's inputs alike; None where there is none."""
+    """The process group whose ranks hold identical inputs of a region; None where there is none."""
     if mpu is None:
         return None
     for name in ("get_tensor_model_parallel_group", "get_model_parallel_group"):

@@ -1,4 +1,4 @@
-"""What can be configured, by DeepSpeed's names, and how its configuration file says it."""
+"""The options of `configure`, by DeepSpeed's names, and how its configuration file gives them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def check_count(what: str, value: object) -> None:
 
 
 def options_of(config: object, given: Mapping[str, Any]) -> Options:
-    """Of a configuration, a dict or a JSON file; `given` goes before it where it is not None.
+    """The options of a configuration, a dict or a JSON file; `given` goes before it if not None.
 
     Raises:
         TypeError, ValueError: no such configuration, an unknown key in its section, or a value of

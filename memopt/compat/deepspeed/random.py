@@ -76,7 +76,7 @@ class CudaRNGStatesTracker:
 
 
 def seed_generator(seed: int) -> None:
-    """Of the current accelerator, or of the CPU without one; not of both."""
+    """Seeds the generator of the current accelerator, or of the CPU without one; not of both."""
     if torch.accelerator.is_available():
         _of_accelerator().manual_seed(seed)
     else:

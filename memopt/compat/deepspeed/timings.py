@@ -1,4 +1,4 @@
-"""How long regions run, and waiting for the device at their borders."""
+"""The times that regions run, measured by waiting for the device at their borders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger("memopt.compat.deepspeed")
 
 @dataclass(frozen=True)
 class Timings:
-    """Of all regions since `profile` was configured, or since they were reset."""
+    """The calls and seconds of all regions since `profile` was configured or they were reset."""
 
     forward_calls: int = 0
     forward_seconds: float = 0.0
@@ -44,7 +44,7 @@ class Clock:
 
     @contextmanager
     def time(self, name: Pass) -> Iterator[None]:
-        """What runs inside is one pass. An accelerator has done it when the clock is read."""
+        """Times the code inside as one pass, until the accelerator has finished too."""
         begin = time.perf_counter()
         try:
             yield

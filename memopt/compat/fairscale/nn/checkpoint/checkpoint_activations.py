@@ -23,14 +23,14 @@ __all__ = [
 
 
 def enable_checkpointing() -> AbstractContextManager[None]:
-    """In this scope and thread `is_checkpointing()` is true: for code that runs its own first
+    """Makes `is_checkpointing()` true in this scope and thread, for code that runs its own first
     forward. Regions that are called inside are as elsewhere.
     """
     return with_flag("checkpointing")
 
 
 def enable_recomputing() -> AbstractContextManager[None]:
-    """In this scope and thread `is_recomputing()` is true: for code that runs its own recompute.
+    """Makes `is_recomputing()` true in this scope and thread, for code that runs its own recompute.
     Regions that are called inside are part of it, and `is_checkpointing()` is false in them.
     """
     return with_flag("recomputing")
