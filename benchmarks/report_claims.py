@@ -172,8 +172,8 @@ def claim_of_depth() -> str:
     return (
         f"at 64 blocks the peak is {mb['none']:.0f} MB without regions, {mb['sqrt']:.0f} with "
         f"sqrt(64) segments (memopt's and PyTorch's), {mb['every']:.0f} with each block a region, "
-        f'{mb["optimal"]:.1f} with `"optimal"`, which runs {ways["optimal"]["forwards_again"]} of '
-        "the 64 blocks again"
+        f'{mb["optimal"]:.1f} with `"optimal"`, which recomputes '
+        f"{ways['optimal']['forwards_again']} of the 64 blocks"
     )
 
 
@@ -207,7 +207,7 @@ def claim_of_hooks() -> str:
     return (
         f"On the host {_hook_us('saved inputs')} for each tensor that an op of the usual kinds "
         f"saves, {_hook_us('saved inputs, hooked')} for one that passes a hook, "
-        f"{_hook_us('gelu in front of each op')} for one that is made again"
+        f"{_hook_us('gelu in front of each op')} for one that is recomputed"
     )
 
 
@@ -215,7 +215,7 @@ def claim_of_recipes_on_the_host() -> str:
     return (
         f"Recipes take {_hook_us('saved inputs')} of host time for each tensor that an op of the "
         f"usual kinds saves, {_hook_us('saved inputs, hooked')} for one that passes a hook, "
-        f"{_hook_us('gelu in front of each op')} for one that is made again"
+        f"{_hook_us('gelu in front of each op')} for one that is recomputed"
     )
 
 

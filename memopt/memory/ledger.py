@@ -39,8 +39,8 @@ from memopt.memory.pieces import (
     ACTIVATIONS,
     FUNCTIONALITY,
     KEPT,
-    MADE_AGAIN,
     RECIPE,
+    RECOMPUTED,
     REGION_INPUT,
     TEMPORARY,
     WEIGHTS,
@@ -306,7 +306,7 @@ class Ledger(TorchDispatchMode):
         self.log.append(Entry(self.instant, -1, piece))
         self.total -= piece.nbytes
         if piece.again and not piece.category and not self._recomputes():
-            piece.category, piece.fate = ACTIVATIONS, MADE_AGAIN
+            piece.category, piece.fate = ACTIVATIONS, RECOMPUTED
 
     def _place(self) -> Place:
         number = sequence_number()

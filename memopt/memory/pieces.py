@@ -23,8 +23,8 @@ def in_words(category: str) -> str:
     return "inputs, buffers" if category == FUNCTIONALITY else category
 
 
-FATES = ("kept", "region input", "recipe", "made again", "offloaded")
-KEPT, REGION_INPUT, RECIPE, MADE_AGAIN, OFFLOADED = FATES
+FATES = ("kept", "region input", "recipe", "recomputed", "offloaded")
+KEPT, REGION_INPUT, RECIPE, RECOMPUTED, OFFLOADED = FATES
 
 
 @dataclass(eq=False)

@@ -13,9 +13,9 @@ from memopt.memory.pieces import (
     ACTIVATIONS,
     CATEGORIES,
     GRADIENTS,
-    MADE_AGAIN,
     OFFLOADED,
     RECIPE,
+    RECOMPUTED,
     Entry,
     Mark,
     Piece,
@@ -252,7 +252,7 @@ def _fates(log: Sequence[Entry], place: int) -> dict[str, int]:
     for piece in _alive(log, place):
         if piece.category == ACTIVATIONS and piece.fate:
             fates[piece.fate] += piece.nbytes
-    seen = {id(e.piece): e.piece for e in log if e.piece.fate in (RECIPE, MADE_AGAIN, OFFLOADED)}
+    seen = {id(e.piece): e.piece for e in log if e.piece.fate in (RECIPE, RECOMPUTED, OFFLOADED)}
     for piece in seen.values():
         fates[piece.fate] += piece.nbytes
     return dict(fates)
