@@ -109,6 +109,8 @@ class TrainingStep(nn.Module):
     `arguments` are the first batch as this forward takes it: a mapping, or positional ones.
     """
 
+    module: Any
+
     def __init__(self, module: Any, batch: Any) -> None:
         super().__init__()
         self.module = module
