@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,7 @@ class TrainingStep(nn.Module):
     """
 
     module: Any
+    _trainer: Callable[[], Any]
 
     def __init__(self, module: Any, batch: Any) -> None:
         super().__init__()
