@@ -28,9 +28,10 @@ import memopt
 from benchmarks import record
 from benchmarks.cli import parse_ways
 from memopt.demo.data import Batches, load_text
-from memopt.demo.figure import GREY, MB, STYLE
 from memopt.demo.memory import MemoryProfile, profile_memory
 from memopt.demo.model import GPT, ModelSize
+from memopt.memory.sizes import MB
+from memopt.show.figure import GREY, write_figure
 
 OP = "hero"
 SIZE = ModelSize(layers=8, width=128, heads=4, context=128)
@@ -117,13 +118,10 @@ def course(way: dict[str, Any]) -> tuple[list[float], list[float]]:
 
 def draw(case: dict[str, Any], out: Path) -> None:
     """Three panels on one axis, and the loss as one line: where the ways differ it would fork."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     variants = case["variants"]
     eager = variants["eager"]
-    with rc_context(STYLE):
-        figure = Figure(figsize=(11, 3.6), dpi=130, layout="constrained")
+
+    def panels(figure: Any) -> None:
         grid = figure.subplots(1, 4, width_ratios=(3, 3, 3, 2))
         for axes, (name, way) in zip(grid, variants.items(), strict=False):
             times, live = course(way)
@@ -146,7 +144,8 @@ def draw(case: dict[str, Any], out: Path) -> None:
             grid[3].plot(steps, way["losses"], color=COLORS[name], lw=0.8)
         grid[3].set_title("loss of all three", color="#333333")
         grid[3].set_xlabel("step")
-        figure.savefig(out)
+
+    write_figure(out, (11, 3.6), panels)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

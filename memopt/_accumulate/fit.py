@@ -15,7 +15,7 @@ from memopt.memory.depth import Depth
 from memopt.memory.peak import bytes_here, peak_of, peak_of_step
 from memopt.memory.predicted.fits import PeakOf, largest, largest_part
 from memopt.memory.search import NEVER_FITS, search
-from memopt.memory.sizes import as_bytes
+from memopt.memory.sizes import as_bytes, at_least
 from memopt.memory.step import LossLike, OptimizerLike, Step, as_optimizer
 from memopt.memory.storages import storages
 from memopt.memory.unchanged import Written, unchanged
@@ -199,9 +199,9 @@ def checked_budget(who: str, budget: object, model: nn.Module) -> int:
     nbytes = as_bytes(f"{who}: budget", budget)
     weights = sum(storages(model.parameters()).values())
     if nbytes <= weights:
+        needed, got = at_least(weights, nbytes)
         raise ValueError(
-            f"{who}: budget must be above the {weights:,} bytes of the model's weights, got "
-            f"{nbytes:,}"
+            f"{who}: budget must be above the {needed} of the model's weights, got {got}"
         )
     return nbytes
 

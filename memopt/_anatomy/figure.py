@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 from memopt._anatomy.findings import Findings
-from memopt._anatomy.table import title_of
+from memopt._anatomy.table import anatomy_title
 from memopt.memory.pieces import CATEGORIES, in_words
 from memopt.memory.sizes import MB, as_text
+from memopt.show.figure import GREY
 from memopt.show.timeline import COLORS
 
 
-def write_figure(path: Path, anatomy: Findings) -> None:
-    from matplotlib.figure import Figure
-
+def draw_timeline(figure: Any, anatomy: Findings) -> None:
+    """Draw the bytes of each category over the operators, into a matplotlib Figure."""
     trace = anatomy.trace
     instants = [point[0] for point in trace.timeline]
     layers = [
         [point[place] / MB for point in trace.timeline] for place in range(1, 1 + len(CATEGORIES))
     ]
-    figure = Figure(figsize=(11, 5), dpi=150, layout="constrained")
     axes = figure.subplots()
     axes.stackplot(
         instants,
@@ -39,13 +38,12 @@ def write_figure(path: Path, anatomy: Findings) -> None:
     )
     for phase in trace.phases:
         if phase.name != "before":
-            axes.axvline(phase.begin, color="#8a8a8a", linestyle=":", linewidth=1)
+            axes.axvline(phase.begin, color=GREY, linestyle=":", linewidth=1)
             axes.text(phase.begin, 0, f" {phase.name}", fontsize=8, va="bottom")
     axes.set_ylim(0, 1.2 * trace.peak.total / MB)
     axes.margins(x=0)
     axes.set_xlabel("operators of one training step")
     axes.set_ylabel("MB")
-    axes.set_title(title_of(anatomy), fontsize=9, loc="left")
+    axes.set_title(anatomy_title(anatomy), fontsize=9, fontweight="normal")
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1))
-    figure.savefig(path)

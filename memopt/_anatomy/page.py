@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterator
 
 from memopt._anatomy.findings import Findings
-from memopt._anatomy.table import advice_of, by_depth, name_of, sections_of, title_of
+from memopt._anatomy.table import anatomy_tables, by_depth, module_name, step_sections
 from memopt.memory.pieces import CATEGORIES, in_words
 from memopt.memory.sizes import as_text
 from memopt.memory.trace import Trace
-from memopt.show.page import document, table_of
+from memopt.show.page import heading, page_of, paragraphs
+from memopt.show.sections import Section
 from memopt.show.timeline import COLORS, timeline_of
 
 _WIDTH, _MAP_HEIGHT = 1000, 260
 
 
-def page_of(anatomy: Findings, *, formula: bool = False) -> str:
-    """The page: what would help first, then the step.
-
-    Args:
-        formula: whether closed formulas stand beside what was predicted.
-    """
-    title, _, peak = title_of(anatomy).partition("\n")
-    body = (
-        f'<p id="peak">{html.escape(peak)}</p>{"".join(map(table_of, advice_of(anatomy)))}'
-        f"<h2>Bytes over the step</h2>{timeline_of(anatomy.trace)}{tables_of(anatomy, formula)}"
-    )
-    return document(title, body)
+def anatomy_page(anatomy: Findings, formula: bool = False) -> str:
+    """The page: what would help first, then the step."""
+    report = anatomy_tables(anatomy, formula)
+    urgent = [section for section in report.sections if section.is_urgent]
+    timeline = heading("Bytes over the step"), timeline_of(anatomy.trace)
+    return page_of(report.title, [*urgent, *timeline, *step_parts(anatomy, formula)])
 
 
-def tables_of(anatomy: Findings, formula: bool = False) -> str:
+def step_parts(anatomy: Findings, formula: bool = False) -> Iterator[str | Section]:
     """What a page has below its timeline."""
-    tables = "".join(map(table_of, sections_of(anatomy, formula)))
-    notes = "".join(f"<p>{html.escape(note)}</p>" for note in anatomy.notes)
-    return f"<h2>Modules at the peak</h2>{_treemap(anatomy.trace)}{tables}{notes}"
+    yield heading("Modules at the peak")
+    yield _treemap(anatomy.trace)
+    yield from step_sections(anatomy, formula)
+    yield paragraphs(anatomy.notes)
 
 
 def _treemap(trace: Trace) -> str:
@@ -48,7 +45,7 @@ def _treemap(trace: Trace) -> str:
             if not share:
                 continue
             height = share / sum(nbytes.values()) * _MAP_HEIGHT
-            name = f"{name_of(path, trace)}: {in_words(category)}, {as_text(share)}"
+            name = f"{module_name(path, trace)}: {in_words(category)}, {as_text(share)}"
             boxes.append(
                 f'<rect x="{x:.2f}" y="{top:.2f}" width="{width:.2f}" height="{height:.2f}" '
                 f'fill="{COLORS[category]}" stroke="#fff"><title>{html.escape(name)}</title></rect>'
@@ -57,7 +54,7 @@ def _treemap(trace: Trace) -> str:
         if width > 12:
             boxes.append(
                 f'<text transform="translate({x + width / 2 + 4:.1f} {_MAP_HEIGHT - 6}) '
-                f'rotate(-90)" fill="#fff">{html.escape(name_of(path, trace))}</text>'
+                f'rotate(-90)" fill="#fff">{html.escape(module_name(path, trace))}</text>'
             )
         x += width
     drawing = f'<svg id="modules" viewBox="0 0 {_WIDTH} {_MAP_HEIGHT}">{"".join(boxes)}</svg>'

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from memopt._anatomy.figure import write_figure
+from memopt._anatomy.figure import draw_timeline
 from memopt._anatomy.findings import Findings
-from memopt._anatomy.page import page_of, tables_of
-from memopt._anatomy.table import advice_of, lines_of, sections_of, text_of, title_of
-from memopt.show.page import fragment
+from memopt._anatomy.page import anatomy_page, step_parts
+from memopt._anatomy.table import anatomy_tables
+from memopt.show.figure import write_figure
+from memopt.show.sections import Section, Tables, text_of
+from memopt.show.shown import Shown
 
 
 @dataclass(frozen=True)
-class Anatomy(Findings):
+class Anatomy(Shown, Findings):
     """The memory of one training step. `print` it, or see `table`, `to_json`, `to_html`, `to_png`.
 
     Bytes everywhere; 1 MB is 10^6.
@@ -31,29 +34,24 @@ class Anatomy(Findings):
         """As one page that needs no network; also written to `path`, if there is one. `formula`: as
         of `table`.
         """
-        text = page_of(self, formula=formula)
+        text = anatomy_page(self, formula)
         if path is not None:
             Path(path).write_text(text)
         return text
 
-    def html_tables(self) -> str:
-        """The tables of its page alone, as a part of another report's."""
-        return tables_of(self)
+    def parts_of_page(self) -> Iterator[str | Section]:
+        """Its page below the timeline, as a part of another report's."""
+        return step_parts(self)
 
     def to_png(self, path: str | Path) -> None:
         """The timeline, drawn. Needs matplotlib."""
-        write_figure(Path(path), self)
+        write_figure(Path(path), (11, 5), lambda figure: draw_timeline(figure, self))
+
+    def tables(self) -> Tables:
+        return anatomy_tables(self)
 
     def table(self, *, formula: bool = False) -> str:
         """As text, as wide as the terminal. `formula`: whether closed formulas of transformers
         stand beside what was predicted, each with its error.
         """
-        return text_of(self, formula)
-
-    def __str__(self) -> str:
-        return self.table()
-
-    def _repr_html_(self) -> str:
-        """As notebooks show it: the tables, what would help first."""
-        tables = (*advice_of(self), *sections_of(self))
-        return fragment(title_of(self), tables, lines_of(self))
+        return text_of(anatomy_tables(self, formula))

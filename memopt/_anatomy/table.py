@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import compress
 
 from memopt._anatomy.findings import Findings
 from memopt.memory.pieces import CATEGORIES, FUNCTIONALITY, in_words
 from memopt.memory.sizes import as_text
 from memopt.memory.trace import Share, Trace
-from memopt.show import sections
-from memopt.show.sections import Section
+from memopt.show.sections import Section, Tables
 
 _MOST_ROWS = 12
 _OF_LOSSES = ("loss", "log_softmax", "logsumexp", "cross_entropy")
 """In the names of operators."""
 
 
-def text_of(anatomy: Findings, formula: bool = False) -> str:
-    tables = (*sections_of(anatomy, formula), *advice_of(anatomy))
-    return sections.text_of(title_of(anatomy), tables, lines_of(anatomy))
+def anatomy_tables(anatomy: Findings, formula: bool = False) -> Tables:
+    """The whole report.
+
+    Args:
+        formula: whether closed formulas stand beside what was predicted.
+    """
+    sections = (*step_sections(anatomy, formula), *_advice(anatomy))
+    return Tables(anatomy_title(anatomy), sections, _lines(anatomy))
 
 
-def title_of(anatomy: Findings) -> str:
+def anatomy_title(anatomy: Findings) -> str:
     peak = anatomy.peak
     known = "measured" if anatomy.measured else "predicted"
     return (
@@ -39,12 +44,8 @@ def title_of(anatomy: Findings) -> str:
     )
 
 
-def sections_of(anatomy: Findings, formula: bool = False) -> Iterator[Section]:
-    """The tables of text and page, but for what would help.
-
-    Args:
-        formula: whether closed formulas stand beside what was predicted.
-    """
+def step_sections(anatomy: Findings, formula: bool = False) -> Iterator[Section]:
+    """The tables, but for what would help."""
     yield _categories(anatomy, formula)
     yield _moments(anatomy)
     trace = anatomy.trace
@@ -69,7 +70,7 @@ def sections_of(anatomy: Findings, formula: bool = False) -> Iterator[Section]:
     yield _work(anatomy)
 
 
-def advice_of(anatomy: Findings) -> Iterator[Section]:
+def _advice(anatomy: Findings) -> Iterator[Section]:
     """What would help, if that was asked for and there is something."""
     if anatomy.advice:
         rows = [
@@ -77,7 +78,7 @@ def advice_of(anatomy: Findings) -> Iterator[Section]:
             for a in anatomy.advice
         ]
         columns = ("Peak", "saved", "time, estimated", "What", "How")
-        yield Section("What would help", columns, rows)
+        yield Section("What would help", columns, rows, is_urgent=True)
 
 
 def _categories(anatomy: Findings, formula: bool) -> Section:
@@ -131,11 +132,11 @@ def _modules(anatomy: Findings) -> list[list[str]]:
         most = max(nbytes, key=lambda category: nbytes[category])
         share = nbytes[most] / sum(nbytes.values()) if nbytes[most] else 0
         total = as_text(sum(nbytes.values()))
-        rows.append([name_of(path, anatomy.trace), total, f"{in_words(most)} ({share:.0%})"])
+        rows.append([module_name(path, anatomy.trace), total, f"{in_words(most)} ({share:.0%})"])
     return rows
 
 
-def name_of(path: str, trace: Trace) -> str:
+def module_name(path: str, trace: Trace) -> str:
     """A module by its path. What belongs to no submodule by the largest of it: the loss and the
     logits that it reads, inputs, or what the model's own forward computes.
     """
@@ -168,7 +169,7 @@ def _work(anatomy: Findings) -> Section:
     return Section("Kinds of operators", headings, rows)
 
 
-def lines_of(anatomy: Findings) -> list[str]:
+def _lines(anatomy: Findings) -> list[str]:
     """What is said below the tables."""
     lines = []
     trace = anatomy.trace
@@ -193,11 +194,8 @@ def lines_of(anatomy: Findings) -> list[str]:
 
 def _without_empty(section: Section) -> Section:
     filled = [any(row[i] for row in section.rows) for i in range(len(section.headings))]
-    return Section(
-        section.title,
-        [h for h, keep in zip(section.headings, filled, strict=True) if keep],
-        [[c for c, keep in zip(row, filled, strict=True) if keep] for row in section.rows],
-    )
+    headings, *rows = (list(compress(row, filled)) for row in (section.headings, *section.rows))
+    return Section(section.title, headings, rows)
 
 
 def _cell(value: float | int | None) -> str:

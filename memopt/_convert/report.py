@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import html
-import io
 import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from memopt._checkpoint.naming import joined
 from memopt._convert.remaining import Remaining
+from memopt.memory.sizes import as_text
+from memopt.show.sections import Section, Tables, list_of
+from memopt.show.shown import Shown, by_rich
 
 # Of what is still saved, the text has so many shares, if they are as large in percent.
 _MOST_SHARES = 8
@@ -39,7 +41,7 @@ class Left(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class Report(Shown):
     """What convert did. `str()` is a table; in a terminal, if rich is installed, rich's."""
 
     model: str
@@ -71,7 +73,7 @@ class Report:
     and are in `swapped`, but not in the counts and rows of the text."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as lists, dicts, strings, numbers and None, as JSON has them."""
+        """Its fields as lists, dicts, strings, numbers and None, as JSON has them."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {
             **fields,
@@ -88,52 +90,18 @@ class Report:
 
     def __str__(self) -> str:
         if sys.stdout.isatty():
-            try:
-                return self._as_rich_text()
-            except ImportError:
-                pass
-        rows = [(f"{row.number} x", row.what, row.outcome, row.where) for row in self._rows()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
-            for row in rows
-        ]
-        return "\n".join([self._title(), *table, *self._lines()])
+            with contextlib.suppress(ImportError):
+                return by_rich(self)
+        return list_of(self.tables())
 
-    def _repr_html_(self) -> str:
-        """A table, as notebooks show it."""
-        head = ("", "module", "becomes, or why it is left", "where")
-        rows = [(str(row.number), row.what, row.outcome, row.where) for row in self._rows()]
-        body = "".join(_html_row("td", row) for row in rows)
-        lines = "<br>".join(html.escape(line) for line in self._lines())
-        return (
-            f"<table><caption>{html.escape(self._title())}</caption>"
-            f"{_html_row('th', head)}{body}</table><p>{lines}</p>"
-        )
-
-    def __rich__(self) -> Any:
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table("", "module", "becomes, or why it is left", "where", title=self._title())
-        for row in self._rows():
-            style = None if row.swapped else "dim"
-            cells = (str(row.number), row.what, row.outcome, row.where)
-            table.add_row(*map(Text, cells), style=style)
-        return Group(table, *map(Text, self._lines()))
-
-    def _as_rich_text(self) -> str:
-        from rich.console import Console
-
-        console = Console(file=io.StringIO(), force_terminal=True)
-        with console.capture() as text:
-            console.print(self)
-        return text.get().rstrip("\n")
-
-    def _title(self) -> str:
+    def tables(self) -> Tables:
         swapped = len(self.swapped) - len(self.idle)
-        return f"convert({self.model}): {swapped} swapped, {len(self.left)} left"
+        title = f"convert({self.model}): {swapped} swapped, {len(self.left)} left"
+        rows = self._rows()
+        headings = ("Number", "Module", "Becomes, or why it is left", "Where")
+        faint = frozenset(number for number, row in enumerate(rows) if not row.swapped)
+        cells = [[f"{row.number} x", row.what, row.outcome, row.where] for row in rows]
+        return Tables(title, [Section("", headings, cells, faint=faint)], self._lines())
 
     def _rows(self) -> list[_Row]:
         """Entries that differ in their path alone, as one."""
@@ -146,10 +114,8 @@ class Report:
         lines = []
         if self.bytes_before is not None and self.bytes_after is not None:
             ratio = self.bytes_after / self.bytes_before if self.bytes_before else 1.0
-            lines.append(
-                f"saved for backward: {self.bytes_before:,} bytes before, {self.bytes_after:,} "
-                f"after ({ratio:.2f}x)"
-            )
+            before, after = as_text(self.bytes_before), as_text(self.bytes_after)
+            lines.append(f"saved for backward: {before} before, {after} after ({ratio:.2f}x)")
         if self.checkpointed:
             lines.append(f"checkpointed: {joined(self.checkpointed)}")
         if self.offloaded:
@@ -175,10 +141,6 @@ class Report:
         if not self.checkpointed and not self.offloaded:
             lines.append("checkpoint=True keeps the inputs of the model's blocks in place of these")
         return lines
-
-
-def _html_row(tag: str, cells: Iterable[str]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
 
 class _Row(NamedTuple):

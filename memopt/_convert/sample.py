@@ -15,6 +15,7 @@ from memopt._checkpoint.probe import arguments_of
 from memopt._compat import add_note
 from memopt.memory.attribution import Attribution, attribute
 from memopt.memory.saved import SavedBytes, check_can_measure, saved_bytes
+from memopt.memory.sizes import as_text
 
 
 def measure_sample(model: nn.Module, batch: Any) -> SavedBytes:
@@ -81,8 +82,8 @@ def notes_on_sample(before: SavedBytes, after: SavedBytes) -> tuple[str, ...]:
     if not any(own):
         return ()
     return (
-        f"these bytes count the sample's own tensors, which the caller holds anyway: {own[0]:,} of "
-        f"those before, {own[1]:,} of those after",
+        "these bytes count the sample's own tensors, which the caller holds anyway: "
+        f"{as_text(own[0])} of those before, {as_text(own[1])} of those after",
     )
 
 

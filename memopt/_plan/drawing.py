@@ -12,11 +12,9 @@ from memopt.memory.sizes import MB, as_text
 from memopt.show.axes import (
     CHARACTER,
     LINE,
-    left_axis,
-    lower_axis,
+    axis,
+    axis_title,
     ticks,
-    title_below,
-    title_left,
 )
 
 _WIDTH, _HEIGHT = 1000, 400
@@ -71,10 +69,10 @@ def curve_svg(plan: Planned, curve: Curve) -> str:
     timed = "measured" if plan.is_timed else "estimated for a GPU"
     return (
         f'<svg id="curve" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">'
-        f"{left_axis(ticks(low, high), y, _LEFT, _RIGHT)}"
-        f"{lower_axis(ticks(left, right, 8), x, _TOP, _BOTTOM)}"
-        f"{title_left(f'forward and backward, ms ({timed})', 14)}"
-        f"{title_below('peak of the step, MB', _RIGHT, _BOTTOM + 2.5 * LINE)}"
+        f"{axis('left', ticks(low, high), y, _LEFT, _RIGHT)}"
+        f"{axis('below', ticks(left, right, 8), x, _TOP, _BOTTOM)}"
+        f"{axis_title(f'forward and backward, ms ({timed})', 4, 14, 'start')}"
+        f"{axis_title('peak of the step, MB', _RIGHT, _BOTTOM + 2.5 * LINE, 'end')}"
         f'<path d="{path}" fill="none" stroke="#3b7dd8" stroke-width="2"/>'
         f"{''.join(_drawn(marks))}</svg>"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 from memopt._plan.curve import Curve
 from memopt._plan.planned import Planned
@@ -11,10 +11,8 @@ from memopt.memory.sizes import MB
 _LINE, _POINT, _CHOSEN = "#3b7dd8", "#5f6b76", "#c8467c"
 
 
-def write_figure(path: Path, plan: Planned, curve: Curve) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), dpi=150, layout="constrained")
+def draw_curve(figure: Any, plan: Planned, curve: Curve) -> None:
+    """Draw the plans of all budgets and the usual settings, into a matplotlib Figure."""
     axes = figure.subplots()
     axes.step(
         [point.peak / MB for point in curve.plans],
@@ -40,8 +38,7 @@ def write_figure(path: Path, plan: Planned, curve: Curve) -> None:
     axes.set_xlabel("peak of the step, MB")
     timed = "measured by block" if plan.is_timed else "estimated for a GPU"
     axes.set_ylabel(f"forward and backward, ms ({timed})")
-    axes.set_title(f"{plan.model}: what each budget costs", fontsize=10, loc="left")
+    axes.set_title(f"{plan.model}: what each budget costs")
     axes.margins(x=0.12, y=0.12)
     axes.legend(frameon=False, fontsize=8)
     axes.grid(alpha=0.25)
-    figure.savefig(path)

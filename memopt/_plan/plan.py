@@ -16,15 +16,15 @@ from memopt._errors import in_the_name_of
 from memopt._plan import ranks, stored
 from memopt._plan.choose import BudgetTooSmall, Chosen, Terms, choose, uniform
 from memopt._plan.curve import Curve, curve_of
-from memopt._plan.figure import write_figure
+from memopt._plan.figure import draw_curve
 from memopt._plan.floor import too_small
 from memopt._plan.least import least_peak
 from memopt._plan.live import Live
 from memopt._plan.own import check_is_plain, note_on
-from memopt._plan.page import page_of
+from memopt._plan.page import plan_page
 from memopt._plan.planned import Planned, blocks_of
 from memopt._plan.profile import Profile
-from memopt._plan.table import lines_of, sections_of, text_of, title_of
+from memopt._plan.table import plan_tables
 from memopt.applied import Applied, assign
 from memopt.assignment import KEEP
 from memopt.memory.batches import resized
@@ -32,14 +32,17 @@ from memopt.memory.predicted.fits import largest
 from memopt.memory.sizes import as_bytes, as_text, at_least
 from memopt.memory.trace import trace_of
 from memopt.place import copies_in_flight
-from memopt.show.page import HasTables, fragment
+from memopt.show.figure import write_figure
+from memopt.show.page import PartOfPage
+from memopt.show.sections import Tables
+from memopt.show.shown import Shown
 
 # A plan is measured, and made again if it needs more than was predicted, so often.
 _MOST_TRIES = 3
 
 
 @dataclass
-class Plan(Planned):
+class Plan(Shown, Planned):
     """A fate for each block. `print` it, `apply` it, `save` it; see `memopt.plan`."""
 
     live: Live | None = field(default=None, repr=False)
@@ -160,16 +163,12 @@ class Plan(Planned):
             terms = replace(terms, copies_in_flight=copies)
         return made(live, self.profile, wanted, terms)
 
+    def tables(self) -> Tables:
+        return plan_tables(self)
+
     def table(self) -> str:
         """As text, as wide as the terminal."""
-        return text_of(self)
-
-    def __str__(self) -> str:
-        return self.table()
-
-    def _repr_html_(self) -> str:
-        """As notebooks show it: the table of blocks."""
-        return fragment(title_of(self), sections_of(self), lines_of(self))
+        return str(self)
 
     def pareto(self, path: str | Path | None = None, count: int = 40) -> Curve:
         """Step time against peak over all budgets, beside the usual settings; also drawn to `path`,
@@ -177,7 +176,7 @@ class Plan(Planned):
         """
         curve = curve_of(self.profile, self.terms, count, self.plain_peak)
         if path is not None:
-            write_figure(Path(path), self, curve)
+            write_figure(Path(path), (8, 5), lambda figure: draw_curve(figure, self, curve))
         return curve
 
     @in_the_name_of("Plan.largest_batch", "memopt.plan", "convert", "checkpoint_wrapper")
@@ -217,12 +216,12 @@ class Plan(Planned):
         """
         return cls(**stored.fields_of(stored.read(Path(path))))
 
-    def to_html(self, path: str | Path | None = None, anatomy: HasTables | None = None) -> str:
+    def to_html(self, path: str | Path | None = None, anatomy: PartOfPage | None = None) -> str:
         """As one page that needs no network: the step's bytes with the plan, and below them those
         without it; also written to `path`, if there is one. With an `anatomy` (what
         `memopt.anatomy` returned) of the step without the plan, its tables come behind.
         """
-        text = page_of(self, self.pareto(), anatomy)
+        text = plan_page(self, self.pareto(), anatomy)
         if path is not None:
             Path(path).write_text(text)
         return text

@@ -6,18 +6,20 @@ from collections.abc import Iterator
 
 from memopt._plan.planned import Planned, PlannedBlock
 from memopt.memory.sizes import as_text
-from memopt.show import sections
-from memopt.show.sections import Section
+from memopt.show.sections import Section, Tables
 
 # Where alike steps differ by such a factor, something else ran on the machine.
 _MOST_SPREAD = 1.5
 
 
-def text_of(plan: Planned) -> str:
-    return sections.text_of(title_of(plan), sections_of(plan), list(lines_of(plan)))
+def plan_tables(plan: Planned) -> Tables:
+    """The whole report. One row for each run of blocks that are treated alike."""
+    rows = [_row(run) for run in _runs(plan.blocks)]
+    blocks = Section("Blocks", ("Block", "Fate", "held", "elsewhere", "ms", "Why"), rows)
+    return Tables(_title(plan), [blocks], list(_lines(plan)))
 
 
-def title_of(plan: Planned) -> str:
+def _title(plan: Planned) -> str:
     peak = f"peak {as_text(plan.peak)} predicted"
     if plan.measured_peak is not None:
         peak += f", {as_text(plan.measured_peak)} measured"
@@ -54,13 +56,7 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:,.4g} ms"
 
 
-def sections_of(plan: Planned) -> Iterator[Section]:
-    """One line for each run of blocks that are treated alike."""
-    rows = [_row(run) for run in _runs(plan.blocks)]
-    yield Section("Blocks", ("Block", "Fate", "held", "elsewhere", "ms", "Why"), rows)
-
-
-def lines_of(plan: Planned) -> Iterator[str]:
+def _lines(plan: Planned) -> Iterator[str]:
     profile = plan.profile
     outside = sum(nbytes.resident for nbytes, _ in profile.ends.values())
     yield (

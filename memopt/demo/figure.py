@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
@@ -14,9 +13,9 @@ from matplotlib.ticker import MaxNLocator
 from memopt.demo.memory import MemoryProfile
 from memopt.demo.results import Result, agreement
 from memopt.demo.settings import DemoSettings
+from memopt.memory.sizes import MB, as_text
+from memopt.show.figure import GREY, write_figure
 
-MB = 1e6
-GREY = "#8a8a8a"
 COLORS = {
     "eager": "#5f6b76",
     "torch-checkpoint": "#d98a29",
@@ -26,34 +25,21 @@ COLORS = {
     "fused+checkpoint": "#7353ba",
     "fused+checkpoint+offload": "#c8467c",
 }
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": GREY,
-    "axes.labelcolor": "#333333",
-    "axes.titlelocation": "left",
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "xtick.labelcolor": "#333333",
-    "ytick.labelcolor": "#333333",
-}
 
 
-def write_figure(path: Path, settings: DemoSettings, results: list[Result]) -> None:
-    """Draws results that have trained at least one step."""
+def write_panels(path: Path, settings: DemoSettings, results: list[Result]) -> None:
+    """Draw results that have trained at least one step."""
     columns = min(3 if len(results) <= 6 else 4, len(results))
     rows = math.ceil(len(results) / columns)
     heights = [2.4 * rows, 3.4]
-    with rc_context(STYLE):
-        figure = Figure(figsize=(11, sum(heights) + 0.8), dpi=150, layout="constrained")
+
+    def draw(figure: Figure) -> None:
         figure.suptitle(_title(settings), x=0.01, ha="left", fontsize=13, fontweight="bold")
         above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=heights)[:, 0]
         _draw_memory(above, results, rows, columns)
         _draw_losses(below.subplots(), results)
-        figure.savefig(path)
+
+    write_figure(path, (11, sum(heights) + 0.8), draw)
 
 
 def _title(settings: DemoSettings) -> str:
@@ -81,7 +67,7 @@ def _draw_memory(figure: SubFigure, results: list[Result], rows: int, columns: i
 def _draw_profile(
     axes: Axes, name: str, memory: MemoryProfile, eager: MemoryProfile | None
 ) -> None:
-    saved, peak = f"saved {memory.saved / MB:,.1f} MB", f"peak {memory.peak / MB:,.1f} MB"
+    saved, peak = f"saved {as_text(memory.saved)}", f"peak {as_text(memory.peak)}"
     if eager is not None:
         axes.step(eager.ms, _mb(eager.live), where="post", color=GREY, linewidth=0.8)
         saved += f", {memory.saved / eager.saved:.2f}x"

@@ -10,12 +10,13 @@ from rich.console import Console
 
 from memopt._errors import UsageError
 from memopt.demo.data import Batches, load_text
-from memopt.demo.figure import write_figure
+from memopt.demo.figure import write_panels
 from memopt.demo.progress import show_progress
-from memopt.demo.report import print_table, write_json
+from memopt.demo.report import comparison, write_json
 from memopt.demo.results import Result
 from memopt.demo.settings import DemoSettings, settings_from
 from memopt.demo.train import train
+from memopt.show.sections import text_of
 
 PLAIN_WIDTH = 120  # of the table when the output is no terminal
 
@@ -74,12 +75,12 @@ def _report(
 ) -> None:
     if interrupted:
         console.print("Interrupted. What there is:")
-    print_table(console, results)
+    print(text_of(comparison(results)), end="\n\n")
     if settings.device.type == "cpu" and any(result.mode.offload for result in results):
         console.print("On a CPU everything is in host memory: offload moves nothing.", style="dim")
     if settings.device.type == "cuda":
         console.print("PyTorch's deterministic algorithms were on, to compare losses.", style="dim")
     write_json(settings.out / "demo.json", settings, results, interrupted)
     trained = [result for result in results if result.losses]
-    write_figure(settings.out / "demo.png", settings, trained)
+    write_panels(settings.out / "demo.png", settings, trained)
     console.print(f"Written: {settings.out / 'demo.json'}, {settings.out / 'demo.png'}")

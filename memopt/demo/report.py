@@ -11,47 +11,43 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 import memopt
 from memopt.demo.results import Agreement, Result, agreement
 from memopt.demo.settings import DemoSettings
+from memopt.memory.sizes import MB
+from memopt.show.sections import Section, Tables
 
-MB = 1e6
 
-
-def print_table(console: Console, results: list[Result]) -> None:
-    """A row per mode: final loss, four figures with their ratios to eager's below, equality.
+def comparison(results: list[Result]) -> Tables:
+    """A row for each mode: final loss, four figures with their ratios to eager's below, equality.
 
     Two lines to a row, so that it fits into 80 columns.
     """
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True)
-    table.add_column("mode", no_wrap=True)
-    for heading in ("final\nloss", "tokens\nper s", "step\nms", "saved\nMB", "peak\nMB"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("losses of\nall steps")
     figures = {result.mode.name: _figures(result) for result in results if result.losses}
     eager = figures.get("eager", {})
+    rows = []
     for result in results:
         name = result.mode.name
         if name not in figures:
-            table.add_row(name, *[""] * 5, result.failure or "not begun")
+            rows.append([name, *[""] * 5, result.failure or "not begun"])
             continue
         cells = [
             f"{value:,.{0 if key == 'tokens_per_s' else 1}f}\n{_ratio(value, eager.get(key))}"
             for key, value in figures[name].items()
         ]
         remark = result.failure or _remark(result, agreement(result, results))
-        table.add_row(name, f"{result.losses[-1]:.3f}", *cells, remark)
-    console.print(table)
-    console.print(
+        rows.append([name, f"{result.losses[-1]:.3f}", *cells, remark])
+    headings = (
+        *("Mode", "final loss", "tokens per s", "step ms", "saved MB", "peak MB"),
+        "Losses of all steps",
+    )
+    below = (
         "Below each figure: relative to eager. Step: the median. Saved: held for backward when "
         "forward ends. Peak: of forward and backward. Both without weights and optimizer state; "
-        "1 MB is 10^6 bytes.",
-        style="dim",
+        "1 MB is 10^6 bytes."
     )
+    return Tables("", [Section("", headings, rows)], [below])
 
 
 def write_json(
@@ -72,7 +68,7 @@ def _figures(result: Result) -> dict[str, float]:
 
 
 def _ratio(value: float, eager: float | None) -> str:
-    return "" if not eager else f"[dim]{value / eager:.2f}x[/dim]"
+    return "" if not eager else f"{value / eager:.2f}x"
 
 
 def _remark(result: Result, agreed: Agreement | None) -> str:
@@ -80,9 +76,9 @@ def _remark(result: Result, agreed: Agreement | None) -> str:
         reference = result.mode.reference
         return f"({reference} not run)" if reference else ""
     if agreed.equal:
-        return f"[green]= {agreed.reference}'s,\nevery bit[/green]"
+        return f"= {agreed.reference}'s,\nevery bit"
     text = f"{agreed.reference}'s\n± {agreed.largest_difference:.1e}"
-    return f"[bold red]{text}: should be equal[/bold red]" if agreed.promised else text
+    return f"{text}: should be equal!" if agreed.promised else text
 
 
 def _record(settings: DemoSettings, results: list[Result], interrupted: bool) -> dict[str, Any]:

@@ -46,6 +46,8 @@ class LiveBytes:
     """An instant after each allocation, and after each end of one; it begins with 0 bytes."""
     marks: list[Instant]
     """An instant for each call of `mark`."""
+    most_with_scratch: int
+    """The most bytes at any time, with what operators allocate and free inside themselves."""
 
     @property
     def most(self) -> int:
@@ -77,6 +79,8 @@ class LiveBytes:
         events.visit(profiler.kineto_results.experimental_event_tree())
         begin, *marks = sorted(events.marks)
         self.timeline = _timeline(begin, events.allocations)
+        with_scratch = _timeline(begin, events.allocations, with_scratch=True)
+        self.most_with_scratch = max(instant.nbytes for instant in with_scratch)
         self.marks = [Instant(ns - begin, _bytes_at(self.timeline, ns - begin)) for ns in marks]
 
 
@@ -184,7 +188,9 @@ class _Events:
             self.visit(event.children, within)
 
 
-def _timeline(begin: int, allocations: list[_Allocation]) -> list[Instant]:
+def _timeline(
+    begin: int, allocations: list[_Allocation], *, with_scratch: bool = False
+) -> list[Instant]:
     allocations = sorted(allocations, key=lambda allocation: allocation.ns)
     begun: dict[int, int] = {}  # by address, the place in the list of what is allocated there
     scratch: set[int] = set()  # these places, where an operator freed what it had allocated
@@ -193,7 +199,7 @@ def _timeline(begin: int, allocations: list[_Allocation]) -> list[Instant]:
             begun[address] = place
         elif address in begun:
             beginning = begun.pop(address)
-            if inside & allocations[beginning].inside:
+            if not with_scratch and inside & allocations[beginning].inside:
                 scratch.add(beginning)
     live: dict[int, int] = {}
     total = 0

@@ -6,6 +6,7 @@ import html
 import math
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Literal
 
 CHARACTER = 6.6
 """About as wide is a character of the drawings' text, which is 11 units high."""
@@ -24,41 +25,45 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
     return [step * number for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def tick_text(value: float, all_of_axis: list[float]) -> str:
+def axis(
+    side: Literal["left", "below"],
+    values: list[float],
+    at: Callable[[float], float],
+    begin: float,
+    end: float,
+) -> str:
+    """A line across the drawing at each value, from `begin` to `end`, and the value beside it.
+
+    Args:
+        at: where on the axis a value is.
+    """
+    drawn = []
+    for value in values:
+        place = at(value)
+        if side == "left":
+            x1, y1, x2, y2 = begin, place, end, place
+            x, y, anchor = begin - 6, place + 4, "end"
+        else:
+            x1, y1, x2, y2 = place, begin, place, end
+            x, y, anchor = place, end + LINE, "middle"
+        drawn.append(
+            f'<line x1="{x1}" x2="{x2}" y1="{y1}" y2="{y2}" stroke="#e4e4e4"/>'
+            f'<text class="tick" x="{x}" y="{y}" text-anchor="{anchor}" fill="#444">'
+            f"{_tick_text(value, values)}</text>"
+        )
+    return "".join(drawn)
+
+
+def axis_title(text: str, x: float, y: float, anchor: Literal["start", "end"]) -> str:
+    """What an axis has, and in which unit."""
+    return (
+        f'<text class="axis" x="{x}" y="{y}" text-anchor="{anchor}" fill="#444">'
+        f"{html.escape(text)}</text>"
+    )
+
+
+def _tick_text(value: float, all_of_axis: list[float]) -> str:
     """With as many digits as tell the ticks of an axis apart."""
     step = min((b - a for a, b in pairwise(all_of_axis)), default=value)
     digits = max(0, -math.floor(math.log10(step) + 1e-9)) if step > 0 else 0
     return f"{value:,.{digits}f}"
-
-
-def left_axis(values: list[float], y: Callable[[float], float], left: float, right: float) -> str:
-    """A line across at each value, and the value left of it."""
-    return "".join(
-        f'<line x1="{left}" x2="{right}" y1="{y(v)}" y2="{y(v)}" stroke="#ddd"/>'
-        f'<text class="tick" x="{left - 6}" y="{y(v) + 4}" text-anchor="end" fill="#444">'
-        f"{tick_text(v, values)}</text>"
-        for v in values
-    )
-
-
-def lower_axis(values: list[float], x: Callable[[float], float], top: float, bottom: float) -> str:
-    """The same below."""
-    return "".join(
-        f'<line x1="{x(v)}" x2="{x(v)}" y1="{top}" y2="{bottom}" stroke="#eee"/>'
-        f'<text class="tick" x="{x(v)}" y="{bottom + LINE}" text-anchor="middle" fill="#444">'
-        f"{tick_text(v, values)}</text>"
-        for v in values
-    )
-
-
-def title_left(text: str, top: float) -> str:
-    """What the left axis has, and in which unit."""
-    return f'<text class="axis" x="4" y="{top}" fill="#444">{html.escape(text)}</text>'
-
-
-def title_below(text: str, right: float, bottom: float) -> str:
-    """What the lower axis has, and in which unit."""
-    return (
-        f'<text class="axis" x="{right}" y="{bottom}" text-anchor="end" fill="#444">'
-        f"{html.escape(text)}</text>"
-    )

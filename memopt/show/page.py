@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable
 from typing import Protocol
 
-from memopt.show.sections import Section
+from memopt.show.sections import Section, Tables
 from memopt.show.timeline import SCRIPT
 
 STYLE = """
@@ -26,45 +26,56 @@ svg text { font: 11px system-ui, sans-serif; }
 """
 
 
-class HasTables(Protocol):
+class PartOfPage(Protocol):
     """What can be a part of another report's page."""
 
-    def html_tables(self) -> str:
-        """Its tables, without its title."""
+    def parts_of_page(self) -> Iterable[str | Section]:
+        """What it has on a page of its own below its title."""
 
 
-def document(title: str, body: str) -> str:
-    """A whole page."""
-    title = html.escape(title)
+def page_of(title: str, parts: Iterable[str | Section]) -> str:
+    """A whole page.
+
+    Args:
+        title: of one or more lines. Those behind the first are the paragraph "peak".
+        parts: HTML, and tables.
+    """
+    first, *more = (html.escape(line) for line in title.split("\n"))
+    body = "".join(part if isinstance(part, str) else _table(part) for part in parts)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width"><title>{title}</title>'
-        f"<style>{STYLE}</style></head><body><h1>{title}</h1>{body}"
-        f"<script>{SCRIPT}</script></body></html>\n"
+        f'<meta name="viewport" content="width=device-width"><title>{first}</title>'
+        f"<style>{STYLE}</style></head><body><h1>{first}</h1>"
+        f'<p id="peak">{"<br>".join(more)}</p>{body}<script>{SCRIPT}</script></body></html>\n'
     )
 
 
-def table_of(section: Section) -> str:
-    """A table with its title above."""
-    is_number = section.is_number()
-    head = _row("th", section.headings, is_number)
-    body = "".join(_row("td", row, is_number) for row in section.rows)
-    title = html.escape(section.title)
-    return f'<h2>{title}</h2><div class="wide"><table>{head}{body}</table></div>'
+def heading(text: str) -> str:
+    """Above a part of a page."""
+    return f"<h2>{html.escape(text)}</h2>"
 
 
-def fragment(title: str, sections: Iterable[Section], lines: Iterable[str]) -> str:
+def paragraphs(lines: Iterable[str]) -> str:
+    return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
+
+
+def part_of_page(report: Tables) -> str:
     """A report as notebooks show it: its title, its tables and what stands below them."""
-    first, *more = title.split("\n")
-    return (
-        f"<h3>{html.escape(first)}</h3>"
-        f"{''.join(f'<p>{html.escape(line)}</p>' for line in more)}"
-        f"{''.join(map(table_of, sections))}"
-        f"{''.join(f'<p>{html.escape(line)}</p>' for line in lines)}"
-    )
+    first, *more = report.title.split("\n")
+    tables = "".join(map(_table, report.urgent_first()))
+    return f"<h3>{html.escape(first)}</h3>{paragraphs(more)}{tables}{paragraphs(report.lines)}"
 
 
-def _row(tag: str, cells: Iterable[str], is_number: Iterable[bool]) -> str:
+def _table(section: Section) -> str:
+    """With its title above."""
+    is_number = section.is_number()
+    head = _html_row("th", section.headings, is_number)
+    body = "".join(_html_row("td", row, is_number) for row in section.rows)
+    title = heading(section.title) if section.title else ""
+    return f'{title}<div class="wide"><table>{head}{body}</table></div>'
+
+
+def _html_row(tag: str, cells: Iterable[str], is_number: Iterable[bool]) -> str:
     classes = (' class="number"' if number else "" for number in is_number)
     made = (
         f"<{tag}{c}>{html.escape(cell)}</{tag}>" for cell, c in zip(cells, classes, strict=True)

@@ -1,4 +1,5 @@
-"""Tables as text, as wide as the terminal; where there is none, as wide as COLUMNS or 110.
+"""Tables, and how they are written as text, as wide as the terminal; where there is none, as wide
+as COLUMNS or 110.
 
 Text wraps, numbers never do. Where not all columns fit side by side, each row has several lines,
 and so have the headings: those further right stand below, indented.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 _WIDTH = 110
@@ -30,31 +31,59 @@ class Section(NamedTuple):
     title: str
     headings: Sequence[str]
     rows: list[list[str]]
+    is_urgent: bool = False
+    """Whether it is what a reader wants first: at the top of a page, at the end of a text, which is
+    beside the prompt."""
+    faint: Container[int] = ()
+    """The numbers of rows that matter less."""
 
     def is_number(self) -> list[bool]:
-        """Of each column: its heading is in lower case, or all of it are sizes."""
+        """Of each column: its heading begins in lower case, or all of it are sizes."""
         return [
-            heading.islower() or all(_SIZE.fullmatch(row[place]) for row in self.rows)
+            heading[:1].islower() or all(_SIZE.fullmatch(row[place]) for row in self.rows)
             for place, heading in enumerate(self.headings)
         ]
 
 
-def text_of(title: str, sections: Iterable[Section], lines: Sequence[str]) -> str:
-    """A title, tables, and lines below them."""
+class Tables(NamedTuple):
+    """A report: a title of one or more lines, tables, and lines below them."""
+
+    title: str
+    sections: Sequence[Section]
+    lines: Sequence[str]
+
+    def urgent_first(self) -> list[Section]:
+        return sorted(self.sections, key=lambda section: not section.is_urgent)
+
+
+def text_of(report: Tables) -> str:
+    """As wide as the terminal, lines and cells wrapped."""
     width = max(_LEAST_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
-    head = "\n".join(_bold(line) for line in _wrapped(title, width))
-    tables = ["\n".join(_lines_of(section, width)) for section in sections]
-    below = "\n".join(part for line in lines for part in _wrapped(line, width))
+    head = "\n".join(_bold(line) for line in _wrapped(report.title, width))
+    ordered = sorted(report.sections, key=lambda section: section.is_urgent)
+    tables = ["\n".join(_lines_of(section, width)) for section in ordered]
+    below = "\n".join(part for line in report.lines for part in _wrapped(line, width))
     return "\n\n".join(part for part in (head, *tables, below) if part)
+
+
+def list_of(report: Tables) -> str:
+    """As wide as it is: a line for the title, for each row without headings, and for each line."""
+    lines = [report.title]
+    for section in report.sections:
+        widths = [max(map(len, column)) for column in zip(*section.rows, strict=True)]
+        for row in section.rows:
+            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=False))
+            lines.append(_GAP.join(cells).rstrip())
+    return "\n".join([*lines, *report.lines])
 
 
 def _lines_of(section: Section, width: int) -> Iterator[str]:
     columns = [list(column) for column in zip(section.headings, *section.rows, strict=True)]
     is_number = section.is_number()
-    natural = [max(map(len, column)) for column in columns]
+    natural = [max(map(_width_of, column)) for column in columns]
     for place, column in enumerate(columns):
         if is_number[place]:  # the heading may wrap, the numbers may not
-            natural[place] = max(map(len, (*column[1:], *column[0].split())), default=0)
+            natural[place] = max(map(_width_of, (*column[1:], *column[0].split())), default=0)
     least = list(natural)
     for place, column in enumerate(columns):
         if not is_number[place]:
@@ -62,7 +91,8 @@ def _lines_of(section: Section, width: int) -> Iterator[str]:
             least[place] = min(natural[place], max(_ENOUGH, min(word, _WORD)))
     groups = _groups(least, width)
     widths = _widths(natural, least, groups, width)
-    yield _bold(section.title)
+    if section.title:
+        yield _bold(section.title)
     for number, row in enumerate(zip(*columns, strict=True)):
         lines = []
         for line, group in enumerate(groups):
@@ -76,6 +106,10 @@ def _lines_of(section: Section, width: int) -> Iterator[str]:
             yield "-" * max(map(len, lines))
         else:
             yield from (_bold(line) if row[0] == "total" else line for line in lines)
+
+
+def _width_of(cell: str) -> int:
+    return max(map(len, cell.split("\n")))
 
 
 def _groups(least: Sequence[int], width: int) -> list[list[int]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from memopt.memory.pieces import CATEGORIES, in_words
 from memopt.memory.sizes import MB, as_text
 from memopt.memory.trace import Trace
-from memopt.show.axes import left_axis, ticks, title_below, title_left
+from memopt.show.axes import axis, axis_title, ticks
 
 COLORS = dict(
     zip(
@@ -20,6 +20,7 @@ COLORS = dict(
 )
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 1000, 320, 70, 22
+_ALONG = "operators of one training step, in their order"
 
 SCRIPT = """
 document.querySelectorAll("script.timeline").forEach(element => {
@@ -114,11 +115,11 @@ def _svg(trace: Trace, xs: list[float], peak: int, name: str, most: int) -> str:
     )
     at, top = xs[peak], y(trace.peak.total)
     anchor = "end" if at > _WIDTH / 2 else "start"
-    axis = left_axis(ticks(0, highest / MB), lambda mb: y(mb * MB), _LEFT, _WIDTH)
+    lines = axis("left", ticks(0, highest / MB), lambda mb: y(mb * MB), _LEFT, _WIDTH)
     return (
-        f'<svg id="{name}timeline" viewBox="0 0 {_WIDTH} {bottom + 34}" role="img">{axis}'
-        f"{''.join(areas)}{marks}{title_left('MB', 12)}"
-        f"{title_below('operators of one training step, in their order', _WIDTH, bottom + 30)}"
+        f'<svg id="{name}timeline" viewBox="0 0 {_WIDTH} {bottom + 34}" role="img">{lines}'
+        f"{''.join(areas)}{marks}{axis_title('MB', 4, 12, 'start')}"
+        f"{axis_title(_ALONG, _WIDTH, bottom + 30, 'end')}"
         f'<line class="cursor" y1="{_TOP}" y2="{bottom}" stroke="#000" opacity="0"/>'
         f'<rect id="{name}peak-mark" x="{at - 3}" y="{top - 3}" width="6" height="6" fill="#000"/>'
         f'<text x="{at}" y="{top - 9}" text-anchor="{anchor}" font-weight="bold">peak '

@@ -249,7 +249,7 @@ def test_auto_fits_the_budget() -> None:
         (TypeError, 'micro_batch must be an int or "auto"', {"micro_batch": 2.0}),
         (ValueError, "micro_batch must be at least 1, got 0", {"micro_batch": 0}),
         (ValueError, "on cpu must have a budget in bytes", {}),
-        (ValueError, "above the .* bytes of the model's weights, got 10", {"budget": 10}),
+        (ValueError, "above the .* of the model's weights, got 10 B", {"budget": 10}),
         (TypeError, "accumulate: budget must be bytes or a string", {"budget": [1]}),
         (ValueError, "accumulate: budget must be bytes or a string", {"budget": "lots"}),
         (ValueError, "weight must be", {"weight": "words", "micro_batch": 2}),

@@ -337,7 +337,7 @@ def test_another_budget_is_measured_again(pair: Pair, reshard: bool, before: boo
 
 def test_a_budget_that_is_too_small_for_one_process(pair: Pair) -> None:
     one, other = pair.run(too_little)
-    assert "bytes of the model's weights, got 10" in one
+    assert "of the model's weights, got 10 B" in one
     assert "above the weights in all processes" in other
 
 

@@ -323,7 +323,7 @@ def test_the_report_says_what_of_its_bytes_is_the_sample() -> None:
     x = torch.randn(4, 8)
     report = memopt.convert(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)), x)
     (note,) = (note for note in report.notes if "sample's own" in note)
-    assert note.endswith(f"holds anyway: {x.nbytes} of those before, {x.nbytes} of those after")
+    assert note.endswith(f"holds anyway: {x.nbytes} B of those before, {x.nbytes} B of those after")
     report = memopt.convert(nn.Sequential(nn.Tanh(), nn.Linear(8, 8)), x)
     assert not [note for note in report.notes if "sample's own" in note]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import memopt
 from memopt._anatomy import Anatomy
-from memopt.show.sections import Section, text_of
+from memopt.show.sections import Section, Tables, text_of
 from tests.anatomy.models import Mlp
 
 BOLD = re.compile(r"\033\[\d+m")
@@ -70,7 +70,7 @@ def test_columns_that_do_not_fit_stand_below_with_their_headings() -> None:
     section = Section(
         "Both", ("Name", "first", "second", "What"), [["a", "1.0 MB", "22.0 MB", "words " * 30]]
     )
-    text = text_of("Title", [section], []).splitlines()
+    text = text_of(Tables("Title", [section], [])).splitlines()
     assert max(map(len, text)) <= 110
     assert "".join(text).count("words") == 30
 
@@ -88,7 +88,7 @@ def test_no_line_is_wider_and_nothing_is_lost(data: st.DataObject, width: int) -
     rows = [[c if h != "ms" else "1.5" for c, h in zip(r, headings, strict=True)] for r in rows]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", str(width))
-        text = text_of("Title", [Section("A table", headings, rows)], [])
+        text = text_of(Tables("Title", [Section("A table", headings, rows)], []))
     assert max(map(len, text.splitlines())) <= width
     shown = sorted(re.sub(r"[\s-]", "", text))
     whole = "Title" + "A table" + "".join(headings) + "".join(c for row in rows for c in row)
