@@ -126,8 +126,8 @@ def set_patch(module: nn.Module, patch: ClassPatch | None) -> None:
 
 @contextmanager
 def restored_on_error(model: nn.Module) -> Iterator[None]:
-    """If the scope raises, every module of `model` has the class, attributes, submodules and hooks
-    again that it had before.
+    """Restores every module of `model` if the scope raises: its class, attributes, submodules and
+    hooks.
     """
     before = [
         (m, type(m), dict(m.__dict__), [(d, dict(d)) for d in m.__dict__.values() if _is_dict(d)])

@@ -79,7 +79,7 @@ def let_higher_order_ops_pass(key: str) -> None:
 
 
 def call_forward_alone(module: Any) -> None:
-    """From now on a call of `module` is one of its forward: no hook sees it, those that are
+    """Makes a call of `module` one of its forward from now on: no hook sees it, those that are
     registered for all modules (torch.nn.modules.module) included.
     """
     module.__dict__["_compiled_call_impl"] = types.MethodType(type(module).forward, module)

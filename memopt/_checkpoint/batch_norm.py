@@ -23,7 +23,7 @@ _holders: dict[nn.Module, int] = {}
 
 
 def hold_statistics(layers: list[nn.Module]) -> Callable[[], None]:
-    """Until the result is called, whatever calls `layers` moves copies of their statistics."""
+    """Makes calls of `layers` move copies of their statistics, until the result is called."""
     with _lock:
         for layer in layers:
             if layer not in _holders:

@@ -46,7 +46,7 @@ def _module_name(module: nn.Module) -> str:
 
 
 def _path(module: nn.Module) -> str:
-    """From the outermost module that holds `module`; empty if none does."""
+    """The path from the outermost module that holds `module`; empty if none does."""
     holders: dict[int, tuple[nn.Module, str]] = {}
     for holder in gc.get_objects():
         if issubclass(type(holder), nn.Module):  # isinstance asks proxies, which may be dead

@@ -34,7 +34,7 @@ def is_in_other_checkpointing() -> bool:
 
 
 def says_that_it_checkpoints(module: nn.Module) -> bool:
-    """By the property of models of transformers and diffusers, under its name of today."""
+    """Asks the property of models of transformers and diffusers, under its name of today."""
     names = ("is_activation_checkpointing", "is_gradient_checkpointing")
     name = next((name for name in names if hasattr(type(module), name)), None)
     return name is not None and getattr(module, name) is True

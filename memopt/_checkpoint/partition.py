@@ -28,7 +28,7 @@ class StageWork(Protocol):
     """A collective that has begun, as torch.distributed.Work."""
 
     def wait(self) -> Any:
-        """Until it has ended; on an accelerator, makes the current stream wait."""
+        """Waits until it has ended; on an accelerator, makes the current stream wait."""
 
     def is_completed(self) -> bool:
         """Whether it has ended or failed. Does not wait."""

@@ -50,10 +50,10 @@ class Kernel:
     before: int
     """The kernels that must run before it: a bit for each index."""
     reads: dict[GraphStep, set[GraphStep]] = field(default_factory=dict)
-    """By tensor, the steps of this kernel that read it."""
+    """The steps of this kernel that read each tensor."""
     writes: list[GraphStep] = field(default_factory=list)
     in_place: dict[GraphStep, list[GraphStep]] = field(default_factory=dict)
-    """By tensor that is written, those it could be written over: read at the same places."""
+    """The tensors that each written one could be written over: read at the same places."""
 
 
 class Kernels:
@@ -62,7 +62,7 @@ class Kernels:
     order: list[Kernel]
     """The kernels in the order in which they run."""
     memory: dict[GraphStep, frozenset[GraphStep]]
-    """For each step the tensors that hold its value, or from which code computes it."""
+    """The tensors that hold each step's value, or from which code computes it."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps

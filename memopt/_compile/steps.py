@@ -35,7 +35,7 @@ class Steps:
 
     order: list[GraphStep]
     arguments: dict[GraphStep, list[GraphStep]]
-    """For each step, the runs that made what it reads."""
+    """The runs that made what each step reads."""
     readers: dict[GraphStep, list[Reader]]
     kept: list[GraphStep]
     """Tensors that forward keeps for backward, and its outputs."""

@@ -27,7 +27,7 @@ class Bytes(NamedTuple):
     kept: int
     """Bytes kept between forward and backward, the outputs of forward among them."""
     most: int
-    """At any time."""
+    """The most bytes at any time."""
 
 
 def predict(joint: JointGraph, cut: Cut) -> Bytes:
@@ -68,7 +68,7 @@ def predict(joint: JointGraph, cut: Cut) -> Bytes:
 
 
 def _calls(kernels: list[Kernel]) -> list[int]:
-    """By kernel, and for the end, the number of the call that runs it: all generated code between
+    """The number of the call that runs each kernel, and that of the end: all generated code between
     two libraries' ops is called at once."""
     calls = [0]
     for before, kernel in itertools.pairwise(kernels):

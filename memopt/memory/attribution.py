@@ -214,7 +214,7 @@ def _nodes(tensors: Iterable[Tensor]) -> dict[int, Any]:
 
 
 def _is_inner(node: Any) -> bool:
-    """Not one that accumulates the gradient of a leaf: those have no number of their own."""
+    """Whether a node has a number of its own, as those that accumulate a leaf's gradient do not."""
     return node is not None and not hasattr(node, "variable")
 
 

@@ -26,7 +26,7 @@ _LEAST, _LARGEST = 0.0, 1.0 - 2.0**-24
 
 @dataclass
 class Depth:
-    """At which end single numbers are, for all looks at one step."""
+    """The end of the range at which single random numbers are, for all looks at one step."""
 
     end: float | None = None
     """None: not known yet."""

@@ -8,7 +8,7 @@ from typing import Protocol
 from memopt.memory.step import Step
 
 _FLOPS = {2: 400e12, 4: 50e12, 8: 25e12}
-"""By an element's bytes."""
+"""Operations a second, by an element's bytes."""
 
 
 class Amount(Protocol):

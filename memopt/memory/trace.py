@@ -113,7 +113,7 @@ class Trace:
     by_module: tuple[Share, ...]
     by_op: tuple[Share, ...]
     largest: tuple[Large, ...]
-    """At the peak, the most bytes first."""
+    """The largest pieces at the peak, the most bytes first."""
     work: tuple[KindOfWork, ...]
     instants: int
     seconds: float = 0.0

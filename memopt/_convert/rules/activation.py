@@ -63,7 +63,7 @@ class ActivationSwap(ClassSwap):
     """Dtypes of inputs for which it computes the activation in that dtype."""
 
     constants: Constants = ()
-    """If an attribute has another value, the module computes something else."""
+    """Attributes and their values. With other values the module computes something else."""
 
     def becomes(self) -> str:
         if self.name == "gelu_tanh":
@@ -232,7 +232,7 @@ def _values() -> Tensor:
 
 
 def _agree(a: Tensor, b: Tensor, x: Tensor) -> bool:
-    """Within a few roundings of numbers as large as x and the result."""
+    """Whether a and b differ by a few roundings of numbers as large as x and the result."""
     scale = 1 + x.detach().abs() + b.detach().abs()
     return bool(((a - b).detach().abs() <= 16 * torch.finfo(a.dtype).eps * scale).all())
 

@@ -41,7 +41,7 @@ class GatedSwap(ClassSwap):
     """The product is cast to the dtype of down's weight, as T5 does."""
 
     constants: Constants = ()
-    """If an attribute has another value, the module computes something else."""
+    """Attributes and their values. With other values the module computes something else."""
 
     def becomes(self) -> str:
         if self.layout == "ungated":

@@ -45,7 +45,7 @@ class NormSwap(ClassSwap):
 
     zero_centered_weight: bool = False
     channels_first: bool = False
-    """Over dimension 1, not the last."""
+    """Whether it normalises over dimension 1, not the last."""
 
     bounds_length: bool = False
     """x / max(|x|, eps) sqrt(cols), as with F.normalize: eps^2 / cols is added to the mean square.
@@ -68,7 +68,7 @@ class NormSwap(ClassSwap):
     """Whether, with `channels_first`, the output has the input's strides, and not channels last."""
 
     lowers: bool = False
-    """Under autocast it computes in the autocast dtype."""
+    """Whether it computes in the autocast dtype under autocast."""
 
     constants: Constants = ()
     """Attributes other than eps. If one has another value, the module computes something else."""

@@ -202,7 +202,7 @@ class Copies(NamedTuple):
     hollow: frozenset[int]
     """Storages without values."""
     originals: Mapping[int, Sequence[Tensor]]
-    """For each copy the tensors that it stands for."""
+    """The tensors that each copy stands for."""
 
 
 def hollow_copy(value: T, computed: Iterable[Tensor] = ()) -> tuple[T, Copies]:

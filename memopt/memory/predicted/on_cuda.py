@@ -16,7 +16,7 @@ _16_BITS = (torch.float16, torch.bfloat16)
 
 
 class AsOnCuda(TorchFunctionMode):
-    """On the CPU, what PyTorch would choose on CUDA where something else is saved.
+    """Chooses on the CPU what PyTorch would choose on CUDA, where something else is saved.
 
     Dropout's mask is of bools (native_dropout); attention is flash attention, memory-efficient
     attention, cuDNN's (with a mask and fewer key heads) or plain operators, by the rules of

@@ -132,7 +132,7 @@ def _with_workspace(args: tuple[Any, ...], made: Any) -> Any:
 
 
 def _layer_norm_on_cpu(args: tuple[Any, ...], made: Any) -> Any:
-    """There the statistics have the input's dtype, unless the weight has another one."""
+    """Gives the statistics the input's dtype, unless the weight has another one."""
     input, _, weight = args[:3]
     dtype = input.dtype if weight is None else weight.dtype
     output, *statistics = made
