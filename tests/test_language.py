@@ -1,5 +1,5 @@
-"""Proves: docstrings of memopt, and texts below fields, begin with a subject or a verb, so that they
-can be read without the line above them.
+"""Proves: docstrings of memopt, and texts below fields, begin with a subject or a verb, so that
+they can be read without the line above them.
 """
 
 from __future__ import annotations
