@@ -49,11 +49,11 @@ def step(model: nn.Module, inputs: Mapping[str, Tensor]) -> Results:
 
 def exact_step(model: nn.Module, inputs: Mapping[str, Tensor]) -> Results:
     """`step` in float64 throughout, also where the model's code asks for float32."""
-    with _NoNarrowing():
+    with NoNarrowing():
         return step(copy.deepcopy(model).double(), inputs)
 
 
-class _NoNarrowing(TorchFunctionMode):
+class NoNarrowing(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -84,7 +84,7 @@ def assert_as_accurate(draws: Iterable[Draw]) -> None:
     """
     ratios: dict[str, list[float]] = collections.defaultdict(list)
     for converted, plain, exact in draws:
-        for name, (ours, theirs) in _errors(converted, plain, exact).items():
+        for name, (ours, theirs) in errors(converted, plain, exact).items():
             ratios[name].append(ours / theirs)
     assert ratios
     for name, of_draws in ratios.items():
@@ -93,7 +93,7 @@ def assert_as_accurate(draws: Iterable[Draw]) -> None:
         assert mean <= allowed, f"{name}: {mean:.3g} times as wrong, {allowed} allowed: {of_draws}"
 
 
-def _errors(converted: Results, plain: Results, exact: Results) -> dict[str, tuple[float, float]]:
+def errors(converted: Results, plain: Results, exact: Results) -> dict[str, tuple[float, float]]:
     """Of each result, and of "all" together: the converted model's error relative to the result's
     size, and the unconverted one's.
     """

@@ -1,11 +1,15 @@
 """Any model of transformers at a size for a test: its configuration with the numbers that are known
-by their names made small. `FAMILIES` in tests/convert/test_gradient_checkpointing.py has the names
-of those that come out trainable.
+by their names made small. `FAMILIES` in tests/support/families.py has the names of those that come
+out trainable.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
+import importlib
 import os
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,64 +19,59 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-WORDS, TOKENS, SAMPLES, IMAGE = 96, 16, 1600, 32
-
-# Where configurations have one of these attributes, it becomes this number.
-_SIZES: dict[str, tuple[int, str]] = {
-    "width": (
-        32,
-        "hidden_size d_model n_embd dim embed_dim embedding_size emb_dim model_dim hidden_dim "
-        "encoder_hidden_size decoder_hidden_size projection_dim out_hidden_size qk_dim "
-        "word_embed_proj_dim rnn_hidden_dim attention_hidden_size q_lora_rank kv_lora_rank "
-        "lru_width encoder_dim entity_emb_size output_dim out_dim decoder_hidden_dim",
-    ),
-    "layers": (
-        2,
-        "num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers depth "
-        "num_encoder_layers num_decoder_layers decoder_num_hidden_layers encoder_num_layers "
-        "decoder_num_layers num_blocks",
-    ),
-    "heads": (
-        4,
-        "num_attention_heads num_heads n_head n_heads encoder_attention_heads "
-        "decoder_attention_heads decoder_num_attention_heads num_encoder_attention_heads "
-        "encoder_num_attention_heads num_decoder_attention_heads",
-    ),
-    "key-value heads": (
-        2,
-        "num_key_value_heads num_kv_heads decoder_num_key_value_heads encoder_num_key_value_heads",
-    ),
-    "inner width": (
-        64,
-        "intermediate_size d_ff ffn_dim n_inner encoder_ffn_dim decoder_ffn_dim mlp_dim ff_dim "
-        "moe_intermediate_size shared_expert_intermediate_size ffn_hidden_size inner_dim "
-        "decoder_intermediate_size feed_forward_hidden_size dense_intermediate_size",
-    ),
-    "width of a head": (
-        8,
-        "head_dim d_kv qk_rope_head_dim qk_nope_head_dim v_head_dim attention_head_dim "
-        "key_value_proj_dim num_queries index_head_dim",
-    ),
-    "words": (WORDS, "vocab_size text_vocab_size"),
-    "places": (
-        64,
-        "max_position_embeddings n_positions n_ctx max_source_positions max_target_positions "
-        "max_seq_len max_sequence_length",
-    ),
-    "experts": (4, "num_experts n_routed_experts num_local_experts moe_num_experts"),
-    "experts of a token": (2, "num_experts_per_tok moe_topk top_k_experts"),
-    "groups": (1, "n_group topk_group first_k_dense_replace n_shared_experts"),
-    "rest": (16, "num_conv_pos_embeddings sliding_window num_mel_bins mamba_d_state state_size"),
-    "time masks": (2, "mask_time_length mask_feature_length"),
-}
-_BY_NAME = {name: size for size, names in _SIZES.values() for name in names.split()}
+from tests.support.tiny_configs import shrunk
+from tests.support.tiny_inputs import candidates
 
 # What the names do not say. Two layers of each kind, so that there are blocks.
 _OF_FAMILY: dict[str, dict[str, Any]] = {
     "olmo_hybrid": {
         "num_hidden_layers": 4,
         "layer_types": ["linear_attention", "full_attention"] * 2,
-    }
+    },
+    "neomme": {"layer_types": ["sliding_attention", "full_attention"]},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
+    "deepseek_ocr2": {"text_config.mlp_layer_types": ["dense", "sparse"]},
+    "mamba2": {"head_dim": 16},
+    "zaya": {"num_experts_per_tok": 1},
+    "esmc": {"num_key_value_heads": 4},
+    "esm": {"mask_token_id": 90},
+    "unlimited_ocr_text": {"num_key_value_heads": 4},
+    "unlimited_ocr": {"text_config.num_key_value_heads": 4},
+    "moonshine": {"decoder_num_key_value_heads": 4, "encoder_num_key_value_heads": 4},
+    "nemotron3_5_transcribe_word_timestamp": {"num_key_value_heads": 4},
+    "xmod": {"default_language": "en_XX"},
+    "t5gemma2_text": {"dropout_rate": 0.0},
+    "t5gemma2_encoder": {"text_config.dropout_rate": 0.0},
+    "t5gemma2_decoder": {"dropout_rate": 0.0},
+    "vipllava": {"vision_feature_layers": [-2, -1]},
+    "dbrx": {"attn_config.rope_theta": 1e4, "attn_config.clip_qkv": 8.0},
+    "ernie4_5_vl_moe_text": {
+        "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "mrope_section": [1, 1, 2]}
+    },
+    "swin2sr": {"num_heads": [4, 4], "depths": [2, 2], "embed_dim": 32},
+    "cohere_compass_text": {
+        "rope_parameters": {"full_attention": {"rope_theta": 1e4, "rope_type": "default"}}
+    },
+    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 64},
+    "pix2struct_text_model": {"initializer_range": 0.02},
+    "wav2vec2-bert": {"feature_projection_input_dim": 16},
+    "vitpose_backbone": {"part_features": 8, "num_experts": 1},
+    "hiera": {"patch_size": [7, 7]},
+    "step3p5": {"sliding_window": 16},
+    "step3p7": {"text_config.sliding_window": 16},
+    "sapiens2": {"num_key_value_heads_per_layer": [4, 4]},
+    "nemotron_asr_streaming_encoder": {"default_num_lookahead_tokens": 3},
+    "nemotron_asr_streaming": {"encoder_config.default_num_lookahead_tokens": 3},
+    "nemotron3_5_asr": {"encoder_config.default_num_lookahead_tokens": 3},
+    "vitpose": {"backbone_config.part_features": 8, "backbone_config.num_experts": 1},
+    "zoedepth": {"bottleneck_features": 32},
+    "swin": {"patch_size": 2},
+    "donut-swin": {"patch_size": 2},
+    "moonshine_streaming": {"num_key_value_heads": 4},
+    "lilt": {"hidden_size": 48},
+    "molmo2": {"adapter_config.vision_feature_layer": [1, 0]},
 }
 
 
@@ -89,35 +88,101 @@ class Tiny:
         model: nn.Module = self.make_class._from_config(self.config)  # type: ignore[attr-defined]
         return model.train()
 
-    def inputs(self) -> dict[str, Tensor]:
-        name = self.make_class.main_input_name
-        generator = torch.Generator().manual_seed(1)
-        ids = torch.randint(3, 80, (2, TOKENS), generator=generator)
-        if name == "input_ids":
-            inputs = {name: ids}
-        elif name == "pixel_values":
-            channels = _find(self.config, "num_channels", 3)
-            inputs = {name: torch.randn(2, channels, IMAGE, IMAGE, generator=generator)}
-        elif name == "input_values":
-            inputs = {name: torch.randn(2, SAMPLES, generator=generator)}
-        else:
-            assert name == "input_features"
-            bins = _find(self.config, "num_mel_bins", 16)
-            inputs = {name: torch.randn(2, bins, 128, generator=generator)}
-        if self.config.is_encoder_decoder:
-            inputs["decoder_input_ids"] = ids
-        return inputs
+    def inputs(self) -> dict[str, Any]:
+        return copy.deepcopy(self._inputs)
+
+    @functools.cached_property
+    def _inputs(self) -> dict[str, Any]:
+        """Of what may be meant by the main input's name, the first that the model runs with."""
+        problems = []
+        model = self.make()
+        for inputs in candidates(model, self.config):
+            try:
+                with torch.no_grad():
+                    model(**copy.deepcopy(inputs))
+            except Exception as e:
+                shapes = {n: tuple(getattr(v, "shape", ())) for n, v in inputs.items()}
+                problems.append(f"{shapes}: {e}")
+            else:
+                return inputs
+        raise ValueError("runs with none of these inputs: " + "; ".join(problems))
 
 
 def tiny(family: str) -> Tiny:
     """The base model of a family, by its `model_type`."""
-    from transformers import CONFIG_MAPPING, MODEL_MAPPING
+    from transformers import CONFIG_MAPPING
 
     config_class = CONFIG_MAPPING[family]
-    found = MODEL_MAPPING[config_class]
-    config = _tiny_config(config_class, _OF_FAMILY.get(family, {}))
+    changes = _OF_FAMILY.get(family, {})
+    config = shrunk(_default(config_class), changes)
     config._attn_implementation = "eager"
-    return Tiny(config, found[0] if isinstance(found, tuple) else found)
+    return Tiny(config, model_class(config_class))
+
+
+def model_class(config_class: Any) -> type[nn.Module]:
+    """The base model of a configuration; of a part without one of its own, the part's module."""
+    return _from_table(config_class) or min(
+        _beside(config_class), key=lambda c: not c.__name__.endswith("Model")
+    )
+
+
+def _from_table(config_class: Any) -> type[nn.Module] | None:
+    """In transformers' table of base models; None where there is none, or is no such class."""
+    from transformers import MODEL_MAPPING
+
+    try:
+        found = MODEL_MAPPING[config_class]
+    except (KeyError, ValueError):
+        return None
+    return found[0] if isinstance(found, tuple) else found
+
+
+def _beside(config_class: Any) -> list[Any]:
+    """Models in the module that belongs to a configuration's that are made of it, and that
+    transformers can checkpoint. ModuleNotFoundError where there is no such module.
+    """
+    from transformers import PreTrainedModel
+
+    module = importlib.import_module(
+        config_class.__module__.replace(".configuration_", ".modeling_")
+    )
+    return [
+        one
+        for one in vars(module).values()
+        if isinstance(one, type)
+        and issubclass(one, PreTrainedModel)
+        and one.__module__ == module.__name__
+        and one.config_class is config_class
+        and one.supports_gradient_checkpointing
+        and not one.__name__.endswith("PreTrainedModel")
+    ]
+
+
+def checkpointing_families() -> set[str]:
+    """Every `model_type` that has a model with gradient checkpointing, or one that cannot be
+    imported here for want of another package.
+    """
+    from transformers import CONFIG_MAPPING
+
+    return {f for f in CONFIG_MAPPING if _checkpoints(CONFIG_MAPPING[f], f)}
+
+
+def _checkpoints(config_class: Any, family: str) -> bool:
+    if config_class.model_type not in ("", family):
+        return False  # a second name of another family
+    base: Any = _from_table(config_class)
+    try:
+        return bool(base and base.supports_gradient_checkpointing or _beside(config_class))
+    except ImportError as e:
+        return not (e.name or "").startswith("transformers.")  # it has no such module
+
+
+def _default(config_class: Any) -> Any:
+    try:
+        return config_class()
+    except Exception:  # one that has no defaults for its parts
+        parts = config_class.sub_configs
+        return config_class(**{name: _default(part) for name, part in parts.items()})
 
 
 def loss_of(output: Any) -> Tensor:
@@ -128,49 +193,3 @@ def loss_of(output: Any) -> Tensor:
         for leaf in pytree.tree_leaves(values)
         if isinstance(leaf, Tensor) and leaf.requires_grad
     )
-
-
-def _tiny_config(config_class: Any, changes: dict[str, Any]) -> Any:
-    parts: dict[str, Any] = {}
-    for name, part in config_class.sub_configs.items():
-        try:
-            parts[name] = _tiny_config(part, {})
-        except Exception:  # a part of any kind: it stays as it is
-            continue
-    try:
-        full = config_class()
-    except Exception:  # one that has no defaults for its parts
-        full = config_class(**parts)
-    return config_class(**{**_small(full), **parts, **changes})
-
-
-def _small(config: Any) -> dict[str, Any]:
-    changes: dict[str, Any] = {}
-    for name, value in vars(config).items():
-        if name == "use_cache":
-            changes[name] = False
-        elif isinstance(value, bool) or name.startswith("_"):
-            continue
-        elif name in _BY_NAME and isinstance(value, int):
-            changes[name] = _BY_NAME[name]
-        elif name == "image_size" and value:
-            changes[name] = _like(value, IMAGE)
-        elif name == "patch_size" and value:
-            changes[name] = _like(value, 8)
-        elif name == "conv_dim" and value:
-            changes[name] = _like(value, 32)
-        elif ("drop" in name or name.startswith("mask_")) and isinstance(value, float):
-            changes[name] = 0.0
-        elif name.endswith("token_id") and isinstance(value, int) and value >= WORDS:
-            changes[name] = WORDS - 1 - len(changes) % 8
-    return changes
-
-
-def _like(value: Any, size: int) -> Any:
-    return type(value)(size for _ in value) if isinstance(value, (list, tuple)) else size
-
-
-def _find(config: Any, name: str, default: int) -> int:
-    parts = [getattr(config, part, None) for part in config.sub_configs]
-    found = (getattr(each, name, None) for each in (config, *parts))
-    return next((value for value in found if value is not None), default)
