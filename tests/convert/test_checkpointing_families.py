@@ -169,9 +169,7 @@ def why_not(name: str) -> str:
     """The reason for which a family cannot be tried, as in LEFT_OUT; "" where it can."""
     try:
         family = tiny(name)
-        with torch.device("meta"):
-            size = sum(p.numel() for p in family.make().parameters())
-        if size > LARGE:
+        if family.size() > LARGE:
             return TOO_LARGE
         model = family.make()
     except ImportError as e:

@@ -14,7 +14,7 @@ FAMILIES = re.findall(
     audioflamingo3_encoder autoformer axk1 axk2 aya_vision bailing_hybrid bamba bart beam beit bert
     bert-generation big_bird bigbird_pegasus biogpt bitnet blenderbot blenderbot-small blip blip-2
     blip_2_qformer blip_2_vision_model blip_vision_model bloom blt_global_transformer blt_patcher
-    camembert canary canary_decoder canine chinese_clip chinese_clip_text_model
+    camembert canary canary_decoder canine chameleon chinese_clip chinese_clip_text_model
     chinese_clip_vision_model chmv2 clip clip_text_model clip_vision_model clipseg
     clipseg_text_model clipseg_vision_model codegen cohere cohere2 cohere2_moe cohere2_vision
     cohere_asr cohere_compass_text cohere_compass_vision conditional_detr convbert cosmos3_edge
@@ -22,34 +22,35 @@ FAMILIES = re.findall(
     data2vec-audio data2vec-text data2vec-vision dbrx deberta deberta-v2 deepseek_ocr2
     deepseek_ocr2_sam_vision_model deepseek_ocr2_text deepseek_v2 deepseek_v3 deepseek_v32
     deepseek_v4 deepseek_vl deepseek_vl_hybrid deformable_detr deit depth_anything detr dia_encoder
-    diffllama dinov2 dinov2_with_registers dinov3_vit distilbert doge donut-swin dots1
+    diffllama dinov2 dinov2_with_registers dinov3_vit distilbert doge donut-swin dots1 dots3_note
     dots3_note_text dots3_note_vision_encoder dpt electra embedding_gemma2 embedding_gemma2_text
-    emu3_text_model encoder-decoder ernie ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text
+    emu3 emu3_text_model encoder-decoder ernie ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text
     ernie4_5_vl_moe_vision esm esmc eurobert evolla exaone4 exaone4_5 exaone4_5_vision exaone_moe
     falcon falcon_h1 falcon_mamba flava flava_image_model flava_multimodal_model flava_text_model
-    flex_olmo flint florence2 fnet focalnet fuyu gemma gemma2 gemma3 gemma3_text gemma3n_text gemma4
-    gemma4_text gemma4_unified gemma4_unified_text git git_vision_model glm glm4 glm46v glm4_moe
-    glm4_moe_lite glm4v glm4v_moe glm4v_moe_text glm4v_moe_vision glm4v_text glm4v_vision
-    glm5_next_vision glm_image glm_image_text glm_image_vision glm_moe_dsa glm_ocr glm_ocr_text
-    glm_ocr_vision glmasr glmasr_encoder glmga got_ocr2 got_ocr2_vision gpt2 gpt_bigcode gpt_neo
-    gpt_neox gpt_oss gptj gradium_phonon_tts granite granite4_vision_text granite_docling
-    granite_docling_text granite_docling_vision granite_swa granitemoe granitemoe_swa
-    granitemoehybrid granitemoeshared groupvit groupvit_text_model groupvit_vision_model gte helium
-    hiera higgs_audio_v2 hrm_text hubert hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl hunyuan_vl_text
-    hunyuan_vl_vision hy_v3 hy_v4 hyperclovax hyperclovax_vision_v2 idefics2 idefics2_vision
-    idefics3 idefics3_vision ijepa imagegpt informer inkling2 inkling2_text inkling_text
-    instructblip instructblip_qformer instructblip_vision_model instructblipvideo_qformer
-    instructblipvideo_vision_model internlm3 internvl internvl_vision iquestcoder jais2 jamba janus
-    janus_vision_model jina_embeddings_v3 kimi_k25 kimi_linear kolibri1 kosmos-2.5
-    kosmos_2_5_text_model kosmos_2_text_model kosmos_2_vision_model kyutai_speech_to_text laguna
-    lasr_ctc lasr_encoder layoutlm led lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl lfm3_vl_vision lighton_ocr
-    lilt llama llama4 llama4_text llava llava_next llava_next_video llava_onevision longformer
-    longt5 luke m2m_100 mamba mamba2 marian maskformer-swin mbart megatron-bert mellum metaclip_2
-    metaclip_2_text_model metaclip_2_vision_model mimi_encoder mimo_v2_flash minicpm3 minicpm_ocr
-    minicpmv4_6 minicpmv4_7 minimax minimax_m2 minimax_m3_vl minimax_m3_vl_text minimax_m3_vl_vision
-    ministral ministral3 mistral mistral3 mistral4 mistral_large4 mistral_large4_text mixtral
-    mlcd_vision_model mllama mllama_text_model mobilebert mobilevit modernbert modernbert-decoder
-    modernvbert molmo2 molmo2_text moonshine moonshine_streaming moonshine_streaming_encoder moshi
+    flex_olmo flint florence2 fnet focalnet fun_asr_nano fuyu gemma gemma2 gemma3 gemma3_text
+    gemma3n_text gemma4 gemma4_text gemma4_unified gemma4_unified_text git git_vision_model glm glm4
+    glm46v glm4_moe glm4_moe_lite glm4v glm4v_moe glm4v_moe_text glm4v_moe_vision glm4v_text
+    glm4v_vision glm5_next glm5_next_text glm5_next_vision glm_image glm_image_text glm_image_vision
+    glm_moe_dsa glm_ocr glm_ocr_text glm_ocr_vision glmasr glmasr_encoder glmga got_ocr2
+    got_ocr2_vision gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj gradium_phonon_tts granite
+    granite4_vision_text granite_docling granite_docling_text granite_docling_vision granite_swa
+    granitemoe granitemoe_swa granitemoehybrid granitemoeshared groupvit groupvit_text_model
+    groupvit_vision_model gte helium hiera higgs_audio_v2 hrm_text hubert hunyuan_v1_dense
+    hunyuan_v1_moe hunyuan_vl hunyuan_vl_text hunyuan_vl_vision hy_v3 hy_v4 hyperclovax
+    hyperclovax_vision_v2 idefics2 idefics2_vision idefics3 idefics3_vision ijepa imagegpt informer
+    inkling2 inkling2_text inkling_text instructblip instructblip_qformer instructblip_vision_model
+    instructblipvideo_qformer instructblipvideo_vision_model internlm3 internvl internvl_vision
+    iquestcoder jais2 jamba janus janus_vision_model jina_embeddings_v3 kimi_k25 kimi_linear
+    kolibri1 kosmos-2.5 kosmos_2_5_text_model kosmos_2_text_model kosmos_2_vision_model
+    kyutai_speech_to_text laguna lasr_ctc lasr_encoder layoutlm led lfm2 lfm2_moe lfm2_vl lfm3
+    lfm3_vl lfm3_vl_vision lighton_ocr lilt llama llama4 llama4_text llava llava_next
+    llava_next_video llava_onevision longformer longt5 luke m2m_100 mamba mamba2 marian
+    maskformer-swin mbart megatron-bert mellum metaclip_2 metaclip_2_text_model
+    metaclip_2_vision_model mimi_encoder mimo_v2_flash minicpm3 minicpm_ocr minicpmv4_6 minicpmv4_7
+    minimax minimax_m2 minimax_m3_vl minimax_m3_vl_text minimax_m3_vl_vision ministral ministral3
+    mistral mistral3 mistral4 mistral_large4 mistral_large4_text mixtral mlcd_vision_model mllama
+    mllama_text_model mobilebert mobilevit mobilevitv2 modernbert modernbert-decoder modernvbert
+    molmo2 molmo2_text moonshine moonshine_streaming moonshine_streaming_encoder moshi
     moss_transcribe_diarize moss_transcribe_diarize_audio mpt mra mt5 muse_glimmer muse_glimmer_text
     muse_spark muse_spark_text musicflamingo musicgen_decoder musicgen_melody_decoder mvp nanochat
     nemo_speechlm nemotron nemotron3_5_asr nemotron3_5_transcribe_word_timestamp
@@ -82,9 +83,9 @@ FAMILIES = re.findall(
     video_llama_3_vision video_llava videomae videoprism videoprism_text_model
     videoprism_vision_model vilt vipllava vision-encoder-decoder visual_bert vit vit_mae vit_msn
     vitdet vitpose vitpose_backbone vits vivit vjepa2 voxtral voxtral_encoder
-    voxtral_realtime_encoder voxtral_realtime_text wav2vec2 wav2vec2-bert wav2vec2-conformer wavlm
-    whisper xclip xclip_text_model xglm xlm-roberta xlm-roberta-xl xlstm xmod yolos yoso youtu zamba
-    zamba2 zaya zoedepth
+    voxtral_realtime_encoder wav2vec2 wav2vec2-bert wav2vec2-conformer wavlm whisper xclip
+    xclip_text_model xclip_vision_model xglm xlm-roberta xlm-roberta-xl xlstm xmod yolos yoso youtu
+    zamba zamba2 zaya zoedepth
     """,
 )
 
@@ -122,31 +123,29 @@ LEFT_OUT = {
             inkling_mm_model inkling_vision
         """,
         TOO_LARGE: """
-            align qwen2_5_omni_bigvgan qwen2_5_omni_token2wav tvp
+            align qwen2_5_omni_bigvgan qwen2_5_omni_token2wav
         """,
         NUMBERS_DISAGREE: """
-            chameleon cohere_compass depth_pro diffusion_gemma diffusion_gemma_text dots3_note
-            dots3_note_audio_encoder efficientloftr emu3 esmfold2 fun_asr_nano gemma4_assistant
-            gemma4_unified_assistant glm5_next glm5_next_text granite4_vision lw_detr_vit
-            musicgen musicgen_melody
+            cohere_compass depth_pro diffusion_gemma diffusion_gemma_text dots3_note_audio_encoder
+            efficientloftr esmfold2 gemma4_assistant gemma4_unified_assistant granite4_vision
+            granite_speech5_ctc granite_speech5_encoder lw_detr_vit musicgen musicgen_melody
+            vitmatte
         """,
         OTHER_INPUTS: """
-            blt blt_local_decoder blt_local_encoder clvp decision_transformer
-            deepseek_ocr2_encoder deepseek_ocr2_vision dia dia_decoder ernie4_5_vl_moe
-            fun_asr_nano_encoder gemma3n_audio gemma4_audio gemma4_vision granite_speech5_ctc
-            granite_speech5_encoder idefics inkling2_vision inkling_audio instructblipvideo
+            blt blt_local_decoder blt_local_encoder clvp decision_transformer deepseek_ocr2_encoder
+            deepseek_ocr2_vision dia dia_decoder ernie4_5_vl_moe fun_asr_nano_encoder gemma3n_audio
+            gemma4_audio gemma4_vision idefics inkling2_vision inkling_audio instructblipvideo
             janus_vqgan kimi_k25_vision kosmos-2 kosmos_2_5_vision_model llama4_vision_model
-            longcat_flash mimi mimi_decoder minicpm_ocr_vision minicpmv4_6_vision
-            minicpmv4_7_vision mllama_vision_model mobilevitv2 molmo2_adapter molmo2_vision
-            moshi_depth muse_glimmer_assistant muse_glimmer_vision muse_spark_audio
-            muse_spark_vision nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_audio
-            nemotron3_diarization nemotron3_diarization_audio neucodec paddleocr_vl_vision
-            pe_audio pe_audio_encoder phi4_multimodal_audio pi0 pix2struct_vision_model
-            pocket_tts_audio_tokenizer_decoder pp_lcnet_v4 pp_ocrv5_mobile_rec
-            pp_ocrv5_server_rec pp_ocrv6_small_rec qwen2_5_omni_dit qwen3_asr_encoder sam
-            sam3_lite_text_detr_encoder sam3_lite_text_mask_decoder sam_hq seggpt slanext
-            speecht5 unlimited_ocr_vision_encoder uvdoc vitmatte voxtral_realtime
-            xclip_vision_model xcodec2
+            longcat_flash mimi mimi_decoder minicpm_ocr_vision minicpmv4_6_vision minicpmv4_7_vision
+            mllama_vision_model molmo2_adapter molmo2_vision moshi_depth muse_glimmer_assistant
+            muse_glimmer_vision muse_spark_audio muse_spark_vision nemotron3_5_transcribe_asr_audio
+            nemotron3_5_transcribe_audio nemotron3_diarization nemotron3_diarization_audio neucodec
+            paddleocr_vl_vision pe_audio pe_audio_encoder phi4_multimodal_audio pi0
+            pix2struct_vision_model pocket_tts_audio_tokenizer_decoder pp_lcnet_v4
+            pp_ocrv5_mobile_rec pp_ocrv5_server_rec pp_ocrv6_small_rec qwen2_5_omni_dit
+            qwen3_asr_encoder sam sam3_lite_text_detr_encoder sam3_lite_text_mask_decoder sam_hq
+            seggpt slanext speecht5 tvp unlimited_ocr_vision_encoder uvdoc voxtral_realtime
+            voxtral_realtime_text xcodec2
         """,
     }.items()
     for name in names.split()

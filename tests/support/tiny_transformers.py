@@ -9,7 +9,8 @@ import copy
 import functools
 import importlib
 import os
-import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,22 @@ _OF_FAMILY: dict[str, dict[str, Any]] = {
     "moonshine_streaming": {"num_key_value_heads": 4},
     "lilt": {"hidden_size": 48},
     "molmo2": {"adapter_config.vision_feature_layer": [1, 0]},
+    "vits": {
+        "upsample_initial_channel": 32,
+        "upsample_rates": [2, 2],
+        "upsample_kernel_sizes": [4, 4],
+        "resblock_kernel_sizes": [3],
+        "resblock_dilation_sizes": [[1, 3]],
+    },
+    "glm5_next_text": {"qk_rope_head_dim": 0},
+    "glm5_next": {"text_config.qk_rope_head_dim": 0},
+    "chameleon": {"vocabulary_map": {"<image>": 90}},
+    "emu3": {"vocabulary_map": {"<image>": 90}},
+    "fun_asr_nano": {"adaptor_config.intermediate_size": 8},
+    "mobilevitv2": {"image_size": 64},
+    "xclip_vision_model": {"num_frames": 2},
+    "clvp_encoder": {"use_rotary_embedding": False},
+    "dots3_note": {"audio_config.adapter_input_size": 32},
 }
 
 
@@ -85,8 +102,21 @@ class Tiny:
     def make(self) -> nn.Module:
         """In training mode, without dropout and without a cache; the same weights each time."""
         torch.manual_seed(0)
-        model: nn.Module = self.make_class._from_config(self.config)  # type: ignore[attr-defined]
+        with _nan_where_uninitialized():
+            model = self._new()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.isnan().any():  # experts whose weights transformers does not fill
+                    parameter.normal_(std=0.02)
         return model.train()
+
+    def size(self) -> int:
+        """How many numbers the parameters have; the model is not made for it."""
+        with torch.device("meta"):
+            return sum(parameter.numel() for parameter in self._new().parameters())
+
+    def _new(self) -> nn.Module:
+        return self.make_class._from_config(self.config)  # type: ignore[attr-defined]
 
     def inputs(self) -> dict[str, Any]:
         return copy.deepcopy(self._inputs)
@@ -117,6 +147,17 @@ def tiny(family: str) -> Tiny:
     config = shrunk(_default(config_class), changes)
     config._attn_implementation = "eager"
     return Tiny(config, model_class(config_class))
+
+
+@contextmanager
+def _nan_where_uninitialized() -> Iterator[None]:
+    """torch.empty gives NaN in place of what happens to be in memory."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def model_class(config_class: Any) -> type[nn.Module]:
