@@ -5,8 +5,8 @@ held for backward, and the gradients.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +52,20 @@ def of_family(family: Tiny, model: nn.Module, count: bool = True) -> Run:
 
 def run(model: nn.Module, loss_of_model: Callable[[], Tensor], count: bool = True) -> Run:
     """count: whether to count bytes, which takes longer than a tiny model's step."""
+    model.zero_grad(set_to_none=True)
+    torch.manual_seed(2)
+    live = LiveBytes()
+    with counted_forwards(model) as forwards, live if count else nullcontext():
+        loss = loss_of_model()
+        live.mark()
+        loss.backward()
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return Run(forwards, live.marks[0].nbytes if count else -1, gradients)
+
+
+@contextmanager
+def counted_forwards(model: nn.Module) -> Iterator[Counter[str]]:
+    """`Run.forwards` of all that runs inside, when it has ended."""
     calls: Counter[tuple[str, str]] = Counter()
     handles = [
         leaf.register_forward_pre_hook(
@@ -61,20 +75,12 @@ def run(model: nn.Module, loss_of_model: Callable[[], Tensor], count: bool = Tru
         for name, leaf in layer.named_modules()
         if not leaf._modules
     ]
-    model.zero_grad(set_to_none=True)
-    torch.manual_seed(2)
-    live = LiveBytes()
-    with live if count else nullcontext():
-        loss = loss_of_model()
-        live.mark()
-        loss.backward()
+    forwards: Counter[str] = Counter()
+    yield forwards
     for handle in handles:
         handle.remove()
-    forwards: Counter[str] = Counter()
     for (path, _), number in calls.items():
         forwards.setdefault(path, number)
-    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    return Run(forwards, live.marks[0].nbytes if count else -1, gradients)
 
 
 def layers(model: nn.Module) -> dict[str, nn.Module]:
