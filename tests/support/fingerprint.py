@@ -135,7 +135,7 @@ class Fingerprint:
             look += (value._version,)
         if value.layout is torch.strided and not value.is_meta:
             storage = value.untyped_storage()
-            look += (value.stride(), value.storage_offset(), storage._cdata, bytes(storage))
+            look += (value.stride(), value.storage_offset(), storage._cdata, _contents(storage))
         elif value.layout is torch.sparse_coo:
             yield f"{path}:indices", value._indices().tolist()
             look += (str(value._values().tolist()),)
@@ -146,3 +146,9 @@ class Fingerprint:
         yield f"{path}:gradient hooks", getattr(value, "_post_accumulate_grad_hooks", None)
         for name, entry in vars(value).items():
             yield f"{path}.{name}", entry
+
+
+def _contents(storage: torch.UntypedStorage) -> bytes:
+    """As `bytes(storage)` has, which takes each byte by itself."""
+    whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]
+    return bytes(whole.cpu().numpy().tobytes())
