@@ -155,6 +155,14 @@ def running_node() -> Any:
     return torch._C._current_autograd_node()
 
 
+def running_node_number() -> int:
+    """The number that this node got in forward; -1 outside of backward, in a forward that backward
+    runs again, and in a node that accumulates a gradient, which has none.
+    """
+    node = None if torch.is_grad_enabled() else running_node()
+    return -1 if node is None or hasattr(node, "variable") else int(node._sequence_nr())
+
+
 def sequence_number() -> int:
     """The number that the next autograd node of this thread will get."""
     return torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]

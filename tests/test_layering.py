@@ -211,7 +211,7 @@ def test_imports_point_down_the_layers() -> None:
 
 # The rooms of memopt/memory, each of which may import itself and the ones before it; "" is what
 # lies in the folder itself.
-MEMORY_ROOMS = ("scratch", "", "predicted")
+MEMORY_ROOMS = ("scratch", "", "predicted", "calls")
 
 
 def test_imports_point_down_the_rooms_of_memory() -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 from torch.distributed.fsdp.wrap import _Policy, _recursive_wrap
 
 from memopt._checkpoint.blocks import find_blocks
+from memopt._checkpoint.measured import checked_regions, measured_regions
 from memopt._checkpoint.partition import PartitionChoice, partition_of
-from memopt._checkpoint.probe import arguments_of, cannot_run_again, left_out
+from memopt._checkpoint.probe import left_out
 from memopt._checkpoint.wrapper import checkpoint_wrapper, has_forward
 from memopt._class_patch import restored_on_error
 from memopt.place import Place
@@ -60,8 +61,17 @@ def apply_activation_checkpointing(
     model's blocks, where PyTorch's wraps every submodule.
 
     Candidates are the submodules, never `model` itself, that `check_fn` is true for, and that have
-    a forward: nn.ModuleList and its like are never called, and are passed over. Without `check_fn`
-    candidates are the model's blocks:
+    a forward: nn.ModuleList and its like are never called, and are passed over.
+
+    With a `batch` and without `check_fn` candidates are the modules, none inside another, whose
+    regions give a forward and backward with that batch the least peak: what is kept for backward,
+    and the most that one region takes when it runs again. This is measured, on tensors without
+    values where the model does not look at values, and does not depend on how the model is written.
+    Where transformers, diffusers or timm have gradient checkpointing for the model, modules are
+    chosen that keep no more than that, if there are such. Modules that return views of their
+    arguments, write to these in place, keep nothing or run without gradients are none.
+
+    Without both, candidates are the model's blocks, as far as its structure shows them:
 
     - the elements of an nn.ModuleList, nn.Sequential or nn.ModuleDict that are of one class, or
       mostly of classes that occur more than once, and are more than single layers. All such lists
@@ -83,9 +93,10 @@ def apply_activation_checkpointing(
     wrapped already gets the new settings; modules that are not chosen stay as they are.
 
     A region runs its module again in backward, where counters, moving averages and spectral norm's
-    vectors move once more (batch norm's statistics do not). With a `batch` the model runs
-    once, each chosen module twice more, all is put back, and modules that cannot run again as they
-    did are left out. A warning says which, and why.
+    vectors move once more (batch norm's statistics do not). With a `batch` the model runs once,
+    each chosen module twice more, and modules that cannot run again as they did are left out. A
+    warning says which, and why; of modules that `check_fn` chooses it also says which the batch
+    never calls, or without gradients alone, and which are inside others. All is put back.
 
     Args:
         model: its submodules are changed; names, parameters and state_dict stay the same.
@@ -113,8 +124,8 @@ def apply_activation_checkpointing(
         TypeError: an argument is of the wrong type, none of the modules that `check_fn` chooses has
             a forward, or `checkpoint_wrapper` raises it for a module.
         ValueError: an argument is out of its range, both `every` and `fraction` are given, or there
-            is no `check_fn` and the model has no blocks. After any error the model is as before.
-        Whatever the model's forward raises with `batch`.
+            is neither `check_fn` nor `batch` and the model has no blocks.
+        Whatever the model raises with `batch`, with a note. After any error the model is as before.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"{_WHO}: model must be an nn.Module, got {type(model).__name__}")
@@ -132,17 +143,11 @@ def apply_activation_checkpointing(
     _check_count("skip_last", skip_last, least=0)
     _check_fraction(0 if fraction is None else fraction)
 
-    candidates, note = choose_modules(model, predicate)
-    if note:
+    found = choose_modules(_WHO, model, predicate, batch)
+    for note in found.warnings:
         warnings.warn(f"{_WHO}: {note}", stacklevel=2)
-    end = max(0, len(candidates) - skip_last)
-    chosen = _choose(candidates[skip_first:end], every, fraction)
-    if batch is not None:
-        args, kwargs = arguments_of(batch)
-        reasons = cannot_run_again(model, partial(model, *args, **kwargs), dict(chosen))
-        if reasons:
-            warnings.warn(f"{_WHO}: {left_out(reasons)}", stacklevel=2)
-        chosen = [(name, module) for name, module in chosen if name not in reasons]
+    end = max(0, len(found.modules) - skip_last)
+    chosen = _choose(found.modules[skip_first:end], every, fraction)
     options: dict[str, Any] = {
         "offload_to_cpu": offload_to_cpu,
         "maintain_forward_counter": maintain_forward_counter,
@@ -176,18 +181,60 @@ def as_predicate(argument: str, choice: Choice | None) -> Predicate | None:
     return choice
 
 
-def choose_modules(model: nn.Module, predicate: Predicate | None) -> tuple[NamedModules, str]:
-    """The candidates, and what a user should know about the choice."""
-    if predicate is None:
-        blocks = find_blocks(model)
-        if not blocks.modules:
-            raise ValueError(
-                f"{_WHO}: without check_fn, model must have an nn.ModuleList, "
-                "nn.Sequential or nn.ModuleDict whose elements are of the same class and have "
-                f"parameters, got {type(model).__name__} without one; check_fn (in convert: "
-                "checkpoint) chooses modules"
-            )
-        return _submodules(model, blocks.modules.__contains__), blocks.note
+@dataclass(frozen=True)
+class FoundModules:
+    """Modules that are to be regions, and what a user should know about the choice."""
+
+    modules: NamedModules
+    warnings: tuple[str, ...] = ()
+    """On modules that are none though they were asked for, or would be chosen."""
+    notes: tuple[str, ...] = ()
+
+
+def choose_modules(
+    who: str, model: nn.Module, predicate: Predicate | None, batch: Any = None
+) -> FoundModules:
+    """The candidates, and what a user should know about the choice.
+
+    Raises:
+        TypeError, ValueError: there are none.
+        Whatever the model raises with the batch: its own error, with a note.
+    """
+    if predicate is not None:
+        modules = _chosen_by(predicate, model)
+        if batch is None:
+            return FoundModules(modules)
+        reasons, notes = checked_regions(who, model, batch, dict(modules))
+        modules = [(path, module) for path, module in modules if path not in reasons]
+        return FoundModules(modules, (*_left_out(reasons), *notes))
+    if batch is not None:
+        measured = measured_regions(who, model, batch)
+        regions = {model.get_submodule(path) for path in measured.paths}
+        modules = _submodules(model, regions.__contains__)
+        return FoundModules(modules, _left_out(measured.reasons), measured.notes)
+    blocks = find_blocks(model)
+    if not blocks.modules:
+        raise ValueError(
+            f"{who}: without check_fn, model must have an nn.ModuleList, nn.Sequential or "
+            "nn.ModuleDict whose elements are of the same class and have parameters, got "
+            f"{type(model).__name__} without one; check_fn (in convert: checkpoint) chooses "
+            "modules, and with a batch they are chosen by what a step keeps"
+        )
+    modules = _submodules(model, blocks.modules.__contains__)
+    return FoundModules(modules, (blocks.note,) if blocks.note else (), (BY_STRUCTURE,))
+
+
+BY_STRUCTURE = (
+    "the regions were chosen by how the model is written; with a batch they are chosen by what a "
+    "step keeps"
+)
+
+
+def _left_out(reasons: dict[str, str]) -> tuple[str, ...]:
+    return (left_out(reasons),) if reasons else ()
+
+
+def _chosen_by(predicate: Predicate, model: nn.Module) -> NamedModules:
     chosen = _submodules(model, predicate)
     candidates = [(name, module) for name, module in chosen if has_forward(module)]
     if chosen and not candidates:
@@ -196,7 +243,7 @@ def choose_modules(model: nn.Module, predicate: Predicate | None) -> tuple[Named
             f"{_WHO}: check_fn (in convert: checkpoint) must choose modules that have "
             f"a forward, got {type(module).__name__} at {name!r}, which is never called itself"
         )
-    return candidates, ""
+    return candidates
 
 
 def _submodules(model: nn.Module, predicate: Predicate) -> NamedModules:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils import checkpoint as torch_checkpoint
 
 from memopt._checkpoint.naming import joined
+from memopt._checkpoint.wrapper import unwrap
 from memopt._class_patch import original_class
 from memopt._function_code import plain_function
 
@@ -48,6 +49,60 @@ def checkpoints_itself(module: nn.Module) -> bool:
     return layers is not None and isinstance(module, layers.GradientCheckpointingLayer)
 
 
+def layers_that_checkpoint(model: nn.Module) -> list[nn.Module]:
+    """Layers of transformers whose own gradient checkpointing is on."""
+    return [m for m in model.modules() if checkpoints_itself(m) and _is_on(m)]
+
+
+def _is_on(module: nn.Module) -> bool:
+    return module.__dict__.get("gradient_checkpointing") is True
+
+
+def without_own(model: nn.Module) -> None:
+    """Take regions away, and the checkpointing whose place they would take."""
+    unwrap(model)
+    for layer in layers_that_checkpoint(model):
+        layer.__dict__["gradient_checkpointing"] = False
+
+
+def with_own(model: nn.Module) -> None:
+    """Take regions away, and turn on the checkpointing that the model has itself."""
+    unwrap(model)
+    for module in _with_own(model):
+        name = next(name for name in _TURN_ON if hasattr(module, name))
+        getattr(module, name)()
+
+
+def has_own(model: nn.Module) -> bool:
+    """Whether it has gradient checkpointing that can be turned on, as transformers, diffusers and
+    timm have.
+    """
+    return bool(_with_own(model))
+
+
+_TURN_ON = (  # of transformers, by its names of today and of before, diffusers, timm
+    "activation_checkpointing_enable",
+    "gradient_checkpointing_enable",
+    "enable_gradient_checkpointing",
+    "set_grad_checkpointing",
+)
+_SUPPORTS = ("supports_gradient_checkpointing", "_supports_gradient_checkpointing")
+
+
+def _with_own(model: nn.Module) -> list[nn.Module]:
+    """The outermost modules that have it."""
+    found: list[nn.Module] = []
+    todo = [model]
+    while todo:
+        module = todo.pop()
+        supports = [getattr(module, name) for name in _SUPPORTS if hasattr(type(module), name)]
+        if all(supports) and any(hasattr(module, name) for name in _TURN_ON):
+            found.append(module)
+        else:
+            todo += module.children()
+    return found
+
+
 def notes_on_own(model: nn.Module, regions: Sequence[nn.Module]) -> list[str]:
     """Notes for the user on regions in a model that may checkpoint by itself, as far as the model
     says so or its code shows it.
@@ -55,7 +110,7 @@ def notes_on_own(model: nn.Module, regions: Sequence[nn.Module]) -> list[str]:
     if not regions:
         return []
     paths = {module: path for path, module in model.named_modules()}
-    on = [m for m in paths if m.__dict__.get("gradient_checkpointing") is True]
+    on = list(filter(_is_on, paths))
     inside = {each for m in regions for each in m.modules() if each is not m}
     below = {each for m in on for each in m.modules() if each is not m}
     replaced = [paths[m] for m in regions if checkpoints_itself(m) and m in on]

@@ -28,7 +28,6 @@ from memopt._convert.sample import (
     measure_sample,
     note_on_calls,
     notes_on_sample,
-    sample_run,
 )
 from memopt._convert.skip import Skip, outermost, skipped
 from memopt._convert.supported import has_kernels_for
@@ -119,8 +118,9 @@ def convert(
             of a float32 residual and a 16-bit tensor of its shape, as blocks add them under
             autocast, that tensor is kept where the sum would be, if nothing else holds it by then.
         checkpoint: submodules to make checkpointed regions (see `checkpoint_wrapper`): a predicate,
-            a class or a sequence of classes, or True for the model's blocks as
-            `apply_activation_checkpointing` finds them. In layers of transformers a region takes
+            a class or a sequence of classes, or True for those that
+            `apply_activation_checkpointing` finds, by what a step with `batch` keeps if there is
+            one. In layers of transformers a region takes
             the place of their own gradient checkpointing; a note says so if that is on. A norm,
             activation or dropout alone is made none where recipes are on, which keep less; a note
             says so.
@@ -157,19 +157,20 @@ def convert(
     check_autocast_norms(autocast_norms)
     regions = Regions(checkpoint, offload)
     before = None if batch is None else measure_sample(model, batch)
+    was_converted = _was_converted(model) and (has_recipes(model) or not recipes)
     left_alone = skipped(model, skip)
     matches = match(Context(model, recipes, left_alone), (*registered_rules(), *RULES))
     matches = with_autocast_norms(matches, autocast_norms)
     with restored_on_error(model):
         apply_swaps(model, [(m.module, m.answer) for m in matches if isinstance(m.answer, Swap)])
-        run = None if before is None else sample_run(model, batch)
-        assignment = regions.put(model, recipes or has_recipes(model), run)
-        notes = _notes(model, recipes, changed=_has_swaps(matches) or bool(assignment.choices))
+        if recipes:
+            turn_recipes_on(model, functional and _has_kernels(model), left_alone)
+        assignment = regions.put(model, has_recipes(model), batch)
+        is_old = was_converted and not _has_swaps(matches) and not assignment.choices
+        notes = _notes(model, is_old)
         if left_alone:
             notes = (f"skipped: {', '.join(outermost(left_alone))}", *notes)
         notes += regions.notes
-        if recipes:
-            turn_recipes_on(model, functional and _has_kernels(model), left_alone)
         checkpointed = assignment.where(lambda choice: not choice.offload)
         offloaded = assignment.where(lambda choice: choice.offload > 0)
         sample = None
@@ -253,12 +254,12 @@ def _left(matches: list[Match]) -> tuple[Left, ...]:
     )
 
 
-def _notes(model: nn.Module, recipes: bool, changed: bool) -> tuple[str, ...]:
-    """The report's notes. `recipes` says whether recipes will be on; they may be on already."""
+def _notes(model: nn.Module, is_old: bool) -> tuple[str, ...]:
+    """The report's notes. `is_old`: the model was converted before, and nothing changed."""
     notes = []
-    if not changed and (has_recipes(model) or not recipes) and _was_converted(model):
+    if is_old:
         notes.append(NOTHING_NEW)
-    if recipes or has_recipes(model):
+    if has_recipes(model):
         notes.append(STEP_ASIDE)
     devices = {parameter.device for parameter in model.parameters()}
     notes += [

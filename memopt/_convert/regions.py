@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
@@ -12,7 +12,6 @@ from memopt._checkpoint.assigned import put_regions
 from memopt._checkpoint.caches import note_on_caches
 from memopt._checkpoint.naming import joined
 from memopt._checkpoint.other import notes_on_own
-from memopt._checkpoint.probe import cannot_run_again, left_out
 from memopt._checkpoint.wrapper import settings_of
 from memopt._convert.swap import swap_of
 from memopt.assignment import Assignment, Choice
@@ -34,14 +33,12 @@ class Regions:
             if choice is not None and choice is not False
         ]
 
-    def put(
-        self, model: nn.Module, recipes: bool, run: Callable[[], object] | None = None
-    ) -> Assignment:
+    def put(self, model: nn.Module, recipes: bool, batch: Any = None) -> Assignment:
         """Make the chosen modules regions. Each knows what it was before, for `revert_region`.
 
         Args:
-            run: a forward of the model on a sample, by which modules are found that cannot run
-                again as they did, and are left out.
+            batch: modules are chosen by what a step with it keeps; those that cannot run again as
+                they did are left out.
             recipes: they will be on. Modules that are one op of memopt's are not wrapped then: they
                 save their input, as a region does, but what a region returns has no recipe.
 
@@ -51,9 +48,9 @@ class Regions:
         chosen: dict[str, tuple[nn.Module, bool]] = {}
         notes: dict[str, None] = {}
         for to_cpu, predicate in self._choices:
-            candidates, note = choose_modules(model, predicate)
-            chosen |= {path: (module, to_cpu) for path, module in candidates}
-            notes[note] = None
+            found = choose_modules("convert", model, predicate, batch)
+            chosen |= {path: (module, to_cpu) for path, module in found.modules}
+            notes |= dict.fromkeys((*found.warnings, *found.notes))
         cheaper = [
             path
             for path, (module, to_cpu) in chosen.items()
@@ -62,11 +59,6 @@ class Regions:
         if cheaper:
             notes[f"no regions, since recipes keep less: {joined(cheaper)}"] = None
             chosen = {path: each for path, each in chosen.items() if path not in set(cheaper)}
-        if run is not None and chosen:
-            modules = {path: module for path, (module, _) in chosen.items()}
-            if reasons := cannot_run_again(model, run, modules):
-                notes[left_out(reasons)] = None
-                chosen = {path: each for path, each in chosen.items() if path not in reasons}
         assignment = Assignment(
             {path: Choice(checkpoint=True, offload=to_cpu) for path, (_, to_cpu) in chosen.items()},
             "cpu",
@@ -75,7 +67,7 @@ class Regions:
             region.note()
         regions = [module for module, _ in chosen.values()]
         notes[note_on_caches(model, regions)] = None
-        if run is None:
+        if batch is None:
             notes |= dict.fromkeys(notes_on_own(model, regions))
         self.notes = tuple(filter(None, notes))
         return assignment

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -32,12 +31,6 @@ def attribute_sample(model: nn.Module, batch: Any, regions: Iterable[str]) -> At
     args, kwargs = arguments_of(batch)
     with _noted(model, "converted; as it was, it did not"):
         return attribute(model, args, kwargs, regions)
-
-
-def sample_run(model: nn.Module, batch: Any) -> Callable[[], object]:
-    """A forward of the model with the sample."""
-    args, kwargs = arguments_of(batch)
-    return partial(model, *args, **kwargs)
 
 
 @contextmanager

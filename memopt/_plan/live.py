@@ -194,7 +194,7 @@ def blocks_of(model: nn.Module, blocks: Blocks) -> tuple[str, ...]:
     else:
         predicate = as_predicate("memopt.plan: blocks", cast("Modules | None", blocks))
         try:
-            found, _ = choose_modules(model, predicate)
+            found = choose_modules("memopt.plan", model, predicate).modules
         except ValueError as error:
             raise ValueError(
                 "memopt.plan: model must have blocks (an nn.ModuleList, nn.Sequential or "

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memopt._compat import running_node, sequence_number
+from memopt._compat import running_node, running_node_number, sequence_number
 from memopt._extension import _C
 from memopt.memory.attribution import innermost
 from memopt.memory.pieces import (
@@ -53,6 +53,7 @@ from memopt.memory.saved import SavedTensors
 from memopt.memory.scratch.rules import scratch_of
 from memopt.memory.storages import parts_of, tensors_in
 from memopt.memory.work import Work, work_of
+from memopt.memory.writes import written_by
 
 
 class Ledger(TorchDispatchMode):
@@ -79,8 +80,11 @@ class Ledger(TorchDispatchMode):
         self.phases: list[str] = ["before"]
         self.marks: list[Mark] = []
         self.work: list[Work] = []
+        self.saved_pieces: list[Sequence[Piece]] = []
+        """Of each save, what it holds."""
+        self.nodes: list[int] = [-1]
+        """Of each instant, the number of the autograd node whose backward ran; else -1."""
         self.total = 0
-        self.saves = 0
         self.phase = "forward"
         self._granularity = granularity
         self._device = device
@@ -96,6 +100,11 @@ class Ledger(TorchDispatchMode):
     def instant(self) -> int:
         """The number of the newest operator."""
         return len(self.ops) - 1
+
+    @property
+    def saves(self) -> int:
+        """How often something was saved for backward."""
+        return len(self.saved_pieces)
 
     def adopt(self, category: str, named: Iterable[tuple[str, object]]) -> None:
         """Enters memory allocated before the step, in a category; a piece that has one keeps it."""
@@ -120,8 +129,9 @@ class Ledger(TorchDispatchMode):
 
     def saved(self, tensor: Tensor, fate: str = KEPT) -> None:
         """The graph holds the tensor itself, or a region does."""
-        self.saves += 1
-        for piece in self.pieces_of(tensor):
+        pieces = self.pieces_of(tensor)
+        self.saved_pieces.append(pieces)
+        for piece in pieces:
             piece.category = piece.category or ACTIVATIONS
             piece.saved = self.saves if piece.saved is None else piece.saved
             if not piece.fate or piece.fate == REGION_INPUT:
@@ -141,9 +151,10 @@ class Ledger(TorchDispatchMode):
         self.pieces = [piece for _, piece in self._live.values()]
         self.late, self.scratch = [], []
         for piece in self.pieces:
-            piece.born, piece.phase, piece.saved = 0, "before", None
+            piece.born, piece.phase, piece.saved, piece.writes = 0, "before", None, []
         self.log = [Entry(0, 1, piece) for piece in self.pieces]
         self.ops, self.phases, self.marks, self.work = ["before"], ["before"], [], []
+        self.saved_pieces, self.nodes = [], [-1]
 
     def close(self) -> None:
         """No piece ends from now on. What nobody has claimed was temporary."""
@@ -169,9 +180,11 @@ class Ledger(TorchDispatchMode):
             return func(*args, **kwargs)
         self.ops.append(name)
         self.phases.append(self.phase)
+        self.nodes.append(running_node_number() if self.phase == "backward" else -1)
         given = tensors_in((args, kwargs) if kwargs else args)
         self._find(given)
         self._used(given)
+        self._note_writes(func, args, kwargs)
         result = self.run(func, args, kwargs)
         place: Place | None = None
         results = tensors_in(result)
@@ -256,6 +269,12 @@ class Ledger(TorchDispatchMode):
             for piece in self.pieces_of(tensor):
                 if not piece.category:
                     piece.category, piece.fate = ACTIVATIONS, RECIPE
+
+    def _note_writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.phase == "forward":
+            for tensor in written_by(func, args, kwargs):
+                for piece in self.pieces_of(tensor):
+                    piece.writes.append(self.instant)
 
     def _used(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:

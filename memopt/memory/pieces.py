@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -58,6 +58,8 @@ class Piece:
     """The number of the last operator of forward that read it."""
     first_in_backward: int | None = None
     """The number of the first operator of backward that did."""
+    writes: list[int] = field(default_factory=list)
+    """The numbers of the operators of forward that wrote to it in place."""
     margin: int = 0
     """Bytes of a kernel's scratch that may not be there: its size is known as a bound."""
 

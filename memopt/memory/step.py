@@ -72,9 +72,9 @@ class Step:
 
     def batches(self) -> list[Any]:
         """The micro-batches."""
-        rows = rows_of(self.who, self.batch)
         if self.micro_batches == 1:
             return [as_dict(self.batch)]
+        rows = rows_of(self.who, self.batch)
         if not 1 <= self.micro_batches <= rows:
             raise ValueError(
                 f"{self.who}: micro_batches must be from 1 to the batch's {rows} rows, got "

@@ -172,7 +172,7 @@ def test_regions_of_random_models(tree: Any, choice: str, offload: bool, swaps: 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # on lists of lists
             regions = memopt.apply_activation_checkpointing(
-                model, None if check_fn is True else check_fn, offload_to_cpu=offload
+                model, check_fn=None if check_fn is True else check_fn, offload_to_cpu=offload
             )
     for ours, theirs in zip(step(model, x), plain, strict=True):
         assert torch.equal(ours, theirs)

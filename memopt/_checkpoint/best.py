@@ -1,0 +1,292 @@
+"""The modules whose regions give a step the least peak, by its tree of calls.
+
+A storage that is kept for backward has a home: the innermost call in which it is made and all that
+keep it are. A region around that call drops it. Without one it stays, whatever regions are inside
+or beside: who keeps it is outside of regions, or it is an argument of one. So the bytes that stay
+with a set of regions, none inside another, are a sum over the tree: of what is at home in modules
+that no region covers, and of arguments that only regions keep.
+
+The peak is what stays, and in addition the most that one region takes when it runs again, with its
+backward. For each such most the least that stays is found from the leaves to the root: a module is
+a region, or its children are looked at. Of all these the one with the least sum is taken.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from memopt.memory.calls.tree import CallTree, ModuleCall
+
+_LEAST_SHARE = 0.25
+"""Of the bytes that a module returns, what its region has to drop."""
+_WORTH_LIFTING = 0.02
+"""Of a step's bytes, what a module has to keep that several others call."""
+_MOST_CUTS = 32
+"""How many bounds on what a region may take are looked at closely, the best by sums first."""
+
+Context = tuple[str, ...]
+"""A module with those around its calls, from the outermost one."""
+
+
+@dataclass
+class ModulePlace:
+    """A module's calls in one context."""
+
+    path: str
+    own: int = 0
+    """Bytes that stay if no region is around it, and it is none."""
+    inside: int = 0
+    """The same with the places inside."""
+    returned: int = 0
+    working: int = 0
+    """The most that a region takes in backward."""
+    may_be_region: bool = False
+    arguments: dict[int, int] = field(default_factory=dict)
+    """Storages that regions keep and nothing else does, by number, and their bytes."""
+    extra: int = 0
+    """Bytes of those that no region beside it can keep."""
+    shared: int = 0
+    """Bytes of those of others that are made here, or are passed on here, to several inside."""
+    children: list[ModulePlace] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RegionSet:
+    """A set of modules, none inside another, as regions."""
+
+    paths: tuple[str, ...]
+    stays: int
+    """Bytes that are kept for backward then."""
+    working: int
+    """The most that one of them takes in backward, or an operator does in any case."""
+
+    @property
+    def peak(self) -> int:
+        return self.stays + self.working
+
+
+def best_cut(tree: CallTree, without: Collection[str] = (), limit: int | None = None) -> RegionSet:
+    """The cut with the least peak; of several the one that keeps least.
+
+    Args:
+        without: paths of modules that are no regions.
+        limit: a cut that keeps no more bytes goes before one that does.
+    """
+    ways: list[Mapping[str, Context]] = [{}]
+    if lifted := _lifted(tree):
+        ways.append(lifted)
+    cuts = [
+        cut for way in ways for cut in _best(places_of(tree, without, way), _floor(tree), limit)
+    ]
+    return min(cuts, key=lambda cut: (limit is not None and cut.stays > limit, cut.peak, cut.stays))
+
+
+def places_of(
+    tree: CallTree, without: Collection[str], lifted: Mapping[str, Context]
+) -> ModulePlace:
+    """The root of the modules in their contexts.
+
+    Args:
+        lifted: modules that are called by several others, and the context that these have in
+            common. They count there, and what is between is no region. Others that are called by
+            several are none.
+    """
+    contexts = _contexts(tree, lifted)
+    places = {context: ModulePlace(context[-1]) for context in dict.fromkeys(contexts)}
+    calls: defaultdict[Context, list[ModuleCall]] = defaultdict(list)
+    receivers: defaultdict[int, dict[Context, None]] = defaultdict(dict)
+    for context, call in zip(contexts, tree.calls, strict=True):
+        places[context].own += call.own_bytes
+        calls[context].append(call)
+        for number in call.inputs if call.with_gradients else ():
+            if not tree.storages[number].savers:
+                receivers[number][context] = None
+    for number, those in receivers.items():
+        nbytes = tree.storages[number].nbytes
+        longest = max(those, key=len)
+        is_shared = any(longest[: len(each)] != each for each in those)
+        for each in those:
+            places[each].arguments[number] = nbytes
+            places[each].extra += 0 if is_shared else nbytes
+        if is_shared:
+            around = contexts[tree.storages[number].maker]
+            for each in those:
+                around = _common(around, each[:-1])
+            places[around].shared += nbytes
+    between = _between(tree, lifted)
+    several = _in_several(contexts)
+    for context, place in reversed(places.items()):  # those inside come first
+        mine = [call for call in calls[context] if call.with_gradients]
+        place.inside += place.own
+        place.returned = sum(call.output_bytes for call in mine)
+        place.working = max((max(c.forward, c.backward) for c in mine), default=0)
+        gain = place.inside - place.extra
+        place.may_be_region = (
+            bool(place.path and mine)
+            and place.path not in without
+            and place.path not in several
+            and context not in between
+            and gain > 0
+            and gain >= _LEAST_SHARE * place.returned
+        )
+        if len(context) > 1:
+            parent = places[context[:-1]]
+            parent.inside += place.inside
+            parent.children.insert(0, place)
+    return next(iter(places.values()))
+
+
+def _contexts(tree: CallTree, lifted: Mapping[str, Context]) -> list[Context]:
+    contexts: list[Context] = []
+    for call in tree.calls:
+        around: Context = contexts[call.parent] if call.parent >= 0 else ()
+        contexts.append((*lifted.get(call.path, around), call.path))
+    return contexts
+
+
+def _in_several(contexts: Collection[Context]) -> set[str]:
+    """Paths of modules that have several contexts."""
+    found: defaultdict[str, set[Context]] = defaultdict(set)
+    for context in contexts:
+        found[context[-1]].add(context)
+    return {path for path, those in found.items() if len(those) > 1 and path}
+
+
+def _lifted(tree: CallTree) -> dict[str, Context]:
+    """The outermost modules that several others call, and that keep enough."""
+    contexts = _contexts(tree, {})
+    several = _in_several(contexts)
+    found: dict[str, Context] = {}
+    kept: defaultdict[str, int] = defaultdict(int)
+    for context, call in zip(contexts, tree.calls, strict=True):
+        path = call.path
+        if path in several and several.isdisjoint(context[:-1]):
+            kept[path] += call.kept_bytes
+            found[path] = _common(found.get(path, context[:-1]), context[:-1])
+    return {
+        path: context
+        for path, context in found.items()
+        if kept[path] >= _WORTH_LIFTING * tree.kept_bytes and path not in context
+    }
+
+
+def _between(tree: CallTree, lifted: Mapping[str, Context]) -> set[Context]:
+    """The contexts from which lifted modules are called, up to where they count."""
+    contexts = _contexts(tree, lifted)
+    found: set[Context] = set()
+    for call in tree.calls:
+        if call.path in lifted:
+            around = contexts[call.parent]
+            while len(around) > len(lifted[call.path]):
+                found.add(around)
+                around = around[:-1]
+    return found
+
+
+def _common(one: Context, other: Context) -> Context:
+    length = 0
+    while length < min(len(one), len(other)) and one[length] == other[length]:
+        length += 1
+    return one[:length]
+
+
+def _best(root: ModulePlace, floor: int, limit: int | None) -> Iterator[RegionSet]:
+    """Cuts of which one is the best.
+
+    An argument that several regions would keep is one storage. Whether it stays depends on all of
+    them, and is no sum over the tree. So it counts for each, and then where it is made; what really
+    stays says which was better.
+    """
+    places = _from_leaves(root)
+    bounds = sorted({floor, *(p.working for p in places if p.may_be_region and p.working > floor)})
+    found: dict[tuple[str, ...], RegionSet] = {}
+    for once in (True, False):
+        stays = _least_that_stays(places, bounds, once)
+        ranked = sorted(
+            (limit is not None and kept > limit, kept + bound, kept, bound)
+            for kept, bound in zip(stays, bounds, strict=True)
+        )
+        for *_, bound in ranked[:_MOST_CUTS]:
+            chosen = _chosen(places, bound, once)
+            paths = tuple(dict.fromkeys(place.path for place in chosen))
+            if paths not in found:
+                working = max((place.working for place in chosen), default=0)
+                found[paths] = RegionSet(paths, _stays(root, chosen), max(working, floor))
+    yield from found.values()
+
+
+def _stays(root: ModulePlace, chosen: Collection[ModulePlace]) -> int:
+    """Bytes that are kept with these regions."""
+    regions = set(map(id, chosen))
+    arguments: dict[int, int] = {}
+    nbytes, todo = 0, [root]
+    while todo:
+        place = todo.pop()
+        if id(place) in regions:
+            arguments |= place.arguments
+        else:
+            nbytes += place.own
+            todo += place.children
+    return nbytes + sum(arguments.values())
+
+
+def _floor(tree: CallTree) -> int:
+    """The most that an operator's backward takes beside what is kept, whichever regions there are:
+    by calls that call no others.
+    """
+    parents = {call.parent for call in tree.calls}
+    leaves = (call for number, call in enumerate(tree.calls) if number not in parents)
+    return max((call.backward - call.kept_bytes for call in leaves), default=0)
+
+
+def _from_leaves(root: ModulePlace) -> list[ModulePlace]:
+    found, todo = [], [root]
+    while todo:
+        found.append(todo.pop())
+        todo += found[-1].children
+    return found[::-1]
+
+
+def _own(place: ModulePlace, once: bool) -> int:
+    return place.own + place.shared * once
+
+
+def _extra(place: ModulePlace, once: bool) -> int:
+    return place.extra if once else sum(place.arguments.values())
+
+
+def _least_that_stays(places: list[ModulePlace], bounds: list[int], once: bool) -> list[int]:
+    """For each bound on what a region may take. `places`: the root is the last one."""
+    allowed = torch.tensor(bounds)
+    costs: dict[int, Tensor] = {}
+    for place in places:
+        cost = torch.full((len(bounds),), _own(place, once))
+        for child in place.children:
+            cost += costs.pop(id(child))
+        if place.may_be_region:
+            first = int(torch.searchsorted(allowed, place.working))
+            cost[first:] = cost[first:].clamp(max=_extra(place, once))
+        costs[id(place)] = cost
+    found: list[int] = costs[id(places[-1])].tolist()
+    return found
+
+
+def _chosen(places: list[ModulePlace], bound: int, once: bool) -> list[ModulePlace]:
+    """The regions of the best cut under one bound, in the order of their calls."""
+    costs: dict[int, tuple[int, list[ModulePlace]]] = {}
+    for place in places:
+        cost, regions = _own(place, once), []
+        for child in place.children:
+            more, inside = costs.pop(id(child))
+            cost += more
+            regions += inside
+        extra = _extra(place, once)
+        if place.may_be_region and place.working <= bound and extra < cost:
+            cost, regions = extra, [place]
+        costs[id(place)] = cost, regions
+    return costs[id(places[-1])][1]

@@ -1,0 +1,208 @@
+"""The regions of a model, by what a forward and backward with a batch keeps."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from memopt._checkpoint.best import RegionSet, best_cut
+from memopt._checkpoint.naming import joined
+from memopt._checkpoint.other import has_own, layers_that_checkpoint, with_own, without_own
+from memopt._checkpoint.probe import cannot_run_again
+from memopt._checkpoint.wrapper import has_forward
+from memopt._compat import add_note
+from memopt.memory.batches import as_dict, call
+from memopt.memory.calls.measure import call_tree, sum_of_outputs
+from memopt.memory.calls.tree import CallTree
+from memopt.memory.depth import Depth
+from memopt.memory.parallel import is_sharded
+from memopt.memory.step import LossLike, Step
+from memopt.memory.storages import tensors_in
+
+_MOST_ROUNDS = 24
+"""How often modules are chosen anew, when some of those that were cannot be regions."""
+
+
+@dataclass(frozen=True)
+class MeasuredRegions:
+    """The modules that are to be regions, and why others are none."""
+
+    cut: RegionSet
+    tree: CallTree
+    reasons: dict[str, str]
+    """By path, modules that would be among them, and why they cannot."""
+    notes: tuple[str, ...]
+    """On the outermost modules that keep nothing."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return self.cut.paths
+
+
+def measured_regions(
+    who: str, model: nn.Module, batch: Any, loss: LossLike = None
+) -> MeasuredRegions:
+    """The modules whose regions give the least peak, none inside another.
+
+    A step is predicted, or runs where it cannot be; then the model runs forward to see which of the
+    modules can run again. Where the model has gradient checkpointing of its own, modules are chosen
+    that keep no more than that, if there are such.
+
+    Args:
+        who: the function that the user called, for messages.
+        loss: makes the loss of what the model returns; None: see `sum_of_outputs`.
+
+    Raises:
+        Whatever the model raises with the batch: its own error, with a note.
+    """
+    step = Step(model, batch, None, loss or sum_of_outputs, who=who)
+    depth = Depth()
+    with _noted(who, model), _quiet():
+        tree = call_tree(step, without_own, depth)
+        limit = _kept_by_its_own(step, depth)
+    modules = dict(model.named_modules())
+    layers = layers_that_checkpoint(model)
+    inside = {m for layer in layers for m in layer.modules() if m is not layer}
+    banned = {path for path, module in modules.items() if module in inside}
+    reasons: dict[str, str] = {}
+    known: set[str] = set()
+    for _ in range(_MOST_ROUNDS):
+        cut = best_cut(tree, banned, limit)
+        new = {path: why for path in cut.paths if (why := _why_not(tree, path))}
+        fresh = [path for path in cut.paths if path not in known and path not in new]
+        new |= _probed(who, model, batch, {path: modules[path] for path in fresh})
+        known.update(fresh)
+        if not new:
+            break
+        reasons |= new
+        banned |= new.keys()
+    else:
+        possible = tuple(path for path in cut.paths if path not in reasons)
+        cut = RegionSet(possible, cut.stays, cut.working)
+    told = (
+        ("no regions, since they run without gradients", without_gradients(tree)),
+        ("no regions, since the batch never calls them", _never_called(tree, modules)),
+    )
+    notes = tuple(f"{what}: {joined(paths)}" for what, paths in told if paths)
+    return MeasuredRegions(cut, tree, reasons, notes)
+
+
+def checked_regions(
+    who: str, model: nn.Module, batch: Any, modules: Mapping[str, nn.Module]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Of modules that a user chose, by path: those that cannot be regions, and why; and what is to
+    be said of the others.
+
+    Raises:
+        Whatever the model raises with the batch: its own error, with a note.
+    """
+    step = Step(model, batch, None, sum_of_outputs, who=who)
+    with _noted(who, model), _quiet():
+        tree = call_tree(step, without_own)
+    reasons = _probed(who, model, batch, modules)
+    left = [path for path in modules if path not in reasons]
+    called = {call.path for call in tree.calls}
+    idle = [path for path in left if path not in called]
+    bare = {
+        path for path in called if not any(c.with_gradients for c in tree.calls if c.path == path)
+    }
+    plain = [path for path in left if path in bare]
+    nested = [path for path in left if any(path.startswith(f"{other}.") for other in left)]
+    told = (
+        ("regions that the batch never calls", idle),
+        ("regions of modules that run without gradients, where they change nothing", plain),
+        ("regions inside others, which backward runs again twice", nested),
+    )
+    return reasons, tuple(f"{what}: {joined(paths)}" for what, paths in told if paths)
+
+
+def _probed(
+    who: str, model: nn.Module, batch: Any, modules: Mapping[str, nn.Module]
+) -> dict[str, str]:
+    """Those that cannot run again as they did. Where there are no values nothing is known."""
+    has_values = not any(t.is_meta for t in (*model.parameters(), *tensors_in(batch)))
+    if not modules or not has_values or is_sharded(model):
+        return {}
+    with _noted(who, model):
+        return cannot_run_again(model, partial(call, model, as_dict(batch)), modules)
+
+
+def without_gradients(tree: CallTree) -> list[str]:
+    """The outermost modules whose calls all run without gradients, and that call others."""
+    with_gradients = {call.path for call in tree.calls if call.with_gradients}
+    around = {tree.calls[call.parent].path for call in tree.calls if call.parent >= 0}
+    return list(
+        dict.fromkeys(
+            call.path
+            for call in tree.calls
+            if call.path not in with_gradients
+            and call.path in around
+            and tree.calls[call.parent].path in with_gradients
+        )
+    )
+
+
+def _never_called(tree: CallTree, modules: Mapping[str, nn.Module]) -> list[str]:
+    """The outermost modules that have parameters and a forward, and are not called, nor is anything
+    in them.
+    """
+    called = {call.path for call in tree.calls}
+    called |= {path[:end] for path in called for end, char in enumerate(path) if char == "."}
+    found: list[str] = []
+    for path, module in modules.items():
+        is_inside = any(path.startswith(f"{other}.") for other in found[-1:])
+        has_parameters = next(module.parameters(), None) is not None
+        if path not in called and not is_inside and has_parameters and has_forward(module):
+            found.append(path)
+    return found
+
+
+def _why_not(tree: CallTree, path: str) -> str:
+    calls = [tree.calls[number] for number in tree.calls_of(path)]
+    if any(call.writes_inputs for call in calls):
+        return "it writes to its arguments in place"
+    if any(call.inputs_written for call in calls):
+        return "an argument is written in place after it"
+    if any(call.returns_view for call in calls):
+        return "it returns a view of an argument"
+    return ""
+
+
+def _kept_by_its_own(step: Step, depth: Depth) -> int | None:
+    """Bytes that the model keeps with gradient checkpointing of its own; None where it has none."""
+    if not has_own(step.model):
+        return None
+    try:
+        return call_tree(step, with_own, depth).kept_bytes
+    except Exception:  # it cannot be turned on here, and so is no alternative
+        return None
+
+
+@contextmanager
+def _noted(who: str, model: nn.Module) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        kind = type(model).__name__
+        add_note(error, f"{who}: {kind} raised this with the batch. It is as it was before.")
+        raise
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what libraries log, and warn, of a step that does not count."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

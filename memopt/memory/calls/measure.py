@@ -1,0 +1,94 @@
+"""The tree of calls of one forward and backward, predicted where that can be, else real."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memopt.memory.attribution import tensors_of
+from memopt.memory.calls.record import CallRecorder
+from memopt.memory.calls.tree import CallTree
+from memopt.memory.depth import Depth
+from memopt.memory.ledger import Ledger
+from memopt.memory.parallel import is_sharded
+from memopt.memory.predicted.hollow import CUDA_GRANULARITY
+from memopt.memory.predicted.predict import Changes, hollow_step
+from memopt.memory.step import Step, tensor_attributes
+from memopt.memory.storages import tensors_in
+from memopt.memory.unchanged import unchanged
+
+
+def call_tree(step: Step, changes: Changes, depth: Depth | None = None) -> CallTree:
+    """The calls of a step without its optimizer, after `changes` to a copy of the model. All is as
+    it was afterwards.
+
+    A real step runs, on the model as it is, where a prediction does not come through and the model
+    has values: where the step looks at them, or the model cannot be copied.
+
+    Raises:
+        Whatever the step raises: its own error.
+    """
+    alone = copy.copy(step)
+    alone.optimizer, alone.set_to_none = None, True
+    home = next((p.device for p in step.model.parameters()), torch.device("cpu"))
+    has_values = not any(t.is_meta for t in (*step.model.parameters(), *tensors_in(step.batch)))
+    target = "cuda" if home.type in ("cuda", "meta") else "cpu"
+
+    def look() -> CallTree:
+        with torch.enable_grad():
+            if not is_sharded(step.model):
+                try:
+                    return _predicted(alone, changes, target)
+                except Exception:
+                    if not has_values:
+                        raise
+            return _real(alone, home)
+
+    return (depth or Depth()).run(look, lambda tree: len(tree.calls))
+
+
+def _predicted(step: Step, changes: Changes, target: str) -> CallTree:
+    recorders: list[CallRecorder] = []
+
+    def watch(model: nn.Module, ledger: Ledger) -> CallRecorder:
+        recorders.append(CallRecorder(model, ledger))
+        return recorders[0]
+
+    hollow_step(step, changes, target, watch, prime=())
+    return recorders[0].tree()
+
+
+def _real(step: Step, device: torch.device) -> CallTree:
+    ledger = Ledger(step.model, CUDA_GRANULARITY if device.type == "cuda" else 1, device.type)
+    recorder = CallRecorder(step.model, ledger)
+    with unchanged(*step.roots):
+        if next(tensor_attributes(step.model), None) is not None:
+            step.run()  # forward exchanges them: they are then what the step before left
+        step.adopt(ledger)
+        ledger.restart()
+        with ledger, recorder:
+            step.run(ledger)
+        ledger.close()
+    return recorder.tree()
+
+
+def sum_of_outputs(output: Any) -> Tensor:
+    """A loss for a model whose loss is not known: its output's `loss`, or the sum of all that has a
+    gradient. Zero where nothing has one.
+    """
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
+        return loss
+    found = [t for t in tensors_of(output) if t.requires_grad and _can_be_summed(t)]
+    if not found:
+        return torch.zeros((), requires_grad=True) * 1
+    sums = [(t.abs() if t.is_complex() else t).sum().to(found[0].device) for t in found]
+    return torch.stack([one.float() for one in sums]).sum()
+
+
+def _can_be_summed(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
