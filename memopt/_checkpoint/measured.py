@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from torch import nn
 from memopt._checkpoint.best import RegionSet, best_cut
 from memopt._checkpoint.naming import joined
 from memopt._checkpoint.other import has_own, layers_that_checkpoint, with_own, without_own
-from memopt._checkpoint.probe import cannot_run_again
+from memopt._checkpoint.probe import IN_OTHER_CHECKPOINTING, cannot_run_again
 from memopt._checkpoint.wrapper import has_forward
 from memopt._compat import add_note
 from memopt.memory.batches import as_dict, call
@@ -86,6 +86,8 @@ def measured_regions(
     else:
         possible = tuple(path for path in cut.paths if path not in reasons)
         cut = RegionSet(possible, cut.stays, cut.working)
+    own = [path for path in _outermost(tree.again) if _around(path).isdisjoint(cut.paths)]
+    reasons |= dict.fromkeys(own, IN_OTHER_CHECKPOINTING)
     told = (
         ("no regions, since they run without gradients", without_gradients(tree)),
         ("no regions, since the batch never calls them", _never_called(tree, modules)),
@@ -114,7 +116,7 @@ def checked_regions(
         path for path in called if not any(c.with_gradients for c in tree.calls if c.path == path)
     }
     plain = [path for path in left if path in bare]
-    nested = [path for path in left if any(path.startswith(f"{other}.") for other in left)]
+    nested = [path for path in left if not _around(path).isdisjoint(left)]
     told = (
         ("regions that the batch never calls", idle),
         ("regions of modules that run without gradients, where they change nothing", plain),
@@ -149,19 +151,27 @@ def without_gradients(tree: CallTree) -> list[str]:
     )
 
 
+def _outermost(paths: Collection[str]) -> list[str]:
+    return [path for path in paths if _around(path).isdisjoint(paths)]
+
+
+def _around(path: str) -> set[str]:
+    """The paths of the modules around one."""
+    return {path[:end] for end, char in enumerate(path) if char == "."}
+
+
 def _never_called(tree: CallTree, modules: Mapping[str, nn.Module]) -> list[str]:
     """The outermost modules that have parameters and a forward, and are not called, nor is anything
     in them.
     """
     called = {call.path for call in tree.calls}
-    called |= {path[:end] for path in called for end, char in enumerate(path) if char == "."}
+    called = called.union(*map(_around, called))
     found: list[str] = []
     for path, module in modules.items():
-        is_inside = any(path.startswith(f"{other}.") for other in found[-1:])
         has_parameters = next(module.parameters(), None) is not None
-        if path not in called and not is_inside and has_parameters and has_forward(module):
+        if path not in called and has_parameters and has_forward(module):
             found.append(path)
-    return found
+    return _outermost(found)
 
 
 def _why_not(tree: CallTree, path: str) -> str:

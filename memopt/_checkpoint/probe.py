@@ -36,6 +36,7 @@ from memopt.memory.unchanged import unchanged
 # A feature that one call keeps for the next one shows at the second step.
 _STEPS = 2
 _MOST_NAMES = 3
+IN_OTHER_CHECKPOINTING = "it runs inside checkpointing of the model's own"
 
 
 def cannot_run_again(
@@ -60,7 +61,7 @@ def cannot_run_again(
                 return
             seen.add(path)
             reason = (
-                "it runs inside checkpointing of the model's own"
+                IN_OTHER_CHECKPOINTING
                 if is_in_other_checkpointing()
                 else _reason(module, args, kwargs)
             )

@@ -51,7 +51,7 @@ from memopt.memory.pieces import (
 from memopt.memory.places import NOWHERE, Place, line_of
 from memopt.memory.saved import SavedTensors
 from memopt.memory.scratch.rules import scratch_of
-from memopt.memory.storages import parts_of, tensors_in
+from memopt.memory.storages import has_storage, parts_of, storage_keys, tensors_in
 from memopt.memory.work import Work, work_of
 from memopt.memory.writes import written_by
 
@@ -125,7 +125,7 @@ class Ledger(TorchDispatchMode):
 
     def pieces_of(self, tensor: Tensor) -> list[Piece]:
         """The live pieces behind a tensor."""
-        return [self._live[key][1] for key in _keys(tensor) if key in self._live]
+        return [self._live[key][1] for key in storage_keys(tensor) if key in self._live]
 
     def saved(self, tensor: Tensor, fate: str = KEPT) -> None:
         """The graph holds the tensor itself, or a region does."""
@@ -189,7 +189,7 @@ class Ledger(TorchDispatchMode):
         place: Place | None = None
         results = tensors_in(result)
         for tensor in results:
-            if any(key not in self._live for key in _keys(tensor)):
+            if any(key not in self._live for key in storage_keys(tensor)):
                 place = place or self._place()
                 for piece in self._note(tensor, name, self.phase, place):
                     self._know(piece, name, args)
@@ -208,7 +208,7 @@ class Ledger(TorchDispatchMode):
         if self.phase != "forward":
             return
         for tensor in given:
-            if tensor.dim() and any(key not in self._live for key in _keys(tensor)):
+            if tensor.dim() and any(key not in self._live for key in storage_keys(tensor)):
                 begin = len(self.log)
                 self.adopt(
                     WEIGHTS if isinstance(tensor, nn.Parameter) else FUNCTIONALITY, [("", tensor)]
@@ -294,7 +294,7 @@ class Ledger(TorchDispatchMode):
         """
         found = []
         for part in parts_of(tensor):
-            if not _has_storage(part) or (self._device and part.device.type != self._device):
+            if not has_storage(part) or (self._device and part.device.type != self._device):
                 continue
             storage = part.untyped_storage()
             key, size = storage._cdata, storage.nbytes()
@@ -374,21 +374,6 @@ class _Hooks(SavedTensors):
         if ledger is not None:
             ledger.saved(tensor, REGION_INPUT if _C.keeps_arguments() else KEPT)
         return super()._pack(tensor)
-
-
-def _keys(tensor: Tensor) -> Sequence[int]:
-    """The keys of the storages behind a tensor."""
-    if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided:
-        return (tensor.untyped_storage()._cdata,)
-    return [part.untyped_storage()._cdata for part in parts_of(tensor) if _has_storage(part)]
-
-
-def _has_storage(tensor: Tensor) -> bool:
-    try:
-        tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):
-        return False
-    return True
 
 
 def _owner(name: str) -> str:

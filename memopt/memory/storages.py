@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
@@ -73,3 +73,18 @@ def tensors_in(value: object) -> Sequence[Tensor]:
         elif isinstance(entry, (tuple, list, dict)):
             found.extend(tensors_in(entry))
     return found
+
+
+def storage_keys(tensor: Tensor) -> Sequence[int]:
+    """The keys of the storages behind a tensor."""
+    if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided:
+        return (tensor.untyped_storage()._cdata,)
+    return [part.untyped_storage()._cdata for part in parts_of(tensor) if has_storage(part)]
+
+
+def has_storage(tensor: Tensor) -> bool:
+    try:
+        tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True

@@ -232,9 +232,14 @@ class Towers(nn.Module):
 def test_regions_that_the_sample_never_calls_are_named() -> None:
     x, model = torch.randn(2, 8), Towers()
     report = memopt.convert(model, x, checkpoint=True)
-    note = "3 of 6 regions save nothing here, since batch never calls them: second.0, ..., second.2"
+    assert report.checkpointed == ("first.0",)
+    note = "no regions, since the batch never calls them: second.0, ..., second.2"
     assert note in report.notes
     assert note in str(report)
+    memopt.revert(model)
+    report = memopt.convert(model, x, checkpoint=nn.Sequential)
+    note = "3 of 6 regions save nothing here, since batch never calls them: second.0, ..., second.2"
+    assert note in report.notes
     assert not any(others_hooks(module._forward_pre_hooks) for module in model.modules())
     called = memopt.convert(Towers(), (x, x), checkpoint=True)
     assert not any("never calls" in text for text in called.notes)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from memopt._compat import is_in_backward, sequence_number
+from memopt._extension import _C
 from memopt.memory.calls.tree import CallTree, HeldStorage, ModuleCall
 from memopt.memory.ledger import Ledger, highs_of, totals_of
 from memopt.memory.pieces import GRADIENTS, Piece
@@ -57,6 +58,7 @@ class CallRecorder:
         self._paths = {module: path for path, module in model.named_modules()}
         self._ledger = ledger
         self._calls: list[_Open] = []
+        self._again: dict[str, None] = {}
         self._stack: list[int] = []
         self._switches: list[tuple[CallMoment, int]] = []
         """When another call became the innermost one, and which."""
@@ -95,6 +97,8 @@ class CallRecorder:
 
     def _entered(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if is_in_backward():
+            if not _C.flags().recomputing:
+                self._again[self._paths[module]] = None
             return
         if not self._stack:
             self._open("", ())  # the step
@@ -120,7 +124,7 @@ class CallRecorder:
         """Of the ledger, which is closed."""
         if not self._calls:
             self._open("", ())
-        return _Builder(self._ledger, self._calls, self._switches).tree()
+        return _Builder(self._ledger, self._calls, self._switches).tree(tuple(self._again))
 
 
 def _passed(value: object) -> Iterator[Tensor]:
@@ -165,7 +169,7 @@ class _Builder:
         pairs = zip(self._highs, gradients, strict=True)
         self._without_gradients = [high - there for high, there in pairs]
 
-    def tree(self) -> CallTree:
+    def tree(self, again: tuple[str, ...]) -> CallTree:
         pieces, savers = self._held()
         numbers = {id(piece): number for number, piece in enumerate(pieces)}
         storages = []
@@ -190,7 +194,8 @@ class _Builder:
             for number, call in enumerate(self._calls)
         )
         start = self._calls[0].begin.log
-        return CallTree(calls, tuple(storages), max(self._highs[start:]) - self._totals[start])
+        peak = max(self._highs[start:]) - self._totals[start]
+        return CallTree(calls, tuple(storages), peak, again)
 
     def _held(self) -> tuple[list[Piece], dict[int, set[int]]]:
         """The pieces that forward made and that are kept or passed on, and who keeps which."""

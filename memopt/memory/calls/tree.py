@@ -69,6 +69,8 @@ class CallTree:
     storages: tuple[HeldStorage, ...]
     peak: int
     """The most bytes of forward and backward, above what was there before."""
+    again: tuple[str, ...]
+    """Modules that backward calls, but for regions of memopt's: checkpointing of the model's own."""
 
     @property
     def kept_bytes(self) -> int:
