@@ -216,11 +216,11 @@ def _best(root: ModulePlace, floor: int, limit: int | None) -> Iterator[RegionSe
             paths = tuple(dict.fromkeys(place.path for place in chosen))
             if paths not in found:
                 working = max((place.working for place in chosen), default=0)
-                found[paths] = RegionSet(paths, _stays(root, chosen), max(working, floor))
+                found[paths] = RegionSet(paths, what_stays(root, chosen), max(working, floor))
     yield from found.values()
 
 
-def _stays(root: ModulePlace, chosen: Collection[ModulePlace]) -> int:
+def what_stays(root: ModulePlace, chosen: Collection[ModulePlace]) -> int:
     """Bytes that are kept with these regions."""
     regions = set(map(id, chosen))
     arguments: dict[int, int] = {}

@@ -70,7 +70,7 @@ class CallTree:
     peak: int
     """The most bytes of forward and backward, above what was there before."""
     again: tuple[str, ...]
-    """Modules that backward calls, but for regions of memopt's: checkpointing of the model's own."""
+    """Modules that backward calls outside of regions: the model checkpoints them itself."""
 
     @property
     def kept_bytes(self) -> int:
