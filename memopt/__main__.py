@@ -7,8 +7,10 @@ import platform
 import sys
 
 import memopt
-from memopt import bench, demo
-from memopt.command import anatomy, plan
+from memopt.bench import add_bench_arguments, bench_command
+from memopt.command.anatomy import add_anatomy_arguments, anatomy_command
+from memopt.command.plan import add_plan_arguments, plan_command
+from memopt.demo import add_demo_arguments, demo_command
 
 
 def print_environment() -> int:
@@ -36,27 +38,27 @@ def main(arguments: list[str] | None = None) -> int:
     commands.add_parser(
         "env", help="versions, architectures and instruction sets, for a bug report"
     )
-    demo.add_arguments(
+    add_demo_arguments(
         commands.add_parser(
             "demo", help="train a small GPT in seven modes and compare memory and speed"
         )
     )
-    anatomy.add_arguments(
+    add_anatomy_arguments(
         commands.add_parser("anatomy", help="where the memory of a training step is, predicted")
     )
-    plan.add_arguments(
+    add_plan_arguments(
         commands.add_parser("plan", help="a fate for each block of a model, within a budget")
     )
-    bench.add_arguments(
+    add_bench_arguments(
         commands.add_parser("bench", help="all benchmarks, or with --report what they are shown as")
     )
     args = parser.parse_args(arguments)
     runs = {
         "env": lambda _: print_environment(),
-        "demo": demo.run,
-        "anatomy": anatomy.run,
-        "plan": plan.run,
-        "bench": bench.run,
+        "demo": demo_command,
+        "anatomy": anatomy_command,
+        "plan": plan_command,
+        "bench": bench_command,
     }
     return runs[args.command](args)
 

@@ -16,11 +16,11 @@ from typing import Any
 
 from torch import nn
 
-Before = Callable[[nn.Module, tuple[Any, ...]], None]
-After = Callable[[nn.Module, tuple[Any, ...], Any], None]
+BeforeCall = Callable[[nn.Module, tuple[Any, ...]], None]
+AfterCall = Callable[[nn.Module, tuple[Any, ...], Any], None]
 
 
-def put_around_calls(module: nn.Module, key: str, before: Before, after: After) -> None:
+def put_around_calls(module: nn.Module, key: str, before: BeforeCall, after: AfterCall) -> None:
     """Call `before` at the beginning of each call of `module`, and `after` at its end.
 
     Args:
@@ -43,7 +43,7 @@ def remove_from_calls(module: nn.Module, key: str) -> None:
         hooks.pop(key, None)
 
 
-def around_calls(module: nn.Module, key: str) -> Before | None:
+def around_calls(module: nn.Module, key: str) -> BeforeCall | None:
     """The function `before` of the pair with this name; None if there is none."""
     return _before(module).get(key)
 

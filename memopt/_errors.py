@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+USAGE_ERROR = 2
+"""The exit status of a command whose arguments cannot be run."""
+
 
 class UsageError(Exception):
     """The arguments cannot be run; the message is one line for the user."""

@@ -7,8 +7,8 @@ function that is the class's forward asks for it (_function_code.py). So hooks r
 `module.forward(x)` is what `module(x)` is; torch.compile traces it like the user's own code; and no
 reference cycle keeps a module alive.
 
-A forward that was set on the instance, or that is no Python function, is put into a `Forward`,
-which takes its place on the instance.
+A forward that was set on the instance, or that is no Python function, is put into an
+`InstanceForward`, which takes its place on the instance.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import nn
 from memopt._class_patch import ClassPatch, class_with, original_class, patch_of
 from memopt._function_code import AROUND, ask_for, function_of
 
-Call = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+AroundCall = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 # The same object again, under the name of what torch.jit.script calls first.
 _SCRIPTED = "__prepare_scriptable__"
@@ -40,7 +40,7 @@ class Around:
         self,
         cls: type[nn.Module] | None,
         name: str,
-        call: Call,
+        call: AroundCall,
         settings: Any,
         refuse_script: Callable[[str], NoReturn],
     ) -> None:
@@ -71,9 +71,9 @@ class Around:
 
     def is_for(self, module: nn.Module, function: types.FunctionType) -> bool:
         """Not for a function that is called by super(), from the one that asks; and not for one
-        that a `Forward` calls.
+        that an `InstanceForward` calls.
         """
-        on_instance = isinstance(module.__dict__.get("forward"), Forward)
+        on_instance = isinstance(module.__dict__.get("forward"), InstanceForward)
         return function is self.function and not on_instance
 
     def _made_of(self) -> tuple[Any, ...]:
@@ -89,7 +89,7 @@ def _around(cls: tuple[type[nn.Module], ClassPatch | None] | None, *rest: Any) -
     return Around(None if cls is None else class_with(*cls), *rest)
 
 
-class Forward:
+class InstanceForward:
     """A forward that was set on the instance, with something around it."""
 
     def __init__(self, module: nn.Module, forward: Callable[..., Any] | None) -> None:
@@ -115,20 +115,20 @@ class Forward:
             return forward(*args, **kwargs)
         return around.call(module, forward, args, kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Forward:
+    def __deepcopy__(self, memo: dict[int, Any]) -> InstanceForward:
         module = self.module()
         owner: Any = memo.get(id(module), module)
-        return Forward(owner, copy.deepcopy(self.forward, memo))
+        return InstanceForward(owner, copy.deepcopy(self.forward, memo))
 
     def __reduce__(self) -> Any:
         module = self.module()
         if isinstance(module, torch.fx.GraphModule):  # pickled by its graph, without attributes
             return type(None), ()
-        return Forward, (module, self.forward)
+        return InstanceForward, (module, self.forward)
 
 
 def put_around_forward(
-    module: nn.Module, call: Call, settings: Any, refuse_script: Callable[[str], NoReturn]
+    module: nn.Module, call: AroundCall, settings: Any, refuse_script: Callable[[str], NoReturn]
 ) -> None:
     """Run `call(module, forward, args, kwargs)` in place of `module.forward(*args, **kwargs)`.
 
@@ -143,8 +143,8 @@ def put_around_forward(
     there = module.__dict__.get("forward")
     # One that was set while something was around the forward calls what it found.
     is_to_be_taken = there is not None and around_forward(module) is None
-    if not isinstance(there, Forward) and (is_to_be_taken or (there is None and not asks)):
-        module.__dict__["forward"] = Forward(module, there)
+    if not isinstance(there, InstanceForward) and (is_to_be_taken or (there is None and not asks)):
+        module.__dict__["forward"] = InstanceForward(module, there)
     _set(module, Around(kind if asks else None, kind.__name__, call, settings, refuse_script))
     if _decides_what_is_pickled(kind):
         copyreg.dispatch_table.setdefault(kind, _reduced)
@@ -183,7 +183,7 @@ def take_from_forward(module: nn.Module) -> None:
     for name in (AROUND, _SCRIPTED):
         module.__dict__.pop(name, None)
     there = module.__dict__.get("forward")
-    if isinstance(there, Forward):
+    if isinstance(there, InstanceForward):
         del module.__dict__["forward"]
         if there.forward is not None:
             module.__dict__["forward"] = there.forward

@@ -8,10 +8,10 @@ import importlib.util
 import os
 import sys
 
-USAGE_ERROR = 2
+from memopt._errors import USAGE_ERROR
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
     parser.add_argument(
         "--report",
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="smallest cases: a check, no result")
 
 
-def run(args: argparse.Namespace) -> int:
+def bench_command(args: argparse.Namespace) -> int:
     """Runs the command. Returns its status, or 2 outside of a checkout."""
     if importlib.util.find_spec("benchmarks") is None:
         print(

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from memopt._accumulate.peers import Peers
-from memopt._accumulate.sync import synchronized
-from memopt._accumulate.undo import before_backward, before_forward, watched
+from memopt._accumulate.sync import syncing
+from memopt._accumulate.undo import before_backward, before_forward, gradients_watched
 from memopt.memory.batches import call, loss_in, rows_of, slice_of
 from memopt.memory.step import LossLike
 
@@ -66,7 +66,7 @@ class Run:
             return self._from(size, None, 0)
         begin = before_backward(self._model)
         failures = 0
-        with watched(self._model) as was_touched:
+        with gradients_watched(self._model) as was_touched:
             while True:
                 try:
                     return self._from(size, was_touched, failures)
@@ -195,7 +195,7 @@ class Run:
 
     def _one(self, part: Any, share: float, is_last: bool) -> Tensor:
         """Forward and backward. Returns the share of the loss."""
-        with synchronized(self._model, is_last):
+        with syncing(self._model, is_last):
             with self._context():
                 output = call(self._model, part)
                 loss = loss_in("accumulate", output if self._loss is None else self._loss(output))

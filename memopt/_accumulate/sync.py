@@ -12,7 +12,7 @@ from memopt.memory.parallel import is_sharded
 
 
 @contextmanager
-def synchronized(model: nn.Module, now: bool) -> Iterator[None]:
+def syncing(model: nn.Module, now: bool) -> Iterator[None]:
     """Forward and backward of a micro-batch run inside. What the model is told is undone."""
     unknown: Any = model
     if is_sharded(model):

@@ -26,7 +26,7 @@ def before_backward(model: nn.Module) -> Before:
 
 
 @contextmanager
-def watched(model: nn.Module) -> Iterator[Callable[[], bool]]:
+def gradients_watched(model: nn.Module) -> Iterator[Callable[[], bool]]:
     """Says whether a gradient was accumulated since the last time it was asked."""
     touched: list[None] = []
 

@@ -231,13 +231,13 @@ def formulas(
         **found,
         GRADIENTS: gradients,
         ACTIVATIONS: 0,
-        TEMPORARY: step_bytes(optimizer, trained, cuda),
+        TEMPORARY: optimizer_bytes(optimizer, trained, cuda),
     }
     found[FUNCTIONALITY] += casts * autocast.itemsize if autocast is not None else 0
     return max(found, in_step, key=lambda bytes_of: sum(bytes_of.values()))
 
 
-def step_bytes(
+def optimizer_bytes(
     optimizer: torch.optim.Optimizer | None, trained: Sequence[nn.Parameter], cuda: bool
 ) -> int:
     """Temporary bytes of an optimizer's step: of Adam's kind the root of the second moments, of all

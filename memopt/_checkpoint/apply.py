@@ -22,7 +22,7 @@ NamedModules = list[tuple[str, nn.Module]]
 
 Predicate = Callable[[nn.Module], bool]
 WrapperFn = Callable[[nn.Module], nn.Module]
-Choice = Predicate | type[nn.Module] | Sequence[type[nn.Module]]
+Modules = Predicate | type[nn.Module] | Sequence[type[nn.Module]]
 """How a caller says which submodules are meant."""
 
 _WHO = "apply_activation_checkpointing"
@@ -39,7 +39,7 @@ _DEFAULTS = {
 def apply_activation_checkpointing(
     model: nn.Module,
     checkpoint_wrapper_fn: WrapperFn | None = None,
-    check_fn: Choice | None = None,
+    check_fn: Modules | None = None,
     auto_wrap_policy: Any = None,
     *,
     every: int | None = None,
@@ -166,7 +166,7 @@ def apply_activation_checkpointing(
     return [name for name, _ in chosen]
 
 
-def as_predicate(argument: str, choice: Choice | None) -> Predicate | None:
+def as_predicate(argument: str, choice: Modules | None) -> Predicate | None:
     """`choice` as a function of a module; `argument` is what an error message calls it."""
     if choice is None:
         return None

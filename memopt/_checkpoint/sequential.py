@@ -21,13 +21,13 @@ from memopt._checkpoint.settings import region_settings
 from memopt._checkpoint.stage_bytes import SavedInStage
 from memopt._extension import _C
 
-Stage = Callable[..., Any]
+StageCall = Callable[..., Any]
 
 _SETTINGS = {keep: region_settings(preserve_rng_state=keep) for keep in (True, False)}
 
 
 def checkpoint_sequential(
-    functions: nn.Sequential | nn.ModuleList | Sequence[Stage],
+    functions: nn.Sequential | nn.ModuleList | Sequence[StageCall],
     segments: int | str | Sequence[int],
     *inputs: Any,
     unpack_outputs: bool = False,
@@ -88,7 +88,7 @@ def checkpoint_sequential(
     return _run(stages, lengths, inputs, kwargs, unpack_outputs, preserve_rng_state)
 
 
-def run_segment(stages: tuple[Stage, ...], unpack: bool, /, *args: Any, **kwargs: Any) -> Any:
+def run_segment(stages: tuple[StageCall, ...], unpack: bool, /, *args: Any, **kwargs: Any) -> Any:
     """Run `stages` in turn; what the regions of checkpoint_sequential do, so errors name it."""
     for number, stage in enumerate(stages, 1):
         result = stage(*args, **kwargs)
@@ -102,7 +102,7 @@ def _as_arguments(result: Any, unpack: bool) -> tuple[Any, ...]:
 
 
 def _run(
-    stages: tuple[Stage, ...],
+    stages: tuple[StageCall, ...],
     lengths: list[int],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -126,7 +126,7 @@ _partitions_lock = threading.Lock()
 
 
 def _run_optimal(
-    stages: tuple[Stage, ...],
+    stages: tuple[StageCall, ...],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     unpack: bool,
@@ -162,7 +162,7 @@ def _in_region() -> bool:
 
 
 def _run_measured(
-    stages: tuple[Stage, ...],
+    stages: tuple[StageCall, ...],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     unpack: bool,
@@ -177,7 +177,7 @@ def _run_measured(
     return result
 
 
-def _key(stages: tuple[Stage, ...], inputs: Any, unpack: bool) -> Hashable:
+def _key(stages: tuple[StageCall, ...], inputs: Any, unpack: bool) -> Hashable:
     """A key for the partition of these stages; None if a stage could be recognised only by keeping
     it alive.
 
@@ -197,13 +197,13 @@ def _key(stages: tuple[Stage, ...], inputs: Any, unpack: bool) -> Hashable:
     return key
 
 
-def _weakly(stage: Stage) -> Hashable:
+def _weakly(stage: StageCall) -> Hashable:
     if isinstance(stage, types.MethodType):  # which is a new object each time it is asked for
         return weakref.WeakMethod(stage)
     return weakref.ref(stage)
 
 
-def _stages(functions: object) -> tuple[Stage, ...]:
+def _stages(functions: object) -> tuple[StageCall, ...]:
     if not isinstance(functions, (nn.Sequential, nn.ModuleList, Sequence)):
         raise TypeError(
             "checkpoint_sequential: functions must be an nn.Sequential, an nn.ModuleList or a "

@@ -28,10 +28,10 @@ from torch._inductor import config as inductor_config
 from torch._inductor.config import custom_partitioner_fn  # noqa: F401  must be there
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 
-from memopt._compile.budget import fit
+from memopt._compile.budget import fit_graph
 from memopt._compile.graph import JointGraph, read_joint_graph
 from memopt._compile.policy import cut_at, tag
-from memopt._compile.timeline import predict
+from memopt._compile.timeline import predict_graph
 
 _log = logging.getLogger("memopt.compile")
 _FILES = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py")))
@@ -51,7 +51,7 @@ class Partitioner(CustomPartitionerFn):
             # Before the graph is read: the partitioner puts another in its place.
             alone = _kept(_partition(gm, joint_inputs, kwargs)[0])
         joint = _read(gm, kwargs)
-        plan = fit(joint, self._bytes(joint, alone))
+        plan = fit_graph(joint, self._bytes(joint, alone))
         for node, policy in tag(joint, plan.cut).items():
             node.meta["recompute"] = policy
         _log.info(
@@ -68,7 +68,7 @@ class Partitioner(CustomPartitionerFn):
         if alone is None:
             return int(self._budget)
         kept = frozenset(node for node in joint.nodes if node.name in alone)
-        return int(self._budget * predict(joint, cut_at(joint, kept)).most)
+        return int(self._budget * predict_graph(joint, cut_at(joint, kept)).most)
 
     def uuid(self) -> Any:
         return get_hash_for_files(_FILES, repr(self._budget))

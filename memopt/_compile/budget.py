@@ -18,7 +18,7 @@ from torch import fx
 from memopt._compile.graph import JointGraph
 from memopt._compile.ops import hint, is_contraction, policy_of
 from memopt._compile.policy import Cut, choose
-from memopt._compile.timeline import Bytes, predict
+from memopt._compile.timeline import Bytes, predict_graph
 
 _ENOUGH_GUESSES = 12
 
@@ -31,7 +31,7 @@ class FittedCut(NamedTuple):
     run_again: int
 
 
-def fit(joint: JointGraph, budget: int) -> FittedCut:
+def fit_graph(joint: JointGraph, budget: int) -> FittedCut:
     """The cut with the fewest contractions recomputed whose predicted peak is within `budget`.
 
     Raises:
@@ -69,7 +69,7 @@ def fit(joint: JointGraph, budget: int) -> FittedCut:
 
 def _plan(joint: JointGraph, candidates: list[fx.Node], number: int) -> FittedCut:
     cut = choose(joint, frozenset(candidates[:number]))
-    return FittedCut(cut, predict(joint, cut), number)
+    return FittedCut(cut, predict_graph(joint, cut), number)
 
 
 def _candidates(joint: JointGraph) -> list[fx.Node]:

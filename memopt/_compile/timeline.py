@@ -30,7 +30,7 @@ class Bytes(NamedTuple):
     """The most bytes at any time."""
 
 
-def predict(joint: JointGraph, cut: Cut) -> Bytes:
+def predict_graph(joint: JointGraph, cut: Cut) -> Bytes:
     """The bytes of a division of `joint`."""
     steps = steps_of(joint, cut)
     made = Kernels(steps)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from memopt._checkpoint.apply import Choice
+from memopt._checkpoint.apply import Modules
 from memopt._checkpoint.assigned import revert_region
 from memopt._class_patch import check_can_patch, restored_on_error
 from memopt._convert.apply_swaps import apply_swaps, put_originals_back, undo_swap
@@ -50,8 +50,8 @@ def convert(
     *,
     recipes: bool = True,
     functional: bool = True,
-    checkpoint: Choice | bool | None = None,
-    offload: Choice | bool | None = None,
+    checkpoint: Modules | bool | None = None,
+    offload: Modules | bool | None = None,
     autocast_norms: AutocastNorms = "keep",
     skip: Skip | None = None,
 ) -> Report:

@@ -87,7 +87,7 @@ def own_attributes(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def resized(module: nn.Module, size: int, other: int) -> dict[str, Any]:
+def with_size(module: nn.Module, size: int, other: int) -> dict[str, Any]:
     """The attributes of a stand-in that has `other` columns where the module has `size`: numbers
     and shapes that equal the size, and its square root or one by that.
     """

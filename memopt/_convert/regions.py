@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from memopt._checkpoint.apply import Choice as Modules
-from memopt._checkpoint.apply import as_predicate, choose_modules
+from memopt._checkpoint.apply import Modules, as_predicate, choose_modules
 from memopt._checkpoint.assigned import put_regions
 from memopt._checkpoint.caches import note_on_caches
 from memopt._checkpoint.naming import joined

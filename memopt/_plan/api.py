@@ -12,7 +12,7 @@ from memopt._plan import ranks
 from memopt._plan.choose import Terms
 from memopt._plan.compiled import CompiledPlan, compiled_plan
 from memopt._plan.link import speeds_to
-from memopt._plan.live import Blocks, Live, blocks_of, has_values
+from memopt._plan.live import BlocksLike, Live, blocks_of, has_values
 from memopt._plan.own import check_is_plain
 from memopt._plan.plan import Plan, made
 from memopt.memory.allocator import free_bytes
@@ -32,7 +32,7 @@ def plan(
     *,
     optimizer: OptimizerLike = torch.optim.AdamW,
     loss: LossLike = None,
-    blocks: Blocks = None,
+    blocks: BlocksLike = None,
     offload: Place | None = None,
     host_budget: int | str | None = None,
     autocast: torch.dtype | None = None,
@@ -162,7 +162,7 @@ def live_of(
     batch: Any,
     optimizer: OptimizerLike,
     loss: LossLike,
-    blocks: Blocks,
+    blocks: BlocksLike,
     autocast: torch.dtype | None,
     micro_batches: int = 1,
     device: str | None = None,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from memopt._offload.api import MIN_BYTES
-from memopt._plan.watch import Call, Position, backward_spans, converted, forward_spans
+from memopt._plan.watch import BlockCall, Position, backward_spans, converted, forward_spans
 from memopt.memory.ledger import Ledger, highs_of, totals_of
 from memopt.memory.pieces import ACTIVATIONS, GRADIENTS, KEPT, REGION_INPUT, Piece
 
@@ -60,7 +60,7 @@ class StepBytes:
     """Whether backward passed the stages in the opposite order."""
 
 
-def step_bytes(ledger: Ledger, begun: Position, called: Sequence[Call[Position]]) -> StepBytes:
+def step_bytes(ledger: Ledger, begun: Position, called: Sequence[BlockCall[Position]]) -> StepBytes:
     """Of a ledger that is closed, of a step that offloads nothing.
 
     Args:

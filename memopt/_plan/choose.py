@@ -68,7 +68,7 @@ class BudgetTooSmall(ValueError):
         """The least budget that a plan was found for."""
 
 
-def choose(profile: Profile, budget: int, look: Look, terms: Terms) -> tuple[Chosen, bool]:
+def choose_plan(profile: Profile, budget: int, look: Look, terms: Terms) -> tuple[Chosen, bool]:
     """The plan with the least added time; and whether it is within the budget. Else it is the one
     that needs least.
 
@@ -99,7 +99,7 @@ def choose(profile: Profile, budget: int, look: Look, terms: Terms) -> tuple[Cho
     least = _floor(profile.uncorrected(), look, terms)
     timed = evaluated(profile, terms, least.solution.choices)
     if least.peak > budget and terms.place is not None and not terms.in_step:
-        return choose(profile, budget, look, replace(terms, in_step=True))
+        return choose_plan(profile, budget, look, replace(terms, in_step=True))
     return replace(least, solution=timed), least.peak <= budget
 
 

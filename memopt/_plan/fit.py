@@ -16,7 +16,7 @@ from memopt._plan import ranks
 from memopt._plan.api import live_of, plan
 from memopt._plan.choose import BudgetTooSmall
 from memopt._plan.least import least_peak
-from memopt._plan.live import Blocks
+from memopt._plan.live import BlocksLike
 from memopt._plan.plan import Plan
 from memopt.memory.batches import as_dict, rows_of, slice_of
 from memopt.memory.predicted.fits import largest_part
@@ -64,7 +64,7 @@ def fit(
     optimizer: torch.optim.Optimizer,
     loss: LossLike = None,
     weight: Weight = "rows",
-    blocks: Blocks = None,
+    blocks: BlocksLike = None,
     autocast: torch.dtype | None = None,
     steps: int = 3,
 ) -> Fitted:

@@ -9,8 +9,7 @@ from typing import cast
 
 from torch import nn
 
-from memopt._checkpoint.apply import Choice as Modules
-from memopt._checkpoint.apply import as_predicate, choose_modules
+from memopt._checkpoint.apply import Modules, as_predicate, choose_modules
 from memopt._checkpoint.probe import cannot_run_again
 from memopt._plan import ranks
 from memopt._plan.choose import Terms, uniform
@@ -27,7 +26,7 @@ from memopt.memory.step import Step
 from memopt.memory.storages import tensors_in
 from memopt.memory.unchanged import Written, unchanged
 
-Blocks = Modules | Sequence[str] | None
+BlocksLike = Modules | Sequence[str] | None
 
 _SLACK = 0.05
 """Of the bytes of a step that is timed: choices change places, which moves its peak a little."""
@@ -73,7 +72,7 @@ class Live:
                 lambda: self.step.output(self.step.batches()[0]),
                 {path: modules[path] for path in self.blocks},
             )
-        self.no_regions = ranks.joined(found)
+        self.no_regions = ranks.joined_ranks(found)
 
     def look(self, assignment: Assignment) -> Observed:
         """A step with an assignment: predicted, or where it asks for values watched. The most bytes
@@ -176,7 +175,7 @@ def has_values(model: nn.Module, batch: object) -> bool:
     return not any(t.is_meta for t in (*model.parameters(), *tensors_in(batch)))
 
 
-def blocks_of(model: nn.Module, blocks: Blocks) -> tuple[str, ...]:
+def blocks_of(model: nn.Module, blocks: BlocksLike) -> tuple[str, ...]:
     """The paths of a model's blocks: given, or found by `apply_activation_checkpointing`.
 
     Raises:

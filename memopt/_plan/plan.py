@@ -14,7 +14,7 @@ from memopt._checkpoint.caches import note_on_caches
 from memopt._checkpoint.probe import left_out
 from memopt._errors import in_the_name_of
 from memopt._plan import ranks, stored
-from memopt._plan.choose import BudgetTooSmall, Chosen, Terms, choose, uniform
+from memopt._plan.choose import BudgetTooSmall, Chosen, Terms, choose_plan, uniform
 from memopt._plan.curve import Curve, curve_of
 from memopt._plan.figure import draw_curve
 from memopt._plan.floor import too_small
@@ -22,7 +22,7 @@ from memopt._plan.least import least_peak
 from memopt._plan.live import Live
 from memopt._plan.own import check_is_plain, note_on
 from memopt._plan.page import plan_page
-from memopt._plan.planned import Planned, blocks_of
+from memopt._plan.planned import Planned, planned_blocks
 from memopt._plan.profile import Profile
 from memopt._plan.table import plan_tables
 from memopt.applied import Applied, assign
@@ -104,7 +104,7 @@ class Plan(Shown, Planned):
                 return put
             put.undo()
             budget -= measured - self.budget
-            chosen, fits = choose(profile, budget, live.look, self.terms)
+            chosen, fits = choose_plan(profile, budget, live.look, self.terms)
             if not fits:
                 break
             self._take(chosen)
@@ -201,7 +201,7 @@ class Plan(Shown, Planned):
 
     def to_dict(self) -> dict[str, Any]:
         """Lists, dicts, strings, numbers and None, as JSON has them."""
-        return stored.as_dict(self)
+        return stored.plan_as_dict(self)
 
     def save(self, path: str | Path) -> None:
         """As JSON, with the numbers that it was made of; see `load`."""
@@ -241,7 +241,7 @@ class Plan(Shown, Planned):
         self.peak = chosen.peak
         self.seconds = chosen.solution.seconds
         self.trace = trace_of(chosen.observed.ledger, 0.0)
-        self.blocks = tuple(blocks_of(self.profile, chosen))
+        self.blocks = tuple(planned_blocks(self.profile, chosen))
 
     def _check_copies(self) -> None:
         """They take memory, and the plan's peak counts so many."""
@@ -273,7 +273,7 @@ def made(live: Live, profile: Profile, budget: int, terms: Terms) -> Plan:
     Raises:
         BudgetTooSmall: there is none.
     """
-    chosen, fits = choose(profile, budget, live.look, terms)
+    chosen, fits = choose_plan(profile, budget, live.look, terms)
     if ranks.least(int(fits)) == 0:
         raise too_small(live, chosen, budget)
     by_arithmetic = uniform(profile, KEEP, terms)

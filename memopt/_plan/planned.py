@@ -66,7 +66,7 @@ class Planned:
         return self.seconds / self.plain_seconds - 1 if self.plain_seconds else 0.0
 
 
-def blocks_of(profile: Profile, chosen: Chosen) -> Iterator[PlannedBlock]:
+def planned_blocks(profile: Profile, chosen: Chosen) -> Iterator[PlannedBlock]:
     with_recipes = chosen.assignment.recipes
     for path in profile.blocks:
         choice = chosen.assignment.of(path)

@@ -28,7 +28,7 @@ def first(value: T) -> T:
     return found
 
 
-def joined(found: dict[str, str]) -> dict[str, str]:
+def joined_ranks(found: dict[str, str]) -> dict[str, str]:
     """What any rank found."""
     merged: dict[str, str] = {}
     for one in reversed(_of_all(found)):

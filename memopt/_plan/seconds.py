@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from memopt._plan.watch import Call, Position, Watch, backward_spans, converted, forward_spans
+from memopt._plan.watch import BlockCall, Position, Watch, backward_spans, converted, forward_spans
 from memopt.memory.batches import device_of
 from memopt.memory.ledger import Ledger
 from memopt.memory.speed import Speed
@@ -73,7 +73,7 @@ def measured_seconds(step: Step, paths: Sequence[str], written: Written) -> list
 
 
 def estimated_seconds(
-    ledger: Ledger, begun: Position, called: Sequence[Call[Position]], speed: Speed
+    ledger: Ledger, begun: Position, called: Sequence[BlockCall[Position]], speed: Speed
 ) -> list[StageSeconds]:
     """Of a ledger's step: by the operations and bytes of its work.
 

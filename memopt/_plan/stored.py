@@ -38,7 +38,7 @@ def _look(block: nn.Module) -> str:
     return f"{type(block).__qualname__} {digest}"
 
 
-def as_dict(plan: Planned) -> dict[str, Any]:
+def plan_as_dict(plan: Planned) -> dict[str, Any]:
     """With the profile, so that a plan that was loaded has its table and its curve."""
     profile, terms = plan.profile, plan.terms
     return {
@@ -112,7 +112,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def fields_of(data: dict[str, Any]) -> dict[str, Any]:
-    """Of a plan, of what `as_dict` gave."""
+    """Of a plan, of what `plan_as_dict` gave."""
     terms = {**data["terms"]}
     place = terms["place"]
     terms["place"] = place if place in (None, "cpu", "disk") else Path(place)

@@ -33,7 +33,7 @@ def moment_of(ledger: Ledger) -> Position:
 
 
 @dataclass
-class Call(Generic[StampT]):
+class BlockCall(Generic[StampT]):
     """One forward of a block, and its backward."""
 
     path: str
@@ -62,7 +62,7 @@ class Watch(Generic[StampT]):
     model: nn.Module
     paths: Sequence[str]
     stamp: Callable[[], StampT]
-    calls: list[Call[StampT]] = field(default_factory=list)
+    calls: list[BlockCall[StampT]] = field(default_factory=list)
     start: StampT | None = None
     again: set[nn.Module] = field(default_factory=set)
     """Modules that backward called, but for regions of memopt's: the model's own checkpointing."""
@@ -112,7 +112,7 @@ class Watch(Generic[StampT]):
             if is_in_backward() or not torch.is_grad_enabled():
                 return
             inputs = _tensors((args, kwargs))
-            call = Call(path, _kind(module, inputs), self.stamp())
+            call = BlockCall(path, _kind(module, inputs), self.stamp())
             self.calls.append(call)
 
             def inputs_done(_: Tensor) -> None:
@@ -141,7 +141,7 @@ class Watch(Generic[StampT]):
                 tensor.register_hook(begins)
 
 
-def converted(calls: Sequence[Call[Any]], convert: Callable[[Any], N]) -> list[Call[N]]:
+def converted(calls: Sequence[BlockCall[Any]], convert: Callable[[Any], N]) -> list[BlockCall[N]]:
     """With other stamps."""
 
     def maybe(stamp: Any) -> Any:
@@ -159,12 +159,12 @@ def converted(calls: Sequence[Call[Any]], convert: Callable[[Any], N]) -> list[C
     ]
 
 
-def kinds_of(calls: Sequence[Call[Position]]) -> tuple[int, ...]:
+def kinds_of(calls: Sequence[BlockCall[Position]]) -> tuple[int, ...]:
     """Equal numbers for calls that do the same."""
     return _numbered([(call.kind,) for call in calls])
 
 
-def sites_of(calls: Sequence[Call[Position]], ops: Sequence[str]) -> tuple[int, ...]:
+def sites_of(calls: Sequence[BlockCall[Position]], ops: Sequence[str]) -> tuple[int, ...]:
     """Equal numbers for calls that do the same between the same operators.
 
     What runs between two calls is a part of the first one's forward, and of the second one's
@@ -196,7 +196,7 @@ def _are_alike(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     return all(a == b or None in (a, b) for a, b in zip(one, other, strict=True))
 
 
-def forward_spans(calls: Sequence[Call[N]], start: N, turn: N) -> list[tuple[N, N]]:
+def forward_spans(calls: Sequence[BlockCall[N]], start: N, turn: N) -> list[tuple[N, N]]:
     """When the forward of each stage begins and ends: of what is before the blocks, of each call
     until the next one, of what is behind the last one until forward ends (`turn`).
     """
@@ -205,7 +205,7 @@ def forward_spans(calls: Sequence[Call[N]], start: N, turn: N) -> list[tuple[N, 
     return list(pairwise(begins))
 
 
-def backward_spans(calls: Sequence[Call[N]], turn: N, end: N) -> list[tuple[N, N] | None]:
+def backward_spans(calls: Sequence[BlockCall[N]], turn: N, end: N) -> list[tuple[N, N] | None]:
     """The same of backward; None: the stage has none. A stage's ends where the next one begins."""
     with_backward = [call for call in calls if call.backward is not None]
     before = with_backward[0].inputs_done if with_backward else None

@@ -15,11 +15,9 @@ import torch
 
 from memopt._anatomy.api import anatomy
 from memopt._anatomy.report import Anatomy
-from memopt._errors import UsageError
+from memopt._errors import USAGE_ERROR, UsageError
 from memopt.command import presets
 from memopt.memory.predicted.outcome import DependsOnValues
-
-USAGE_ERROR = 2
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 OPTIMIZERS = {
@@ -63,7 +61,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {name.upper()}")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_anatomy_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
     add_model_arguments(parser)
     parser.add_argument("--recipes", action="store_true", help="what if memopt.convert")
@@ -81,7 +79,7 @@ class Output(NamedTuple):
     """By the option that names a file, what writes it."""
 
 
-def run(args: argparse.Namespace) -> int:
+def anatomy_command(args: argparse.Namespace) -> int:
     """Runs the command. Returns 0, or 2 for arguments that cannot be run."""
     return finished(args, _output)
 

@@ -8,26 +8,32 @@ from pathlib import Path
 from memopt._anatomy.api import anatomy
 from memopt._plan.api import plan
 from memopt._plan.plan import Plan
-from memopt.command import anatomy as command
 from memopt.command import presets
+from memopt.command.anatomy import (
+    Output,
+    add_model_arguments,
+    finished,
+    step_options,
+    with_note,
+)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
-    command.add_model_arguments(parser)
+    add_model_arguments(parser)
     parser.add_argument("--budget", required=True, help="of the step's peak: 24GiB, 80GB, or bytes")
     parser.add_argument("--offload", action="store_true", help="activations may go to the host")
     parser.add_argument("--largest-batch", action="store_true", help="also how many rows fit")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Runs the command. Returns 0, or 2 for arguments that cannot be run."""
-    return command.finished(args, _output)
+def plan_command(args: argparse.Namespace) -> int:
+    """Runs the  Returns 0, or 2 for arguments that cannot be run."""
+    return finished(args, _output)
 
 
-def _output(args: argparse.Namespace, job: presets.Job) -> command.Output:
-    options = command.step_options(args)
-    found: Plan = command.with_note(
+def _output(args: argparse.Namespace, job: presets.Job) -> Output:
+    options = step_options(args)
+    found: Plan = with_note(
         plan(
             job.model,
             job.batch,
@@ -46,4 +52,4 @@ def _output(args: argparse.Namespace, job: presets.Job) -> command.Output:
     text = str(found)
     if args.largest_batch:
         text += f"\nWithin the budget fit {found.largest_batch():,} rows"
-    return command.Output(text, {"json": found.save, "html": write_page, "png": found.pareto})
+    return Output(text, {"json": found.save, "html": write_page, "png": found.pareto})

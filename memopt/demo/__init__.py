@@ -11,11 +11,12 @@ import os
 import sys
 from pathlib import Path
 
-USAGE_ERROR = 2
+from memopt._errors import USAGE_ERROR
+
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the demo's options."""
     parser.add_argument(
         "--steps",
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def demo_command(args: argparse.Namespace) -> int:
     """Runs the demo. Returns 0, 2 for arguments that cannot be run, 130 after Ctrl-C."""
     missing = [name for name in ("rich", "matplotlib") if importlib.util.find_spec(name) is None]
     if missing:

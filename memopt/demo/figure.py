@@ -16,7 +16,7 @@ from memopt.demo.settings import DemoSettings
 from memopt.memory.sizes import MB, as_text
 from memopt.show.figure import GREY, write_figure
 
-COLORS = {
+MODE_COLORS = {
     "eager": "#5f6b76",
     "torch-checkpoint": "#d98a29",
     "fused": "#2a9d8f",
@@ -72,7 +72,7 @@ def _draw_profile(
         axes.step(eager.ms, _mb(eager.live), where="post", color=GREY, linewidth=0.8)
         saved += f", {memory.saved / eager.saved:.2f}x"
         peak += f", {memory.peak / eager.peak:.2f}x"
-    color = COLORS[name]
+    color = MODE_COLORS[name]
     live = _mb(memory.live)
     axes.fill_between(memory.ms, live, step="post", color=color, alpha=0.3, linewidth=0)
     axes.step(memory.ms, live, where="post", color=color, linewidth=1.2)
@@ -95,7 +95,7 @@ def _draw_losses(axes: Axes, results: list[Result]) -> None:
         axes.plot(
             range(1, len(result.losses) + 1),
             result.losses,
-            color=COLORS[result.mode.name],
+            color=MODE_COLORS[result.mode.name],
             linewidth=1.6,
             linestyle=(dash * position, (dash, gap)) if gap else "-",
             label=_legend(result, results),

@@ -24,7 +24,7 @@ class Preset:
     dtype: str
 
 
-PRESETS = {
+DEVICE_PRESETS = {
     # Half a minute to a minute for all seven modes on two cores.
     "cpu": Preset(
         size=ModelSize(layers=4, width=128, heads=4, context=128),
@@ -63,7 +63,7 @@ class DemoSettings:
 def settings_from(args: argparse.Namespace) -> DemoSettings:
     """Checks the arguments of `python -m memopt demo`. Raises UsageError."""
     device = _device(args.device)
-    preset = PRESETS[device.type]
+    preset = DEVICE_PRESETS[device.type]
     steps = preset.steps if args.steps is None else args.steps
     if steps < 1:
         raise UsageError(f"--steps: must be at least 1, got {steps}")
@@ -86,8 +86,8 @@ def _device(name: str | None) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise UsageError(f"--device: unknown device, got {name}") from None
-    if device.type not in PRESETS:
-        raise UsageError(f"--device: must be {' or '.join(PRESETS)}, got {name}")
+    if device.type not in DEVICE_PRESETS:
+        raise UsageError(f"--device: must be {' or '.join(DEVICE_PRESETS)}, got {name}")
     if device.type == "cuda":
         problem = _cuda_problem()
         if problem is not None:

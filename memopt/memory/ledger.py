@@ -48,7 +48,7 @@ from memopt.memory.pieces import (
     Mark,
     Piece,
 )
-from memopt.memory.places import NOWHERE, Place, line_of
+from memopt.memory.places import NOWHERE, CodePlace, line_of
 from memopt.memory.saved import SavedTensors
 from memopt.memory.scratch.rules import scratch_of
 from memopt.memory.storages import has_storage, parts_of, storage_keys, tensors_in
@@ -91,7 +91,7 @@ class Ledger(TorchDispatchMode):
         self._on_cpu = device in (None, "cpu")
         """Whether kernels are the CPU's, whose scratch counts."""
         self._live: dict[int, tuple[weakref.ref[Any], Piece]] = {}
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, CodePlace] = {}
         self._weights: set[int] = set()
         self._paths = {module: path for path, module in model.named_modules()}
         self._hooks = _Hooks(self)
@@ -110,7 +110,7 @@ class Ledger(TorchDispatchMode):
         """Enters memory allocated before the step, in a category; a piece that has one keeps it."""
         for name, value in named:
             for tensor in tensors_in(value):
-                for piece in self._note(tensor, name, "before", Place(_owner(name), "")):
+                for piece in self._note(tensor, name, "before", CodePlace(_owner(name), "")):
                     piece.category = piece.category or category
                     if category == WEIGHTS:
                         self._weights.add(id(piece))
@@ -186,7 +186,7 @@ class Ledger(TorchDispatchMode):
         self._used(given)
         self._note_writes(func, args, kwargs)
         result = self.run(func, args, kwargs)
-        place: Place | None = None
+        place: CodePlace | None = None
         results = tensors_in(result)
         for tensor in results:
             if any(key not in self._live for key in storage_keys(tensor)):
@@ -288,7 +288,7 @@ class Ledger(TorchDispatchMode):
         """Whether a region is recomputed: backward itself has gradients disabled."""
         return self.phase == "backward" and torch.is_grad_enabled()
 
-    def _note(self, tensor: Tensor, op: str, phase: str, place: Place) -> list[Piece]:
+    def _note(self, tensor: Tensor, op: str, phase: str, place: CodePlace) -> list[Piece]:
         """Enter the storages behind a tensor that are new. Returns these, of what was there before
         all of them.
         """
@@ -327,7 +327,7 @@ class Ledger(TorchDispatchMode):
         if piece.again and not piece.category and not self._recomputes():
             piece.category, piece.fate = ACTIVATIONS, RECOMPUTED
 
-    def _place(self) -> Place:
+    def _place(self) -> CodePlace:
         number = sequence_number()
         if self.phase == "backward" and not torch.is_grad_enabled():
             node = running_node()
@@ -336,10 +336,10 @@ class Ledger(TorchDispatchMode):
             parameter = getattr(node, "variable", None)
             if parameter is not None:
                 pieces = self.pieces_of(parameter)
-                return Place(pieces[0].module, "") if pieces else NOWHERE
+                return CodePlace(pieces[0].module, "") if pieces else NOWHERE
             return self._places.get(node._sequence_nr(), NOWHERE)
         frame = sys._getframe(2)
-        place = Place(innermost(frame, self._paths)[0], line_of(frame))
+        place = CodePlace(innermost(frame, self._paths)[0], line_of(frame))
         self._places[number - 1] = place
         return place
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import torch
 
 
-class Place(NamedTuple):
+class CodePlace(NamedTuple):
     module: str
     line: str
 
 
-NOWHERE = Place("", "")
+NOWHERE = CodePlace("", "")
 
 _MEMOPT = str(Path(__file__).parent.parent) + "/"
 _LIBRARIES = (str(Path(torch.__file__).parent) + "/", _MEMOPT, "<")

@@ -20,8 +20,10 @@ def run_demo() -> RunDemo:
 
     def run(out: Path, *options: str) -> int:
         parser = argparse.ArgumentParser()
-        memopt.demo.add_arguments(parser)
-        return memopt.demo.run(parser.parse_args(["--device", "cpu", "--out", str(out), *options]))
+        memopt.demo.add_demo_arguments(parser)
+        return memopt.demo.demo_command(
+            parser.parse_args(["--device", "cpu", "--out", str(out), *options])
+        )
 
     return run
 

@@ -17,7 +17,7 @@ from torch import nn
 import memopt
 from memopt._plan.bytes import StageBytes, StepBytes
 from memopt._plan.choices import CHOICES
-from memopt._plan.choose import Terms, _in_order, choose, evaluated, problem, solved, uniform
+from memopt._plan.choose import Terms, _in_order, choose_plan, evaluated, problem, solved, uniform
 from memopt._plan.curve import curve_of
 from memopt._plan.levels import Case
 from memopt._plan.observe import Observed
@@ -115,7 +115,7 @@ def test_never_slower_than_one_choice_for_all() -> None:
         choice = random.choice(CHOICES)
         rule = uniform(truth, choice, terms)
         refused_by_arithmetic += uniform(profile, choice, terms).peak > rule.peak
-        chosen, fits = choose(profile, rule.peak, a_look_at(truth, terms), terms)
+        chosen, fits = choose_plan(profile, rule.peak, a_look_at(truth, terms), terms)
         assert fits
         assert chosen.peak <= rule.peak
         assert chosen.solution.seconds <= rule.seconds

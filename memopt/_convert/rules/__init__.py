@@ -6,7 +6,7 @@ enter it here.
 """
 
 from memopt._convert.match import Rule
-from memopt._convert.rules.activation import activation, other_function
+from memopt._convert.rules.activation import activation_module, other_function
 from memopt._convert.rules.gated import gated_unit
 from memopt._convert.rules.norm import norm
 from memopt._convert.rules.torch_nn import memopts_own, other_module_of_torch, torch_module
@@ -20,7 +20,7 @@ RULES: tuple[Rule, ...] = (
     other_module_of_torch,  # left
     # By structure and by what they compute, whatever the class is called: stand-ins are probed.
     norm,  # at most two vectors: layer norm or RMS norm
-    activation,  # no tensors: one of memopt's activations
+    activation_module,  # no tensors: one of memopt's activations
     gated_unit,  # at most three linears: down(f(gate(x)) up(x)), and parts of it
     other_function,  # left
 )

@@ -83,7 +83,7 @@ class ActivationSwap(ClassSwap):
         return functional.activation(input, self.name, self.scalar)
 
 
-def activation(module: nn.Module, context: Context) -> Answer | None:
+def activation_module(module: nn.Module, context: Context) -> Answer | None:
     """A module without tensors whose forward is compared with the activations."""
     if not _may_be_activation(module):
         return None

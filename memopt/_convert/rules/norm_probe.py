@@ -16,8 +16,8 @@ from memopt._convert.probe import (
     gradients,
     own_attributes,
     random_normal,
-    resized,
     stand_in,
+    with_size,
 )
 from memopt._convert.rules.norm_swap import NormSwap, is_bare_norm
 from memopt._function_code import plain_function
@@ -68,7 +68,7 @@ class NormProbe:
         self._inner = inner_norm(module)
         names = parameters_of(module)
         size = next((p.numel() for p in names.values()), size_attribute(module))
-        self._resized = {} if size is None else resized(module, size, cols)
+        self._resized = {} if size is None else with_size(module, size, cols)
         self._parameters = {
             name: random_normal(cols, seed=2 + i).reshape([cols if n > 1 else 1 for n in p.shape])
             for i, (name, p) in enumerate(names.items())

@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from memopt._compat import wraps_tensors
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import STATES, Piece
-from memopt.memory.places import Place
+from memopt.memory.places import CodePlace
 from memopt.memory.predicted.outcome import DependsOnValues, Made, is_made, outcome_of
 from memopt.memory.storages import storages, storages_of, tensors_in
 from memopt.memory.unchanged import Written
@@ -136,7 +136,7 @@ class HollowLedger(Ledger):
         super().close()
         self._copies = Copies(frozenset(), {})  # it may be looked at for long: it holds no tensor
 
-    def _note(self, tensor: Tensor, op: str, phase: str, place: Place) -> list[Piece]:
+    def _note(self, tensor: Tensor, op: str, phase: str, place: CodePlace) -> list[Piece]:
         if self._counts_on_host and phase == "optimizer" and op == "aten.lift_fresh.default":
             return []  # a Python number that became a tensor
         return super()._note(tensor, op, phase, place)

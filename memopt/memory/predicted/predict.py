@@ -17,7 +17,7 @@ from memopt.memory.predicted.on_cuda import AsOnCuda, as_on_cuda, counts_on_host
 from memopt.memory.step import Step, traced
 from memopt.memory.unchanged import Written, unchanged
 
-Watch = Callable[[nn.Module, Ledger], AbstractContextManager[Any]]
+MakeWatch = Callable[[nn.Module, Ledger], AbstractContextManager[Any]]
 
 
 Changes = Callable[[nn.Module], object] | None
@@ -51,7 +51,7 @@ def hollow_step(
     step: Step,
     changes: Changes,
     target: str,
-    watch: Watch | None = None,
+    watch: MakeWatch | None = None,
     prime: Collection[str] | None = None,
 ) -> Hollow:
     """A step that computes nothing, on copies, after `changes` to the model's.

@@ -26,7 +26,7 @@ from memopt.memory.scratch.contractions import (
     product,
 )
 from memopt.memory.scratch.onednn import lstm_scratch
-from memopt.memory.scratch.size import NONE, Rule, Scratch, copy_of
+from memopt.memory.scratch.size import NONE, Scratch, ScratchRule, copy_of
 
 
 def scratch_of(
@@ -42,7 +42,7 @@ def scratch_of(
 
 
 @lru_cache(maxsize=4096)
-def _rule_of(func: Any) -> Rule | None:
+def _rule_of(func: Any) -> ScratchRule | None:
     name: str = func.overloadpacket.__name__
     rule = _RULES.get(name)
     if rule is None and torch.Tag.pointwise in func.tags:
@@ -93,7 +93,7 @@ def _mean(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor
     return NONE
 
 
-def _copies(*places: int) -> Rule:
+def _copies(*places: int) -> ScratchRule:
     """Arguments that are made contiguous."""
 
     def rule(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
@@ -122,7 +122,7 @@ def _layer_norm_backward(
     return Scratch(copy_of(gradient) + copy_of(source) + sums)
 
 
-def _channels(copied: Sequence[int], factor: int) -> Rule:
+def _channels(copied: Sequence[int], factor: int) -> ScratchRule:
     """Sums for each channel of each row, `factor` of them."""
 
     def rule(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
@@ -169,7 +169,7 @@ def _lstm_backward(
     return Scratch(0, lstm_scratch(args[0], args[1], args[2], backward=True))
 
 
-_RULES: dict[str, Rule] = {
+_RULES: dict[str, ScratchRule] = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), product),
     **dict.fromkeys(("sum", "nansum", "prod", "cumsum", "cumprod"), _reduction),
     "mean": _mean,

@@ -21,7 +21,7 @@ class Scratch(NamedTuple):
 
 NONE = Scratch(0)
 
-Rule = Callable[[Sequence[Any], Sequence[Tensor], Sequence[Tensor]], Scratch]
+ScratchRule = Callable[[Sequence[Any], Sequence[Tensor], Sequence[Tensor]], Scratch]
 
 
 def copy_of(value: Any) -> int:
