@@ -34,7 +34,7 @@ _SCRIPTED = "__prepare_scriptable__"
 
 
 class Around:
-    """What runs around a module's forward."""
+    """The object that runs around a module's forward."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class Around:
         return _around, self._made_of()
 
     def is_for(self, module: nn.Module, function: types.FunctionType) -> bool:
-        """Not for a function that is called by super(), from the one that asks; and not for one
-        that an `InstanceForward` calls.
+        """Answer no for a function that is called by super(), from the one that asks; and not for
+        one that an `InstanceForward` calls.
         """
         on_instance = isinstance(module.__dict__.get("forward"), InstanceForward)
         return function is self.function and not on_instance
@@ -162,7 +162,7 @@ def _decides_what_is_pickled(cls: type[nn.Module]) -> bool:
 
 
 def _reduced(module: nn.Module) -> Any:
-    """What the module reduces to, with what is around its forward."""
+    """Reduce a module, with what is around its forward."""
     reduced = module.__reduce_ex__(4)
     around = around_forward(module)
     if around is None or isinstance(reduced, str):
@@ -190,13 +190,13 @@ def take_from_forward(module: nn.Module) -> None:
 
 
 def around_forward(module: nn.Module) -> Around | None:
-    """What is around the module's forward; None if nothing is."""
+    """Return what is around the module's forward; None if nothing is."""
     around: Around | None = module.__dict__.get(AROUND)
     return around
 
 
 def keep_around(module: nn.Module) -> None:
-    """To be called when `module` has got another class: what is around its forward stays."""
+    """Call this when `module` has got another class: what is around its forward stays."""
     around = around_forward(module)
     if around is not None:
         ask_for(around, type(module))

@@ -32,7 +32,7 @@ _FUNCTIONS = "memopt.assignment: functions"
 
 @dataclass
 class Applied:
-    """What an assignment has put on a model, so that this and nothing else is taken off."""
+    """Everything that an assignment has put on a model, so that this and nothing else is taken off."""
 
     model: nn.Module
     converted: list[nn.Module] = field(default_factory=list)
@@ -135,7 +135,7 @@ def _wait_for_copies(module: nn.Module, args: Any, output: Any) -> None:
 
 
 def _enter_own_functions(module: nn.Module, args: tuple[Any, ...]) -> None:
-    """In a module without recipes, in a model that has them, PyTorch's functions are its own."""
+    """Give a module without recipes, in a model that has them, PyTorch's own functions."""
     if not torch.compiler.is_compiling():
         _C.enter_context(module, _FUNCTIONS, functions_paused())
 

@@ -13,8 +13,8 @@ from typing import Literal, TypeAlias
 from memopt.place import Place
 
 Paths: TypeAlias = tuple[str, ...]
-"""Where a choice holds: the path of a module, or of several that an nn.Sequential calls in turn and
-that are treated as one. The empty path is the model itself.
+"""The address of a choice: the path of a module, or of several that an nn.Sequential calls in turn
+and that are treated as one. The empty path is the model itself.
 """
 
 Segments: TypeAlias = int | Literal["sqrt", "optimal"]
@@ -22,7 +22,7 @@ Segments: TypeAlias = int | Literal["sqrt", "optimal"]
 
 @dataclass(frozen=True)
 class Choice:
-    """What becomes of the activations of one module, or of several that are treated as one."""
+    """The fate of the activations of one module, or of several that are treated as one."""
 
     recipes: bool = False
     """Norms, activations and dropouts are recomputed from recipes (memopt.convert)."""

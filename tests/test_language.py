@@ -22,27 +22,12 @@ Without
 
 TO_DO: frozenset[str] = frozenset(
     (
-        "memopt/_accumulate",
-        "memopt/_anatomy",
         "memopt/_checkpoint/apply.py",
-        "memopt/_checkpoint/assigned.py",
         "memopt/_checkpoint/blocks.py",
         "memopt/_checkpoint/probe.py",
-        "memopt/_convert/regions.py",
-        "memopt/_convert/remaining.py",
-        "memopt/_convert/report.py",
         "memopt/_convert/swap.py",
-        "memopt/_forwards.py",
         "memopt/_function_code.py",
-        "memopt/_plan",
-        "memopt/applied.py",
-        "memopt/assignment.py",
-        "memopt/command",
-        "memopt/demo",
         "memopt/integrations",
-        "memopt/memory/predicted/predict.py",
-        "memopt/show",
-        "memopt/whatif",
     )
 )
 """Files, and folders, whose texts still have such beginnings. It may only shrink."""

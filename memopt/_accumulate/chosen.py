@@ -21,9 +21,9 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 
 
 class Choices:
-    """Of one model. A choice holds for steps of its kind: the batch's shapes, the budget, the loss,
-    the optimizer, and the model as it is: its modules, their parameters (frozen or not), settings
-    and hooks.
+    """Choices for one model. A choice holds for steps of its kind: the batch's shapes, the budget,
+    the loss, the optimizer, and the model as it is: its modules, their parameters (frozen or not),
+    settings and hooks.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Choices:
         return self._rows.get((kind.key(self._moving), kind.with_gradients))
 
     def most(self, kind: Kind, rows: int) -> int:
-        """So many, or fewer where memory ran out with them."""
+        """Return so many rows, or fewer where memory ran out with them."""
         return min(rows, self._most.get(kind.key(self._moving), rows))
 
     def remember(self, kind: Kind, done: Accumulated) -> None:
@@ -53,7 +53,7 @@ class Choices:
 
 
 class Kind:
-    """What a choice depends on, as it is now."""
+    """Everything that a choice depends on, as it is now."""
 
     def __init__(self, step: Step, *others: Hashable) -> None:
         self.step = step
@@ -90,7 +90,7 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
 
 
 def _settings(model: nn.Module) -> Iterator[tuple[tuple[str, str], Hashable]]:
-    """What modules are and how they are set, by path and name."""
+    """The modules' classes and settings, by path and name."""
     for path, module in model.named_modules():
         kind: Any = type(module)
         yield (path, ""), kind
@@ -160,7 +160,7 @@ def _closed_over(value: object) -> Hashable:
 
 
 def _identity(value: object) -> Hashable:
-    """Of the object itself. A weak reference is equal to no other object's that comes later."""
+    """A key for the object itself. A weak reference is equal to no other object's that comes later."""
     try:
         return weakref.ref(value)
     except TypeError:

@@ -1,4 +1,4 @@
-"""What fits into a budget of bytes, by prediction."""
+"""Searches, by prediction, for the most that fits into a budget of bytes."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _beside(step: Step, device: str) -> int:
 
 
 def largest_measured(step: Step, budget: int, run: Run) -> int:
-    """The same of a step that looks at values, by a few that run."""
+    """`largest_micro_batch` for a step that looks at values, by a few steps that run."""
     rows = rows_of(step.who, step.batch)
     device = next(step.model.parameters()).device
     depth = Depth()
@@ -167,7 +167,8 @@ def largest_measured(step: Step, budget: int, run: Run) -> int:
 def largest_watched(
     step: Step, budget: int, attempt: Callable[[Any, int], bool], peers: Peers
 ) -> int:
-    """The same by steps that run, in all processes alike: the most rows that fit in each of them.
+    """`largest_micro_batch` by steps that run, in all processes alike: the most rows that fit in
+    each.
 
     Args:
         budget: of this process.
@@ -195,7 +196,7 @@ def largest_watched(
 
 
 def checked_budget(who: str, budget: object, model: nn.Module) -> int:
-    """In bytes. Raises TypeError or ValueError where not even the weights fit."""
+    """Return the budget in bytes. Raises TypeError or ValueError where not even the weights fit."""
     nbytes = as_bytes(f"{who}: budget", budget)
     weights = sum(storages(model.parameters()).values())
     if nbytes <= weights:

@@ -144,7 +144,7 @@ def _choose(step: Step, budget: int | str | None, device: torch.device, rows: in
 
 
 def _choose_alike(step: Step, budget: int | str | None, scaler: Any, peers: Peers) -> int:
-    """By real steps, since those of a sharded model are not predicted."""
+    """Search by real steps, since those of a sharded model are not predicted."""
     device = next(step.model.parameters()).device
     given = allocated_bytes(device) + _free(device) if budget is None else budget
     allowed = 0
@@ -175,7 +175,7 @@ def _free(device: torch.device) -> int:
 
 
 def _unwrapped(step: Step) -> Step:
-    """Without DDP, whose reducer is no part of a copy."""
+    """Return the model without DDP, whose reducer is no part of a copy."""
     inner = copy.copy(step)
     if isinstance(step.model, nn.parallel.DistributedDataParallel):
         inner.model = step.model.module

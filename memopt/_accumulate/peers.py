@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Peers:
-    """Of one model.
+    """The processes that train one model.
 
     Raises:
         ValueError: the model cannot be brought back in step after an error.
@@ -56,7 +56,7 @@ class Peers:
         """Whether memory ran out in this process since `counted` was entered."""
 
     def least(self, number: int) -> int:
-        """Of all processes, by one small collective."""
+        """The least number of all processes, by one small collective."""
         found = torch.tensor(number, device=self._device)
         dist.all_reduce(found, dist.ReduceOp.MIN, self._group)
         return int(found)
@@ -103,7 +103,7 @@ class Peers:
 
 
 class _Comm:
-    """In place of what FSDP2 calls to begin a collective: counts, and can leave some out."""
+    """Stands in for what FSDP2 calls to begin a collective: counts, and can leave some out."""
 
     def __init__(self, comm: Any, gathers: Any = None) -> None:
         self._comm = comm
@@ -117,7 +117,7 @@ class _Comm:
         self._begun = int(self._gathers is not None and self._gathers.is_unsharded)
 
     def leave_out(self) -> None:
-        """As many as the part has begun."""
+        """Leave out as many collectives as the part has begun."""
         self._left_out = self._begun
 
     def allocate(self, *args: Any, **kwargs: Any) -> Any:

@@ -20,10 +20,10 @@ from memopt.memory.step import LossLike
 
 @dataclass(frozen=True)
 class Accumulated:
-    """What `memopt.accumulate` did."""
+    """A report of what `memopt.accumulate` did."""
 
     loss: Tensor
-    """Of the whole batch, without history, on the model's device."""
+    """The loss of the whole batch, without history, on the model's device."""
     micro_batch: int
     """Rows of a micro-batch; of the smaller ones, if memory ran out."""
     micro_batches: int
@@ -81,7 +81,7 @@ class Run:
             self._one(slice_of(self._batch, start, end), 1.0, False)
 
     def all_alike(self, size: int, peers: Peers) -> Accumulated:
-        """The same of a sharded model, in all processes alike: with fewer rows where memory runs
+        """Run a sharded model, in all processes alike: with fewer rows where memory runs
         out in one of them. What others have reduced by then is of no use, and all begin again.
         """
         begin = before_backward(self._model)
@@ -117,7 +117,7 @@ class Run:
         return Accumulated(sum_of_losses.float(), size, number, 0)
 
     def _parts(self, size: int) -> Iterator[tuple[Any, float]]:
-        """Those that count, each with its share."""
+        """The micro-batches that count, each with its share."""
         end_of_rows = self._last_counted()
         for start in range(0, end_of_rows, size):
             part = slice_of(self._batch, start, min(start + size, end_of_rows))

@@ -11,14 +11,14 @@ from memopt.memory.unchanged import Before
 
 
 def before_forward(model: nn.Module) -> Before:
-    """What a forward of every step may change: buffers and random numbers, not gradients. (All that
-    `unchanged` puts back would be looked for in every micro-batch.)
+    """Remember what a forward of every step may change: buffers and random numbers, not gradients.
+    (All that `unchanged` puts back would be looked for in every micro-batch.)
     """
     return Before((), written=model.buffers())
 
 
 def before_backward(model: nn.Module) -> Before:
-    """The same, and gradients: those that are there are copied. Where there are none, as is usual,
+    """Remember gradients too: those that are there are copied. Where there are none, as is usual,
     it is free.
     """
     gradients = [p.grad for p in model.parameters() if p.grad is not None]

@@ -1,4 +1,4 @@
-"""With what weight the loss of a micro-batch counts."""
+"""The weight with which the loss of a micro-batch counts."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def anatomy(
     offload: bool = False,
     advice: bool = False,
 ) -> Anatomy:
-    """Where the memory of a training step is: every category, at every instant.
+    """Show where the memory of a training step is: every category, at every instant.
 
         print(memopt.anatomy(model, batch, optimizer=optimizer))
         memopt.anatomy(model, batch, checkpoint="all", measure=False).peak.total

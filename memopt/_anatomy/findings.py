@@ -1,4 +1,4 @@
-"""What is known of the memory of a training step: predicted, measured, and by formula."""
+"""Findings about the memory of a training step: predicted, measured, and by formula."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class CategoryRow:
 
     @property
     def error(self) -> float | None:
-        """Of the prediction, relative to what was measured."""
+        """The error of the prediction, relative to what was measured."""
         return _relative(self.predicted, self.measured)
 
     @property
     def formula_error(self) -> float | None:
-        """Of the formula, relative to what was measured, or else predicted."""
+        """The error of the formula, relative to what was measured, or else predicted."""
         return _relative(
             self.formula, self.measured if self.measured is not None else self.predicted
         )
@@ -34,14 +34,14 @@ class CategoryRow:
 
 @dataclass(frozen=True)
 class AllocatorRow:
-    """Of a measured step on a GPU: what PyTorch's allocator says, beside the ledger."""
+    """PyTorch's allocator on a measured step on a GPU, beside the ledger."""
 
     peak_allocated: int
     peak_reserved: int
     before: int
     """Allocated when the step began."""
     in_ledger: int
-    """What the ledger knew of then."""
+    """Bytes that the ledger knew of then."""
 
     @property
     def scratch(self) -> int:
@@ -57,17 +57,17 @@ class Findings:
 
     model: str
     device: str
-    """That the step was predicted for."""
+    """The device that the step was predicted for."""
     parameters: int
     trained: int
     rows: int
-    """Of the batch."""
+    """Rows of the batch."""
     options: str
     """Fates, autocast, accumulation and optimizer, in words."""
     predicted: Trace | None
     measured: Trace | None
     formula: dict[str, int] | None
-    """By category, of a transformer."""
+    """Bytes of a transformer by category."""
     flops_6nd: int | None
     """6 N D for N parameters of matrices and D tokens, to compare with the counted operations."""
     advice: tuple[Advice, ...]
@@ -78,7 +78,7 @@ class Findings:
 
     @property
     def trace(self) -> Trace:
-        """What was measured, else what was predicted."""
+        """The measured step, or else the predicted one."""
         trace = self.measured or self.predicted
         assert trace is not None  # anatomy makes one of them
         return trace

@@ -37,7 +37,7 @@ from memopt.whatif.fates import Fates
 
 @dataclass(frozen=True)
 class TransformerShape:
-    """What the formulas need to know."""
+    """A transformer's sizes, as the formulas need them."""
 
     layers: int
     hidden: int
@@ -46,10 +46,10 @@ class TransformerShape:
     ffn: int
     gated: bool
     tokens: int
-    """In a batch."""
+    """The tokens in a batch."""
     sequence: int
     vocabulary: int
-    """Of the logits, 0 without a language model's head."""
+    """The words that logits have, 0 without a language model's head."""
     itemsize: int = 4
     """Bytes of an activation's element."""
     masks: int = 0
@@ -76,11 +76,11 @@ class TransformerShape:
         return self.tokens * (2 * self.itemsize * self.hidden + 4 * self.vocabulary)
 
     def input_bytes(self) -> int:
-        """Of one block's input."""
+        """Bytes of one block's input."""
         return self.tokens * self.itemsize * self.hidden
 
     def activation_bytes(self, fates: Fates) -> int:
-        """At the end of forward."""
+        """Bytes at the end of forward."""
         block = self.block_bytes(fates.recipes)
         kept = self.layers * block
         if fates.checkpoint == "all":
@@ -116,7 +116,7 @@ class TransformerShape:
 
 
 def shape_of(model: nn.Module, batch: Any, autocast: torch.dtype | None) -> TransformerShape | None:
-    """Of a model with a transformers-like config; None for any other."""
+    """Return the shape of a model with a transformers-like config; None for any other."""
     config: Any = _attribute(model, "config")
     config = _first(config, "text_config") or config
     layers = _whole(config, "num_hidden_layers", "n_layer", "num_layers")

@@ -26,7 +26,7 @@ def anatomy_page(anatomy: Findings, formula: bool = False) -> str:
 
 
 def step_parts(anatomy: Findings, formula: bool = False) -> Iterator[str | Section]:
-    """What a page has below its timeline."""
+    """The parts of a page below its timeline."""
     yield heading("Modules at the peak")
     yield _treemap(anatomy.trace)
     yield from step_sections(anatomy, formula)

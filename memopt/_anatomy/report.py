@@ -1,4 +1,4 @@
-"""What `memopt.anatomy` returns."""
+"""The report that `memopt.anatomy` returns."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Anatomy(Shown, Findings):
     """
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """As JSON; also written to `path`, if there is one."""
+        """Return JSON; also written to `path`, if there is one."""
         text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
         if path is not None:
             Path(path).write_text(text + "\n")
         return text
 
     def to_html(self, path: str | Path | None = None, *, formula: bool = False) -> str:
-        """As one page that needs no network; also written to `path`, if there is one. `formula`: as
-        of `table`.
+        """Return one page that needs no network; also written to `path`, if there is one.
+        `formula`: as of `table`.
         """
         text = anatomy_page(self, formula)
         if path is not None:
@@ -40,7 +40,7 @@ class Anatomy(Shown, Findings):
         return text
 
     def parts_of_page(self) -> Iterator[str | Section]:
-        """Its page below the timeline, as a part of another report's."""
+        """Return the page below the timeline, as a part of another report's."""
         return step_parts(self)
 
     def to_png(self, path: str | Path) -> None:
@@ -51,7 +51,7 @@ class Anatomy(Shown, Findings):
         return anatomy_tables(self)
 
     def table(self, *, formula: bool = False) -> str:
-        """As text, as wide as the terminal. `formula`: whether closed formulas of transformers
+        """Return text, as wide as the terminal. `formula`: whether closed formulas of transformers
         stand beside what was predicted, each with its error.
         """
         return text_of(anatomy_tables(self, formula))

@@ -14,7 +14,7 @@ from memopt.show.sections import Section, Tables
 
 _MOST_ROWS = 12
 _OF_LOSSES = ("loss", "log_softmax", "logsumexp", "cross_entropy")
-"""In the names of operators."""
+"""Parts of the names of operators."""
 
 
 def anatomy_tables(anatomy: Findings, formula: bool = False) -> Tables:
@@ -71,7 +71,7 @@ def step_sections(anatomy: Findings, formula: bool = False) -> Iterator[Section]
 
 
 def _advice(anatomy: Findings) -> Iterator[Section]:
-    """What would help, if that was asked for and there is something."""
+    """The advice, if it was asked for and there is some."""
     if anatomy.advice:
         rows = [
             [as_text(a.peak), as_text(a.saved), f"{a.slower:+.1%}", a.what, a.how]
@@ -170,7 +170,7 @@ def _work(anatomy: Findings) -> Section:
 
 
 def _lines(anatomy: Findings) -> list[str]:
-    """What is said below the tables."""
+    """The lines below the tables."""
     lines = []
     trace = anatomy.trace
     if anatomy.flops_6nd:

@@ -32,7 +32,7 @@ class PutRegion:
     module: nn.Module
     settings: Settings
     before: Settings | None
-    """Those of a region that it was already."""
+    """The settings of a region that it was already."""
 
     def take_off(self) -> None:
         """Give the module what it had. Settings that it got from elsewhere since stay."""
@@ -146,7 +146,7 @@ def calls_in_turn(module: nn.Module) -> bool:
 
 
 def paths_in(path: str, chain: nn.Module) -> Paths:
-    """Those of a chain's elements, in the order of their calls."""
+    """The paths of a chain's elements, in the order of their calls."""
     return tuple(f"{path}.{name}".lstrip(".") for name in chain._modules)
 
 

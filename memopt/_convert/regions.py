@@ -17,10 +17,10 @@ from memopt.assignment import Assignment, Choice
 
 
 class Regions:
-    """Which submodules become regions: convert's arguments `checkpoint` and `offload`."""
+    """The submodules that become regions: convert's arguments `checkpoint` and `offload`."""
 
     notes: tuple[str, ...] = ()
-    """What the report says about them, once they are put on a model."""
+    """Notes for the report, once the regions are put on a model."""
 
     def __init__(self, checkpoint: Modules | bool | None, offload: Modules | bool | None) -> None:
         self._choices = [

@@ -1,4 +1,4 @@
-"""What a converted model still saves for backward, where, and what would help."""
+"""The rest that a converted model still saves for backward, where, and what would help."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Remaining(NamedTuple):
     would compute again, the node that made them; empty for what regions keep."""
 
     from_class: str
-    """Of the innermost module whose forward saved or made them."""
+    """The class of the innermost module whose forward saved or made them."""
 
     paths: tuple[str, ...]
-    """Of these modules; empty for the model itself."""
+    """The paths of these modules; empty for the model itself."""
 
     help: str
-    """What would save these bytes or most of them; empty if memopt has nothing but regions."""
+    """A way to save most of these bytes; empty if memopt has nothing but regions."""
 
 
 # By autograd node, in the words of the report. The first that fits is taken.
@@ -91,7 +91,7 @@ def remaining(model: nn.Module, attributed: Iterable[Attributed]) -> tuple[Remai
 
 
 class _Names(NamedTuple):
-    """What the words depend on."""
+    """The facts that the words depend on."""
 
     classes: Mapping[str, str]
     """Names of the modules' classes, by path."""

@@ -1,4 +1,4 @@
-"""What convert did, to read and to process."""
+"""The report of convert, to read and to process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Swapped(NamedTuple):
     """A module that memopt computes now."""
 
     path: str
-    """In the model, as named_modules() has it; empty for the model itself."""
+    """The path in the model, as named_modules() has it; empty for the model itself."""
 
     from_class: str
     """The name of its class, or of the function that an attribute held."""
@@ -42,7 +42,7 @@ class Left(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Report(Shown):
-    """What convert did. `str()` is a table; in a terminal, if rich is installed, rich's."""
+    """The report of convert. `str()` is a table; in a terminal, if rich is installed, rich's."""
 
     model: str
     """The name of the model's class."""
@@ -65,7 +65,7 @@ class Report(Shown):
     notes: tuple[str, ...] = ()
 
     remaining: tuple[Remaining, ...] = ()
-    """With a sample input: what is still saved, by what saves it and in which modules, the most
+    """The rest that is still saved with a sample, by what saves it and in which modules, the most
     bytes first. Together they are `bytes_after`, to the byte."""
 
     idle: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Report(Shown):
     and are in `swapped`, but not in the counts and rows of the text."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields as lists, dicts, strings, numbers and None, as JSON has them."""
+        """Return the fields as lists, dicts, strings, numbers and None, as JSON has them."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {
             **fields,
@@ -115,7 +115,7 @@ class Report(Shown):
         if self.bytes_before is not None and self.bytes_after is not None:
             ratio = self.bytes_after / self.bytes_before if self.bytes_before else 1.0
             before, after = as_text(self.bytes_before), as_text(self.bytes_after)
-            lines.append(f"saved for backward: {before} before, {after} after ({ratio:.2f}x)")
+            lines.append(f"kept for backward: {before} before, {after} after ({ratio:.2f}x)")
         if self.checkpointed:
             lines.append(f"checkpointed: {joined(self.checkpointed)}")
         if self.offloaded:
@@ -126,7 +126,7 @@ class Report(Shown):
         """The largest shares of what is still saved."""
         if not self.remaining or not self.bytes_after:
             return []
-        lines, rest = ["still saved:"], 100.0
+        lines, rest = ["still kept:"], 100.0
         for entry in self.remaining[:_MOST_SHARES]:
             share = 100 * entry.nbytes / self.bytes_after
             if share < _LEAST_SHARE:

@@ -139,7 +139,7 @@ def plan_compiled(
     micro_batches: int = 1,
     device: str | None = None,
 ) -> CompiledPlan:
-    """The same for a model that is to be compiled, where `memopt.compile` chooses what each graph
+    """Plan for a model that is to be compiled, where `memopt.compile` chooses what each graph
     keeps, within what weights, optimizer states and the batch leave of the budget.
 
         model = memopt.plan_compiled(model, batch, "40GiB", optimizer=optimizer).apply()

@@ -18,7 +18,7 @@ from memopt.memory.pieces import ACTIVATIONS, GRADIENTS, KEPT, REGION_INPUT, Pie
 
 @dataclass(frozen=True)
 class StageBytes:
-    """Of one stage, with the choice that it had."""
+    """The bytes of one stage, with the choice that it had."""
 
     resident: int
     """Held from its forward until its backward."""
@@ -29,7 +29,7 @@ class StageBytes:
     gradients: int
     """Gradients of parameters that are there when its backward begins."""
     may_leave: tuple[int, ...] = ()
-    """Of what is resident, the storages that offloading would take, in the order of saving."""
+    """Sizes of the resident storages that offloading would take, in the order of saving."""
 
     def away(self, share: float) -> int:
         """The bytes that memopt.offload(fraction=share) takes: of those offered so far, never more
@@ -45,23 +45,23 @@ class StageBytes:
 
 @dataclass(frozen=True)
 class StepBytes:
-    """Of one step."""
+    """The bytes of one step."""
 
     base: int
-    """Before it: weights, optimizer states, the batch."""
+    """Bytes before the step: weights, optimizer states, the batch."""
     above: int
     """The most in forward and backward, above base."""
     optimizer: int
     """The most in the optimizer's step, above base."""
     stages: tuple[StageBytes, ...]
-    """Before the blocks, the calls of blocks, behind them."""
+    """The stage before the blocks, the calls of blocks, the stage behind them."""
     peak: int
     in_order: bool
     """Whether backward passed the stages in the opposite order."""
 
 
 def step_bytes(ledger: Ledger, begun: Position, called: Sequence[BlockCall[Position]]) -> StepBytes:
-    """Of a ledger that is closed, of a step that offloads nothing.
+    """Return the bytes of a closed ledger, of a step that offloads nothing.
 
     Args:
         begun: when forward began.
@@ -110,7 +110,7 @@ def step_bytes(ledger: Ledger, begun: Position, called: Sequence[BlockCall[Posit
 
 
 def _may_leave(ledger: Ledger, begin: int, stop: int) -> tuple[int, ...]:
-    """What was saved first between two numbers of saves, and could be offloaded."""
+    """The pieces that were saved first between two numbers of saves, and could be offloaded."""
     found: list[Piece] = []
     for piece in ledger.pieces:
         is_large = piece.nbytes >= MIN_BYTES and piece.category == ACTIVATIONS

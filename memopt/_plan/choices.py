@@ -7,7 +7,7 @@ from memopt.assignment import Choice
 CHOICES = tuple(
     Choice(recipes, checkpoint) for checkpoint in (False, True) for recipes in (False, True)
 )
-"""Those without offloading: keep, recipes, checkpoint, recipes inside a checkpoint."""
+"""The choices without offloading: keep, recipes, checkpoint, recipes inside a checkpoint."""
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 
 

@@ -25,14 +25,14 @@ UNLIMITED = 1 << 60
 
 @dataclass(frozen=True)
 class Terms:
-    """What a plan may do, beside the budget."""
+    """The limits of a plan, in addition to the budget."""
 
     place: Place | None = None
-    """Where activations may wait; None: nothing is offloaded."""
+    """The place where activations may wait; None: nothing is offloaded."""
     out: float = 1.0
     """Bytes a second, on the way there."""
     back: float = 1.0
-    """On the way back."""
+    """Bytes a second on the way back."""
     room: int | None = None
     """The most bytes there at one time; None: all that there are."""
     copies_in_flight: int = 4
@@ -56,7 +56,7 @@ class Chosen:
     peak: int
     """Bytes of the whole step."""
     observed: Observed
-    """Without offloading."""
+    """The step without offloading."""
 
 
 class BudgetTooSmall(ValueError):
@@ -150,7 +150,7 @@ def _at_worst(profile: Profile, terms: Terms, solution: Timeline) -> int:
 
 
 def _largest(profile: Profile, terms: Terms, numbers: Sequence[int]) -> int:
-    """Of the storages that these choices offload."""
+    """Return the largest of the storages that these choices offload."""
     calls = enumerate(terms.choices[number] for number in numbers[1:-1])
     sizes = (profile.bytes_of(call, choice).may_leave for call, choice in calls if choice.offload)
     return max((nbytes for storages in sizes for nbytes in storages), default=0)
@@ -225,7 +225,7 @@ def _in_order(profile: Profile, solution: Timeline, budget: int, terms: Terms) -
 def _numbered(
     profile: Profile, solution: Timeline, choices: Sequence[Choice], only: Mapping[str, Choice]
 ) -> Timeline:
-    """With the numbers that choices have where no block is fixed to one."""
+    """Return the solution with the numbers that choices have where no block is fixed to one."""
     pairs = zip(profile.paths, solution.choices[1:-1], strict=True)
     numbers = [choices.index(only[p]) if p in only else number for p, number in pairs]
     return replace(solution, choices=(0, *numbers, 0))
@@ -234,7 +234,7 @@ def _numbered(
 def _among_all(
     profile: Profile, solution: Timeline, choices: Sequence[Choice], terms: Terms
 ) -> Timeline:
-    """With the numbers of choices among all of them, and the seconds of what was chosen."""
+    """Return the solution with numbers among all choices, and the seconds of what was chosen."""
     numbers = [terms.choices.index(choices[number]) for number in solution.choices[1:-1]]
     return evaluated(profile, terms, [0, *numbers, 0])
 
@@ -254,8 +254,8 @@ def problem(
     *,
     with_recipes: bool,
 ) -> Problem:
-    """For the solver, with some of the choices. `only`: blocks with one. `with_recipes`: whether
-    some block has recipes.
+    """State the problem for the solver, with some of the choices. `only`: blocks with one.
+    `with_recipes`: whether some block has recipes.
     """
     largest = max((n for cost in profile.nbytes.values() for n in cost.may_leave), default=0)
     link = LinkTimes(
@@ -276,7 +276,7 @@ def questions(terms: Terms) -> Iterator[tuple[Sequence[Choice], bool]]:
 
 
 def evaluated(profile: Profile, terms: Terms, numbers: Sequence[int]) -> Timeline:
-    """What choices come to, by their numbers: of what is before the blocks, of each call, and of
+    """Evaluate choices by their numbers: of what is before the blocks, of each call, and of
     what is after them.
     """
     with_recipes = any(terms.choices[number].recipes for number in numbers[1:-1])

@@ -23,7 +23,7 @@ _MOST_TRIES = 3
 
 @dataclass
 class CompiledPlan:
-    """What compiled graphs may take, of a budget for the whole step: see `memopt.plan_compiled`."""
+    """The share of a step's budget that compiled graphs may take: see `memopt.plan_compiled`."""
 
     budget: int
     base: int
@@ -31,9 +31,9 @@ class CompiledPlan:
     optimizer: int
     """The most in the optimizer's step, above base."""
     graph_budget: int
-    """What `memopt.compile` is told."""
+    """The budget that `memopt.compile` is told."""
     measured_peak: int | None
-    """Of a step of the compiled model; None before `apply`."""
+    """The peak of a step of the compiled model; None before `apply`."""
     live: Live = field(repr=False)
 
     @in_the_name_of("CompiledPlan.apply", "memopt.plan", "compile")

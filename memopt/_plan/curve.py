@@ -29,11 +29,11 @@ class Curve:
     plans: tuple[Point, ...]
     """The best plans, from the least peak on."""
     settings: tuple[Point, ...]
-    """What one would do by hand."""
+    """The settings that one would choose by hand."""
 
 
 def curve_of(profile: Profile, terms: Terms, count: int, plain_peak: int | None = None) -> Curve:
-    """With plans for up to `count` budgets, evenly spread.
+    """Draw the curve of plans for up to `count` budgets, evenly spread.
 
     Args:
         plain_peak: that of a step without a plan, where it is known better than by the arithmetic.

@@ -20,7 +20,7 @@ from memopt.show.axes import (
 _WIDTH, _HEIGHT = 1000, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 980, 30, 340
 _MARGIN = 0.12
-"""Of the range of the points, left free around them for names."""
+"""The share of the points' range that is left free around them for names."""
 _RADIUS = 5
 
 
@@ -106,7 +106,7 @@ def _drawn(marks: list[_Mark]) -> Iterator[str]:
 
 
 def _free(mark: _Mark, taken: list[_Box]) -> _Box:
-    """Where the name stands: the place next to the point that meets nothing."""
+    """The place for the name, next to the point, that meets nothing."""
     frame = _Box(_LEFT, _TOP, _RIGHT, _BOTTOM)
     places = [box for box in _places(mark) if box.is_within(frame)]
     return next(box for box in places if not any(map(box.meets, taken)))

@@ -33,11 +33,11 @@ _ROUNDS = 20
 _LEAST = 1e-4
 """Deviations of less weigh no more: they are beyond what a clock tells."""
 _PENALTY = 1e-6
-"""Of a block's effect, so small that it decides only what measured times leave open."""
+"""The penalty on a block's effect, so small that it decides only what measured times leave open."""
 
 
 class Case(NamedTuple):
-    """What a block of some kind does in a step."""
+    """The work that a block of some kind does in a step."""
 
     kind: int
     choice: Choice
@@ -60,11 +60,11 @@ class Timed:
     """One call of a block in one step."""
 
     call: int
-    """Its number in the step."""
+    """The call's number in the step."""
     case: Case
     seconds: StageSeconds
     round: int = 0
-    """In each, every sample of steps has its turn."""
+    """The round of steps, in which every sample has its turn."""
 
 
 def levelled(timed: Iterable[Timed]) -> Samples:
@@ -86,7 +86,7 @@ def levelled(timed: Iterable[Timed]) -> Samples:
 
 
 def _without_rounds(timed: Sequence[Timed], seconds: Sequence[float]) -> list[float]:
-    """Of seconds, each without what is its round's own."""
+    """Divide out of seconds what is their round's own."""
     logs: dict[Case, list[float]] = defaultdict(list)
     for one, value in zip(timed, seconds, strict=True):
         if value > 0:  # else a stage without a backward
@@ -102,7 +102,7 @@ def _without_rounds(timed: Sequence[Timed], seconds: Sequence[float]) -> list[fl
 
 
 def _without_calls(timed: Sequence[Timed], seconds: Sequence[float]) -> list[float]:
-    """Of seconds of one kind of blocks, each without what is its call's own."""
+    """Divide out of the seconds of one kind of blocks what is their call's own."""
     if any(value <= 0 for value in seconds):
         return list(seconds)  # a stage without a backward
     values = [math.log(value) for value in seconds]

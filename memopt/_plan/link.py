@@ -27,7 +27,9 @@ class Speeds(NamedTuple):
 
 
 def speeds_to(place: Place, device: torch.device, runs: bool) -> Speeds:
-    """Of the copies to a place, measured by making some; estimated where nothing runs."""
+    """Return the speeds of copies to a place, measured by making some; estimated where nothing
+    runs.
+    """
     if not runs:
         return Speeds(Speed(1).link, Speed(1).link) if place == "cpu" else Speeds(_DISK, _DISK)
     before = _timed(place, device)

@@ -29,7 +29,9 @@ from memopt.memory.unchanged import Written, unchanged
 BlocksLike = Modules | Sequence[str] | None
 
 _SLACK = 0.05
-"""Of the bytes of a step that is timed: choices change places, which moves its peak a little."""
+"""A share of the bytes of a step that is timed: choices change places, which moves its peak a
+little.
+"""
 
 
 @dataclass
@@ -49,11 +51,11 @@ class Live:
     """The parameters for which the optimizer has a state after a step, once that is known."""
     _plain: Observed | None = None
     entry: nn.Module | None = None
-    """What runs the model: DistributedDataParallel around it; None: the model itself."""
+    """The module that runs the model: DistributedDataParallel around it; None: the model itself."""
     depth: Depth = field(default_factory=Depth)
     written: Written = field(default_factory=Written)
-    """What steps that were looked at write of what is there before: where time and an allocator's
-    bytes are measured, no mode may be on that sees it.
+    """Everything that steps which were looked at write of what is there before: where time and an
+    allocator's bytes are measured, no mode may be on that sees it.
     """
 
     no_regions: dict[str, str] = field(default_factory=dict)
@@ -134,8 +136,8 @@ class Live:
         return profile
 
     def _timed(self, profile: Profile, samples: Sequence[Assignment]) -> Iterator[StepSeconds]:
-        """In turns, so that what changes while they run changes all of them; each after a step of
-        its own, as in training. The longest of all ranks.
+        """Time samples in turns, so that what changes while they run changes all of them; each
+        after a step of its own, as in training. The longest of all ranks.
         """
         for number in range(self.steps):
             for sample in samples:

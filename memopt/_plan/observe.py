@@ -33,11 +33,11 @@ class Observed:
     seconds: list[StageSeconds]
     """Estimated."""
     paths: tuple[str, ...]
-    """Of the blocks, in the order of their calls."""
+    """Paths of the blocks, in the order of their calls."""
     kinds: tuple[int, ...]
-    """Of the calls: see `kinds_of`. Calls of one kind take the same time."""
+    """Kinds of the calls: see `kinds_of`. Calls of one kind take the same time."""
     sites: tuple[int, ...]
-    """Of the calls: see `sites_of`. Calls of one site hold the same bytes."""
+    """Sites of the calls: see `sites_of`. Calls of one site hold the same bytes."""
     ledger: Ledger
     primed: frozenset[str] | None = None
     """The parameters for which the optimizer had a state; None: it was not asked."""
@@ -50,7 +50,7 @@ class Observed:
     states: int = 0
     """Then, of `nbytes.base`, the optimizer's states that are not there yet."""
     written: Written = field(default_factory=Written)
-    """What forward and backward write of what was there before."""
+    """Everything that forward and backward write of what was there before."""
 
 
 def predicted(
@@ -60,7 +60,7 @@ def predicted(
     target: str,
     prime: Collection[str] | None,
 ) -> Observed:
-    """Of a step that computes nothing. What would be offloaded stays.
+    """Look at a step that computes nothing. Nothing is offloaded.
 
     Args:
         prime: the parameters for which the optimizer has a state after a step; None: not known yet.
@@ -81,7 +81,7 @@ def predicted(
 
 
 def watched(step: Step, blocks: Sequence[str]) -> Observed:
-    """Of a real forward and backward of the model as it is, without the optimizer's step.
+    """Look at a real forward and backward of the model as it is, without the optimizer's step.
 
     All that it changes is put back.
     """

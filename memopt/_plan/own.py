@@ -1,5 +1,5 @@
-"""What a model brings that a plan would choose: regions, converted modules, checkpointing of its
-own.
+"""Finds what a model brings that a plan would choose: regions, converted modules, checkpointing of
+its own.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def again_in(watch: Watch[Any]) -> tuple[str, ...]:
 
 
 def note_on(again: Sequence[str]) -> str:
-    """For a plan of a model whose own checkpointing runs parts of blocks, or others."""
+    """A note for a plan of a model whose own checkpointing runs parts of blocks, or others."""
     return (
         f"the model's own checkpointing runs {_listed(again)} again in backward, with this plan as "
         "without it: it counts in both peaks"

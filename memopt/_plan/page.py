@@ -35,7 +35,7 @@ def plan_page(plan: Planned, curve: Curve, anatomy: PartOfPage | None) -> str:
 
 
 def _timelines(plan: Planned) -> Iterator[str]:
-    """With the plan, and below it without, on one scale."""
+    """The step with the plan, and below it without, on one scale."""
     if plan.trace is None:
         yield "<p>A plan that was loaded has no timeline.</p>"
         return
@@ -50,7 +50,7 @@ def _timelines(plan: Planned) -> Iterator[str]:
 
 
 def _beside(plan: Planned, trace: Trace) -> str:
-    """What the drawing leaves out of the plan's peak, or has beyond it."""
+    """A note on what the drawing leaves out of the plan's peak, or has beyond it."""
     away = sum(block.away for block in plan.blocks)
     if away:
         said = (

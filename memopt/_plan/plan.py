@@ -167,7 +167,7 @@ class Plan(Shown, Planned):
         return plan_tables(self)
 
     def table(self) -> str:
-        """As text, as wide as the terminal."""
+        """Return text, as wide as the terminal."""
         return str(self)
 
     def pareto(self, path: str | Path | None = None, count: int = 40) -> Curve:
@@ -204,7 +204,7 @@ class Plan(Shown, Planned):
         return stored.plan_as_dict(self)
 
     def save(self, path: str | Path) -> None:
-        """As JSON, with the numbers that it was made of; see `load`."""
+        """Write JSON, with the numbers that it was made of; see `load`."""
         Path(path).write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
 
     @classmethod
@@ -217,8 +217,8 @@ class Plan(Shown, Planned):
         return cls(**stored.fields_of(stored.read(Path(path))))
 
     def to_html(self, path: str | Path | None = None, anatomy: PartOfPage | None = None) -> str:
-        """As one page that needs no network: the step's bytes with the plan, and below them those
-        without it; also written to `path`, if there is one. With an `anatomy` (what
+        """Return one page that needs no network: the step's bytes with the plan, and below them
+        those without it; also written to `path`, if there is one. With an `anatomy` (what
         `memopt.anatomy` returned) of the step without the plan, its tables come behind.
         """
         text = plan_page(self, self.pareto(), anatomy)

@@ -1,4 +1,4 @@
-"""What a plan says: the choice of each block, and what that costs."""
+"""A plan's contents: the choice of each block, and what that costs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PlannedBlock:
     away: int
     """Bytes that wait elsewhere."""
     seconds: float
-    """Of its forward and backward, with what is computed again."""
+    """Seconds of its forward and backward, with the recompute."""
     added: float
     """More than without the plan."""
 
@@ -40,12 +40,12 @@ class Planned:
     peak: int
     """Bytes of the step's peak, predicted."""
     seconds: float
-    """Of forward and backward, with waits for copies."""
+    """Seconds of forward and backward, with waits for copies."""
     plain_peak: int
-    """Without the plan."""
+    """The peak without the plan."""
     plain_seconds: float
     measured_peak: int | None
-    """With the plan on the model; None before `apply`."""
+    """The peak with the plan on the model; None before `apply`."""
     is_timed: bool
     """Whether seconds are those of real steps. Else they are estimates for a GPU."""
     notes: tuple[str, ...]
@@ -53,7 +53,7 @@ class Planned:
     profile: Profile = field(repr=False)
     terms: Terms = field(repr=False)
     signature: dict[str, str] = field(repr=False)
-    """What a model must be like for the plan: its blocks' classes and parameters."""
+    """The look that a model must have for the plan: its blocks' classes and parameters."""
 
     plain_trace: Trace | None = field(default=None, repr=False)
     trace: Trace | None = field(default=None, repr=False)

@@ -1,4 +1,4 @@
-"""What the blocks of a model cost with each choice: the numbers that a plan is made of."""
+"""Costs of a model's blocks with each choice: the numbers that a plan is made of."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from memopt.assignment import Assignment, Choice
 
 
 class StepSeconds(NamedTuple):
-    """Of a step with an assignment."""
+    """The seconds of a step with an assignment."""
 
     assignment: Assignment
     stages: Sequence[StageSeconds]
     round: int = 0
-    """In each, every sample of steps has its turn."""
+    """The round of steps, in which every sample has its turn."""
 
 
 @dataclass
 class Profile:
-    """Of one model and batch."""
+    """The costs of one model and batch."""
 
     paths: tuple[str, ...]
     """The blocks, in the order of their calls; one that is called several times as often."""
     kinds: tuple[int, ...]
-    """Of each call. Calls of one kind do the same, and are timed together."""
+    """The kind of each call. Calls of one kind do the same, and are timed together."""
     sites: tuple[int, ...]
-    """Of each call. Calls of one site do the same between the same operators, and their bytes are
-    looked at once.
+    """The site of each call. Calls of one site do the same between the same operators: their bytes
+    are looked at once.
     """
     base: int
     optimizer: int
     gradients: tuple[int, ...]
-    """Of each stage: see StageBytes."""
+    """The gradients of each stage: see StageBytes."""
     ends: dict[str, tuple[StageBytes, StageSeconds]]
     """"before" the blocks, and "after" them."""
     nbytes: dict[tuple[int, Choice], StageBytes]
-    """By site and choice, which offloads nothing."""
+    """Bytes by site and choice, which offloads nothing."""
     seconds: dict[Case, StageSeconds]
     exact: dict[tuple[int, Choice], StageBytes] = field(default_factory=dict)
-    """By the number of the call: as it was in a plan that was predicted whole."""
+    """Bytes by the number of the call, as they were in a plan that was predicted whole."""
     is_timed: bool = False
     """Whether seconds are those of real steps."""
     spread: tuple[float, float] | None = None
@@ -96,8 +96,8 @@ class Profile:
         self.spread = _spread(steps) if is_timed else None
 
     def handed_on(self, assignment: Assignment, places: int) -> Assignment:
-        """The same choices, each moved on among the blocks of its kind: in several steps a block
-        has several, and what its place costs is not taken for what a choice costs.
+        """Return these choices, each moved on among the blocks of its kind: in several steps a
+        block has several, and what its place costs is not taken for what a choice costs.
         """
         alike: dict[int, list[str]] = {}
         for path, kind in dict(zip(self.paths, self.kinds, strict=True)).items():
@@ -131,7 +131,7 @@ class Profile:
         *,
         with_recipes: bool,
     ) -> Problem:
-        """For the solver: the stages before, of the calls, and after.
+        """State the problem for the solver: the stages before, of the calls, and after.
 
         Args:
             only: blocks with one choice.
@@ -148,13 +148,15 @@ class Profile:
         return Problem(tuple(stages), self.base, self.optimizer, link)
 
     def bytes_of(self, number: int, choice: Choice) -> StageBytes:
-        """Of a call with a choice, before anything leaves."""
+        """The bytes of a call with a choice, before anything leaves."""
         choice = self.allowed(self.paths[number], choice)
         stays = replace(choice, offload=0.0)
         return self.exact.get((number, stays)) or self.nbytes[self.sites[number], stays]
 
     def uncorrected(self) -> Profile:
-        """As it was before plans were predicted, and as if all choices took the same time."""
+        """Return it as it was before plans were predicted, and as if all choices took the same
+        time.
+        """
         none = StageSeconds(0.0, 0.0)
         base, ends = self.first or (self.base, {n: nbytes for n, (nbytes, _) in self.ends.items()})
         return replace(
@@ -178,7 +180,7 @@ class Profile:
         return Stage((option,), self.gradients[number])
 
     def option(self, number: int, choice: Choice, *, with_recipes: bool) -> Option:
-        """What a call costs with a choice, in a step in which some block has recipes, or none."""
+        """The cost of a call with a choice, in a step in which some block has recipes, or none."""
         kind = self.kinds[number]
         choice = self.allowed(self.paths[number], choice)
         stays = replace(choice, offload=0.0)
@@ -208,7 +210,7 @@ def _spread(steps: Sequence[StepSeconds]) -> tuple[float, float] | None:
 
 
 def _medians(timed: Iterable[Timed]) -> dict[Case, StageSeconds]:
-    """Of estimates, to which it makes no difference what other blocks have."""
+    """Medians of estimates, to which it makes no difference what other blocks have."""
     found: dict[Case, list[StageSeconds]] = {}
     for one in timed:
         for is_beside in {False, not one.case.choice.recipes}:
@@ -230,7 +232,7 @@ Look = Callable[[Assignment], Observed]
 def profile_of(
     blocks: Sequence[str], look: Look
 ) -> tuple[Profile, list[tuple[Assignment, Observed]]]:
-    """What blocks cost, with seconds that are estimates; and what was looked at.
+    """Return what blocks cost, with seconds that are estimates; and what was looked at.
 
     Calls of one site share the choices among them, so that one look may be enough.
     """

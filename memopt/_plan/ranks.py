@@ -1,4 +1,4 @@
-"""On several ranks all take the same plan: for the least budget, and the most that any measures."""
+"""Several ranks take the same plan: for the least budget, and the most that any measures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def first(value: T) -> T:
 
 
 def joined_ranks(found: dict[str, str]) -> dict[str, str]:
-    """What any rank found."""
+    """Everything that any rank found."""
     merged: dict[str, str] = {}
     for one in reversed(_of_all(found)):
         merged |= one

@@ -19,11 +19,11 @@ from memopt.memory.unchanged import Written, unchanged
 
 @dataclass(frozen=True)
 class StageSeconds:
-    """Of one stage, with the choice that it had."""
+    """The seconds of one stage, with the choice that it had."""
 
     forward: float
     backward: float
-    """With what it computes again."""
+    """Seconds of backward, with the recompute."""
 
 
 class _Clock:
@@ -52,8 +52,8 @@ class _Clock:
 
 
 def measured_seconds(step: Step, paths: Sequence[str], written: Written) -> list[StageSeconds]:
-    """Of a real step: the stages of forward and backward of one micro-batch, by the model as it is.
-    All that it changes is put back.
+    """Time a real step: the stages of forward and backward of one micro-batch, by the model as it
+    is. All that it changes is put back.
 
     Args:
         written: what such steps write of what is there before.
@@ -75,7 +75,7 @@ def measured_seconds(step: Step, paths: Sequence[str], written: Written) -> list
 def estimated_seconds(
     ledger: Ledger, begun: Position, called: Sequence[BlockCall[Position]], speed: Speed
 ) -> list[StageSeconds]:
-    """Of a ledger's step: by the operations and bytes of its work.
+    """Estimate a ledger's step by the operations and bytes of its work.
 
     Args:
         begun: when forward began.

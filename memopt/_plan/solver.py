@@ -45,7 +45,7 @@ class Option:
     computes again and its gradients included."""
     forward_seconds: float = 0.0
     backward_seconds: float = 0.0
-    """With what it computes again."""
+    """Seconds of backward, with the recompute."""
     offloaded: int = 0
     """Leave in its forward and return in its backward. Not in `resident`; `forward` and `backward`
     count them."""
@@ -61,7 +61,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class LinkTimes:
-    """What carries offloaded bytes."""
+    """The link that carries offloaded bytes."""
 
     out: float
     """Bytes a second to where they go."""
@@ -86,12 +86,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What a plan takes."""
+    """The time and bytes that a plan takes."""
 
     choices: tuple[int, ...]
-    """Of each stage."""
+    """The number of the choice of each stage."""
     seconds: float
-    """Of the step without the optimizer's, waits included."""
+    """Seconds of the step without the optimizer's, waits included."""
     wait_seconds: float
     offloaded: int
     """Bytes in all."""
@@ -99,7 +99,7 @@ class Timeline:
     peak_at: tuple[str, int | None]
     """("forward", stage), ("backward", stage) or ("optimizer", None): the first one in time."""
     forward_peaks: tuple[int, ...]
-    """Of each stage."""
+    """The peak of the forward of each stage."""
     backward_peaks: tuple[int, ...]
     optimizer_peak: int
     forward_waits: tuple[float, ...]
@@ -156,7 +156,7 @@ def floor(problem: Problem) -> Solution:
 
 
 def evaluate(problem: Problem, choices: Sequence[int]) -> Timeline:
-    """What the plan of these choices, the index of one for each stage, takes."""
+    """Evaluate the plan of these choices, the index of one for each stage."""
     return evaluator(problem)(choices)
 
 

@@ -27,7 +27,9 @@ _FORMAT = "memopt plan 3"
 
 
 def signature_of(model: nn.Module, paths: Iterable[str]) -> dict[str, str]:
-    """By path, the class of a block and a digest of its parameters' names, shapes and dtypes."""
+    """Return, by path, the class of a block and a digest of its parameters' names, shapes and
+    dtypes.
+    """
     modules = dict(model.named_modules())
     return {path: _look(modules[path]) for path in paths if path in modules}
 
@@ -39,7 +41,7 @@ def _look(block: nn.Module) -> str:
 
 
 def plan_as_dict(plan: Planned) -> dict[str, Any]:
-    """With the profile, so that a plan that was loaded has its table and its curve."""
+    """Return a plan with its profile, so that a loaded one has its table and its curve."""
     profile, terms = plan.profile, plan.terms
     return {
         "format": _FORMAT,
@@ -112,7 +114,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def fields_of(data: dict[str, Any]) -> dict[str, Any]:
-    """Of a plan, of what `plan_as_dict` gave."""
+    """Return a plan's fields from what `plan_as_dict` gave."""
     terms = {**data["terms"]}
     place = terms["place"]
     terms["place"] = place if place in (None, "cpu", "disk") else Path(place)

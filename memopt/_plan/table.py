@@ -31,7 +31,9 @@ def _title(plan: Planned) -> str:
 
 
 def times_of(plan: Planned) -> str:
-    """With the plan and without it. Measured times with the range in which alike steps lay."""
+    """The times with the plan and without it. Measured ones have the range in which alike steps
+    lay.
+    """
     spread = plan.profile.spread
     if not plan.is_timed or spread is None:
         timed = "measured once" if plan.is_timed else "estimated for a GPU"

@@ -1,4 +1,4 @@
-"""What the times of real steps say of choices.
+"""Reads from the times of real steps what choices cost.
 
 Times of one block differ by several percent from step to step. Were each choice's own median taken
 as it is, a plan would choose those that happened to come out low, and take longer than was said,
@@ -30,13 +30,13 @@ from memopt.assignment import KEEP, Choice
 
 @dataclass(frozen=True)
 class _Block:
-    """Of a kind."""
+    """The times of a kind of blocks."""
 
     forward: float
     backward: float
-    """Of the block alone."""
+    """Seconds of the block alone."""
     variance: float = 0.0
-    """Of the logarithm of both together."""
+    """The variance of the logarithm of both together."""
 
     @property
     def both(self) -> float:
@@ -44,7 +44,7 @@ class _Block:
 
 
 def seconds_of(timed: Iterable[Timed]) -> dict[Case, StageSeconds]:
-    """Of every case of each kind, also those that no step had."""
+    """Return the seconds of every case of each kind, also those that no step had."""
     samples = levelled(timed)
     kinds = sorted({case.kind for case in samples})
     again = _second_runs(samples, kinds)
@@ -73,7 +73,7 @@ def seconds_of(timed: Iterable[Timed]) -> dict[Case, StageSeconds]:
 
 
 def _second_runs(samples: Samples, kinds: Sequence[int]) -> dict[int, float]:
-    """By kind, how long a region's second run takes, by its forward."""
+    """Return, by kind, how long a region's second run takes, by its forward."""
     values, chances, sizes = {}, {}, {}
     for kind in kinds:
         found = [r for c in samples if c.kind == kind and (r := _second_run(samples, c))]
@@ -92,7 +92,7 @@ def _second_runs(samples: Samples, kinds: Sequence[int]) -> dict[int, float]:
 
 
 def _second_run(samples: Samples, case: Case) -> tuple[list[float], float] | None:
-    """Of regions, each by its forward; and the variance of what the time without regions adds."""
+    """Second runs of regions, each by its forward; and the variance that the plain time adds."""
     plain = samples.get(case._replace(choice=Choice(case.choice.recipes)))
     if not case.choice.checkpoint or not plain:
         return None
@@ -105,7 +105,7 @@ def _second_run(samples: Samples, case: Case) -> tuple[list[float], float] | Non
 
 
 def _block(samples: Samples, case: Case, again: float) -> _Block | None:
-    """Of a case without a region."""
+    """The times of a case without a region."""
     plain = samples.get(case, ())
     regions = samples.get(case._replace(choice=replace(case.choice, checkpoint=True)), ())
     if not plain and not regions:
@@ -130,7 +130,7 @@ def _of_length(block: _Block, both: float) -> _Block:
 
 
 def _by_round(found: Sequence[Sample]) -> list[float]:
-    """Of log t the median of each round: what slows a step down slows all of its blocks down, so
+    """The median of log t in each round: what slows a step down slows all of its blocks down, so
     that they are no more than one sample.
     """
     logs: dict[int, list[float]] = {}
@@ -141,8 +141,8 @@ def _by_round(found: Sequence[Sample]) -> list[float]:
 
 
 def _variance(groups: Iterable[Sequence[float]]) -> float:
-    """Within groups: by the median of the distances from each group's median (Hampel, "The
-    influence curve and its role in robust estimation", 1974), which a step that something else
+    """The variance within groups, by the median of the distances from each group's median (Hampel,
+    "The influence curve and its role in robust estimation", 1974), which a step that something else
     held up does not move.
     """
     distances: list[float] = []
@@ -162,7 +162,7 @@ def _of_median(variance: float, values: Sequence[object]) -> float:
 
 
 def _factors(pairs: Mapping[int, tuple[_Block | None, _Block | None]]) -> dict[int, float]:
-    """By kind, the second one's time by the first one's."""
+    """Return, by kind, the second one's time by the first one's."""
     logs, chances, sizes = {}, {}, {}
     for kind, (one, other) in pairs.items():
         if one is not None and other is not None and one.both and other.both:

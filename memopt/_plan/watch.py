@@ -20,7 +20,7 @@ N = TypeVar("N", bound=float)
 
 
 class Position(NamedTuple):
-    """Of a ledger: how much it has of each."""
+    """A position in a ledger: how much it has of each."""
 
     log: int
     work: int
@@ -142,7 +142,7 @@ class Watch(Generic[StampT]):
 
 
 def converted(calls: Sequence[BlockCall[Any]], convert: Callable[[Any], N]) -> list[BlockCall[N]]:
-    """With other stamps."""
+    """Return the calls with other stamps."""
 
     def maybe(stamp: Any) -> Any:
         return None if stamp is None else convert(stamp)
@@ -206,7 +206,7 @@ def forward_spans(calls: Sequence[BlockCall[N]], start: N, turn: N) -> list[tupl
 
 
 def backward_spans(calls: Sequence[BlockCall[N]], turn: N, end: N) -> list[tuple[N, N] | None]:
-    """The same of backward; None: the stage has none. A stage's ends where the next one begins."""
+    """Return backward's spans; None: the stage has none. A stage's ends where the next one begins."""
     with_backward = [call for call in calls if call.backward is not None]
     before = with_backward[0].inputs_done if with_backward else None
     begins: list[N | None] = [before, *(call.backward for call in calls), turn]

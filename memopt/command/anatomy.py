@@ -72,11 +72,11 @@ def add_anatomy_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Output(NamedTuple):
-    """What a command has made of a model and its batch."""
+    """The output that a command makes of a model and its batch."""
 
     text: str
     files: Mapping[str, Callable[[Path], object]]
-    """By the option that names a file, what writes it."""
+    """Functions that write a file, by the option that names it."""
 
 
 def anatomy_command(args: argparse.Namespace) -> int:
@@ -105,7 +105,7 @@ def finished(
 
 
 def step_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What `anatomy` and `plan` are told alike of the step."""
+    """The options of the step that `anatomy` and `plan` share."""
     return {
         "optimizer": OPTIMIZERS[args.optimizer],
         "autocast": None if args.autocast is None else DTYPES[args.autocast],

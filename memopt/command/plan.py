@@ -46,7 +46,7 @@ def _output(args: argparse.Namespace, job: presets.Job) -> Output:
     )
 
     def write_page(path: Path) -> None:
-        """As a part of the anatomy of the step without the plan."""
+        """Write the plan's page, with the anatomy of the step without the plan."""
         found.to_html(path, anatomy(job.model, job.batch, measure=False, **options))
 
     text = str(found)

@@ -77,8 +77,8 @@ def preset(name: str, batch: int, seq: int, device: str = "meta") -> Job:
 
 
 def from_config(name: str, batch: int, seq: int, sizes: dict[str, Any]) -> Job:
-    """By the name of a config of transformers: its class ("LlamaConfig"), its model type ("llama"),
-    or a folder or repository with a config.json. `sizes` are changed in it.
+    """Make a model by the name of a config of transformers: its class ("LlamaConfig"), its model
+    type ("llama"), or a folder or repository with a config.json. `sizes` are changed in it.
 
     Raises:
         UsageError: there is none, or no model with a loss for it.
@@ -105,7 +105,7 @@ def from_config(name: str, batch: int, seq: int, sizes: dict[str, Any]) -> Job:
 
 
 def from_callable(path: str) -> Job:
-    """What `module:callable` returns: a model and its batch. It is called on the meta device.
+    """Return what `module:callable` makes: a model and its batch. It is called on the meta device.
 
     Raises:
         UsageError: it is not found, or returns something else.

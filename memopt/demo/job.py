@@ -52,7 +52,7 @@ def run_demo(args: argparse.Namespace) -> bool:
 
 
 def _make_folder(out: Path) -> None:
-    """Before the time for training is spent."""
+    """Make the folder before the time for training is spent."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

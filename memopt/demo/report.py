@@ -107,7 +107,7 @@ def _record(settings: DemoSettings, results: list[Result], interrupted: bool) ->
 
 
 def _command(settings: DemoSettings) -> str:
-    """What runs the same again."""
+    """The command that runs the same again."""
     modes = ",".join(mode.name for mode in settings.modes)
     text = "" if settings.text is None else f" --text {settings.text.name}"
     return (

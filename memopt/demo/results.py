@@ -1,4 +1,4 @@
-"""What one mode's training gave, and how its losses compare with another mode's."""
+"""Results of one mode's training, and how its losses compare with another mode's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo runs: two presets, and the command line's arguments, checked."""
+"""Settings of the demo: two presets, and the command line's arguments, checked."""
 
 from __future__ import annotations
 

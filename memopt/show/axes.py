@@ -11,7 +11,7 @@ from typing import Literal
 CHARACTER = 6.6
 """About as wide is a character of the drawings' text, which is 11 units high."""
 LINE = 14
-"""So far apart are lines of it."""
+"""Lines of the text are so far apart."""
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
@@ -55,7 +55,7 @@ def axis(
 
 
 def axis_title(text: str, x: float, y: float, anchor: Literal["start", "end"]) -> str:
-    """What an axis has, and in which unit."""
+    """Write what an axis has, and in which unit."""
     return (
         f'<text class="axis" x="{x}" y="{y}" text-anchor="{anchor}" fill="#444">'
         f"{html.escape(text)}</text>"
@@ -63,7 +63,7 @@ def axis_title(text: str, x: float, y: float, anchor: Literal["start", "end"]) -
 
 
 def _tick_text(value: float, all_of_axis: list[float]) -> str:
-    """With as many digits as tell the ticks of an axis apart."""
+    """Write a value with as many digits as tell the ticks of an axis apart."""
     step = min((b - a for a, b in pairwise(all_of_axis)), default=value)
     digits = max(0, -math.floor(math.log10(step) + 1e-9)) if step > 0 else 0
     return f"{value:,.{digits}f}"

@@ -27,10 +27,10 @@ svg text { font: 11px system-ui, sans-serif; }
 
 
 class PartOfPage(Protocol):
-    """What can be a part of another report's page."""
+    """A report that can be a part of another report's page."""
 
     def parts_of_page(self) -> Iterable[str | Section]:
-        """What it has on a page of its own below its title."""
+        """The parts of its own page below the title."""
 
 
 def page_of(title: str, parts: Iterable[str | Section]) -> str:
@@ -67,7 +67,7 @@ def part_of_page(report: Tables) -> str:
 
 
 def _table(section: Section) -> str:
-    """With its title above."""
+    """Write a table with its title above."""
     is_number = section.is_number()
     head = _html_row("th", section.headings, is_number)
     body = "".join(_html_row("td", row, is_number) for row in section.rows)

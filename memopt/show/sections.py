@@ -38,7 +38,7 @@ class Section(NamedTuple):
     """The numbers of rows that matter less."""
 
     def is_number(self) -> list[bool]:
-        """Of each column: its heading begins in lower case, or all of it are sizes."""
+        """Say of each column whether its heading begins in lower case, or all of it are sizes."""
         return [
             heading[:1].islower() or all(_SIZE.fullmatch(row[place]) for row in self.rows)
             for place, heading in enumerate(self.headings)
@@ -57,7 +57,7 @@ class Tables(NamedTuple):
 
 
 def text_of(report: Tables) -> str:
-    """As wide as the terminal, lines and cells wrapped."""
+    """Write a report as wide as the terminal, lines and cells wrapped."""
     width = max(_LEAST_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
     head = "\n".join(_bold(line) for line in _wrapped(report.title, width))
     ordered = sorted(report.sections, key=lambda section: section.is_urgent)
@@ -67,7 +67,9 @@ def text_of(report: Tables) -> str:
 
 
 def list_of(report: Tables) -> str:
-    """As wide as it is: a line for the title, for each row without headings, and for each line."""
+    """Write a report as wide as it is: a line for the title, for each row without headings, and for
+    each line.
+    """
     lines = [report.title]
     for section in report.sections:
         widths = [max(map(len, column)) for column in zip(*section.rows, strict=True)]
@@ -128,7 +130,7 @@ def _groups(least: Sequence[int], width: int) -> list[list[int]]:
 def _widths(
     natural: Sequence[int], least: Sequence[int], groups: list[list[int]], width: int
 ) -> list[int]:
-    """What is left of a line goes to the columns that want more, in equal parts."""
+    """Give what is left of a line to the columns that want more, in equal parts."""
     widths = list(least)
     for line, group in enumerate(groups):
         room = width - (len(_INDENT) if line else 0) - len(_GAP) * (len(group) - 1)

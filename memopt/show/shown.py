@@ -1,4 +1,4 @@
-"""What prints as tables, and shows as tables in notebooks and by rich."""
+"""Reports that print as tables, and show as tables in notebooks and by rich."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Shown:
 
 
 def by_rich(report: Shown) -> str:
-    """As rich writes it to a terminal.
+    """Return a report as rich writes it to a terminal.
 
     Raises:
         ImportError: rich is not installed.

@@ -49,7 +49,7 @@ document.body.dataset.ready = "yes";
 
 
 def timeline_of(trace: Trace, name: str = "", most: int = 0) -> str:
-    """What is alive at each operator by category, the peak, and a line that follows the mouse.
+    """Draw what is alive at each operator by category, the peak, and a line that follows the mouse.
 
     Args:
         name: what its ids begin with, where a page has several.

@@ -1,4 +1,4 @@
-"""What would help: changes to a step, each predicted."""
+"""Advice: changes to a step that would help, each predicted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Remedy(NamedTuple):
     what: str
     how: str
     predict: Callable[[], tuple[Trace, float]]
-    """Its trace, and seconds that come on top of the trace's own work."""
+    """A function that gives its trace, and seconds that come on top of the trace's own work."""
 
 
 def advise(step: Step, fates: Fates, target: str, now: Trace, ledger: Ledger) -> tuple[Advice, ...]:
@@ -174,7 +174,7 @@ def _is_foreach(optimizer: torch.optim.Optimizer, target: str) -> bool:
 
 
 def _one_by_one(step: Step) -> None:
-    """Without temporary tensors: the fused kernels have none."""
+    """Have the step take no temporary tensors: the fused kernels have none."""
     assert step.optimizer is not None
     other = copy.copy(step.optimizer)
     other.param_groups = [
@@ -184,7 +184,7 @@ def _one_by_one(step: Step) -> None:
 
 
 def _logits(step: Step, ledger: Ledger) -> Iterator[Piece]:
-    """What has a number for each token and each word."""
+    """Find pieces that have a number for each token and each word."""
     config = getattr(step.model, "config", None)
     words = getattr(getattr(config, "text_config", config), "vocab_size", None)
     if not isinstance(words, int):

@@ -29,7 +29,7 @@ Checkpoint = Literal["all", "sqrt", "optimal"] | int | None
 
 @dataclass(frozen=True)
 class Fates:
-    """What becomes of the activations."""
+    """Options that say what becomes of the activations."""
 
     recipes: bool = False
     """memopt.convert: what norms, activations and dropouts return is made again."""
@@ -38,8 +38,9 @@ class Fates:
     also "sqrt" and "optimal", as memopt.checkpoint_sequential. (A forward that loops over its
     blocks calls them one by one, and each can only be a region of its own.)"""
     offload: bool = False
-    """What is held for backward is on the host between its last use in forward and its first in
-    backward: with `checkpoint` the regions' inputs, else all of it but the last."""
+    """Whether what is kept for backward is on the host between its last use in forward and its
+    first in backward: with `checkpoint` the regions' inputs, else all of it but the last.
+    """
     offload_min_bytes: int = 64 * 1024
     keep_last: int = 1
     who: str = field(kw_only=True)
@@ -58,7 +59,7 @@ class Fates:
             assign(model, self.assignment(model, place))
 
     def assignment(self, model: nn.Module, place: Place | None = None) -> Assignment:
-        """Which of the model's modules get what. Arguments and errors: see `put_on`."""
+        """Say which of the model's modules get what. Arguments and errors: see `put_on`."""
         region = Choice(self.recipes, checkpoint=True, offload=self.offload and place is not None)
         choices: dict[Paths, Choice] = {("",): Choice(self.recipes)} if self.recipes else {}
         if self.checkpoint in ("sqrt", "optimal"):

@@ -99,7 +99,7 @@ def test_a_terminal_gets_rich_s_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", Terminal())
     text = str(report)
     assert "┃" in text
-    assert "saved for backward" in text
+    assert "kept for backward" in text
     monkeypatch.setitem(sys.modules, "rich.console", None)  # as where rich is not installed
     assert "┃" not in str(report)
 

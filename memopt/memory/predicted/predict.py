@@ -21,7 +21,7 @@ MakeWatch = Callable[[nn.Module, Ledger], AbstractContextManager[Any]]
 
 
 Changes = Callable[[nn.Module], object] | None
-"""What is done to a model before its step, in place."""
+"""A function that changes a model in place before its step."""
 
 
 class Hollow(NamedTuple):
