@@ -32,7 +32,7 @@ _FUNCTIONS = "memopt.assignment: functions"
 
 @dataclass
 class Applied:
-    """Everything that an assignment has put on a model, so that this and nothing else is taken off."""
+    """Everything that an assignment has put on a model: this and nothing else is taken off."""
 
     model: nn.Module
     converted: list[nn.Module] = field(default_factory=list)

@@ -160,7 +160,7 @@ def _closed_over(value: object) -> Hashable:
 
 
 def _identity(value: object) -> Hashable:
-    """A key for the object itself. A weak reference is equal to no other object's that comes later."""
+    """A key for the object itself. A weak reference equals that of no later object."""
     try:
         return weakref.ref(value)
     except TypeError:

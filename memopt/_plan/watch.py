@@ -206,7 +206,7 @@ def forward_spans(calls: Sequence[BlockCall[N]], start: N, turn: N) -> list[tupl
 
 
 def backward_spans(calls: Sequence[BlockCall[N]], turn: N, end: N) -> list[tuple[N, N] | None]:
-    """Return backward's spans; None: the stage has none. A stage's ends where the next one begins."""
+    """Return backward's spans, None where a stage has none. One ends where the next begins."""
     with_backward = [call for call in calls if call.backward is not None]
     before = with_backward[0].inputs_done if with_backward else None
     begins: list[N | None] = [before, *(call.backward for call in calls), turn]
