@@ -17,6 +17,7 @@ from typing import Any
 from memopt import functional, nn, types
 from memopt._accumulate import accumulate, largest_batch, longest_sequence
 from memopt._anatomy import anatomy
+from memopt._check import check
 from memopt._checkpoint import (
     apply_activation_checkpointing,
     checkpoint,
@@ -43,6 +44,7 @@ __all__ = [
     "anatomy",
     "apply_activation_checkpointing",
     "build_info",
+    "check",
     "checkpoint",
     "checkpoint_sequential",
     "checkpoint_wrapper",

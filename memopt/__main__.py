@@ -1,4 +1,4 @@
-"""The command line: python -m memopt {anatomy,bench,demo,env,plan}."""
+"""The command line: python -m memopt {anatomy,bench,check,demo,env,plan}."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import memopt
 from memopt.bench import add_bench_arguments, bench_command
 from memopt.command.anatomy import add_anatomy_arguments, anatomy_command
+from memopt.command.check import add_check_arguments, check_command
 from memopt.command.plan import add_plan_arguments, plan_command
 from memopt.demo import add_demo_arguments, demo_command
 
@@ -49,6 +50,9 @@ def main(arguments: list[str] | None = None) -> int:
     add_plan_arguments(
         commands.add_parser("plan", help="a fate for each block of a model, within a budget")
     )
+    add_check_arguments(
+        commands.add_parser("check", help="whether what was asked of each block takes effect")
+    )
     add_bench_arguments(
         commands.add_parser("bench", help="all benchmarks, or with --report what they are shown as")
     )
@@ -58,6 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         "demo": demo_command,
         "anatomy": anatomy_command,
         "plan": plan_command,
+        "check": check_command,
         "bench": bench_command,
     }
     return runs[args.command](args)

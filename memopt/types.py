@@ -2,6 +2,7 @@
 
 from memopt._accumulate import Accumulated
 from memopt._anatomy import Advice, Anatomy
+from memopt._check import Check, CheckedBlock, FateWithoutEffect
 from memopt._checkpoint import CheckpointBuffers
 from memopt._convert import Report
 from memopt._offload.stats import OffloadStats
@@ -11,8 +12,11 @@ __all__ = [
     "Accumulated",
     "Advice",
     "Anatomy",
+    "Check",
+    "CheckedBlock",
     "CheckpointBuffers",
     "CompiledPlan",
+    "FateWithoutEffect",
     "Fitted",
     "OffloadStats",
     "Plan",

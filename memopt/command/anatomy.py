@@ -77,6 +77,8 @@ class Output(NamedTuple):
     text: str
     files: Mapping[str, Callable[[Path], object]]
     """Functions that write a file, by the option that names it."""
+    status: int = 0
+    """The command's exit status."""
 
 
 def anatomy_command(args: argparse.Namespace) -> int:
@@ -87,8 +89,8 @@ def anatomy_command(args: argparse.Namespace) -> int:
 def finished(
     args: argparse.Namespace, make: Callable[[argparse.Namespace, presets.Job], Output]
 ) -> int:
-    """Writes the files that are asked for and prints the text. Returns 0; or 2, and the reason on
-    stderr, for arguments that cannot be run.
+    """Writes the files that are asked for and prints the text. Returns the output's status; or 2,
+    and the reason on stderr, for arguments that cannot be run.
     """
     try:
         made = make(args, job_of(args))
@@ -97,11 +99,11 @@ def finished(
             if path is not None:
                 write(path)
         print(made.text)
+        return made.status
     except (UsageError, ValueError, DependsOnValues, OSError) as error:
         text = re.sub(rf"^(memopt\.)?{args.command}: ", "", str(error))
         print(f"memopt {args.command}: {text}", file=sys.stderr)
         return USAGE_ERROR
-    return 0
 
 
 def step_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -32,34 +32,48 @@ def call_tree(step: Step, changes: Changes, depth: Depth | None = None) -> CallT
     Raises:
         Whatever the step raises: its own error.
     """
-    alone = copy.copy(step)
-    alone.optimizer, alone.set_to_none = None, True
-    home = next((p.device for p in step.model.parameters()), torch.device("cpu"))
     has_values = not any(t.is_meta for t in (*step.model.parameters(), *tensors_in(step.batch)))
-    target = "cuda" if home.type in ("cuda", "meta") else "cpu"
 
     def look() -> CallTree:
+        if not is_sharded(step.model):
+            try:
+                return predicted_tree(step, changes)
+            except Exception:
+                if not has_values:
+                    raise
         with torch.enable_grad():
-            if not is_sharded(step.model):
-                try:
-                    return _predicted(alone, changes, target)
-                except Exception:
-                    if not has_values:
-                        raise
-            return _real(alone, home)
+            return _real(_alone(step), _home(step))
 
     return (depth or Depth()).run(look, lambda tree: len(tree.calls))
 
 
-def _predicted(step: Step, changes: Changes, target: str) -> CallTree:
+def predicted_tree(step: Step, changes: Changes) -> CallTree:
+    """The calls of a predicted step without its optimizer, after `changes` to a copy of the model.
+
+    Raises:
+        Whatever keeps it from being predicted: DependsOnValues, or the step's own error.
+    """
     recorders: list[CallRecorder] = []
 
     def watch(model: nn.Module, ledger: Ledger) -> CallRecorder:
         recorders.append(CallRecorder(model, ledger))
         return recorders[0]
 
-    hollow_step(step, changes, target, watch, prime=())
+    target = "cuda" if _home(step).type in ("cuda", "meta") else "cpu"
+    with torch.enable_grad():
+        hollow_step(_alone(step), changes, target, watch, prime=())
     return recorders[0].tree()
+
+
+def _alone(step: Step) -> Step:
+    """A step without the optimizer."""
+    alone = copy.copy(step)
+    alone.optimizer, alone.set_to_none = None, True
+    return alone
+
+
+def _home(step: Step) -> torch.device:
+    return next((p.device for p in step.model.parameters()), torch.device("cpu"))
 
 
 def _real(step: Step, device: torch.device) -> CallTree:

@@ -1,0 +1,212 @@
+"""`memopt.check`: what each block was asked to do, and what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import nn
+
+from memopt._check.asked import (
+    RECIPES,
+    TRANSFORMERS,
+    asks_for_recipes,
+    regions_asked,
+    without_fates,
+)
+from memopt._check.observed import ObservedStep, observed
+from memopt._check.report import Check, CheckedBlock
+from memopt._checkpoint.blocks import find_blocks
+from memopt._errors import in_the_name_of
+from memopt.memory.batches import as_dict
+from memopt.memory.calls.measure import predicted_tree, sum_of_outputs
+from memopt.memory.calls.tree import CallTree
+from memopt.memory.step import LossLike, Step
+from memopt.memory.storages import tensors_in
+
+
+@in_the_name_of("memopt.check")
+def check(
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss: LossLike = None,
+    autocast: torch.dtype | None = None,
+    strict: bool = False,
+) -> Check:
+    """Run forward and backward once, and say of each block what was asked of it and what happened.
+
+        memopt.convert(model, checkpoint=True)
+        print(memopt.check(model, batch))
+        memopt.check(model, batch, strict=True)  # raises where something has no effect
+
+    Asked: regions of memopt (`checkpoint_wrapper`, `convert`, a plan on the model), gradient
+    checkpointing of transformers, the wrappers of PyTorch and FairScale; and recipes
+    (`memopt.convert`). Happened: how often each module ran in forward and again in backward,
+    counted; bytes by the allocator; bytes that each block keeps for backward, with and without what
+    was asked, by predicted steps, which compute nothing. It works on models that do not use memopt
+    too. The model, its gradients and random generators are afterwards as before. A model or a batch
+    without values (on the meta device) is predicted alone: nothing is counted then.
+
+    Args:
+        model: in its own training or evaluation mode.
+        batch: a mapping of keyword arguments, a tuple or list of positional ones, or the only one.
+        loss: makes the loss of what the model returns. Default: the output's `loss`, or the sum of
+            all that has a gradient.
+        autocast: run forward under torch.autocast with this dtype.
+        strict: raise where something that was asked took no effect.
+
+    Returns:
+        A `Check` (memopt.types): `ok`, `blocks`, `problems`, `kept`, `peak`; `to_json(path)`.
+
+    Raises:
+        TypeError: `model` is no module.
+        FateWithoutEffect: with `strict`, something took no effect. The message is the report.
+        Whatever the step raises: its own error.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"memopt.check: model must be an nn.Module, got {type(model).__name__}")
+    step = Step(model, as_dict(batch), None, loss or sum_of_outputs, autocast, who="memopt.check")
+    has_values = not any(t.is_meta for t in (*model.parameters(), *tensors_in(step.batch)))
+    asked = regions_asked(model)
+    plain, why = _predicted(step, without_fates)
+    tree, _ = _predicted(step, None)
+    if not has_values and tree is None:
+        raise RuntimeError(f"memopt.check: the step must be one that can be predicted, {why}")
+    found = observed(step) if has_values else _calls_in(tree)
+    notes = [f"bytes by block are not known: {why}"] if why else []
+    notes += _nested(asked)
+    paths = _blocks_of(model, asked, found)
+    blocks = tuple(_checked(model, path, asked, found, plain, tree) for path in paths)
+    result = Check(
+        model=type(model).__name__,
+        blocks=blocks,
+        kept=found.kept if has_values else None,
+        peak=found.peak if has_values else None,
+        predicted_kept=None if tree is None else tree.kept_bytes,
+        plain_kept=None if plain is None else plain.kept_bytes,
+        plain_peak=None if plain is None else plain.peak,
+        offloaded=found.offloaded,
+        problems=tuple(_problems_of(model, plain, tree)),
+        notes=tuple(notes),
+    )
+    if strict:
+        result.raise_if_not_ok()
+    return result
+
+
+def _predicted(
+    step: Step, changes: Callable[[nn.Module], object] | None
+) -> tuple[CallTree | None, str]:
+    """A predicted step's calls; or None, and why there are none."""
+    try:
+        return predicted_tree(step, changes), ""
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+def _blocks_of(model: nn.Module, asked: Collection[str], found: ObservedStep) -> list[str]:
+    """The modules that something is asked of, the outermost that run again though nothing is, and
+    the model's blocks besides.
+    """
+    paths = {module: path for path, module in model.named_modules()}
+    known = set(asked)
+    known |= _outermost({p for p in found.again if not _is_around(asked, p)})
+    blocks = {paths[block] for block in find_blocks(model).modules}
+    known |= {p for p in blocks if not any(_meets(p, other) for other in known)}
+    return [path for path in paths.values() if path in known]
+
+
+def _checked(
+    model: nn.Module,
+    path: str,
+    asked: dict[str, str],
+    found: ObservedStep,
+    plain: CallTree | None,
+    tree: CallTree | None,
+) -> CheckedBlock:
+    before, after = _kept_by(plain, path), _kept_by(tree, path)
+    has_less = before is not None and after is not None and after < before
+    kept = RECIPES if asks_for_recipes(model) and has_less else "kept"
+    wanted = asked.get(path) or (RECIPES if asks_for_recipes(model) else "keep")
+    calls = found.with_gradients[path] + found.without_gradients[path]
+    again = found.runs_again(path)
+    if not again and path in asked and before and not after:
+        again = 1  # a layer alone: no module inside it tells
+    happened = kept if not again else "run again" if again == 1 else f"run again {again} times"
+    problem = "" if again or path not in asked else _problem(model, path, asked, found, before)
+    return CheckedBlock(path, wanted, happened, calls, again, before, after, problem)
+
+
+def _calls_in(tree: CallTree | None) -> ObservedStep:
+    """The calls of a predicted step, which says nothing of what runs again."""
+    found = ObservedStep()
+    for each in () if tree is None else tree.calls[1:]:
+        counts = found.with_gradients if each.with_gradients else found.without_gradients
+        counts[each.path] += 1
+    return found
+
+
+def _nested(asked: dict[str, str]) -> list[str]:
+    """Notes on regions inside others."""
+    return [
+        f"{path}: a region inside another, {around}: what it drops is dropped already until that "
+        "one runs again, and it may run again twice"
+        for path in asked
+        if (around := next((p for p in asked if p != path and _is_inside(path, p)), None))
+        is not None
+    ]
+
+
+def _problem(
+    model: nn.Module,
+    path: str,
+    asked: dict[str, str],
+    found: ObservedStep,
+    before: int | None,
+) -> str:
+    """Why a region that did not run again did not."""
+    module = model.get_submodule(path)
+    if not found.with_gradients[path] + found.without_gradients[path]:
+        return "the step never calls it"
+    if not found.with_gradients[path]:
+        return "it runs without gradients"
+    if before == 0:
+        return "it keeps nothing for backward that a region could drop"
+    if asked[path] == TRANSFORMERS and not module.training:
+        return "transformers checkpoints in training mode alone: model.train()"
+    if any(m._compiled_call_impl is not None for m in (model, module)):
+        return "it is compiled: torch.compile decides what is kept"
+    return "backward did not run it again: its results were not wanted, or it is switched off"
+
+
+def _problems_of(model: nn.Module, plain: CallTree | None, tree: CallTree | None) -> list[str]:
+    if not asks_for_recipes(model) or plain is None or tree is None:
+        return []
+    if regions_asked(model) or tree.kept_bytes < plain.kept_bytes:
+        return []
+    return [
+        "recipes: the model was converted, and keeps no fewer bytes than before; "
+        "print(memopt.convert(model, batch)) on the plain model says why"
+    ]
+
+
+def _kept_by(tree: CallTree | None, path: str) -> int | None:
+    return None if tree is None else sum(tree.calls[n].kept_bytes for n in tree.calls_of(path))
+
+
+def _outermost(paths: Collection[str]) -> set[str]:
+    return {p for p in paths if not _is_around([other for other in paths if other != p], p)}
+
+
+def _is_around(others: Collection[str], path: str) -> bool:
+    return any(path == other or _is_inside(path, other) for other in others)
+
+
+def _meets(one: str, other: str) -> bool:
+    return one == other or _is_inside(one, other) or _is_inside(other, one)
+
+
+def _is_inside(path: str, other: str) -> bool:
+    return other == "" or path.startswith(f"{other}.")

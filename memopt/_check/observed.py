@@ -1,0 +1,103 @@
+"""A real step: how often each module runs forward, and what the allocator and the links say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from memopt._compat import is_in_backward
+from memopt._offload.stats import offload_stats
+from memopt.memory.allocator import DeviceBytes, LiveBytes
+from memopt.memory.step import Step
+from memopt.memory.unchanged import Written, unchanged
+
+
+@dataclass
+class ObservedStep:
+    """Calls and bytes of a step, by the paths of modules."""
+
+    with_gradients: Counter[str] = field(default_factory=Counter)
+    """Calls in forward with gradients enabled."""
+    without_gradients: Counter[str] = field(default_factory=Counter)
+    """Calls in forward without; reentrant checkpoints run their modules so."""
+    again: Counter[str] = field(default_factory=Counter)
+    """Calls while backward runs."""
+    kept: int = 0
+    """Bytes that were allocated when forward had ended, beyond those before, by the allocator."""
+    peak: int = 0
+    """The most bytes at any time of forward and backward, beyond those before."""
+    offloaded: int = 0
+    """Bytes that left the device."""
+
+    def runs_again(self, path: str) -> int:
+        """How often backward runs a module again for each call. A region runs the module's forward
+        past the module's own hooks, but not past those of the modules inside it.
+        """
+        inside = [p for p in self.again if p == path or _is_inside(p, path)]
+        calls = self.with_gradients + self.without_gradients
+        return max((-(-self.again[p] // max(calls[p], 1)) for p in inside), default=0)
+
+
+def _is_inside(path: str, other: str) -> bool:
+    return other == "" or path.startswith(f"{other}.")
+
+
+def observed(step: Step) -> ObservedStep:
+    """Run forward and backward once to see what they write, and once to watch; everything is
+    afterwards as it was.
+    """
+    found = ObservedStep()
+    device = next((p.device for p in step.model.parameters()), torch.device("cpu"))
+    with unchanged(*step.roots, written=Written()) as before, torch.enable_grad():
+        before.rehearse(step.run)
+        offloaded = _offloaded_bytes()
+        with _counted(step.model, found):
+            if device.type == "cpu":
+                with LiveBytes() as live:
+                    _run(step, live.mark)
+                found.kept, found.peak = live.marks[0].nbytes, live.most
+            else:
+                with DeviceBytes(device) as bytes_:
+                    _run(step, lambda: setattr(found, "kept", bytes_.now))
+                found.peak = bytes_.above
+        found.offloaded = _offloaded_bytes() - offloaded
+    return found
+
+
+def _run(step: Step, at_end_of_forward: Callable[[], object]) -> None:
+    with step.context():
+        for batch in step.batches():
+            loss = step.forward(batch)
+            at_end_of_forward()
+            loss.backward()
+
+
+def _offloaded_bytes() -> int:
+    return sum(place.out.bytes for place in offload_stats(wait=True).places)
+
+
+@contextmanager
+def _counted(model: nn.Module, found: ObservedStep) -> Iterator[None]:
+    handles = []
+    for path, module in model.named_modules():
+
+        def count(module: nn.Module, args: Any, path: str = path) -> None:
+            if is_in_backward():
+                found.again[path] += 1
+            elif torch.is_grad_enabled():
+                found.with_gradients[path] += 1
+            else:
+                found.without_gradients[path] += 1
+
+        handles.append(module.register_forward_pre_hook(count))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

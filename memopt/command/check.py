@@ -1,0 +1,29 @@
+"""`python -m memopt check`: whether what was asked of a model's blocks takes effect."""
+
+from __future__ import annotations
+
+import argparse
+
+from memopt._check.api import check
+from memopt.command import presets
+from memopt.command.anatomy import DTYPES, Output, add_model_arguments, finished
+
+WITHOUT_EFFECT = 1
+
+
+def add_check_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's options."""
+    add_model_arguments(parser)
+
+
+def check_command(args: argparse.Namespace) -> int:
+    """Runs the command. Returns 0; 1 if something has no effect; 2 for arguments that cannot be
+    run.
+    """
+    return finished(args, _output)
+
+
+def _output(args: argparse.Namespace, job: presets.Job) -> Output:
+    autocast = None if args.autocast is None else DTYPES[args.autocast]
+    found = check(job.model, job.batch, autocast=autocast)
+    return Output(str(found), {"json": found.to_json}, 0 if found.ok else WITHOUT_EFFECT)
