@@ -15,7 +15,15 @@ namespace memopt::autograd {
 bool is_traced(const at::Tensor& tensor);
 
 // `tensor` must be the caller's last reference; a copy of it in a container counts as another one.
-bool is_ours_alone(const at::Tensor& tensor);
+// references: how many to the tensor are ours.
+bool is_ours_alone(const at::Tensor& tensor, size_t references = 1);
+
+// Whether default hooks pack what a node saves now. A hook may keep the tensor, and unpack it.
+bool saves_with_hooks();
+
+// In a node's backward, of a tensor that the node saved without hooks and has unpacked: whether
+// nobody but the node has it, and this is the node's last run.
+bool is_saved_by_us_alone(const at::Tensor& tensor);
 
 // The same, for a kernel that reads `others` beside it, element by element.
 template <class... Tensors>

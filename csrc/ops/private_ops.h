@@ -20,6 +20,8 @@ using Results2 = std::tuple<Tensor, Tensor>;
 using Results3 = std::tuple<Tensor, Tensor, Tensor>;
 using Results4 = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 using Results5 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+// total, loss, log_sum, entropy; the gradients of input, weight, bias.
+using LossResults = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 Tensor _activation_forward(const Tensor& input, std::string_view name, Scalar scalar);
 void _activation_forward_(const Tensor& input, std::string_view name, Scalar scalar);
@@ -79,5 +81,32 @@ Results5 _dropout_add_norm_backward(const Tensor& grad_output, const OptionalTen
                                     const OptionalTensor& bias, std::array<bool, 4> output_mask,
                                     bool recompute_output, std::string_view kind,
                                     bool zero_centered_weight);
+
+// Of logits [N, cols]: the sum of the rows' losses, each row's, and what backward needs of it.
+Results3 _cross_entropy_forward(const Tensor& input, const Tensor& target,
+                                const OptionalTensor& class_weight, int64_t ignore_index,
+                                double label_smoothing);
+// grad_loss: [N], or one number for all rows.
+Tensor _cross_entropy_backward(const Tensor& grad_loss, const Tensor& input, const Tensor& log_sum,
+                               const Tensor& target, const OptionalTensor& class_weight,
+                               int64_t ignore_index, double label_smoothing);
+void _cross_entropy_backward_(const Tensor& grad_loss, const Tensor& input, const Tensor& log_sum,
+                              const Tensor& target, const OptionalTensor& class_weight,
+                              int64_t ignore_index, double label_smoothing);
+
+// Of input [N, features] and linear_weight [cols, features]. The gradients that output_mask asks
+// for (of input, weight, bias) are those of the sum over rows of grad_loss times loss, and of
+// grad_entropy times entropy: each [N], or one number for all rows; without grad_loss of the sum of
+// losses. With log_sum (and entropy), those of a call before, there are no results but gradients.
+// The weight's gradient is float32 for float16; the bias's has the type of sums. softcap 0: none.
+LossResults _linear_cross_entropy(const Tensor& input, const Tensor& linear_weight,
+                                  const OptionalTensor& linear_bias, const Tensor& target,
+                                  const OptionalTensor& class_weight,
+                                  const OptionalTensor& grad_loss,
+                                  const OptionalTensor& grad_entropy, const OptionalTensor& log_sum,
+                                  const OptionalTensor& entropy, int64_t ignore_index,
+                                  double label_smoothing, double softcap, double logit_scale,
+                                  double z_loss, bool log_probs, bool with_entropy,
+                                  std::array<bool, 3> output_mask, std::optional<int64_t> chunk);
 
 }  // namespace memopt::ops

@@ -21,6 +21,11 @@ compute in 16 bits, cast its input.
 
 from memopt.functional.activation import *  # noqa: F403
 from memopt.functional.activation import __all__ as _activations
+from memopt.functional.cross_entropy import (
+    cross_entropy,
+    linear_cross_entropy,
+    linear_log_probs,
+)
 from memopt.functional.dropout import (
     activation_dropout,
     dropout,
@@ -59,6 +64,7 @@ __all__ = [
     "activation_linear",
     "add_layer_norm",
     "add_rms_norm",
+    "cross_entropy",
     "dropout",
     "dropout_add_layer_norm",
     "dropout_add_rms_norm",
@@ -73,6 +79,8 @@ __all__ = [
     "layer_norm",
     "layer_norm_gelu",
     "layer_norm_linear",
+    "linear_cross_entropy",
+    "linear_log_probs",
     "mlp",
     "rms_norm",
     "rms_norm_linear",

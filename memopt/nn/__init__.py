@@ -3,6 +3,7 @@
 from memopt.nn.activation import GELU, Activation, QuickGELU, ReLU, ReLUSquared, Sigmoid, SiLU
 from memopt.nn.activation_linear import ActivationLinear, GatedLinear, GELULinear
 from memopt.nn.add_norm import AddLayerNorm, AddRMSNorm
+from memopt.nn.cross_entropy import LinearCrossEntropy
 from memopt.nn.dropout import Dropout
 from memopt.nn.dropout_add_norm import DropoutAddLayerNorm, DropoutAddRMSNorm
 from memopt.nn.gated import GEGLU, Gated, SwiGLU
@@ -29,6 +30,7 @@ __all__ = [
     "LayerNorm",
     "LayerNormGELU",
     "LayerNormLinear",
+    "LinearCrossEntropy",
     "QuickGELU",
     "RMSNorm",
     "RMSNormLinear",

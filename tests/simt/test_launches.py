@@ -19,7 +19,7 @@ from tests.support.cases.gated import PackedCase
 from tests.support.oracle import assert_results_accurate
 from tests.support.shapes import BFLOAT16, DTYPES, FLOAT32, FLOAT64, Dtypes
 
-from . import build, dropout, kernels
+from . import build, cross_entropy, dropout, kernels
 from .agreement import (
     assert_accurate,
     assert_outputs_accurate,
@@ -271,6 +271,10 @@ def test_every_compiled_kernel_runs(simt: Device) -> None:
     for dtype in dropout.DTYPES:
         for offset in (0, 1):
             dropout.run(simt, torch.ones(128, dtype=dtype), 0.5, offset=offset)
+            for cols in (128, 129):
+                logits, target = torch.ones(1, cols, dtype=dtype), torch.zeros(1, dtype=torch.int64)
+                cross_entropy.run(simt, logits, target, layout=Layout(offset=offset))
+    cross_entropy.run_split_sum(simt, [torch.ones(3, dtype=torch.bfloat16)] * 2)
     dropped = [ActivationDropoutCase("activation_dropout", activation=name) for name in TORCH]
     for case in (*(case for case in OP_CASES if case.family in DRIVERS), *packed, *dropped):
         for dtypes in DTYPES:

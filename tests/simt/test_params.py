@@ -18,11 +18,13 @@ from .params import activations, make_struct, struct_type
 PARAMS = (
     "ActivationBackwardParams",
     "ActivationForwardParams",
+    "CrossEntropyParams",
     "DropoutParams",
     "GatedBackwardParams",
     "GatedForwardParams",
     "NormBackwardParams",
     "NormForwardParams",
+    "SplitSumParams",
 )
 
 

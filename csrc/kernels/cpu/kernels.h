@@ -3,9 +3,11 @@
 #pragma once
 
 #include "../activation.h"
+#include "../cross_entropy.h"
 #include "../dropout.h"
 #include "../gated.h"
 #include "../norm.h"
+#include "../split_sum.h"
 
 namespace memopt::kernels::cpu {
 
@@ -32,6 +34,12 @@ struct Kernels {
   void (*norm_backward)(const NormBackwardParams& p, int64_t begin, int64_t end);
   // columns: the second step of the weight gradients, after all parts are done
   void (*norm_reduce_parts)(const NormBackwardParams& p, int64_t begin, int64_t end);
+
+  // rows
+  void (*cross_entropy)(const CrossEntropyParams& p, int64_t begin, int64_t end);
+
+  // elements
+  void (*split_sum)(const SplitSumParams& p, int64_t begin, int64_t end);
 };
 
 constexpr int64_t kMaxNormParts = 128;

@@ -36,6 +36,8 @@ constexpr Kernels kernels{
     .norm_forward = MEMOPT_KERNEL(norm_forward),
     .norm_backward = MEMOPT_KERNEL(norm_backward),
     .norm_reduce_parts = MEMOPT_KERNEL(norm_reduce_parts),
+    .cross_entropy = MEMOPT_KERNEL(cross_entropy),
+    .split_sum = split_sum,
 };
 
 }  // namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE

@@ -14,7 +14,9 @@ namespace memopt::kernels::cpu {
   void dropout(const DropoutParams& p, int64_t begin, int64_t end);                        \
   void norm_forward(const NormForwardParams& p, int64_t begin, int64_t end);               \
   void norm_backward(const NormBackwardParams& p, int64_t begin, int64_t end);             \
-  void norm_reduce_parts(const NormBackwardParams& p, int64_t begin, int64_t end);
+  void norm_reduce_parts(const NormBackwardParams& p, int64_t begin, int64_t end);         \
+  void cross_entropy(const CrossEntropyParams& p, int64_t begin, int64_t end);             \
+  void split_sum(const SplitSumParams& p, int64_t begin, int64_t end);
 
 namespace MEMOPT_CPU_NAMESPACE {
 MEMOPT_DECLARE_KERNELS

@@ -5,9 +5,11 @@
 #include <cuda_runtime.h>
 
 #include "../activation.h"
+#include "../cross_entropy.h"
 #include "../dropout.h"
 #include "../gated.h"
 #include "../norm.h"
+#include "../split_sum.h"
 
 namespace memopt::kernels::cuda {
 
@@ -26,5 +28,9 @@ cudaError_t norm_backward(const NormBackwardParams& p, cudaStream_t stream);
 // How many parts the backward of any norm of this shape uses on the current device: the size of
 // NormBackwardParams::partials. Depends on the device, rows and cols alone; at least 1.
 cudaError_t norm_backward_parts(int64_t rows, int64_t cols, ScalarType dtype, int64_t* parts);
+
+cudaError_t cross_entropy(const CrossEntropyParams& p, cudaStream_t stream);
+
+cudaError_t split_sum(const SplitSumParams& p, cudaStream_t stream);
 
 }  // namespace memopt::kernels::cuda

@@ -90,6 +90,34 @@ __device__ __forceinline__ V row_sum(V v, int set) {
   return lane_sum(lane < warps ? slots[lane] : V{}, kWarp);
 }
 
+// The largest value over the threads of a row that is blockDim.x whole warps; NaN if one is. It
+// uses the slots of row_sum's set as a sum of that set would.
+__device__ __forceinline__ float larger(float a, float b) {
+  return a > b || a != a ? a : b;
+}
+__device__ __forceinline__ double larger(double a, double b) {
+  return a > b || a != a ? a : b;
+}
+
+template <class A>
+__device__ __forceinline__ A lane_maximum(A v) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2)
+    v = larger(v, __shfl_xor_sync(0xffffffffu, v, offset));
+  return v;
+}
+
+template <class A>
+__device__ __forceinline__ A row_maximum(A v, int set) {
+  const int warps = static_cast<int>(blockDim.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  v = lane_maximum(v);
+  A* slots = shared_memory<A>() + 2 * set * kMaxWarps;
+  if (lane == 0) slots[static_cast<int>(threadIdx.x) / kWarp] = v;
+  __syncthreads();
+  return lane_maximum(lane < warps ? slots[lane] : slots[0]);
+}
+
 // Adds up `count` values of each of the block's blockDim.y rows, which the rows' threads have
 // written to shared memory one row after the other, and writes the sums to `out`.
 template <class A>

@@ -1,0 +1,118 @@
+"""Proves: the logits of linear_cross_entropy never exist as a whole, by exact bytes; frozen tensors
+cost nothing; gradients are scaled in place only where they are the node's alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from memopt.memory.saved import SavedTensors
+from tests.support.allocator import allocated_by
+from tests.support.bits import assert_same_bits
+from tests.support.losses import classes_of, eager, head, ours
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+@pytest.mark.parametrize("frozen", list(itertools.product([True, False], repeat=3))[:-1])
+def test_frozen_tensors_get_and_cost_nothing(frozen: tuple[bool, ...]) -> None:
+    tensors = head(40, 8, 64)
+    for tensor, is_frozen in zip(tensors.values(), frozen, strict=True):
+        tensor.requires_grad_(not is_frozen)
+    target = classes_of(40, 64)
+    with SavedTensors() as saved:
+        loss = ours(tensors, target)
+    trained = [tensor for tensor in tensors.values() if tensor.requires_grad]
+    assert saved.bytes == sum(tensor.nbytes for tensor in trained), (
+        "saved are the gradients that are asked for alone"
+    )
+    if trained:
+        every = head(40, 8, 64)
+        expected = torch.autograd.grad(ours(every, target), list(every.values()))
+        kept = [g for g, is_frozen in zip(expected, frozen, strict=True) if not is_frozen]
+        assert_same_bits(torch.autograd.grad(loss, trained), kept, "gradients")
+
+
+ROWS, FEATURES, WORDS, CHUNK = 256, 64, 4096, 32
+
+
+def peak_bytes(dtype: torch.dtype, loss: Any, reduction: str = "mean") -> int:
+    """The most that forward and backward hold, without the gradients that are left."""
+    tensors = head(ROWS, FEATURES, WORDS, dtype)
+    target = classes_of(ROWS, WORDS)
+
+    def step() -> None:
+        for tensor in tensors.values():
+            tensor.grad = None
+        loss(tensors, target, reduction=reduction).sum().backward()
+
+    return allocated_by(step) - sum(tensor.nbytes for tensor in tensors.values())
+
+
+def test_bytes_of_a_bfloat16_head() -> None:
+    """A chunk's logits, a byte for each element of the weight's sum, a block of products, the
+    statistics of rows and the bias's sum in float32."""
+    block = min(4 << 20, 2 * WORDS * FEATURES)
+    formula = 2 * CHUNK * WORDS + WORDS * FEATURES + block + 8 * ROWS + 4 * WORDS
+    peak = peak_bytes(torch.bfloat16, lambda t, y, **k: ours(t, y, chunk=CHUNK, **k))
+    assert formula <= peak <= 1.1 * formula
+    whole = peak_bytes(torch.bfloat16, lambda t, y, **k: eager(**t, target=y, **k))
+    assert peak < whole / 4
+
+
+def test_bytes_of_a_float32_head() -> None:
+    formula = 4 * CHUNK * WORDS + 8 * ROWS + 4 * WORDS
+    peak = peak_bytes(torch.float32, lambda t, y, **k: ours(t, y, chunk=CHUNK, **k))
+    assert formula <= peak <= 1.1 * formula
+    assert peak < peak_bytes(torch.float32, lambda t, y, **k: eager(**t, target=y, **k)) / 10
+
+
+def test_rows_losses_save_four_bytes_a_row() -> None:
+    tensors = head(40, 8, 64)
+    with SavedTensors() as saved:
+        ours(tensors, classes_of(40, 64), reduction="none")
+    reads = [*tensors.values(), classes_of(40, 64)]
+    assert saved.bytes == sum(tensor.nbytes for tensor in reads) + 4 * 40
+
+
+def test_scaled_backward_and_a_second_one(device: torch.device) -> None:
+    """A loss that is multiplied, with retain_graph and without: the same gradients."""
+    for dtype in DTYPES:
+        tensors = head(30, 8, 65, dtype, device)
+        target, wanted = classes_of(30, 65, device), list(tensors.values())
+        loss = ours(tensors, target, chunk=8) * 3
+        first = torch.autograd.grad(loss, wanted, retain_graph=True)
+        before = [gradient.clone() for gradient in first]
+        for gradient in first:
+            gradient.zero_()  # the user's own
+        second = torch.autograd.grad(loss, wanted)
+        assert_same_bits(second, before, str(dtype))
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            torch.autograd.grad(loss, wanted)
+
+
+def test_gradients_that_a_hook_keeps_are_not_written_over() -> None:
+    tensors = head(30, 8, 65)
+    kept: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = ours(tensors, classes_of(30, 65))
+    copies = [tensor.clone() for tensor in kept]
+    (loss * 3).backward()
+    assert_same_bits(kept, copies, "what the hook kept")
+
+
+def test_backward_of_a_scaled_loss_holds_no_second_gradient() -> None:
+    """Accumulation divides each loss: the node's own gradients are scaled where they are."""
+    scaled = peak_bytes(torch.float32, lambda t, y, **k: ours(t, y, chunk=CHUNK, **k) / 4)
+    plain = peak_bytes(torch.float32, lambda t, y, **k: ours(t, y, chunk=CHUNK, **k))
+    assert scaled <= plain + 64
