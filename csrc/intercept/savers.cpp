@@ -5,10 +5,17 @@
 #include <torch/csrc/autograd/generated/Functions.h>
 #include <torch/library.h>
 
+#include <atomic>
+#include <memory>
+#include <optional>
 #include <tuple>
+#include <type_traits>
 #include <typeinfo>
+#include <utility>
 
+#include "../saved/handle_hooks.h"
 #include "../saved/recipe_registry.h"
+#include "here.h"
 #include "key.h"
 
 namespace memopt::intercept {
@@ -30,12 +37,35 @@ constexpr DispatchKeySet kKnown =
                     kInterceptKey}) |
     DispatchKeySet(DispatchKeySet::RAW, c10::full_backend_mask);
 
-// The registry that hooks would ask, if they would do nothing else with what `keys`' op saves.
-RecipeRegistry* registry_alone(DispatchKeySet keys) {
-  if (!at::GradMode::is_enabled() || !kKnown.has_all(keys)) return nullptr;
-  auto* registry = static_cast<RecipeRegistry*>(autograd::recipe_recorder());
-  return registry != nullptr && registry->is_alone() ? registry : nullptr;
-}
+// Who is shown what an op has saved, where hooks would do nothing else.
+struct Viewer {
+  RecipeRegistry* registry = nullptr;
+  saved::Packer* packer = nullptr;  // if there is no registry alone
+
+  // Of an op with `keys` that saves `most` tensors at most; of none where hooks are to get them.
+  static Viewer of(DispatchKeySet keys, size_t most, bool for_packers) {
+    if (!at::GradMode::is_enabled() || !kKnown.has_all(keys)) return {};
+    auto* registry = static_cast<RecipeRegistry*>(autograd::recipe_recorder());
+    if (registry != nullptr && registry->is_alone()) return {registry, nullptr};
+    auto* packer = for_packers ? packer_here() : nullptr;
+    if (packer == nullptr || !packer->packs_afterwards(most)) return {};
+    return {nullptr, packer};
+  }
+
+  explicit operator bool() const { return registry != nullptr || packer != nullptr; }
+
+  void see(const RecipeRegistry::NodePointer& node, SavedVariable& saved) const {
+    if (registry != nullptr) return registry->see_saved(node, saved);
+    auto raw = saved.get_raw_data();
+    // Hooks get no number that PyTorch has made a tensor.
+    const bool hooks_get_it =
+        raw.has_value() && raw->defined() && !raw->unsafeGetTensorImpl()->is_wrapped_number();
+    if (!hooks_get_it) return;
+    auto handle = packer->pack(*raw);
+    raw.reset();
+    saved.register_hooks(std::make_unique<saved::HandleHooks>(std::move(handle)));
+  }
+};
 
 const Tensor& first(const Tensor& result) {
   return result;
@@ -45,7 +75,33 @@ const Tensor& first(const std::tuple<Tensor, Others...>& result) {
   return std::get<0>(result);
 }
 
-// The kernel of `Op` (at::_ops), whose node is a `Node` with these members.
+// A derivative that is computed forward is of other ops, whose tensors hooks are to get.
+bool has_tangent(const Tensor& tensor) {
+  return tensor.defined() && tensor._fw_grad(/*level=*/0).defined();
+}
+bool has_tangent(const std::optional<Tensor>& tensor) {
+  return tensor.has_value() && has_tangent(*tensor);
+}
+template <class Other>
+bool has_tangent(const Other&) {
+  return false;
+}
+
+// Whether packers can have all that the op saves, and a second call gives the same.
+template <class Op, class... Others>
+constexpr bool is_one_of(std::tuple<Others...>*) {
+  return (std::is_same_v<Op, Others> || ...);
+}
+using OnlyForRecipes =
+    std::tuple<at::_ops::native_dropout, at::_ops::native_batch_norm,
+               at::_ops::_scaled_dot_product_flash_attention,
+               at::_ops::_scaled_dot_product_efficient_attention,
+               at::_ops::_scaled_dot_product_cudnn_attention>;
+template <class Op>
+constexpr bool kIsForPackers = !is_one_of<Op>(static_cast<OnlyForRecipes*>(nullptr));
+
+// The kernel of `Op` (at::_ops), whose node is a `Node` with these members, in the order in which
+// PyTorch saves them: inputs before outputs, each by name. A packer must be shown all.
 template <class Op, class Node, SavedVariable Node::*... members>
 struct Saver {
   template <class Schema>
@@ -54,16 +110,24 @@ struct Saver {
   struct Kernel<Result(Arguments...)> {
     static Result call(DispatchKeySet keys, Arguments... arguments) {
       const DispatchKeySet below = below_intercept(keys);
-      auto* registry = registry_alone(keys);
-      if (registry == nullptr) return Op::redispatch(below, arguments...);
+      // A backend, or a library, may have given the op another derivative.
+      static std::atomic<bool> has_other_node = false;
+      const auto viewer =
+          Viewer::of(keys, sizeof...(members), kIsForPackers<Op> && !has_other_node.load());
+      if (!viewer || (viewer.packer != nullptr && (has_tangent(arguments) || ...))) return Op::redispatch(below, arguments...);
       Result result = [&] {
         const autograd::WithoutHooks without_hooks;
         return Op::redispatch(below, arguments...);
       }();
       const auto& node = first(result).grad_fn();
-      if (node == nullptr || typeid(*node) != typeid(Node)) return result;
+      if (node == nullptr) return result;
+      if (typeid(*node) != typeid(Node)) {
+        if (viewer.registry != nullptr) return result;
+        has_other_node = true;
+        return Op::redispatch(below, arguments...);
+      }
       auto& known = static_cast<Node&>(*node);
-      (registry->see_saved(node, known.*members), ...);
+      (viewer.see(node, known.*members), ...);
       return result;
     }
   };
@@ -101,12 +165,12 @@ at::Tensor gelu_of_torch(DispatchKeySet keys, const Tensor& self, std::string_vi
 
 TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
   MEMOPT_SAVER("addmm", addmm, AddmmBackward0, &N::mat1_, &N::mat2_)
-  MEMOPT_SAVER("mm", mm, MmBackward0, &N::self_, &N::mat2_)
-  MEMOPT_SAVER("bmm", bmm, BmmBackward0, &N::self_, &N::mat2_)
+  MEMOPT_SAVER("mm", mm, MmBackward0, &N::mat2_, &N::self_)
+  MEMOPT_SAVER("bmm", bmm, BmmBackward0, &N::mat2_, &N::self_)
   MEMOPT_SAVER("baddbmm", baddbmm, BaddbmmBackward0, &N::batch1_, &N::batch2_)
   MEMOPT_SAVER("convolution", convolution, ConvolutionBackward0, &N::input_, &N::weight_)
-  MEMOPT_SAVER("mul.Tensor", mul_Tensor, MulBackward0, &N::self_, &N::other_)
-  MEMOPT_SAVER("div.Tensor", div_Tensor, DivBackward0, &N::self_, &N::other_)
+  MEMOPT_SAVER("mul.Tensor", mul_Tensor, MulBackward0, &N::other_, &N::self_)
+  MEMOPT_SAVER("div.Tensor", div_Tensor, DivBackward0, &N::other_, &N::self_)
   MEMOPT_SAVER("pow.Tensor_Scalar", pow_Tensor_Scalar, PowBackward0, &N::self_)
   MEMOPT_SAVER("exp", exp, ExpBackward0, &N::result_)
   MEMOPT_SAVER("log", log, LogBackward0, &N::self_)
@@ -117,7 +181,7 @@ TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
   MEMOPT_SAVER("rsqrt", rsqrt, RsqrtBackward0, &N::result_)
   MEMOPT_SAVER("tanh", tanh, TanhBackward0, &N::result_)
   MEMOPT_SAVER("where.self", where_self, WhereBackward0, &N::condition_)
-  MEMOPT_SAVER("gather", gather, GatherBackward0, &N::self_, &N::index_)
+  MEMOPT_SAVER("gather", gather, GatherBackward0, &N::index_, &N::self_)
   MEMOPT_SAVER("masked_fill.Scalar", masked_fill_Scalar, MaskedFillBackward0, &N::mask_)
   MEMOPT_SAVER("embedding", embedding, EmbeddingBackward0, &N::indices_)
   MEMOPT_SAVER("_softmax", _softmax, SoftmaxBackward0, &N::result_)
@@ -125,17 +189,17 @@ TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
   MEMOPT_SAVER("_log_softmax", _log_softmax, LogSoftmaxBackward0, &N::result_)
   MEMOPT_SAVER("nll_loss_forward", nll_loss_forward, NllLossBackward0, &N::self_, &N::target_,
                &N::weight_, &N::total_weight_)
-  MEMOPT_SAVER("native_layer_norm", native_layer_norm, NativeLayerNormBackward0, &N::input_,
-               &N::weight_, &N::bias_, &N::result1_, &N::result2_)
+  MEMOPT_SAVER("native_layer_norm", native_layer_norm, NativeLayerNormBackward0, &N::bias_,
+               &N::input_, &N::weight_, &N::result1_, &N::result2_)
   MEMOPT_SAVER("native_group_norm", native_group_norm, NativeGroupNormBackward0, &N::input_,
                &N::weight_, &N::result1_, &N::result2_)
   MEMOPT_SAVER("native_batch_norm", native_batch_norm, NativeBatchNormBackward0, &N::input_,
-               &N::weight_, &N::running_mean_, &N::running_var_, &N::result1_, &N::result2_)
+               &N::running_mean_, &N::running_var_, &N::weight_, &N::result1_, &N::result2_)
   MEMOPT_SAVER("native_dropout", native_dropout, NativeDropoutBackward0, &N::result1_)
   MEMOPT_SAVER("_scaled_dot_product_flash_attention_for_cpu",
                _scaled_dot_product_flash_attention_for_cpu,
-               ScaledDotProductFlashAttentionForCpuBackward0, &N::query_, &N::key_, &N::value_,
-               &N::attn_mask_, &N::output_, &N::logsumexp_)
+               ScaledDotProductFlashAttentionForCpuBackward0, &N::attn_mask_, &N::key_, &N::query_,
+               &N::value_, &N::logsumexp_, &N::output_)
   MEMOPT_SAVER("_scaled_dot_product_flash_attention", _scaled_dot_product_flash_attention,
                ScaledDotProductFlashAttentionBackward0, &N::query_, &N::key_, &N::value_,
                &N::output_, &N::logsumexp_)

@@ -6,7 +6,9 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <atomic>
+#include <optional>
 
+#include "../intercept/here.h"
 #include "../saved/handle_hooks.h"
 #include "objects.h"
 #include "offload.h"
@@ -89,19 +91,20 @@ PyObject* pack(PyObject* self, PyObject* const* args, size_t, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
+at::Tensor restore_without_gil(saved::Handle& handle) {
+  std::optional<py::gil_scoped_release> no_gil;
+  if (PyGILState_Check() == 1) no_gil.emplace();
+  return handle.restore();
+}
+
 PyObject* restore(PyObject*, PyObject* object) {
   HANDLE_TH_ERRORS
   if (!Py_IS_TYPE(object, &handle_type)) {
     return PyErr_Format(PyExc_TypeError, "memopt: restore takes what the pack hook gave, got %s",
                         Py_TYPE(object)->tp_name);
   }
-  at::Tensor tensor;
-  {
-    // The engine knows no Python: where it waits for another thread, that one may need the GIL.
-    const py::gil_scoped_release no_gil;
-    tensor = reinterpret_cast<HandleObject*>(object)->handle->restore();
-  }
-  return THPVariable_Wrap(tensor);
+  return THPVariable_Wrap(
+      restore_without_gil(*reinterpret_cast<HandleObject*>(object)->handle));
   END_HANDLE_TH_ERRORS
 }
 
@@ -166,6 +169,15 @@ void ready(PyTypeObject& type, const char* name, size_t size, const char* doc, d
   if (PyType_Ready(&type) < 0) throw py::error_already_set();
 }
 
+saved::Packer* packer_here() {
+  const auto& hooks = at::SavedTensorDefaultHooks::get_tls_state();
+  if (hooks.stack.empty() || hooks.is_tracing || hooks.disabled_error_message) return nullptr;
+  auto* object = hooks.stack.top().first.ptr(getPyInterpreter());
+  if (!Py_IS_TYPE(object, &pack_type)) return nullptr;
+  const auto* pack = reinterpret_cast<PackObject*>(object);
+  return pack->observer == nullptr ? pack->packer.get() : nullptr;
+}
+
 }  // namespace
 
 void register_hooks(py::module_& module) {
@@ -183,6 +195,8 @@ void register_hooks(py::module_& module) {
   restore_function = PyCFunction_New(&restore_definition, nullptr);
   if (restore_function == nullptr) throw py::error_already_set();
   saved::HandleHooks::as_python_hook = as_python_hook;
+  saved::HandleHooks::restore = restore_without_gil;
+  intercept::packer_here = packer_here;
   module.def(
       "packs", [] { return packs.load(); },
       "How many tensors this process's hooks were called with.");

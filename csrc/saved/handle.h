@@ -48,6 +48,13 @@ struct Packer : c10::intrusive_ptr_target {
   // Whether it is a checkpointed region's, in forward or in the recompute: what it gets is not held
   // but made again, and both runs must give it the same tensors.
   virtual bool is_of_region() const { return false; }
+
+  // Whether a node may save `most` tensors at most without hooks and have them packed when it has,
+  // in the order in which hooks would get them. None of them ends the function then.
+  virtual bool packs_afterwards(size_t most) const {
+    static_cast<void>(most);
+    return false;
+  }
 };
 
 }  // namespace memopt::saved

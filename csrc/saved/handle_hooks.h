@@ -15,7 +15,7 @@ class HandleHooks : public torch::autograd::SavedVariableHooks {
   explicit HandleHooks(c10::intrusive_ptr<Handle> handle) : handle_(std::move(handle)) {}
 
   void call_pack_hook(const at::Tensor&) override {}  // the handle stands for it already
-  at::Tensor call_unpack_hook() override { return handle_->restore(); }
+  at::Tensor call_unpack_hook() override { return restore(*handle_); }
 
   // For compiled autograd, which knows hooks of Python's alone: a function and its argument.
   using PythonHook = std::pair<c10::SafePyObject, c10::SafePyObject>;
@@ -24,6 +24,9 @@ class HandleHooks : public torch::autograd::SavedVariableHooks {
   }
   // To be set by python/hooks.cpp.
   static inline PythonHook (*as_python_hook)(const c10::intrusive_ptr<Handle>&) = nullptr;
+  // Handles know no Python: where one waits for another thread, that one may need the GIL, which
+  // code that reads a node's saved tensors holds.
+  static inline at::Tensor (*restore)(Handle&) = nullptr;
 
  private:
   c10::intrusive_ptr<Handle> handle_;

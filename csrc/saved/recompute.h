@@ -28,6 +28,10 @@ class Recompute : public Packer {
   // Empty when every wanted slot is filled, to end the function.
   c10::intrusive_ptr<Handle> pack(const at::Tensor& tensor) override;
   bool is_of_region() const override { return true; }
+  // The op that saves the last wanted tensor meets hooks: these end it before its kernel runs.
+  bool packs_afterwards(size_t most) const override {
+    return !forward_.options.early_stop || to_fill_ > most;
+  }
 
   // Raises unless the function has saved what forward saved. To be called when it has ended.
   void check_ended() const;

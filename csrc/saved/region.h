@@ -78,6 +78,7 @@ class Region : public Packer {
   // Called with what the first forward saves.
   c10::intrusive_ptr<Handle> pack(const at::Tensor& tensor) override;
   bool is_of_region() const override { return true; }
+  bool packs_afterwards(size_t) const override { return true; }
 
   // To be called when the first forward has ended, unless by an exception.
   void forward_ended();

@@ -33,6 +33,9 @@ class Scope : public Packer {
   }
 
   bool is_of_region() const override { return outer_.defined() && outer_->is_of_region(); }
+  bool packs_afterwards(size_t most) const override {
+    return is_recipe_scope() && outer_.defined() && outer_->packs_afterwards(most);
+  }
 
   // Null if no recipes are made here.
   RecipeRegistry* registry() const { return registry_.get(); }

@@ -1,0 +1,169 @@
+"""Proves: a region's hooks are called for no tensor that a known op saves (intercept/savers.h in
+csrc), and nobody notices. Each op is run in every bit as without a region, also where a mode sends
+one of a region's two runs through hooks: both show a node's tensors in one order. Forward
+derivatives and ops that somebody gave another derivative have their hooks.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import memopt
+import memopt.functional as M
+from memopt import checkpoint
+from memopt._extension import _C
+from tests.recipes.test_without_hooks import LEAVES, SAVERS, X
+
+# Ops that may not run twice, or whose op saves more than is known.
+HOOKED = {"NativeBatchNormBackward0"}
+
+
+class Plain(TorchDispatchMode):
+    """Changes nothing; with it, no op is known."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def gradients(run: Callable[[], Tensor]) -> list[Tensor | None]:
+    return list(torch.autograd.grad(run(), LEAVES, allow_unused=True))
+
+
+def assert_same(actual: list[Tensor | None], expected: list[Tensor | None]) -> None:
+    for a, e in zip(actual, expected, strict=True):
+        assert (a is None) == (e is None)
+        assert a is None or e is None or torch.equal(a, e)
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+@pytest.mark.parametrize("saver", SAVERS)
+def test_hooks_are_called_for_what_is_not_known_alone(saver: str, early_stop: bool) -> None:
+    def function(x: Tensor) -> Tensor:
+        return SAVERS[saver](x + 1.0).square().sum()
+
+    expected = gradients(lambda: function(X))
+    packs, live = _C.packs(), _C.live_handles()
+    loss = checkpoint(function, X, early_stop=early_stop)
+    assert (_C.packs() == packs) is (saver not in HOOKED)
+    actual = list(torch.autograd.grad(loss, LEAVES, allow_unused=True))
+    if saver not in HOOKED:
+        # The op that saves the last wanted tensor meets hooks, so that its kernel does not run.
+        assert _C.packs() - packs <= (6 if early_stop else 0)
+    assert_same(actual, expected)
+    del loss
+    assert _C.live_handles() == live
+
+
+@pytest.mark.parametrize("hooked_run", [1, 2])
+@pytest.mark.parametrize("recipes", [False, True])
+@pytest.mark.parametrize("saver", SAVERS)
+def test_a_mode_sends_one_of_the_runs_through_hooks(
+    saver: str, recipes: bool, hooked_run: int
+) -> None:
+    runs = 0
+
+    def function(x: Tensor) -> Tensor:
+        nonlocal runs
+        runs += 1
+        if runs != hooked_run:
+            return SAVERS[saver](x * 2.0).square().sum()
+        with Plain():
+            return SAVERS[saver](x * 2.0).square().sum()
+
+    expected = gradients(lambda: SAVERS[saver](X * 2.0).square().sum())
+    packs = _C.packs()
+
+    def run() -> Tensor:
+        loss: Tensor = checkpoint(function, X, early_stop=False)
+        return loss
+
+    if recipes:
+        with memopt.recipes():
+            loss = run()
+    else:
+        loss = run()
+    assert_same(list(torch.autograd.grad(loss, LEAVES, allow_unused=True)), expected)
+    assert runs == 2
+    assert _C.packs() > packs
+
+
+def test_a_forward_derivative_has_hooks() -> None:
+    packs = _C.packs()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(X, torch.ones_like(X))
+        checkpoint(torch.sin, dual)
+    assert _C.packs() > packs
+
+
+def test_a_number_is_no_tensor_of_the_region_s() -> None:
+    """PyTorch makes a tensor of it, which hooks do not get, so neither does the region here."""
+    runs = 0
+
+    def function(x: Tensor) -> Tensor:
+        nonlocal runs
+        runs += 1
+        if runs == 2:
+            with Plain():
+                return ((2.0 * x) / 3.0).square().sum()
+        return ((2.0 * x) / 3.0).square().sum()
+
+    expected = torch.autograd.grad(((2.0 * X) / 3.0).square().sum(), X)
+    actual = torch.autograd.grad(checkpoint(function, X, early_stop=False), X)
+    assert torch.equal(actual[0], expected[0])
+
+
+def test_recipes_inside_a_region() -> None:
+    def function(x: Tensor) -> Tensor:
+        with memopt.recipes():
+            return (M.gelu(x) @ x.mT).square().sum()
+
+    expected = torch.autograd.grad(function(X), X)
+    live = _C.live_handles()
+    loss = checkpoint(function, X)
+    assert torch.equal(torch.autograd.grad(loss, X)[0], expected[0])
+    del loss
+    assert _C.live_handles() == live
+
+
+OTHER_DERIVATIVE = """
+import torch
+from memopt import checkpoint
+
+class Sin(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        with torch._C._AutoDispatchBelowAutograd():
+            return x.sin()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy * ctx.saved_tensors[0].cos()
+
+library = torch.library.Library("aten", "IMPL")
+library.impl("sin", Sin.apply, "AutogradCPU")
+x = torch.randn(5, requires_grad=True)
+from memopt._extension import _C
+for _ in range(2):
+    live, packs = _C.live_handles(), _C.packs()
+    y = checkpoint(lambda t: t.sin() * 2.0, x)
+    assert _C.packs() - packs == 1, _C.packs()
+    assert _C.live_handles() - live == 1
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], 2.0 * x.cos())
+"""
+
+
+def test_an_op_with_another_derivative_has_hooks() -> None:
+    """In a process of its own, since nobody may be found to have taken the derivative back."""
+    subprocess.run([sys.executable, "-c", OTHER_DERIVATIVE], check=True)
