@@ -165,7 +165,7 @@ def _rebuild(patch: ClassPatch, make: Callable[..., nn.Module], *arguments: Any)
 
 
 def _is_dict(value: object) -> bool:
-    return type(value) in (dict, OrderedDict)
+    return type(value) is dict or isinstance(value, OrderedDict)
 
 
 def _is_forward_of_class(module: object, value: object) -> bool:

@@ -2,6 +2,8 @@
 
 #include <torch/csrc/Exceptions.h>
 
+#include <algorithm>
+#include <array>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -42,6 +44,7 @@ struct CallScope {
   py::object caller;       // a frame, held so that no later one has its address
   int calls;               // of the module inside itself that opened nothing
   std::shared_ptr<void> scope;
+  std::array<const PyObject*, 2> hooks;  // the module's dictionaries, compared, never read
 };
 
 std::vector<CallScope>& open_scopes() {
@@ -88,16 +91,42 @@ bool is_innermost(const PyObject* module, const PyObject* key) {
   return !scopes.empty() && scopes.back().module == module && scopes.back().key == key;
 }
 
-void open(const PyObject* module, const PyObject* key, std::shared_ptr<void> scope) {
+void open(PyObject* module, const PyObject* key, std::shared_ptr<void> scope) {
+  const auto hooks = [&](const char* name) {
+    return py::getattr(module, name, py::none()).ptr();
+  };
   // The current frame is the hook's; the one that runs the module's hooks called it.
-  open_scopes().push_back({module, key, caller_of(current_frame()), /*calls=*/1, std::move(scope)});
+  open_scopes().push_back({module,
+                           key,
+                           caller_of(current_frame()),
+                           /*calls=*/1,
+                           std::move(scope),
+                           {hooks("_forward_pre_hooks"), hooks("_forward_hooks")}});
+}
+
+constexpr const char* kRecipesKey = "memopt.convert: recipes";
+PyObject* recipes_key = nullptr;
+PyTypeObject* const ordered_dict = &PyODict_Type;
+PyTypeObject* call_hooks = nullptr;
+
+// Whether one of the dictionary's hooks has something to do now.
+int hooks_have_work(PyObject* self) {
+  if (PyDict_GET_SIZE(self) != 1) return PyDict_GET_SIZE(self) != 0;
+  const int of_recipes = PyDict_Contains(self, recipes_key);
+  if (of_recipes != 1) return of_recipes < 0 ? -1 : 1;
+  const auto& scopes = open_scopes();
+  const bool are_to_end_one = std::any_of(scopes.begin(), scopes.end(), [&](const CallScope& one) {
+    return one.hooks[0] == self || one.hooks[1] == self;
+  });
+  return are_to_end_one || !is_in_model_scope(/*functions=*/true) ? 1 : 0;
 }
 
 // enter_recipes(module, key, functions)
 PyObject* enter_recipes(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK(count == 3, "memopt: enter_recipes takes 3 arguments, got ", count);
-  const auto *module = arguments[0], *key = arguments[1];
+  auto* module = arguments[0];
+  const auto* key = arguments[1];
   end_what_an_interrupt_left(module, key);
   if (auto scope = model_scope(/*functions=*/arguments[2] == Py_True)) {
     open(module, key, std::move(scope));
@@ -131,6 +160,24 @@ PyObject* leave_call(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
+// become_call_hooks(dictionary, become)
+PyObject* become_call_hooks(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(count == 2, "memopt: become_call_hooks takes 2 arguments, got ", count);
+  auto* dictionary = arguments[0];
+  // As assigning to __class__, which Python allows for classes written in Python alone. Both have
+  // the same layout. An object counts as a reference to its type where that is no static one.
+  if (arguments[1] == Py_True && Py_IS_TYPE(dictionary, ordered_dict)) {
+    Py_SET_TYPE(dictionary, call_hooks);
+    Py_INCREF(call_hooks);
+  } else if (arguments[1] == Py_False && Py_IS_TYPE(dictionary, call_hooks)) {
+    Py_SET_TYPE(dictionary, ordered_dict);
+    Py_DECREF(call_hooks);
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 template <typename F>
 PyCFunction as_function(F* function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
@@ -144,6 +191,9 @@ PyMethodDef call_scope_functions[] = {
      "enter_context(module, key, context): enters `context` until leave_call."},
     {"leave_call", as_function(leave_call), METH_FASTCALL,
      "leave_call(module, key): ends what this call of `module` has entered, if anything."},
+    {"become_call_hooks", as_function(become_call_hooks), METH_FASTCALL,
+     "become_call_hooks(dictionary, become): make this very OrderedDict a CallHooks, or one again; "
+     "nothing where it is neither."},
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
@@ -157,6 +207,21 @@ CallScopesGuard::~CallScopesGuard() {
 }
 
 void register_call_scopes(py::module_& m) {
+  recipes_key = PyUnicode_InternFromString(kRecipesKey);
+  if (recipes_key == nullptr) throw py::error_already_set();
+  m.attr("RECIPES_KEY") = py::reinterpret_borrow<py::object>(recipes_key);
+  PyType_Slot slots[] = {
+      {Py_nb_bool, reinterpret_cast<void*>(hooks_have_work)},
+      {Py_tp_doc, const_cast<char*>("A module's dictionary of hooks that is true where one of them "
+                                    "has something to do.")},
+      {0, nullptr}};
+  PyType_Spec spec = {"memopt._C.CallHooks", /*basicsize=*/0, /*itemsize=*/0,
+                      Py_TPFLAGS_DEFAULT, slots};
+  auto* type = PyType_FromSpecWithBases(
+      &spec, py::make_tuple(py::handle(reinterpret_cast<PyObject*>(ordered_dict))).ptr());
+  if (type == nullptr) throw py::error_already_set();
+  call_hooks = reinterpret_cast<PyTypeObject*>(type);
+  m.attr("CallHooks") = py::handle(type);
   if (PyModule_AddFunctions(m.ptr(), call_scope_functions) < 0) throw py::error_already_set();
 }
 

@@ -5,6 +5,12 @@
 // Exception: a KeyboardInterrupt, or the end of a recompute (hooks.h). What these leave open is
 // ended by the region around, or, where there is none, at the module's next call in this thread: a
 // scope knows the frame that called its module, and that frame is gone by then.
+//
+// PyTorch takes a slow path through a module's call where the module has hooks, some 5 us, whatever
+// they do. So the dictionaries that hold the hooks are CallHooks: false, as if they were empty,
+// while this thread is in a scope that they would open, so that a call inside another costs no more
+// than one without hooks. Anybody else's hook makes them true, and so does a scope that they have
+// opened themselves, which they have to end.
 #pragma once
 
 #include <pybind11/pybind11.h>

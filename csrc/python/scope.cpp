@@ -159,14 +159,7 @@ class FunctionsGuard {
   std::optional<intercept::Intercept> functions_;
 };
 
-bool is_inside(bool functions) {
-  if (!can_open()) return true;  // as far as one can be
-  const auto* around = OpenScope::making_recipes();
-  return around != nullptr && around->is_recipe_scope() && around->has_grad_mode_of_now() &&
-         (!functions || around->functions_are_ours);
-}
-
-// Makes is_inside() true while it lives. To be made where it is not.
+// Makes is_in_model_scope() true while it lives. To be made where it is not.
 class Inside {
  public:
   explicit Inside(bool functions) {
@@ -224,8 +217,15 @@ PyMethodDef scope_functions[] = {
 
 }  // namespace
 
+bool is_in_model_scope(bool functions) {
+  if (!can_open()) return true;  // as far as one can be
+  const auto* around = OpenScope::making_recipes();
+  return around != nullptr && around->is_recipe_scope() && around->has_grad_mode_of_now() &&
+         (!functions || around->functions_are_ours);
+}
+
 std::shared_ptr<void> model_scope(bool functions) {
-  return is_inside(functions) ? nullptr : std::make_shared<Inside>(functions);
+  return is_in_model_scope(functions) ? nullptr : std::make_shared<Inside>(functions);
 }
 
 ModelScope model_scope_here() {

@@ -17,6 +17,8 @@ void register_scope(pybind11::module_& module);
 // Opens what a converted model's calls run in: recipes, and with `functions` PyTorch's functions
 // memopt's. It ends with the last reference. Null where there is nothing to open.
 std::shared_ptr<void> model_scope(bool functions);
+// Whether there is nothing to open.
+bool is_in_model_scope(bool functions);
 
 // What of it is on here. A region that was called in such a scope runs in one, in forward and in
 // the recompute, since its own hooks are inside the one around.

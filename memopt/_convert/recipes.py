@@ -2,9 +2,10 @@
 
 A model is not entered by its forward alone: a trainer calls `training_step`, which calls the model
 inside, a loss calls `model.encoder(x)`. So each module that has submodules gets a pair of hooks
-(memopt/_call_hooks.py) around its calls. A call that is inside of another opens nothing more; that
-costs it a check in C++ (csrc/python/call_scopes.h). No class and no forward changes: libraries ask
-for them (transformers' gradient checkpointing whether `type(self).forward` is its own).
+(memopt/_call_hooks.py) around its calls. A call inside another runs neither, since they would open
+nothing more: C++ tells PyTorch that there are none (csrc/python/call_scopes.h). No class and no
+forward changes: libraries ask for them (transformers' gradient checkpointing whether
+`type(self).forward` is its own).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from memopt._extension import _C
 
 let_higher_order_ops_pass(_C.INTERCEPT_KEY)  # csrc/intercept/key.h
 
-_KEY = "memopt.convert: recipes"
+_KEY = _C.RECIPES_KEY
 
 _TRANSFORM_INSIDE = (
     "memopt.convert: a model whose code calls torch.func.grad, vjp, jacrev or hessian must be "
