@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import os
 import platform
+import types
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import nn
 
-from memopt._plan.bytes import StageBytes
-from memopt._plan.choose import Terms
-from memopt._plan.levels import Case
-from memopt._plan.planned import Planned, PlannedBlock
-from memopt._plan.profile import Profile
-from memopt._plan.seconds import StageSeconds
+from memopt._plan.planned import Planned
 from memopt._version import __version__
-from memopt.assignment import Assignment, Choice
+from memopt.assignment import Assignment
 from memopt.memory.sizes import Size
+from memopt.place import Place
 
-_FORMAT = "memopt plan 3"
+_FORMAT = "memopt plan 4"
 
 
 def signature_of(model: nn.Module, paths: Iterable[str]) -> dict[str, str]:
@@ -40,65 +38,21 @@ def _look(block: nn.Module) -> str:
     return f"{type(block).__qualname__} {digest}"
 
 
+# Fields of a plan that are its model's, or follow from the others.
+_LEFT_OUT = ("assignment", "plain_trace", "trace")
+
+
 def plan_as_dict(plan: Planned) -> dict[str, Any]:
     """Return a plan with its profile, so that a loaded one has its table and its curve."""
-    profile, terms = plan.profile, plan.terms
+    stored = [field.name for field in dataclasses.fields(Planned) if field.name not in _LEFT_OUT]
     return {
         "format": _FORMAT,
         "memopt": __version__,
         "torch": torch.__version__,
         "machine": platform.machine(),
-        "model": plan.model,
-        "signature": plan.signature,
-        "budget": plan.budget,
         "budget_given": getattr(plan.budget, "given", ""),
-        "peak": plan.peak,
-        "measured_peak": plan.measured_peak,
-        "seconds": plan.seconds,
-        "plain_peak": plan.plain_peak,
-        "plain_seconds": plan.plain_seconds,
-        "is_timed": plan.is_timed,
         "in_step": plan.assignment.in_step,
-        "notes": list(plan.notes),
-        "blocks": [{**asdict(block), "choice": asdict(block.choice)} for block in plan.blocks],
-        "terms": {**asdict(terms), "place": None if terms.place is None else str(terms.place)},
-        "profile": {
-            "paths": list(profile.paths),
-            "kinds": list(profile.kinds),
-            "sites": list(profile.sites),
-            "base": profile.base,
-            "optimizer": profile.optimizer,
-            "gradients": list(profile.gradients),
-            "ends": {
-                name: {"bytes": asdict(nbytes), "seconds": asdict(seconds)}
-                for name, (nbytes, seconds) in profile.ends.items()
-            },
-            "costs": [
-                {
-                    "site": site,
-                    "choice": asdict(choice),
-                    "bytes": asdict(nbytes),
-                }
-                for (site, choice), nbytes in profile.nbytes.items()
-            ],
-            "seconds": [
-                {
-                    "kind": case.kind,
-                    "choice": asdict(case.choice),
-                    "is_beside": case.is_beside,
-                    **asdict(seconds),
-                }
-                for case, seconds in profile.seconds.items()
-            ],
-            "exact": [
-                {"call": call, "choice": asdict(choice), "bytes": asdict(nbytes)}
-                for (call, choice), nbytes in profile.exact.items()
-            ],
-            "is_timed": profile.is_timed,
-            "spread": profile.spread,
-            "in_order": profile.in_order,
-            "no_regions": list(profile.no_regions),
-        },
+        **{name: _as_json(getattr(plan, name)) for name in stored},
     }
 
 
@@ -115,59 +69,44 @@ def read(path: Path) -> dict[str, Any]:
 
 def fields_of(data: dict[str, Any]) -> dict[str, Any]:
     """Return a plan's fields from what `plan_as_dict` gave."""
-    terms = {**data["terms"]}
-    place = terms["place"]
-    terms["place"] = place if place in (None, "cpu", "disk") else Path(place)
-    blocks = tuple(
-        PlannedBlock(**{**block, "choice": Choice(**block["choice"])}) for block in data["blocks"]
-    )
-    return {
-        "model": data["model"],
-        "budget": Size(data["budget"], data.get("budget_given", "")),
-        "blocks": blocks,
-        "peak": data["peak"],
-        "seconds": data["seconds"],
-        "plain_peak": data["plain_peak"],
-        "plain_seconds": data["plain_seconds"],
-        "measured_peak": data["measured_peak"],
-        "is_timed": data["is_timed"],
-        "notes": tuple(data["notes"]),
-        "assignment": Assignment(
-            {b.path: b.choice for b in blocks}, terms["place"], data.get("in_step", False)
-        ),
-        "profile": _profile(data["profile"]),
-        "terms": Terms(**terms),
-        "signature": data["signature"],
-    }
+    kinds = {name: kind for name, kind in get_type_hints(Planned).items() if name in data}
+    fields = {name: _from_json(kind, data[name]) for name, kind in kinds.items()}
+    choices = {block.path: block.choice for block in fields["blocks"]}
+    fields["assignment"] = Assignment(choices, fields["terms"].place, data["in_step"])
+    fields["budget"] = Size(data["budget"], data["budget_given"])
+    return fields
 
 
-def _profile(data: dict[str, Any]) -> Profile:
-    costs = data["costs"]
-    return Profile(
-        paths=tuple(data["paths"]),
-        kinds=tuple(data["kinds"]),
-        sites=tuple(data["sites"]),
-        base=data["base"],
-        optimizer=data["optimizer"],
-        gradients=tuple(data["gradients"]),
-        ends={
-            name: (_bytes(end["bytes"]), StageSeconds(**end["seconds"]))
-            for name, end in data["ends"].items()
-        },
-        nbytes={(c["site"], Choice(**c["choice"])): _bytes(c["bytes"]) for c in costs},
-        seconds={
-            Case(s["kind"], Choice(**s["choice"]), s["is_beside"]): StageSeconds(
-                s["forward"], s["backward"]
-            )
-            for s in data["seconds"]
-        },
-        exact={(e["call"], Choice(**e["choice"])): _bytes(e["bytes"]) for e in data["exact"]},
-        is_timed=data["is_timed"],
-        spread=tuple(data["spread"]) if data.get("spread") else None,
-        in_order=data["in_order"],
-        no_regions=tuple(data.get("no_regions", ())),
-    )
+def _as_json(value: Any) -> Any:
+    """Return dataclasses and named tuples as dicts, dicts whose keys are no strings as pairs."""
+    if dataclasses.is_dataclass(value):
+        named = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {name: _as_json(part) for name, part in named.items()}
+    if isinstance(value, dict):
+        pairs = [(_as_json(key), _as_json(part)) for key, part in value.items()]
+        return dict(pairs) if all(isinstance(key, str) for key in value) else list(map(list, pairs))
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: _as_json(part) for name, part in value._asdict().items()}
+    if isinstance(value, tuple):
+        return list(map(_as_json, value))
+    return str(value) if isinstance(value, os.PathLike) else value
 
 
-def _bytes(data: dict[str, Any]) -> StageBytes:
-    return StageBytes(**{**data, "may_leave": tuple(data["may_leave"])})
+def _from_json(kind: Any, data: Any) -> Any:
+    """Return a value of a type, from what `_as_json` gave of it."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if data is None or kind in (Any, str, int, float, bool):
+        return data
+    if kind == Place | None:
+        return data if data in ("cpu", "disk") else Path(data)
+    if origin in (Union, types.UnionType):
+        some = [part for part in parts if part is not type(None)]
+        return _from_json(some[0], data) if len(some) == 1 else data
+    if origin is dict:
+        pairs = data.items() if isinstance(data, dict) else data
+        return {_from_json(parts[0], key): _from_json(parts[1], part) for key, part in pairs}
+    if origin is tuple:
+        of_each = (parts[0],) * len(data) if parts[-1] is ... else parts
+        return tuple(_from_json(one, part) for one, part in zip(of_each, data, strict=True))
+    hints = get_type_hints(kind)
+    return kind(**{name: _from_json(hints[name], part) for name, part in data.items()})

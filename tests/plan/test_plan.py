@@ -209,6 +209,7 @@ def test_another_model_of_the_architecture_takes_it(tmp_path: Any) -> None:
     plan.save(tmp_path / "plan.json")
     loaded = memopt.Plan.load(tmp_path / "plan.json")
     assert loaded.to_dict() == plan.to_dict()
+    assert (loaded.profile, loaded.terms) == (plan.profile, plan.terms)
     assert str(loaded) == str(plan)
     assert loaded.pareto(count=5) == plan.pareto(count=5)
     other, _ = chain()

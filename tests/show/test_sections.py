@@ -5,6 +5,7 @@ so that none is squeezed to single letters.
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 import memopt
 from memopt._anatomy import Anatomy
+from memopt.show.page import page_of
 from memopt.show.sections import Section, Tables, text_of
 from tests.anatomy.models import Mlp
 
@@ -93,3 +95,23 @@ def test_no_line_is_wider_and_nothing_is_lost(data: st.DataObject, width: int) -
     shown = sorted(re.sub(r"[\s-]", "", text))
     whole = "Title" + "A table" + "".join(headings) + "".join(c for row in rows for c in row)
     assert shown == sorted(re.sub(r"[\s-]", "", whole))
+
+
+def test_a_report_is_rich_s_tables_for_rich(report: Anatomy) -> None:
+    """Those of the text, cell by cell; numbers stand right."""
+    rich = pytest.importorskip("rich.console")
+    console = rich.Console(width=300, record=True, file=io.StringIO())
+    console.print(report)
+    words = console.export_text().split()
+    for section in report.tables().sections:
+        for row in section.rows:
+            assert all(word in words for cell in row for word in cell.split()), section.title
+
+
+def test_columns_of_numbers_stand_right_on_pages() -> None:
+    table = Section("Both", ("Name", "ms", "Size"), [["a<b", "1.5", "2.0 MB"]])
+    text = page_of("Title\nbelow", [table, "<p>more</p>"])
+    assert "<td>a&lt;b</td>" in text
+    assert '<td class="number">1.5</td><td class="number">2.0 MB</td>' in text
+    assert text.index("</table>") < text.index("<p>more</p>")
+    assert '<p id="peak">below</p>' in text
