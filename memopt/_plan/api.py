@@ -24,7 +24,7 @@ from memopt.memory.storages import storages, tensors_in
 from memopt.place import Place, copies_in_flight, directory_of
 
 
-@in_the_name_of("memopt.plan", "convert", "checkpoint_wrapper")
+@in_the_name_of("memopt.plan", "assign", "convert", "checkpoint_wrapper")
 def plan(
     model: nn.Module,
     batch: Any,

@@ -55,7 +55,7 @@ class Fitted:
         self.plan.undo()
 
 
-@in_the_name_of("memopt.fit", "memopt.plan", "convert", "checkpoint_wrapper")
+@in_the_name_of("memopt.fit", "memopt.plan", "assign", "convert", "checkpoint_wrapper")
 def fit(
     model: nn.Module,
     batch: Any,

@@ -48,7 +48,7 @@ class Plan(Shown, Planned):
     live: Live | None = field(default=None, repr=False)
     _applied: Applied | None = field(default=None, repr=False)
 
-    @in_the_name_of("Plan.apply", "memopt.plan", "convert", "checkpoint_wrapper")
+    @in_the_name_of("Plan.apply", "memopt.plan", "assign", "convert", "checkpoint_wrapper")
     def apply(self, model: nn.Module | None = None, *, watch: bool = True) -> Plan:
         """Put the fates on a model, in place; `undo` takes them off.
 
@@ -145,7 +145,7 @@ class Plan(Shown, Planned):
         self._applied = None
         self.measured_peak = None
 
-    @in_the_name_of("Plan.within", "memopt.plan", "convert", "checkpoint_wrapper")
+    @in_the_name_of("Plan.within", "memopt.plan", "assign", "convert", "checkpoint_wrapper")
     def within(self, budget: int | str) -> Plan:
         """The plan for another budget, of the same numbers: nothing is timed again. Copies of
         offloading are those that may be under way now.
@@ -179,7 +179,7 @@ class Plan(Shown, Planned):
             write_figure(Path(path), (8, 5), lambda figure: draw_curve(figure, self, curve))
         return curve
 
-    @in_the_name_of("Plan.largest_batch", "memopt.plan", "convert", "checkpoint_wrapper")
+    @in_the_name_of("Plan.largest_batch", "memopt.plan", "assign", "convert", "checkpoint_wrapper")
     def largest_batch(self, budget: int | str | None = None, limit: int = 1 << 16) -> int:
         """The most rows with which some plan stays within a budget, as predicted.
 

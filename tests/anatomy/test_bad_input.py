@@ -44,6 +44,15 @@ class _Loop(nn.Module):
         return self.head(x)
 
 
+class _Sums(nn.Sequential):
+    """Adds to each of its elements what came before it."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        for layer in self:
+            input = input + layer(input)
+        return input.sum()
+
+
 @pytest.mark.parametrize(
     ("error", "words", "arguments"),
     [
@@ -63,6 +72,11 @@ class _Loop(nn.Module):
             r"got _Loop without one, whose 3 blocks are called one by one \(layers.0 first\): only "
             r'an nn.Sequential calls several as one; checkpoint="all" or a number k fits',
             {"checkpoint": "optimal", "model": _Loop()},
+        ),
+        (
+            ValueError,
+            r"got _Sums without one, whose 3 blocks are called one by one \(0 first\)",
+            {"checkpoint": "sqrt", "model": _Sums(*(Block(32, 0.0) for _ in range(3)))},
         ),
         (
             ValueError,
