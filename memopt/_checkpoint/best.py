@@ -29,7 +29,7 @@ _WORTH_LIFTING = 0.02
 _MOST_CUTS = 32
 """How many bounds on what a region may take are looked at closely, the best by sums first."""
 
-Context = tuple[str, ...]
+CallContext = tuple[str, ...]
 """A module with those around its calls, from the outermost one."""
 
 
@@ -77,7 +77,7 @@ def best_cut(tree: CallTree, without: Collection[str] = (), limit: int | None = 
         without: paths of modules that are no regions.
         limit: a cut that keeps no more bytes goes before one that does.
     """
-    ways: list[Mapping[str, Context]] = [{}]
+    ways: list[Mapping[str, CallContext]] = [{}]
     if lifted := _lifted(tree):
         ways.append(lifted)
     cuts = [
@@ -87,7 +87,7 @@ def best_cut(tree: CallTree, without: Collection[str] = (), limit: int | None = 
 
 
 def places_of(
-    tree: CallTree, without: Collection[str], lifted: Mapping[str, Context]
+    tree: CallTree, without: Collection[str], lifted: Mapping[str, CallContext]
 ) -> ModulePlace:
     """The root of the modules in their contexts.
 
@@ -98,8 +98,8 @@ def places_of(
     """
     contexts = _contexts(tree, lifted)
     places = {context: ModulePlace(context[-1]) for context in dict.fromkeys(contexts)}
-    calls: defaultdict[Context, list[ModuleCall]] = defaultdict(list)
-    receivers: defaultdict[int, dict[Context, None]] = defaultdict(dict)
+    calls: defaultdict[CallContext, list[ModuleCall]] = defaultdict(list)
+    receivers: defaultdict[int, dict[CallContext, None]] = defaultdict(dict)
     for context, call in zip(contexts, tree.calls, strict=True):
         places[context].own += call.own_bytes
         calls[context].append(call)
@@ -141,27 +141,27 @@ def places_of(
     return next(iter(places.values()))
 
 
-def _contexts(tree: CallTree, lifted: Mapping[str, Context]) -> list[Context]:
-    contexts: list[Context] = []
+def _contexts(tree: CallTree, lifted: Mapping[str, CallContext]) -> list[CallContext]:
+    contexts: list[CallContext] = []
     for call in tree.calls:
-        around: Context = contexts[call.parent] if call.parent >= 0 else ()
+        around: CallContext = contexts[call.parent] if call.parent >= 0 else ()
         contexts.append((*lifted.get(call.path, around), call.path))
     return contexts
 
 
-def _in_several(contexts: Collection[Context]) -> set[str]:
+def _in_several(contexts: Collection[CallContext]) -> set[str]:
     """Paths of modules that have several contexts."""
-    found: defaultdict[str, set[Context]] = defaultdict(set)
+    found: defaultdict[str, set[CallContext]] = defaultdict(set)
     for context in contexts:
         found[context[-1]].add(context)
     return {path for path, those in found.items() if len(those) > 1 and path}
 
 
-def _lifted(tree: CallTree) -> dict[str, Context]:
+def _lifted(tree: CallTree) -> dict[str, CallContext]:
     """The outermost modules that several others call, and that keep enough."""
     contexts = _contexts(tree, {})
     several = _in_several(contexts)
-    found: dict[str, Context] = {}
+    found: dict[str, CallContext] = {}
     kept: defaultdict[str, int] = defaultdict(int)
     for context, call in zip(contexts, tree.calls, strict=True):
         path = call.path
@@ -175,10 +175,10 @@ def _lifted(tree: CallTree) -> dict[str, Context]:
     }
 
 
-def _between(tree: CallTree, lifted: Mapping[str, Context]) -> set[Context]:
+def _between(tree: CallTree, lifted: Mapping[str, CallContext]) -> set[CallContext]:
     """The contexts from which lifted modules are called, up to where they count."""
     contexts = _contexts(tree, lifted)
-    found: set[Context] = set()
+    found: set[CallContext] = set()
     for call in tree.calls:
         if call.path in lifted:
             around = contexts[call.parent]
@@ -188,7 +188,7 @@ def _between(tree: CallTree, lifted: Mapping[str, Context]) -> set[Context]:
     return found
 
 
-def _common(one: Context, other: Context) -> Context:
+def _common(one: CallContext, other: CallContext) -> CallContext:
     length = 0
     while length < min(len(one), len(other)) and one[length] == other[length]:
         length += 1
