@@ -1,16 +1,14 @@
-"""Takes out of a block's times what is its place's in a step, and the minute's, so that choices can
-be compared.
+"""Divides out of the times of blocks what is their place's in a step, and the minute's, so that
+choices can be compared.
 
 A machine that does something else takes longer for some seconds, which is longer than a round of
-steps, in which each choice has its turn. A round's share is the median of log t less the median of
-all rounds, over its blocks, each beside blocks of its kind that do the same.
-
-Blocks of one kind do the same and take different times all the same: the first one finds other
-things in the caches than the last one. So log t = block + choice + chance. The effects are those of
-the least sum of absolute deviations, which a step that something else held up does not move, by
-least squares weighted with 1 / deviation again and again (Schlossmacher, "An iterative technique
-for absolute deviations curve fitting", 1973). What blocks that had one choice alone differ by is
-taken for the choice's.
+steps, in which each choice has its turn. And blocks of one kind do the same and take different
+times all the same: the first one finds other things in the caches than the last one. So
+log t = round + block + choice + chance. The effects are those of the least sum of absolute
+deviations, which a step that something else held up does not move, by least squares weighted with
+1 / deviation again and again (Schlossmacher, "An iterative technique for absolute deviations curve
+fitting", 1973). Of what measured times leave open, rounds and blocks take the least: what blocks
+that had one choice alone differ by is taken for the choice's.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -29,11 +26,12 @@ from torch import Tensor
 from memopt._plan.seconds import StageSeconds
 from memopt.assignment import Choice
 
-_ROUNDS = 20
+_STEPS = 20
 _LEAST = 1e-4
 """Deviations of less weigh no more: they are beyond what a clock tells."""
 _PENALTY = 1e-6
-"""The penalty on a block's effect, so small that it decides only what measured times leave open."""
+"""The penalty on effects of rounds and blocks, so small that it decides only what measured times
+leave open."""
 
 
 class Case(NamedTuple):
@@ -68,62 +66,46 @@ class Timed:
 
 
 def levelled(timed: Iterable[Timed]) -> Samples:
-    """The times as of one round, and as if every block of a kind stood at their mean place."""
+    """Return the times as of one round, each block of a kind as if it stood at their mean place."""
     timed = list(timed)
-    there = _without_rounds(timed, [one.seconds.forward for one in timed])
-    back = _without_rounds(timed, [one.seconds.backward for one in timed])
-    kinds: dict[int, list[int]] = defaultdict(list)
-    for number, one in enumerate(timed):
-        kinds[one.case.kind].append(number)
+    forward = _levels(timed, [one.seconds.forward for one in timed])
+    backward = _levels(timed, [one.seconds.backward for one in timed])
     samples: dict[Case, list[Sample]] = defaultdict(list)
-    for numbers in kinds.values():
-        mine = [timed[number] for number in numbers]
-        forward = _without_calls(mine, [there[number] for number in numbers])
-        backward = _without_calls(mine, [back[number] for number in numbers])
-        for one, *stages in zip(mine, forward, backward, strict=True):
-            samples[one.case].append(Sample(stages[0], stages[1], one.round))
+    for one, *stages in zip(timed, forward, backward, strict=True):
+        samples[one.case].append(Sample(stages[0], stages[1], one.round))
     return samples
 
 
-def _without_rounds(timed: Sequence[Timed], seconds: Sequence[float]) -> list[float]:
-    """Divide out of seconds what is their round's own."""
-    logs: dict[Case, list[float]] = defaultdict(list)
-    for one, value in zip(timed, seconds, strict=True):
-        if value > 0:  # else a stage without a backward
-            logs[one.case].append(math.log(value))
-    middle = {case: median(values) for case, values in logs.items()}
-    rounds: dict[int, list[float]] = defaultdict(list)
-    for one, value in zip(timed, seconds, strict=True):
-        if value > 0:
-            rounds[one.round].append(math.log(value) - middle[one.case])
-    slower = {number: math.exp(median(values)) for number, values in rounds.items()}
-    pairs = zip(timed, seconds, strict=True)
-    return [value / slower.get(one.round, 1.0) for one, value in pairs]
-
-
-def _without_calls(timed: Sequence[Timed], seconds: Sequence[float]) -> list[float]:
-    """Divide out of the seconds of one kind of blocks what is their call's own."""
-    if any(value <= 0 for value in seconds):
-        return list(seconds)  # a stage without a backward
-    values = [math.log(value) for value in seconds]
-    logs = torch.tensor(values, dtype=torch.float64, device="cpu")  # whatever the default device
-    calls = _columns([one.call for one in timed])
-    cases = _columns([one.case for one in timed])
-    number = calls.shape[1]
-    design = torch.cat([calls, cases], 1)
+def _levels(timed: Sequence[Timed], seconds: Sequence[float]) -> list[float]:
+    """Divide out of seconds what is their call's and their round's own."""
+    places = [place for place, value in enumerate(seconds) if value > 0]  # others have no backward
+    levels = list(seconds)
+    if not places:
+        return levels
+    # On the CPU, whatever the default device.
+    values = [math.log(seconds[place]) for place in places]
+    logs = torch.tensor(values, dtype=torch.float64, device="cpu")
+    calls, rounds, cases = (
+        _columns([key(timed[place]) for place in places])
+        for key in (lambda one: one.call, lambda one: one.round, lambda one: one.case)
+    )
+    own = torch.cat([calls, rounds], 1)
+    design = torch.cat([own, cases], 1)
+    number = own.shape[1]
     penalty = _PENALTY * torch.diag(torch.arange(design.shape[1], device="cpu") < number).double()
     weights = torch.ones_like(logs)
-    for _ in range(_ROUNDS):
+    for _ in range(_STEPS):
         weighted = design.T * weights
         effects = torch.linalg.solve(weighted @ design + penalty, weighted @ logs)
         weights = 1 / (logs - design @ effects).abs().clamp(min=_LEAST)
-    own = effects[:number]
-    levels: list[float] = (logs - calls @ own + own.mean()).exp().tolist()
+        weights /= weights.mean()
+    for place, level in zip(places, (logs - own @ effects[:number]).exp().tolist(), strict=True):
+        levels[place] = level
     return levels
 
 
 def _columns(groups: Sequence[Hashable]) -> Tensor:
-    """A column for each group, with 1 where an entry belongs to it."""
+    """Make a column for each group, with 1 where an entry belongs to it."""
     numbers: dict[Hashable, int] = {}
     places = [numbers.setdefault(group, len(numbers)) for group in groups]
     return F.one_hot(torch.tensor(places, device="cpu")).double()
