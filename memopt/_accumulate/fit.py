@@ -10,6 +10,7 @@ from torch import nn
 
 from memopt._accumulate.peers import Peers
 from memopt._accumulate.run import Run
+from memopt.memory.asked import target_of
 from memopt.memory.batches import resized, rows_of, slice_of
 from memopt.memory.depth import Depth
 from memopt.memory.peak import bytes_here, peak_of, peak_of_step
@@ -233,8 +234,7 @@ def _largest(
     limit: int,
 ) -> int:
     make = batch if callable(batch) else resized(batch, dim, step.who)
-    home = next((p.device.type for p in step.model.parameters()), "cpu")
-    target = device or ("cpu" if home == "cpu" else "cuda")
+    target = target_of(step.who, step.model, device)
     return largest(step, make, budget, limit, _predicted(fates, target))
 
 

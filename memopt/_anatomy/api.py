@@ -17,7 +17,8 @@ from memopt._anatomy.report import Anatomy
 from memopt._checkpoint.blocks import find_blocks
 from memopt._checkpoint.caches import note_on_caches
 from memopt.memory.allocator import DeviceBytes
-from memopt.memory.batches import as_dict, device_of, rows_of
+from memopt.memory.asked import asked_step, check_measure, has_values, home_of, target_of
+from memopt.memory.batches import rows_of
 from memopt.memory.depth import Depth
 from memopt.memory.ledger import Ledger
 from memopt.memory.predicted.hollow import CUDA_GRANULARITY
@@ -26,7 +27,6 @@ from memopt.memory.step import (
     LossLike,
     OptimizerLike,
     Step,
-    as_optimizer,
     traced,
 )
 from memopt.memory.storages import tensors_in
@@ -108,33 +108,14 @@ def anatomy(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"anatomy: model must be an nn.Module, got {type(model).__name__}")
-    if device not in (None, "cpu", "cuda"):
-        raise ValueError(f'anatomy: device must be "cpu", "cuda" or None, got {device!r}')
-    if measure not in (True, False, "auto"):
-        raise ValueError(f'anatomy: measure must be True, False or "auto", got {measure!r}')
-    if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
-        raise ValueError(
-            f"anatomy: micro_batches must be an int of at least 1, got {micro_batches!r}"
-        )
-    batch = as_dict(batch)
-    rows = rows_of("anatomy", batch)
-    without_values = any(t.is_meta for t in (*model.parameters(), *tensors_in(batch)))
-    if not all(t.is_meta for t in tensors_in(batch)):
-        home = device_of("anatomy", model, batch).type
-    else:
-        home = next((p.device.type for p in model.parameters()), "cpu")
-    target = device or ("cuda" if home in ("meta", "cuda") else "cpu")
-    fates = Fates(recipes, checkpoint, offload, who="anatomy")
-    step = Step(
-        model,
-        batch,
-        as_optimizer("anatomy", optimizer, list(model.parameters())),
-        loss,
-        autocast,
-        micro_batches,
-        set_to_none,
-        who="anatomy",
+    target = target_of("anatomy", model, device)
+    check_measure("anatomy", measure)
+    step = asked_step(
+        "anatomy", model, batch, optimizer, loss, autocast, micro_batches, set_to_none
     )
+    batch, home = step.batch, home_of(model)
+    without_values = not has_values(model, batch)
+    fates = Fates(recipes, checkpoint, offload, who="anatomy")
     notes: list[str] = []
     predicted, ledger, problem = None, None, None
     depth = Depth()
@@ -176,7 +157,7 @@ def anatomy(
         device=target if predicted is not None else home,
         parameters=sum(p.numel() for p in model.parameters()),
         trained=trained,
-        rows=rows,
+        rows=rows_of("anatomy", batch),
         options=_words(step, fates),
         predicted=predicted,
         measured=measured,

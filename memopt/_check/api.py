@@ -19,11 +19,11 @@ from memopt._check.observed import ObservedStep, observed
 from memopt._check.report import Check, CheckedBlock
 from memopt._checkpoint.blocks import find_blocks
 from memopt._errors import in_the_name_of
+from memopt.memory.asked import has_values
 from memopt.memory.batches import as_dict
 from memopt.memory.calls.measure import predicted_tree, sum_of_outputs
 from memopt.memory.calls.tree import CallTree
 from memopt.memory.step import LossLike, Step
-from memopt.memory.storages import tensors_in
 
 
 @in_the_name_of("memopt.check")
@@ -68,13 +68,13 @@ def check(
     if not isinstance(model, nn.Module):
         raise TypeError(f"memopt.check: model must be an nn.Module, got {type(model).__name__}")
     step = Step(model, as_dict(batch), None, loss or sum_of_outputs, autocast, who="memopt.check")
-    has_values = not any(t.is_meta for t in (*model.parameters(), *tensors_in(step.batch)))
+    runs = has_values(model, step.batch)
     asked = regions_asked(model)
     plain, why = _predicted(step, without_fates)
     tree, _ = _predicted(step, None)
-    if not has_values and tree is None:
+    if not runs and tree is None:
         raise RuntimeError(f"memopt.check: the step must be one that can be predicted, {why}")
-    found = observed(step) if has_values else _calls_in(tree)
+    found = observed(step) if runs else _calls_in(tree)
     notes = [f"bytes by block are not known: {why}"] if why else []
     notes += _nested(asked)
     paths = _blocks_of(model, asked, found)
@@ -82,8 +82,8 @@ def check(
     result = Check(
         model=type(model).__name__,
         blocks=blocks,
-        kept=found.kept if has_values else None,
-        peak=found.peak if has_values else None,
+        kept=found.kept if runs else None,
+        peak=found.peak if runs else None,
         predicted_kept=None if tree is None else tree.kept_bytes,
         plain_kept=None if plain is None else plain.kept_bytes,
         plain_peak=None if plain is None else plain.peak,

@@ -18,13 +18,13 @@ from memopt._checkpoint.other import has_own, layers_that_checkpoint, with_own, 
 from memopt._checkpoint.probe import IN_OTHER_CHECKPOINTING, cannot_run_again
 from memopt._checkpoint.wrapper import has_forward
 from memopt._compat import add_note
+from memopt.memory.asked import has_values
 from memopt.memory.batches import as_dict, call
 from memopt.memory.calls.measure import call_tree, sum_of_outputs
 from memopt.memory.calls.tree import CallTree
 from memopt.memory.depth import Depth
 from memopt.memory.parallel import is_sharded
 from memopt.memory.step import LossLike, Step
-from memopt.memory.storages import tensors_in
 
 _MOST_ROUNDS = 24
 """How often modules are chosen anew, when some of those that were cannot be regions."""
@@ -129,8 +129,7 @@ def _probed(
     who: str, model: nn.Module, batch: Any, modules: Mapping[str, nn.Module]
 ) -> dict[str, str]:
     """Those that cannot run again as they did. Where there are no values nothing is known."""
-    has_values = not any(t.is_meta for t in (*model.parameters(), *tensors_in(batch)))
-    if not modules or not has_values or is_sharded(model):
+    if not modules or not has_values(model, batch) or is_sharded(model):
         return {}
     with _noted(who, model):
         return cannot_run_again(model, partial(call, model, as_dict(batch)), modules)

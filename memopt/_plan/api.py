@@ -12,15 +12,22 @@ from memopt._plan import ranks
 from memopt._plan.choose import Terms
 from memopt._plan.compiled import CompiledPlan, compiled_plan
 from memopt._plan.link import speeds_to
-from memopt._plan.live import BlocksLike, Live, blocks_of, has_values
+from memopt._plan.live import BlocksLike, Live, blocks_of
 from memopt._plan.own import check_is_plain
 from memopt._plan.plan import Plan, made
 from memopt.memory.allocator import free_bytes
-from memopt.memory.batches import as_dict, device_of, rows_of
+from memopt.memory.asked import (
+    asked_step,
+    check_count,
+    check_measure,
+    has_values,
+    home_of,
+    target_of,
+)
 from memopt.memory.parallel import is_sharded
 from memopt.memory.sizes import Size, as_bytes
-from memopt.memory.step import LossLike, OptimizerLike, Step, as_optimizer
-from memopt.memory.storages import storages, tensors_in
+from memopt.memory.step import LossLike, OptimizerLike
+from memopt.memory.storages import storages
 from memopt.place import Place, copies_in_flight, directory_of
 
 
@@ -103,11 +110,8 @@ def plan(
     Beaumont et al., "Optimal checkpointing for heterogeneous chains" (2019) and "Efficient
     combination of rematerialization and offloading" (2021), with fates for choices.
     """
-    if measure not in (True, False, "auto"):
-        raise ValueError(f'memopt.plan: measure must be True, False or "auto", got {measure!r}')
-    for name, value in (("steps", steps), ("micro_batches", micro_batches)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"memopt.plan: {name} must be an int of at least 1, got {value!r}")
+    check_measure("memopt.plan", measure)
+    check_count("memopt.plan", "steps", steps)
     room = None if host_budget is None else as_bytes("memopt.plan: host_budget", host_budget)
     if offload is not None:
         directory_of("memopt.plan: offload", offload)
@@ -173,17 +177,9 @@ def live_of(
     entry = None
     if isinstance(model, nn.parallel.DistributedDataParallel):
         entry, model = model, model.module
-    batch = as_dict(batch)
-    rows_of("memopt.plan", batch)
-    if device not in (None, "cpu", "cuda"):
-        raise ValueError(f'memopt.plan: device must be "cpu", "cuda" or None, got {device!r}')
-    home = next((p.device.type for p in model.parameters()), "cpu")
-    target = device or ("cuda" if home in ("meta", "cuda") else "cpu")
-    if not all(tensor.is_meta for tensor in tensors_in(batch)):
-        device_of("memopt.plan", model, batch)
-    made = as_optimizer("memopt.plan", optimizer, list(model.parameters()))
-    step = Step(model, batch, made, loss, autocast, micro_batches, who="memopt.plan")
-    runs = has_values(model, batch) and target == home
+    target = target_of("memopt.plan", model, device)
+    step = asked_step("memopt.plan", model, batch, optimizer, loss, autocast, micro_batches)
+    runs = has_values(model, step.batch) and target == home_of(model)
     return Live(
         step,
         blocks_of(model, blocks) if with_blocks else (),

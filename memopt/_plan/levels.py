@@ -85,12 +85,10 @@ def _levels(timed: Sequence[Timed], seconds: Sequence[float]) -> list[float]:
     # On the CPU, whatever the default device.
     values = [math.log(seconds[place]) for place in places]
     logs = torch.tensor(values, dtype=torch.float64, device="cpu")
-    calls, rounds, cases = (
-        _columns([key(timed[place]) for place in places])
-        for key in (lambda one: one.call, lambda one: one.round, lambda one: one.case)
-    )
+    mine = [timed[place] for place in places]
+    calls, rounds = _columns([one.call for one in mine]), _columns([one.round for one in mine])
     own = torch.cat([calls, rounds], 1)
-    design = torch.cat([own, cases], 1)
+    design = torch.cat([own, _columns([one.case for one in mine])], 1)
     number = own.shape[1]
     penalty = _PENALTY * torch.diag(torch.arange(design.shape[1], device="cpu") < number).double()
     weights = torch.ones_like(logs)

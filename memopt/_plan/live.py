@@ -23,7 +23,6 @@ from memopt.memory.depth import Depth
 from memopt.memory.parallel import bucket_bytes, is_sharded
 from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.step import Step
-from memopt.memory.storages import tensors_in
 from memopt.memory.unchanged import Written, unchanged
 
 BlocksLike = Modules | Sequence[str] | None
@@ -171,10 +170,6 @@ class Live:
         with unchanged(*step.roots, written=self.written):
             above = self.depth.run(lambda: most_above(device, run), lambda above: above)
         return ranks.most(above)
-
-
-def has_values(model: nn.Module, batch: object) -> bool:
-    return not any(t.is_meta for t in (*model.parameters(), *tensors_in(batch)))
 
 
 def blocks_of(model: nn.Module, blocks: BlocksLike) -> tuple[str, ...]:

@@ -1,7 +1,9 @@
-"""How reports are shown: tables, drawings and pages, for anatomy and plan alike.
+"""How reports are shown: tables, drawings and pages, for anatomy, plan, convert and the demo.
 
-sections   tables as text, as wide as the terminal
+sections   tables, and how they are written as text
+shown      the base of reports: text, notebooks, rich
 page       a report as one HTML page
+figure     a figure by matplotlib
 axes       axes of a drawing in SVG
 timeline   the bytes of a step over its operators, as SVG
 """

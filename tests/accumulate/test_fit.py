@@ -93,3 +93,10 @@ def test_a_step_without_a_budget() -> None:
 def test_a_model_that_is_none(size: Callable[..., int]) -> None:
     with pytest.raises(TypeError, match=f"{size.__name__}: model must be an nn.Module, got int"):
         size(3, torch.randn(2, 32), 1 << 30)
+
+
+@pytest.mark.parametrize("size", [memopt.largest_batch, memopt.longest_sequence])
+def test_a_device_that_nothing_is_predicted_for(size: Callable[..., int]) -> None:
+    """As of anatomy and plan: it was taken for the CPU's by some of the rules, in silence."""
+    with pytest.raises(ValueError, match=f"{size.__name__}: device must be .*, got 'tpu'"):
+        size(Mlp(), torch.randn(2, 32), 1 << 30, device="tpu")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from memopt.memory.asked import has_values, target_of
 from memopt.memory.attribution import tensors_of
 from memopt.memory.calls.record import CallRecorder
 from memopt.memory.calls.tree import CallTree
@@ -18,7 +19,6 @@ from memopt.memory.parallel import is_sharded
 from memopt.memory.predicted.hollow import CUDA_GRANULARITY
 from memopt.memory.predicted.predict import Changes, hollow_step
 from memopt.memory.step import Step, tensor_attributes
-from memopt.memory.storages import tensors_in
 from memopt.memory.unchanged import unchanged
 
 
@@ -32,14 +32,13 @@ def call_tree(step: Step, changes: Changes, depth: Depth | None = None) -> CallT
     Raises:
         Whatever the step raises: its own error.
     """
-    has_values = not any(t.is_meta for t in (*step.model.parameters(), *tensors_in(step.batch)))
 
     def look() -> CallTree:
         if not is_sharded(step.model):
             try:
                 return predicted_tree(step, changes)
             except Exception:
-                if not has_values:
+                if not has_values(step.model, step.batch):
                     raise
         with torch.enable_grad():
             return _real(_alone(step), _home(step))
@@ -59,7 +58,7 @@ def predicted_tree(step: Step, changes: Changes) -> CallTree:
         recorders.append(CallRecorder(model, ledger))
         return recorders[0]
 
-    target = "cuda" if _home(step).type in ("cuda", "meta") else "cpu"
+    target = target_of(step.who, step.model, None)
     with torch.enable_grad():
         hollow_step(_alone(step), changes, target, watch, prime=())
     return recorders[0].tree()

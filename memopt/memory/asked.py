@@ -1,0 +1,68 @@
+"""The step that a user asks about, with arguments checked in the name of the function called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from memopt.memory.batches import as_dict, device_of, rows_of
+from memopt.memory.step import LossLike, OptimizerLike, Step, as_optimizer
+from memopt.memory.storages import tensors_in
+
+
+def asked_step(
+    who: str,
+    model: nn.Module,
+    batch: Any,
+    optimizer: OptimizerLike,
+    loss: LossLike,
+    autocast: torch.dtype | None,
+    micro_batches: int,
+    set_to_none: bool = True,
+) -> Step:
+    """Make the step of a model and a batch, which may have no values.
+
+    Raises:
+        TypeError, ValueError: an argument is of another kind or out of its range, or the batch is
+            on another device.
+    """
+    check_count(who, "micro_batches", micro_batches)
+    batch = as_dict(batch)
+    rows_of(who, batch)
+    if not all(tensor.is_meta for tensor in tensors_in(batch)):
+        device_of(who, model, batch)
+    made = as_optimizer(who, optimizer, list(model.parameters()))
+    return Step(model, batch, made, loss, autocast, micro_batches, set_to_none, who=who)
+
+
+def home_of(model: nn.Module) -> str:
+    """Return the type of the device of a model's parameters."""
+    return next((p.device.type for p in model.parameters()), "cpu")
+
+
+def target_of(who: str, model: nn.Module, device: object) -> str:
+    """Return the type of the device that is predicted for: "cpu" or "cuda".
+
+    Args:
+        device: as it was asked for. None: the model's; of a model on meta, "cuda".
+    """
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f'{who}: device must be "cpu", "cuda" or None, got {device!r}')
+    return str(device or ("cuda" if home_of(model) in ("meta", "cuda") else "cpu"))
+
+
+def has_values(model: nn.Module, batch: object) -> bool:
+    """Say whether no tensor of the model and the batch is on the meta device."""
+    return not any(t.is_meta for t in (*model.parameters(), *tensors_in(batch)))
+
+
+def check_count(who: str, name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{who}: {name} must be an int of at least 1, got {value!r}")
+
+
+def check_measure(who: str, measure: object) -> None:
+    if measure not in (True, False, "auto"):
+        raise ValueError(f'{who}: measure must be True, False or "auto", got {measure!r}')
