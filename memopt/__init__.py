@@ -1,11 +1,11 @@
-"""memopt: what becomes of a tensor that autograd saves for backward.
+"""memopt decides what becomes of each tensor that autograd saves for backward.
 
 A saved tensor is kept; recomputed from a recipe (memopt.functional, memopt.nn and memopt.recipes);
-part of a checkpointed region that runs again (memopt.checkpoint, memopt.checkpoint_wrapper); or
-offloaded (memopt.offload). memopt.saved_tensors picks for each tensor. memopt.convert brings all
-this to an unmodified model, memopt.compile to a compiled one. memopt.saved_bytes counts the bytes
-that are kept for backward, and memopt.anatomy says where all memory of a training step is.
-memopt.plan chooses for each block, within a budget of bytes.
+recomputed with its checkpointed region (memopt.checkpoint, memopt.checkpoint_wrapper); or offloaded
+(memopt.offload). memopt.saved_tensors picks for each tensor. memopt.convert brings all this to an
+unmodified model, memopt.compile to a compiled one. memopt.saved_bytes counts the bytes that are
+kept for backward, and memopt.anatomy says where all memory of a training step is. memopt.plan
+chooses for each block, within a budget of bytes.
 
 Some functions have others under their name: memopt.checkpoint.buffers, memopt.compile.options,
 memopt.convert.rule, memopt.offload.stats. The classes of results are in memopt.types.

@@ -221,5 +221,5 @@ def sharding_groups(model: nn.Module) -> list[Any]:
 
 
 def is_in_backward() -> bool:
-    """Whether this thread runs a backward: a module that is called then runs again."""
+    """Whether this thread runs a backward: a module that is called then is being recomputed."""
     return bool(torch._C._current_graph_task_id() != -1)

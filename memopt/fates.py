@@ -49,7 +49,7 @@ each."""
 
 
 def saved_tensors(policy: Policy) -> AbstractContextManager[None]:
-    """Inside this context `policy` decides what becomes of each tensor that autograd saves.
+    """Let `policy` decide, inside this context, what becomes of each tensor that autograd saves.
 
     Args:
         policy: a fate for all tensors, or a callable that gets each saved tensor and answers with
@@ -61,21 +61,21 @@ def saved_tensors(policy: Policy) -> AbstractContextManager[None]:
             - "recipe": an output of memopt's ops, or a view of one, is not kept but recomputed from
               what is kept anyway. See `memopt.recipes`, which is this policy.
             - "cpu": a copy in (pinned) host memory, which is back before backward needs it. This
-              is `memopt.offload`, which says more of it, without options: all storages of 1 KB and
-              more go. Without an accelerator everything stays where it is.
-            - "disk": the same, to a file in the directory that `memopt.offload.configure` was
-              given; tensors in host memory go as well. A path (for all tensors, not as an answer
-              for one): to this directory.
+              is `memopt.offload` without its options: all storages of 1 KB and more are offloaded.
+              Without an accelerator everything stays where it is.
+            - "disk": a copy in a file in the directory that `memopt.offload.configure` was given;
+              tensors in host memory are offloaded as well. A path (for all tensors, not as an
+              answer for one) names another directory.
             - an object with a method `pack(tensor)` that returns an object with a method
               `restore()`, see `Fate` and `Handle`: for trying an idea, in Python.
 
-    What a fate does not take (an output without a recipe, a parameter that is not copied) goes to
-    the saved-tensor hooks that are active around the context: another context of this kind, a
-    checkpointed region, save_on_cpu, a user's own. If there are none, it is kept. So
+    Tensors that a fate does not take (an output without a recipe, a parameter that is not copied)
+    go to the saved-tensor hooks that are active around the context: another context of this kind,
+    a checkpointed region, save_on_cpu, a user's own. If there are none, they are kept. So
 
         with memopt.saved_tensors("cpu"), memopt.saved_tensors("recipe"):
 
-    makes outputs of memopt's ops again and copies the rest. Hooks inside the context get all.
+    recomputes outputs of memopt's ops and offloads the rest. Hooks inside the context get all.
 
     Whatever the fate, a tensor that is written in place between forward and backward makes backward
     raise an error, as autograd does by itself. The built-in fates run no Python for a tensor. Under

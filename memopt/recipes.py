@@ -12,23 +12,24 @@ from memopt.fates import saved_tensors
 
 
 def recipes() -> AbstractContextManager[None]:
-    """Inside this context no op keeps an output of memopt's ops for backward, or a view of one.
+    """Recompute outputs of memopt's ops in backward, which are not kept inside this context.
 
     This is `memopt.saved_tensors("recipe")` under a name of its own.
 
-    What is kept instead is the output's recipe: the op, and the tensors that the op's own node
-    saves anyway. So an unmodified Linear, three separate ones for query, key and value, or a LoRA
-    layer stop storing the LayerNorm or GELU output that they read. Backward runs the op's forward
-    kernel once more, once per backward for all readers of an output, and drops the result after the
-    last one has read it. Recipes chain: dropout(gelu(layer_norm(x))) keeps x, the statistics and 16
-    bytes. Gradients have the same bits. retain_graph, partial backward (inputs=), create_graph,
-    several threads, detached aliases and checkpointed regions work as they do outside.
+    An output's recipe is kept instead: the op, and the tensors that the op's own node saves anyway.
+    No op keeps the output itself, or a view of it. So an unmodified Linear, three separate ones for
+    query, key and value, or a LoRA layer stop storing the LayerNorm or GELU output that they read.
+    Backward runs the op's forward kernel once per backward for all readers of an output, and drops
+    the result after the last one has read it. Recipes chain: dropout(gelu(layer_norm(x))) keeps x,
+    the statistics and 16 bytes. Gradients have the same bits. retain_graph, partial backward
+    (inputs=), create_graph, several threads, detached aliases and checkpointed regions work as they
+    do outside.
 
     A recipe is used if it saves memory: if something inside the context keeps each tensor that it
     reads already. Otherwise the output itself is kept. That is so for a dropout behind a Linear,
     since nothing keeps the Linear's output; if the output was written in place after the op, or
     PyTorch could not tell (views of another dtype, tensor subclasses); and if a weight that the op
-    read has left the memory, as sharded ones do after their module's forward. If a
+    read was freed, as sharded ones are after their module's forward. If a
     tensor that a recipe reads is written in place before backward (a weight by an optimizer's step,
     say), backward raises an error, as the op's own backward would. Writes that PyTorch does not
     count (through another tensor's .data, or NumPy) must not be made between the op and backward.

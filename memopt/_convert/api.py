@@ -66,7 +66,7 @@ def convert(
       a weight, with 1 + weight, or F.normalize times the root of the size.
     - Gated units, down(f(gate(x)) up(x)), with and without their linears; and f(up(x)) where f is
       a formula in the forward.
-    - What rules of your own say, which are asked first: see `memopt.convert.rule`.
+    - Modules that your own rules know, which are asked first: see `memopt.convert.rule`.
 
     The modules of the second and third kind are recognised by their structure, and by comparing
     what they compute with the formula. This is done on stand-ins with small tensors of their own on
@@ -77,8 +77,8 @@ def convert(
     shared with other models, so it stays as it is, and a double takes its place in this model until
     `revert`: another object with the same `__dict__`, so that the parameters, buffers and hooks of
     both are the same, whichever they are set on. A reference from before goes on computing with
-    PyTorch's ops. Still the same object, and so swapped for every model that holds it, is a module
-    with hooks, with submodules, or that one of this model's modules keeps in a plain attribute.
+    PyTorch's ops. A module with hooks, with submodules, or that one of this model's modules keeps
+    in a plain attribute, stays the same object, and so is swapped for every model that holds it.
     Parameters, buffers, state_dict keys, hooks and the training flag stay, and so do copies and
     pickles (which need memopt to load). Calls that memopt's ops do not support, with other dtypes
     or devices or with distributed tensors, run the module's own forward. So does a module that was
@@ -103,29 +103,29 @@ def convert(
 
     Args:
         model: changed in place.
-        batch: with one, the model runs once before and once after, and the report has the
-            bytes saved for backward, and what still saves how many of them. A tensor; a tuple or
-            list of positional arguments; or a mapping of keyword arguments. Measured as
-            `memopt.saved_bytes` does, which leaves the model as it was. Storages of the sample that
-            are saved count; a note says how many bytes they are.
+        batch: with one, the model runs once before and once after, and the report has the bytes
+            kept for backward, and what still keeps how many of them. A tensor; a tuple or list of
+            positional arguments; or a mapping of keyword arguments. `memopt.saved_bytes` measures,
+            which leaves the model as it was. Storages of the sample that are saved count; a note
+            says how many bytes they are.
         recipes: turn recipes on. Without them ReLU and Sigmoid stay PyTorch's, which save their
             output like the layer behind them, and not their input. With them a call of either is
             memopt's where its input is kept anyway, and PyTorch's elsewhere.
         functional: with recipes, calls of PyTorch's gelu, silu, relu, sigmoid, dropout, layer_norm
             and rms_norm inside the model are memopt's too, as functions of torch.nn.functional or
             torch and as methods of tensors. In-place forms and what memopt's ops do not support
-            stay PyTorch's. Nothing outside the model's calls is concerned. And of every second sum
-            of a float32 residual and a 16-bit tensor of its shape, as blocks add them under
-            autocast, that tensor is kept where the sum would be, if nothing else holds it by then.
+            stay PyTorch's. Calls outside the model are PyTorch's too. For every second sum of a
+            float32 residual and a 16-bit tensor of its shape, as blocks add them under autocast,
+            16-bit tensor is kept in place of the sum, if nothing else holds that tensor by then.
         checkpoint: submodules to make checkpointed regions (see `checkpoint_wrapper`): a predicate,
             a class or a sequence of classes, or True for those that
             `apply_activation_checkpointing` finds, by what a step with `batch` keeps if there is
             one. In layers of transformers a region takes
             the place of their own gradient checkpointing; a note says so if that is on. A norm,
-            activation or dropout alone is made none where recipes are on, which keep less; a note
-            says so.
-        offload: the same, with the regions' inputs kept in host memory until backward. A module
-            chosen by both is offloaded.
+            activation or dropout alone does not become a region where recipes are on, which keep
+            less; a note says so.
+        offload: submodules to make regions whose inputs wait in host memory until backward, chosen
+            in the same ways. A module chosen by both is offloaded.
         autocast_norms: what swapped norms return under autocast. "keep" (default): their input's
             dtype, as PyTorch's do on the CPU, so that a float32 residual stream stays float32.
             "lower": the autocast dtype, in which they compute. A norm then saves 2 bytes an element
@@ -136,8 +136,8 @@ def convert(
         skip: modules that stay as they are, with all that is inside them: a path as
             `named_modules()` has it or a pattern of such paths ("decoder.*.norm", as fnmatch reads
             it, where * also matches dots), a class, a function of a module, or a sequence of these.
-            Regions are chosen apart from this. What an earlier call swapped stays swapped. What
-            functions these modules call is `functional`'s matter.
+            Regions are chosen apart from this. Modules that an earlier call swapped stay swapped.
+            The functions that these modules call are left by `functional=False`.
 
     Returns:
         A report of what was swapped, and what was left and why. `print` it; `to_dict()`.

@@ -72,22 +72,22 @@ class SavedBytes(int):
 
 
 def saved_bytes(fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> SavedBytes:
-    """Bytes that are held for backward when `fn(*args, **kwargs)` has returned.
+    """Count the bytes that are kept for backward when `fn(*args, **kwargs)` has returned.
 
         before = memopt.saved_bytes(model, input)
         memopt.convert(model)
         after = memopt.saved_bytes(model, input)
         loss = memopt.saved_bytes(lambda: criterion(model(input), target))
 
-    Counted: each storage that the autograd graph holds then, whole and once, inputs of the call
-    among them (`storages` says which are). Under `memopt.recipes()` inside `fn`, as in a
-    converted model, an output that is computed again does not count, and what its recipe reads
-    does. Of a checkpointed region its arguments count; those that it offloads to the host do not.
+    Each storage that the autograd graph holds then counts, whole and once, inputs of the call among
+    them (`storages` says which are). Under `memopt.recipes()` inside `fn`, as in a converted model,
+    an output that is recomputed does not count, and what its recipe reads does. The arguments of a
+    checkpointed region count; those that it offloads to the host do not.
 
-    Not counted: parameters, buffers and what else modules hold already (tables in attributes, also
-    in lists and dicts there), which are there anyway; tensors whose part of the graph was
-    dropped before the end; numbers that products are formed with (8 bytes each, which PyTorch shows
-    no hook); what saved-tensor hooks inside `fn` keep in place of tensors
+    These do not count: parameters, buffers and what else modules hold already (tables in
+    attributes, also in lists and dicts there), which are allocated anyway; tensors whose part of
+    the graph was dropped before the end; numbers that products are formed with (8 bytes each, which
+    PyTorch shows no hook); what saved-tensor hooks inside `fn` keep in place of tensors
     (`torch.autograd.graph.save_on_cpu`, for one); tensors that a Python `autograd.Function` sets as
     attributes of its context; and what threads save that `fn` starts. Hooks around this call
     (a `memopt.recipes()` there too) do not apply.
@@ -100,12 +100,12 @@ def saved_bytes(fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> Save
     next element, globals of other files. Caches of functools that it filled are emptied.
 
     Args:
-        fn: a module, or any function. Of a function, the modules are found that it closes over or
-            names as globals, or gets as arguments.
+        fn: a module, or any function. A function's modules are those that it closes over, names as
+            globals, or gets as arguments.
         args, kwargs: its arguments.
 
     Returns:
-        An int, with the storages as `storages`.
+        An int: bytes, with the storages as its attribute `storages`.
 
     Raises:
         TypeError: `fn` is not callable.
