@@ -34,7 +34,7 @@ def unwrapped(subject: Any) -> Any:
 
 
 def joined(paths: Iterable[str]) -> str:
-    """Both, or the first and the last of more."""
+    """The names in one text: both of two, or the first and the last of more."""
     paths = list(paths)
     return ", ".join(paths) if len(paths) <= 2 else f"{paths[0]}, ..., {paths[-1]}"
 

@@ -31,7 +31,7 @@ def compile(
     disable: bool = False,
     budget: int | float | str | None = None,
 ) -> Any:
-    """`torch.compile`, saving for backward what memopt's recipes save in eager mode.
+    """Compile as torch.compile does, but keep for backward what recipes keep in eager mode.
 
         model = memopt.compile(model)
 
@@ -97,7 +97,7 @@ def compile(
 
 
 def compile_options(budget: int | float | str | None = None) -> dict[str, Any]:
-    """The `options` with which torch.compile follows memopt's policy, for callers of its own.
+    """Return the `options` with which torch.compile follows memopt's policy.
 
         model = torch.compile(model, options=memopt.compile.options())
         model.compile(options={**memopt.compile.options(), "epilogue_fusion": False})

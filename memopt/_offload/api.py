@@ -25,7 +25,7 @@ def offload(
     max_bytes: int | str | None = None,
     keep_last: int = 1,
 ) -> AbstractContextManager[None]:
-    """Offloads what autograd saves inside this context, and has it back before backward asks.
+    """Offload what autograd saves inside this context, and have it back before backward asks.
 
     The copies overlap the computation: on a device's own streams to pinned host memory, or by
     I/O threads to a file. The device's memory is given back when a copy is done. Backward begins

@@ -1,4 +1,4 @@
-"""Linears behind an op whose output backward writes again, so that it is not stored.
+"""Linears behind an op whose output backward recomputes, so that it is not stored.
 
 Each has the outputs and gradients, bit for bit, of the op in the first part of its name followed by
 torch.nn.functional.linear. It saves for backward only what that first op saves. Backward runs the

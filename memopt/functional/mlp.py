@@ -1,4 +1,4 @@
-"""A transformer's MLP as one op, with a choice of what backward computes again."""
+"""A transformer's MLP as one op, with a choice of what backward recomputes."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def slice_of(batch: Any, start: int, end: int) -> Any:
 
 
 def repeated(batch: Any, times: int) -> Any:
-    """A batch of `times` as many rows: the same again and again."""
+    """A batch of `times` as many rows: its own rows, repeated."""
     rows = _first_rows(batch)
 
     def repeat(leaf: Any) -> Any:

@@ -107,7 +107,7 @@ class Ledger(TorchDispatchMode):
         return len(self.saved_pieces)
 
     def adopt(self, category: str, named: Iterable[tuple[str, object]]) -> None:
-        """Enters memory allocated before the step, in a category; a piece that has one keeps it."""
+        """Enter memory allocated before the step, in a category; a piece that has one keeps it."""
         for name, value in named:
             for tensor in tensors_in(value):
                 for piece in self._note(tensor, name, "before", CodePlace(_owner(name), "")):
@@ -116,7 +116,7 @@ class Ledger(TorchDispatchMode):
                         self._weights.add(id(piece))
 
     def assign(self, category: str, named: Iterable[tuple[str, object]]) -> None:
-        """Say of what operators made what it is, and of which parameter."""
+        """Give pieces that operators made a category, and the parameter that they belong to."""
         for name, value in named:
             for tensor in tensors_in(value):
                 for piece in self.pieces_of(tensor):
@@ -138,7 +138,7 @@ class Ledger(TorchDispatchMode):
                 piece.fate = fate
 
     def end_of_forward(self, loss: Tensor) -> None:
-        """Takes all that forward made and is still alive, but for the loss, for activations."""
+        """Take all that forward made and is still alive, but for the loss, for activations."""
         results = {id(piece) for piece in self.pieces_of(loss)}
         for _, piece in list(self._live.values()):
             if piece.phase == "forward" and not piece.category and id(piece) not in results:
@@ -147,7 +147,7 @@ class Ledger(TorchDispatchMode):
         self.marks.append(Mark("end of forward", self.instant, len(self.log)))
 
     def restart(self) -> None:
-        """Forget what has been, but not what is there: the next step begins."""
+        """Forget what has been, but not what is allocated: the next step begins."""
         self.pieces = [piece for _, piece in self._live.values()]
         self.late, self.scratch = [], []
         for piece in self.pieces:
@@ -157,7 +157,7 @@ class Ledger(TorchDispatchMode):
         self.saved_pieces, self.nodes = [], [-1]
 
     def close(self) -> None:
-        """No piece ends from now on. What nobody has claimed was temporary."""
+        """End the record: no piece ends from now on. Pieces without a category were temporary."""
         for piece in self.pieces:
             piece.category = piece.category or TEMPORARY
         self._live = {}
@@ -228,7 +228,7 @@ class Ledger(TorchDispatchMode):
         results: Sequence[Tensor],
         name: str,
     ) -> None:
-        """Notes what the kernel allocated and freed, in addition to what it returned."""
+        """Note what the kernel allocated and freed, in addition to what it returned."""
         scratch = scratch_of(func, args, given, results)
         nbytes = scratch.known + scratch.margin
         if not nbytes or (self._device is None and not _are_on_cpu(given)):
@@ -250,7 +250,7 @@ class Ledger(TorchDispatchMode):
         self.scratch.append((len(self.log), piece))
 
     def _know(self, piece: Piece, name: str, args: tuple[Any, ...]) -> None:
-        """Notes what is known of a piece when an operator has made it."""
+        """Note what is known of a piece when an operator has made it."""
         piece.again = self._recomputes()
         if name == "aten._to_copy.default" and isinstance(args[0], Tensor):
             sources = self.pieces_of(args[0])
@@ -258,7 +258,7 @@ class Ledger(TorchDispatchMode):
                 piece.category = FUNCTIONALITY  # a weight in autocast's type
 
     def _know_recipes(self, kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
-        """Notes outputs that are recomputed from recipes: by a call for that alone, as the engine
+        """Note outputs that are recomputed from recipes: by a call for that alone, as the engine
         tells, or by an op's backward that was asked for it and returns them last.
         """
         if self._recomputes():
@@ -289,8 +289,8 @@ class Ledger(TorchDispatchMode):
         return self.phase == "backward" and torch.is_grad_enabled()
 
     def _note(self, tensor: Tensor, op: str, phase: str, place: CodePlace) -> list[Piece]:
-        """Enter the storages behind a tensor that are new. Returns these, of what was there before
-        all of them.
+        """Enter the storages behind a tensor that are new. Returns these; for tensors from before
+        the step all of them.
         """
         found = []
         for part in parts_of(tensor):

@@ -19,8 +19,8 @@ from memopt.memory.storages import parts_of, storages, tensors_in
 
 def peak_of(function: Callable[[int], object], rows: int) -> int:
     """The most bytes at any time of `function(rows)`: on an accelerator what its allocator says; on
-    the CPU of what it makes, and of what it reads that was there before. NEVER_FITS where memory
-    runs out.
+    the CPU of the tensors that it makes, and of those from before that it reads. NEVER_FITS where
+    memory runs out.
     """
     try:
         device = torch.accelerator.current_accelerator(check_available=True)
@@ -57,7 +57,7 @@ def bytes_here(step: Step) -> int:
 
 def of_optimizer(step: Step) -> tuple[int, int]:
     """Bytes of states that do not exist yet; and of gradients and temporaries while it steps.
-    Reckoned from its kind.
+    Both are estimated from its kind.
     """
     if step.optimizer is None:
         return 0, 0

@@ -116,7 +116,7 @@ class Step:
         return frozenset(name for name, p in self.model.named_parameters() if p in states)
 
     def adopt(self, ledger: Ledger) -> None:
-        """Enter what is there before."""
+        """Enter memory that is allocated before the step."""
         ledger.adopt(WEIGHTS, self.model.named_parameters())
         ledger.adopt(FUNCTIONALITY, self.model.named_buffers())
         ledger.adopt(FUNCTIONALITY, [("inputs", self.batch)])

@@ -101,7 +101,7 @@ class KeptTensor:
 
     @property
     def tensor(self) -> Tensor | None:
-        """None: it has ended."""
+        """The tensor; None if it has ended."""
         return self._reference()
 
     def restore(self, tensor: Tensor) -> None:

@@ -203,7 +203,7 @@ def _moved(mark: Mark, ledger: Ledger) -> Mark:
 
 
 def _merged(entries: Sequence[Entry], ledger: Ledger) -> list[Entry]:
-    """Another course of things, with lines for scratch: when an operator's results are there, and
+    """The given entries, with lines for scratch: when an operator's results are allocated, and
     before anything ends.
     """
     waiting = deque(piece for _, piece in ledger.scratch)
@@ -229,7 +229,7 @@ def _alive(log: Sequence[Entry], place: int) -> list[Piece]:
 
 
 def _moment(ledger: Ledger, log: Sequence[Entry], mark: Mark, alive: Sequence[Piece]) -> Moment:
-    """`alive`: what is there then."""
+    """The moment of a mark. `alive`: the pieces that are alive then."""
     by_category = dict.fromkeys(CATEGORIES, 0)
     for piece in alive:
         by_category[piece.category] += piece.nbytes

@@ -27,7 +27,7 @@ _SMALL = 1 << 16
 
 
 class Written:
-    """The tensors that some run wrote, of those that were there before."""
+    """The tensors from before a run that the run wrote."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
@@ -77,14 +77,14 @@ class Before:
         self.written = Written()
 
     def see(self, tensor: Tensor) -> None:
-        """A tensor that was not reached, and was there before: it is noted before it changes."""
+        """Notes a tensor that was not reached, and existed before, before it changes."""
         if tensor.is_leaf and tensor.requires_grad and id(tensor) not in self._tensors:
             one = self._keep_while_alive(tensor)
             if one.gradient is not None:
                 self.see(one.gradient)
 
     def about_to_write(self, tensor: Tensor) -> None:
-        """A tensor's bytes are noted before an operator writes them."""
+        """Notes a tensor's bytes before an operator writes them."""
         if self._is_sharded and id(tensor) not in self._tensors:
             return  # gathered for a time, by what knows of it
         if id(tensor) not in self._tensors:
@@ -118,7 +118,7 @@ class Before:
                 tensor.grad = None
 
     def rehearse(self, run: Callable[[], object]) -> None:
-        """Run something, and put everything back. When it runs again, no mode has to see it."""
+        """Run something, and put everything back. In later runs no mode has to see it."""
         with self.watching():
             run()
         self.restore()

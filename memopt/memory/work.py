@@ -55,7 +55,7 @@ def work_of(
 
 @lru_cache(maxsize=4096)
 def _name_and_kind(func: Any) -> tuple[str, str]:
-    """The kind is that of an operator without a formula; empty where it does no work."""
+    """An operator's name, and its kind unless a formula counts it: empty where it does no work."""
     name: str = func.overloadpacket.__name__
     is_view = func.is_view or torch.Tag.inplace_view in func.tags
     if name.startswith(_NO_WORK) or is_view or name == "_unsafe_view":

@@ -1,4 +1,4 @@
-"""A transformer's MLP as one module, with a choice of what backward computes again."""
+"""A transformer's MLP as one module, with a choice of what backward recomputes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MLP(nn.Module):
         activation_dropout, dropout: the probability of zeroing an element behind the activation,
             and behind the second linear, in training. Default 0.
         residual: whether the input is added at the end. Default False.
-        recompute: what backward computes again: "none", "activations" (default) or "all"; see
+        recompute: what backward recomputes: "none", "activations" (default) or "all"; see
             memopt.functional.mlp for the bytes.
         device, dtype: of all parameters.
 

@@ -36,8 +36,10 @@ class Hollow(NamedTuple):
 
 
 def predict(step: Step, changes: Changes, target: str, depth: Depth | None = None) -> Hollow:
-    """A step that computes nothing, on copies, where it is deepest. `depth`: of other looks at this
-    step.
+    """A step that computes nothing, on copies, where it is deepest.
+
+    Args:
+        depth: the depth that other looks at this step have found.
 
     Raises:
         DependsOnValues: the step looks at values.

@@ -108,13 +108,13 @@ def _by_onednn(source: Tensor, weight: Tensor, bias: Tensor | None, options: _Op
 
 
 def _blocked(source: Tensor, weight: Tensor, options: _Options) -> int:
-    """The few channels of an image stay as they are."""
+    """Bytes of the source in blocks. The few channels of an image stay as they are."""
     is_image = source.shape[1] <= 4 and options.groups == 1 and not options.transposed
     return source.nbytes if is_image and math.prod(weight.shape[2:]) > 1 else padded(source)
 
 
 def _uncropped(result: Tensor, options: _Options) -> int:
-    """A transposed convolution's is cropped from a larger one."""
+    """Bytes of the result in blocks. A transposed convolution crops it from a larger one."""
     if not options.transposed:
         return padded(result)
     sides = result.shape[2:]
