@@ -1,6 +1,6 @@
-// What the engine asks of the machine: room away from the device, and copies there and back.
+// The machine as the engine sees it: space outside of the device, and copies there and back.
 //
-// Three kinds implement it: a device's streams beside pinned host memory (saved/stream_backend.h),
+// Three kinds implement it: a device's streams with pinned host memory (saved/stream_backend.h),
 // a file written by I/O threads (file_backend.h), and the test backends (tests/offload), whose
 // copies take as long as a test says and whose memory is poisoned.
 #pragma once

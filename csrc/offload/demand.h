@@ -1,8 +1,8 @@
-// What one step of training holds in a slab, in the order in which it comes and goes, and how large
-// a slab that takes.
+// The tensors that one step of training holds in a slab, in the order in which they come and go,
+// and the size of the slab that they need.
 //
 // Steps repeat. So a slab that is made for one step, by the same allocator that will divide it
-// (space.h), has room for the next one to the byte. Not thread-safe.
+// (space.h), fits the next one to the byte. Not thread-safe.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What a backend without streams of its own, the file's, asks of the device.
+// The device as a backend without streams of its own, the file's, sees it.
 #pragma once
 
 #include "backend.h"

@@ -1,10 +1,10 @@
 // The scheduler of offloading: when memory leaves the device, when it comes back, and what waits
 // for what. It knows no tensors and no accelerator; a Backend (backend.h) copies.
 //
-// Forward gives memory with offload(). The copy away begins once `keep_last` more have been given,
-// runs beside the computation, and the device's copy is let go when it is done: found out at a
-// later call, or, if `copies_in_flight` of them are under way, by making the computation wait for
-// the oldest. So what waits to leave never takes more memory than that many copies.
+// Forward gives memory with offload(). The copy out begins once `keep_last` more have been given,
+// overlaps the computation, and the device's copy is let go when it is done: found out at a later
+// call, or, if `copies_in_flight` of them are under way, by making the computation wait for the
+// oldest. So memory that waits to leave is never more than that many copies.
 //
 // Backward asks with restore(). That begins the copies back of what was saved just before, as many
 // as the measured time of a copy calls for, so that the next restore() finds its memory there or on

@@ -67,7 +67,7 @@ bool SpillFile::takes_direct() {
 }
 
 std::vector<Range> SpillFile::reserve(size_t bytes) {
-  if (bytes == 0) throw std::invalid_argument("memopt: room of 0 bytes was asked for");
+  if (bytes == 0) throw std::invalid_argument("memopt: a space of 0 bytes was asked for");
   const size_t needed = space_.rounded(bytes);
   if (needed < bytes) return {};
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -111,7 +111,7 @@ bool SpillFile::grow(size_t bytes) {
 
 std::string SpillFile::no_room(size_t bytes) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const std::string text = "memopt: no room for an offloaded tensor of " + std::to_string(bytes) +
+  const std::string text = "memopt: no space for an offloaded tensor of " + std::to_string(bytes) +
                            " bytes in directory '" + options_.directory + "', where " +
                            std::to_string(space_.in_use()) + " bytes are";
   if (last_error_ != 0) return text + ": " + std::strerror(last_error_);

@@ -1,9 +1,9 @@
-// A file without a name, which holds what left the device. It is gone with the process that made
+// A file without a name, which holds offloaded memory. It is gone with the process that made
 // it, however that ends.
 //
 // Blocks of the disk are reserved before they are written, in large steps: that a disk is full
-// shows when room is asked for, not when a tensor is on its way. Where the file system takes it
-// (O_DIRECT) reads and writes go past the system's page cache, which would hold in memory what was
+// shows when space is asked for, not when a tensor is on its way. Where the file system takes it
+// (O_DIRECT) reads and writes go past the system's page cache, which would keep in memory what is
 // to leave it; elsewhere pages are written out and dropped at once.
 #pragma once
 

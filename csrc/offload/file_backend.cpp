@@ -56,7 +56,7 @@ EventPtr FileBackend::begin(FileCopy::Direction direction, Room& any_room, const
   if (!process_.is_current()) return failed_in_child();
   auto& room = static_cast<FileRoom&>(any_room);
   if (memory.bytes != room.bytes()) {
-    throw std::invalid_argument("memopt: room for " + std::to_string(room.bytes()) +
+    throw std::invalid_argument("memopt: a space of " + std::to_string(room.bytes()) +
                                 " bytes was to be copied from or to " +
                                 std::to_string(memory.bytes));
   }

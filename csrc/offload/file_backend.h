@@ -1,8 +1,8 @@
-// The backend whose rooms are ranges of a file: for hosts without memory to spare, and the only one
-// that helps where the device is the CPU.
+// The backend that stores tensors in ranges of a file: for hosts without memory to spare, and the
+// only one that helps where the device is the CPU.
 //
-// I/O threads copy in chunks, through a buffer of theirs. What backward waits for comes before what
-// forward gives away.
+// I/O threads copy in chunks, each through a buffer of its own. Copies that backward waits for come
+// before those that forward offloads.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// One tensor's room in a file, and one copy to it or from it: the job of the I/O threads and the
+// One tensor's space in a file, and one copy to it or from it: the job of the I/O threads and the
 // event that it ends with are the same object.
 #pragma once
 

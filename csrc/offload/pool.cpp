@@ -27,7 +27,7 @@ std::shared_ptr<Pool> Pool::make(PoolOptions options) {
 }
 
 std::unique_ptr<PoolRoom> Pool::reserve(size_t bytes) {
-  if (bytes == 0) throw std::invalid_argument("memopt: room of 0 bytes was asked for");
+  if (bytes == 0) throw std::invalid_argument("memopt: a space of 0 bytes was asked for");
   const std::lock_guard<std::mutex> lock(mutex_);
   const size_t could_grow = options_.most_bytes - std::min(options_.most_bytes, space_.size());
   if (bytes > space_.available() && bytes - space_.available() > could_grow) return nullptr;

@@ -1,7 +1,7 @@
-// Host memory for what leaves the device, in slabs that are allocated once.
+// Host memory for offloaded tensors, in slabs that are allocated once.
 //
 // Pinning memory takes longer than copying to it, and stops the device; so slabs stay until trim(),
-// and a training step finds the room that the step before gave back. The caller says where slabs
+// and a training step finds the space that the step before gave back. The caller says where slabs
 // come from: a device's pinned allocator, or pageable_slab().
 #pragma once
 

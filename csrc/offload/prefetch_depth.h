@@ -1,4 +1,4 @@
-// How far ahead to prefetch, from the times of a backward that was measured.
+// Chooses how far ahead to prefetch, from the times of a backward that was measured.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Which process made an object.
+// The process that made an object.
 //
 // A child of fork() has a copy of an object that works with threads, but not the threads, and not
 // their promise to unlock what they have locked. Such an object asks here before it waits or locks,

@@ -1,4 +1,4 @@
-// Who has which part of a pool or a file: ranges of [0, end), without touching what lies there.
+// An allocator of ranges of [0, end), for a pool or a file. It does not touch the bytes there.
 //
 // A request takes the smallest free range that it fits in, the first of equal ones: the same
 // requests, repeated step after step, find the same places. Where none is large enough it gets

@@ -1,4 +1,4 @@
-// What an engine has done since it was made, or since its counters were reset.
+// The counts of an engine since it was made, or since they were reset.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ struct Stats {
   // Copied away in vain: something else held the memory when it was wanted.
   size_t found_elsewhere_bytes = 0;
   // What stayed on the device.
-  size_t refused_bytes = 0;  // there was no room
+  size_t refused_bytes = 0;  // there was no space
   size_t failed_bytes = 0;   // the copy failed
   size_t bytes_away = 0;     // now, without a copy on the device
   size_t bytes_held = 0;     // now on the device, of what the engine was given

@@ -1,4 +1,4 @@
-// What the engine knows of one piece of device memory that was given to it, and the order of them.
+// Tickets: the engine's records of pieces of device memory that were given to it, and their order.
 #pragma once
 
 #include <deque>

@@ -1,4 +1,4 @@
-// Beginnings of plans, and which of them can be forgotten.
+// Beginnings of plans, and the rule by which some of them are dropped.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What the planner's solver is given: a training step as a chain of stages, each of which can be
-// run in several ways.
+// The problem that the planner's solver is given: a training step as a chain of stages, each of
+// which can be run in several ways.
 //
 // Bytes are those of the device. Times are in seconds.
 #pragma once

@@ -1,4 +1,4 @@
-// The formulas: what a plan, one choice for each stage, takes in bytes and seconds.
+// The formulas: the bytes and seconds that a plan takes, with one choice for each stage.
 //
 // With R the bytes that stages hold from forward to backward, and Q those that are still leaving,
 // of what stage i offloads (W) at `out` bytes a second:

@@ -1,10 +1,11 @@
-// Which of a call's tensors the ranks of a group hold alike: shape, strides, dtype and every bit.
+// Finds the tensors of a call that are identical on all ranks of a group: in shape, strides, dtype
+// and every bit.
 //
 // Shape alone does not tell: with sequence parallelism each rank has other rows of one shape. So
-// calls compare, over all ranks: one all-gather of kWords numbers of 64 bits from each rank. Of
-// each module the first call does, and the second, fourth, eighth and so on: a first call may have
-// been given zeros everywhere, to warm up. A tensor that is not alike once is kept whole from then
-// on; one that is, is taken to be so until the next comparison.
+// calls compare, over all ranks: one all-gather of kWords numbers of 64 bits from each rank. Each
+// module's first call does, and its second, fourth, eighth and so on: a first call may have been
+// given zeros everywhere, to warm up. A tensor that differs once is kept whole from then on; one
+// that does not is taken to be identical until the next comparison.
 #pragma once
 
 #include <map>

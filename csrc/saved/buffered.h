@@ -3,8 +3,8 @@
 // and nothing lies between what comes and goes.
 //
 // The first step keeps the tensors, and learns in which order they come and go
-// (offload/demand.h). Then the slab is made, with the least bytes in which they find room. What
-// finds none, in a step that differs, is kept as usual; the next step has a slab for that one. A
+// (offload/demand.h). Then the slab is made, with the least bytes that hold them. A tensor that
+// finds no space, in a step that differs, is kept as usual; the next step has a slab for it. A
 // step ends when no graph holds anything of it any more. (Or, where some graph is always alive,
 // when all has come and gone some times.)
 #pragma once

@@ -1,5 +1,5 @@
-// Which tensor a saved one is a cast of: autocast copies a float32 tensor to its dtype in front of
-// each matrix product, which saves the copy. The copy's grad_fn tells what was copied.
+// Finds the tensor that a saved one is a cast of: autocast copies a float32 tensor to its dtype in
+// front of each matrix product, which saves the copy. The copy's grad_fn tells what was copied.
 #pragma once
 
 #include <ATen/core/Tensor.h>

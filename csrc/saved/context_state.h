@@ -1,4 +1,5 @@
-// What a result depends on besides arguments: random generators, autocast, the default dtype.
+// The state that a result depends on besides arguments: random generators, autocast, the default
+// dtype.
 //
 // A region takes a snapshot when its forward begins and replays it around the recompute. (The
 // default device is Python's own; python/call.cpp replays it.)

@@ -1,4 +1,4 @@
-// What is current in this thread: the stream of a device, and the backward that runs.
+// The current state of this thread: the stream of a device, and the backward that runs.
 #pragma once
 
 #include <c10/core/Stream.h>

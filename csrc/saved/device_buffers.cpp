@@ -119,8 +119,8 @@ void DeviceBuffers::settle(const std::unordered_set<c10::StorageImpl*>* constant
   try {
     if (bytes != 0) made = std::make_shared<Arena>(device_, bytes);
   } catch (const c10::Error&) {
-    TORCH_WARN("memopt.checkpoint.buffers: ", device_, " must have room for one piece of ", bytes,
-               " bytes, and has none: the inputs of regions are kept as they are");
+    TORCH_WARN("memopt.checkpoint.buffers: ", device_, " has no space for one piece of ", bytes,
+               " bytes: the inputs of regions are kept as they are");
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   if (made == nullptr && bytes != 0) refused_ = bytes;

@@ -1,4 +1,4 @@
-// One device's part of the buffers of a model: its slab, and what a step asks of it.
+// The buffers of a model on one device: the slab, and the requests of a step.
 #pragma once
 
 #include <cstdint>

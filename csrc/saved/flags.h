@@ -1,4 +1,4 @@
-// Where the calling thread is: in a region's first forward, in its recompute, or in neither.
+// The calling thread's state: in a region's first forward, in its recompute, or in neither.
 //
 // The flags belong to a thread, because backward may run in another thread than forward did, and
 // one thread may recompute a region while another still runs its forward.

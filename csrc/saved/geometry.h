@@ -1,4 +1,4 @@
-// Which elements of its storage a tensor is, and their dtype.
+// The elements of its storage that a tensor is, and their dtype.
 #pragma once
 
 #include <ATen/core/Tensor.h>

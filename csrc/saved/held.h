@@ -1,5 +1,5 @@
-// Which tensors a scope's graph holds, and by what, so that recipes can read them: handles, or
-// nodes that have saved the tensor itself without hooks. All references are weak.
+// The tensors that a scope's graph holds, and what holds them, so that recipes can read them:
+// handles, or nodes that have saved the tensor itself without hooks. All references are weak.
 //
 // Most of what nodes save is asked for by no recipe. So it is noted in a list, which is gone
 // through when a recipe looks for a tensor that nothing else holds.

@@ -1,7 +1,8 @@
-// Whether offloading lowers the peak of memory: how much was away when the peak was reached.
+// Tells whether offloading lowers the peak of memory: the bytes that were offloaded when the peak
+// was reached.
 //
 // The allocator's peak is read at moments that the engine passes anyway. Where it has grown since
-// the moment before, it was reached between the two, with as much away as there was then.
+// the moment before, it was reached between the two, with as much offloaded as there was then.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -1,4 +1,5 @@
-// What must be the same of a saved tensor in forward and recompute: shape, dtype, device.
+// The properties of a saved tensor that must be equal in forward and recompute: shape, dtype,
+// device.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,6 @@
-// Where tensors are offloaded to: the host's memory, or a directory on disk. There is one for each
-// place, for the whole process, with an engine for each device, and what it holds away serves every
-// scope and region: a mask that all layers get is copied once.
+// The target of offloading: the host's memory, or a directory on disk. There is one for each place,
+// for the whole process, with an engine for each device, and its copies serve every scope and
+// region: a mask that all layers get is copied once.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -1,19 +1,19 @@
-// The fate of a region's arguments on a group of ranks that hold them alike (tensor parallelism):
+// The fate of a region's arguments that are identical on a group of ranks (tensor parallelism):
 // each rank keeps its part of them, and backward gathers the parts.
 //
 // The parts of one region's tensors lie in one slab (slab.h), whatever their dtypes, so that a
 // region needs one all-gather. The slab itself is a tensor that another fate may take (the host, a
 // file), and is kept otherwise.
 //
-// Which tensors: those that each rank can tell alike from what is the same on all of them, and that
-// were found equal (agreement.h). Never whether something is still alive, nor any moment of time:
+// The tensors are chosen by facts that are the same on all ranks, and were found equal
+// (agreement.h). It never depends on whether something is still alive, nor on any moment of time:
 // ranks differ in these, and would then wait for each other for good. A tensor that as many regions
 // of one forward get as there are ranks (a mask) is kept whole, for all of their calls to come: as
 // many parts are no less.
 //
 // When: all regions that one thread calls for a group, from one backward to the next, are a chain.
 // A region's backward gathers, and begins the gather of the region called before it in the chain
-// (if that has gone through fewer backwards), so that the next transfer runs beside this recompute.
+// (if that has gone through fewer backwards), so that the next transfer overlaps this recompute.
 // So the starts follow from the orders of calls and of backwards, which are the same on all ranks.
 // A region that is gone by then is gathered all the same, with nothing in it: it may live on
 // another rank. At most one gather of a thread is ahead, and costs the memory of one region's

@@ -1,5 +1,5 @@
-// The ranks of a group, and how each gets what the others have: the one collective that memopt
-// starts itself, an all-gather of bytes. Nothing here knows c10d: who makes a group brings a Link.
+// The ranks of a group, and the one collective that memopt starts itself: an all-gather of bytes.
+// Nothing here knows c10d: whoever makes a group brings a Link.
 #pragma once
 
 #include <ATen/core/Tensor.h>

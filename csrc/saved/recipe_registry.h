@@ -1,4 +1,4 @@
-// Which saved tensors have a recipe (recipe.h).
+// The registry of outputs, which finds the saved tensors that have a recipe (recipe.h).
 //
 // Inside memopt.recipes() the ops enter their outputs in this registry (autograd/recipe.h), by
 // storage and weakly. When autograd then saves a tensor on such a storage, whatever op saves it and
@@ -8,12 +8,12 @@
 // A recipe is used if it saves memory, that is, if each of its inputs is held by a handle of this
 // scope already (the op's own node saved it, or another op did), or has such a recipe itself. (A
 // dropout saves 16 bytes and not its input; so its output has a recipe only where something else
-// saves that input or it can be made again.) It is not used if the output was written in place
+// saves that input or it can be recomputed.) It is not used if the output was written in place
 // since, for subclasses, for views of another dtype, or once an input has left the memory (the
 // weight of a sharded module whose output another module saves).
 //
 // A copy of an output in another dtype, as autocast makes one for each matrix product, has a recipe
-// as well: the output's, and the conversion. All copies in one dtype share what is made again. The
+// as well: the output's, and the conversion. All copies in one dtype share what is recomputed. The
 // copy's grad_fn leads to the output's node (cast.h).
 //
 // One kind of sum has a recipe too, though no op of memopt's makes it: residual_sum.cpp.

@@ -1,4 +1,4 @@
-// One run of a region's function in backward: counts what it saves and fills the slots wanted.
+// One recompute of a region in backward: counts what it saves, and fills the slots wanted.
 #pragma once
 
 #include <functional>

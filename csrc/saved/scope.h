@@ -1,8 +1,8 @@
-// What becomes of the tensors that autograd saves in one scope (memopt.saved_tensors).
+// A scope decides what becomes of the tensors that autograd saves in it (memopt.saved_tensors).
 //
-// Each is offered to the scope's fate. What the fate does not take goes to `outer`, the hooks that
-// were active when the scope was entered, or is kept. If the scope makes recipes, the registry is
-// told which handle holds each tensor.
+// Each tensor is offered to the scope's fate. If the fate does not take it, it goes to `outer`, the
+// hooks that were active when the scope was entered, or is kept. If the scope makes recipes, the
+// registry is told which handle holds each tensor.
 #pragma once
 
 #include "fate.h"

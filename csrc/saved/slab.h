@@ -1,13 +1,13 @@
 // The parts of several tensors in one piece of memory, whatever their dtypes.
 //
-// Of a tensor's bytes, in the order of memory, each rank has a range; its ranges of all tensors lie
+// Each rank has a range of a tensor's bytes, in the order of memory; its ranges of all tensors lie
 // one after another in its slab. The slabs of all ranks, gathered one after another, hold the
 // tensors:
 //
 //     gathered:  | slab of rank 0       | slab of rank 1       | ...
 //     a slab:    | part of a | part of b |
 //
-// So of a single tensor the gathered slabs are the very bytes; of several, each is copied out.
+// So the gathered slabs of a single tensor are its very bytes; several tensors are copied out.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// What the autograd graph holds in place of a tensor that a region saved.
+// A slot stands in the autograd graph for a tensor that a region saved.
 #pragma once
 
 #include <c10/util/SmallVector.h>

@@ -1,4 +1,4 @@
-// What the engine's backends ask of a device, by PyTorch's device-generic interfaces: its streams,
+// A device as the engine's backends see it, by PyTorch's device-generic interfaces: its streams,
 // events and allocator. Memory is a tensor of bytes.
 //
 // The stream that is current is asked for at each call and never remembered: backward runs in

@@ -1,4 +1,4 @@
-// Whether a tensor was written in place since a certain moment.
+// Tells whether a tensor was written in place since a certain moment.
 //
 // Saved-tensor hooks switch autograd's own check off, so every handle that gives back what it was
 // given carries one of these. It shares the tensor's version counter (8 bytes) and nothing of its

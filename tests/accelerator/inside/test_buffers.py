@@ -168,7 +168,7 @@ def test_memory_that_is_not_there_is_said_once() -> None:
     buffers = memopt.checkpoint.buffers(model)
     assert_bits(cpu(gradients(model, x)), expected)
     sim.capacity(sim.memory().allocated + 4 * INPUT)
-    with pytest.warns(UserWarning, match="checkpoint.buffers: sim:0 must have room for one piece"):
+    with pytest.warns(UserWarning, match="checkpoint.buffers: sim:0 has no space for one piece"):
         loss = model[0](x * 1)
     sim.capacity(1 << 36)
     for _ in range(2):

@@ -219,7 +219,7 @@ def test_a_pool_that_cannot_be_pinned_is_ordinary_memory() -> None:
 def test_a_pool_that_is_full_keeps_tensors_on_the_device() -> None:
     memopt.offload.configure(max_host_bytes=2 * SAVED)
     texts = warnings_of_two_steps()
-    assert sum("pool of host memory has no room" in text for text in texts) == 1
+    assert sum("pool of host memory has no space" in text for text in texts) == 1
     assert place().room_high_water <= 2 * SAVED
     assert place().refused_bytes > 0
 

@@ -136,7 +136,7 @@ TEST(mistakes_are_found) {
   CHECK_RAISES("No such file or directory", FileBackend(cpu(), options));
   FileBackend backend(cpu(), in(folder));
   const auto room = backend.reserve(100);
-  CHECK_RAISES("room for 100 bytes was to be copied from or to 101",
+  CHECK_RAISES("a space of 100 bytes was to be copied from or to 101",
                backend.store(poisoned(101), *room, HostEvent::now()));
 }
 
