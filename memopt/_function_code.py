@@ -40,7 +40,7 @@ _NOTHING: dict[str, Any] = {}
 
 
 class Asked(Protocol):
-    """What a module has at that attribute."""
+    """The value that a module has at that attribute."""
 
     function: types.FunctionType | None
     """The last function that asks for it."""
@@ -55,7 +55,7 @@ class Asked(Protocol):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """What runs."""
+        """Runs in place of the function."""
 
 
 def function_of(cls: type[nn.Module]) -> types.FunctionType | None:

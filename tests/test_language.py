@@ -20,18 +20,6 @@ Without
 """First words of a sentence that lacks its head: "Of each block." for "The bytes of each block.",
 "What it costs." for "The cost."."""
 
-TO_DO: frozenset[str] = frozenset(
-    (
-        "memopt/_checkpoint/apply.py",
-        "memopt/_checkpoint/blocks.py",
-        "memopt/_checkpoint/probe.py",
-        "memopt/_convert/swap.py",
-        "memopt/_function_code.py",
-        "memopt/integrations",
-    )
-)
-"""Files, and folders, whose texts still have such beginnings. It may only shrink."""
-
 
 def texts(source: str) -> Iterator[tuple[int, str]]:
     """The texts that stand alone as statements, docstrings and those below fields, with lines."""
@@ -51,22 +39,9 @@ def headless(source: str) -> list[str]:
     return found
 
 
-def is_to_do(file: Path) -> bool:
-    return any((ROOT / name) in (file, *file.parents) for name in TO_DO)
-
-
-@pytest.mark.parametrize(
-    "file", [pytest.param(f, id=str(f.relative_to(ROOT))) for f in FILES if not is_to_do(f)]
-)
+@pytest.mark.parametrize("file", FILES, ids=[str(f.relative_to(ROOT)) for f in FILES])
 def test_docstrings_begin_with_a_subject_or_a_verb(file: Path) -> None:
     assert headless(file.read_text()) == []
-
-
-def test_what_is_to_do_has_something_to_do() -> None:
-    """A file that is done leaves the list."""
-    for name in TO_DO:
-        of_name = [file for file in FILES if ROOT / name in (file, *file.parents)]
-        assert any(headless(file.read_text()) for file in of_name), name
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ NamedModules = list[tuple[str, nn.Module]]
 Predicate = Callable[[nn.Module], bool]
 WrapperFn = Callable[[nn.Module], nn.Module]
 Modules = Predicate | type[nn.Module] | Sequence[type[nn.Module]]
-"""How a caller says which submodules are meant."""
+"""The ways in which a caller says which submodules are meant."""
 
 _WHO = "apply_activation_checkpointing"
 _DEFAULTS = {
@@ -187,7 +187,7 @@ class FoundModules:
 
     modules: NamedModules
     warnings: tuple[str, ...] = ()
-    """On modules that are none though they were asked for, or would be chosen."""
+    """Notes on modules that are no regions though they were asked for, or would be chosen."""
     notes: tuple[str, ...] = ()
 
 
@@ -278,7 +278,7 @@ def modules_of_policy(model: nn.Module, policy: Any) -> set[nn.Module]:
 
 
 def _replace(model: nn.Module, chosen: NamedModules, wrapper_fn: WrapperFn) -> None:
-    """What `wrapper_fn` returns takes each module's place; nothing is set if it raises."""
+    """Replaces each module by the result of `wrapper_fn`; nothing is set if that raises."""
     if not callable(wrapper_fn):
         raise TypeError(
             f"{_WHO}: checkpoint_wrapper_fn must be a function of a module, "

@@ -23,11 +23,12 @@ from torch import Tensor
 from memopt.memory.calls.tree import CallTree, ModuleCall
 
 _LEAST_SHARE = 0.25
-"""Of the bytes that a module returns, what its region has to drop."""
+"""The share of the bytes that a module returns that its region has to drop."""
 _WORTH_LIFTING = 0.02
-"""Of a step's bytes, what a module has to keep that several others call."""
+"""The share of a step's bytes that a module which several others call has to keep."""
 _MOST_CUTS = 32
-"""How many bounds on what a region may take are looked at closely, the best by sums first."""
+"""The number of bounds on what a region may take that are looked at closely, the best by sums
+first."""
 
 CallContext = tuple[str, ...]
 """A module with those around its calls, from the outermost one."""
@@ -41,7 +42,7 @@ class ModulePlace:
     own: int = 0
     """Bytes that stay if no region is around it, and it is none."""
     inside: int = 0
-    """The same with the places inside."""
+    """Bytes as in `own`, with those of the places inside."""
     returned: int = 0
     working: int = 0
     """The most that a region takes in backward."""
@@ -261,7 +262,11 @@ def _extra(place: ModulePlace, once: bool) -> int:
 
 
 def _least_that_stays(places: list[ModulePlace], bounds: list[int], once: bool) -> list[int]:
-    """For each bound on what a region may take. `places`: the root is the last one."""
+    """The least bytes that stay, for each bound on what a region may take.
+
+    Args:
+        places: all of them; the root is the last one.
+    """
     allowed = torch.tensor(bounds)
     costs: dict[int, Tensor] = {}
     for place in places:

@@ -1,4 +1,4 @@
-"""Which submodules of a model are its blocks. Only their structure is looked at: nothing is called.
+"""Finds the blocks of a model. Only its structure is looked at: nothing is called.
 
 Blocks are what nn.ModuleLists, nn.Sequentials and nn.ModuleDicts hold: layers of a transformer,
 residual blocks of a convolutional network. The outermost ones count, since a list inside a block
@@ -48,13 +48,13 @@ def find_blocks(model: nn.Module) -> Blocks:
 
 
 def _outermost(blocks: list[nn.Module]) -> list[nn.Module]:
-    """Without those that are inside another one, also where a second path leads there."""
+    """The blocks that are not inside another one, also where a second path leads there."""
     inner = {m for block in set(blocks) for m in block.modules() if m is not block}
     return [block for block in blocks if block not in inner]
 
 
 def _lists_of_layers(model: nn.Module) -> list[nn.Module]:
-    """For a model whose lists hold single layers only: the elements of those that hold one kind."""
+    """The elements of lists that hold one kind, for a model whose lists hold single layers only."""
     return [
         layer
         for container in model.modules()
@@ -103,8 +103,8 @@ class _Search:
         return [block for blocks in found.values() for block in blocks]
 
     def _elements(self, container: nn.Module) -> list[nn.Module] | None:
-        """Of a container, the elements that are blocks or the blocks inside them; None if it is no
-        container of blocks.
+        """The elements of a container that are blocks, or the blocks inside them; None if it is not
+        a container of blocks.
         """
         elements = [child for child in container.children() if _size(child)]
         if any(isinstance(element, ParametrizationList) for element in elements):
@@ -178,8 +178,8 @@ class _Search:
 
 
 def _numbered_children(module: nn.Module) -> list[nn.Module]:
-    """Its children with parameters, if they are of one class, more than layers, and their names
-    differ in a number that counts them; else none.
+    """A module's children with parameters, if they are of one class, more than layers, and their
+    names differ in a number that counts them; else none.
     """
     children = {name: child for name, child in module.named_children() if _size(child)}
     found = [re.fullmatch(r"(.*?)(\d+)", name) for name in children]
@@ -219,7 +219,7 @@ def _loops_over_children(module: nn.Module) -> bool:
 
 
 def _by_class(modules: Iterable[nn.Module]) -> dict[type[nn.Module], list[nn.Module]]:
-    """Without single layers, for which a region saves nothing."""
+    """The modules by class, without single layers, for which a region saves nothing."""
     groups: dict[type[nn.Module], list[nn.Module]] = {}
     for module in modules:
         if not _is_layer(module):

@@ -27,7 +27,7 @@ from memopt.memory.parallel import is_sharded
 from memopt.memory.step import LossLike, Step
 
 _MOST_ROUNDS = 24
-"""How often modules are chosen anew, when some of those that were cannot be regions."""
+"""The number of times that modules are chosen again, when some chosen ones cannot be regions."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class MeasuredRegions:
     cut: RegionSet
     tree: CallTree
     reasons: dict[str, str]
-    """By path, modules that would be among them, and why they cannot."""
+    """The paths of modules that would be among them, and why they cannot."""
     notes: tuple[str, ...]
-    """On the outermost modules that keep nothing."""
+    """Notes on the outermost modules that keep nothing."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -99,8 +99,8 @@ def measured_regions(
 def checked_regions(
     who: str, model: nn.Module, batch: Any, modules: Mapping[str, nn.Module]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Of modules that a user chose, by path: those that cannot be regions, and why; and what is to
-    be said of the others.
+    """Checks the modules that a user chose, by path: those that cannot be regions, and why; and
+    notes on the others.
 
     Raises:
         Whatever the model raises with the batch: its own error, with a note.
@@ -128,7 +128,7 @@ def checked_regions(
 def _probed(
     who: str, model: nn.Module, batch: Any, modules: Mapping[str, nn.Module]
 ) -> dict[str, str]:
-    """Those that cannot run again as they did. Where there are no values nothing is known."""
+    """The modules that cannot be recomputed as they ran. Without values nothing is known."""
     if not modules or not has_values(model, batch) or is_sharded(model):
         return {}
     with _noted(who, model):
@@ -206,7 +206,7 @@ def _noted(who: str, model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what libraries log, and warn, of a step that does not count."""
+    """Turns off logs and warnings of libraries about a step that does not count."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

@@ -1,9 +1,9 @@
-"""Which modules can run again, as a region does in backward: a probe, on a sample.
+"""Finds the modules that can be recomputed in backward: a probe, on a sample.
 
 A region runs its module a second time. What the module changes besides gradients (a counter, a
 moving average, the vectors of spectral norm's power iteration, features that the next call reads)
-moves twice then, and the second run may compute something else than the first. Statistics of batch
-norm layers are the engine's matter, and random numbers of PyTorch's generators too.
+changes twice then, and the recompute may differ from the first run. The engine takes care of
+statistics of batch norm layers, and of random numbers of PyTorch's generators.
 
 So the model runs once, without gradients; each module runs as a region before its turn, forward and
 backward, and is put back. Told are the modules
@@ -42,7 +42,7 @@ IN_OTHER_CHECKPOINTING = "it runs inside checkpointing of the model's own"
 def cannot_run_again(
     model: nn.Module, run: Callable[[], object], modules: Mapping[str, nn.Module]
 ) -> dict[str, str]:
-    """By path, those of `modules` that must not be regions, and why.
+    """The paths of those of `modules` that must not be regions, and why.
 
     Args:
         run: a forward of `model` on a sample: a functools.partial, or a function of the user's.
@@ -95,7 +95,7 @@ def cannot_run_again(
 
 
 def _weights(module: nn.Module) -> dict[str, tuple[float, float]]:
-    """Of each parameter and buffer two sums over it, by which its values are known."""
+    """Two sums over each parameter and buffer, by which its values are known."""
     tensors = (*module.named_parameters(), *module.named_buffers())
     return {
         name: (float(tensor.float().sum()), float(tensor.float().abs().sum()))
@@ -105,7 +105,7 @@ def _weights(module: nn.Module) -> dict[str, tuple[float, float]]:
 
 
 def _is_one(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """But for what adding and taking away leaves by rounding."""
+    """Whether they are equal, but for what adding and taking away leaves by rounding."""
     limit = 1e-4 * max(one[1], other[1])
     return one == other or max(abs(a - b) for a, b in zip(one, other, strict=True)) <= limit
 
@@ -115,7 +115,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Of a tensor, a tuple or list of positional arguments, or a mapping of keyword arguments."""
+    """The arguments in a tensor, a tuple or list of positional ones, or a mapping of keywords."""
     if isinstance(batch, Mapping):
         return (), dict(batch)
     if isinstance(batch, (tuple, list)):
@@ -124,7 +124,7 @@ def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def left_out(reasons: Mapping[str, str]) -> str:
-    """What a user is told of modules that are no regions."""
+    """The message about modules that do not become regions."""
     grouped: dict[str, list[str]] = {}
     for path, reason in reasons.items():
         grouped.setdefault(reason, []).append(path)
@@ -225,7 +225,7 @@ def _version(tensor: Tensor) -> int:
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:
-    """But for what kernels differ by that add in any order."""
+    """Whether they are equal, but for what kernels differ by that add in any order."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if not one.is_floating_point():

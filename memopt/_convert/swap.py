@@ -29,7 +29,7 @@ REPLACES = "_memopt_replaces"
 
 
 class Swap:
-    """What a rule answers for a module that memopt can compute."""
+    """A rule's answer for a module that memopt can compute."""
 
     def becomes(self) -> str:
         """The module of memopt.nn or the function of memopt.functional, for the report."""
@@ -61,7 +61,7 @@ class ClassSwap(Swap):
         raise NotImplementedError
 
     def bases(self, original: type[nn.Module]) -> tuple[type, ...]:
-        """What the module's class derives from; `original` is the class that it had."""
+        """The bases of the module's new class; `original` is the class that it had."""
         return (original,)
 
     def make_forward(self, generated: type, plain: Forward) -> Forward:
@@ -137,7 +137,7 @@ class ForwardSwap(ClassSwap):
     """Defined at the top level of a file, if converted modules are to be pickled."""
 
     to: str
-    """What the report says the module becomes."""
+    """The text for what the module becomes, in the report."""
 
     with_recipes_only: bool = False
     """Leave the module where recipes are off: with `convert(model, recipes=False)`, and in calls

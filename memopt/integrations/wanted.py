@@ -1,4 +1,4 @@
-"""What a user asks a trainer's model to do, and how that is put on the model."""
+"""The options of the trainers' integrations, and how they are put on the model."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Wanted:
 
     who: str
     budget: int | str | None = None
-    """For the whole step on each rank: a plan is made and applied before the first step."""
+    """The budget of a whole step on each rank: a plan is made, and applied before the first one."""
     convert: bool = False
     """memopt.convert, without a plan."""
     checkpoint: bool = False
-    """With `convert`: its blocks are regions."""
+    """Whether `convert` makes regions of the blocks."""
     offload: Place | None = None
-    """Where activations may wait: of a plan, any place; with `convert`, "cpu" for the inputs of
-    regions."""
+    """The place where activations may wait: any place for a plan; with `convert`, "cpu" for the
+    inputs of regions."""
     plan: str | Path | None = None
     """A plan's file: read where it is, written where it is not and there is a budget."""
     measure: bool = True
@@ -64,12 +64,12 @@ class Wanted:
 
 @dataclass
 class Effect:
-    """What was put on a model: `undo` takes it off."""
+    """The changes that were made to a model: `undo` takes them back."""
 
     text: str
-    """For people: the plan, or convert's report."""
+    """The text for people: the plan, or convert's report."""
     metrics: dict[str, int]
-    """For loggers, in bytes: "memopt/peak_bytes" of the step where it is known,
+    """Bytes for loggers: "memopt/peak_bytes" of the step where it is known,
     "memopt/plain_peak_bytes" without memopt, "memopt/budget_bytes"; or "memopt/kept_bytes" for
     backward and "memopt/plain_kept_bytes"."""
     undo: Callable[[], object]
@@ -147,7 +147,7 @@ class Peak:
             self._found.__enter__()
 
     def metrics(self) -> dict[str, int]:
-        """For loggers: "memopt/allocated_peak_bytes"."""
+        """Numbers for loggers: "memopt/allocated_peak_bytes"."""
         if self._found is None:
             return {}
         self._found.__exit__(None, None, None)
@@ -167,5 +167,5 @@ def first_batch(loader: Any) -> Any:
 
 
 def on_device(batch: Any, device: torch.device) -> Any:
-    """Its tensors moved to a device."""
+    """The batch with its tensors moved to a device."""
     return pytree.tree_map(lambda t: t.to(device) if isinstance(t, torch.Tensor) else t, batch)

@@ -81,9 +81,9 @@ class Ledger(TorchDispatchMode):
         self.marks: list[Mark] = []
         self.work: list[Work] = []
         self.saved_pieces: list[Sequence[Piece]] = []
-        """Of each save, what it holds."""
+        """The pieces that each save holds."""
         self.nodes: list[int] = [-1]
-        """Of each instant, the number of the autograd node whose backward ran; else -1."""
+        """The number of the autograd node whose backward ran at each instant; else -1."""
         self.total = 0
         self.phase = "forward"
         self._granularity = granularity

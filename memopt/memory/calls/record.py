@@ -121,7 +121,7 @@ class CallRecorder:
                 return
 
     def tree(self) -> CallTree:
-        """Of the ledger, which is closed."""
+        """The tree of the ledger's calls. The ledger is closed."""
         if not self._calls:
             self._open("", ())
         return _Builder(self._ledger, self._calls, self._switches).tree(tuple(self._again))

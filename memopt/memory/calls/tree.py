@@ -25,7 +25,7 @@ class ModuleCall:
     """One forward of a module, and its backward. Bytes are those of whole storages."""
 
     path: str
-    """Of the module; empty for the model itself and for the step."""
+    """The module's path; empty for the model itself and for the step."""
     parent: int
     """The number of the call around it; -1 for the step."""
     with_gradients: bool
@@ -34,12 +34,12 @@ class ModuleCall:
     outputs: tuple[int, ...]
     """Likewise of what it returns."""
     input_bytes: int
-    """Of all its arguments, those that were there before the step too."""
+    """The bytes of all its arguments, also of those from before the step."""
     output_bytes: int
     own_bytes: int
     """Kept for backward, and at home in this call."""
     kept_bytes: int
-    """The same with the calls inside."""
+    """Bytes as in `own_bytes`, with those of the calls inside."""
     forward: int
     """The most in its forward, above what was there when it began."""
     backward: int
