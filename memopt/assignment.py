@@ -27,7 +27,7 @@ class Choice:
     recipes: bool = False
     """Norms, activations and dropouts are recomputed from recipes (memopt.convert)."""
     checkpoint: bool = False
-    """The call is a region: its inputs are kept, and it runs again in backward."""
+    """The call is a region: its inputs are kept, and it is recomputed in backward."""
     offload: float = 0.0
     """The share of what is kept that waits elsewhere, from 0 to 1; of a region all of it."""
     segments: Segments = 1

@@ -128,8 +128,8 @@ def _of_optimizer(optimizer: torch.optim.Optimizer | None) -> Iterator[Hashable]
 
 
 def _as_key(function: Callable[..., Any] | None) -> Hashable:
-    """Equal for functions that do the same: a lambda that is written in a loop is made anew each
-    time. What it closes over counts by its value, or as the very object.
+    """A key that is equal for functions that do the same: a lambda in a loop is another object each
+    time. Values that it closes over count by value, or as the very object.
     """
     if isinstance(function, partial):
         parts = (*function.args, *function.keywords.items())

@@ -129,10 +129,10 @@ def longest_sequence(
 
 
 def largest_micro_batch(step: Step, budget: int, available: bool, device: str) -> int:
-    """The most rows of the step's batch that fit beside the whole of it, at least 1, while
-    gradients are there already.
+    """The most rows of the step's batch that fit in addition to the whole of it, at least 1, while
+    gradients are allocated already.
 
-    available: the budget is for what is not there yet.
+    available: the budget is for what is not allocated yet.
     """
     if available:
         budget += bytes_here(step)

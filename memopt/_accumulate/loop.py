@@ -39,17 +39,17 @@ def accumulate(
     scaler: Any = None,
     autocast: torch.dtype | None = None,
 ) -> Accumulated:
-    """Forward and backward of a batch in micro-batches; the gradients are those of the whole batch.
+    """Run forward and backward of a batch in micro-batches, with the gradients of the whole batch.
 
         result = memopt.accumulate(model, batch, micro_batch=4, weight="next tokens")
         optimizer.step()
         optimizer.zero_grad()
 
     A micro-batch's loss counts with its share of the batch: the whole batch's mean is the mean of
-    the micro-batches' means only if they are alike, and with a last one that is smaller, or labels
-    that are ignored, they are not. Gradients are added to those that are there. They equal the
-    whole batch's but for rounding, if the model treats rows alone: batch norm does not, and dropout
-    draws other numbers (those that the micro-batches would draw one after another).
+    the micro-batches' means only if all have the same size, and with a last one that is smaller, or
+    labels that are ignored, they do not. Gradients are added to existing ones. They equal the whole
+    batch's but for rounding, if the model treats each row by itself: batch norm does not, and
+    dropout draws other numbers (those that the micro-batches would draw one after another).
 
     Under DistributedDataParallel gradients are reduced once, with the last micro-batch (`no_sync`),
     and under FSDP2 too (`set_requires_gradient_sync`). Each process counts its own batch, as it
@@ -57,10 +57,10 @@ def accumulate(
     the rows that fit in each of them; real steps show how many that are, with all that they change
     put back. If memory runs out in one process, the whole batch begins again in all, with half as
     many rows, from the gradients that were there. Memory that runs out with one row is an error in
-    that process alone, and the others wait for it in vain.
+    that process alone, and the others wait for it until their timeout.
 
-    "auto" takes the largest micro-batch whose predicted peak (see `memopt.anatomy`) fits, the whole
-    batch beside it, and keeps it for the next batch of these shapes, as long as the loss, the
+    "auto" takes the largest micro-batch whose predicted peak (see `memopt.anatomy`) fits with the
+    whole batch, and keeps it for the next batch of these shapes, as long as the loss, the
     optimizer and the model stay as they are (its modules and settings, what is frozen, hooks).
     Where a step cannot be predicted, a few real ones are measured. If memory runs out nevertheless,
     the micro-batch is tried again with half as many rows, from the same random numbers and buffers;

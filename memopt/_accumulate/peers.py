@@ -1,9 +1,9 @@
 """The processes of a model that FSDP2 shards, in step with each other.
 
-Each forward and backward of such a model is a row of collectives, in which all processes take part
-or none gets on. Where memory runs out in one of them, the others wait in its next collective. So
-that one goes on as well: with two rows in place of its part, whose results nobody wants, and
-without the collectives that it had begun. When the batch is done all hear of it, and begin it
+Each forward and backward of such a model is a row of collectives, in which all processes must take
+part. If memory runs out in one process, the others wait for it in the next collective. So that
+process goes on too: it runs two rows in place of its part, whose results are dropped, and leaves
+out the collectives that it had begun. When the batch is done all processes are told, and begin it
 again.
 """
 

@@ -34,7 +34,7 @@ class CategoryRow:
 
 @dataclass(frozen=True)
 class AllocatorRow:
-    """PyTorch's allocator on a measured step on a GPU, beside the ledger."""
+    """The counts of PyTorch's allocator on a measured step on a GPU, next to the ledger's."""
 
     peak_allocated: int
     peak_reserved: int

@@ -107,8 +107,8 @@ class TransformerShape:
         return min(self.layers, max(1, round(math.sqrt(self.layers * ratio))))
 
     def temporary_bytes(self, fates: Fates) -> int:
-        """The most that backward needs beside what is saved: the logits' gradient and that of the
-        log-probabilities, or the gradients inside a block.
+        """The most that backward needs in addition to what is saved: the logits' gradient and that
+        of the log-probabilities, or the gradients inside a block.
         """
         inner = self.tokens * self.itemsize * (self.ffn + self.hidden)
         scores = self.tokens * self.heads * self.sequence * self.itemsize if self.attention else 0

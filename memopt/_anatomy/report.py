@@ -52,6 +52,6 @@ class Anatomy(Shown, Findings):
 
     def table(self, *, formula: bool = False) -> str:
         """Return text, as wide as the terminal. `formula`: whether closed formulas of transformers
-        stand beside what was predicted, each with its error.
+        are shown next to the prediction, each with its error.
         """
         return text_of(anatomy_tables(self, formula))

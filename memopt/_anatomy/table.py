@@ -21,7 +21,7 @@ def anatomy_tables(anatomy: Findings, formula: bool = False) -> Tables:
     """The whole report.
 
     Args:
-        formula: whether closed formulas stand beside what was predicted.
+        formula: whether closed formulas are shown next to the prediction.
     """
     sections = (*step_sections(anatomy, formula), *_advice(anatomy))
     return Tables(anatomy_title(anatomy), sections, _lines(anatomy))
@@ -187,7 +187,7 @@ def _lines(anatomy: Findings) -> list[str]:
             f"PyTorch's allocator: {as_text(row.peak_allocated)} at its peak, "
             f"{as_text(row.peak_reserved)} reserved (the difference is fragmentation); when the "
             f"step began {as_text(row.before)}, of which {as_text(row.in_ledger)} are in the "
-            "ledger. The CUDA context comes on top"
+            "ledger. The CUDA context is not in either"
         )
     return [*lines, *anatomy.notes]
 

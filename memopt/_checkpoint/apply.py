@@ -65,7 +65,7 @@ def apply_activation_checkpointing(
 
     With a `batch` and without `check_fn` candidates are the modules, none inside another, whose
     regions give a forward and backward with that batch the least peak: what is kept for backward,
-    and the most that one region takes when it runs again. This is measured, on tensors without
+    and the most that one region takes when it is recomputed. This is measured, on tensors without
     values where the model does not look at values, and does not depend on how the model is written.
     Where transformers, diffusers or timm have gradient checkpointing for the model, modules are
     chosen that keep no more than that, if there are such. Modules that return views of their
@@ -81,9 +81,9 @@ def apply_activation_checkpointing(
     - The children of a module that loops over them as timm's RegNet does: all with parameters are
       of one class, more than layers, and named by a prefix and a count (b1, b2, ...), and no method
       calls them by these names.
-    - Of a list of lists, whose elements a loop takes out and calls, as in
-      `for attention, feed_forward in self.layers`, these modules. A warning says so.
-    - Never experts. A mixture of experts that is in no list is a block.
+    - The modules in a list of lists, whose elements a loop takes out and calls, as in
+      `for attention, feed_forward in self.layers`. A warning says so.
+    - Experts are never blocks. A mixture of experts that is in no list is one.
     - Where all lists hold single layers, the elements of each ModuleList or Sequential that are of
       one class.
 
@@ -92,10 +92,10 @@ def apply_activation_checkpointing(
     wrapped as well, a module that the model holds in several places once. A chosen module that is
     wrapped already gets the new settings; modules that are not chosen stay as they are.
 
-    A region runs its module again in backward, where counters, moving averages and spectral norm's
-    vectors move once more (batch norm's statistics do not). With a `batch` the model runs once,
-    each chosen module twice more, and modules that cannot run again as they did are left out. A
-    warning says which, and why; of modules that `check_fn` chooses it also says which the batch
+    A region recomputes its module in backward, where counters, moving averages and spectral norm's
+    vectors change once more (batch norm's statistics do not). With a `batch` the model runs once,
+    each chosen module twice more, and modules that cannot be recomputed as they ran are left out. A
+    warning says which, and why. For modules that `check_fn` chooses it also says which the batch
     never calls, or without gradients alone, and which are inside others. All is put back.
 
     Args:

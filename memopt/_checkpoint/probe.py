@@ -1,15 +1,15 @@
 """Finds the modules that can be recomputed in backward: a probe, on a sample.
 
-A region runs its module a second time. What the module changes besides gradients (a counter, a
+A region recomputes its module. State that the module changes besides gradients (a counter, a
 moving average, the vectors of spectral norm's power iteration, features that the next call reads)
 changes twice then, and the recompute may differ from the first run. The engine takes care of
 statistics of batch norm layers, and of random numbers of PyTorch's generators.
 
 So the model runs once, without gradients; each module runs as a region before its turn, forward and
-backward, and is put back. Told are the modules
+backward, and is put back. Modules are reported
 
-- whose state after the second run is not what it was after the first one,
-- whose second run returns something else, or raises,
+- whose state after the recompute is not what it was after the first run,
+- whose recompute returns something else, or raises,
 - whose weights something around them exchanges for the time of a call,
 - that run inside checkpointing of the model's own, or checkpoint all of themselves, where a region
   changes nothing.
@@ -129,7 +129,7 @@ def left_out(reasons: Mapping[str, str]) -> str:
     for path, reason in reasons.items():
         grouped.setdefault(reason, []).append(path)
     told = (f"{joined(paths)} ({reason})" for reason, paths in grouped.items())
-    return f"no regions, since these cannot run again as they did: {'; '.join(told)}"
+    return f"no regions, since these cannot be recomputed as they ran: {'; '.join(told)}"
 
 
 def _reason(module: nn.Module, args: Any, kwargs: Any) -> str:
@@ -190,13 +190,13 @@ def _of_one_step(module: nn.Module, args: Any, kwargs: Any, scale: float) -> str
         )
     except Exception as error:
         names = _listed(start.changes(first))
-        return f"it cannot run again ({type(error).__name__}), since {names} moved"
+        return f"it cannot be recomputed ({type(error).__name__}), since {names} changed"
     moved = first.differing(State(module))
     if moved:
-        return f"{_listed(moved)} would move twice in a step"
+        return f"{_listed(moved)} would change twice in a step"
     if len(outputs) > 1 and not all(map(_are_close, outputs[0], outputs[-1])):
         names = _listed(start.changes(first))
-        return f"it would compute something else when it runs again, since {names} moved"
+        return f"its recompute would differ, since {names} changed"
     return ""
 
 

@@ -48,23 +48,23 @@ def plan(
     steps: int = 3,
     device: str | None = None,
 ) -> Plan:
-    """A fate for each block of a model, so that a training step's peak is within `budget` bytes and
-    takes as little time as can be.
+    """Choose a fate for each block of a model, so that a training step's peak is within `budget`
+    bytes and its time is the least possible.
 
         plan = memopt.plan(model, batch, "40GiB", optimizer=optimizer)
         print(plan)
         plan.apply()
 
-    For each block it chooses whether to keep what autograd saves, to make norms, activations and
-    dropouts again (`convert`), to checkpoint the block (`checkpoint_wrapper`), or both; and with
-    `offload`, which share of what is left waits elsewhere. All else stays as it is. The model does
-    not change before `Plan.apply`.
+    For each block it chooses whether to keep what autograd saves, to recompute norms, activations
+    and dropouts from recipes (`convert`), to checkpoint the block (`checkpoint_wrapper`), or both;
+    and with `offload`, which share of the rest waits elsewhere. All else stays as it is. The model
+    does not change before `Plan.apply`.
 
-    Bytes are those of predicted steps (see `memopt.anatomy`), which compute nothing; of a step that
+    Bytes are those of predicted steps (see `memopt.anatomy`), which compute nothing; if a step
     cannot be predicted, those of a real one. Blocks of one class, with parameters and inputs of the
     same shapes, share the choices among them, so that one or a few steps show what each costs.
     Seconds are those of real steps on the model, with all that they change put back, or estimates
-    for a GPU where the model has no values. What comes out is the least time within the budget at
+    for a GPU where the model has no values. The plan takes the least time within the budget at
     every instant of forward, backward and the optimizer's step, by dynamic programming over the
     blocks (csrc/plan). The whole plan is then predicted, and corrected until that is within the
     budget too.
@@ -85,7 +85,7 @@ def plan(
         blocks: a class, classes, a function of a module, or paths. Default: those that
             `apply_activation_checkpointing` finds.
         offload: "cpu", "disk" or a directory, where activations may wait.
-        host_budget: the most bytes that may be there at one time. Default: what is free.
+        host_budget: the most bytes that may wait there at one time. Default: what is free.
         autocast: run forward under torch.autocast with this dtype.
         micro_batches: split the batch for gradient accumulation.
         measure: whether to time real steps. "auto": if the model and the batch have values.
@@ -93,8 +93,8 @@ def plan(
         device: predict for "cpu" or "cuda". Default: the model's; of a model on meta, "cuda".
 
     Under DistributedDataParallel, and FSDP2's fully_shard, blocks are those of the module inside;
-    of FSDP2 steps are not predicted, but real ones are watched, and what the optimizer holds is
-    reckoned from its kind.
+    FSDP2's steps are not predicted: real ones are watched, and the optimizer's bytes are estimated
+    from its kind.
 
     Returns:
         A `Plan`.
@@ -102,8 +102,8 @@ def plan(
     Raises:
         TypeError: an argument is of another kind, or the model returns no loss.
         ValueError: an argument is out of its range, the model has no blocks, or has regions.
-        BudgetTooSmall: a ValueError: no plan is within the budget. Says what the floor is, what is
-            alive then, and what would lower it.
+        BudgetTooSmall: a ValueError: no plan is within the budget. Says the least budget, what is
+            alive at its peak, and what would lower it.
         Whatever the step raises: its own error. The model is as before.
 
     Source: the dynamic programme is a multiple-choice knapsack over a chain, in the spirit of

@@ -38,7 +38,7 @@ class Terms:
     copies_in_flight: int = 4
     """The most under way at one time, each way: see memopt.offload.configure."""
     in_step: bool = False
-    """Whether each block waits in the end until what it gave away has left: slower, and less is on
+    """Whether each block waits at its end until what it offloads has left: slower, and less is on
     its way at one time.
     """
 

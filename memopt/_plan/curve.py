@@ -61,8 +61,8 @@ def _settings(profile: Profile, terms: Terms) -> Iterator[Point]:
 
 
 def _segmented(profile: Profile, terms: Terms, segments: int) -> Point:
-    """Regions of several blocks each, as checkpoint_sequential makes them: of a segment its first
-    block's input is held, and all its blocks are there when it has run again.
+    """Regions of several blocks each, as checkpoint_sequential makes them: a segment holds its
+    first block's input, and has all its blocks' tensors when it was recomputed.
     """
     calls = range(len(profile.paths))
     length = math.ceil(len(calls) / max(1, segments))

@@ -1,14 +1,14 @@
-"""Divides out of the times of blocks what is their place's in a step, and the minute's, so that
-choices can be compared.
+"""Removes from a block's times the effects of its place in a step, and of the moment when the step
+ran, so that choices can be compared.
 
-A machine that does something else takes longer for some seconds, which is longer than a round of
-steps, in which each choice has its turn. And blocks of one kind do the same and take different
-times all the same: the first one finds other things in the caches than the last one. So
-log t = round + block + choice + chance. The effects are those of the least sum of absolute
-deviations, which a step that something else held up does not move, by least squares weighted with
-1 / deviation again and again (Schlossmacher, "An iterative technique for absolute deviations curve
-fitting", 1973). Of what measured times leave open, rounds and blocks take the least: what blocks
-that had one choice alone differ by is taken for the choice's.
+If the machine does something else, it is slower for some seconds, which is longer than a round of
+steps, in which each choice has its turn. And blocks of one kind do the same work in different times:
+the first one finds other data in the caches than the last one. So
+log t = round + block + choice + chance. The effects are those with the least sum of absolute
+deviations, on which one delayed step has no influence, by least squares weighted with
+1 / deviation, repeated (Schlossmacher, "An iterative technique for absolute deviations curve
+fitting", 1973). If the measured times leave something open, rounds and blocks take the least of it:
+where blocks had only one choice each, their differences count as the choice's.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Live:
     """
 
     no_regions: dict[str, str] = field(default_factory=dict)
-    """Blocks that cannot run again as they did, and why, once that is known."""
+    """Blocks that cannot be recomputed as they ran, and why, once that is known."""
 
     def probe(self) -> None:
         """Find the blocks that cannot be regions, by a forward of the model. Nothing where it has

@@ -44,7 +44,7 @@ class Observed:
     no_regions: tuple[str, ...] = ()
     """Blocks that are no regions, whatever the assignment says: see Live."""
     again: tuple[str, ...] = ()
-    """Modules that the model's own checkpointing runs again in backward."""
+    """Modules that the model's own checkpointing recomputes in backward."""
     is_watched: bool = False
     """Whether it is of a real forward and backward, and what the optimizer takes was reckoned."""
     states: int = 0

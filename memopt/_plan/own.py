@@ -55,13 +55,13 @@ def check_runs_once(watch: Watch[Any]) -> None:
     mine = [path for path in watch.paths if _runs_again(modules[path], watch.again)]
     if mine:
         raise ValueError(
-            "memopt.plan: model must not run its blocks again in backward by itself, since a plan "
-            f"chooses which do, got checkpointing of its own around {_listed(mine)}; {_TURN_OFF}"
+            "memopt.plan: model must not recompute its blocks in backward by itself, since a plan "
+            f"chooses them, got checkpointing of its own around {_listed(mine)}; {_TURN_OFF}"
         )
 
 
 def again_in(watch: Watch[Any]) -> tuple[str, ...]:
-    """Paths of the modules, none inside another of them, that the model itself runs again in
+    """Paths of the modules, none inside another of them, that the model itself recomputes in
     backward.
     """
     paths = [path for path, module in watch.model.named_modules() if module in watch.again]

@@ -37,7 +37,7 @@ from memopt.show.page import PartOfPage
 from memopt.show.sections import Tables
 from memopt.show.shown import Shown
 
-# A plan is measured, and made again if it needs more than was predicted, so often.
+# A plan is measured, and corrected if it needs more than was predicted, at most so often.
 _MOST_TRIES = 3
 
 
@@ -53,8 +53,8 @@ class Plan(Shown, Planned):
         """Put the fates on a model, in place; `undo` takes them off.
 
         The model that the plan was made for then runs one forward and backward; all that these
-        change is put back. Should its peak be above the budget, the plan is
-        made again for so much less, at most three times in all.
+        change is put back. If its peak is above the budget, a plan is made for a budget that is
+        lower by the difference, at most three times in all.
 
         Args:
             model: default: the one that the plan was made for. Another one must have the same
@@ -171,7 +171,7 @@ class Plan(Shown, Planned):
         return str(self)
 
     def pareto(self, path: str | Path | None = None, count: int = 40) -> Curve:
-        """Step time against peak over all budgets, beside the usual settings; also drawn to `path`,
+        """Step time against peak over all budgets, with the usual settings; also drawn to `path`,
         a PNG, if there is one (which needs matplotlib).
         """
         curve = curve_of(self.profile, self.terms, count, self.plain_peak)
@@ -296,14 +296,14 @@ def made(live: Live, profile: Profile, budget: int, terms: Terms) -> Plan:
     margin = trace_of(chosen.observed.ledger, 0.0).peak.margin
     if margin:
         notes.append(
-            f"of the peak up to {as_text(margin)} may not be there: a bound of kernels' scratch"
+            f"up to {as_text(margin)} of the peak may not be allocated: a bound of kernels' scratch"
         )
     if chosen.observed.again:
         notes.append(note_on(chosen.observed.again))
     if chosen.assignment.offloads and chosen.assignment.in_step:
         notes.append(
-            "the budget leaves no room for copies that leave late: each block waits in the end "
-            "until what it gave away has left"
+            "the budget leaves no space for copies that leave late: each block waits at its end "
+            "until what it offloads has left"
         )
     model = live.step.model
     regions = chosen.assignment.where(lambda choice: choice.checkpoint)

@@ -58,7 +58,7 @@ class Profile:
     first: tuple[int, dict[str, StageBytes]] | None = None
     """The base and the ends' bytes as they were before plans were predicted; None: not known."""
     no_regions: tuple[str, ...] = ()
-    """Blocks that cannot run again as they did: a checkpoint of theirs is none."""
+    """Blocks that cannot be recomputed as they ran: they are never checkpointed."""
     in_order: bool = True
     """Whether backward passes the blocks in the opposite order, as the arithmetic assumes."""
 
@@ -274,9 +274,9 @@ def profile_of(
 def _next_sample(first: Observed, known: Container[tuple[int, Choice]]) -> Assignment:
     """A choice for each block that some site of its calls has not had yet; empty if none is left.
 
-    Of what is left to a block the one that fewest alike blocks got, so that one step shows as many
-    as can be. Every block gets one that is left to it, for all of its sites. So there are no more
-    steps than choices.
+    A block gets the choice, among those left to it, that the fewest blocks of its kind got, so that
+    one step shows as many as possible. Every block gets one that is left to it, for all of its
+    sites. So there are no more steps than choices.
     """
     sites: dict[str, set[int]] = {}
     for path, site in zip(first.paths, first.sites, strict=True):

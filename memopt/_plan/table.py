@@ -8,7 +8,7 @@ from memopt._plan.planned import Planned, PlannedBlock
 from memopt.memory.sizes import as_text
 from memopt.show.sections import Section, Tables
 
-# Where alike steps differ by such a factor, something else ran on the machine.
+# Where equal steps differ by such a factor, something else ran on the machine.
 _MOST_SPREAD = 1.5
 
 
@@ -31,9 +31,7 @@ def _title(plan: Planned) -> str:
 
 
 def times_of(plan: Planned) -> str:
-    """The times with the plan and without it. Measured ones have the range in which alike steps
-    lay.
-    """
+    """The times with the plan and without it. Measured ones have the range of equal steps."""
     spread = plan.profile.spread
     if not plan.is_timed or spread is None:
         timed = "measured once" if plan.is_timed else "estimated for a GPU"
@@ -45,12 +43,12 @@ def times_of(plan: Planned) -> str:
         for seconds in (plan.seconds, plan.plain_seconds)
     )
     if most > _MOST_SPREAD * least:
-        said = f"samples of alike steps differ by {most / least:.1f}x, too much to tell"
+        said = f"samples of equal steps differ by {most / least:.1f}x, too much to tell"
     else:
         fast, slow = sorted((plan.seconds, plan.plain_seconds))
         said = f"{plan.added:+.1%}"
         if most * fast >= least * slow:
-            said += ", which is less than samples of alike steps differ by"
+            said += ", which is less than samples of equal steps differ by"
     return f"{ours} in place of {plain}: {said} (measured: medians and, in brackets, ranges)"
 
 

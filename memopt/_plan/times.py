@@ -1,19 +1,21 @@
-"""Reads from the times of real steps what choices cost.
+"""Estimates the cost of choices from the times of real steps.
 
-Times of one block differ by several percent from step to step. Were each choice's own median taken
-as it is, a plan would choose those that happened to come out low, and take longer than was said,
-the more so the more kinds of blocks there are. So what choices have in common is measured together:
+Times of one block differ by several percent from step to step. If each choice's own median were
+taken as it is, a plan would prefer those that were low by chance, and take longer than it said, the
+more so the more kinds of blocks there are. So effects that choices have in common are measured
+together:
 
 - a region's forward is the block's own;
-- its backward is the block's own and a forward more, by a factor: kernels run as they did before,
-  while what the second run is begun and caught with weighs more in a small block;
-- what a block saves passes a hook as soon as any block has recipes: that is a factor of its time;
+- its backward is the block's own plus one forward times a factor: kernels run as they did before,
+  while the cost of beginning and ending the recompute weighs more in a small block;
+- the tensors that a block saves pass a hook as soon as any block has recipes: that is a factor of
+  its time;
 - and with recipes of its own it takes a factor of that.
 
-The factors of the kinds are drawn towards their mean as far as their differences may be chance, and
-the mean towards 1 as far as it may be (Efron and Morris, "Stein's estimation rule and its
-competitors", 1973): many kinds that each take 3 % longer, which could be chance in each, are no
-chance together.
+The factors of the kinds are shrunk towards their mean as far as their differences may be chance,
+and the mean towards 1 as far as it may be (Efron and Morris, "Stein's estimation rule and its
+competitors", 1973): if many kinds each take 3 % longer, that could be chance in each of them, but
+not in all of them together.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ def seconds_of(timed: Iterable[Timed]) -> dict[Case, StageSeconds]:
 
 
 def _second_runs(samples: Samples, kinds: Sequence[int]) -> dict[int, float]:
-    """Return, by kind, how long a region's second run takes, by its forward."""
+    """Return, by kind, the time of a region's recompute over that of its forward."""
     values, chances, sizes = {}, {}, {}
     for kind in kinds:
         found = [r for c in samples if c.kind == kind and (r := _second_run(samples, c))]
@@ -178,8 +180,8 @@ def _factors(pairs: Mapping[int, tuple[_Block | None, _Block | None]]) -> dict[i
 def _drawn(
     values: Sequence[float], chances: Sequence[float], sizes: Sequence[float]
 ) -> list[float]:
-    """The values, each with the variance of its error, drawn towards their mean, and that towards
-    0. Each counts by its size, the seconds that it is a factor of: the second run of a block that
+    """The values, each with the variance of its error, shrunk towards their mean, and that towards
+    0. Each counts by its size, the seconds that it is a factor of: the recompute of a block that
     does next to nothing takes many times its forward, and says nothing about the others.
     """
     count, whole = len(values), sum(sizes)

@@ -67,7 +67,7 @@ def add_anatomy_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipes", action="store_true", help="what if memopt.convert")
     parser.add_argument("--checkpoint", help="what if regions: all, sqrt, optimal or a number")
     parser.add_argument("--offload", action="store_true", help="what if activations leave")
-    parser.add_argument("--formula", action="store_true", help="closed formulas beside the bytes")
+    parser.add_argument("--formula", action="store_true", help="closed formulas with the bytes")
     parser.add_argument("--advice", action="store_true", help="predict what would help")
 
 

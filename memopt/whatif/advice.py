@@ -105,7 +105,7 @@ def _remedies(
         )
     if not fates.recipes:
         yield _Remedy(
-            "recipes: norms and activations are made again",
+            "recipes: norms and activations are recomputed",
             "memopt.convert(model)",
             with_fates(recipes=True),
         )
@@ -140,7 +140,9 @@ def _remedies(
 
 
 def _offloading(step: Step, fates: Fates, target: str) -> tuple[Trace, float]:
-    """Copies go one way at a time, beside the computation of forward and then of backward."""
+    """The trace with offloading, and the seconds that copies add: they go one way at a time, and
+    overlap the computation of forward, then of backward.
+    """
     trace, _ = predicted_trace(step, fates, target)
     speed = speed_of(step)
     copies = trace.fates.get(OFFLOADED, 0) / speed.link

@@ -32,7 +32,7 @@ class Fates:
     """Options that say what becomes of the activations."""
 
     recipes: bool = False
-    """memopt.convert: what norms, activations and dropouts return is made again."""
+    """memopt.convert: outputs of norms, activations and dropouts are recomputed."""
     checkpoint: Checkpoint = None
     """Blocks as regions: "all"; every k-th of them; of a model whose blocks are in an nn.Sequential
     also "sqrt" and "optimal", as memopt.checkpoint_sequential. (A forward that loops over its

@@ -87,7 +87,7 @@ def test_convert_says_what_it_leaves_out() -> None:
     assert report.checkpointed == ("blocks.0",)
     (note,) = (note for note in report.notes if note.startswith("no regions, since these cannot"))
     assert "blocks.1 (a.weight_u" in note
-    assert "blocks.2 (count would move twice in a step)" in note
+    assert "blocks.2 (count would change twice in a step)" in note
 
 
 class Writes(nn.Module):
@@ -180,7 +180,7 @@ def test_blocks_that_keep_features_from_call_to_call() -> None:
         up_block_types=up,
     )
     x = torch.randn(1, 3, 5, 16, 16)
-    with pytest.warns(UserWarning, match=r"decoder.up_blocks.3 \(it cannot run again"):
+    with pytest.warns(UserWarning, match=r"decoder.up_blocks.3 \(it cannot be recomputed"):
         memopt.apply_activation_checkpointing(model, batch=x)
     model(x).sample.square().mean().backward()
     assert all(p.grad is not None for p in model.decoder.up_blocks.parameters())

@@ -166,7 +166,7 @@ def test_offloading_keeps_its_budget_in_every_step(tmp_path: Path) -> None:
     plan = memopt.plan(model, batch, error.floor, optimizer=optimizer, offload=tmp_path, steps=1)
     assert any(block.away for block in plan.blocks)
     assert plan.assignment.in_step
-    assert any("waits in the end until what it gave away has left" in n for n in plan.notes)
+    assert any("waits at its end until what it offloads has left" in n for n in plan.notes)
     plan.save(tmp_path / "plan.json")
     assert memopt.Plan.load(tmp_path / "plan.json").assignment.in_step
     plan.apply()

@@ -105,5 +105,5 @@ def test_convert_and_apply_checkpointing_name_regions_that_change_nothing(name: 
     report = memopt.convert(model, x, recipes=False, checkpoint=True)
     assert report.checkpointed == ()
     assert any("checkpoint" in note and "blocks.0" in note for note in report.notes)
-    with pytest.warns(UserWarning, match=r"no regions, since these cannot run again.*blocks.0"):
+    with pytest.warns(UserWarning, match=r"no regions, since these cannot be recomputed.*blocks.0"):
         assert memopt.apply_activation_checkpointing(CHECKPOINTED[name](), batch=x) == []

@@ -120,7 +120,7 @@ def test_measured_times_stand_with_their_range(timed: memopt.Plan) -> None:
 def test_a_difference_that_samples_have_as_well_is_said_to_be_one(timed: memopt.Plan) -> None:
     took(timed, 0.9, 1.0, 1.1)
     timed.seconds, timed.plain_seconds = 0.95, 1.0
-    assert "-5.0%, which is less than samples of alike steps differ by" in " ".join(
+    assert "-5.0%, which is less than samples of equal steps differ by" in " ".join(
         str(timed).split()
     )
 
@@ -130,7 +130,7 @@ def test_samples_that_disagree_give_no_share(timed: memopt.Plan) -> None:
     took(timed, 0.3, 0.31, 3.5)
     timed.seconds, timed.plain_seconds = 0.309, 3.54
     text = " ".join(str(timed).split())
-    assert "samples of alike steps differ by 11.7x, too much to tell" in text
+    assert "samples of equal steps differ by 11.7x, too much to tell" in text
     assert "%" not in text.partition("forward and backward")[2].partition("Blocks")[0]
 
 
