@@ -37,7 +37,7 @@ def anatomy_title(anatomy: Findings) -> str:
         f"{f' of {peak.module}' if peak.module else ''} ({peak.op}"
         f"{f', {peak.line}' if peak.line else ''})"
         + (
-            f"\nof it up to {as_text(peak.margin)} may not be there: a bound of kernels' scratch"
+            f"\nup to {as_text(peak.margin)} of it may not be allocated: a bound of scratch memory"
             if peak.margin
             else ""
         )

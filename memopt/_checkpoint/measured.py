@@ -120,7 +120,7 @@ def checked_regions(
     told = (
         ("regions that the batch never calls", idle),
         ("regions of modules that run without gradients, where they change nothing", plain),
-        ("regions inside others, which backward runs again twice", nested),
+        ("regions inside others, which backward recomputes twice", nested),
     )
     return reasons, tuple(f"{what}: {joined(paths)}" for what, paths in told if paths)
 

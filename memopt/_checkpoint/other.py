@@ -125,8 +125,8 @@ def notes_on_own(model: nn.Module, regions: Sequence[nn.Module]) -> list[str]:
         )
     if twice:
         notes.append(
-            "transformers' gradient checkpointing is on inside regions, and backward runs its "
-            f"layers again twice: {joined(twice)}"
+            "transformers' gradient checkpointing is on inside regions, and backward recomputes "
+            f"its layers twice: {joined(twice)}"
         )
     if idle:
         notes.append(

@@ -263,7 +263,7 @@ def _notes(model: nn.Module, is_old: bool) -> tuple[str, ...]:
         notes.append(STEP_ASIDE)
     devices = {parameter.device for parameter in model.parameters()}
     notes += [
-        f"this build of memopt has no kernels for {device}: what is there stays PyTorch's"
+        f"this build of memopt has no kernels for {device}: modules there stay PyTorch's"
         for device in sorted({d.type for d in devices if not has_kernels_for(d)})
     ]
     return tuple(notes)

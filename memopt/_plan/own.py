@@ -30,7 +30,7 @@ def check_is_plain(who: str, model: nn.Module) -> None:
     for path, module in model.named_modules():
         if module.training and says_that_it_checkpoints(module):
             raise ValueError(
-                f"{who}: model must not run its blocks again in backward by itself, since a plan "
+                f"{who}: model must not recompute its blocks in backward by itself, since a plan "
                 f"chooses which do, got checkpointing of its own in {type(module).__name__}; "
                 f"{_TURN_OFF}"
             )
@@ -50,7 +50,7 @@ def _has_scopes(module: nn.Module) -> bool:
 
 
 def check_runs_once(watch: Watch[Any]) -> None:
-    """Raises ValueError where the model's own checkpointing runs blocks again in backward."""
+    """Raises ValueError where the model's own checkpointing recomputes blocks in backward."""
     modules = dict(watch.model.named_modules())
     mine = [path for path in watch.paths if _runs_again(modules[path], watch.again)]
     if mine:
@@ -71,7 +71,7 @@ def again_in(watch: Watch[Any]) -> tuple[str, ...]:
 def note_on(again: Sequence[str]) -> str:
     """A note for a plan of a model whose own checkpointing runs parts of blocks, or others."""
     return (
-        f"the model's own checkpointing runs {_listed(again)} again in backward, with this plan as "
+        f"the model's own checkpointing recomputes {_listed(again)} in backward, with this plan as "
         "without it: it counts in both peaks"
     )
 

@@ -58,7 +58,7 @@ def _beside(plan: Planned, trace: Trace) -> str:
         )
     elif plan.peak != trace.peak.total:
         said = (
-            "Of this process, without what other ranks or DDP's buckets add: with them the peak is"
+            "Without what other ranks or DDP's buckets add to this process: with them the peak is"
         )
     else:
         return ""

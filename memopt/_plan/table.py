@@ -99,7 +99,7 @@ def _row(run: list[PlannedBlock]) -> list[str]:
 def _why(run: list[PlannedBlock]) -> str:
     saved, added = sum(block.saved for block in run), sum(block.added for block in run)
     if saved <= 0:
-        return "there is room"
+        return "it fits as it is"
     if added <= 0:
         return f"{as_text(saved)} less, and no slower"
     return f"{as_text(saved)} less for {1e3 * added:,.3g} ms"

@@ -61,7 +61,7 @@ class Piece:
     writes: list[int] = field(default_factory=list)
     """The numbers of the operators of forward that wrote to it in place."""
     margin: int = 0
-    """Bytes of a kernel's scratch that may not be there: its size is known as a bound."""
+    """Bytes of a kernel's scratch that may not be allocated: only a bound of its size is known."""
 
 
 class Entry(NamedTuple):

@@ -34,7 +34,7 @@ class Step:
     micro_batches: int = 1
     set_to_none: bool = True
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """Entered around the step: regions run their forward again in backward."""
+    """Entered around the step: regions are recomputed in backward."""
     who: str = field(kw_only=True)
     """The function that the user called, for messages."""
 

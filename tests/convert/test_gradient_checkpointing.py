@@ -63,7 +63,7 @@ def test_regions_around_layers_that_it_is_on_in() -> None:
     checkpoint(model[0])
     notes = memopt.convert(model, checkpoint=lambda m: m is model[0]).notes
     assert any(
-        n.endswith("backward runs its layers again twice: 0.layers.0, 0.layers.1") for n in notes
+        n.endswith("backward recomputes its layers twice: 0.layers.0, 0.layers.1") for n in notes
     )
     step = of_family(family, model[0])
     assert set(step.forwards.values()) == {3}

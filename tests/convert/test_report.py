@@ -180,7 +180,7 @@ def test_a_device_without_kernels_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     model = example()
     report = memopt.convert(model)
     assert report.notes[-1] == (
-        "this build of memopt has no kernels for cpu: what is there stays PyTorch's"
+        "this build of memopt has no kernels for cpu: modules there stay PyTorch's"
     )
     assert memopt_ops(lambda: model(torch.randn(2, 8))) == []
 

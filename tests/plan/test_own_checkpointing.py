@@ -69,7 +69,7 @@ def test_parts_of_blocks_that_run_again_count_in_both_peaks() -> None:
     torch.manual_seed(0)
     model, x = OfBlocks(Partly), batch()
     plan = memopt.plan(model, x, 1 << 30, measure=False, optimizer=None)
-    assert any("the model's own checkpointing runs blocks.0.up" in note for note in plan.notes)
+    assert any("own checkpointing recomputes blocks.0.up" in note for note in plan.notes)
     base = plan.profile.base
     assert plan.plain_peak - base == pytest.approx(allocated_above(model, x), rel=0.01)
     found = plan.within(int(plan.plain_peak * 0.9))
