@@ -291,7 +291,7 @@ def _chosen(places: list[ModulePlace], bound: int, once: bool) -> list[ModulePla
             cost += more
             regions += inside
         extra = _extra(place, once)
-        if place.may_be_region and place.working <= bound and extra < cost:
+        if place.may_be_region and place.working <= bound and extra <= cost:  # the outer one of two
             cost, regions = extra, [place]
         costs[id(place)] = cost, regions
     return costs[id(places[-1])][1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from memopt.memory.depth import Depth
 from memopt.memory.parallel import is_sharded
 from memopt.memory.step import LossLike, Step
 
+_MUCH = 0.8
+"""Of what is kept without regions: where more stays, a note says what."""
 _MOST_ROUNDS = 24
 """The number of times that modules are chosen again, when some chosen ones cannot be regions."""
 
@@ -93,7 +96,25 @@ def measured_regions(
         ("no regions, since the batch never calls them", _never_called(tree, modules)),
     )
     notes = tuple(f"{what}: {joined(paths)}" for what, paths in told if paths)
-    return MeasuredRegions(cut, tree, reasons, notes)
+    return MeasuredRegions(cut, tree, reasons, (*notes, *_why_so_much(tree, cut)))
+
+
+def _why_so_much(tree: CallTree, cut: RegionSet) -> tuple[str, ...]:
+    """What stays, where regions drop little."""
+    if cut.stays <= _MUCH * tree.kept_bytes:
+        return ()
+    inside: Counter[str] = Counter()
+    for storage in tree.storages:
+        path = tree.calls[storage.home].path
+        if storage.savers and _around(path).union((path,)).isdisjoint(cut.paths):
+            inside[path] += storage.nbytes
+    path, nbytes = inside.most_common(1)[0]
+    where = f"in {path!r}" if path else "in the model itself"
+    return (
+        f"regions drop little: of {tree.kept_bytes:,} bytes kept, {nbytes:,} are made {where} or "
+        "passed on between modules that it calls one by one, and a region around all of it would "
+        "raise the peak",
+    )
 
 
 def checked_regions(

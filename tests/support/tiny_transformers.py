@@ -213,7 +213,7 @@ def _checkpoints(config_class: Any, family: str) -> bool:
         return False  # a second name of another family
     base: Any = _from_table(config_class)
     try:
-        return bool(base and base.supports_gradient_checkpointing or _beside(config_class))
+        return bool((base and base.supports_gradient_checkpointing) or _beside(config_class))
     except ImportError as e:
         return not (e.name or "").startswith("transformers.")  # it has no such module
 

@@ -1,0 +1,164 @@
+"""Bytes kept for backward with default regions, model by model: plain, with regions chosen by how
+the model is written, and with regions chosen with a batch; and with gradient checkpointing of the
+model's own, where it has some.
+
+Models are those of region_models and, of convert_models/zoo.py, those of libraries that are
+installed. Each is small, has random weights, and runs in training mode on the CPU in float32. Bytes
+are those of `memopt.saved_bytes` without the batch's own. Bytes are exact; no times are taken.
+
+`python -m benchmarks.regions [--out FILE.json] [--docs FILE.md] [--only NAME ...] [--add]`
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import memopt
+from benchmarks import record
+from benchmarks.cli import RESULTS
+from benchmarks.convert_models.zoo import ZOO
+from benchmarks.region_models import OWN
+from benchmarks.region_models.parts import Made
+from benchmarks.summary import table
+
+OP = "regions"
+OUT = f"cpu_{OP}.json"
+DOCS = Path(__file__).parent.parent / "docs" / "regions.md"
+EXPLAINED = 0.8
+"""Above this ratio the table says why."""
+GOAL = 0.35
+
+
+def models() -> Iterator[tuple[str, Made]]:
+    """Each model's name, and what makes it with a batch."""
+    yield from OWN.items()
+    for entry in ZOO:
+        if entry.library in ("transformers", "diffusers") and entry.importable():
+            yield f"{entry.library}: {entry.name}", entry.make
+
+
+def measure(make: Made) -> dict[str, Any]:
+    """The record of a model, as it stands in the JSON file."""
+    plain, _ = _kept(make, lambda model, batch: [])
+    case: dict[str, Any] = {"plain_bytes": plain}
+    for name, put in (("without", _by_structure), ("with", _measured), ("own", _own)):
+        try:
+            nbytes, regions = _kept(make, put)
+        except Exception as error:
+            case[f"{name}_error"] = f"{type(error).__name__}: {error}"[:300]
+        else:
+            case[f"{name}_bytes"] = nbytes
+            case[f"{name}_ratio"] = round(nbytes / plain, 4)
+            case[f"{name}_regions"] = list(regions)
+    return case
+
+
+def _kept(make: Made, put: Callable[[nn.Module, Any], Sequence[str]]) -> tuple[int, Sequence[str]]:
+    torch.manual_seed(0)
+    model, batch = make()
+    regions = put(model.train(), batch)
+    args, kwargs = ((), batch) if isinstance(batch, Mapping) else (batch, {})
+    found = memopt.saved_bytes(model, *args, **kwargs)
+    return sum(s.nbytes for s in found.storages if not s.is_input), regions
+
+
+def _by_structure(model: nn.Module, batch: Any) -> Sequence[str]:
+    return memopt.apply_activation_checkpointing(model)
+
+
+def _measured(model: nn.Module, batch: Any) -> Sequence[str]:
+    return memopt.apply_activation_checkpointing(model, batch=batch)
+
+
+def _own(model: nn.Module, batch: Any) -> Sequence[str]:
+    enable: Any = getattr(model, "gradient_checkpointing_enable", None)
+    enable = enable or getattr(model, "enable_gradient_checkpointing", None)
+    if enable is None:
+        raise AttributeError("it has none")
+    enable()
+    return []
+
+
+def markdown(cases: Mapping[str, Any]) -> str:
+    columns = ["model", "kept plain", "without a batch", "with a batch", "its own", "regions"]
+    rows = []
+    for name, case in cases.items():
+        ratios = [
+            f"{case[f'{way}_ratio']:.3f}" if f"{way}_ratio" in case else "-"
+            for way in ("without", "with", "own")
+        ]
+        paths = case.get("with_regions", [])
+        shown = ", ".join(f"`{path}`" for path in paths[:2])
+        shown += f" and {len(paths) - 2} more" if len(paths) > 2 else ""
+        shown = case.get("with_error", shown or "none")
+        rows.append([name, f"{case['plain_bytes'] / 1e3:.1f} kB", *ratios, shown])
+    return f"{HEAD}\n\n{summary(cases)}\n\n{table(columns, rows)}\n"
+
+
+def summary(cases: Mapping[str, Any]) -> str:
+    ratios = [case["with_ratio"] for case in cases.values() if "with_ratio" in case]
+    own = [c for c in cases.values() if "own_bytes" in c and c["own_bytes"] < c["plain_bytes"]]
+    more = [c for c in own if c.get("with_bytes", 0) > c["own_bytes"]]
+    return (
+        f"{len(cases)} models. With a batch regions keep at most {GOAL} of the plain bytes in "
+        f"{sum(ratio <= GOAL for ratio in ratios)} of them, and more than {EXPLAINED} in "
+        f"{sum(ratio > EXPLAINED for ratio in ratios)}. Of {len(own)} models with gradient "
+        f"checkpointing of their own, regions keep more than that in {len(more)}."
+    )
+
+
+HEAD = """# What default regions keep, model by model
+
+Bytes kept for backward by one forward in training mode (float32, CPU, small random configurations),
+without those of the batch, and as parts of them: with `apply_activation_checkpointing(model)`, "-"
+where it finds no blocks; with `apply_activation_checkpointing(model, batch=batch)`; and with the
+gradient checkpointing that transformers or diffusers have for the model, "-" where there is none.
+The last column says which regions the batch leads to. They are those that give the least peak,
+which counts what a region takes when it runs again too: fewer bytes could be kept with larger
+regions, and then the peak would be higher.
+
+`python -m benchmarks.regions` makes this file and `benchmarks/results/cpu_regions.json`."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{OP}")
+    add = parser.add_argument
+    add("--out", type=Path, default=RESULTS / OUT, help=f"default: benchmarks/results/{OUT}")
+    add("--docs", type=Path, default=DOCS, help="the table; default: docs/regions.md")
+    add("--only", nargs="*", help="names of models, all without")
+    add("--add", action="store_true", help="to the file's other models")
+    args = parser.parse_args(argv)
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)  # the models are small
+    every = dict(models())
+    settings = {"dtype": "float32", "models": len(every)}
+    header = record.header(OP, {}, settings, argv, torch.device("cpu"))
+    results = record.Record(args.out, header, resume=False)
+    if args.add and args.out.exists():
+        results.cases.update(json.loads(args.out.read_text())["cases"])
+    for name, make in every.items():
+        if args.only and name not in args.only:
+            continue
+        results.add(name, measure(make))
+        case = results.cases[name]
+        print(name, *(case.get(f"{way}_ratio") for way in ("without", "with", "own")), flush=True)
+    order = {name: number for number, name in enumerate(every)}
+    results.cases = dict(sorted(results.cases.items(), key=lambda item: order.get(item[0], -1)))
+    results.save()
+    args.docs.parent.mkdir(parents=True, exist_ok=True)
+    args.docs.write_text(markdown(results.cases))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
