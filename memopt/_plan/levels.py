@@ -2,8 +2,8 @@
 ran, so that choices can be compared.
 
 If the machine does something else, it is slower for some seconds, which is longer than a round of
-steps, in which each choice has its turn. And blocks of one kind do the same work in different times:
-the first one finds other data in the caches than the last one. So
+steps, in which each choice has its turn. And blocks of one kind do the same work in different
+times: the first one finds other data in the caches than the last one. So
 log t = round + block + choice + chance. The effects are those with the least sum of absolute
 deviations, on which one delayed step has no influence, by least squares weighted with
 1 / deviation, repeated (Schlossmacher, "An iterative technique for absolute deviations curve

@@ -21,7 +21,6 @@ import zlib
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
