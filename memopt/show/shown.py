@@ -28,9 +28,10 @@ class Shown:
         from rich.table import Table
         from rich.text import Text
 
-        report, parts = self.tables(), []
+        report = self.tables()
+        parts: list[Any] = [Text(report.title, style="bold")]
         for section in report.sections:
-            table = Table(title=section.title or report.title)
+            table = Table(title=section.title or None)
             for name, is_number in zip(section.headings, section.is_number(), strict=True):
                 table.add_column(name, justify="right" if is_number else "left")
             for number, row in enumerate(section.rows):

@@ -103,6 +103,7 @@ def test_a_report_is_rich_s_tables_for_rich(report: Anatomy) -> None:
     console = rich.Console(width=300, record=True, file=io.StringIO())
     console.print(report)
     words = console.export_text().split()
+    assert all(word in words for word in report.tables().title.split())
     for section in report.tables().sections:
         for row in section.rows:
             assert all(word in words for cell in row for word in cell.split()), section.title
