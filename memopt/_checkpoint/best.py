@@ -23,7 +23,7 @@ from torch import Tensor
 from memopt.memory.calls.tree import CallTree, ModuleCall
 
 _LEAST_SHARE = 0.25
-"""The share of the bytes that a module returns that its region has to drop."""
+"""The share of the bytes that a module returns that its region has to drop more than."""
 _WORTH_LIFTING = 0.02
 """The share of a step's bytes that a module which several others call has to keep."""
 _MOST_CUTS = 32
@@ -132,8 +132,7 @@ def places_of(
             and place.path not in without
             and place.path not in several
             and context not in between
-            and gain > 0
-            and gain >= _LEAST_SHARE * place.returned
+            and gain > _LEAST_SHARE * place.returned
         )
         if len(context) > 1:
             parent = places[context[:-1]]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -126,24 +126,34 @@ def checked_regions(
     Raises:
         Whatever the model raises with the batch: its own error, with a note.
     """
-    step = Step(model, batch, None, sum_of_outputs, who=who)
-    with _noted(who, model), _quiet():
-        tree = call_tree(step, without_own)
+    idle = idle_modules(who, model, batch, None, modules)
     reasons = _probed(who, model, batch, modules)
     left = [path for path in modules if path not in reasons]
+    told: defaultdict[str, list[str]] = defaultdict(list)
+    for path in left:
+        if path in idle:
+            told[f"regions that change nothing, around modules that the batch {idle[path]}"].append(
+                path
+            )
+        if not _around(path).isdisjoint(left):
+            told["regions inside others, which backward runs again twice"].append(path)
+    return reasons, tuple(f"{what}: {joined(paths)}" for what, paths in told.items())
+
+
+def idle_modules(
+    who: str, model: nn.Module, batch: Any, loss: LossLike, paths: Iterable[str]
+) -> dict[str, str]:
+    """By path, those that a step never calls with gradients, and what its batch does."""
+    step = Step(model, batch, None, loss or sum_of_outputs, who=who)
+    with _noted(who, model), _quiet():
+        tree = call_tree(step, without_own)
     called = {call.path for call in tree.calls}
-    idle = [path for path in left if path not in called]
-    bare = {
-        path for path in called if not any(c.with_gradients for c in tree.calls if c.path == path)
+    with_gradients = {call.path for call in tree.calls if call.with_gradients}
+    return {
+        path: "calls without gradients alone" if path in called else "never calls"
+        for path in paths
+        if path not in with_gradients
     }
-    plain = [path for path in left if path in bare]
-    nested = [path for path in left if not _around(path).isdisjoint(left)]
-    told = (
-        ("regions that the batch never calls", idle),
-        ("regions of modules that run without gradients, where they change nothing", plain),
-        ("regions inside others, which backward recomputes twice", nested),
-    )
-    return reasons, tuple(f"{what}: {joined(paths)}" for what, paths in told if paths)
 
 
 def _probed(

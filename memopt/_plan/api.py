@@ -182,7 +182,7 @@ def live_of(
     runs = has_values(model, step.batch) and target == home_of(model)
     return Live(
         step,
-        blocks_of(model, blocks) if with_blocks else (),
+        blocks_of(step, blocks) if with_blocks else (),
         target,
         steps=0,
         runs=runs,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 from torch import nn
 
 from memopt._checkpoint.apply import Modules, as_predicate, choose_modules
+from memopt._checkpoint.blocks import find_blocks
+from memopt._checkpoint.measured import idle_modules, measured_regions
 from memopt._checkpoint.probe import cannot_run_again
 from memopt._plan import ranks
 from memopt._plan.choose import Terms, uniform
@@ -172,37 +174,33 @@ class Live:
         return ranks.most(above)
 
 
-def blocks_of(model: nn.Module, blocks: BlocksLike) -> tuple[str, ...]:
-    """The paths of a model's blocks: given, or found by `apply_activation_checkpointing`.
+def blocks_of(step: Step, blocks: BlocksLike) -> tuple[str, ...]:
+    """The paths of a model's blocks: given, or found by the model's structure; and where that shows
+    none, the modules whose regions give the step the least peak.
 
     Raises:
-        TypeError, ValueError: there are none, or one is inside another.
+        TypeError, ValueError: there are none, one is inside another, or one that was given never
+            runs, or without gradients alone.
     """
+    model = step.model
     if isinstance(blocks, (list, tuple)) and all(isinstance(path, str) for path in blocks):
-        modules = dict(model.named_modules())
-        missing = [path for path in blocks if path not in modules or not path]
-        if missing or not blocks:
-            raise ValueError(
-                "memopt.plan: blocks must be paths of the model's submodules, got "
-                f"{missing[0] if missing else 'none'!r}"
-            )
-        found = [(str(path), modules[str(path)]) for path in blocks]
-    else:
-        predicate = as_predicate("memopt.plan: blocks", cast("Modules | None", blocks))
-        try:
-            found = choose_modules("memopt.plan", model, predicate).modules
-        except ValueError as error:
+        paths = _given(step, blocks)
+    elif blocks is None and not find_blocks(model).modules:
+        paths = measured_regions("memopt.plan", model, step.batch, step.loss).paths
+        if not paths:
             raise ValueError(
                 "memopt.plan: model must have blocks (an nn.ModuleList, nn.Sequential or "
-                "nn.ModuleDict of modules of one class), or blocks= must name them, got "
-                f"{type(model).__name__} without"
-            ) from error
-    if not found:
+                "nn.ModuleDict of modules of one class, or modules whose regions lower the peak), "
+                f"or blocks= must name them, got {type(model).__name__} without"
+            )
+    else:
+        predicate = as_predicate("memopt.plan: blocks", cast("Modules | None", blocks))
+        paths = tuple(path for path, _ in choose_modules("memopt.plan", model, predicate).modules)
+    if not paths:
         raise ValueError(
             f"memopt.plan: blocks must choose submodules of the model, got none in "
             f"{type(model).__name__}"
         )
-    paths = tuple(path for path, _ in found)
     for path in paths:
         around = next((other for other in paths if path.startswith(f"{other}.")), None)
         if around is not None:
@@ -210,3 +208,21 @@ def blocks_of(model: nn.Module, blocks: BlocksLike) -> tuple[str, ...]:
                 f"memopt.plan: no block may be inside another, got {path!r} inside {around!r}"
             )
     return paths
+
+
+def _given(step: Step, blocks: Sequence[Any]) -> tuple[str, ...]:
+    modules = dict(step.model.named_modules())
+    missing = [path for path in blocks if path not in modules or not path]
+    if missing or not blocks:
+        raise ValueError(
+            "memopt.plan: blocks must be paths of the model's submodules, got "
+            f"{missing[0] if missing else 'none'!r}"
+        )
+    idle = idle_modules("memopt.plan", step.model, step.batch, step.loss, blocks)
+    if idle:
+        path, why = next(iter(idle.items()))
+        raise ValueError(
+            "memopt.plan: blocks must be called in the model's forward with gradients enabled, got "
+            f"{path!r}, which the batch {why}"
+        )
+    return tuple(map(str, blocks))

@@ -22,6 +22,9 @@ from memopt.memory.step import Step, tensor_attributes
 from memopt.memory.unchanged import unchanged
 
 
+_STEP_AND_MODEL = 2
+
+
 def call_tree(step: Step, changes: Changes, depth: Depth | None = None) -> CallTree:
     """The calls of a step without its optimizer, after `changes` to a copy of the model. All is as
     it was afterwards.
@@ -36,10 +39,14 @@ def call_tree(step: Step, changes: Changes, depth: Depth | None = None) -> CallT
     def look() -> CallTree:
         if not is_sharded(step.model):
             try:
-                return predicted_tree(step, changes)
+                found = predicted_tree(step, changes)
             except Exception:
                 if not has_values(step.model, step.batch):
                     raise
+            else:
+                # A forward that was set on the model may call its modules, not the copy's.
+                if len(found.calls) > _STEP_AND_MODEL or not has_values(step.model, step.batch):
+                    return found
         with torch.enable_grad():
             return _real(_alone(step), _home(step))
 
