@@ -301,3 +301,22 @@ def call_of(path: str, parent: int, own: int) -> ModuleCall:
     return ModuleCall(
         path, parent, True, (), (), 0, 0, own, own, 2 * own, 2 * own, 0, 0, 0, False, False, False
     )
+
+
+def test_transformers_checkpointing_of_a_model_that_looks_at_values() -> None:
+    """A router asks which tokens an expert gets. The model's own checkpointing is off again."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MixtralConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, intermediate_size=64, num_local_experts=2, use_cache=False,
+    )  # fmt: skip
+    model = transformers.MixtralModel(config).train()
+    tokens = {"input_ids": torch.randint(0, 50, (2, 32))}
+    before = looks(model)
+    model.gradient_checkpointing_enable()
+    own = memopt.saved_bytes(model, **tokens)
+    model.gradient_checkpointing_disable()
+    assert memopt.apply_activation_checkpointing(model, batch=tokens)
+    assert memopt.saved_bytes(model, **tokens) <= own
+    memopt.unwrap(model)
+    assert looks(model).keys() == before.keys()

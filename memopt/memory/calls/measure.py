@@ -26,11 +26,11 @@ _STEP_AND_MODEL = 2
 
 
 def call_tree(step: Step, changes: Changes, depth: Depth | None = None) -> CallTree:
-    """The calls of a step without its optimizer, after `changes` to a copy of the model. All is as
-    it was afterwards.
+    """The calls of a step without its optimizer, after `changes` to the model. All is as it was
+    afterwards.
 
-    A real step runs, on the model as it is, where a prediction does not come through and the model
-    has values: where the step looks at them, or the model cannot be copied.
+    A real step runs where a prediction does not come through and the model has values: where the
+    step looks at them, or the model cannot be copied.
 
     Raises:
         Whatever the step raises: its own error.
@@ -48,7 +48,7 @@ def call_tree(step: Step, changes: Changes, depth: Depth | None = None) -> CallT
                 if len(found.calls) > _STEP_AND_MODEL or not has_values(step.model, step.batch):
                     return found
         with torch.enable_grad():
-            return _real(_alone(step), _home(step))
+            return _real(_alone(step), changes, _home(step))
 
     return (depth or Depth()).run(look, lambda tree: len(tree.calls))
 
@@ -82,10 +82,12 @@ def _home(step: Step) -> torch.device:
     return next((p.device for p in step.model.parameters()), torch.device("cpu"))
 
 
-def _real(step: Step, device: torch.device) -> CallTree:
+def _real(step: Step, changes: Changes, device: torch.device) -> CallTree:
     ledger = Ledger(step.model, CUDA_GRANULARITY if device.type == "cuda" else 1, device.type)
     recorder = CallRecorder(step.model, ledger)
     with unchanged(*step.roots):
+        if changes is not None:
+            changes(step.model)
         if next(tensor_attributes(step.model), None) is not None:
             step.run()  # forward exchanges them: they are then what the step before left
         step.adopt(ledger)
