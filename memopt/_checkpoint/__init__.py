@@ -9,6 +9,8 @@ The modules of this package:
     buffers     their inputs in memory that is allocated once
     apply       which submodules of a model are wrapped
     assigned    the regions of an assignment (memopt/assignment.py)
+    measured    which, by what a step with a batch keeps
+    best        the set of modules that gives a tree of calls the least peak
     blocks      which of them are its blocks
     probe       which modules can be recomputed, on a sample
     state       the values that a module holds at one moment

@@ -26,7 +26,7 @@ _LEAST_SHARE = 0.25
 """The share of the bytes that a module returns that its region has to drop more than."""
 _WORTH_LIFTING = 0.02
 """The share of a step's bytes that a module which several others call has to keep."""
-_MOST_CUTS = 32
+_MOST_CUTS = 12
 """The number of bounds on what a region may take that are looked at closely, the best by sums
 first."""
 

@@ -20,6 +20,7 @@ What it holds
     sizes        sizes in bytes as memopt reads and says them
     scratch/     memory that CPU kernels allocate inside themselves
     predicted/   a step that computes nothing
+    calls/       the calls of its modules, as a tree: what each takes, keeps and does
 
 Put back
     unchanged    whatever runs inside, everything is afterwards as it was

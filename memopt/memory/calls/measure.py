@@ -21,7 +21,6 @@ from memopt.memory.predicted.predict import Changes, hollow_step
 from memopt.memory.step import Step, tensor_attributes
 from memopt.memory.unchanged import unchanged
 
-
 _STEP_AND_MODEL = 2
 
 
