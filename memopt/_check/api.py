@@ -107,8 +107,8 @@ def _predicted(
 
 
 def _blocks_of(model: nn.Module, asked: Collection[str], found: ObservedStep) -> list[str]:
-    """The modules that something is asked of, the outermost that run again though nothing is, and
-    the model's blocks besides.
+    """The modules that something is asked of, the outermost that are recomputed though nothing is,
+    and the model's blocks.
     """
     paths = {module: path for path, module in model.named_modules()}
     known = set(asked)
@@ -134,13 +134,13 @@ def _checked(
     again = found.runs_again(path)
     if not again and path in asked and before and not after:
         again = 1  # a layer alone: no module inside it tells
-    happened = kept if not again else "run again" if again == 1 else f"run again {again} times"
+    happened = kept if not again else "recomputed" if again == 1 else f"recomputed {again} times"
     problem = "" if again or path not in asked else _problem(model, path, asked, found, before)
     return CheckedBlock(path, wanted, happened, calls, again, before, after, problem)
 
 
 def _calls_in(tree: CallTree | None) -> ObservedStep:
-    """The calls of a predicted step, which says nothing of what runs again."""
+    """The calls of a predicted step, which says nothing of recomputes."""
     found = ObservedStep()
     for each in () if tree is None else tree.calls[1:]:
         counts = found.with_gradients if each.with_gradients else found.without_gradients
@@ -152,7 +152,7 @@ def _nested(asked: dict[str, str]) -> list[str]:
     """Notes on regions inside others."""
     return [
         f"{path}: a region inside another, {around}: what it drops is dropped already until that "
-        "one runs again, and it may run again twice"
+        "one is recomputed, and it may be recomputed twice"
         for path in asked
         if (around := next((p for p in asked if p != path and _is_inside(path, p)), None))
         is not None
@@ -166,7 +166,7 @@ def _problem(
     found: ObservedStep,
     before: int | None,
 ) -> str:
-    """Why a region that did not run again did not."""
+    """The reason why a region was not recomputed."""
     module = model.get_submodule(path)
     if not found.with_gradients[path] + found.without_gradients[path]:
         return "the step never calls it"
@@ -178,7 +178,7 @@ def _problem(
         return "transformers checkpoints in training mode alone: model.train()"
     if any(m._compiled_call_impl is not None for m in (model, module)):
         return "it is compiled: torch.compile decides what is kept"
-    return "backward did not run it again: its results were not wanted, or it is switched off"
+    return "backward did not recompute it: its results were not wanted, or it is switched off"
 
 
 def _problems_of(model: nn.Module, plain: CallTree | None, tree: CallTree | None) -> list[str]:

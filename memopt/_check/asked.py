@@ -23,7 +23,7 @@ FAIRSCALE = "region by FairScale's wrapper"
 
 
 def regions_asked(model: nn.Module) -> dict[str, str]:
-    """The modules that are set to be run again in backward, by path: who asked for it, and where
+    """The modules that are set to be recomputed in backward, by path: who asked for it, and where
     their inputs wait.
     """
     layers = set(layers_that_checkpoint(model))

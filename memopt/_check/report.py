@@ -27,7 +27,7 @@ class CheckedBlock:
     calls: int
     """Forwards in the step, without those in backward."""
     again: int
-    """How often backward runs it again for each of them."""
+    """How often backward recomputes it for each of them."""
     plain_kept: int | None
     """Bytes that it keeps for backward without any of what was asked; None: not known."""
     kept: int | None
@@ -74,7 +74,7 @@ class Check(Shown):
             raise FateWithoutEffect(str(self))
 
     def tables(self) -> Tables:
-        """The report: blocks with problems first, blocks alike in one row."""
+        """The report: blocks with problems first, equal blocks in one row."""
         rows = [
             [
                 _range(paths),

@@ -1,14 +1,14 @@
 """The modules whose regions give a step the least peak, by its tree of calls.
 
-A storage that is kept for backward has a home: the innermost call in which it is made and all that
-keep it are. A region around that call drops it. Without one it stays, whatever regions are inside
-or beside: who keeps it is outside of regions, or it is an argument of one. So the bytes that stay
-with a set of regions, none inside another, are a sum over the tree: of what is at home in modules
-that no region covers, and of arguments that only regions keep.
+A storage that is kept for backward has a home: the innermost call that contains its maker and all
+that keep it. A region around that call drops it. Without one it stays, whatever regions are inside
+of the call or next to it: whatever keeps it is outside of regions, or it is an argument of one. So
+the bytes that stay with a set of regions, none inside another, are a sum over the tree: of storages
+at home in modules that no region covers, and of arguments that only regions keep.
 
-The peak is what stays, and in addition the most that one region takes when it runs again, with its
-backward. For each such most the least that stays is found from the leaves to the root: a module is
-a region, or its children are looked at. Of all these the one with the least sum is taken.
+The peak is the bytes that stay, plus the most that one region takes when it is recomputed, with its
+backward. For each bound on the latter the least that stays is found from the leaves to the root: a
+module is a region, or its children are looked at. The set with the least sum is taken.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ModulePlace:
     arguments: dict[int, int] = field(default_factory=dict)
     """Storages that regions keep and nothing else does, by number, and their bytes."""
     extra: int = 0
-    """Bytes of those that no region beside it can keep."""
+    """Bytes of those that no region outside of it can keep."""
     shared: int = 0
     """Bytes of those of others that are made here, or are passed on here, to several inside."""
     children: list[ModulePlace] = field(default_factory=list)
@@ -236,7 +236,7 @@ def what_stays(root: ModulePlace, chosen: Collection[ModulePlace]) -> int:
 
 
 def _floor(tree: CallTree) -> int:
-    """The most that an operator's backward takes beside what is kept, whichever regions there are:
+    """The most that an operator's backward takes above what is kept, whichever regions there are:
     by calls that call no others.
     """
     parents = {call.parent for call in tree.calls}

@@ -28,7 +28,7 @@ from memopt.memory.parallel import is_sharded
 from memopt.memory.step import LossLike, Step
 
 _MUCH = 0.8
-"""Of what is kept without regions: where more stays, a note says what."""
+"""The share of the bytes kept without regions above which a note says what stays."""
 _MOST_ROUNDS = 24
 """The number of times that modules are chosen again, when some chosen ones cannot be regions."""
 
@@ -55,8 +55,8 @@ def measured_regions(
     """The modules whose regions give the least peak, none inside another.
 
     A step is predicted, or runs where it cannot be; then the model runs forward to see which of the
-    modules can run again. Where the model has gradient checkpointing of its own, modules are chosen
-    that keep no more than that, if there are such.
+    modules can be recomputed. Where the model has gradient checkpointing of its own, modules are
+    chosen that keep no more than that, if there are such.
 
     Args:
         who: the function that the user called, for messages.
@@ -100,7 +100,7 @@ def measured_regions(
 
 
 def _why_so_much(tree: CallTree, cut: RegionSet) -> tuple[str, ...]:
-    """What stays, where regions drop little."""
+    """A note on the tensors that stay, where regions drop little."""
     if cut.stays <= _MUCH * tree.kept_bytes:
         return ()
     inside: Counter[str] = Counter()

@@ -84,7 +84,7 @@ def put_on(
     autocast: torch.dtype | None = None,
     micro_batches: int = 1,
 ) -> Effect:
-    """Convert or plan, on all ranks alike. A plan takes the place of the model's own gradient
+    """Convert or plan, on all ranks in the same way. A plan replaces the model's own gradient
     checkpointing; memopt.convert leaves it on, but in layers that it makes regions.
     """
     if wanted.convert:

@@ -103,7 +103,7 @@ def test_regions_of_any_kind(how: str) -> None:
     blocks = [block for block in found.blocks if block.path.startswith("blocks.")]
     assert len(blocks) == 3
     for block in blocks:
-        assert (block.calls, block.again, block.happened) == (1, 1, "run again")
+        assert (block.calls, block.again, block.happened) == (1, 1, "recomputed")
         assert (block.asked == "keep") == (how == "its own")
         if how != "its own":  # which a copy cannot be without
             assert block.plain_kept is not None
@@ -142,7 +142,7 @@ def test_regions_inside_others_are_noted() -> None:
     found = memopt.check(model, X)
     assert found.ok
     assert by_path(found)["blocks.1.0"].again == 2
-    assert by_path(found)["blocks.1.0"].happened == "run again 2 times"
+    assert by_path(found)["blocks.1.0"].happened == "recomputed 2 times"
     assert "blocks.1.0: a region inside another, blocks.1" in found.notes[0]
 
 
