@@ -37,7 +37,8 @@ def anatomy_title(anatomy: Findings) -> str:
         f"{f' of {peak.module}' if peak.module else ''} ({peak.op}"
         f"{f', {peak.line}' if peak.line else ''})"
         + (
-            f"\nup to {as_text(peak.margin)} of it may not be allocated: a bound of scratch memory"
+            f"\nup to {as_text(peak.margin)} of it may not be allocated: "
+            "a bound of kernels' scratch"
             if peak.margin
             else ""
         )
