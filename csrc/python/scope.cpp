@@ -1,6 +1,7 @@
 #include "scope.h"
 
 #include <ATen/SavedTensorHooks.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -208,11 +209,24 @@ PyObject* kept_anyway(PyObject*, PyObject* tensor) {
   END_HANDLE_TH_ERRORS
 }
 
+// functions_take(tensor)
+PyObject* functions_take(PyObject*, PyObject* tensor) {
+  HANDLE_TH_ERRORS
+  if (!THPVariable_Check(tensor) || !here().functions || intercept::functions_are_paused())
+    Py_RETURN_FALSE;
+  // Under autocast modules and functions differ, in the dtype of a norm's output for one.
+  const auto device = THPVariable_Unpack(tensor).device().type();
+  return PyBool_FromLong(at::autocast::is_autocast_enabled(device) ? 0 : 1);
+  END_HANDLE_TH_ERRORS
+}
+
 PyMethodDef scope_functions[] = {
     {"recipes_are_on",
      [](PyObject*, PyObject*) { return PyBool_FromLong(recipes_are_on() ? 1 : 0); }, METH_NOARGS,
      "Whether what this thread saves now may have a recipe."},
     {"is_kept_anyway", kept_anyway, METH_O, "Whether saving the tensor here would cost nothing."},
+    {"functions_take", functions_take, METH_O,
+     "Whether PyTorch's functions called here with the tensor are memopt's, as its modules are."},
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace

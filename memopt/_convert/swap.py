@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, cast
 
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
 from memopt._call_hooks import others_hooks
 from memopt._class_patch import ClassPatch, Forward, Patched, patch_of, set_patch
 from memopt._convert.supported import lowered, supports
+from memopt._extension import _C
 from memopt._forwards import keep_around
 from memopt.recipes import is_kept_anyway, recipes_are_on
 
@@ -67,15 +69,24 @@ class ClassSwap(Swap):
     def make_forward(self, generated: type, plain: Forward) -> Forward:
         """The forward of the class `generated`, in place of `plain`."""
         run = self._run_if_kept_anyway if self.needs_recipes() else self.run
+        by_function = self.calls_one_function()
 
         def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not isinstance(self, generated):  # reverted; code that kept the method calls it
                 return type(self).forward(self, *args, **kwargs)
             if len(args) != 1 or kwargs:
                 args = inspect.signature(plain).bind(self, *args, **kwargs).args[1:]
+            if by_function and not is_dynamo_compiling() and _C.functions_take(args[0]):
+                return plain(self, args[0])
             return run(self, args[0], plain)
 
         return forward
+
+    def calls_one_function(self) -> bool:
+        """Whether the original forward does no more than call a function of PyTorch's which memopt
+        computes inside the calls of a converted model (csrc/intercept/functions.h).
+        """
+        return False
 
     def _run_if_kept_anyway(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
         return self.run(module, input, plain) if is_kept_anyway(input) else plain(module, input)
@@ -106,6 +117,9 @@ class TorchSwap(ClassSwap):
 
     def needs_recipes(self) -> bool:
         return self.saves_input_for_output
+
+    def calls_one_function(self) -> bool:
+        return not self.lowers
 
     def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
         found = module._parameters  # quicker than attributes, but a parametrization's are not there
