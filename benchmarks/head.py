@@ -3,11 +3,13 @@
 Ways: **eager**; **memopt.convert**, whose norm's output is a recipe; the head as a **region**, so
 that nothing of it is held while the rest of the model runs; the same in **chunks** of rows, each a
 region of its own, so that only a chunk's logits are there at any time, for one more product; and
-those that never have all logits: PyTorch's chunked `linear_cross_entropy` and on a GPU
-Liger-Kernel's, where they are installed. `torch.compile` and `memopt.compile` of the eager one.
+those that never have all logits: memopt's and PyTorch's chunked `linear_cross_entropy`, Liger's
+algorithm by PyTorch's ops, and on a GPU Liger-Kernel's, where they are installed. `torch.compile`
+and `memopt.compile` of the eager one.
 
 Bytes are the allocator's beyond weights, input and target: what is held when forward ends, and the
-most at any time, the gradients of weights and input included. `error` is of the input's gradient,
+most at any time, with what operators allocate inside themselves and the gradients of weights and
+input included. `error` is of the input's gradient,
 against float64: the root of the mean square, over that of the gradient itself. Times are taken in
 turns as in harness.py; `over_eager` is of the same round.
 
@@ -50,13 +52,21 @@ class Size(NamedTuple):
     tokens: int
     width: int
     words: int
+    dtype: torch.dtype | None = None  # None: float32 on a CPU, bfloat16 on a GPU
 
     @property
     def name(self) -> str:
-        return f"{self.tokens} tokens, width {self.width}, {self.words} words"
+        dtype = "" if self.dtype is None else f", {str(self.dtype).removeprefix('torch.')}"
+        return f"{self.tokens} tokens, width {self.width}, {self.words} words{dtype}"
 
 
-SIZES = (Size(2048, 256, 8192), Size(1024, 256, 50257))
+SIZES = (
+    Size(2048, 256, 8192),
+    Size(1024, 256, 50257),
+    Size(2048, 256, 4096, torch.bfloat16),
+    Size(2048, 768, 50257, torch.bfloat16),
+    Size(512, 256, 256000, torch.bfloat16),
+)
 CUDA_SIZES = (Size(8192, 2048, 32768), Size(8192, 4096, 128256))
 SMALLEST = (Size(16, 8, 32),)
 
@@ -101,6 +111,48 @@ def chunked_by_pytorch(head: Head) -> Loss:
     )
 
 
+def chunked(head: Head) -> Loss:
+    return lambda x, target: memopt.functional.linear_cross_entropy(
+        head.norm(x), head.project.weight, target
+    )
+
+
+class LigersAlgorithm(torch.autograd.Function):
+    """Liger-Kernel's fused linear cross entropy (ops/fused_linear_cross_entropy.py): chunks whose
+    logits take about as much as the input, gradients in forward, summed in the weight's dtype.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        rows, width = x.shape
+        parts = -(-len(weight) // width)
+        chunk = 1 << (-(-rows // parts) - 1).bit_length()
+        dx, dweight, loss = torch.empty_like(x), torch.zeros_like(weight), x.new_zeros(())
+        for begin in range(0, rows, chunk):
+            some, wanted = x[begin : begin + chunk], target[begin : begin + chunk, None]
+            log_p = (some @ weight.t()).float().log_softmax(1)
+            loss = loss - log_p.gather(1, wanted).sum() / rows
+            gradient = log_p.exp_().scatter_add_(1, wanted, -torch.ones_like(log_p[:, :1]))
+            gradient = gradient.div_(rows).to(x.dtype)
+            dx[begin : begin + chunk] = gradient @ weight
+            dweight += gradient.t() @ some
+        ctx.save_for_backward(dx, dweight)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        dx, dweight = ctx.saved_tensors
+        return grads[0] * dx, grads[0] * dweight, None
+
+
+def chunked_as_liger(head: Head) -> Loss:
+    def loss(x: Tensor, target: Tensor) -> Tensor:
+        made: Tensor = LigersAlgorithm.apply(head.norm(x), head.project.weight, target)
+        return made
+
+    return loss
+
+
 def chunked_by_liger(head: Head) -> Loss:
     liger = import_module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss()
     return lambda x, target: liger(head.project.weight, head.norm(x), target)  # type: ignore[no-any-return]
@@ -113,6 +165,8 @@ def ways_on(device: torch.device, compiles: bool) -> dict[str, Callable[[Head], 
         "memopt.convert": converted,
         "memopt.checkpoint": region,
         f"memopt.checkpoint, {CHUNKS} chunks": regions_of_chunks,
+        "memopt, chunked": chunked,
+        "Liger's algorithm": chunked_as_liger,
     }
     if hasattr(nn, "LinearCrossEntropyOptions"):
         ways["PyTorch, chunked"] = chunked_by_pytorch
@@ -153,7 +207,7 @@ def made(
     difference = x.grad.double() - exact
     error = float(difference.square().mean().sqrt() / exact.square().mean().sqrt())
     clear()
-    held, peak = step_bytes(lambda: loss(x, target), x.device)
+    held, peak = step_bytes(lambda: loss(x, target), x.device, scratch=True)
     return Way(run, held, peak, error)
 
 
@@ -166,7 +220,7 @@ def exact_gradient(head: Head, x: Tensor, target: Tensor) -> Tensor:
 def case_of(size: Size, device: torch.device, compiles: bool, effort: Effort) -> dict[str, Any]:
     """The record of a case, as it stands in the JSON file."""
     torch.manual_seed(0)
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype = size.dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
     head = Head(size.width, size.words).to(device, dtype)
     x = torch.randn(size.tokens, size.width, device=device, dtype=dtype)
     target = torch.randint(size.words, (size.tokens,), device=device)

@@ -50,9 +50,12 @@ def peak_bytes(fn: Callable[[], object], device: torch.device) -> int:
     return live.most_with_scratch
 
 
-def step_bytes(forward: Callable[[], Tensor], device: torch.device) -> tuple[int, int]:
+def step_bytes(
+    forward: Callable[[], Tensor], device: torch.device, scratch: bool = False
+) -> tuple[int, int]:
     """Of a step whose `forward` gives the loss: bytes that are held when forward has ended, and the
-    most at any time until backward has; above what was there before.
+    most at any time until backward has; above what was there before. scratch: on the CPU with what
+    operators allocate and free inside themselves, as it is on a GPU.
     """
     if device.type == "cuda":
         with DeviceBytes(device) as found:
@@ -64,4 +67,4 @@ def step_bytes(forward: Callable[[], Tensor], device: torch.device) -> tuple[int
         loss = forward()
         live.mark()
         loss.backward()
-    return live.marks[0].nbytes, live.most
+    return live.marks[0].nbytes, live.most_with_scratch if scratch else live.most

@@ -106,7 +106,8 @@ MEMOPT_HD V exp_of_limited(V d) {
 template <class A>
 struct RowGrad {
   A dloss;     // a
-  A of_p;      // Q + 2 k (m + L)
+  A q_sum;     // Q
+  A of_lse;    // 2 k (m + L), apart from Q: p Q - q may be small beside p Q
   A dentropy;  // b
   A entropy;
 };
@@ -117,7 +118,8 @@ MEMOPT_HD V logit_gradient(const RowGrad<A>& g, V distance, V q) {
   using M = Math<V>;
   const V d = limited(distance);
   const V p = exp_of_limited(d);
-  const V of_loss = V(g.dloss) * M::fma(p, V(g.of_p), V(0.0f) - q);
+  const V of_q = M::fma(p, V(g.q_sum), V(0.0f) - q);
+  const V of_loss = V(g.dloss) * M::fma(p, V(g.of_lse), of_q);
   return M::fma(V(-g.dentropy) * p, d + V(g.entropy), of_loss);
 }
 

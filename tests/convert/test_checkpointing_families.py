@@ -132,7 +132,9 @@ def assert_as_right(family: Tiny, ours: Run, theirs: Run) -> None:
     ):
         return
     each = (ours.gradients, theirs.gradients, exact_gradients(family))
-    our_error, their_error = errors(*({f"gradient of {n}": g[n] for n in names} for g in each))["all"]
+    our_error, their_error = errors(*({f"gradient of {n}": g[n] for n in names} for g in each))[
+        "all"
+    ]
     assert our_error <= RESULT_ERROR_RATIO * their_error
 
 

@@ -30,6 +30,7 @@ from tests.support.tiny_transformers import tiny
 
 pytest.importorskip("transformers", minversion="5.23")
 
+
 @pytest.mark.parametrize("name", QUICK)
 @pytest.mark.parametrize("first", ["checkpoint", "regions"])
 def test_regions_take_its_place(name: str, first: str) -> None:

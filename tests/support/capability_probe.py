@@ -4,11 +4,15 @@ processes of their own, because memopt reads MEMOPT_CPU_CAPABILITY once per proc
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 import memopt
 
 from .cases import OP_CASES, Call, OpCase, evaluate
+from .losses import classes_of, head, ours, with_gradients
 from .shapes import COLS, DTYPES, STATISTICS
 
 CPU = torch.device("cpu")
@@ -32,6 +36,40 @@ def calls(case: OpCase) -> dict[str, Call]:
     return named
 
 
+LOSSES: dict[str, dict[str, Any]] = {
+    "plain": {"reduction": "mean"},
+    "rows": {"reduction": "none"},
+    "smoothing": {"reduction": "sum", "label_smoothing": 0.1, "z_loss": 1e-2},
+    "softcap": {"reduction": "mean", "softcap": 5.0, "logit_scale": 2.0},
+}
+
+
+def loss_calls() -> dict[str, tuple[dict[str, Tensor], Tensor, Tensor | None, dict[str, Any]]]:
+    """Heads, targets, upstream gradients and settings of linear_cross_entropy, by name: each width
+    with two dtypes, in chunks of 2 of 5 rows, which a bfloat16 weight's gradient is summed over.
+    """
+    dtypes = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+    named = {}
+    for place, cols in enumerate(COLS):
+        for dtype in (dtypes[place % 4], dtypes[(place + 1) % 4]):
+            for setting, given in LOSSES.items():
+                upstream = torch.linspace(0.5, 1.5, 5, dtype=dtype) if setting == "rows" else None
+                call = (head(5, 8, cols, dtype), classes_of(5, cols, ignored=4), upstream, given)
+                named[f"{dtype} {cols} words, {setting}"] = call
+    return named
+
+
+def loss_results() -> dict[str, list[Tensor]]:
+    return {
+        name: with_gradients(
+            lambda t=tensors, y=target, s=settings: ours(t, y, chunk=2, **s),
+            list(tensors.values()),
+            upstream,
+        )
+        for name, (tensors, target, upstream, settings) in loss_calls().items()
+    }
+
+
 def save_results(folder: str) -> None:
     """In a file with the name of the instruction set."""
     results = {
@@ -40,4 +78,5 @@ def save_results(folder: str) -> None:
         for name, call in calls(case).items()
     }
     capability = memopt.build_info()["cpu_capability"]
-    torch.save({"capability": capability, "results": results}, f"{folder}/{capability}.pt")
+    saved = {"capability": capability, "results": results, "losses": loss_results()}
+    torch.save(saved, f"{folder}/{capability}.pt")

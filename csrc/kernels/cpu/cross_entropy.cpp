@@ -230,7 +230,7 @@ void run_row(const CrossEntropyParams& p, const Logit& logit, int64_t row) {
   if (dx != nullptr) {
     const A dloss = number<A>(p.dloss, row * p.dloss_stride, A(1));
     const A dentropy = number<A>(p.dentropy, row, A(0));
-    const RowGrad<A> grad{dloss, q_sum + A(2) * z_loss * lse, dentropy, entropy};
+    const RowGrad<A> grad{dloss, q_sum, A(2) * z_loss * lse, dentropy, entropy};
     write_gradient<kDense, T>(logit, x, dx, p.cols, maximum, log_sum, grad, target, hot, hot_q);
   }
 }

@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(CrossEntropyPar
     }
     if (dx == nullptr) continue;
     const A dloss = number<A>(p.dloss, row * p.dloss_stride, A(1));
-    const RowGrad<A> grad{dloss, q_sum + A(2) * z_loss * lse, number<A>(p.dentropy, row, A(0)),
+    const RowGrad<A> grad{dloss, q_sum, A(2) * z_loss * lse, number<A>(p.dentropy, row, A(0)),
                           entropy};
     for_row<T, kAccess>(x, dx, p.cols, [&](int64_t col, A l) {
       const ValueGrad<A> z = logit(p, l);
