@@ -123,7 +123,7 @@ without those of the batch, and as parts of them: with `apply_activation_checkpo
 where it finds no blocks; with `apply_activation_checkpointing(model, batch=batch)`; and with the
 gradient checkpointing that transformers or diffusers have for the model, "-" where there is none.
 The last column says which regions the batch leads to. They are those that give the least peak,
-which counts what a region takes when it runs again too: fewer bytes could be kept with larger
+which counts what a region takes when it is recomputed too: fewer bytes could be kept with larger
 regions, and then the peak would be higher.
 
 `python -m benchmarks.regions` makes this file and `benchmarks/results/cpu_regions.json`."""
