@@ -143,7 +143,7 @@ def checked_regions(
 def idle_modules(
     who: str, model: nn.Module, batch: Any, loss: LossLike, paths: Iterable[str]
 ) -> dict[str, str]:
-    """The paths of those that a step never calls with gradients, and what its batch does."""
+    """Modules, by path, that a step never calls with gradients, and what its batch does."""
     step = Step(model, batch, None, loss or sum_of_outputs, who=who)
     with _noted(who, model), _quiet():
         tree = call_tree(step, without_own)
