@@ -8,7 +8,8 @@ statistics of batch norm layers, and of random numbers of PyTorch's generators.
 So the model runs once, without gradients; each module runs as a region before its turn, forward and
 backward, and is put back. Modules are reported
 
-- whose state after the recompute is not what it was after the first run,
+- whose state after the recompute is not what it was after the first run, be it that the recompute
+  stops early, in the middle of a forward that would have put it back,
 - whose recompute returns something else, or raises,
 - whose weights something around them exchanges for the time of a call,
 - that run inside checkpointing of the model's own, or checkpoint all of themselves, where a region
@@ -136,24 +137,28 @@ def _reason(module: nn.Module, args: Any, kwargs: Any) -> str:
     """Why a module must not be a region when it is called so; empty if it may be one."""
     if may_have_caches() and has_cache(args, kwargs):
         return ""  # regions deal with these themselves
-    with unchanged(module, args, kwargs), torch.enable_grad():
-        for step in range(_STEPS):
-            with _watching_parts(module) as checkpoints_itself:
-                reason = _of_one_step(module, args, kwargs, 1.0 + step / 2)
-            if checkpoints_itself():
-                return "it checkpoints all of itself"
-            if reason is None:
-                return ""
-            if reason:
-                return reason
+    for early_stop in (False, True):
+        with unchanged(module, args, kwargs), torch.enable_grad():
+            for step in range(_STEPS):
+                with _watching_parts(module) as checkpoints_itself:
+                    reason = _of_one_step(module, args, kwargs, 1.0 + step / 2, early_stop)
+                if checkpoints_itself():
+                    return "it checkpoints all of itself"
+                if reason is None:
+                    return ""
+                if reason:
+                    return reason
     return ""
 
 
-def _of_one_step(module: nn.Module, args: Any, kwargs: Any, scale: float) -> str | None:
+def _of_one_step(
+    module: nn.Module, args: Any, kwargs: Any, scale: float, early_stop: bool
+) -> str | None:
     """Empty if both runs did the same. None: the first one changed nothing, and all will.
 
     Args:
         scale: of the arguments, which are others in the next step.
+        early_stop: whether the recompute ends at the last tensor that backward needs.
     """
     leaves: list[Tensor] = []
     outputs: list[list[Tensor]] = []
@@ -174,7 +179,7 @@ def _of_one_step(module: nn.Module, args: Any, kwargs: Any, scale: float) -> str
     args, kwargs = pytree.tree_map(copied, (args, kwargs))
     start = State(module)
     try:
-        output = run_region(run, args, kwargs, region_settings(early_stop=False))
+        output = run_region(run, args, kwargs, region_settings(early_stop=early_stop))
     except Exception:  # the model's own: it will raise it itself
         return None
     first = State(module)
@@ -192,6 +197,8 @@ def _of_one_step(module: nn.Module, args: Any, kwargs: Any, scale: float) -> str
         names = _listed(start.changes(first))
         return f"it cannot be recomputed ({type(error).__name__}), since {names} changed"
     moved = first.differing(State(module))
+    if moved and early_stop:
+        return f"{_listed(moved)} would stay as in the middle of it, where a recompute stops early"
     if moved:
         return f"{_listed(moved)} would change twice in a step"
     if len(outputs) > 1 and not all(map(_are_close, outputs[0], outputs[-1])):

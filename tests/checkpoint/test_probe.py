@@ -165,6 +165,66 @@ def test_regions_inside_lora_of_attention() -> None:
     )
 
 
+class AttendsLast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        found: Tensor = x + self.attention(x, x, x)[0]
+        return found
+
+
+class Borrows(nn.Module):
+    """A buffer has another value until its forward ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("lent", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.lent.add_(1)
+        x = self.b(self.a(x).tanh())
+        self.lent.sub_(1)
+        return x
+
+
+def test_a_forward_that_a_recompute_leaves_before_it_puts_back_what_it_changed() -> None:
+    """PEFT's attention at the end of a block, and a buffer. Where it is back before the last
+    tensor that backward needs, the block is a region.
+    """
+    peft = pytest.importorskip("peft")
+    x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1))
+    config = peft.LoraConfig(target_modules=["attention"], r=2)
+
+    def made() -> Any:
+        torch.manual_seed(0)
+        return peft.get_peft_model(nn.Sequential(AttendsLast(), AttendsLast()), config)
+
+    model, plain = made(), made()
+    left_out = r"merged_adapters.* where a recompute stops early"
+    with pytest.warns(UserWarning, match=left_out):
+        names = memopt.apply_activation_checkpointing(
+            model, check_fn=lambda m: isinstance(m, AttendsLast), batch=x
+        )
+    assert names == []
+    for step in (model, plain):
+        for _ in range(2):
+            step(x).sum().backward()
+    assert_same_gradients(model, plain)
+
+    blocks = nn.Sequential(Borrows(), nn.Sequential(Borrows(), nn.Linear(8, 8), nn.Tanh()))
+    chosen = {blocks[0], blocks[1]}
+    with pytest.warns(UserWarning, match=r"0 \(lent would stay as in the middle"):
+        names = memopt.apply_activation_checkpointing(
+            blocks, check_fn=lambda m: m in chosen, batch=x
+        )
+    assert names == ["1"]
+
+
 def test_blocks_that_keep_features_from_call_to_call() -> None:
     """diffusers' Magvit: its causal convolutions pad with what the last call left."""
     diffusers = pytest.importorskip("diffusers")
