@@ -13,7 +13,8 @@ backward, and is put back. Modules are reported
 - whose recompute returns something else, or raises,
 - whose weights something around them exchanges for the time of a call,
 - that run inside checkpointing of the model's own, or checkpoint all of themselves, where a region
-  changes nothing.
+  changes nothing,
+- that run inside a transform of torch.func.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from memopt._checkpoint.other import is_in_other_checkpointing
 from memopt._checkpoint.region import run_region
 from memopt._checkpoint.settings import region_settings
 from memopt._checkpoint.state import State
+from memopt._compat import in_transform
 from memopt.memory.unchanged import unchanged
 
 # A feature that one call keeps for the next one shows at the second step.
@@ -135,6 +137,8 @@ def left_out(reasons: Mapping[str, str]) -> str:
 
 def _reason(module: nn.Module, args: Any, kwargs: Any) -> str:
     """Why a module must not be a region when it is called so; empty if it may be one."""
+    if in_transform():
+        return "it runs inside a transform of torch.func or forward-mode differentiation"
     if may_have_caches() and has_cache(args, kwargs):
         return ""  # regions deal with these themselves
     for early_stop in (False, True):

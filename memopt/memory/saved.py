@@ -109,7 +109,8 @@ def saved_bytes(fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> Save
 
     Raises:
         TypeError: `fn` is not callable.
-        RuntimeError: torch.inference_mode() is on, in which nothing is saved.
+        RuntimeError: torch.inference_mode() is on, in which nothing is saved, or `fn` calls a
+            transform of torch.func around which PyTorch allows no saved tensor hooks.
     """
     check_can_measure("saved_bytes", fn)
     with recorded(fn, args, kwargs, SavedTensors) as run:
@@ -243,6 +244,12 @@ class SavedTensors:
         trace: TracebackType | None,
     ) -> None:
         self._hooks.__exit__(kind, error, trace)
+        if error is not None and _C.refuses_hooks(error):
+            raise RuntimeError(
+                "memopt counts what autograd saves for backward by saved tensor hooks, so the code "
+                "that runs must not call torch.func.grad, vjp, jacrev or hessian, around which "
+                "PyTorch allows none"
+            ) from error
 
 
 class _Packed:

@@ -1,7 +1,7 @@
-"""Proves: of transformers' gradient checkpointing beside convert, on a model of each kind: convert's
-own regions take its place in the layers that they are made of, and say so; it may be on in some
-layers only, be turned off again, be of either kind of PyTorch's, stand under adapters or be a model
-of diffusers' own. tests/convert/test_checkpointing_families.py has all families.
+"""Proves: beside transformers' gradient checkpointing, on a model of each kind, convert's regions
+take its place in the layers that they are made of, and say so; it may be on in some layers only, be
+turned off again, be of either kind of PyTorch's, stand under adapters or be a model of diffusers'
+own. tests/convert/test_checkpointing_families.py has all families.
 """
 
 from __future__ import annotations

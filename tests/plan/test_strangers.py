@@ -18,7 +18,7 @@ from memopt._plan.choose import Terms, uniform
 from memopt.applied import assigned
 from memopt.assignment import KEEP, Choice
 from memopt.memory.step import Step
-from tests.plan.models import chain
+from tests.plan.models import Block, chain
 from tests.plan.strangers import STRANGERS, Siamese, Target, Teacher, batch
 from tests.plan.support import gradients, looks, planned_or_refused, without_regions
 
@@ -128,3 +128,28 @@ def test_a_model_that_skips_blocks_at_random_is_refused_by_name() -> None:
     model = Skips()
     with pytest.raises(ValueError, match="must call the same blocks in every step"):
         memopt.plan(model, chain()[1], 1 << 30, measure=False)
+
+
+def test_blocks_that_a_function_kept_by_the_model_calls() -> None:
+    """It refers to the model itself, so that a prediction's copy does not call them: the plan is
+    made of steps that ran.
+    """
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Block(16) for _ in range(3))
+            self.first = lambda x: self.blocks[0](x)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            for block in self.blocks[1:]:
+                x = block(x)
+            return x.square().mean()
+
+    model, x = Model(), torch.randn(2, 8, 16)
+    plan = memopt.plan(model, x)
+    assert plan.profile.paths == ("blocks.0", "blocks.1", "blocks.2")
+    plan.apply()
+    model(x).backward()
+    plan.undo()
