@@ -1,7 +1,7 @@
 """Proves: in every family of transformers that has gradient checkpointing, each layer of a model
-that is converted runs as often as a layer of the plain one, and no more bytes are held for backward,
-whether convert or gradient checkpointing came first. The gradients have the same bits as without
-it, and are as right as the plain model's.
+that is converted runs as often as a layer of the plain one, and no more bytes are held for
+backward, whether convert or gradient checkpointing came first. The gradients have the same bits as
+without it, and are as right as the plain model's.
 
 Bits alone would not show that it is on: with and without it they are the same. Families that are
 not tried are named with the reason, and the reason is true.
