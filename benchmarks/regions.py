@@ -59,6 +59,10 @@ def measure(make: Made) -> dict[str, Any]:
             case[f"{name}_bytes"] = nbytes
             case[f"{name}_ratio"] = round(nbytes / plain, 4)
             case[f"{name}_regions"] = list(regions)
+    if case.get("with_ratio", 0) > EXPLAINED:
+        model, batch = make()
+        report = memopt.convert(model.train(), batch, recipes=False, checkpoint=True)
+        case["why"] = next((n for n in report.notes if n.startswith("regions drop little")), "")
     return case
 
 
@@ -101,7 +105,8 @@ def markdown(cases: Mapping[str, Any]) -> str:
         shown += f" and {len(paths) - 2} more" if len(paths) > 2 else ""
         shown = case.get("with_error", shown or "none")
         rows.append([name, f"{case['plain_bytes'] / 1e3:.1f} kB", *ratios, shown])
-    return f"{HEAD}\n\n{summary(cases)}\n\n{table(columns, rows)}\n"
+    why = "".join(f"\n{name}: {case['why']}.\n" for name, case in cases.items() if case.get("why"))
+    return f"{HEAD}\n\n{summary(cases)}\n\n{table(columns, rows)}\n{why}"
 
 
 def summary(cases: Mapping[str, Any]) -> str:
