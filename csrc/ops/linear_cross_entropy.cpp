@@ -38,7 +38,7 @@ using kernels::cpu::Kernels;
 
 // Of a chunk's logits, at least; a sixteenth of the rows, up to kMostRows, if that is more: each
 // chunk reads the weight and the sum of its gradient once. At least kLeastRows, whatever they take.
-constexpr int64_t kChunkBytes = int64_t{16} << 20;
+constexpr int64_t kChunkBytes = int64_t{12} << 20;
 constexpr int64_t kMostRows = 512;
 constexpr int64_t kLeastRows = 64;
 
@@ -79,7 +79,7 @@ class WeightGradient {
   }
 
  private:
-  static constexpr int64_t kBlockBytes = int64_t{4} << 20;  // in the cache of a core, mostly
+  static constexpr int64_t kBlockBytes = int64_t{1} << 20;  // in the cache of a core
   static constexpr int64_t kDeviceBlockBytes = int64_t{64} << 20;
 
   void add_blocks(const Tensor& g, const Tensor& x, bool is_first) {

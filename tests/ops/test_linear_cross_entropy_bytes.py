@@ -57,7 +57,7 @@ def peak_bytes(dtype: torch.dtype, loss: Any, reduction: str = "mean") -> int:
 def test_bytes_of_a_bfloat16_head() -> None:
     """A chunk's logits, a byte for each element of the weight's sum, a block of products, the
     statistics of rows and the bias's sum in float32."""
-    block = min(4 << 20, 2 * WORDS * FEATURES)
+    block = min(1 << 20, 2 * WORDS * FEATURES)
     formula = 2 * CHUNK * WORDS + WORDS * FEATURES + block + 8 * ROWS + 4 * WORDS
     peak = peak_bytes(torch.bfloat16, lambda t, y, **k: ours(t, y, chunk=CHUNK, **k))
     assert formula <= peak <= 1.1 * formula
