@@ -53,7 +53,7 @@ class PublicFunction(Generic[P, R_co]):
         self.__signature__ = inspect.signature(function)
         self._function = function
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
         return self._function(*args, **kwargs)
 
     def __reduce__(self) -> str:

@@ -13,6 +13,7 @@ import memopt
 from benchmarks import plan
 from memopt._plan.live import blocks_of
 from memopt.applied import assign
+from memopt.memory.step import Step
 
 
 @pytest.mark.parametrize("name", sorted(plan.SIZES))
@@ -38,7 +39,8 @@ def test_plans_see_all_blocks() -> None:
     for name, sizes in plan.SIZES.items():
         model = plan.Model(plan.layers_of(name, sizes))
         blocks = [m for m in model.layers if isinstance(m, plan.Block)]
-        assert len(blocks_of(model, plan.Block)) == len(blocks) >= sizes.layers
+        step = Step(model, (), None, who="memopt.plan")
+        assert len(blocks_of(step, plan.Block)) == len(blocks) >= sizes.layers
 
 
 @pytest.mark.parametrize("name", sorted(plan.SIZES))

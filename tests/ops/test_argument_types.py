@@ -23,12 +23,15 @@ def right_arguments(name: str) -> dict[str, Any]:
     x, square, vector = torch.ones(2, 4), torch.ones(4, 4), torch.ones(4)
     if name == "gated_packed_linear":
         square = torch.ones(4, 2)
+    of_loss = "cross_entropy" in name or "log_probs" in name
     known = {
         "input": x,
+        "target": torch.tensor([0, 1]),
+        "linear_weight": square,
         "residual": x,
         "gate": x,
         "up": x,
-        "weight": square if "linear" in name else vector,
+        "weight": square if "linear" in name and not of_loss else vector,
         "up_weight": square,
         "down_weight": square,
         "normalized_shape": (4,),
@@ -50,7 +53,7 @@ CASES = [
     (name, argument)
     for name in FUNCTIONS
     for argument, hint in typing.get_type_hints(inspect.unwrap(getattr(F, name))).items()
-    if argument != "return" and hint is not bool
+    if argument != "return" and bool not in (hint, *typing.get_args(hint))
 ]
 
 
