@@ -11,7 +11,14 @@
 // for every call of any function and every attribute of a tensor.
 #pragma once
 
+#include <ATen/autocast_mode.h>
+
 namespace memopt::intercept {
+
+// Not for devices that autocast does not know (meta), of which PyTorch's own question raises.
+inline bool is_autocast_on(c10::DeviceType device) {
+  return at::autocast::is_autocast_available(device) && at::autocast::is_autocast_enabled(device);
+}
 
 // From here on this thread's calls of the functions are memopt's, whether or not a scope says so
 // (here.h). To be ended as often as it was begun; an end that this thread has not begun does

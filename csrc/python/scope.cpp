@@ -1,7 +1,6 @@
 #include "scope.h"
 
 #include <ATen/SavedTensorHooks.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -216,7 +215,7 @@ PyObject* functions_take(PyObject*, PyObject* tensor) {
     Py_RETURN_FALSE;
   // Under autocast modules and functions differ, in the dtype of a norm's output for one.
   const auto device = THPVariable_Unpack(tensor).device().type();
-  return PyBool_FromLong(at::autocast::is_autocast_enabled(device) ? 0 : 1);
+  return PyBool_FromLong(intercept::is_autocast_on(device) ? 0 : 1);
   END_HANDLE_TH_ERRORS
 }
 
