@@ -1,5 +1,5 @@
-"""Proves: a transform of torch.func inside a model, around which PyTorch allows no saved-tensor hooks,
-is refused in words by whatever counts bytes.
+"""Proves: a transform of torch.func inside a model, around which PyTorch allows no saved-tensor
+hooks, is refused in words by whatever counts bytes.
 """
 
 from __future__ import annotations

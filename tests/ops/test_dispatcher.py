@@ -351,7 +351,7 @@ def test_ops_that_write_over_an_argument_refuse_a_graph(name: str) -> None:
     assert torch.equal(first.detach(), before)
 
 
-OF_LOSSES = [
+OF_LOSSES = (
     "cross_entropy",
     "_cross_entropy_forward",
     "_cross_entropy_backward",
@@ -360,7 +360,7 @@ OF_LOSSES = [
     "_linear_cross_entropy",
     "linear_log_probs",
     "linear_log_probs_and_entropy",
-]
+)
 """Checked in the test files of these ops."""
 
 
