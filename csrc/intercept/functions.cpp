@@ -59,8 +59,7 @@ bool supports_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
   }
   // There PyTorch's returns float32 for any input.
   const auto device = input.device().type();
-  if (is_autocast_on(device) && device != c10::kCPU &&
-      input.scalar_type() != at::kFloat) {
+  if (is_autocast_on(device) && device != c10::kCPU && input.scalar_type() != at::kFloat) {
     return false;
   }
   const auto sizes = input.sym_sizes();

@@ -92,11 +92,10 @@ template <class Op, class... Others>
 constexpr bool is_one_of(std::tuple<Others...>*) {
   return (std::is_same_v<Op, Others> || ...);
 }
-using OnlyForRecipes =
-    std::tuple<at::_ops::native_dropout, at::_ops::native_batch_norm,
-               at::_ops::_scaled_dot_product_flash_attention,
-               at::_ops::_scaled_dot_product_efficient_attention,
-               at::_ops::_scaled_dot_product_cudnn_attention>;
+using OnlyForRecipes = std::tuple<at::_ops::native_dropout, at::_ops::native_batch_norm,
+                                  at::_ops::_scaled_dot_product_flash_attention,
+                                  at::_ops::_scaled_dot_product_efficient_attention,
+                                  at::_ops::_scaled_dot_product_cudnn_attention>;
 template <class Op>
 constexpr bool kIsForPackers = !is_one_of<Op>(static_cast<OnlyForRecipes*>(nullptr));
 
@@ -114,7 +113,8 @@ struct Saver {
       static std::atomic<bool> has_other_node = false;
       const auto viewer =
           Viewer::of(keys, sizeof...(members), kIsForPackers<Op> && !has_other_node.load());
-      if (!viewer || (viewer.packer != nullptr && (has_tangent(arguments) || ...))) return Op::redispatch(below, arguments...);
+      if (!viewer || (viewer.packer != nullptr && (has_tangent(arguments) || ...)))
+        return Op::redispatch(below, arguments...);
       Result result = [&] {
         const autograd::WithoutHooks without_hooks;
         return Op::redispatch(below, arguments...);

@@ -92,9 +92,7 @@ bool is_innermost(const PyObject* module, const PyObject* key) {
 }
 
 void open(PyObject* module, const PyObject* key, std::shared_ptr<void> scope) {
-  const auto hooks = [&](const char* name) {
-    return py::getattr(module, name, py::none()).ptr();
-  };
+  const auto hooks = [&](const char* name) { return py::getattr(module, name, py::none()).ptr(); };
   // The current frame is the hook's; the one that runs the module's hooks called it.
   open_scopes().push_back({module,
                            key,
@@ -215,8 +213,8 @@ void register_call_scopes(py::module_& m) {
       {Py_tp_doc, const_cast<char*>("A module's dictionary of hooks that is true where one of them "
                                     "has something to do.")},
       {0, nullptr}};
-  PyType_Spec spec = {"memopt._C.CallHooks", /*basicsize=*/0, /*itemsize=*/0,
-                      Py_TPFLAGS_DEFAULT, slots};
+  PyType_Spec spec = {"memopt._C.CallHooks", /*basicsize=*/0, /*itemsize=*/0, Py_TPFLAGS_DEFAULT,
+                      slots};
   auto* type = PyType_FromSpecWithBases(
       &spec, py::make_tuple(py::handle(reinterpret_cast<PyObject*>(ordered_dict))).ptr());
   if (type == nullptr) throw py::error_already_set();

@@ -103,8 +103,7 @@ PyObject* restore(PyObject*, PyObject* object) {
     return PyErr_Format(PyExc_TypeError, "memopt: restore takes what the pack hook gave, got %s",
                         Py_TYPE(object)->tp_name);
   }
-  return THPVariable_Wrap(
-      restore_without_gil(*reinterpret_cast<HandleObject*>(object)->handle));
+  return THPVariable_Wrap(restore_without_gil(*reinterpret_cast<HandleObject*>(object)->handle));
   END_HANDLE_TH_ERRORS
 }
 
