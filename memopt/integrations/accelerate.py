@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 try:
-    from accelerate import Accelerator  # type: ignore[import-untyped]
+    from accelerate import Accelerator
 except ImportError as missing:
     raise ImportError(
         "memopt.integrations.accelerate needs accelerate: pip install accelerate"
