@@ -15,7 +15,13 @@ from torch import nn
 
 from memopt._checkpoint.best import RegionSet, best_cut
 from memopt._checkpoint.naming import joined
-from memopt._checkpoint.other import has_own, layers_that_checkpoint, with_own, without_own
+from memopt._checkpoint.other import (
+    checkpoints_itself,
+    has_own,
+    layers_that_checkpoint,
+    with_own,
+    without_own,
+)
 from memopt._checkpoint.probe import IN_OTHER_CHECKPOINTING, cannot_run_again
 from memopt._checkpoint.wrapper import has_forward
 from memopt._compat import add_note
@@ -220,9 +226,24 @@ def _kept_by_its_own(step: Step, depth: Depth) -> int | None:
     if not has_own(step.model):
         return None
     try:
-        return call_tree(step, with_own, depth).kept_bytes
+        tree = call_tree(step, with_own, depth)
     except Exception:  # it cannot be turned on here, and so is no alternative
         return None
+    return tree.kept_bytes + _held_for_recompute(step.model, tree)
+
+
+def _held_for_recompute(model: nn.Module, tree: CallTree) -> int:
+    """Bytes of arguments that checkpoints of others hold and that no operator keeps: tables of
+    rotary embeddings, for one.
+    """
+    modules = dict(model.named_modules())
+    held: set[int] = set()
+    for path in _outermost(tree.again):
+        layer = path.rpartition(".")[0]
+        region = layer if layer in modules and checkpoints_itself(modules[layer]) else path
+        for number in tree.calls_of(region):
+            held.update(tree.calls[number].inputs)
+    return sum(tree.storages[n].nbytes for n in held if not tree.storages[n].savers)
 
 
 @contextmanager

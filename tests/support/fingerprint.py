@@ -150,5 +150,6 @@ class Fingerprint:
 
 def _contents(storage: torch.UntypedStorage) -> bytes:
     """As `bytes(storage)` has, which takes each byte by itself."""
-    whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]
+    whole = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    whole.set_(storage, 0, (storage.nbytes(),), (1,))  # type: ignore[call-overload]
     return bytes(whole.cpu().numpy().tobytes())
