@@ -149,7 +149,9 @@ class Fingerprint:
 
 
 def _contents(storage: torch.UntypedStorage) -> bytes:
-    """As `bytes(storage)` has, which takes each byte by itself."""
+    """As `bytes(storage)` has, which takes each byte by itself. Of a copy: a storage that NumPy has
+    seen cannot be resized any more.
+    """
     whole = torch.empty(0, dtype=torch.uint8, device=storage.device)
     whole.set_(storage, 0, (storage.nbytes(),), (1,))  # type: ignore[call-overload]
-    return bytes(whole.cpu().numpy().tobytes())
+    return bytes(whole.clone().cpu().numpy().tobytes())
