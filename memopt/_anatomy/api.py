@@ -113,7 +113,7 @@ def anatomy(
     step = asked_step(
         "anatomy", model, batch, optimizer, loss, autocast, micro_batches, set_to_none
     )
-    batch, home = step.batch, home_of(model)
+    batch, home = step.batch, home_of(model).type
     without_values = not has_values(model, batch)
     fates = Fates(recipes, checkpoint, offload, who="anatomy")
     notes: list[str] = []

@@ -23,6 +23,7 @@ from memopt.memory.asked import has_values
 from memopt.memory.batches import as_dict
 from memopt.memory.calls.measure import predicted_tree, sum_of_outputs
 from memopt.memory.calls.tree import CallTree
+from memopt.memory.paths import is_inside, outermost_paths, paths_around
 from memopt.memory.step import LossLike, Step
 
 
@@ -69,7 +70,7 @@ def check(
         raise TypeError(f"memopt.check: model must be an nn.Module, got {type(model).__name__}")
     step = Step(model, as_dict(batch), None, loss or sum_of_outputs, autocast, who="memopt.check")
     runs = has_values(model, step.batch)
-    asked = regions_asked(model)
+    asked, with_recipes = regions_asked(model), asks_for_recipes(model)
     plain, why = _predicted(step, without_fates)
     tree, _ = _predicted(step, None)
     if not runs and tree is None:
@@ -78,7 +79,7 @@ def check(
     notes = [f"bytes by block are not known: {why}"] if why else []
     notes += _nested(asked)
     paths = _blocks_of(model, asked, found)
-    blocks = tuple(_checked(model, path, asked, found, plain, tree) for path in paths)
+    blocks = tuple(_checked(model, path, asked, with_recipes, found, plain, tree) for path in paths)
     result = Check(
         model=type(model).__name__,
         blocks=blocks,
@@ -88,7 +89,7 @@ def check(
         plain_kept=None if plain is None else plain.kept_bytes,
         plain_peak=None if plain is None else plain.peak,
         offloaded=found.offloaded,
-        problems=tuple(_problems_of(model, plain, tree)),
+        problems=_problems_of(plain, tree) if with_recipes and not asked else (),
         notes=tuple(notes),
     )
     if strict:
@@ -112,7 +113,8 @@ def _blocks_of(model: nn.Module, asked: Collection[str], found: ObservedStep) ->
     """
     paths = {module: path for path, module in model.named_modules()}
     known = set(asked)
-    known |= _outermost({p for p in found.again if not _is_around(asked, p)})
+    alone = [p for p in found.again if p not in asked and paths_around(p).isdisjoint(asked)]
+    known.update(outermost_paths(alone))
     blocks = {paths[block] for block in find_blocks(model).modules}
     known |= {p for p in blocks if not any(_meets(p, other) for other in known)}
     return [path for path in paths.values() if path in known]
@@ -122,14 +124,15 @@ def _checked(
     model: nn.Module,
     path: str,
     asked: dict[str, str],
+    with_recipes: bool,
     found: ObservedStep,
     plain: CallTree | None,
     tree: CallTree | None,
 ) -> CheckedBlock:
     before, after = _kept_by(plain, path), _kept_by(tree, path)
     has_less = before is not None and after is not None and after < before
-    kept = RECIPES if asks_for_recipes(model) and has_less else "kept"
-    wanted = asked.get(path) or (RECIPES if asks_for_recipes(model) else "keep")
+    kept = RECIPES if with_recipes and has_less else "kept"
+    wanted = asked.get(path) or (RECIPES if with_recipes else "keep")
     calls = found.with_gradients[path] + found.without_gradients[path]
     again = found.runs_again(path)
     if not again and path in asked and before and not after:
@@ -151,11 +154,10 @@ def _calls_in(tree: CallTree | None) -> ObservedStep:
 def _nested(asked: dict[str, str]) -> list[str]:
     """Notes on regions inside others."""
     return [
-        f"{path}: a region inside another, {around}: what it drops is dropped already until that "
+        f"{path}: a region inside another, {outer}: what it drops is dropped already until that "
         "one is recomputed, and it may be recomputed twice"
         for path in asked
-        if (around := next((p for p in asked if p != path and _is_inside(path, p)), None))
-        is not None
+        if (outer := next((p for p in asked if is_inside(path, p)), None)) is not None
     ]
 
 
@@ -181,32 +183,19 @@ def _problem(
     return "backward did not recompute it: its results were not wanted, or it is switched off"
 
 
-def _problems_of(model: nn.Module, plain: CallTree | None, tree: CallTree | None) -> list[str]:
-    if not asks_for_recipes(model) or plain is None or tree is None:
-        return []
-    if regions_asked(model) or tree.kept_bytes < plain.kept_bytes:
-        return []
-    return [
+def _problems_of(plain: CallTree | None, tree: CallTree | None) -> tuple[str, ...]:
+    """The problem of a model whose recipes save nothing."""
+    if plain is None or tree is None or tree.kept_bytes < plain.kept_bytes:
+        return ()
+    return (
         "recipes: the model was converted, and keeps no fewer bytes than before; "
-        "print(memopt.convert(model, batch)) on the plain model says why"
-    ]
+        "print(memopt.convert(model, batch)) on the plain model says why",
+    )
 
 
 def _kept_by(tree: CallTree | None, path: str) -> int | None:
     return None if tree is None else sum(tree.calls[n].kept_bytes for n in tree.calls_of(path))
 
 
-def _outermost(paths: Collection[str]) -> set[str]:
-    return {p for p in paths if not _is_around([other for other in paths if other != p], p)}
-
-
-def _is_around(others: Collection[str], path: str) -> bool:
-    return any(path == other or _is_inside(path, other) for other in others)
-
-
 def _meets(one: str, other: str) -> bool:
-    return one == other or _is_inside(one, other) or _is_inside(other, one)
-
-
-def _is_inside(path: str, other: str) -> bool:
-    return other == "" or path.startswith(f"{other}.")
+    return one == other or is_inside(one, other) or is_inside(other, one)

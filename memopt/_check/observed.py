@@ -14,6 +14,8 @@ from torch import nn
 from memopt._compat import is_in_backward
 from memopt._offload.stats import offload_stats
 from memopt.memory.allocator import DeviceBytes, LiveBytes
+from memopt.memory.asked import home_of
+from memopt.memory.paths import is_inside
 from memopt.memory.step import Step
 from memopt.memory.unchanged import Written, unchanged
 
@@ -39,13 +41,9 @@ class ObservedStep:
         """How often backward runs a module again for each call. A region runs the module's forward
         past the module's own hooks, but not past those of the modules inside it.
         """
-        inside = [p for p in self.again if p == path or _is_inside(p, path)]
+        inside = [p for p in self.again if p == path or is_inside(p, path)]
         calls = self.with_gradients + self.without_gradients
         return max((-(-self.again[p] // max(calls[p], 1)) for p in inside), default=0)
-
-
-def _is_inside(path: str, other: str) -> bool:
-    return other == "" or path.startswith(f"{other}.")
 
 
 def observed(step: Step) -> ObservedStep:
@@ -53,7 +51,7 @@ def observed(step: Step) -> ObservedStep:
     afterwards as it was.
     """
     found = ObservedStep()
-    device = next((p.device for p in step.model.parameters()), torch.device("cpu"))
+    device = home_of(step.model)
     with unchanged(*step.roots, written=Written()) as before, torch.enable_grad():
         before.rehearse(step.run)
         offloaded = _offloaded_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,14 +27,6 @@ Modules = Predicate | type[nn.Module] | Sequence[type[nn.Module]]
 """The ways in which a caller says which submodules are meant."""
 
 _WHO = "apply_activation_checkpointing"
-_DEFAULTS = {
-    "offload_to_cpu": False,
-    "maintain_forward_counter": False,
-    "offload": None,
-    "partition": None,
-    "preserve_rng_state": True,
-    "early_stop": True,
-}
 
 
 def apply_activation_checkpointing(
@@ -298,7 +291,8 @@ def _replace(model: nn.Module, chosen: NamedModules, wrapper_fn: WrapperFn) -> N
 
 
 def _check_no_options(options: dict[str, Any]) -> None:
-    given = [name for name, value in options.items() if value != _DEFAULTS[name]]
+    parameters = inspect.signature(checkpoint_wrapper).parameters
+    given = [name for name, value in options.items() if value != parameters[name].default]
     if given:
         raise ValueError(
             f"{_WHO}: options of memopt.checkpoint_wrapper must not be "

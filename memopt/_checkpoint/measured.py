@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,7 @@ from memopt.memory.calls.measure import call_tree, sum_of_outputs
 from memopt.memory.calls.tree import CallTree
 from memopt.memory.depth import Depth
 from memopt.memory.parallel import is_sharded
+from memopt.memory.paths import outermost_paths, paths_around
 from memopt.memory.step import LossLike, Step
 
 _MUCH = 0.8
@@ -95,7 +96,7 @@ def measured_regions(
     else:
         possible = tuple(path for path in cut.paths if path not in reasons)
         cut = RegionSet(possible, cut.stays, cut.working)
-    own = [path for path in _outermost(tree.again) if _around(path).isdisjoint(cut.paths)]
+    own = [path for path in outermost_paths(tree.again) if paths_around(path).isdisjoint(cut.paths)]
     reasons |= dict.fromkeys(own, IN_OTHER_CHECKPOINTING)
     told = (
         ("no regions, since they run without gradients", without_gradients(tree)),
@@ -112,7 +113,7 @@ def _why_so_much(tree: CallTree, cut: RegionSet) -> tuple[str, ...]:
     inside: Counter[str] = Counter()
     for storage in tree.storages:
         path = tree.calls[storage.home].path
-        if storage.savers and _around(path).union((path,)).isdisjoint(cut.paths):
+        if storage.savers and paths_around(path).union((path,)).isdisjoint(cut.paths):
             inside[path] += storage.nbytes
     path, nbytes = inside.most_common(1)[0]
     where = f"in {path!r}" if path else "in the model itself"
@@ -141,7 +142,7 @@ def checked_regions(
             told[f"regions that change nothing, around modules that the batch {idle[path]}"].append(
                 path
             )
-        if not _around(path).isdisjoint(left):
+        if not paths_around(path).isdisjoint(left):
             told["regions inside others, which backward runs again twice"].append(path)
     return reasons, tuple(f"{what}: {joined(paths)}" for what, paths in told.items())
 
@@ -187,27 +188,18 @@ def without_gradients(tree: CallTree) -> list[str]:
     )
 
 
-def _outermost(paths: Collection[str]) -> list[str]:
-    return [path for path in paths if _around(path).isdisjoint(paths)]
-
-
-def _around(path: str) -> set[str]:
-    """The paths of the modules around one."""
-    return {path[:end] for end, char in enumerate(path) if char == "."}
-
-
 def _never_called(tree: CallTree, modules: Mapping[str, nn.Module]) -> list[str]:
     """The outermost modules that have parameters and a forward, and are not called, nor is anything
     in them.
     """
     called = {call.path for call in tree.calls}
-    called = called.union(*map(_around, called))
+    called = called.union(*map(paths_around, called))
     found: list[str] = []
     for path, module in modules.items():
         has_parameters = next(module.parameters(), None) is not None
         if path not in called and has_parameters and has_forward(module):
             found.append(path)
-    return _outermost(found)
+    return outermost_paths(found)
 
 
 def _why_not(tree: CallTree, path: str) -> str:
@@ -238,7 +230,7 @@ def _held_for_recompute(model: nn.Module, tree: CallTree) -> int:
     """
     modules = dict(model.named_modules())
     held: set[int] = set()
-    for path in _outermost(tree.again):
+    for path in outermost_paths(tree.again):
         layer = path.rpartition(".")[0]
         region = layer if layer in modules and checkpoints_itself(modules[layer]) else path
         for number in tree.calls_of(region):

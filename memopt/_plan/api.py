@@ -179,7 +179,7 @@ def live_of(
         entry, model = model, model.module
     target = target_of("memopt.plan", model, device)
     step = asked_step("memopt.plan", model, batch, optimizer, loss, autocast, micro_batches)
-    runs = has_values(model, step.batch) and target == home_of(model)
+    runs = has_values(model, step.batch) and target == home_of(model).type
     return Live(
         step,
         blocks_of(step, blocks) if with_blocks else (),
@@ -194,7 +194,7 @@ def live_of(
 def _budget(budget: int | float | str | None, model: nn.Module) -> Size:
     if budget is not None:
         return as_bytes("memopt.plan: budget", budget)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = home_of(model)
     free = None if any(p.is_meta for p in model.parameters()) else free_bytes(device)
     if free is None:
         raise ValueError(

@@ -23,6 +23,7 @@ from memopt.assignment import KEEP, Assignment, Choice
 from memopt.memory.allocator import free_bytes, most_above
 from memopt.memory.depth import Depth
 from memopt.memory.parallel import bucket_bytes, is_sharded
+from memopt.memory.paths import is_inside
 from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.step import Step
 from memopt.memory.unchanged import Written, unchanged
@@ -207,7 +208,7 @@ def blocks_of(step: Step, blocks: BlocksLike) -> tuple[str, ...]:
             f"{type(model).__name__}"
         )
     for path in paths:
-        around = next((other for other in paths if path.startswith(f"{other}.")), None)
+        around = next((other for other in paths if is_inside(path, other)), None)
         if around is not None:
             raise ValueError(
                 f"memopt.plan: no block may be inside another, got {path!r} inside {around!r}"

@@ -13,6 +13,7 @@ from memopt._checkpoint.other import says_that_it_checkpoints
 from memopt._class_patch import Patched
 from memopt._forwards import around_forward
 from memopt._plan.watch import Watch
+from memopt.memory.paths import outermost_paths
 
 _TURN_OFF = (
     "turn that off first (transformers and diffusers: model.gradient_checkpointing_disable() or "
@@ -65,7 +66,7 @@ def again_in(watch: Watch[Any]) -> tuple[str, ...]:
     backward.
     """
     paths = [path for path, module in watch.model.named_modules() if module in watch.again]
-    return tuple(p for p in paths if not any(p.startswith(f"{other}.") for other in paths))
+    return tuple(outermost_paths(paths))
 
 
 def note_on(again: Sequence[str]) -> str:

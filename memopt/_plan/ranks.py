@@ -28,6 +28,11 @@ def first(value: T) -> T:
     return found
 
 
+def is_first() -> bool:
+    """Whether this is the rank that writes for all."""
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+
+
 def joined_ranks(found: dict[str, str]) -> dict[str, str]:
     """Everything that any rank found."""
     merged: dict[str, str] = {}

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from memopt._checkpoint.other import says_that_it_checkpoints
 from memopt._convert import convert, revert
-from memopt._plan import Plan, plan
+from memopt._plan import Plan, plan, ranks
 from memopt.memory.allocator import DeviceBytes
 from memopt.memory.unchanged import unchanged
 from memopt.place import Place
@@ -96,7 +96,8 @@ def put_on(
         return Effect(str(report), metrics, lambda: revert(model), report.notes)
     notes = _turn_own_off(wanted.who, model)
     file = None if wanted.plan is None else Path(wanted.plan)
-    if file is not None and (file.exists() or wanted.budget is None):
+    is_there = file is not None and bool(ranks.least(int(file.exists())))
+    if file is not None and (is_there or wanted.budget is None):
         made = Plan.load(file).apply(model)
     else:
         made = plan(
@@ -109,7 +110,7 @@ def put_on(
             micro_batches=micro_batches,
             measure="auto" if wanted.measure else False,
         ).apply()
-        if file is not None:
+        if file is not None and ranks.is_first():
             made.save(file)
     peak = made.peak if made.measured_peak is None else made.measured_peak
     metrics = {

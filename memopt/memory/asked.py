@@ -37,9 +37,9 @@ def asked_step(
     return Step(model, batch, made, loss, autocast, micro_batches, set_to_none, who=who)
 
 
-def home_of(model: nn.Module) -> str:
-    """Return the type of the device of a model's parameters."""
-    return next((p.device.type for p in model.parameters()), "cpu")
+def home_of(model: nn.Module) -> torch.device:
+    """Return the device of a model's parameters; without any, the CPU."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def target_of(who: str, model: nn.Module, device: object) -> str:
@@ -50,7 +50,7 @@ def target_of(who: str, model: nn.Module, device: object) -> str:
     """
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f'{who}: device must be "cpu", "cuda" or None, got {device!r}')
-    return str(device or ("cuda" if home_of(model) in ("meta", "cuda") else "cpu"))
+    return str(device or ("cuda" if home_of(model).type in ("meta", "cuda") else "cpu"))
 
 
 def has_values(model: nn.Module, batch: object) -> bool:

@@ -22,25 +22,16 @@ from memopt.__main__ import main
 from memopt.memory.allocator import LiveBytes
 from memopt.types import Check, CheckedBlock, FateWithoutEffect
 from tests.support.fingerprint import Fingerprint
+from tests.support.residual import ResidualBlock
 
 WIDTH, ROWS = 32, 64
 X = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
-
-
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.blocks = nn.ModuleList(ResidualBlock(WIDTH) for _ in range(3))
         self.head = nn.Linear(WIDTH, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -136,7 +127,7 @@ def test_a_plain_model_and_a_converted_one() -> None:
 def test_regions_inside_others_are_noted() -> None:
     model = Net()
     memopt.apply_activation_checkpointing(model)
-    inner = model.blocks[1] = nn.Sequential(Block(), Block())
+    inner = model.blocks[1] = nn.Sequential(ResidualBlock(WIDTH), ResidualBlock(WIDTH))
     memopt.checkpoint_wrapper(inner)
     memopt.apply_activation_checkpointing(inner)
     found = memopt.check(model, X)
@@ -161,7 +152,7 @@ class Cases:
 
     def never_called(self) -> nn.Module:
         model = Net()
-        model.extra = memopt.checkpoint_wrapper(Block())
+        model.extra = memopt.checkpoint_wrapper(ResidualBlock(WIDTH))
         return model
 
     never_called.words = r"extra: the step never calls it"  # type: ignore[attr-defined]

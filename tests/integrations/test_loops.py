@@ -18,24 +18,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import memopt
+from tests.support.residual import ResidualBlock
 
 WIDTH, ROWS, STEPS = 32, 64, 3
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
 
 
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(*(Block() for _ in range(4)))
+        self.blocks = nn.Sequential(*(ResidualBlock(WIDTH) for _ in range(4)))
         self.head = nn.Linear(WIDTH, 1)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:

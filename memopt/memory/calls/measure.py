@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memopt.memory.asked import has_values, target_of
+from memopt.memory.asked import has_values, home_of, target_of
 from memopt.memory.attribution import tensors_of
 from memopt.memory.calls.record import CallRecorder
 from memopt.memory.calls.tree import CallTree
@@ -47,7 +47,7 @@ def call_tree(step: Step, changes: Changes, depth: Depth | None = None) -> CallT
                 if len(found.calls) > _STEP_AND_MODEL or not has_values(step.model, step.batch):
                     return found
         with torch.enable_grad():
-            return _real(_alone(step), changes, _home(step))
+            return _real(_alone(step), changes, home_of(step.model))
 
     return (depth or Depth()).run(look, lambda tree: len(tree.calls))
 
@@ -75,10 +75,6 @@ def _alone(step: Step) -> Step:
     alone = copy.copy(step)
     alone.optimizer, alone.set_to_none = None, True
     return alone
-
-
-def _home(step: Step) -> torch.device:
-    return next((p.device for p in step.model.parameters()), torch.device("cpu"))
 
 
 def _real(step: Step, changes: Changes, device: torch.device) -> CallTree:
