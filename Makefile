@@ -4,6 +4,7 @@
 #   make test       the fast tests: three minutes with the build, all subsystems, each family of ops once (ARGS="-k name" goes to pytest)
 #   make test-full  all tests: every variant of an op, and the slow ones
 #   make test-versions  builds and runs the fast tests with each PyTorch of VERSIONS, in environments made for it
+#   make wheels     wheels into dist/: for each Python here and each PyTorch of VERSIONS, and one without a native library
 #   make test-processors  the tests of accuracy as on older processors: of ATen, MKL and memopt alike
 #   make test-delays  the tests of what has threads, while threads are late at random: 20 minutes
 #   make sanitize   the C++ tests of offloading and of the planner with the sanitizers of threads, addresses and undefined behaviour
@@ -55,7 +56,7 @@ TESTS_OF_ACCURACY = tests/ops/test_accuracy.py tests/ops/test_kernel_accuracy.py
 TESTS_OF_THREADS = tests/accelerator tests/accumulate tests/checkpoint tests/distributed tests/examples tests/offload \
   tests/recipes --deselect "tests/accelerator/test_accelerator.py::test_inside[test_benchmark.py]"
 
-.PHONY: demo test test-full test-versions test-processors test-delays sanitize lint format docs bench bench-gpu build torch clean
+.PHONY: demo test test-full test-versions test-processors test-delays wheels sanitize lint format docs bench bench-gpu build torch clean
 
 demo: build
 	@$(call need,demo,rich matplotlib numpy)
@@ -74,6 +75,9 @@ test-full: build
 
 test-versions:
 	.ci/test-versions $(VERSIONS)
+
+wheels:
+	.ci/wheels $(VERSIONS)
 
 test-processors: build
 	@$(need_tests)

@@ -4,6 +4,9 @@ One ninja run compiles everything, with a line of progress for each object, into
 has not changed is not compiled again, by whichever command (make, pip, setup.py) it was built.
 
 Environment:
+    MEMOPT_NATIVE          1 (default). 0: no native library, no compiler, no PyTorch needed; the
+                           wheel is for every Python and PyTorch (memopt/_without_native says what
+                           such an installation can do).
     MEMOPT_CUDA            auto (default): CUDA kernels if PyTorch is a CUDA build and a CUDA
                            compiler is found. 1: always, an error without a compiler. 0: never.
     TORCH_CUDA_ARCH_LIST   architectures, as PyTorch reads them ("9.0", "8.0;9.0+PTX"), or all:
@@ -32,16 +35,21 @@ from typing import NamedTuple
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-# PyTorch warns where there is no NumPy, which building does without.
-warnings.filterwarnings("ignore", "Failed to initialize NumPy")
-try:
-    import torch
-    from torch.utils import cpp_extension
-except ImportError:
-    raise SystemExit(
-        "memopt: building needs PyTorch in the same environment: pip install torch, then "
-        "pip install --no-build-isolation ."
-    ) from None
+NATIVE = os.environ.get("MEMOPT_NATIVE", "1")
+if NATIVE not in ("0", "1"):
+    raise SystemExit(f"memopt: MEMOPT_NATIVE must be 0 or 1, got {NATIVE!r}")
+if NATIVE == "1":
+    # PyTorch warns where there is no NumPy, which building does without.
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")
+    try:
+        import torch
+        from torch.utils import cpp_extension
+    except ImportError:
+        raise SystemExit(
+            "memopt: building needs PyTorch in the same environment: pip install torch, then "
+            "pip install --no-build-isolation . (or MEMOPT_NATIVE=0 pip install . for regions, "
+            "plan and anatomy without kernels)"
+        ) from None
 
 ROOT = Path(__file__).resolve().parent
 HEADER = "include/cuda_runtime.h"
@@ -359,5 +367,8 @@ def build_macros(cuda_home: Path | None) -> list[str]:
 
 
 os.chdir(ROOT)
-sources = sorted(path.as_posix() for path in Path("csrc").rglob("*.c*"))
-setup(ext_modules=[Extension("memopt._C", sources)], cmdclass={"build_ext": BuildExtension})
+if NATIVE == "1":
+    sources = sorted(path.as_posix() for path in Path("csrc").rglob("*.c*"))
+    setup(ext_modules=[Extension("memopt._C", sources)], cmdclass={"build_ext": BuildExtension})
+else:
+    setup()

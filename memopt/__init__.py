@@ -12,6 +12,7 @@ memopt.convert.rule, memopt.offload.stats. The classes of results are in memopt.
 """
 
 import sys
+import warnings
 from typing import Any
 
 from memopt import functional, nn, types
@@ -27,7 +28,7 @@ from memopt._checkpoint import (
 )
 from memopt._compile import compile
 from memopt._convert import convert, revert
-from memopt._extension import build_info
+from memopt._extension import HAS_NATIVE, build_info
 from memopt._offload import offload
 from memopt._plan import BudgetTooSmall, Plan, fit, plan, plan_compiled
 from memopt._public import moved
@@ -65,6 +66,14 @@ __all__ = [
     "types",
     "unwrap",
 ]
+
+
+if not HAS_NATIVE:
+    warnings.warn(
+        "memopt was installed without its native library: regions are PyTorch's own checkpoint, "
+        "there are plan, anatomy and check, and neither recipes nor offloading",
+        stacklevel=2,
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -25,6 +25,7 @@ def test_keys_and_types() -> None:
     info = memopt.build_info()
     assert set(info) == {
         "version",
+        "native",
         "torch",
         "torch_running",
         "torch_cuda",
@@ -77,7 +78,6 @@ def test_command_line_prints_it(child_environment: dict[str, str]) -> None:
 OTHER = "_C.cpython-399-x86_64-linux-gnu.so"
 # What the folder of the package has in place of its native library, and what is said of it.
 LIBRARIES = {
-    "missing": ({}, "it has not been built"),
     "for another Python": ({OTHER: b""}, f"it was built for another Python ({OTHER})"),
     # As after an upgrade of PyTorch, when symbols are missing; here the file is no library.
     "does not load": (

@@ -20,14 +20,14 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(autouse=True)
 def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     """And none of the variables that setup.py reads."""
-    for name in ("MEMOPT_CUDA", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS"):
+    for name in ("MEMOPT_NATIVE", "MEMOPT_CUDA", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(ROOT)
 
 
 def functions() -> dict[str, Any]:
     """What setup.py defines, without its last line, which builds."""
-    source = (ROOT / "setup.py").read_text().split("setup(ext_modules")[0]
+    source = (ROOT / "setup.py").read_text().split("os.chdir(ROOT)")[0]
     namespace: dict[str, Any] = {"__file__": "setup.py", "__name__": "setup"}
     exec(source, namespace)
     return namespace
@@ -44,8 +44,20 @@ def test_without_torch_it_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "torch", None)
     assert message(functions) == (
         "memopt: building needs PyTorch in the same environment: pip install torch, then "
-        "pip install --no-build-isolation ."
+        "pip install --no-build-isolation . (or MEMOPT_NATIVE=0 pip install . for regions, "
+        "plan and anatomy without kernels)"
     )
+
+
+def test_without_native_library_it_needs_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setenv("MEMOPT_NATIVE", "0")
+    assert "setup" in functions()
+
+
+def test_unknown_value_of_memopt_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMOPT_NATIVE", "no")
+    assert message(functions) == "memopt: MEMOPT_NATIVE must be 0 or 1, got 'no'"
 
 
 def test_unknown_value_of_memopt_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

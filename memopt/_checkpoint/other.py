@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,15 +19,21 @@ from memopt._checkpoint.wrapper import unwrap
 from memopt._class_patch import original_class
 from memopt._function_code import plain_function
 
+# Without the native library a region of memopt's calls PyTorch's, and is called by it.
+_REGIONS = str(Path(__file__).parents[1] / "_without_native" / "region.py")
+
 
 def is_in_other_checkpointing() -> bool:
     """Whether what runs here was called by torch.utils.checkpoint, or by a custom function of
     autograd, as reentrant checkpointing is made (FairScale, DeepSpeed, guided diffusion).
     """
     frame: Any = sys._getframe(1)
+    inner = ""
     while frame is not None:
-        if frame.f_code.co_filename == torch_checkpoint.__file__:
+        file = frame.f_code.co_filename
+        if file == torch_checkpoint.__file__ and inner not in (file, _REGIONS):
             return True
+        inner = file
         names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
         if names and isinstance(frame.f_locals.get(names[0]), torch.autograd.function.FunctionCtx):
             return True

@@ -32,6 +32,7 @@ from memopt._convert.sample import (
 from memopt._convert.skip import Skip, outermost, skipped
 from memopt._convert.supported import has_kernels_for
 from memopt._convert.swap import Swap, SwappedModule, swap_of
+from memopt._extension import require_native
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -145,6 +146,7 @@ def convert(
     Raises:
         TypeError: `model` is no nn.Module, is a ScriptModule, compiled or quantised, or
             `checkpoint`, `offload` or `skip` is of another kind.
+        NativeLibraryMissing: a RuntimeError: memopt was installed without its native library.
         ValueError: the model's forward has no parameters for `batch`, `checkpoint` or
             `offload` is True and the model has no blocks, no module has a path that `skip` names,
             or `autocast_norms` is another value.
@@ -153,6 +155,7 @@ def convert(
 
     After any error the model is as before.
     """
+    require_native("convert")
     _check_model(model)
     check_autocast_norms(autocast_norms)
     regions = Regions(checkpoint, offload)

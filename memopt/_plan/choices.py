@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from memopt._extension import HAS_NATIVE
 from memopt.assignment import Choice
 
 CHOICES = tuple(
-    Choice(recipes, checkpoint) for checkpoint in (False, True) for recipes in (False, True)
+    Choice(recipes, checkpoint)
+    for checkpoint in (False, True)
+    for recipes in ((False, True) if HAS_NATIVE else (False,))
 )
-"""The choices without offloading: keep, recipes, checkpoint, recipes inside a checkpoint."""
+"""The choices without offloading: keep, recipes, checkpoint, recipes inside a checkpoint. (Recipes
+where there is the native library.)
+"""
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from memopt._extension import HAS_NATIVE
 from memopt._plan.choose import UNLIMITED, Terms, problem, solved, uniform
 from memopt._plan.profile import Profile
 from memopt._plan.solver import Stage, evaluate
@@ -52,7 +53,7 @@ def curve_of(profile: Profile, terms: Terms, count: int, plain_peak: int | None 
 def _settings(profile: Profile, terms: Terms) -> Iterator[Point]:
     for name, choice in (
         ("keep all", KEEP),
-        ("recipes only", Choice(recipes=True)),
+        *((("recipes only", Choice(recipes=True)),) if HAS_NATIVE else ()),
         ("each block checkpointed", Choice(checkpoint=True)),
     ):
         solution = uniform(profile, choice, terms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from memopt._extension import HAS_NATIVE
 from memopt._plan.choose import BudgetTooSmall, Chosen
 from memopt._plan.live import Live
 from memopt.memory.pieces import ACTIVATIONS, STATES, in_words
@@ -81,7 +82,7 @@ def _remedies(live: Live) -> list[str]:
     """
     if not live.predictable:
         return []
-    fates = Fates(recipes=True, checkpoint="all", who=live.step.who)
+    fates = Fates(recipes=HAS_NATIVE, checkpoint="all", who=live.step.who)
     try:
         now, ledger = predicted_trace(live.step, fates, live.target)
     except Exception:  # the model's own, which must not hide what is to be said

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from memopt._extension import HAS_NATIVE
 from memopt._plan.live import Live
 from memopt.applied import assign
 from memopt.assignment import Assignment, Choice
@@ -14,7 +15,7 @@ from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.predicted.predict import hollow_step
 from memopt.memory.step import Step
 
-_LEAST = Choice(recipes=True, checkpoint=True)
+_LEAST = Choice(recipes=HAS_NATIVE, checkpoint=True)
 
 
 def least_peak(live: Live, step: Step) -> int:

@@ -13,6 +13,7 @@ from memopt._checkpoint.apply import Modules, as_predicate, choose_modules
 from memopt._checkpoint.blocks import find_blocks
 from memopt._checkpoint.measured import idle_modules, measured_regions
 from memopt._checkpoint.probe import cannot_run_again
+from memopt._extension import HAS_NATIVE
 from memopt._plan import ranks
 from memopt._plan.choose import Terms, uniform
 from memopt._plan.observe import Observed, predicted, watched
@@ -123,7 +124,7 @@ class Live:
             above = [(sample, observed.nbytes.above) for sample, observed in samples]
             # Where some blocks have recipes the others pay as well, since what they save passes a
             # hook too. So each is timed without the other.
-            for choice in (KEEP, Choice(recipes=True)):
+            for choice in dict.fromkeys((KEEP, Choice(recipes=HAS_NATIVE))):
                 whole = uniform(profile, choice, Terms()).peak - profile.base
                 above.append((profile.uniform(choice), whole))
             room = free_bytes(next(self.step.model.parameters()).device)

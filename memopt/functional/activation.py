@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from memopt._extension import _C
+from memopt._extension import _C, ops
 from memopt.functional.arguments import names_arguments
 
 __all__ = [
@@ -41,7 +41,7 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
 """The formulas of a model without memopt, of x and of the scalar if there is one."""
 
 # Looked up once. Each lookup, keyword and Python function between costs time on the host.
-_op: Callable[..., Tensor] = torch.ops.memopt.activation.default
+_op: Callable[..., Tensor] = ops.activation.default
 
 
 @names_arguments

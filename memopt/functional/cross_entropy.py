@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import memopt._extension  # noqa: F401  (registers the operators)
+from memopt._extension import ops
 from memopt.functional.arguments import names_arguments
 
 IGNORED = -100
@@ -99,7 +99,7 @@ def linear_cross_entropy(
         )
     if num_items is not None and not isinstance(num_items, Tensor):
         num_items = torch.full((), num_items, dtype=torch.float64, device=target.device)
-    loss: Tensor = torch.ops.memopt.linear_cross_entropy(
+    loss: Tensor = ops.linear_cross_entropy(
         input,
         linear_weight,
         target,
@@ -168,7 +168,7 @@ def cross_entropy(
     single = input.dim() == 1
     if single:
         input, target = input.unsqueeze(0), target.unsqueeze(0)
-    loss: Tensor = torch.ops.memopt.cross_entropy(
+    loss: Tensor = ops.cross_entropy(
         input,
         target,
         weight,
@@ -238,8 +238,7 @@ def linear_log_probs(
         RuntimeError, ValueError: an argument breaks a rule above.
         IndexError: a class is out of range (on CUDA the stream stops with that message).
     """
-    op = torch.ops.memopt
-    run = op.linear_log_probs_and_entropy if entropy else op.linear_log_probs
+    run = ops.linear_log_probs_and_entropy if entropy else ops.linear_log_probs
     results: Tensor | tuple[Tensor, Tensor] = run(
         input,
         linear_weight,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-import memopt._extension  # noqa: F401  (registers the operators)
+from memopt._extension import ops
 from memopt.functional.activation import ACTIVATIONS, gelu_name
 from memopt.functional.activation import activation as activate
 from memopt.functional.arguments import as_ints, names_arguments
@@ -46,7 +45,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     """
     if not _drops("dropout", p, training):
         return input
-    output: Tensor = torch.ops.memopt.dropout(input, p)
+    output: Tensor = ops.dropout(input, p)
     return output
 
 
@@ -81,7 +80,7 @@ def activation_dropout(
     # The op's error names the op, where the name is unknown.
     if not _drops("activation_dropout", p, training) and activation in ACTIVATIONS:
         return activate(input, activation, activation_scalar)
-    output: Tensor = torch.ops.memopt.activation_dropout(
+    output: Tensor = ops.activation_dropout(
         input, p, activation=activation, activation_scalar=activation_scalar
     )
     return output
@@ -141,7 +140,7 @@ def dropout_add_layer_norm(
     """
     if not _drops("dropout_add_layer_norm", p, training):
         return add_layer_norm(input, residual, normalized_shape, weight, bias, eps)
-    output, sum = torch.ops.memopt.dropout_add_layer_norm(
+    output, sum = ops.dropout_add_layer_norm(
         input, residual, p, as_ints(normalized_shape), weight, bias, eps
     )
     return output, sum
@@ -180,7 +179,7 @@ def dropout_add_rms_norm(
     keywords = {"zero_centered_weight": zero_centered_weight}
     if not _drops("dropout_add_rms_norm", p, training):
         return add_rms_norm(input, residual, normalized_shape, weight, eps, **keywords)
-    output, sum = torch.ops.memopt.dropout_add_rms_norm(
+    output, sum = ops.dropout_add_rms_norm(
         input, residual, p, as_ints(normalized_shape), weight, eps, **keywords
     )
     return output, sum

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
-import memopt._extension  # noqa: F401  (registers the operators)
+from memopt._extension import ops
 from memopt.functional.activation import gelu_name
 from memopt.functional.arguments import names_arguments
 
 # Looked up once. Each lookup, keyword and Python function between costs time on the host.
-_gated: Callable[..., Tensor] = torch.ops.memopt.gated.default
-_gated_packed: Callable[..., Tensor] = torch.ops.memopt.gated_packed.default
+_gated: Callable[..., Tensor] = ops.gated.default
+_gated_packed: Callable[..., Tensor] = ops.gated_packed.default
 
 
 @names_arguments

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-import memopt._extension  # noqa: F401  (registers the operators)
 from memopt._compat import in_jit_trace
+from memopt._extension import ops
 from memopt.functional.activation import gelu_name
 from memopt.functional.arguments import names_arguments
 from memopt.functional.norm import layer_norm, rms_norm
@@ -75,9 +75,7 @@ def layer_norm_linear(
     if not torch.compiler.is_compiling() and in_jit_trace():
         normed = layer_norm(input, [int(input.shape[-1])], norm_weight, norm_bias, eps)
         return _traced(normed, weight, weights, biases)
-    outputs = torch.ops.memopt.layer_norm_linear(
-        input, norm_weight, norm_bias, weights, biases, eps
-    )
+    outputs = ops.layer_norm_linear(input, norm_weight, norm_bias, weights, biases, eps)
     return outputs[0] if isinstance(weight, Tensor) else tuple(outputs)
 
 
@@ -133,7 +131,7 @@ def rms_norm_linear(
             zero_centered_weight=zero_centered_weight,
         )
         return _traced(normed, weight, weights, biases)
-    outputs = torch.ops.memopt.rms_norm_linear(
+    outputs = ops.rms_norm_linear(
         input, norm_weight, weights, biases, eps, zero_centered_weight=zero_centered_weight
     )
     return outputs[0] if isinstance(weight, Tensor) else tuple(outputs)
@@ -162,7 +160,7 @@ def activation_linear(
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it and what was got.
     """
-    output: Tensor = torch.ops.memopt.activation_linear(
+    output: Tensor = ops.activation_linear(
         input, weight, bias, activation=activation, activation_scalar=activation_scalar
     )
     return output
@@ -193,7 +191,7 @@ def gated_linear(
 
     Returns, Raises: as for activation_linear.
     """
-    output: Tensor = torch.ops.memopt.gated_linear(
+    output: Tensor = ops.gated_linear(
         gate, up, weight, bias, activation=activation, activation_scalar=activation_scalar
     )
     return output
@@ -223,7 +221,7 @@ def gated_packed_linear(
 
     Returns, Raises: as for activation_linear.
     """
-    output: Tensor = torch.ops.memopt.gated_packed_linear(
+    output: Tensor = ops.gated_packed_linear(
         input,
         weight,
         bias,

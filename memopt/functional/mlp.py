@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-import memopt._extension  # noqa: F401  (registers the operators)
+from memopt._extension import ops
 from memopt.functional.arguments import names_arguments
 
 
@@ -83,7 +83,7 @@ def mlp(
             raise ValueError(f"mlp: {name} must be between 0 and 1, got {p}")
     # Autocast casts the op's input, and a float32 residual stream is to stay float32.
     adds_input = residual and _is_cast(input)
-    output: Tensor = torch.ops.memopt.mlp(
+    output: Tensor = ops.mlp(
         input,
         up_weight,
         up_bias,

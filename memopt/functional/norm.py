@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-import memopt._extension  # noqa: F401  (registers the operators)
+from memopt._extension import ops
 from memopt.functional.arguments import as_ints, names_arguments
 
 
@@ -38,9 +37,7 @@ def layer_norm(
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it and what was got.
     """
-    output: Tensor = torch.ops.memopt.layer_norm(
-        input, as_ints(normalized_shape), weight, bias, eps
-    )
+    output: Tensor = ops.layer_norm(input, as_ints(normalized_shape), weight, bias, eps)
     return output
 
 
@@ -69,7 +66,7 @@ def layer_norm_gelu(
         RuntimeError: an argument breaks a rule of layer_norm or gelu; the message names it and what
         was got.
     """
-    output: Tensor = torch.ops.memopt.layer_norm_gelu(
+    output: Tensor = ops.layer_norm_gelu(
         input, as_ints(normalized_shape), weight, bias, eps, approximate=approximate
     )
     return output
@@ -107,7 +104,7 @@ def rms_norm(
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it and what was got.
     """
-    output: Tensor = torch.ops.memopt.rms_norm(
+    output: Tensor = ops.rms_norm(
         input, as_ints(normalized_shape), weight, eps, zero_centered_weight=zero_centered_weight
     )
     return output
@@ -143,9 +140,7 @@ def add_layer_norm(
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it and what was got.
     """
-    output, sum = torch.ops.memopt.add_layer_norm(
-        input, residual, as_ints(normalized_shape), weight, bias, eps
-    )
+    output, sum = ops.add_layer_norm(input, residual, as_ints(normalized_shape), weight, bias, eps)
     return output, sum
 
 
@@ -175,7 +170,7 @@ def add_rms_norm(
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it and what was got.
     """
-    output, sum = torch.ops.memopt.add_rms_norm(
+    output, sum = ops.add_rms_norm(
         input,
         residual,
         as_ints(normalized_shape),

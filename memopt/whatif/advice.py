@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from memopt._checkpoint.blocks import find_blocks
+from memopt._extension import HAS_NATIVE
 from memopt.memory.batches import rows_of
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import ACTIVATIONS, OFFLOADED, STATES, TEMPORARY, Entry, Piece
@@ -103,7 +104,7 @@ def _remedies(
             _FUSED_LOSS,
             lambda: (_as_if(now, ledger, _scaled(ledger, logits, 0)), 0.0),
         )
-    if not fates.recipes:
+    if HAS_NATIVE and not fates.recipes:
         yield _Remedy(
             "recipes: norms and activations are recomputed",
             "memopt.convert(model)",
@@ -120,12 +121,13 @@ def _remedies(
             "memopt.apply_activation_checkpointing(model)",
             with_fates(checkpoint="all"),
         )
+    if HAS_NATIVE and fates.checkpoint is None and find_blocks(step.model).modules:
         yield _Remedy(
             "recipes inside regions",
             "memopt.convert(model, checkpoint=True)",
             with_fates(recipes=True, checkpoint="all"),
         )
-    if not fates.offload:
+    if HAS_NATIVE and not fates.offload:
         yield _Remedy(
             "activations on the host",
             "with memopt.offload(): loss = ...",

@@ -1,4 +1,4 @@
-"""inside/ is collected only where it was asked for by path: its tests run in a child process."""
+"""The tests in inside/ run in a child process."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-INSIDE = Path(__file__).parent / "inside"
+from tests.support.only_if_asked_for import ignores
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    if not collection_path.is_relative_to(INSIDE):
-        return None
-    asked_for = (config.invocation_params.dir / a.split("::")[0] for a in config.args)
-    return None if any(path.resolve().is_relative_to(INSIDE) for path in asked_for) else True
+    return ignores(Path(__file__).parent / "inside", collection_path, config)
