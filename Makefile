@@ -96,11 +96,12 @@ sanitize:
 	$(PYTHON) -m tests.support.cpp_programs thread address
 
 lint: torch
-	@$(call need,lint,ruff clang_format mypy rich matplotlib)
+	@$(call need,lint,ruff clang_format mypy rich matplotlib check_jsonschema)
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(CLANG_FORMAT) --dry-run --Werror $(CXX_FILES)
 	$(PYTHON) -m mypy
+	$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 format: torch
 	@$(call need,lint,ruff clang_format)
