@@ -29,6 +29,7 @@ from memopt._checkpoint import (
 from memopt._compile import compile
 from memopt._convert import convert, revert
 from memopt._extension import HAS_NATIVE, build_info
+from memopt._fits import fits
 from memopt._offload import offload
 from memopt._plan import BudgetTooSmall, Plan, fit, plan, plan_compiled
 from memopt._public import moved
@@ -52,6 +53,7 @@ __all__ = [
     "compile",
     "convert",
     "fit",
+    "fits",
     "functional",
     "largest_batch",
     "longest_sequence",

@@ -1,4 +1,4 @@
-"""The command line: python -m memopt {anatomy,bench,check,demo,env,plan}."""
+"""The command line: python -m memopt {anatomy,bench,check,demo,env,fits,plan}."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import memopt
 from memopt.bench import add_bench_arguments, bench_command
 from memopt.command.anatomy import add_anatomy_arguments, anatomy_command
 from memopt.command.check import add_check_arguments, check_command
+from memopt.command.fits import add_fits_arguments, fits_command
 from memopt.command.plan import add_plan_arguments, plan_command
 from memopt.demo import add_demo_arguments, demo_command
 
@@ -50,6 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
     add_plan_arguments(
         commands.add_parser("plan", help="a fate for each block of a model, within a budget")
     )
+    add_fits_arguments(
+        commands.add_parser("fits", help="whether a training step fits into a device's memory")
+    )
     add_check_arguments(
         commands.add_parser("check", help="whether what was asked of each block takes effect")
     )
@@ -63,6 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
         "anatomy": anatomy_command,
         "plan": plan_command,
         "check": check_command,
+        "fits": fits_command,
         "bench": bench_command,
     }
     return runs[args.command](args)

@@ -5,6 +5,7 @@ from memopt._anatomy import Advice, Anatomy
 from memopt._check import Check, CheckedBlock, FateWithoutEffect
 from memopt._checkpoint import CheckpointBuffers
 from memopt._convert import Report
+from memopt._fits import Fits
 from memopt._offload.stats import OffloadStats
 from memopt._plan import CompiledPlan, Fitted, Plan, PlannedBlock
 
@@ -17,6 +18,7 @@ __all__ = [
     "CheckpointBuffers",
     "CompiledPlan",
     "FateWithoutEffect",
+    "Fits",
     "Fitted",
     "OffloadStats",
     "Plan",

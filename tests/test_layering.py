@@ -41,7 +41,7 @@ MEMOPT_LAYERS = (
     {"_compile", "_convert"},
     {"applied"},
     {"whatif"},
-    {"_accumulate", "_anatomy", "_check"},
+    {"_accumulate", "_anatomy", "_check", "_fits"},
     {"_plan"},
     {"types"},
     {"compat", "integrations"},

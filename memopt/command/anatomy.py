@@ -29,7 +29,7 @@ OPTIMIZERS = {
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options that say which step of which model is meant."""
+    """Declares the options that say which model and batch are meant."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "model",
@@ -43,30 +43,50 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch", type=int, default=4, help="rows (default: 4)")
     parser.add_argument("--seq", type=int, default=512, help="tokens in a row (default: 512)")
-    parser.add_argument(
-        "--device",
-        choices=("cpu", "cuda"),
-        help="predict for (default: cuda; with --measure, where the step runs)",
-    )
     parser.add_argument("--dtype", choices=tuple(DTYPES), help="of weights (default: the model's)")
     parser.add_argument(
         "--autocast", choices=("bfloat16", "float16"), help="run forward under autocast"
     )
+
+
+def add_step_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares these, and those of the rest of its step."""
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="predict for (default: cuda; where a step runs, its device)",
+    )
     parser.add_argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw")
     parser.add_argument("--micro-batches", type=int, default=1, help="accumulate (default: 1)")
+
+
+def add_what_if(parser: argparse.ArgumentParser) -> None:
+    """Declares options on what becomes of activations."""
+    parser.add_argument("--recipes", action="store_true", help="what if memopt.convert")
+    parser.add_argument("--checkpoint", help="what if regions: all, sqrt, optimal or a number")
+    parser.add_argument("--offload", action="store_true", help="what if activations leave")
+
+
+def add_measure(parser: argparse.ArgumentParser) -> None:
+    """Declares the option to run real steps."""
     parser.add_argument(
         "--measure", action="store_true", help="also run the step (--preset only), here"
     )
-    for name in ("json", "html", "png"):
+
+
+def add_files(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Declares the options that name a file to write."""
+    for name in names:
         parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {name.upper()}")
 
 
 def add_anatomy_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
-    add_model_arguments(parser)
-    parser.add_argument("--recipes", action="store_true", help="what if memopt.convert")
-    parser.add_argument("--checkpoint", help="what if regions: all, sqrt, optimal or a number")
-    parser.add_argument("--offload", action="store_true", help="what if activations leave")
+    add_step_arguments(parser)
+    add_measure(parser)
+    add_what_if(parser)
+    add_files(parser, "json", "html", "png")
     parser.add_argument("--formula", action="store_true", help="closed formulas with the bytes")
     parser.add_argument("--advice", action="store_true", help="predict what would help")
 
@@ -112,8 +132,12 @@ def step_options(args: argparse.Namespace) -> dict[str, Any]:
         "optimizer": OPTIMIZERS[args.optimizer],
         "autocast": None if args.autocast is None else DTYPES[args.autocast],
         "micro_batches": args.micro_batches,
-        "device": args.device or (None if args.measure else "cuda"),
+        "device": args.device or (None if _measures(args) else "cuda"),
     }
+
+
+def _measures(args: argparse.Namespace) -> bool:
+    return getattr(args, "measure", False) is True
 
 
 def with_note(report: Any, job: presets.Job) -> Any:
@@ -128,7 +152,7 @@ def _output(args: argparse.Namespace, job: presets.Job) -> Output:
             job.batch,
             measure=args.measure,
             recipes=args.recipes,
-            checkpoint=_checkpoint(args.checkpoint),
+            checkpoint=checkpoint_of(args.checkpoint),
             offload=args.offload,
             advice=args.advice,
             **step_options(args),
@@ -158,10 +182,10 @@ def job_of(args: argparse.Namespace) -> presets.Job:
 
 
 def _named(args: argparse.Namespace) -> presets.Job:
-    if args.measure and not args.preset:
+    if _measures(args) and not args.preset:
         raise UsageError("--measure: needs --preset, whose models have values")
     if args.preset:
-        place = ("cuda" if torch.cuda.is_available() else "cpu") if args.measure else "meta"
+        place = ("cuda" if torch.cuda.is_available() else "cpu") if _measures(args) else "meta"
         return presets.preset(args.preset, args.batch, args.seq, place)
     if args.config:
         return presets.from_config(args.config, args.batch, args.seq, _sizes(args.set))
@@ -178,5 +202,6 @@ def _sizes(text: str) -> dict[str, Any]:
     return sizes
 
 
-def _checkpoint(value: str | None) -> Any:
+def checkpoint_of(value: str | None) -> Any:
+    """The option's value: a word or a number."""
     return int(value) if value is not None and value.isdigit() else value

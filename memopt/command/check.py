@@ -6,7 +6,14 @@ import argparse
 
 from memopt._check.api import check
 from memopt.command import presets
-from memopt.command.anatomy import DTYPES, Output, add_model_arguments, finished
+from memopt.command.anatomy import (
+    DTYPES,
+    Output,
+    add_files,
+    add_measure,
+    add_model_arguments,
+    finished,
+)
 
 WITHOUT_EFFECT = 1
 
@@ -14,6 +21,8 @@ WITHOUT_EFFECT = 1
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
     add_model_arguments(parser)
+    add_measure(parser)
+    add_files(parser, "json")
 
 
 def check_command(args: argparse.Namespace) -> int:

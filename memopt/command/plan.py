@@ -11,7 +11,9 @@ from memopt._plan.plan import Plan
 from memopt.command import presets
 from memopt.command.anatomy import (
     Output,
-    add_model_arguments,
+    add_files,
+    add_measure,
+    add_step_arguments,
     finished,
     step_options,
     with_note,
@@ -20,14 +22,16 @@ from memopt.command.anatomy import (
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
-    add_model_arguments(parser)
+    add_step_arguments(parser)
+    add_measure(parser)
+    add_files(parser, "json", "html", "png")
     parser.add_argument("--budget", required=True, help="of the step's peak: 24GiB, 80GB, or bytes")
     parser.add_argument("--offload", action="store_true", help="activations may go to the host")
     parser.add_argument("--largest-batch", action="store_true", help="also how many rows fit")
 
 
 def plan_command(args: argparse.Namespace) -> int:
-    """Runs the  Returns 0, or 2 for arguments that cannot be run."""
+    """Runs the command. Returns 0, or 2 for arguments that cannot be run."""
     return finished(args, _output)
 
 

@@ -1,0 +1,63 @@
+"""`python -m memopt fits`: whether a training step fits into a device's memory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from memopt._fits.api import fits
+from memopt.command import presets
+from memopt.command.anatomy import (
+    Output,
+    add_files,
+    add_step_arguments,
+    add_what_if,
+    checkpoint_of,
+    finished,
+    step_options,
+)
+
+DOES_NOT_FIT = 1
+
+
+def add_fits_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's options."""
+    add_step_arguments(parser)
+    add_what_if(parser)
+    parser.add_argument("--memory", required=True, help="of one device: 80GB, 24GiB, or bytes")
+    parser.add_argument("--ranks", type=int, default=1, help="devices that train together")
+    parser.add_argument("--parallel", choices=("fsdp", "ddp"), default="fsdp")
+    parser.add_argument(
+        "--weight-bits", type=int, choices=(4, 8), help="frozen linear weights are stored so"
+    )
+    parser.add_argument("--reserve", help="not the step's (default: 1GiB on CUDA, else none)")
+    add_files(parser, "json")
+
+
+def fits_command(args: argparse.Namespace) -> int:
+    """Runs the command. Returns 0 where it fits; 1 where it does not; 2 for arguments that cannot
+    be run.
+    """
+    return finished(args, _output)
+
+
+def _output(args: argparse.Namespace, job: presets.Job) -> Output:
+    found = fits(
+        job.model,
+        job.batch,
+        args.memory,
+        recipes=args.recipes,
+        checkpoint=checkpoint_of(args.checkpoint),
+        offload=args.offload,
+        ranks=args.ranks,
+        parallel=args.parallel,
+        weight_bits=args.weight_bits,
+        reserve=args.reserve,
+        **step_options(args),
+    )
+
+    def write(path: Path) -> None:
+        path.write_text(json.dumps(found.to_dict(), indent=1) + "\n")
+
+    return Output(str(found), {"json": write}, 0 if found else DOES_NOT_FIT)
