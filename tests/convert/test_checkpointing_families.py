@@ -30,6 +30,7 @@ from tests.convert.checkpointed import (
     checkpoint,
     convert,
     convert_with_regions,
+    layers,
     no_longer_checkpoint,
     of_family,
     run,
@@ -40,10 +41,10 @@ from tests.support.families import (
     FAMILIES,
     LARGE,
     LEFT_OUT,
+    NEEDS_CACHE,
     NO_FORWARD,
+    NO_KEYS,
     NO_LAYERS,
-    NUMBERS_DISAGREE,
-    OTHER_INPUTS,
     QUICK,
     TOO_LARGE,
 )
@@ -57,6 +58,12 @@ from tests.support.tiny_transformers import (
 from tests.support.tolerances import RESULT_ERROR_RATIO
 
 pytest.importorskip("transformers", minversion="5.23")
+
+
+CALLS_FUNCTIONS = {"esmfold2"}
+"""Families whose checkpointed layers call a function themselves: transformers runs a layer's forward
+anew, not the call of the layer, so that the function is PyTorch's in both runs.
+"""
 
 
 def is_thorough(name: str) -> bool:
@@ -89,8 +96,9 @@ def test_each_layer_runs_as_often_and_holds_no_more(name: str) -> None:
         assert both.held <= alone.held
     assert same_bits(before, after)
     # Where a tensor goes to several layers its gradients are added in another order, as in plain.
-    bits = same_bits(alone, plain)
+    bits = same_bits(alone, plain) and name not in CALLS_FUNCTIONS
     assert same_bits(after, converted) or not bits
+    assert_as_right(family, after, converted)
     if is_thorough(name):
         thoroughly(family, alone, converted, bits)
 
@@ -176,17 +184,19 @@ def why_not(name: str) -> str:
     except ImportError as e:
         package = re.search("timm|scipy|torchaudio", str(e))
         return f"needs {package[0]}" if package else str(e)
-    except Exception:
-        return NUMBERS_DISAGREE
+    except ValueError as e:
+        return NO_KEYS if "producing a cache is different" in str(e) else str(e)
     if type(model).forward is nn.Module.forward:
         return NO_FORWARD
-    try:
-        inputs = family.inputs()
-    except ValueError:
-        return OTHER_INPUTS
     try:
         checkpoint(model)
     except ValueError as e:
         return NO_LAYERS if "not compatible with gradient checkpointing" in str(e) else str(e)
-    forwards = run(model, lambda: loss_of(model(**inputs)), count=False).forwards
+    if not layers(model):
+        return NO_LAYERS
+    inputs = family.inputs()
+    try:
+        forwards = run(model, lambda: loss_of(model(**inputs)), count=False).forwards
+    except AttributeError as e:
+        return NEEDS_CACHE if "get_seq_length" in str(e) else str(e)
     return "" if max(forwards.values(), default=1) > 1 else NO_LAYERS

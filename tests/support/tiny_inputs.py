@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.support.tiny_by_hand import by_hand
 from tests.support.tiny_configs import IMAGE, PATCH, SAMPLES, TOKENS, WIDTH, is_config
 
 ROWS = 2
@@ -27,8 +28,12 @@ _TEXTS = ("ids", "codes in rows", "codes last", "codes first")
 
 def candidates(model: nn.Module, config: Any) -> Iterator[dict[str, Any]]:
     """Arguments of the model's forward: the main input, what must be given, and pictures beside a
-    text. A name does not say all of a shape, so there are several; the fullest come first.
+    text. A name does not say all of a shape, so there are several; the fullest come first. Those
+    that were written by hand are the only ones of their family.
     """
+    if (given := by_hand(config.model_type)) is not None:
+        yield given
+        return
     maker = Maker(type(model), config)
     takes = maker.takes
     must = [n for n, p in takes.items() if p.default is p.empty]

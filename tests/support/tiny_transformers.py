@@ -20,76 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from tests.support.tiny_changes import CHANGES, STARTS
 from tests.support.tiny_configs import shrunk
 from tests.support.tiny_inputs import candidates
-
-# What the names do not say. Two layers of each kind, so that there are blocks.
-_OF_FAMILY: dict[str, dict[str, Any]] = {
-    "olmo_hybrid": {
-        "num_hidden_layers": 4,
-        "layer_types": ["linear_attention", "full_attention"] * 2,
-    },
-    "neomme": {"layer_types": ["sliding_attention", "full_attention"]},
-    "gemma3n_text": {"num_kv_shared_layers": 0},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
-    "deepseek_ocr2": {"text_config.mlp_layer_types": ["dense", "sparse"]},
-    "mamba2": {"head_dim": 16},
-    "zaya": {"num_experts_per_tok": 1},
-    "esmc": {"num_key_value_heads": 4},
-    "esm": {"mask_token_id": 90},
-    "unlimited_ocr_text": {"num_key_value_heads": 4},
-    "unlimited_ocr": {"text_config.num_key_value_heads": 4},
-    "moonshine": {"decoder_num_key_value_heads": 4, "encoder_num_key_value_heads": 4},
-    "nemotron3_5_transcribe_word_timestamp": {"num_key_value_heads": 4},
-    "xmod": {"default_language": "en_XX"},
-    "t5gemma2_text": {"dropout_rate": 0.0},
-    "t5gemma2_encoder": {"text_config.dropout_rate": 0.0},
-    "t5gemma2_decoder": {"dropout_rate": 0.0},
-    "vipllava": {"vision_feature_layers": [-2, -1]},
-    "dbrx": {"attn_config.rope_theta": 1e4, "attn_config.clip_qkv": 8.0},
-    "ernie4_5_vl_moe_text": {
-        "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "mrope_section": [1, 1, 2]}
-    },
-    "swin2sr": {"num_heads": [4, 4], "depths": [2, 2], "embed_dim": 32},
-    "cohere_compass_text": {
-        "rope_parameters": {"full_attention": {"rope_theta": 1e4, "rope_type": "default"}}
-    },
-    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 64},
-    "pix2struct_text_model": {"initializer_range": 0.02},
-    "wav2vec2-bert": {"feature_projection_input_dim": 16},
-    "vitpose_backbone": {"part_features": 8, "num_experts": 1},
-    "hiera": {"patch_size": [7, 7]},
-    "step3p5": {"sliding_window": 16},
-    "step3p7": {"text_config.sliding_window": 16},
-    "sapiens2": {"num_key_value_heads_per_layer": [4, 4]},
-    "nemotron_asr_streaming_encoder": {"default_num_lookahead_tokens": 3},
-    "nemotron_asr_streaming": {"encoder_config.default_num_lookahead_tokens": 3},
-    "nemotron3_5_asr": {"encoder_config.default_num_lookahead_tokens": 3},
-    "vitpose": {"backbone_config.part_features": 8, "backbone_config.num_experts": 1},
-    "zoedepth": {"bottleneck_features": 32},
-    "swin": {"patch_size": 2},
-    "donut-swin": {"patch_size": 2},
-    "moonshine_streaming": {"num_key_value_heads": 4},
-    "lilt": {"hidden_size": 48},
-    "molmo2": {"adapter_config.vision_feature_layer": [1, 0]},
-    "vits": {
-        "upsample_initial_channel": 32,
-        "upsample_rates": [2, 2],
-        "upsample_kernel_sizes": [4, 4],
-        "resblock_kernel_sizes": [3],
-        "resblock_dilation_sizes": [[1, 3]],
-    },
-    "glm5_next_text": {"qk_rope_head_dim": 0},
-    "glm5_next": {"text_config.qk_rope_head_dim": 0},
-    "chameleon": {"vocabulary_map": {"<image>": 90}},
-    "emu3": {"vocabulary_map": {"<image>": 90}},
-    "fun_asr_nano": {"adaptor_config.intermediate_size": 8},
-    "mobilevitv2": {"image_size": 64},
-    "xclip_vision_model": {"num_frames": 2},
-    "clvp_encoder": {"use_rotary_embedding": False},
-    "dots3_note": {"audio_config.adapter_input_size": 32},
-}
 
 
 @dataclass(frozen=True)
@@ -143,9 +76,9 @@ def tiny(family: str) -> Tiny:
     from transformers import CONFIG_MAPPING
 
     config_class = CONFIG_MAPPING[family]
-    changes = _OF_FAMILY.get(family, {})
+    changes = CHANGES.get(family, {})
     config = shrunk(_default(config_class), changes)
-    config._attn_implementation = "eager"
+    config._attn_implementation = changes.get("attn_implementation", "eager")
     return Tiny(config, model_class(config_class))
 
 
@@ -168,14 +101,16 @@ def model_class(config_class: Any) -> type[nn.Module]:
 
 
 def _from_table(config_class: Any) -> type[nn.Module] | None:
-    """In transformers' table of base models; None where there is none, or is no such class."""
+    """In transformers' table of base models; None where there is none that can be checkpointed."""
     from transformers import MODEL_MAPPING
 
     try:
         found = MODEL_MAPPING[config_class]
     except (KeyError, ValueError):
         return None
-    return found[0] if isinstance(found, tuple) else found
+    found = found[0] if isinstance(found, tuple) else found
+    is_of_part = found.config_class in getattr(config_class, "sub_configs", {}).values()
+    return None if is_of_part or not found.supports_gradient_checkpointing else found
 
 
 def _beside(config_class: Any) -> list[Any]:
@@ -211,16 +146,15 @@ def checkpointing_families() -> set[str]:
 def _checkpoints(config_class: Any, family: str) -> bool:
     if config_class.model_type not in ("", family):
         return False  # a second name of another family
-    base: Any = _from_table(config_class)
     try:
-        return bool((base and base.supports_gradient_checkpointing) or _beside(config_class))
+        return bool(_from_table(config_class) or _beside(config_class))
     except ImportError as e:
         return not (e.name or "").startswith("transformers.")  # it has no such module
 
 
 def _default(config_class: Any) -> Any:
     try:
-        return config_class()
+        return config_class(**STARTS.get(config_class.model_type, {}))
     except Exception:  # one that has no defaults for its parts
         parts = config_class.sub_configs
         return config_class(**{name: _default(part) for name, part in parts.items()})
