@@ -19,7 +19,8 @@ bool Recompute::stops() const {
 }
 
 c10::intrusive_ptr<Handle> Recompute::pack(const at::Tensor& tensor) {
-  if (stops()) return {};  // again: the function caught the exception and went on
+  // Not again: what the function does after the exception puts back what it had changed.
+  if (was_ended_) return c10::make_intrusive<Kept>(detached(tensor));
   const size_t index = saved_++;
   auto kept = detached(tensor);
   if (index < wanted_.size()) {
@@ -34,7 +35,10 @@ c10::intrusive_ptr<Handle> Recompute::pack(const at::Tensor& tensor) {
     if (auto slot = std::move(wanted_[index]); slot.defined()) {
       fill_(*slot, kept);
       --to_fill_;
-      if (stops()) return {};
+      if (stops()) {
+        was_ended_ = true;
+        return {};
+      }
     }
   } else if (forward_.ended) {
     fail(c10::str("the ", wanted_.size(), " tensors that its forward saved"), "more");
@@ -51,7 +55,9 @@ void Recompute::check_ended() const {
 
 void Recompute::fail(const std::string& expected, const std::string& got) const {
   TORCH_CHECK(false, "checkpoint: recompute of region ", forward_.function.name(), " must save ",
-              expected, ", got ", got, forward_.function.diagnosis());
+              expected, ", got ", got, forward_.function.diagnosis(),
+              "; where something changes a module's weights or state between the two, ",
+              "apply_activation_checkpointing(model, batch=batch) makes no region of it");
 }
 
 }  // namespace memopt::saved

@@ -25,7 +25,8 @@ class Recompute : public Packer {
   // `wanted` has a place for each slot of the region, empty for those not wanted.
   Recompute(Forward forward, std::vector<c10::intrusive_ptr<Slot>> wanted, Fill fill);
 
-  // Empty when every wanted slot is filled, to end the function.
+  // Empty when every wanted slot is filled, to end the function: once, so that its `finally` and
+  // `__exit__`, which may compute as well, run to their end.
   c10::intrusive_ptr<Handle> pack(const at::Tensor& tensor) override;
   bool is_of_region() const override { return true; }
   // The op that saves the last wanted tensor meets hooks: these end it before its kernel runs.
@@ -44,6 +45,7 @@ class Recompute : public Packer {
   std::vector<c10::intrusive_ptr<Slot>> wanted_;
   const Fill fill_;
   size_t to_fill_;
+  bool was_ended_ = false;
   size_t saved_ = 0;
 };
 

@@ -115,3 +115,9 @@ class Row(nn.Module):
         for block in self.blocks:
             x = block(x)
         return x.square().mean()
+
+
+def assert_same_gradients(model: nn.Module, plain: nn.Module) -> None:
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        assert one.grad is None or torch.equal(one.grad, other.grad)

@@ -61,8 +61,8 @@ pytest.importorskip("transformers", minversion="5.23")
 
 
 CALLS_FUNCTIONS = {"esmfold2"}
-"""Families whose checkpointed layers call a function themselves: transformers runs a layer's forward
-anew, not the call of the layer, so that the function is PyTorch's in both runs.
+"""Families whose checkpointed layers call a function themselves. transformers makes a region of a
+layer's forward, not of the call of the layer, so that the function is PyTorch's in both runs.
 """
 
 
