@@ -18,7 +18,7 @@ from memopt._plan import ranks
 from memopt._plan.choose import Terms, uniform
 from memopt._plan.observe import Observed, predicted, watched
 from memopt._plan.profile import Profile, StepSeconds, profile_of
-from memopt._plan.seconds import StageSeconds, measured_seconds
+from memopt._plan.seconds import TimedStages, measured_seconds
 from memopt.applied import assigned
 from memopt.assignment import KEEP, Assignment, Choice
 from memopt.memory.allocator import free_bytes, most_above
@@ -152,11 +152,15 @@ class Live:
                 assignment = profile.handed_on(sample, number)
                 with assigned(self.step.model, assignment):
                     self._seconds()
-                    stages = self._seconds()
-                yield StepSeconds(assignment, ranks.with_longest(stages), number)
+                    timed = self._seconds()
+                stages = ranks.with_longest(timed.stages)
+                yield StepSeconds(assignment, stages, number, timed.behind)
 
-    def _seconds(self) -> list[StageSeconds]:
-        return self.depth.run(lambda: measured_seconds(self.step, self.blocks, self.written), len)
+    def _seconds(self) -> TimedStages:
+        return self.depth.run(
+            lambda: measured_seconds(self.step, self.blocks, self.written),
+            lambda timed: len(timed.stages),
+        )
 
     def watch(self) -> int:
         """The most bytes above what is there already, in a real forward and backward of the model

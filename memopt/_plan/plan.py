@@ -293,6 +293,11 @@ def made(live: Live, profile: Profile, budget: int, terms: Terms) -> Plan:
         )
     if not live.predictable:
         notes.append("bytes are those of real steps: the step asks for values while it runs")
+    if profile.waits_for_host:
+        notes.append(
+            "the host is the bound: the device waits for it, and the times are the host's; CUDA "
+            "graphs and memopt.compile are ways out"
+        )
     margin = trace_of(chosen.observed.ledger, 0.0).peak.margin
     if margin:
         notes.append(

@@ -17,6 +17,9 @@ from memopt._plan.solver import LinkTimes, Option, Problem, Stage
 from memopt._plan.times import seconds_of
 from memopt.assignment import Assignment, Choice
 
+_BEHIND = 0.1
+"""A device that ends a step by such a share later than the host sets the pace itself."""
+
 
 class StepSeconds(NamedTuple):
     """The seconds of a step with an assignment."""
@@ -25,6 +28,8 @@ class StepSeconds(NamedTuple):
     stages: Sequence[StageSeconds]
     round: int = 0
     """The round of steps, in which every sample has its turn."""
+    behind: float | None = None
+    """How far the device was behind the host at its end: see TimedStages."""
 
 
 @dataclass
@@ -55,12 +60,19 @@ class Profile:
     spread: tuple[float, float] | None = None
     """The least and the most time of steps that were timed, each by the median of those that did
     the same; None where no two did."""
+    behind: float | None = None
+    """The median of how far the device was behind the host when steps that were timed ended."""
     first: tuple[int, dict[str, StageBytes]] | None = None
     """The base and the ends' bytes as they were before plans were predicted; None: not known."""
     no_regions: tuple[str, ...] = ()
     """Blocks that cannot be recomputed as they ran: they are never checkpointed."""
     in_order: bool = True
     """Whether backward passes the blocks in the opposite order, as the arithmetic assumes."""
+
+    @property
+    def waits_for_host(self) -> bool:
+        """Whether the device waited for the host throughout the steps that were timed."""
+        return self.behind is not None and self.behind < _BEHIND
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -80,7 +92,7 @@ class Profile:
         """Take over the seconds of steps with assignments: estimates, or times, which vary."""
         steps, found = list(steps), []
         ends: dict[str, list[StageSeconds]] = {"before": [], "after": []}
-        for assignment, stages, round in steps:
+        for assignment, stages, round, _ in steps:
             ends["before"].append(stages[0])
             ends["after"].append(stages[-1])
             has_recipes = assignment.recipes
@@ -94,6 +106,8 @@ class Profile:
         self.seconds = seconds_of(found) if is_timed else _medians(found)
         self.is_timed = is_timed
         self.spread = _spread(steps) if is_timed else None
+        behind = [step.behind for step in steps if step.behind is not None]
+        self.behind = median(behind) if behind else None
 
     def handed_on(self, assignment: Assignment, places: int) -> Assignment:
         """Return these choices, each moved on among the blocks of its kind: in several steps a
@@ -200,7 +214,7 @@ class Profile:
 def _spread(steps: Sequence[StepSeconds]) -> tuple[float, float] | None:
     """Steps do the same whose blocks have the same choices, whichever has which."""
     alike: dict[tuple[str, ...], list[float]] = {}
-    for assignment, stages, _ in steps:
+    for assignment, stages, *_ in steps:
         key = tuple(sorted(map(str, assignment.choices.values())))
         seconds = sum(stage.forward + stage.backward for stage in stages)
         alike.setdefault(key, []).append(seconds)

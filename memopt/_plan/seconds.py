@@ -26,32 +26,50 @@ class StageSeconds:
     """Seconds of backward, with the recompute."""
 
 
+@dataclass(frozen=True)
+class TimedStages:
+    """The seconds of a real step."""
+
+    stages: list[StageSeconds]
+    behind: float | None
+    """The share of the step that the device took when the host had given it everything; None where
+    the device is the host. Near 0 the device waits for the host all the time, and the seconds,
+    which its events tell, are the host's.
+    """
+
+
 class _Clock:
     """Moments on a device: of the host, or events on an accelerator's stream."""
 
     def __init__(self, device: torch.device) -> None:
-        self._events = None if device.type == "cpu" else torch.get_device_module(device)
+        self._device = None if device.type == "cpu" else device
         self._first: Any = None
+        self._begun = time.perf_counter()
 
     def stamp(self) -> Any:
-        if self._events is None:
+        if self._device is None:
             return time.perf_counter()
-        event = self._events.Event(enable_timing=True)
+        event = torch.Event(self._device, enable_timing=True)
         event.record()
         self._first = self._first or event
         return event
 
-    def synchronize(self) -> None:
-        if self._events is not None:
-            self._events.synchronize()
+    def end(self) -> float | None:
+        """Wait for the device: how far it was behind (see TimedStages)."""
+        if self._device is None:
+            return None
+        given = time.perf_counter()
+        torch.accelerator.synchronize(self._device)
+        done = time.perf_counter()
+        return (done - given) / (done - self._begun)
 
     def seconds(self, stamp: Any) -> float:
         """Since the first stamp."""
-        since: float = stamp if self._events is None else 1e-3 * self._first.elapsed_time(stamp)
+        since: float = stamp if self._device is None else 1e-3 * self._first.elapsed_time(stamp)
         return since
 
 
-def measured_seconds(step: Step, paths: Sequence[str], written: Written) -> list[StageSeconds]:
+def measured_seconds(step: Step, paths: Sequence[str], written: Written) -> TimedStages:
     """Time a real step: the stages of forward and backward of one micro-batch, by the model as it
     is. All that it changes is put back.
 
@@ -68,8 +86,8 @@ def measured_seconds(step: Step, paths: Sequence[str], written: Written) -> list
             loss.backward()
             end = clock.stamp()
             del loss
-        clock.synchronize()
-    return _stages(watch, clock, turn, end)
+        behind = clock.end()
+    return TimedStages(_stages(watch, clock, turn, end), behind)
 
 
 def estimated_seconds(
