@@ -1,10 +1,11 @@
 """Everything that wants a GPU, in one command and one sitting: `python -m benchmarks.gpu`.
 
-The tests first, the benchmarks in the order of their importance, then the demo and the rest of the
-tests, within `--minutes`. `--only a,b` runs steps of these names. Each step is a process with a
-time budget of its own, so a hang or a crash costs that step alone. A file for each benchmark,
-written as soon as a case is done, goes to the folder that the environment variable OUT names
-(default: benchmarks/results/gpu); summary.txt is the one to read first.
+Whole steps first, in the order of their importance: a chain of blocks, models of the widths that
+people train in every way, offloading. Then the tests, the ops, the demo and the rest of the tests,
+within `--minutes`; the first tables are there in 9. `--only a,b` runs steps of these names. Each
+step is a process with a time budget of its own, so a hang or a crash costs that step alone. A file
+for each benchmark, written as soon as a case is done, goes to the folder that the environment
+variable OUT names (default: benchmarks/results/gpu); summary.txt is the one to read first.
 
 Exit status: 0 if all tests passed, 1 if a test failed, 2 if there is no GPU, 3 if the tests did not
 end in time.
@@ -84,14 +85,15 @@ def steps(out: Path, demo_out: Path) -> list[Step]:
 
     demo = ["-m", "memopt", "demo", "--device", "cuda", "--out", str(demo_out)]
     return [
+        benchmark("plan", 120),
+        benchmark("gpu_models", 900),
+        benchmark("offload", 110),
         tests("tests on the GPU", 150, "-k", "cuda"),
         of_op("layer_norm"),
         of_op("gated"),
         benchmark("models", 240),
         *(of_op(op) for op in (*NORMS[1:], *ELEMENTWISE[1:])),
         benchmark("head", 60),
-        benchmark("offload", 110),
-        benchmark("plan", 90),
         Step("demo", demo, 120),
         tests("all other tests", 240, "-k", "not cuda"),
     ]
@@ -124,9 +126,10 @@ def run(step: Step, out: Path, seconds: float) -> Outcome:
 
 def write_summary(out: Path, outcomes: Sequence[Outcome], note: str) -> str:
     """Writes summary.txt and returns its text: the steps, then what has been measured so far."""
-    from benchmarks import head, models, offload, plan  # only now: they import memopt, see unable()
+    # Only now: they import memopt, see unable().
+    from benchmarks import gpu_models, head, models, offload, plan
 
-    reports = {each.OP: each.report for each in (models, head, plan, offload)}
+    reports = {each.OP: each.report for each in (plan, gpu_models, offload, models, head)}
     rows = [[o.step.name, o.status, f"{o.seconds:.0f} s", o.last_line] for o in outcomes]
     runs = summary.load(sorted(out.glob("cuda_*.json")))
     ops = [run for run in runs if run["op"] not in reports]
@@ -170,7 +173,7 @@ def unable() -> str | None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     add = parser.add_argument
-    add("--minutes", type=float, default=9.0, help="for everything; default: 9")
+    add("--minutes", type=float, default=30.0, help="for everything; default: 30")
     add("--only", default="", metavar="A,B", help="of the steps; default: all")
     add("--started", type=float, default=time.time(), help="Unix time from which they count")
     args = parser.parse_args()

@@ -34,6 +34,12 @@ SHARE = 0.5
 """Of eager's peak, that a plan may take."""
 
 
+Made = tuple[nn.Module, dict[str, Tensor]]
+"""A model and its batch."""
+Change = Callable[[nn.Module, dict[str, Tensor]], Any]
+"""What makes a model one that trains in some way; returns what is called in its place, or None."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Way:
     """A step as it is run, and its bytes."""
@@ -88,12 +94,12 @@ def torch_checkpoint(block: nn.Module) -> None:
     )
 
 
-def planned(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
-    """A plan for SHARE of eager's peak, beside the weights."""
+def planned(model: nn.Module, batch: Mapping[str, Tensor], share: float = SHARE) -> None:
+    """A plan for a share of eager's peak, beside the weights."""
     weights = sum(p.nbytes for p in model.parameters())
     sgd = {"optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.0)}
     everything = memopt.plan(model, dict(batch), **sgd)
-    budget = weights + SHARE * (everything.plain_peak - weights)
+    budget = weights + share * (everything.plain_peak - weights)
     try:
         memopt.plan(model, dict(batch), int(budget), **sgd).apply()
     except memopt.BudgetTooSmall as error:
@@ -101,21 +107,39 @@ def planned(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
         every_block(model, memopt.checkpoint_wrapper)
 
 
-def ways_of(
-    make: Callable[[], tuple[nn.Module, dict[str, Tensor]]], compiles: bool, hides: bool
-) -> dict[str, Way]:
+def both(model: nn.Module, batch: Mapping[str, Tensor], offload: str | None = None) -> None:
+    """Recipes, and each block a region, whose inputs wait where `offload` says."""
+    memopt.convert(model)
+    every_block(model, functools.partial(memopt.checkpoint_wrapper, offload=offload))
+
+
+def half_of_torch_s_budget(model: nn.Module, batch: Mapping[str, Tensor]) -> Callable[..., Any]:
+    """torch.compile with half of its budget, which it reads when it compiles."""
+    compiled = torch.compile(model)
+
+    def call(**inputs: Tensor) -> Any:
+        with torch._functorch.config.patch(activation_memory_budget=0.5):
+            return compiled(**inputs)
+
+    return call
+
+
+COMPILED_WAYS: dict[str, Change] = {
+    "torch.compile": lambda model, batch: torch.compile(model),
+    "torch.compile, budget 0.5": half_of_torch_s_budget,
+    "memopt.compile": lambda model, batch: memopt.compile(model),
+}
+
+
+def ways_of(make: Callable[[], Made], compiles: bool, hides: bool) -> dict[str, Way]:
     """The ways, by name; `hides`: with one whose regions' inputs wait in the host's memory."""
     ways: dict[str, Way] = {}
 
-    def add(name: str, change: Callable[[nn.Module, dict[str, Tensor]], Any]) -> None:
+    def add(name: str, change: Change) -> None:
         begin = time.monotonic()
         model, batch = make()
         ways[name] = measured(model, batch, change(model, batch))
         print(f"  {name}: made in {time.monotonic() - begin:.0f} s", flush=True)
-
-    def both(model: nn.Module, batch: dict[str, Tensor], offload: str | None = None) -> None:
-        memopt.convert(model)
-        every_block(model, functools.partial(memopt.checkpoint_wrapper, offload=offload))
 
     add(EAGER, lambda model, batch: None)
     add("torch.utils.checkpoint", lambda model, batch: every_block(model, torch_checkpoint))
@@ -131,31 +155,29 @@ def ways_of(
     if hides:
         add("convert and regions, offloaded", functools.partial(both, offload="cpu"))
     add("memopt.plan, half", planned)
-    if compiles:
-        torch.compiler.reset()
-        add("torch.compile", lambda model, batch: torch.compile(model))
-        torch.compiler.reset()
-        with torch._functorch.config.patch(activation_memory_budget=0.5):
-            add("torch.compile, budget 0.5", lambda model, batch: torch.compile(model))
-        torch.compiler.reset()
-        add("memopt.compile", lambda model, batch: memopt.compile(model))
+    torch.compiler.reset()
+    for name, change in COMPILED_WAYS.items() if compiles else ():
+        add(name, change)
     return ways
 
 
-def maker(name: str, sizes: Sizes, dropout: float, device: torch.device) -> Callable[[], Any]:
+def maker(
+    name: str, sizes: Sizes, dropout: float, device: torch.device, times: int | None = None
+) -> Callable[[], Made]:
+    """Makes the family's model and `times` two sequences; default: as many as TIMES says."""
     from benchmarks.convert_models.model_terms import MODEL_TERMS  # needs transformers
     from benchmarks.convert_models.models import MODELS
 
     terms = MODEL_TERMS[name]
     on_cuda = device.type == "cuda"
     dtype = torch.bfloat16 if on_cuda else torch.float32
-    times = TIMES[device.type]
+    times = times or TIMES[device.type]
 
     def repeated(tensor: Tensor) -> Tensor:
         tensor = torch.cat([tensor] * times).to(device)
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-    def make() -> tuple[nn.Module, dict[str, Tensor]]:
+    def make() -> Made:
         changes = {**terms.changes(sizes), **dict.fromkeys(DROPOUT.get(name, ()), dropout)}
         model = MODELS[name].make(**changes).to(device, dtype).train()
         inputs = MODELS[name].inputs(**terms.inputs(sizes))

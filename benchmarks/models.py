@@ -62,16 +62,16 @@ def case_of(
             "held_bytes": way.held,
             "peak_bytes": way.peak,
             "row_bytes": None if way.row is None else round(way.row),
-            "rows_fit": _fits(rows, eager.peak - way.peak, way.row),
+            "rows_fit": fits(rows, eager.peak - way.peak, way.row),
             "token_bytes": None if way.token is None else round(way.token),
-            "tokens_fit": _fits(sizes.tokens, eager.peak - way.peak, way.token),
+            "tokens_fit": fits(sizes.tokens, eager.peak - way.peak, way.token),
         }
         for name, way in ways.items()
     }
     return {**compared(runs, StepClock(device), effort, EAGER, "over_eager", about), "rows": rows}
 
 
-def _fits(taken: int, room: int, each: float | None) -> int | None:
+def fits(taken: int, room: int, each: float | None) -> int | None:
     """So many, of `each` bytes, where `taken` of them leave `room`; None: that is not known."""
     return taken + int(room / each) if each is not None and each > 0 else None
 

@@ -187,6 +187,19 @@ def _host_us(case: str, way: str) -> float:
     return float(ways[way]["beyond_us"]["median"])
 
 
+def claim_of_host_time() -> str:
+    cases = result("cpu_host_time")["cases"].values()
+
+    def over_eager(way: str) -> str:
+        return _span([case["variants"][way]["instructions_over_eager"] for case in cases])
+
+    return (
+        f"a step of tiny models takes the host {over_eager('convert')} of eager's instructions "
+        f"converted, {over_eager('regions')} with regions, {over_eager('convert and regions')} "
+        f"with both, {over_eager('torch.utils.checkpoint')} with `torch.utils.checkpoint`"
+    )
+
+
 def claim_of_empty_regions() -> str:
     ours, torch_s, fairscale = (_host_us("empty", way) for way in (OURS, TORCH, FAIRSCALE))
     return (
@@ -231,6 +244,7 @@ CLAIMS: dict[str, tuple[Callable[[], str], ...]] = {
         claim_of_plans,
         claim_of_dropout,
         claim_of_compiled,
+        claim_of_host_time,
         claim_of_gpu,
         claim_of_chain_on_a_gpu,
         claim_of_build,

@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks import checkpoint_overhead, compile, convert_bytes, cuda_resources, models
 from benchmarks import head as language_head
+from benchmarks import host_time as whole_steps
 from benchmarks.cli import RESULTS
 from benchmarks.summary import describe, geometric_mean, measured, operation, table
 
@@ -184,6 +185,11 @@ def host_time() -> str:
     return under(run, table(["module", "saved tensors", *ways.values()], rows))
 
 
+def host_time_of_models() -> str:
+    run = result("cpu_host_time")
+    return under(run, whole_steps.tables(run))
+
+
 def compiled() -> str:
     run = result("cpu_compile")
     return under(run, compile.tables(run))
@@ -243,6 +249,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ops of blocks": blocks,
     "demo": demo,
     "host time": host_time,
+    "host time of models": host_time_of_models,
     "compiled models": compiled,
     "bytes of converted models": converted,
     "plans": planned,

@@ -51,7 +51,7 @@ def test_the_record_and_the_tables_name_every_way(ways: dict[str, Way]) -> None:
 
 
 def test_what_fits_is_the_room_over_what_another_takes() -> None:
-    assert models._fits(4, 100, 30.0) == 7
-    assert models._fits(4, 0, 30.0) == 4
-    assert models._fits(4, 100, 0.0) is None
-    assert models._fits(4, 100, None) is None
+    assert models.fits(4, 100, 30.0) == 7
+    assert models.fits(4, 0, 30.0) == 4
+    assert models.fits(4, 100, 0.0) is None
+    assert models.fits(4, 100, None) is None
