@@ -15,6 +15,7 @@
 #include "../ops/supported.h"
 #include "buffers.h"
 #include "call_scopes.h"
+#include "chunks.h"
 #include "offload.h"
 #include "plan.h"
 #include "region.h"
@@ -103,6 +104,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("device_types", &device_types, "Those that this build has kernels for.");
   memopt::python::register_buffers(m);
   memopt::python::register_region(m);
+  memopt::python::register_chunks(m);
   memopt::python::register_scope(m);
   memopt::python::register_call_scopes(m);
   memopt::python::register_offload(m);

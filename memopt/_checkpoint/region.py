@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -15,12 +16,14 @@ from torch import nn
 from torch.utils import checkpoint as torch_checkpoint
 
 from memopt._checkpoint.caches import has_cache, may_have_caches, with_caches
+from memopt._checkpoint.chunks import CallRows, checked_chunks, run_in_chunks
 from memopt._checkpoint.debug import OperatorLogs
 from memopt._checkpoint.naming import region_name
 from memopt._checkpoint.partition import PartitionChoice, partition_of
+from memopt._checkpoint.rows import check_rows
 from memopt._checkpoint.settings import fate_of_arguments, region_settings
 from memopt._checkpoint.uncompiled import say_without_effect
-from memopt._compat import checkpoint_options_set_globally
+from memopt._compat import checkpoint_options_set_globally, in_jit_trace, in_transform
 from memopt._extension import _C
 from memopt.place import Place
 
@@ -43,6 +46,7 @@ def checkpoint(
     early_stop: bool = True,
     offload: Place | None = None,
     partition: PartitionChoice = None,
+    chunks: int | None = None,
     **kwargs: Any,
 ) -> Any:
     """Call `fn(*args, **kwargs)` and drop what it saves for backward, which calls it again.
@@ -98,13 +102,27 @@ def checkpoint(
             backward. With `offload` the parts wait there. Tensors that differ are kept whole; see
             docs/partition.md for what is taken, its cost, and what all ranks have to do equally.
             A group of one rank has no effect, and nothing has under `torch.compile`.
+        chunks: run `fn` in that many chunks of rows, at least 1, each a region of its own, also
+            without gradients: forward and backward hold the inner tensors of one chunk at a time.
+            Rows are the places of all dims but the last of the first tensor among the arguments
+            ([batch, sequence, features] has batch * sequence). Tensors that begin with the same
+            dims are cut with it, all else goes whole to each chunk. The first rows % chunks chunks
+            have a row more than the others; fewer rows give a chunk each. `fn` has to work on each
+            row alone, as an MLP does, a norm with its MLP, a head: a probe on six rows finds out at
+            the first call, and names what it refuses. Each chunk draws random numbers (dropout) of
+            its own. Gradients with respect to what is not cut, parameters say, are summed from the
+            last chunk to the first: in float32 where they are float16 or bfloat16, then rounded
+            once. Hooks get the sum. Under autocast each chunk casts the weights. No effect under
+            `torch.compile`.
         **kwargs: for `fn`.
 
     Raises:
-        TypeError: `fn` is not callable, or `partition` is not a group, a mesh or True.
+        TypeError: `fn` is not callable, `partition` is not a group, a mesh or True, or `chunks` is
+            no int.
         ValueError: an unknown `determinism_check` or `offload`, `use_reentrant=True`, or `debug`
             (also by `set_checkpoint_debug_enabled`) with a `context_fn`; a `partition` of several
-            dims, without an initialized process group or without this rank.
+            dims, without an initialized process group or without this rank; `chunks` below 1, or of
+            a call that does not work on each row alone.
         RuntimeError: a context of `context_fn` ended an exception. In backward, if an argument was
             written in place or the recompute saved other tensors (in number, shape, dtype or
             device) than forward.
@@ -113,7 +131,9 @@ def checkpoint(
         raise TypeError(f"checkpoint: fn must be callable, got {type(fn).__name__}")
     if torch.compiler.is_compiling():
         _check_options(use_reentrant, context_fn, determinism_check, debug)
-        say_without_effect("checkpoint", debug=debug, offload=offload, partition=partition)
+        say_without_effect(
+            "checkpoint", debug=debug, offload=offload, partition=partition, chunks=chunks
+        )
         options: dict[str, Any] = {
             "preserve_rng_state": preserve_rng_state,
             "determinism_check": determinism_check,
@@ -122,6 +142,21 @@ def checkpoint(
         if context_fn is not _no_contexts:
             options["context_fn"] = context_fn
         return compiled_region(fn, args, kwargs, **options)
+    count = checked_chunks("checkpoint", chunks)
+    if count is not None:
+        _check_options(use_reentrant, context_fn, determinism_check, debug)
+        of_chunk = partial(
+            checkpoint,
+            fn,
+            preserve_rng_state=preserve_rng_state,
+            context_fn=context_fn,
+            determinism_check=determinism_check,
+            debug=debug,
+            early_stop=early_stop,
+            offload=offload,
+            partition=partition,
+        )
+        return run_chunks("checkpoint", fn, args, kwargs, count, of_chunk)
     if (
         preserve_rng_state
         and early_stop
@@ -191,6 +226,35 @@ def run_region(
             "call torch.func.grad, vjp, jacrev or hessian, since PyTorch allows no saved tensor "
             "hooks around them; make no region of it"
         ) from error
+
+
+def run_chunks(
+    who: str,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    chunks: int,
+    region: Callable[..., Any],
+    owner: nn.Module | None = None,
+) -> Any:
+    """Calls a region in chunks of rows, once it is known that this can be.
+
+    Args:
+        who: the function that the user called, for messages.
+        region: calls `fn` as a region, with the arguments of one chunk.
+        owner: the module whose forward `fn` is.
+
+    Raises:
+        ValueError: `fn` does not work on each row alone.
+    """
+    if _C.flags().disabled or in_transform() or in_jit_trace():
+        return fn(*args, **kwargs)
+    rows = CallRows(who, args, kwargs)
+    check_rows(who, fn, rows, owner)
+    chunks = min(chunks, rows.count)
+    if chunks <= 1:
+        return region(*args, **kwargs)
+    return run_in_chunks(who, fn if owner is None else owner, rows, chunks, region)
 
 
 def compiled_region(

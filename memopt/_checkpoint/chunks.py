@@ -1,0 +1,173 @@
+"""A call in chunks of rows: each chunk is a region of its own (csrc/saved/chunks.h).
+
+Rows are the places of all dims but the last of the first tensor among the arguments. Tensors that
+begin with the same dims are cut with it; all else goes whole to every chunk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from memopt._checkpoint.naming import region_name
+from memopt._compat import wraps_tensors
+from memopt._extension import _C
+
+
+
+def checked_chunks(who: str, chunks: object) -> int | None:
+    """The number of chunks that a user gave; None where the call runs whole.
+
+    Raises:
+        TypeError, ValueError: it is not None, nor an int of at least 1.
+    """
+    if chunks is None:
+        return None
+    rule = f"{who}: chunks must be an int of at least 1, got {chunks!r}"
+    if isinstance(chunks, bool) or not isinstance(chunks, int):
+        raise TypeError(rule)
+    if chunks < 1:
+        raise ValueError(rule)
+    return chunks
+
+
+class CallRows:
+    """A call's arguments, and which of them have rows.
+
+    Args:
+        args, kwargs: with a tensor among them that has rows.
+
+    Raises:
+        ValueError: there is none.
+    """
+
+    def __init__(self, who: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.leaves, self._spec = pytree.tree_flatten((args, kwargs))
+        first = next((leaf for leaf in self.leaves if isinstance(leaf, Tensor)), None)
+        if first is None or first.dim() == 0:
+            got = "none" if first is None else "one without dims"
+            raise ValueError(
+                f"{who}: chunks needs a tensor of rows among the arguments, got {got}"
+            )
+        if first.layout is not torch.strided or wraps_tensors(first):
+            raise ValueError(
+                f"{who}: chunks needs an ordinary tensor of rows, got {type(first).__name__} of "
+                f"layout {first.layout}"
+            )
+        self.row_sizes = tuple(first.shape[:-1])
+        self.count = math.prod(self.row_sizes)
+
+    def are_of(self, leaf: Any) -> bool:
+        """Whether an argument has these rows."""
+        dims = len(self.row_sizes)
+        return isinstance(leaf, Tensor) and dims > 0 and tuple(leaf.shape[:dims]) == self.row_sizes
+
+    def call_with(self, exchange: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with others in place of those that have rows."""
+        leaves = [exchange(leaf) if self.are_of(leaf) else leaf for leaf in self.leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        return args, kwargs
+
+
+def run_in_chunks(
+    who: str, subject: object, rows: CallRows, chunks: int, region: Callable[..., Any]
+) -> Any:
+    """A call's result, of `chunks` regions of its rows, one after another.
+
+    The first `rows % chunks` chunks have a row more than the others. Fewer rows than chunks give a
+    chunk for each row. Each chunk's tensors have as many dims as those of the call, and all but the
+    last of the row dims are 1. So the function may ask for their shape.
+
+    Args:
+        who: the function that the user called, for messages.
+        subject: the module or function that the user knows, for messages.
+        region: calls the function as a region.
+
+    Raises:
+        ValueError: a result is not of the chunk's rows, or is no tensor and differs by chunk.
+    """
+    dims, count = len(rows.row_sizes), rows.count
+    inputs = {
+        id(leaf): _C.ChunkedInput(leaf, dims) for leaf in rows.leaves if rows.are_of(leaf)
+    }
+    sums = _C.ChunkSums()
+    first, outputs = 0, _Outputs(who, subject, rows)
+    with _uncached_casts():
+        for number in range(chunks):
+            size = count // chunks + (number < count % chunks)
+            sums.begin()
+            args, kwargs = rows.call_with(lambda leaf: inputs[id(leaf)].chunk(first, size))  # noqa: B023
+            result = region(*args, **kwargs)
+            sums.end(outputs.put(result, size))
+            del result
+            first += size
+    return outputs.joined()
+
+
+class _Outputs:
+    """The results of the chunks, which become one."""
+
+    def __init__(self, who: str, subject: object, rows: CallRows) -> None:
+        self._who, self._subject, self._rows = who, subject, rows
+        self._leaves: list[Any] = []
+        self._spec: Any = None
+
+    def put(self, result: Any, size: int) -> list[Tensor]:
+        """Takes the next chunk's result; returns the tensors in it."""
+        leaves, spec = pytree.tree_flatten(result)
+        dims = len(self._rows.row_sizes)
+        if self._spec is None:
+            self._spec = spec
+            self._leaves = [
+                _C.ChunkedOutput(self._rows.count, dims) if isinstance(leaf, Tensor) else leaf
+                for leaf in leaves
+            ]
+        if spec != self._spec:
+            self._refuse("results of one structure", f"{spec} after {self._spec}")
+        sizes = (*(1,) * (dims - 1), size)
+        tensors = []
+        for joined, leaf in zip(self._leaves, leaves, strict=True):
+            if isinstance(leaf, Tensor) and isinstance(joined, _C.ChunkedOutput):
+                if tuple(leaf.shape[:dims]) != sizes:
+                    self._refuse(
+                        f"tensors whose shape begins with that of the rows, {list(sizes)}",
+                        f"one of shape {list(leaf.shape)}",
+                    )
+                joined.put(leaf)
+                tensors.append(leaf)
+            elif joined is not leaf and joined != leaf:
+                self._refuse("one value for all chunks, beside tensors", f"{leaf!r}, {joined!r}")
+        return tensors
+
+    def joined(self) -> Any:
+        leaves = [
+            leaf.joined(self._rows.row_sizes) if isinstance(leaf, _C.ChunkedOutput) else leaf
+            for leaf in self._leaves
+        ]
+        return pytree.tree_unflatten(leaves, self._spec)
+
+    def _refuse(self, expected: str, got: str) -> None:
+        name = region_name(self._subject)
+        raise ValueError(
+            f"{self._who}: chunks needs a call that works on each row alone: {name} must return "
+            f"{expected}, got {got}"
+        )
+
+
+@contextmanager
+def _uncached_casts() -> Iterator[None]:
+    """A scope in which autocast casts a weight for each chunk, so that the gradients of the chunks
+    are added in the weight's dtype, and not in the 16 bits of one cast that they share.
+    """
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
