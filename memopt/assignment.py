@@ -34,9 +34,12 @@ class Choice:
     """How many regions several modules are. Of more than one, the last segment runs plainly, see
     `memopt.checkpoint_sequential`.
     """
+    chunks: int | None = None
+    """The number of chunks of rows that a region of one module runs in; None: it runs whole."""
 
     def __str__(self) -> str:
-        words = ["recipes"] * self.recipes + ["checkpoint"] * self.checkpoint
+        region = "checkpoint" if self.chunks is None else f"checkpoint in {self.chunks} chunks"
+        words = ["recipes"] * self.recipes + [region] * self.checkpoint
         share = "" if self.offload == 1 else f" {self.offload:.0%}"
         words += [f"offload{share}"] if self.offload else []
         return " + ".join(words) or "keep"

@@ -32,7 +32,8 @@ def regions_asked(model: nn.Module) -> dict[str, str]:
         settings = settings_of(module)
         if settings is not None:
             where = "" if settings.offload is None else f", inputs offloaded to {settings.offload}"
-            found[path] = f"{REGION}{where}"
+            chunks = "" if settings.chunks is None else f" in {settings.chunks} chunks"
+            found[path] = f"{REGION}{chunks}{where}"
         elif module in layers:
             found[path] = TRANSFORMERS
         elif isinstance(module, CheckpointWrapper):

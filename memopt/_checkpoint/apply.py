@@ -12,9 +12,11 @@ from torch import nn
 from torch.distributed.fsdp.wrap import _Policy, _recursive_wrap
 
 from memopt._checkpoint.blocks import find_blocks
+from memopt._checkpoint.chunks import checked_chunks
 from memopt._checkpoint.measured import checked_regions, measured_regions
 from memopt._checkpoint.partition import PartitionChoice, partition_of
 from memopt._checkpoint.probe import left_out
+from memopt._checkpoint.row_modules import checked_rows, not_in_chunks, row_modules
 from memopt._checkpoint.wrapper import checkpoint_wrapper, has_forward
 from memopt._class_patch import restored_on_error
 from memopt.place import Place
@@ -45,6 +47,7 @@ def apply_activation_checkpointing(
     partition: PartitionChoice = None,
     preserve_rng_state: bool = True,
     early_stop: bool = True,
+    chunks: int | None = None,
     batch: Any = None,
 ) -> list[str]:
     """Apply `checkpoint_wrapper`, in place, to chosen submodules; `unwrap(model)` undoes it.
@@ -107,6 +110,12 @@ def apply_activation_checkpointing(
         offload_to_cpu: see `checkpoint_wrapper`.
         maintain_forward_counter, offload, partition, preserve_rng_state, early_stop: see
             `checkpoint_wrapper`.
+        chunks: the modules that are chosen by `check_fn` or `auto_wrap_policy` run in that many
+            chunks of rows, see `checkpoint_wrapper`; with a `batch` those that do not work on each
+            row alone are left out, with a warning. Without these arguments a `batch` has to be
+            given: beside the modules that are regions for it, the outermost ones that work on each
+            row alone and keep tensors inside (the MLPs of blocks, as a rule) run in chunks, each
+            inside the region of its block, if that is one.
         batch: a tensor; a tuple or list of positional arguments of the model; or a mapping
             of keyword arguments.
 
@@ -135,6 +144,12 @@ def apply_activation_checkpointing(
     _check_count("skip_first", skip_first, least=0)
     _check_count("skip_last", skip_last, least=0)
     _check_fraction(0 if fraction is None else fraction)
+    checked_chunks(_WHO, chunks)
+    if chunks is not None and predicate is None and batch is None:
+        raise ValueError(
+            f"{_WHO}: chunks needs check_fn, which chooses the modules, or a batch to find those "
+            f"that work on each row alone, got chunks={chunks!r} and neither"
+        )
 
     found = choose_modules(_WHO, model, predicate, batch)
     for note in found.warnings:
@@ -150,13 +165,48 @@ def apply_activation_checkpointing(
         "early_stop": early_stop,
     }
     if checkpoint_wrapper_fn is not None:
-        _check_no_options(options)
+        _check_no_options(options | {"chunks": chunks})
         _replace(model, chosen, checkpoint_wrapper_fn)
         return [name for name, _ in chosen]
+    in_chunks: dict[str, int] = {}
+    if chunks is not None:
+        paths = [path for path, _ in chosen]
+        in_chunks, notes = modules_in_chunks(_WHO, model, chunks, paths, predicate, batch)
+        for note in notes:
+            warnings.warn(f"{_WHO}: {note}", stacklevel=2)
+        if predicate is not None and batch is not None:
+            chosen = [(path, module) for path, module in chosen if path in in_chunks]
+        else:
+            wrapped = {path for path, _ in chosen} | in_chunks.keys()
+            chosen = [(path, module) for path, module in model.named_modules() if path in wrapped]
     with restored_on_error(model):
-        for _, module in chosen:
-            checkpoint_wrapper(module, **options)
+        for path, module in chosen:
+            checkpoint_wrapper(module, chunks=in_chunks.get(path), **options)
     return [name for name, _ in chosen]
+
+
+def modules_in_chunks(
+    who: str,
+    model: nn.Module,
+    chunks: int,
+    regions: Sequence[str],
+    predicate: Predicate | None,
+    batch: Any,
+) -> tuple[dict[str, int], list[str]]:
+    """The modules that run in chunks of rows, by path, and notes for the user.
+
+    Args:
+        regions: paths of the modules that were chosen.
+        predicate: what chose them. Then they are meant themselves; else the modules of the model
+            that work on each row alone are.
+        batch: None: whether a module works on each row alone shows at its first call.
+    """
+    if predicate is None:
+        found = row_modules(who, model, batch, regions)
+        return dict.fromkeys(found.paths, chunks), [found.note] if found.note else []
+    reasons = {} if batch is None else checked_rows(who, model, batch, regions)
+    paths = [path for path in regions if path not in reasons]
+    return dict.fromkeys(paths, chunks), [not_in_chunks(reasons)] if reasons else []
 
 
 def as_predicate(argument: str, choice: Modules | None) -> Predicate | None:

@@ -60,7 +60,7 @@ def _lists_of_layers(model: nn.Module) -> list[nn.Module]:
         for container in model.modules()
         if isinstance(container, (nn.ModuleList, nn.Sequential))
         and len({original_class(type(child)) for child in container.children()}) == 1
-        and all(_is_layer(child) and _size(child) for child in container.children())
+        and all(is_layer(child) and _size(child) for child in container.children())
         for layer in container.children()
     ]
 
@@ -118,7 +118,7 @@ class _Search:
         if not all(runs):
             return None
         groups = _by_class(elements)
-        if len(groups) == 1 and not any(map(_is_layer, elements)):
+        if len(groups) == 1 and not any(map(is_layer, elements)):
             return self._of_alike(elements)
         # Blocks of several kinds, perhaps between single layers.
         sequentials = groups.pop(nn.Sequential, [])
@@ -190,7 +190,7 @@ def _numbered_children(module: nn.Module) -> list[nn.Module]:
         and len({match[1] for match in found if match is not None}) == 1
         and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
         and all(map(has_forward, children.values()))
-        and not any(_is_layer(child) or not list(child.children()) for child in children.values())
+        and not any(is_layer(child) or not list(child.children()) for child in children.values())
     )
     return list(children.values()) if is_alike else []
 
@@ -222,7 +222,7 @@ def _by_class(modules: Iterable[nn.Module]) -> dict[type[nn.Module], list[nn.Mod
     """The modules by class, without single layers, for which a region saves nothing."""
     groups: dict[type[nn.Module], list[nn.Module]] = {}
     for module in modules:
-        if not _is_layer(module):
+        if not is_layer(module):
             groups.setdefault(original_class(type(module)), []).append(module)
     return groups
 
@@ -236,12 +236,12 @@ def _callables(containers: Iterable[nn.Module]) -> Iterator[nn.Module]:
                 yield from _callables([child])
 
 
-def _is_layer(module: nn.Module) -> bool:
+def is_layer(module: nn.Module) -> bool:
     """A Linear, a convolution, a norm, and others with a weight and a bias, also as the only module
     in another one. Two parameters that make one weight (weight_norm) are one.
     """
     children = [c for name, c in module.named_children() if name != "parametrizations"]
-    if len(children) > 1 or not all(map(_is_layer, children)):
+    if len(children) > 1 or not all(map(is_layer, children)):
         return False
     inside = {p for child in children for p in child.parameters()}
     own = [p for p in module.parameters() if p not in inside]

@@ -20,7 +20,6 @@ from memopt._compat import wraps_tensors
 from memopt._extension import _C
 
 
-
 def checked_chunks(who: str, chunks: object) -> int | None:
     """The number of chunks that a user gave; None where the call runs whole.
 
@@ -52,14 +51,13 @@ class CallRows:
         first = next((leaf for leaf in self.leaves if isinstance(leaf, Tensor)), None)
         if first is None or first.dim() == 0:
             got = "none" if first is None else "one without dims"
-            raise ValueError(
-                f"{who}: chunks needs a tensor of rows among the arguments, got {got}"
-            )
+            raise ValueError(f"{who}: chunks needs a tensor of rows among the arguments, got {got}")
         if first.layout is not torch.strided or wraps_tensors(first):
             raise ValueError(
                 f"{who}: chunks needs an ordinary tensor of rows, got {type(first).__name__} of "
                 f"layout {first.layout}"
             )
+        self.first = first
         self.row_sizes = tuple(first.shape[:-1])
         self.count = math.prod(self.row_sizes)
 
@@ -93,9 +91,7 @@ def run_in_chunks(
         ValueError: a result is not of the chunk's rows, or is no tensor and differs by chunk.
     """
     dims, count = len(rows.row_sizes), rows.count
-    inputs = {
-        id(leaf): _C.ChunkedInput(leaf, dims) for leaf in rows.leaves if rows.are_of(leaf)
-    }
+    inputs = {id(leaf): _C.ChunkedInput(leaf, dims) for leaf in rows.leaves if rows.are_of(leaf)}
     sums = _C.ChunkSums()
     first, outputs = 0, _Outputs(who, subject, rows)
     with _uncached_casts():

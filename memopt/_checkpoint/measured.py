@@ -74,7 +74,7 @@ def measured_regions(
     """
     step = Step(model, batch, None, loss or sum_of_outputs, who=who)
     depth = Depth()
-    with _noted(who, model), _quiet():
+    with noted_errors(who, model), quiet_libraries():
         tree = call_tree(step, without_own, depth)
         limit = _kept_by_its_own(step, depth)
     modules = dict(model.named_modules())
@@ -152,7 +152,7 @@ def idle_modules(
 ) -> dict[str, str]:
     """Modules, by path, that a step never calls with gradients, and what its batch does."""
     step = Step(model, batch, None, loss or sum_of_outputs, who=who)
-    with _noted(who, model), _quiet():
+    with noted_errors(who, model), quiet_libraries():
         tree = call_tree(step, without_own)
     called = {call.path for call in tree.calls}
     with_gradients = {call.path for call in tree.calls if call.with_gradients}
@@ -169,7 +169,7 @@ def _probed(
     """The modules that cannot be recomputed as they ran. Without values nothing is known."""
     if not modules or not has_values(model, batch) or is_sharded(model):
         return {}
-    with _noted(who, model):
+    with noted_errors(who, model):
         return cannot_run_again(model, partial(call, model, as_dict(batch)), modules)
 
 
@@ -239,7 +239,7 @@ def _held_for_recompute(model: nn.Module, tree: CallTree) -> int:
 
 
 @contextmanager
-def _noted(who: str, model: nn.Module) -> Iterator[None]:
+def noted_errors(who: str, model: nn.Module) -> Iterator[None]:
     try:
         yield
     except Exception as error:
@@ -249,7 +249,7 @@ def _noted(who: str, model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_libraries() -> Iterator[None]:
     """Turns off logs and warnings of libraries about a step that does not count."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))

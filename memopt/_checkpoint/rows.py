@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
@@ -37,13 +39,15 @@ _SEED = 0
 # of rows. For calls of one shape a quarter of it.
 _CLOSE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 _SAME_SHAPE = 0.25
-_OVER_ROWS = frozenset(
-    "nonzero bincount histc unique_dim unique_consecutive unique_dim_consecutive _unique _unique2 "
-    "multinomial searchsorted _grouped_mm".split()
-)
-_ALONG_A_DIM = frozenset(
-    "sort argsort topk kthvalue cumsum cumprod cummax cummin logcumsumexp".split()
-)
+_OVER_ROWS = {
+    *("nonzero", "bincount", "histc", "multinomial", "searchsorted", "_grouped_mm"),
+    *("_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"),
+}
+_ALONG_A_DIM = {
+    *("sort", "argsort", "topk", "kthvalue"),
+    *("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"),
+}
+_PLAIN = (bool, int, float, str, type(None))
 
 _modules_known: weakref.WeakKeyDictionary[nn.Module, set[Any]] = weakref.WeakKeyDictionary()
 _functions_known: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -116,7 +120,11 @@ def why_not_rows(fn: Callable[..., Any], rows: CallRows, modules: list[nn.Module
         return ""
     if may_have_caches() and has_cache(args, kwargs):
         return "a cache of keys and values is among its arguments"
-    with unchanged(fn, modules, args, kwargs), torch.enable_grad(), with_flag("disabled"):
+    with ExitStack() as stack:
+        stack.enter_context(unchanged(fn, modules, args, kwargs))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(with_flag("disabled"))
+        stack.enter_context(saved_tensors_hooks(_itself, _itself))  # a region around sees nothing
         for module in modules:
             for part in module.modules():
                 if isinstance(part, nn.modules.dropout._DropoutNd):
@@ -132,9 +140,13 @@ def why_not_rows(fn: Callable[..., Any], rows: CallRows, modules: list[nn.Module
             return f"with other rows it raises {type(error).__name__} ({first_line})"
         after = dict(_marks(modules))
         changed = [name for name in before | after if before.get(name) != after.get(name)]
-        if changed:
+        if changed and not reason:
             return f"it changes {changed[0]}, which the next chunk would find"
         return reason
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 class _NoRows(Exception):
@@ -204,10 +216,13 @@ class _Probe:
         for key, one in given.items():
             leaf = one.detach().reshape(*sizes, *one.shape[1:])
             leaves[key] = leaf.requires_grad_() if leaf.is_floating_point() else leaf
-        args, kwargs = self._rows.call_with(lambda leaf: _used(leaves[id(leaf)]))
+        args, kwargs = self._rows.call_with(lambda leaf: leaves[id(leaf)].clone())
         torch.manual_seed(_SEED)
         with self._watch:
-            outputs = [t for t in pytree.tree_leaves(self._fn(*args, **kwargs)) if _is_tensor(t)]
+            results = pytree.tree_leaves(self._fn(*args, **kwargs))
+            outputs = [leaf for leaf in results if isinstance(leaf, Tensor)]
+            if others := [leaf for leaf in results if not isinstance(leaf, (Tensor, *_PLAIN))]:
+                raise _NoRows(f"it returns an object of {type(others[0]).__name__}")
             for output in outputs:
                 if tuple(output.shape[: self._dims]) != sizes:
                     raise _NoRows(
@@ -216,9 +231,11 @@ class _Probe:
             wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
             made = [(n, out) for n, out in enumerate(outputs) if out.requires_grad]
             weights = [self._weight(n, out, first, count, stays) for n, out in made]
-            gradients = torch.autograd.grad(
-                [out for _, out in made], wanted, weights, allow_unused=True
-            ) if made and wanted else ()
+            gradients = (
+                torch.autograd.grad([out for _, out in made], wanted, weights, allow_unused=True)
+                if made and wanted
+                else ()
+            )
         rows = [("what it returns", t) for t in outputs]
         rows += [("the gradient", t) for t in gradients if t is not None]
         return [(what, t.detach().reshape(count, -1)) for what, t in rows]
@@ -229,9 +246,7 @@ class _Probe:
         """The gradient of an output; other ones for rows that do not stay."""
         rest = output.shape[self._dims :]
         if number not in self._weights:
-            one, other = (
-                torch.randn(_ROWS, *rest, generator=self._generator) for _ in range(2)
-            )
+            one, other = (torch.randn(_ROWS, *rest, generator=self._generator) for _ in range(2))
             self._weights[number] = one, other
         one, other = self._weights[number]
         if stays is not None:
@@ -271,25 +286,14 @@ def _goes_over_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     names = [argument.name for argument in func._schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
     dim, dims = given.get("dim", -1), args[0].dim()
-    return dims < 2 or dim % dims != dims - 1
-
-
-def _used(leaf: Tensor) -> Tensor:
-    """A tensor that may be written in place; not a leaf where a gradient is wanted."""
-    return leaf.clone()
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, Tensor)
+    return bool(dims < 2 or dim % dims != dims - 1)
 
 
 def _as_column(flags: Tensor, like: Tensor) -> Tensor:
     return flags.to(like.device).reshape(-1, *(1,) * (like.dim() - 1))
 
 
-def _difference(
-    whole: Any, other: Any, at: slice, at_other: slice, strictness: float = 1.0
-) -> str:
+def _difference(whole: Any, other: Any, at: slice, at_other: slice, strictness: float = 1.0) -> str:
     """What differs in these rows; empty if nothing does."""
     if [what for what, _ in whole] != [what for what, _ in other]:
         return "the gradient"

@@ -15,8 +15,9 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import nn
 
+from memopt._checkpoint.chunks import checked_chunks
 from memopt._checkpoint.partition import Partition, PartitionChoice, partition_of
-from memopt._checkpoint.region import compiled_region, run_region
+from memopt._checkpoint.region import compiled_region, run_chunks, run_region
 from memopt._checkpoint.settings import fate_of_arguments, region_settings
 from memopt._checkpoint.uncompiled import say_without_effect
 from memopt._class_patch import check_can_patch
@@ -52,6 +53,9 @@ class Settings:
     early_stop: bool = True
     """End the recompute as soon as the last tensor that backward wants is there."""
 
+    chunks: int | None = None
+    """The number of chunks of rows that each call runs in; None: it runs whole."""
+
 
 def checkpoint_wrapper(
     module: ModuleT,
@@ -62,6 +66,7 @@ def checkpoint_wrapper(
     partition: PartitionChoice = None,
     preserve_rng_state: bool = True,
     early_stop: bool = True,
+    chunks: int | None = None,
 ) -> ModuleT:
     """Make every forward of `module` a checkpointed region (see `memopt.checkpoint`).
 
@@ -93,15 +98,20 @@ def checkpoint_wrapper(
             captured the generator's state cannot be read: False, for modules that draw none.
         early_stop: end the recompute as soon as it has made the last tensor that backward wants;
             as everywhere, `torch.utils.checkpoint.set_checkpoint_early_stop` goes before it.
+        chunks: run each call in that many chunks of rows, also without gradients, see
+            `memopt.checkpoint`. The module's own hooks see the whole call, those of modules inside
+            see the chunks. Whether the module works on each row alone is known at its first call.
+            No effect under `torch.compile`.
 
     Returns:
         `module`, the same object.
 
     Raises:
         TypeError: `module` is no `nn.Module`, is a ScriptModule, or has no forward
-            (nn.ModuleList); `partition` is no group, mesh or True.
-        ValueError: `offload` names no place, or not the one that `offload_to_cpu` does; `partition`
-            has several dims, there is no process group, or this rank is not in it.
+            (nn.ModuleList); `partition` is no group, mesh or True; `chunks` is no int.
+        ValueError: `chunks` is below 1; `offload` names no place, or not the one that
+            `offload_to_cpu` does; `partition` has several dims, there is no process group, or this
+            rank is not in it.
         OSError: no file can be made in the directory.
     """
     check_can_patch("checkpoint_wrapper", "module", module)
@@ -112,6 +122,7 @@ def checkpoint_wrapper(
     place = "cpu" if offload_to_cpu else offload
     fate_of_arguments("checkpoint_wrapper: offload", place)
     ranks = partition_of("checkpoint_wrapper", partition)
+    count = checked_chunks("checkpoint_wrapper", chunks)
     if not has_forward(module):
         raise TypeError(
             "checkpoint_wrapper: module must have a forward, which is what runs as a region, got "
@@ -125,6 +136,7 @@ def checkpoint_wrapper(
             ranks,
             bool(preserve_rng_state),
             bool(early_stop),
+            count,
         ),
     )
     return module
@@ -175,13 +187,24 @@ def _region(
     assert settings is not None
     if torch.compiler.is_compiling():
         say_without_effect(
-            "checkpoint_wrapper", offload=settings.offload, partition=settings.partition
+            "checkpoint_wrapper",
+            offload=settings.offload,
+            partition=settings.partition,
+            chunks=settings.chunks,
         )
         return compiled_region(forward, args, kwargs)
     check_partition = settings.partition is not None and bool(checkpoint_options_set_globally()[1])
     buffers = module.__dict__.get(BUFFERS)
     options_of = _region_settings if buffers is None else buffers.region_settings
-    return run_region(forward, args, kwargs, options_of(settings, check_partition), module)
+    options = options_of(settings, check_partition)
+    if settings.chunks is None:
+        return run_region(forward, args, kwargs, options, module)
+
+    def of_chunk(*args: Any, **kwargs: Any) -> Any:
+        return run_region(forward, args, kwargs, options, module)
+
+    chunks, who = settings.chunks, "checkpoint_wrapper"
+    return run_chunks(who, forward, args, kwargs, chunks, of_chunk, module)
 
 
 def _refuse_script(kind: str) -> NoReturn:

@@ -53,6 +53,7 @@ def convert(
     functional: bool = True,
     checkpoint: Modules | bool | None = None,
     offload: Modules | bool | None = None,
+    chunks: int | None = None,
     autocast_norms: AutocastNorms = "keep",
     skip: Skip | None = None,
 ) -> Report:
@@ -127,6 +128,12 @@ def convert(
             less; a note says so.
         offload: submodules to make regions whose inputs wait in host memory until backward, chosen
             in the same ways. A module chosen by both is offloaded.
+        chunks: have modules that work on each row alone (MLPs, a norm with its MLP, heads) run in
+            that many chunks of rows, so that forward and backward hold the inner tensors of one
+            chunk, see `memopt.checkpoint`. With a predicate or classes as `checkpoint` these
+            modules are meant. Else `batch` is needed: they are the outermost modules that a probe
+            on a few rows finds to work on each row alone, and inside of regions they run in chunks
+            within the region.
         autocast_norms: what swapped norms return under autocast. "keep" (default): their input's
             dtype, as PyTorch's do on the CPU, so that a float32 residual stream stays float32.
             "lower": the autocast dtype, in which they compute. A norm then saves 2 bytes an element
@@ -147,7 +154,8 @@ def convert(
         TypeError: `model` is no nn.Module, is a ScriptModule, compiled or quantised, or
             `checkpoint`, `offload` or `skip` is of another kind.
         NativeLibraryMissing: a RuntimeError: memopt was installed without its native library.
-        ValueError: the model's forward has no parameters for `batch`, `checkpoint` or
+        ValueError: the model's forward has no parameters for `batch`, `chunks` is below 1 or has
+            neither a `batch` nor modules chosen by `checkpoint`, `checkpoint` or
             `offload` is True and the model has no blocks, no module has a path that `skip` names,
             or `autocast_norms` is another value.
         RuntimeError: a rule raises, or there is a `batch` and torch.inference_mode() is on.
@@ -158,7 +166,7 @@ def convert(
     require_native("convert")
     _check_model(model)
     check_autocast_norms(autocast_norms)
-    regions = Regions(checkpoint, offload)
+    regions = Regions(checkpoint, offload, chunks)
     before = None if batch is None else measure_sample(model, batch)
     was_converted = _was_converted(model) and (has_recipes(model) or not recipes)
     left_alone = skipped(model, skip)
@@ -174,11 +182,12 @@ def convert(
         if left_alone:
             notes = (f"skipped: {', '.join(outermost(left_alone))}", *notes)
         notes += regions.notes
-        checkpointed = assignment.where(lambda choice: not choice.offload)
+        checkpointed = assignment.where(lambda choice: not choice.offload and not choice.chunks)
+        in_chunks = assignment.where(lambda choice: bool(choice.chunks))
         offloaded = assignment.where(lambda choice: choice.offload > 0)
         sample = None
         if before is not None:
-            paths = (*checkpointed, *offloaded)
+            paths = (*checkpointed, *offloaded, *in_chunks)
             sample = attribute_sample(model, batch, paths)
             notes += note_on_calls(paths, sample.called) + notes_on_sample(before, sample.saved)
     return Report(
@@ -188,6 +197,7 @@ def convert(
         recipes=has_recipes(model),
         checkpointed=checkpointed,
         offloaded=offloaded,
+        in_chunks=in_chunks,
         bytes_before=None if before is None else int(before),
         bytes_after=None if sample is None else int(sample.saved),
         notes=notes,

@@ -58,6 +58,9 @@ class Report(Shown):
     """Paths of the modules whose forwards are checkpointed regions; those whose regions keep
     their inputs in host memory."""
 
+    in_chunks: tuple[str, ...] = ()
+    """Paths of the modules whose regions run in chunks of rows."""
+
     bytes_before: int | None = None
     bytes_after: int | None = None
     """Saved for backward by one forward of the sample input; None without one."""
@@ -81,6 +84,7 @@ class Report(Shown):
             "left": [entry._asdict() for entry in self.left],
             "checkpointed": list(self.checkpointed),
             "offloaded": list(self.offloaded),
+            "in_chunks": list(self.in_chunks),
             "notes": list(self.notes),
             "remaining": [
                 {**entry._asdict(), "paths": list(entry.paths)} for entry in self.remaining
@@ -120,6 +124,8 @@ class Report(Shown):
             lines.append(f"checkpointed: {joined(self.checkpointed)}")
         if self.offloaded:
             lines.append(f"checkpointed, inputs offloaded: {joined(self.offloaded)}")
+        if self.in_chunks:
+            lines.append(f"checkpointed, in chunks of rows: {joined(self.in_chunks)}")
         return [*lines, *self._remaining_lines(), *self.notes]
 
     def _remaining_lines(self) -> list[str]:

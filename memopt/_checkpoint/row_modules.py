@@ -1,0 +1,126 @@
+"""The modules of a model that can run in chunks of rows: MLPs, norms with their MLPs, heads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from memopt._checkpoint.blocks import is_layer
+from memopt._checkpoint.chunks import CallRows
+from memopt._checkpoint.measured import noted_errors, quiet_libraries
+from memopt._checkpoint.naming import joined
+from memopt._checkpoint.other import without_own
+from memopt._checkpoint.rows import why_not_rows
+from memopt.memory.asked import has_values
+from memopt.memory.batches import as_dict, call
+from memopt.memory.calls.measure import call_tree, sum_of_outputs
+from memopt.memory.parallel import is_sharded
+from memopt.memory.paths import is_inside, paths_around
+from memopt.memory.step import Step
+from memopt.memory.unchanged import unchanged
+
+_LEAST_SHARE = 0.25
+"""The share of the bytes that a module returns that it has to keep inside more than."""
+
+
+@dataclass(frozen=True)
+class RowModules:
+    """Modules that work on each row alone, by path, and why others do not."""
+
+    paths: tuple[str, ...]
+    reasons: dict[str, str]
+    note: str = ""
+    """What a user should know where there are none."""
+
+
+def row_modules(
+    who: str, model: nn.Module, batch: Any, regions: Collection[str] = ()
+) -> RowModules:
+    """The outermost modules that work on each row alone and keep tensors of their own.
+
+    The tree of calls of a step says what each call keeps; a forward with the batch shows each
+    module's arguments to the probe (rows.py).
+
+    Args:
+        who: the function that the user called, for messages.
+        regions: paths of modules that are regions of their own. No module around one is taken.
+
+    Raises:
+        Whatever the model raises with the batch: its own error, with a note.
+    """
+    if not has_values(model, batch) or is_sharded(model):
+        return RowModules((), {}, "nothing runs in chunks, since the model has no whole values")
+    step = Step(model, batch, None, sum_of_outputs, who=who)
+    with noted_errors(who, model), quiet_libraries():
+        tree = call_tree(step, without_own)
+    around = {outer for path in regions for outer in paths_around(path)}
+    modules = dict(model.named_modules())
+    candidates = dict.fromkeys(
+        each.path
+        for each in tree.calls
+        if each.path
+        and each.path not in around
+        and each.with_gradients
+        and each.kept_bytes > _LEAST_SHARE * each.output_bytes
+        and each.path in modules
+        and not is_layer(modules[each.path])
+    )
+    reasons = _probed(who, model, batch, candidates)
+    paths = tuple(path for path in candidates if reasons.get(path) == "")
+    why = {path: reason for path, reason in reasons.items() if reason}
+    note = "" if paths else "nothing runs in chunks, since no module works on each row alone"
+    return RowModules(paths, why, note)
+
+
+def checked_rows(who: str, model: nn.Module, batch: Any, paths: Iterable[str]) -> dict[str, str]:
+    """Those of a user's modules, by path, that do not work on each row alone, and why."""
+    if not has_values(model, batch) or is_sharded(model):
+        return {}
+    found = _probed(who, model, batch, paths)
+    return {path: reason for path, reason in found.items() if reason}
+
+
+def not_in_chunks(reasons: dict[str, str]) -> str:
+    """The message about modules that a user chose and that do not run in chunks."""
+    grouped: dict[str, list[str]] = {}
+    for path, reason in reasons.items():
+        grouped.setdefault(reason, []).append(path)
+    told = (f"{joined(paths)} ({reason})" for reason, paths in grouped.items())
+    return f"not in chunks, since these do not work on each row alone: {'; '.join(told)}"
+
+
+def _probed(who: str, model: nn.Module, batch: Any, paths: Iterable[str]) -> dict[str, str]:
+    """The reasons of all that are called and are inside none that works on rows; empty: it does."""
+    reasons: dict[str, str] = {}
+
+    def probe(path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        taken = any(is_inside(path, other) for other, why in reasons.items() if not why)
+        if taken or reasons.get(path):
+            return
+        try:
+            rows = CallRows(who, args, kwargs)
+        except ValueError:
+            rows = None
+        if rows is None or not rows.first.is_floating_point():
+            reasons[path] = "it gets no rows of numbers"
+        else:
+            reasons[path] = why_not_rows(module.forward, rows, [module])
+
+    run = partial(call, model, as_dict(batch))
+    modules = dict(model.named_modules())
+    with ExitStack() as stack:
+        stack.enter_context(noted_errors(who, model))
+        stack.enter_context(unchanged(model, run))
+        for path in paths:
+            module = modules[path]
+            hook = module.register_forward_pre_hook(partial(probe, path), with_kwargs=True)
+            stack.callback(hook.remove)
+        with torch.no_grad():
+            run()
+    return reasons
