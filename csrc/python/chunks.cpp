@@ -23,7 +23,7 @@ void register_chunks(py::module_& m) {
             return output.joined(row_sizes);
           },
           "joined(row_sizes): all rows, differentiable as the chunks are.");
-  py::class_<ChunkSums>(m, "ChunkSums", "Sums, in float32, of gradients in 16 bits.")
+  py::class_<ChunkSums>(m, "ChunkSums", "Sums of the chunks' gradients.")
       .def(py::init<>())
       .def("begin", &ChunkSums::begin, "To be called when a chunk begins.")
       .def("end", &ChunkSums::end, "end(results): to be called when it has ended.");

@@ -53,8 +53,9 @@ std::vector<int64_t> joined_sizes(at::IntArrayRef first, at::IntArrayRef second)
   return sizes;
 }
 
-bool is_16_bit(at::ScalarType dtype) {
-  return dtype == at::kHalf || dtype == at::kBFloat16;
+// The dtype of a sum over chunks.
+at::ScalarType sum_dtype(at::ScalarType dtype) {
+  return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
 }
 
 // A view that autograd does not know for one, of the version counter of its base.
@@ -164,10 +165,12 @@ void GradientSum::put_rows(const at::Tensor& grad, int64_t first, int64_t rows) 
 
 void GradientSum::add(const at::Tensor& grad) {
   const auto sum = this->sum();
-  if (sum->defined()) {
+  if (!sum->defined()) {
+    *sum = grad.to(sum_dtype(grad.scalar_type()), /*non_blocking=*/false, /*copy=*/true);
+  } else if (sum->layout() == grad.layout()) {
     sum->add_(grad);
   } else {
-    *sum = grad.to(at::kFloat);
+    *sum = sum->to_dense().add_(grad);
   }
 }
 
@@ -185,7 +188,8 @@ variable_list GradientSum::apply(variable_list&& grads) {
   }
   if (!sum.defined()) return {grad};
   const auto& of = input_metadata(0);
-  sum = sum.to(of.dtype().toScalarType()).reshape_symint(of.shape_as_dim_vector());
+  sum = sum.to(of.dtype().toScalarType());
+  if (!of.is_same_shape(sum)) sum = sum.reshape_symint(of.shape_as_dim_vector());
   return {grad.defined() ? grad + sum : sum};
 }
 
@@ -283,8 +287,7 @@ void ChunkSums::end(const std::vector<at::Tensor>& results) {
       }
       if (is_inside(edge)) {
         go_on(edge);
-      } else if (const auto& of = edge.function->input_metadata(edge.input_nr);
-                 !of.is_tensor_subclass() && is_16_bit(of.dtype().toScalarType())) {
+      } else if (!edge.function->input_metadata(edge.input_nr).is_tensor_subclass()) {
         edge = sink(edge);
       }
     }

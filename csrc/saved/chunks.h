@@ -14,10 +14,10 @@
 // AccumulateGrad does. So nothing of two chunks is there at once but what they share, and sums of
 // gradients have a fixed order: the last chunk's first.
 //
-// The engine itself adds up what several chunks give one tensor, in that tensor's dtype. A sum of
-// roundings to 16 bits would be less exact than one product of all rows, so gradients in 16 bits
-// of whatever lies outside of the call are led through a GradientSum too, which adds in float32 and
-// rounds once.
+// What several chunks give one tensor outside of the call, a weight say, the engine would add in
+// that tensor's dtype and with a new tensor for each sum. So the edges that leave a chunk's graph
+// are led through a GradientSum too. It adds in place, 16 bits in float32, and rounds once: a sum
+// of roundings to 16 bits would be less exact than one product of all rows.
 //
 // With create_graph=True gradients pass the nodes as they are, and the engine's differentiable sums
 // take over.
@@ -46,7 +46,7 @@ class GradientSum : public torch::autograd::Node {
 
   // Into rows [first, first + grad.size(0)) of the `rows` that the sum has in all.
   void put_rows(const at::Tensor& grad, int64_t first, int64_t rows);
-  // To the sum, in float32.
+  // To the sum, in float32 or the gradient's wider dtype.
   void add(const at::Tensor& grad);
 
  protected:
@@ -92,7 +92,7 @@ class ChunkedOutput {
   bool requires_grad_ = false;
 };
 
-// The sums in float32 of one call.
+// The sums of one call with respect to what is not cut.
 class ChunkSums {
  public:
   // To be called when a chunk begins, and with its results when it has ended.

@@ -110,9 +110,9 @@ def checkpoint(
             have a row more than the others; fewer rows give a chunk each. `fn` has to work on each
             row alone, as an MLP does, a norm with its MLP, a head: a probe on six rows finds out at
             the first call, and names what it refuses. Each chunk draws random numbers (dropout) of
-            its own. Gradients with respect to what is not cut, parameters say, are summed from the
-            last chunk to the first: in float32 where they are float16 or bfloat16, then rounded
-            once. Hooks get the sum. Under autocast each chunk casts the weights. No effect under
+            its own. Gradients with respect to what is not cut, parameters say, are summed in place
+            from the last chunk to the first: in float32 where they are float16 or bfloat16, then
+            rounded once. Hooks get the sum. Under autocast each chunk casts the weights. No effect under
             `torch.compile`.
         **kwargs: for `fn`.
 
