@@ -112,8 +112,8 @@ def checkpoint(
             the first call, and names what it refuses. Each chunk draws random numbers (dropout) of
             its own. Gradients with respect to what is not cut, parameters say, are summed in place
             from the last chunk to the first: in float32 where they are float16 or bfloat16, then
-            rounded once. Hooks get the sum. Under autocast each chunk casts the weights. No effect under
-            `torch.compile`.
+            rounded once. Hooks get the sum. Under autocast each chunk casts the weights. No effect
+            under `torch.compile`.
         **kwargs: for `fn`.
 
     Raises:

@@ -228,14 +228,15 @@ class _Probe:
                     raise _NoRows(
                         f"for rows of {list(sizes)} it returns a tensor of {list(output.shape)}"
                     )
-            wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
-            made = [(n, out) for n, out in enumerate(outputs) if out.requires_grad]
+        wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
+        made = [(n, out) for n, out in enumerate(outputs) if out.requires_grad]
+        gradients: tuple[Tensor | None, ...] = ()
+        if made and wanted:
             weights = [self._weight(n, out, first, count, stays) for n, out in made]
-            gradients = (
-                torch.autograd.grad([out for _, out in made], wanted, weights, allow_unused=True)
-                if made and wanted
-                else ()
-            )
+            with self._watch:
+                gradients = torch.autograd.grad(
+                    [out for _, out in made], wanted, weights, allow_unused=True
+                )
         rows = [("what it returns", t) for t in outputs]
         rows += [("the gradient", t) for t in gradients if t is not None]
         return [(what, t.detach().reshape(count, -1)) for what, t in rows]
