@@ -36,6 +36,8 @@ class Choice:
     """
     chunks: int | None = None
     """The number of chunks of rows that a region of one module runs in; None: it runs whole."""
+    keep_decisions: bool = False
+    """The region keeps from forward what it chooses by values."""
 
     def __str__(self) -> str:
         region = "checkpoint" if self.chunks is None else f"checkpoint in {self.chunks} chunks"

@@ -135,7 +135,14 @@ void register_region(py::module_& m) {
             settings.options.early_stop = early_stop;
             return settings;
           },
-          "The same but for whether a recompute ends as soon as it can.");
+          "The same but for whether a recompute ends as soon as it can.")
+      .def(
+          "with_again",
+          [](Settings settings, py::object again) {
+            settings.again = std::move(again);
+            return settings;
+          },
+          "The same but for what a recompute calls in place of the function.");
   if (PyModule_AddFunctions(m.ptr(), functions) < 0) throw py::error_already_set();
 
   py::class_<saved::Flags>(m, "Flags", "Where a thread is.")

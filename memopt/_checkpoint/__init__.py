@@ -19,6 +19,10 @@ The modules of this package:
     segments    where to cut such a chain
     stage_bytes the bytes that each stage of it saves, counted
     flags       where the calling thread is: first forward, recompute, or neither
+    decisions   what a region chose in forward, kept for its recompute
+    chunks      a call in chunks of rows
+    rows        whether a call works on each row alone
+    row_modules the modules of a model that do
     selective   the operators that a selective checkpoint should keep
     uncompiled  a region's function runs out of sight of torch.compile
     batch_norm  running statistics that stand still in the recompute
@@ -32,6 +36,7 @@ The engine itself is csrc/saved: regions, slots, random generators, autocast, ho
 from memopt._checkpoint import region
 from memopt._checkpoint.apply import apply_activation_checkpointing
 from memopt._checkpoint.buffers import CheckpointBuffers, checkpoint_buffers
+from memopt._checkpoint.decisions import decision_contexts
 from memopt._checkpoint.flags import disable_checkpointing, is_checkpointing, is_recomputing
 from memopt._checkpoint.selective import ops_worth_saving
 from memopt._checkpoint.sequential import checkpoint_sequential
@@ -45,6 +50,7 @@ __all__ = [
     "checkpoint_buffers",
     "checkpoint_sequential",
     "checkpoint_wrapper",
+    "decision_contexts",
     "disable_checkpointing",
     "is_checkpointing",
     "is_recomputing",
@@ -56,6 +62,7 @@ __all__ = [
 class _Checkpoint(PublicFunction[P, R_co]):
     Buffers = CheckpointBuffers
     buffers = staticmethod(checkpoint_buffers)
+    decision_contexts = staticmethod(decision_contexts)
     disable = staticmethod(disable_checkpointing)
     is_checkpointing = staticmethod(is_checkpointing)
     is_recomputing = staticmethod(is_recomputing)

@@ -48,6 +48,7 @@ def apply_activation_checkpointing(
     preserve_rng_state: bool = True,
     early_stop: bool = True,
     chunks: int | None = None,
+    keep_decisions: bool | None = None,
     batch: Any = None,
 ) -> list[str]:
     """Apply `checkpoint_wrapper`, in place, to chosen submodules; `unwrap(model)` undoes it.
@@ -116,6 +117,8 @@ def apply_activation_checkpointing(
             given: beside the modules that are regions for it, the outermost ones that work on each
             row alone and keep tensors inside (the MLPs of blocks, as a rule) run in chunks, each
             inside the region of its block, if that is one.
+        keep_decisions: see `checkpoint_wrapper`. None: with a `batch`, for the modules that choose
+            experts, samples or sizes by values with it; else for none.
         batch: a tensor; a tuple or list of positional arguments of the model; or a mapping
             of keyword arguments.
 
@@ -165,7 +168,7 @@ def apply_activation_checkpointing(
         "early_stop": early_stop,
     }
     if checkpoint_wrapper_fn is not None:
-        _check_no_options(options | {"chunks": chunks})
+        _check_no_options(options | {"chunks": chunks, "keep_decisions": bool(keep_decisions)})
         _replace(model, chosen, checkpoint_wrapper_fn)
         return [name for name, _ in chosen]
     in_chunks: dict[str, int] = {}
@@ -181,7 +184,8 @@ def apply_activation_checkpointing(
             chosen = [(path, module) for path, module in model.named_modules() if path in wrapped]
     with restored_on_error(model):
         for path, module in chosen:
-            checkpoint_wrapper(module, chunks=in_chunks.get(path), **options)
+            keeps = path in found.deciding if keep_decisions is None else keep_decisions
+            checkpoint_wrapper(module, chunks=in_chunks.get(path), keep_decisions=keeps, **options)
     return [name for name, _ in chosen]
 
 
@@ -232,6 +236,8 @@ class FoundModules:
     warnings: tuple[str, ...] = ()
     """Notes on modules that are no regions though they were asked for, or would be chosen."""
     notes: tuple[str, ...] = ()
+    deciding: frozenset[str] = frozenset()
+    """Paths of those that choose by values, and keep what they chose."""
 
 
 def choose_modules(
@@ -247,14 +253,14 @@ def choose_modules(
         modules = _chosen_by(predicate, model)
         if batch is None:
             return FoundModules(modules)
-        reasons, notes = checked_regions(who, model, batch, dict(modules))
+        reasons, notes, deciding = checked_regions(who, model, batch, dict(modules))
         modules = [(path, module) for path, module in modules if path not in reasons]
-        return FoundModules(modules, (*_left_out(reasons), *notes))
+        return FoundModules(modules, (*_left_out(reasons), *notes), deciding=deciding)
     if batch is not None:
         measured = measured_regions(who, model, batch)
         regions = {model.get_submodule(path) for path in measured.paths}
         modules = _submodules(model, regions.__contains__)
-        return FoundModules(modules, _left_out(measured.reasons), measured.notes)
+        return FoundModules(modules, _left_out(measured.reasons), measured.notes, measured.deciding)
     blocks = find_blocks(model)
     if not blocks.modules:
         raise ValueError(

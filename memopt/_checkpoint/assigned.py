@@ -77,8 +77,13 @@ def put_regions(model: nn.Module, assignment: Assignment, **options: Any) -> lis
         if choice.checkpoint and len(at) == 1:
             module = modules[at[0]]
             before = settings_of(module)
-            place = _place(assignment, choice)
-            checkpoint_wrapper(module, offload=place, chunks=choice.chunks, **options)
+            checkpoint_wrapper(
+                module,
+                offload=_place(assignment, choice),
+                chunks=choice.chunks,
+                keep_decisions=choice.keep_decisions,
+                **options,
+            )
             settings = settings_of(module)
             assert settings is not None
             put.append(PutRegion(module, settings, before))

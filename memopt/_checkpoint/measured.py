@@ -50,6 +50,8 @@ class MeasuredRegions:
     """The paths of modules that would be among them, and why they cannot."""
     notes: tuple[str, ...]
     """Notes on the outermost modules that keep nothing."""
+    deciding: frozenset[str]
+    """Paths of regions that choose by values, and have to keep what they chose."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -82,12 +84,13 @@ def measured_regions(
     inside = {m for layer in layers for m in layer.modules() if m is not layer}
     banned = {path for path, module in modules.items() if module in inside}
     reasons: dict[str, str] = {}
+    deciding: set[str] = set()
     known: set[str] = set()
     for _ in range(_MOST_ROUNDS):
         cut = best_cut(tree, banned, limit)
         new = {path: why for path in cut.paths if (why := _why_not(tree, path))}
         fresh = [path for path in cut.paths if path not in known and path not in new]
-        new |= _probed(who, model, batch, {path: modules[path] for path in fresh})
+        new |= _probed(who, model, batch, {path: modules[path] for path in fresh}, deciding)
         known.update(fresh)
         if not new:
             break
@@ -103,7 +106,8 @@ def measured_regions(
         ("no regions, since the batch never calls them", _never_called(tree, modules)),
     )
     notes = tuple(f"{what}: {joined(paths)}" for what, paths in told if paths)
-    return MeasuredRegions(cut, tree, reasons, (*notes, *_why_so_much(tree, cut)))
+    told_of = (*notes, *_why_so_much(tree, cut))
+    return MeasuredRegions(cut, tree, reasons, told_of, frozenset(deciding))
 
 
 def _why_so_much(tree: CallTree, cut: RegionSet) -> tuple[str, ...]:
@@ -126,15 +130,16 @@ def _why_so_much(tree: CallTree, cut: RegionSet) -> tuple[str, ...]:
 
 def checked_regions(
     who: str, model: nn.Module, batch: Any, modules: Mapping[str, nn.Module]
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Checks the modules that a user chose, by path: those that cannot be regions, and why; and
-    notes on the others.
+) -> tuple[dict[str, str], tuple[str, ...], frozenset[str]]:
+    """Checks the modules that a user chose, by path: those that cannot be regions, and why; notes
+    on the others; and those that choose by values.
 
     Raises:
         Whatever the model raises with the batch: its own error, with a note.
     """
     idle = idle_modules(who, model, batch, None, modules)
-    reasons = _probed(who, model, batch, modules)
+    deciding: set[str] = set()
+    reasons = _probed(who, model, batch, modules, deciding)
     left = [path for path in modules if path not in reasons]
     told: defaultdict[str, list[str]] = defaultdict(list)
     for path in left:
@@ -144,7 +149,8 @@ def checked_regions(
             )
         if not paths_around(path).isdisjoint(left):
             told["regions inside others, which backward runs again twice"].append(path)
-    return reasons, tuple(f"{what}: {joined(paths)}" for what, paths in told.items())
+    notes = tuple(f"{what}: {joined(paths)}" for what, paths in told.items())
+    return reasons, notes, frozenset(deciding)
 
 
 def idle_modules(
@@ -164,13 +170,21 @@ def idle_modules(
 
 
 def _probed(
-    who: str, model: nn.Module, batch: Any, modules: Mapping[str, nn.Module]
+    who: str,
+    model: nn.Module,
+    batch: Any,
+    modules: Mapping[str, nn.Module],
+    deciding: set[str],
 ) -> dict[str, str]:
-    """The modules that cannot be recomputed as they ran. Without values nothing is known."""
+    """The modules that cannot be recomputed as they ran. Without values nothing is known.
+
+    Args:
+        deciding: gets the paths of those that choose by values.
+    """
     if not modules or not has_values(model, batch) or is_sharded(model):
         return {}
     with noted_errors(who, model):
-        return cannot_run_again(model, partial(call, model, as_dict(batch)), modules)
+        return cannot_run_again(model, partial(call, model, as_dict(batch)), modules, deciding)
 
 
 def without_gradients(tree: CallTree) -> list[str]:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from memopt._checkpoint.caches import has_cache, may_have_caches
+from memopt._checkpoint.decisions import noting_decisions
 from memopt._checkpoint.naming import joined
 from memopt._checkpoint.other import is_in_other_checkpointing
 from memopt._checkpoint.region import run_region
@@ -43,7 +44,10 @@ IN_OTHER_CHECKPOINTING = "it runs inside checkpointing of the model's own"
 
 
 def cannot_run_again(
-    model: nn.Module, run: Callable[[], object], modules: Mapping[str, nn.Module]
+    model: nn.Module,
+    run: Callable[[], object],
+    modules: Mapping[str, nn.Module],
+    deciding: set[str] | None = None,
 ) -> dict[str, str]:
     """The paths of those of `modules` that must not be regions, and why.
 
@@ -51,6 +55,7 @@ def cannot_run_again(
         run: a forward of `model` on a sample: a functools.partial, or a function of the user's.
             All that it holds is put back.
         modules: by path in the model. Those that the sample never calls are not told of.
+        deciding: gets the paths of those that choose by values, which may come out otherwise.
 
     Raises:
         Whatever the model's forward raises.
@@ -87,6 +92,8 @@ def cannot_run_again(
             hook = module.register_forward_pre_hook(before(path), with_kwargs=True)
             stack.callback(hook.remove)
             stack.callback(module.register_forward_hook(behind(path)).remove)
+        if deciding is not None:
+            stack.enter_context(noting_decisions(modules, deciding.add))
         with torch.no_grad():
             run()
         for path, weights in left.items():

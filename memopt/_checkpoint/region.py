@@ -6,7 +6,7 @@ for it; settings.py holds what the engine calls in this package.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, cast
@@ -18,6 +18,7 @@ from torch.utils import checkpoint as torch_checkpoint
 from memopt._checkpoint.caches import has_cache, may_have_caches, with_caches
 from memopt._checkpoint.chunks import CallRows, checked_chunks, run_in_chunks
 from memopt._checkpoint.debug import OperatorLogs
+from memopt._checkpoint.decisions import advice, decision_contexts
 from memopt._checkpoint.naming import region_name
 from memopt._checkpoint.partition import PartitionChoice, partition_of
 from memopt._checkpoint.rows import check_rows
@@ -47,6 +48,7 @@ def checkpoint(
     offload: Place | None = None,
     partition: PartitionChoice = None,
     chunks: int | None = None,
+    keep_decisions: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Call `fn(*args, **kwargs)` and drop what it saves for backward, which calls it again.
@@ -114,6 +116,10 @@ def checkpoint(
             from the last chunk to the first: in float32 where they are float16 or bfloat16, then
             rounded once. Hooks get the sum. Under autocast each chunk casts the weights. No effect
             under `torch.compile`.
+        keep_decisions: keep from forward what `fn` chooses by values, and use it in the recompute:
+            experts, samples, sizes. See `memopt.checkpoint.decision_contexts` for what is kept. The
+            operators of `fn` then run through Python. A region inside this one that chooses needs
+            the option itself. No effect under `torch.compile`.
         **kwargs: for `fn`.
 
     Raises:
@@ -132,7 +138,12 @@ def checkpoint(
     if torch.compiler.is_compiling():
         _check_options(use_reentrant, context_fn, determinism_check, debug)
         say_without_effect(
-            "checkpoint", debug=debug, offload=offload, partition=partition, chunks=chunks
+            "checkpoint",
+            debug=debug,
+            offload=offload,
+            partition=partition,
+            chunks=chunks,
+            keep_decisions=keep_decisions,
         )
         options: dict[str, Any] = {
             "preserve_rng_state": preserve_rng_state,
@@ -155,6 +166,7 @@ def checkpoint(
             early_stop=early_stop,
             offload=offload,
             partition=partition,
+            keep_decisions=keep_decisions,
         )
         return run_chunks("checkpoint", fn, args, kwargs, count, of_chunk)
     if (
@@ -166,23 +178,19 @@ def checkpoint(
         and not use_reentrant
         and offload is None
         and partition is None
+        and not keep_decisions
         and not checkpoint_options_set_globally()[1]
     ):
         return run_region(fn, args, kwargs)
     global_debug = checkpoint_options_set_globally()[1]
     debug = debug if global_debug is None else global_debug
     _check_options(use_reentrant, context_fn, determinism_check, debug)
-    if may_have_caches() and has_cache(args, kwargs) and is_region():
-        fn, args, kwargs = with_caches(fn, args, kwargs)
-    contexts, diagnose = context_fn, None
+    contexts, diagnose = [] if context_fn is _no_contexts else [context_fn], advice
     if debug:
         logs = OperatorLogs()
-        contexts, diagnose = logs.contexts, logs.first_difference
-    forward, again = fn, None
-    if contexts is not _no_contexts:
-        in_forward, in_recompute = contexts()
-        if is_region():
-            forward, again = _inside(in_forward, fn), _inside(in_recompute, fn)
+        contexts, diagnose = [logs.contexts], logs.first_difference
+    if keep_decisions:
+        contexts.append(decision_contexts)
     settings = region_settings(
         arguments=fate_of_arguments("checkpoint: offload", offload),
         partition=partition_of("checkpoint", partition),
@@ -190,10 +198,9 @@ def checkpoint(
         preserve_rng_state=preserve_rng_state,
         check_metadata=determinism_check == "default",
         early_stop=early_stop,
-        again=again,
         diagnose=diagnose,
     )
-    return run_region(forward, args, kwargs, settings)
+    return run_inside(contexts, fn, args, kwargs, settings)
 
 
 def is_region() -> bool:
@@ -287,6 +294,27 @@ def _check_options(
         raise ValueError(
             f"checkpoint: debug must not be combined with a context_fn, got {context_fn}"
         )
+
+
+def run_inside(
+    contexts: Sequence[ContextFn],
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    settings: _C.RegionSettings,
+    owner: nn.Module | None = None,
+) -> Any:
+    """`run_region`, with forward and recompute in contexts, the first ones outermost."""
+    if may_have_caches() and has_cache(args, kwargs) and is_region():
+        fn, args, kwargs = with_caches(fn, args, kwargs, owner)
+    forward, again = fn, fn
+    for make in reversed(contexts):
+        in_forward, in_recompute = make()
+        if is_region():
+            forward, again = _inside(in_forward, forward), _inside(in_recompute, again)
+    if again is not fn:
+        settings = settings.with_again(again)
+    return run_region(forward, args, kwargs, settings, owner)
 
 
 def _inside(context: AbstractContextManager[Any], fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from memopt._checkpoint.batch_norm import hold_statistics
+from memopt._checkpoint.decisions import advice
 from memopt._checkpoint.naming import region_name
 from memopt._checkpoint.partition import Partition
 from memopt._checkpoint.uncompiled import call_uncompiled
@@ -27,7 +28,7 @@ def region_settings(
     on_pass: Callable[[nn.Module | None, int], None] | None = None,
     on_saved: Callable[[Tensor], None] | None = None,
     again: Callable[..., Any] | None = None,
-    diagnose: Callable[[], str] | None = None,
+    diagnose: Callable[[], str] | None = advice,
 ) -> _C.RegionSettings:
     """The engine's settings, to be made once for many calls.
 

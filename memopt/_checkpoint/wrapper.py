@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from memopt._checkpoint.chunks import checked_chunks
+from memopt._checkpoint.decisions import decision_contexts
 from memopt._checkpoint.partition import Partition, PartitionChoice, partition_of
-from memopt._checkpoint.region import compiled_region, run_chunks, run_region
+from memopt._checkpoint.region import compiled_region, run_chunks, run_inside
 from memopt._checkpoint.settings import fate_of_arguments, region_settings
 from memopt._checkpoint.uncompiled import say_without_effect
 from memopt._class_patch import check_can_patch
@@ -56,6 +57,9 @@ class Settings:
     chunks: int | None = None
     """The number of chunks of rows that each call runs in; None: it runs whole."""
 
+    keep_decisions: bool = False
+    """Keep from forward what the module chooses by values."""
+
 
 def checkpoint_wrapper(
     module: ModuleT,
@@ -67,6 +71,7 @@ def checkpoint_wrapper(
     preserve_rng_state: bool = True,
     early_stop: bool = True,
     chunks: int | None = None,
+    keep_decisions: bool = False,
 ) -> ModuleT:
     """Make every forward of `module` a checkpointed region (see `memopt.checkpoint`).
 
@@ -102,6 +107,8 @@ def checkpoint_wrapper(
             `memopt.checkpoint`. The module's own hooks see the whole call, those of modules inside
             see the chunks. Whether the module works on each row alone is known at its first call.
             No effect under `torch.compile`.
+        keep_decisions: keep from forward which experts, samples or sizes the module chooses, and
+            use them in the recompute, see `memopt.checkpoint`. No effect under `torch.compile`.
 
     Returns:
         `module`, the same object.
@@ -137,6 +144,7 @@ def checkpoint_wrapper(
             bool(preserve_rng_state),
             bool(early_stop),
             count,
+            bool(keep_decisions),
         ),
     )
     return module
@@ -191,20 +199,22 @@ def _region(
             offload=settings.offload,
             partition=settings.partition,
             chunks=settings.chunks,
+            keep_decisions=settings.keep_decisions,
         )
         return compiled_region(forward, args, kwargs)
     check_partition = settings.partition is not None and bool(checkpoint_options_set_globally()[1])
     buffers = module.__dict__.get(BUFFERS)
     options_of = _region_settings if buffers is None else buffers.region_settings
     options = options_of(settings, check_partition)
+
+    def region(*args: Any, **kwargs: Any) -> Any:
+        contexts = [decision_contexts] if settings.keep_decisions else []
+        return run_inside(contexts, forward, args, kwargs, options, module)
+
     if settings.chunks is None:
-        return run_region(forward, args, kwargs, options, module)
-
-    def of_chunk(*args: Any, **kwargs: Any) -> Any:
-        return run_region(forward, args, kwargs, options, module)
-
+        return region(*args, **kwargs)
     chunks, who = settings.chunks, "checkpoint_wrapper"
-    return run_chunks(who, forward, args, kwargs, chunks, of_chunk, module)
+    return run_chunks(who, forward, args, kwargs, chunks, region, module)
 
 
 def _refuse_script(kind: str) -> NoReturn:

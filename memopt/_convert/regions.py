@@ -54,10 +54,12 @@ class Regions:
         """
         chosen: dict[str, tuple[nn.Module, bool]] = {}
         notes: dict[str, None] = {}
+        deciding: set[str] = set()
         for to_cpu, predicate in self._choices:
             found = choose_modules("convert", model, predicate, batch)
             chosen |= {path: (module, to_cpu) for path, module in found.modules}
             notes |= dict.fromkeys((*found.warnings, *found.notes))
+            deciding |= found.deciding
         cheaper = [
             path
             for path, (module, to_cpu) in chosen.items()
@@ -67,8 +69,11 @@ class Regions:
             notes[f"no regions, since recipes keep less: {joined(cheaper)}"] = None
             chosen = {path: each for path, each in chosen.items() if path not in set(cheaper)}
         choices = {
-            path: Choice(checkpoint=True, offload=to_cpu) for path, (_, to_cpu) in chosen.items()
+            path: Choice(checkpoint=True, offload=to_cpu, keep_decisions=path in deciding)
+            for path, (_, to_cpu) in chosen.items()
         }
+        if keeping := [path for path in choices if path in deciding]:
+            notes[f"what these choose by values is kept from forward: {joined(keeping)}"] = None
         if self.chunks is not None:
             in_chunks, told = self._in_chunks(model, self.chunks, list(choices), batch)
             notes |= dict.fromkeys(told)
