@@ -18,7 +18,7 @@ from torch.utils import checkpoint as torch_checkpoint
 from memopt._checkpoint.caches import has_cache, may_have_caches, with_caches
 from memopt._checkpoint.chunks import CallRows, checked_chunks, run_in_chunks
 from memopt._checkpoint.debug import OperatorLogs
-from memopt._checkpoint.decisions import advice, decision_contexts
+from memopt._checkpoint.decisions import decision_contexts
 from memopt._checkpoint.naming import region_name
 from memopt._checkpoint.partition import PartitionChoice, partition_of
 from memopt._checkpoint.rows import check_rows
@@ -185,7 +185,8 @@ def checkpoint(
     global_debug = checkpoint_options_set_globally()[1]
     debug = debug if global_debug is None else global_debug
     _check_options(use_reentrant, context_fn, determinism_check, debug)
-    contexts, diagnose = [] if context_fn is _no_contexts else [context_fn], advice
+    contexts = [] if context_fn is _no_contexts else [context_fn]
+    diagnose = None
     if debug:
         logs = OperatorLogs()
         contexts, diagnose = [logs.contexts], logs.first_difference

@@ -12,7 +12,7 @@ from memopt._checkpoint.decisions import advice
 from memopt._checkpoint.naming import region_name
 from memopt._checkpoint.partition import Partition
 from memopt._checkpoint.uncompiled import call_uncompiled
-from memopt._extension import _C
+from memopt._extension import _C, HAS_NATIVE
 from memopt.fates import Fate
 from memopt.place import Place, directory_of
 
@@ -28,7 +28,7 @@ def region_settings(
     on_pass: Callable[[nn.Module | None, int], None] | None = None,
     on_saved: Callable[[Tensor], None] | None = None,
     again: Callable[..., Any] | None = None,
-    diagnose: Callable[[], str] | None = advice,
+    diagnose: Callable[[], str] | None = None,
 ) -> _C.RegionSettings:
     """The engine's settings, to be made once for many calls.
 
@@ -44,7 +44,7 @@ def region_settings(
         on_pass: called with (owner, +1) before a first forward, (owner, -1) before a recompute.
         on_saved: called with each tensor that the first forward saves, before it is dropped.
         again: what the recompute calls in place of the function.
-        diagnose: its text ends the error of a recompute that differs.
+        diagnose: its text ends the error of a recompute that differs, in place of `advice`.
     """
     return _C.RegionSettings(
         call_uncompiled=call_uncompiled,
@@ -59,7 +59,7 @@ def region_settings(
         on_pass=on_pass,
         on_saved=on_saved,
         again=again,
-        diagnose=diagnose,
+        diagnose=diagnose or (advice if HAS_NATIVE else None),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 # What a user called, by the name that the native library has for what it needs.
 _CALLED = {
     "Buffers": "checkpoint.buffers",
+    "ChunkedInput": "checkpoint(chunks=)",
     "Offload": "offload",
     "Partition": "checkpoint(partition=)",
     "SavedTensors": "saved_tensors (recipes and offload too)",

@@ -53,6 +53,10 @@ class RegionSettings:
         """Settings equal to these but for whether a recompute ends as soon as it can."""
         return replace(self, early_stop=early_stop)
 
+    def with_again(self, again: Callable[..., Any] | None, /) -> RegionSettings:
+        """Settings equal to these but for what a recompute calls in place of the function."""
+        return replace(self, again=again)
+
 
 def run_region(
     fn: Callable[..., Any],
