@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Container
 from typing import Any, TypeVar
 
 from torch import nn
@@ -16,6 +17,15 @@ from memopt._convert.autocast import (
     check_autocast_norms,
     with_autocast_norms,
 )
+from memopt._convert.head import (
+    FoundHead,
+    find_heads,
+    is_head,
+    make_lazy,
+    probed_heads,
+    with_uses,
+)
+from memopt._convert.head_call import watched_heads
 from memopt._convert.match import Context, Match, Reason, match
 from memopt._convert.recipes import has_recipes, turn_recipes_off, turn_recipes_on
 from memopt._convert.regions import Regions
@@ -51,6 +61,7 @@ def convert(
     *,
     recipes: bool = True,
     functional: bool = True,
+    head: bool = True,
     checkpoint: Modules | bool | None = None,
     offload: Modules | bool | None = None,
     chunks: int | None = None,
@@ -98,6 +109,12 @@ def convert(
     that is not swapped. A copy of a torch.fx.GraphModule loses PyTorch's hooks, and recipes with
     them, until it is converted.
 
+    The head, the linear that makes logits, returns lazy logits in training (memopt.nn has no module
+    for it): a tensor with their shape, dtype and device that is not computed. Views, shifts, casts
+    to float32, masks of rows, numbers as factors and soft caps of it are lazy too. cross_entropy,
+    nll_loss and gather of its log_softmax, and logsumexp, are `linear_cross_entropy` and
+    `linear_log_probs`, in chunks of rows. Anything else computes the logits once, for all who ask.
+
     Converting again swaps what has been added since. If that is nothing, the report says so.
     Convert before torch.compile, DistributedDataParallel and FSDP. Under torch.compile with its
     default backend the converted modules run their own forwards, which Inductor fuses; what is
@@ -119,6 +136,11 @@ def convert(
             stay PyTorch's. Calls outside the model are PyTorch's too. For every second sum of a
             float32 residual and a 16-bit tensor of its shape, as blocks add them under autocast,
             16-bit tensor is kept in place of the sum, if nothing else holds that tensor by then.
+        head: have the head return lazy logits. A head is a Linear that shares an embedding's weight,
+            that the model's `get_output_embeddings` returns, or that alone has a class for each
+            word of an embedding; if there is none, and a batch, each whose output reaches a loss in
+            it. In evaluation, without gradients, under torch.compile, and where the linear has
+            hooks of others, its output is computed as before.
         checkpoint: submodules to make checkpointed regions (see `checkpoint_wrapper`): a predicate,
             a class or a sequence of classes, or True for those that
             `apply_activation_checkpointing` finds, by what a step with `batch` keeps if there is
@@ -172,12 +194,14 @@ def convert(
     left_alone = skipped(model, skip)
     matches = match(Context(model, recipes, left_alone), (*registered_rules(), *RULES))
     matches = with_autocast_norms(matches, autocast_norms)
+    heads = _heads(model, batch, left_alone, matches) if head else {}
     with restored_on_error(model):
         apply_swaps(model, [(m.module, m.answer) for m in matches if isinstance(m.answer, Swap)])
+        make_lazy(model, heads)
         if recipes:
             turn_recipes_on(model, functional and _has_kernels(model), left_alone)
         assignment = regions.put(model, has_recipes(model), batch)
-        is_old = was_converted and not _has_swaps(matches) and not assignment.choices
+        is_old = not (_has_swaps(matches) or heads or assignment.choices) and was_converted
         notes = _notes(model, is_old)
         if left_alone:
             notes = (f"skipped: {', '.join(outermost(left_alone))}", *notes)
@@ -185,10 +209,12 @@ def convert(
         checkpointed = assignment.where(lambda choice: not choice.offload and not choice.chunks)
         in_chunks = assignment.where(lambda choice: bool(choice.chunks))
         offloaded = assignment.where(lambda choice: choice.offload > 0)
-        sample = None
+        sample, found_heads = None, tuple(heads.values())
         if before is not None:
             paths = (*checkpointed, *offloaded, *in_chunks)
-            sample = attribute_sample(model, batch, paths)
+            with watched_heads() as uses:
+                sample = attribute_sample(model, batch, paths)
+            found_heads = with_uses(found_heads, uses)
             notes += note_on_calls(paths, sample.called) + notes_on_sample(before, sample.saved)
     return Report(
         model=type(model).__qualname__,
@@ -203,6 +229,7 @@ def convert(
         notes=notes,
         remaining=() if sample is None else remaining(model, sample.storages),
         idle=_idle(matches),
+        heads=found_heads,
     )
 
 
@@ -234,6 +261,18 @@ def revert(model: ModuleT) -> ModuleT:
         revert_region(module)
     put_originals_back(model)
     return model
+
+
+def _heads(
+    model: nn.Module, batch: Any, left_alone: Container[nn.Module], matches: list[Match]
+) -> dict[nn.Module, FoundHead]:
+    """The modules whose logits are to be lazy."""
+    swapped = {found.module for found in matches if isinstance(found.answer, Swap)}
+    others = [m for m in model.modules() if m in left_alone or m in swapped]
+    found = find_heads(model, others)
+    if found or batch is None or any(map(is_head, model.modules())):
+        return found
+    return probed_heads(model, batch, others)
 
 
 def _has_swaps(matches: list[Match]) -> bool:

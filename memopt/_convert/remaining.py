@@ -33,6 +33,7 @@ class Remaining(NamedTuple):
 
 # By autograd node, in the words of the report. The first that fits is taken.
 _WORDS = (
+    ("memopt SummedHead", "gradients of the head, which its loss made in forward"),
     ("memopt ", "inputs of memopt's ops"),
     ("Addmm", "inputs of linears"),
     ("Mm", "inputs of linears"),

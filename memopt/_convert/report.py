@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from memopt._checkpoint.naming import joined
+from memopt._convert.head import FoundHead
 from memopt._convert.remaining import Remaining
 from memopt.memory.sizes import as_text
 from memopt.show.sections import Section, Tables, list_of
@@ -75,6 +76,10 @@ class Report(Shown):
     """Paths of swapped dropouts that drop nothing (p = 0). They are swapped in case p is set later,
     and are in `swapped`, but not in the counts and rows of the text."""
 
+    heads: tuple[FoundHead, ...] = ()
+    """The linears that return lazy logits, and what became of these in one forward of the
+    sample."""
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as lists, dicts, strings, numbers and None, as JSON has them."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -90,6 +95,7 @@ class Report(Shown):
                 {**entry._asdict(), "paths": list(entry.paths)} for entry in self.remaining
             ],
             "idle": list(self.idle),
+            "heads": [entry._asdict() for entry in self.heads],
         }
 
     def __str__(self) -> str:
@@ -126,6 +132,7 @@ class Report(Shown):
             lines.append(f"checkpointed, inputs offloaded: {joined(self.offloaded)}")
         if self.in_chunks:
             lines.append(f"checkpointed, in chunks of rows: {joined(self.in_chunks)}")
+        lines += [head.line() for head in self.heads]
         return [*lines, *self._remaining_lines(), *self.notes]
 
     def _remaining_lines(self) -> list[str]:

@@ -1,0 +1,190 @@
+"""The heads of a model: linears whose output reaches a loss, and is not computed until then.
+
+A head is known by the structure of the model: it shares its weight with an embedding, the model
+calls it its output embeddings (transformers), or it is the only linear that has a class for each
+word of an embedding. Where nothing of that is so and there is a batch, the model runs once with
+lazy logits from every linear, and those that reach a loss are heads. A linear that is taken for one
+by mistake computes what it did: lazy logits are made where anything but a loss asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from memopt._call_hooks import others_hooks
+from memopt._checkpoint.probe import arguments_of
+from memopt._class_patch import original_class
+from memopt._compat import in_jit_trace, is_parametrized
+from memopt._convert.apply_swaps import apply_swaps, undo_swap
+from memopt._convert.head_call import HeadUse, watched_heads
+from memopt._convert.head_logits import LazyLogits, lazy_logits
+from memopt._convert.supported import supports
+from memopt._convert.swap import ClassSwap, Plain, SwappedModule, has_hooks, swap_of
+from memopt.memory.sizes import as_text
+from memopt.memory.unchanged import Written, unchanged
+
+
+class FoundHead(NamedTuple):
+    """A linear whose logits are lazy."""
+
+    path: str
+    words: int
+    found_by: str
+    """How it was known."""
+
+    nbytes: int | None = None
+    """Bytes of the logits of one forward of the sample; None without one."""
+
+    made_by: str = ""
+    """The function for which that forward computed them as a whole; empty: it did not."""
+
+    losses: int = 0
+    """Losses that it computed in chunks of rows."""
+
+    def line(self) -> str:
+        """For the report."""
+        name = f"{self.path or 'the model'} ({self.words:,} classes; {self.found_by})"
+        if self.nbytes is None:
+            return f"head in chunks: {name}"
+        logits = f"{as_text(self.nbytes)} of logits"
+        if self.made_by:
+            return f"head in chunks: {name}; with batch, {logits} are made, for {self.made_by}"
+        if not self.losses:
+            return f"head in chunks: {name}; with batch, {logits} wait for a loss"
+        return f"head in chunks: {name}; with batch, {logits} are never made"
+
+
+@dataclass(frozen=True)
+class HeadSwap(ClassSwap):
+    """A linear that returns lazy logits in training."""
+
+    path: str
+
+    def becomes(self) -> str:
+        return "memopt.functional.linear_cross_entropy"
+
+    def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
+        if torch.compiler.is_compiling() or not _is_lazy(module, input):
+            return plain(module, input)
+        return lazy_logits(self.path, input, module.weight, module.bias)
+
+
+def is_head(module: nn.Module) -> bool:
+    """Whether `convert` made its logits lazy."""
+    return isinstance(swap_of(module), HeadSwap)
+
+
+def _is_lazy(module: nn.Linear, input: Tensor) -> bool:
+    """Whether this call's logits may wait: it is one of training, and nobody sees its output."""
+    weight, bias = module.weight, module.bias
+    if not module.training or not torch.is_grad_enabled() or in_jit_trace():
+        return False
+    if type(input) is LazyLogits or not supports(input, weight, bias):
+        return False
+    has_gradient = input.requires_grad or weight.requires_grad
+    is_seen = has_hooks(module) or others_hooks(torch_module._global_forward_hooks)
+    is_linear = input.dim() > 0 and weight.dim() == 2 and min(weight.shape) > 1
+    return has_gradient and is_linear and not is_seen and input.shape[-1] == weight.shape[1]
+
+
+def find_heads(model: nn.Module, skipped: Collection[nn.Module]) -> dict[nn.Module, FoundHead]:
+    """The heads that the structure of a model shows."""
+    linears = _linears(model, skipped)
+    words: dict[int, str] = {}
+    weights: dict[Tensor, str] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding):
+            words.setdefault(module.num_embeddings, path)
+            weights.setdefault(module.weight, path)
+    found: dict[nn.Module, FoundHead] = {}
+
+    def add(module: nn.Module, why: str) -> None:
+        if module in linears and module not in found:
+            found[module] = FoundHead(linears[module], module.out_features, why)
+
+    for module in linears:
+        if module.weight in weights:
+            add(module, f"its weight is {weights[module.weight]}'s")
+    for module in model.modules():
+        asked = getattr(type(module), "get_output_embeddings", None)
+        if callable(asked):
+            head = _answer(asked, module)
+            if isinstance(head, nn.Linear):
+                add(head, "the model's output embeddings")
+    if not found:
+        alike = [m for m in linears if m.out_features in words]
+        if len(alike) == 1:
+            add(alike[0], f"as many classes as {words[alike[0].out_features]} has words")
+    return found
+
+
+def _answer(asked: Any, module: nn.Module) -> Any:
+    try:
+        return asked(module)
+    except Exception:  # one that has none may say so by any error
+        return None
+
+
+def _linears(model: nn.Module, skipped: Collection[nn.Module]) -> dict[Any, str]:
+    """Linears that can be heads, with their paths."""
+    return {
+        module: path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+        and original_class(type(module)).forward is nn.Linear.forward
+        and not isinstance(module, SwappedModule)
+        and not is_parametrized(module)
+        and "forward" not in module.__dict__
+        and not module._modules
+        and not has_hooks(module)
+        and module not in skipped
+    }
+
+
+def probed_heads(
+    model: nn.Module, batch: Any, skipped: Collection[nn.Module]
+) -> dict[nn.Module, FoundHead]:
+    """The heads that one forward with a batch shows. The model is afterwards as before."""
+    linears = _linears(model, skipped)
+    args, kwargs = arguments_of(batch)
+    for module, path in linears.items():
+        HeadSwap(path).apply(module)
+    try:
+        with watched_heads() as uses, unchanged(model, args, kwargs, written=Written()) as before:
+            with torch.enable_grad():
+                before.rehearse(lambda: model(*args, **kwargs))
+    finally:
+        for module in linears:
+            undo_swap(module)
+    reached = {use.path for use in uses if use.losses and not use.were_made}
+    return {
+        module: FoundHead(path, module.out_features, "its output reaches a loss")
+        for module, path in linears.items()
+        if path in reached
+    }
+
+
+def make_lazy(model: nn.Module, heads: dict[nn.Module, FoundHead]) -> None:
+    """Have these modules of `model` return lazy logits."""
+    apply_swaps(model, [(module, HeadSwap(head.path)) for module, head in heads.items()])
+
+
+def with_uses(heads: Iterable[FoundHead], uses: Iterable[HeadUse]) -> tuple[FoundHead, ...]:
+    """The heads with the bytes of one forward."""
+    uses = list(uses)
+    return tuple(_with_use(head, [use for use in uses if use.path == head.path]) for head in heads)
+
+
+def _with_use(head: FoundHead, uses: list[HeadUse]) -> FoundHead:
+    made = [use.by for use in uses if use.were_made]
+    return head._replace(
+        nbytes=sum(use.nbytes for use in uses),
+        made_by=made[0] if made else "",
+        losses=sum(use.losses for use in uses),
+    )

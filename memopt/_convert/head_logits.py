@@ -1,0 +1,193 @@
+"""Lazy logits: a tensor that a head returns in place of its product.
+
+`__torch_function__` sees each function that is called with it, above autograd. What
+head_operations.py and head_losses.py know makes another lazy tensor, or the loss by memopt's op;
+for everything else the product is computed once, and the function runs on that, as if it had been
+there from the beginning. So no dispatcher mode, no autograd node and no hook ever meets logits that
+are not there; what they see is the op, or PyTorch's.
+
+Code below Python's functions (autograd Functions, other libraries' C++) gets the lazy tensor
+itself. Its node in the graph has the gradients of the head's input and weights, and
+`__torch_dispatch__` computes with the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import enable_reentrant_dispatch
+from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
+
+from memopt._convert.head_call import HeadCall, Pending
+from memopt._convert.head_losses import LOSSES
+from memopt._convert.head_operations import OPERATIONS
+
+_RULES: dict[Any, Callable[..., Any]] = {**OPERATIONS, **LOSSES}
+
+# What a tensor can be asked for without its elements.
+_ATTRIBUTES = (
+    "shape dtype device ndim requires_grad is_leaf layout is_cuda is_cpu is_meta is_sparse is_mps "
+    "is_quantized is_nested is_mkldnn is_xpu is_xla is_vulkan is_maia is_mtia is_ipu names "
+    "itemsize nbytes grad_fn output_nr"
+).split()
+_METHODS = (
+    "size dim ndimension numel nelement stride is_contiguous is_floating_point is_complex "
+    "is_signed is_conj is_neg is_inference element_size get_device storage_offset __len__ __hash__"
+).split()
+_LOOKS = {getattr(Tensor, name) for name in _METHODS if hasattr(Tensor, name)} | {
+    getattr(Tensor, name).__get__ for name in _ATTRIBUTES if hasattr(Tensor, name)
+}
+_LOOKS |= {torch.is_floating_point, torch.is_complex, torch.numel}
+
+
+class LazyLogits(Tensor):
+    """Logits, or what follows from them, that nobody has computed."""
+
+    _pending: Pending
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _LOOKS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        first = args[0] if args else kwargs.get("input")
+        if isinstance(first, LazyLogits):
+            rest = args[1:]
+            pending = first._pending
+            if func is Tensor.register_hook and pending.result is None:
+                return _hooked(pending, *rest, **kwargs)
+            rule = _RULES.get(func)
+            if rule is not None and torch.is_grad_enabled() and pending.can_stay():
+                kept = {name: value for name, value in kwargs.items() if name != "input"}
+                found = rule(pending, func, rest, kept) if args else rule(pending, func, (), kept)
+                if found is not NotImplemented:
+                    return _as_tensors(found, first)
+        if func is torch.autograd.grad or func is torch.autograd.backward:
+            _check_inputs(func, args, kwargs)
+        name = getattr(func, "__name__", str(func))
+        return func(*_computed(args, name), **_computed(kwargs, name))
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        def values(leaf: Any) -> Any:
+            if not isinstance(leaf, LazyLogits):
+                return leaf
+            with enable_reentrant_dispatch():
+                return leaf._pending.computed(str(func)).detach()
+
+        args, kwargs = pytree.tree_map(values, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def lazy_logits(path: str, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """linear(input, weight, bias), which is computed when somebody needs it."""
+    call = HeadCall(path, input, weight, bias)
+    dtype = call.autocast.product_dtype(input)
+    shape = (*input.shape[:-1], weight.shape[0])
+    looks = torch.empty(shape, dtype=dtype, device="meta")
+    return _lazy(Pending(call, looks, lambda: call.input, len(shape) - 1))
+
+
+def pending_of(tensor: object) -> Pending | None:
+    """What a lazy tensor stands for; None for any other object, and once it was computed."""
+    if not isinstance(tensor, LazyLogits) or tensor._pending.result is not None:
+        return None
+    return tensor._pending
+
+
+def _lazy(pending: Pending) -> Tensor:
+    call = pending.call
+    tensor: Any = _Edges.apply(pending, call.input, call.weight, call.bias)
+    tensor._pending = pending
+    return tensor  # type: ignore[no-any-return]
+
+
+def _as_tensors(found: Any, first: LazyLogits) -> Any:
+    if isinstance(found, tuple):
+        return tuple(_as_tensors(each, first) for each in found)
+    if not isinstance(found, Pending):
+        return found
+    return first if found is first._pending else _lazy(found)
+
+
+def _computed(value: Any, by: str) -> Any:
+    return pytree.tree_map(
+        lambda leaf: leaf._pending.computed(by) if isinstance(leaf, LazyLogits) else leaf, value
+    )
+
+
+def _hooked(pending: Pending, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
+    """A hook for a gradient: losses that are computed from now on go through the logits."""
+    handle = RemovableHandle(pending.hooks)
+    pending.hooks[handle.id] = hook
+    return handle
+
+
+def _check_inputs(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises RuntimeError where a gradient is asked for of logits that a loss has gone around."""
+    is_grad = func is torch.autograd.grad
+    inputs = args[1] if is_grad and len(args) > 1 else kwargs.get("inputs")
+    for leaf in pytree.tree_leaves(inputs):
+        pending = pending_of(leaf)
+        if pending is not None and pending.call.use.losses:
+            raise RuntimeError(
+                "memopt.convert: a gradient with respect to logits must be of a loss that was made "
+                "of the logits themselves, and this one was computed in chunks of rows, without "
+                "them; convert with head=False"
+            )
+
+
+class _Edges(torch.autograd.Function):
+    """The place of a lazy tensor in the graph, for code that gets it without its function."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, pending: Pending, input: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        ctx.pending = pending
+        looks = pending.looks
+        made: Tensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            LazyLogits,
+            looks.shape,
+            strides=looks.stride(),
+            dtype=looks.dtype,
+            layout=torch.strided,
+            device=input.device,
+        )
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        pending: Pending = ctx.pending
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                "memopt.convert: create_graph=True must not meet logits that code below Python's "
+                "functions was given; convert with head=False"
+            )
+        call = pending.call
+        call.check()
+        wanted = [False, *ctx.needs_input_grad[1:]]
+        given = [None, call.input, call.weight, call.bias]
+        with torch.enable_grad():
+            leaves = [
+                None if t is None else t.detach().requires_grad_(wants)
+                for t, wants in zip(given, wanted, strict=True)
+            ]
+            with call.autocast.again():
+                product = F.linear(*leaves[1:])  # type: ignore[arg-type]
+            again = pending.from_product(product)
+        asked = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+        found = iter(torch.autograd.grad(again, asked, grads[0]))
+        return tuple(
+            next(found) if leaf is not None and leaf.requires_grad else None for leaf in leaves
+        )
