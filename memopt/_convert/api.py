@@ -109,11 +109,11 @@ def convert(
     that is not swapped. A copy of a torch.fx.GraphModule loses PyTorch's hooks, and recipes with
     them, until it is converted.
 
-    The head, the linear that makes logits, returns lazy logits in training (memopt.nn has no module
-    for it): a tensor with their shape, dtype and device that is not computed. Views, shifts, casts
-    to float32, masks of rows, numbers as factors and soft caps of it are lazy too. cross_entropy,
-    nll_loss and gather of its log_softmax, and logsumexp, are `linear_cross_entropy` and
-    `linear_log_probs`, in chunks of rows. Anything else computes the logits once, for all who ask.
+    The head, the linear that makes logits, returns lazy logits in training: a tensor with their
+    shape, dtype and device that is not computed. Views, shifts, casts to float32, masks of rows,
+    numbers as factors and soft caps of it are lazy too. cross_entropy, nll_loss and gather of its
+    log_softmax, and logsumexp, are `linear_cross_entropy` and `linear_log_probs`, in chunks of
+    rows. Anything else computes the logits once, for all who ask.
 
     Converting again swaps what has been added since. If that is nothing, the report says so.
     Convert before torch.compile, DistributedDataParallel and FSDP. Under torch.compile with its
@@ -136,11 +136,11 @@ def convert(
             stay PyTorch's. Calls outside the model are PyTorch's too. For every second sum of a
             float32 residual and a 16-bit tensor of its shape, as blocks add them under autocast,
             16-bit tensor is kept in place of the sum, if nothing else holds that tensor by then.
-        head: have the head return lazy logits. A head is a Linear that shares an embedding's weight,
-            that the model's `get_output_embeddings` returns, or that alone has a class for each
-            word of an embedding; if there is none, and a batch, each whose output reaches a loss in
-            it. In evaluation, without gradients, under torch.compile, and where the linear has
-            hooks of others, its output is computed as before.
+        head: have the head return lazy logits. A head is a Linear that shares an embedding's
+            weight, that the model's `get_output_embeddings` returns, or that alone has a class for
+            each word of an embedding; if there is none, and a batch, each whose output reaches a
+            loss in it. In evaluation, without gradients, under torch.compile, and where the linear
+            has hooks of others, its output is computed as before.
         checkpoint: submodules to make checkpointed regions (see `checkpoint_wrapper`): a predicate,
             a class or a sequence of classes, or True for those that
             `apply_activation_checkpointing` finds, by what a step with `batch` keeps if there is

@@ -104,7 +104,7 @@ def find_heads(model: nn.Module, skipped: Collection[nn.Module]) -> dict[nn.Modu
             weights.setdefault(module.weight, path)
     found: dict[nn.Module, FoundHead] = {}
 
-    def add(module: nn.Module, why: str) -> None:
+    def add(module: nn.Linear, why: str) -> None:
         if module in linears and module not in found:
             found[module] = FoundHead(linears[module], module.out_features, why)
 
@@ -156,9 +156,12 @@ def probed_heads(
     for module, path in linears.items():
         HeadSwap(path).apply(module)
     try:
-        with watched_heads() as uses, unchanged(model, args, kwargs, written=Written()) as before:
-            with torch.enable_grad():
-                before.rehearse(lambda: model(*args, **kwargs))
+        with (
+            watched_heads() as uses,
+            unchanged(model, args, kwargs, written=Written()) as before,
+            torch.enable_grad(),
+        ):
+            before.rehearse(lambda: model(*args, **kwargs))
     finally:
         for module in linears:
             undo_swap(module)

@@ -168,8 +168,8 @@ class Pending:
 
     def derived(self, replay: Callable[[Tensor], Tensor], looks: Tensor, **changes: Any) -> Pending:
         """What `replay` makes of it."""
-        fresh = {"hooks": OrderedDict(), "result": None}
-        return replace(self, replay=replay, parent=self, looks=looks, **fresh, **changes)
+        changes |= {"hooks": OrderedDict(), "result": None}
+        return replace(self, replay=replay, parent=self, looks=looks, **changes)
 
     def can_stay(self) -> bool:
         """Whether losses may go around it: nobody has the tensor, or waits for its gradient."""
@@ -215,7 +215,8 @@ class Pending:
         return gradient
 
     def _again(self, parent: Tensor) -> Tensor:
-        assert self.replay is not None and self.autocast is not None
+        assert self.replay is not None
+        assert self.autocast is not None
         with self.autocast.again():
             return self.replay(parent)
 

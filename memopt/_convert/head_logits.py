@@ -13,6 +13,7 @@ itself. Its node in the graph has the gradients of the head's input and weights,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -30,18 +31,17 @@ from memopt._convert.head_operations import OPERATIONS
 _RULES: dict[Any, Callable[..., Any]] = {**OPERATIONS, **LOSSES}
 
 # What a tensor can be asked for without its elements.
-_ATTRIBUTES = (
-    "shape dtype device ndim requires_grad is_leaf layout is_cuda is_cpu is_meta is_sparse is_mps "
-    "is_quantized is_nested is_mkldnn is_xpu is_xla is_vulkan is_maia is_mtia is_ipu names "
-    "itemsize nbytes grad_fn output_nr"
-).split()
-_METHODS = (
-    "size dim ndimension numel nelement stride is_contiguous is_floating_point is_complex "
-    "is_signed is_conj is_neg is_inference element_size get_device storage_offset __len__ __hash__"
-).split()
-_LOOKS = {getattr(Tensor, name) for name in _METHODS if hasattr(Tensor, name)} | {
-    getattr(Tensor, name).__get__ for name in _ATTRIBUTES if hasattr(Tensor, name)
-}
+_ATTRIBUTES = """
+    shape dtype device ndim requires_grad is_leaf layout is_cuda is_cpu is_meta is_sparse is_mps
+    is_quantized is_nested is_mkldnn is_xpu is_xla is_vulkan is_maia is_mtia is_ipu names
+    itemsize nbytes grad_fn output_nr
+"""
+_METHODS = """
+    size dim ndimension numel nelement stride is_contiguous is_floating_point is_complex
+    is_signed is_conj is_neg is_inference element_size get_device storage_offset __len__ __hash__
+"""
+_LOOKS = {getattr(Tensor, name) for name in re.findall(r"\w+", _METHODS)}
+_LOOKS |= {getattr(Tensor, name).__get__ for name in re.findall(r"\w+", _ATTRIBUTES)}
 _LOOKS |= {torch.is_floating_point, torch.is_complex, torch.numel}
 
 
@@ -76,7 +76,7 @@ class LazyLogits(Tensor):
         return func(*_computed(args, name), **_computed(kwargs, name))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         def values(leaf: Any) -> Any:
@@ -107,7 +107,8 @@ def pending_of(tensor: object) -> Pending | None:
 
 def _lazy(pending: Pending) -> Tensor:
     call = pending.call
-    tensor: Any = _Edges.apply(pending, call.input, call.weight, call.bias)
+    apply: Any = _Edges.apply
+    tensor = apply(pending, call.input, call.weight, call.bias)
     tensor._pending = pending
     return tensor  # type: ignore[no-any-return]
 
@@ -151,12 +152,12 @@ class _Edges(torch.autograd.Function):
     """The place of a lazy tensor in the graph, for code that gets it without its function."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, pending: Pending, input: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
         ctx.pending = pending
         looks = pending.looks
-        made: Tensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Tensor = Tensor._make_wrapper_subclass(
             LazyLogits,
             looks.shape,
             strides=looks.stride(),

@@ -56,9 +56,9 @@ def _loss(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 def _gathered(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """gather of one class a row: its log-probability, or its logit."""
     given = dict(zip(("dim", "index"), args, strict=False)) | kwargs
-    dim, index = given.get("dim"), given.get("index")
-    if set(given) != {"dim", "index"} or not _is_class_dim(dim, pending):
+    if set(given) != {"dim", "index"} or not _is_class_dim(given["dim"], pending):
         return NotImplemented
+    index = given["index"]
     wanted = list(pending.looks.shape)
     wanted[pending.class_dim] = 1
     if not _is_plain(index, pending) or index.dtype != torch.int64 or list(index.shape) != wanted:
@@ -81,7 +81,7 @@ def _logsumexp(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 def _summed(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The sum or mean of the log-probabilities of all classes: a loss with nothing but smoothing."""
+    """The sum or mean of the log-probabilities of all classes: a loss of smoothing alone."""
     given = dict(zip(("dim", "keepdim"), args, strict=False)) | kwargs
     dim, dtype = given.get("dim"), given.get("dtype")
     if not pending.log_sign or not _is_class_dim(dim, pending):

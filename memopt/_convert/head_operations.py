@@ -37,7 +37,7 @@ def tried(rule: Rule) -> Rule:
 
 def _quietly() -> Any:
     """A context for meta tensors, which no mode of the caller is to see."""
-    return torch._C._DisableTorchDispatch()  # type: ignore[attr-defined]
+    return torch._C._DisableTorchDispatch()
 
 
 @tried
@@ -63,15 +63,16 @@ def _moved(pending: Pending, move: Callable[[Tensor], Any]) -> Any:
     places = [_class_dim(pending, *each) for each in zip(found, more, inputs, strict=True)]
     if None in places:
         return NotImplemented
-    return tuple(
-        pending.derived(
-            lambda tensor, i=i: move(tensor)[i],
-            looks,
-            input=lambda i=i: move(pending.input())[i],
-            class_dim=place,
+
+    def part(i: int) -> Pending:
+        return pending.derived(
+            lambda tensor: move(tensor)[i],
+            found[i],
+            input=lambda: move(pending.input())[i],
+            class_dim=places[i],
         )
-        for i, (looks, place) in enumerate(zip(found, places, strict=True))
-    )
+
+    return tuple(map(part, range(len(places))))
 
 
 def _of_classes(pending: Pending, count: int) -> Tensor:
@@ -152,9 +153,9 @@ def _whole_index(index: Any, pending: Pending) -> tuple[Any, ...]:
     parts[at : at + len(dots)] = [slice(None)] * (dims - used)
     dim = 0
     for i, part in enumerate(parts):
-        if dim == pending.class_dim and isinstance(part, slice):
-            if part.indices(pending.words) == (0, pending.words, 1):
-                parts[i] = slice(None)
+        is_classes = dim == pending.class_dim and isinstance(part, slice)
+        if is_classes and part.indices(pending.words) == (0, pending.words, 1):
+            parts[i] = slice(None)
         if isinstance(part, Tensor):
             dim += part.dim() if part.dtype in (torch.bool, torch.uint8) else 1
         elif part is not None:
