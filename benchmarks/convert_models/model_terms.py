@@ -253,5 +253,5 @@ def count(model: nn.Module, inputs: dict[str, Tensor]) -> SavedTensors:
 def count_before_and_after(name: str, sizes: Sizes) -> tuple[SavedTensors, SavedTensors]:
     model, inputs = model_and_inputs(name, sizes)
     before = count(model, inputs)
-    memopt.convert(model)
+    memopt.convert(model, head=False)
     return before, count(model, inputs)

@@ -3,8 +3,10 @@
 A head is known by the structure of the model: it shares its weight with an embedding, the model
 calls it its output embeddings (transformers), or it is the only linear that has a class for each
 word of an embedding. Where nothing of that is so and there is a batch, the model runs once with
-lazy logits from every linear, and those that reach a loss are heads. A linear that is taken for one
-by mistake computes what it did: lazy logits are made where anything but a loss asks for them.
+lazy logits from every linear. Those whose logits reach a loss, and take more bytes than the weight,
+are heads: a loss in chunks keeps the weight's gradient in their place. A linear that is taken for
+a head by mistake computes what it did: lazy logits are made where anything but a loss asks for
+them.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class FoundHead(NamedTuple):
     """Losses that it computed in chunks of rows."""
 
     def line(self) -> str:
-        """For the report."""
+        """The line of the report."""
         name = f"{self.path or 'the model'} ({self.words:,} classes; {self.found_by})"
         if self.nbytes is None:
             return f"head in chunks: {name}"
@@ -152,6 +154,8 @@ def probed_heads(
 ) -> dict[nn.Module, FoundHead]:
     """The heads that one forward with a batch shows. The model is afterwards as before."""
     linears = _linears(model, skipped)
+    if not any(module.training for module in linears):
+        return {}
     args, kwargs = arguments_of(batch)
     for module, path in linears.items():
         HeadSwap(path).apply(module)
@@ -165,11 +169,14 @@ def probed_heads(
     finally:
         for module in linears:
             undo_swap(module)
-    reached = {use.path for use in uses if use.losses and not use.were_made}
+    reached: dict[str, int] = {}
+    for use in uses:
+        if use.losses and not use.were_made:
+            reached[use.path] = max(use.nbytes, reached.get(use.path, 0))
     return {
         module: FoundHead(path, module.out_features, "its output reaches a loss")
         for module, path in linears.items()
-        if path in reached
+        if reached.get(path, 0) > module.weight.nbytes
     }
 
 

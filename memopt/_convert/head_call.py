@@ -21,11 +21,11 @@ NO_CLASS = torch.iinfo(torch.int64).min
 
 @dataclass
 class HeadUse:
-    """What became of the logits of one call of a head."""
+    """The use that was made of the logits of one call of a head."""
 
     path: str
     nbytes: int
-    """Of the logits."""
+    """The bytes of the logits."""
 
     losses: int = 0
     """How many losses were computed in chunks of rows."""
@@ -167,7 +167,7 @@ class Pending:
         return self.looks.shape[self.class_dim]
 
     def derived(self, replay: Callable[[Tensor], Tensor], looks: Tensor, **changes: Any) -> Pending:
-        """What `replay` makes of it."""
+        """The tensor that `replay` makes of it."""
         changes |= {"hooks": OrderedDict(), "result": None}
         return replace(self, replay=replay, parent=self, looks=looks, **changes)
 

@@ -33,7 +33,7 @@ _RULES: dict[Any, Callable[..., Any]] = {**OPERATIONS, **LOSSES}
 # What a tensor can be asked for without its elements.
 _ATTRIBUTES = """
     shape dtype device ndim requires_grad is_leaf layout is_cuda is_cpu is_meta is_sparse is_mps
-    is_quantized is_nested is_mkldnn is_xpu is_xla is_vulkan is_maia is_mtia is_ipu names
+    is_quantized is_nested is_mkldnn is_xpu is_xla is_vulkan is_maia is_mtia is_ipu
     itemsize nbytes grad_fn output_nr
 """
 _METHODS = """
@@ -99,7 +99,7 @@ def lazy_logits(path: str, input: Tensor, weight: Tensor, bias: Tensor | None) -
 
 
 def pending_of(tensor: object) -> Pending | None:
-    """What a lazy tensor stands for; None for any other object, and once it was computed."""
+    """The pending tensor behind a lazy one; None for any other object, and once it was computed."""
     if not isinstance(tensor, LazyLogits) or tensor._pending.result is not None:
         return None
     return tensor._pending

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memopt._convert.head_call import AutocastState, Pending
-from memopt._convert.head_operations import Rule
+from memopt._convert.head_operations import HeadRule
 from memopt.functional.cross_entropy import IGNORED
 
 _CROSS_ENTROPY = inspect.signature(F.cross_entropy)
@@ -125,7 +125,7 @@ def _loss_dtype(pending: Pending) -> torch.dtype:
 
 _MEANS = {Tensor.mean, torch.mean}
 
-LOSSES: dict[Any, Rule] = {
+LOSSES: dict[Any, HeadRule] = {
     **dict.fromkeys((F.cross_entropy, F.nll_loss), _loss),
     **dict.fromkeys((Tensor.gather, torch.gather), _gathered),
     **dict.fromkeys((Tensor.logsumexp, torch.logsumexp, torch.special.logsumexp), _logsumexp),

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from memopt._convert.head_call import AutocastState, Pending
 
-Rule = Callable[[Pending, Any, tuple[Any, ...], dict[str, Any]], Any]
+HeadRule = Callable[[Pending, Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
-def tried(rule: Rule) -> Rule:
+def tried(rule: HeadRule) -> HeadRule:
     """Answers NotImplemented where a rule raises: the function says itself what is wrong."""
 
     def careful(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -42,14 +42,14 @@ def _quietly() -> Any:
 
 @tried
 def _rows(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of a function that moves rows and names no size of the classes."""
+    """Follows a function that moves rows and names no size of the classes."""
     if any(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
         return NotImplemented
     return _moved(pending, lambda tensor: func(tensor, *args, **kwargs))
 
 
 def _moved(pending: Pending, move: Callable[[Tensor], Any]) -> Any:
-    """What pends when the rows of logits are moved; several if `move` returns several."""
+    """Moves the rows of pending logits; answers with several if `move` returns several."""
     features = pending.call.input.shape[-1]
     with _quietly():
         found = move(pending.looks)
@@ -284,7 +284,7 @@ _MOVES = _named(
     "select", "narrow", "unbind", "split", "chunk", "flatten", "unflatten", "tensor_split",
 )  # fmt: skip
 
-OPERATIONS: dict[Any, Rule] = {
+OPERATIONS: dict[Any, HeadRule] = {
     **dict.fromkeys(_MOVES, _rows),
     Tensor.__iter__: lambda pending, func, args, kwargs: _rows(pending, Tensor.unbind, (0,), {}),
     Tensor.__getitem__: _indexed,

@@ -71,6 +71,7 @@ def test_dictionary_is_json() -> None:
         "notes",
         "remaining",
         "idle",
+        "heads",
     ]
 
 
