@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from memopt._call_hooks import others_hooks
 from memopt._checkpoint.probe import arguments_of
 from memopt._class_patch import original_class
 from memopt._compat import in_jit_trace, is_parametrized
@@ -27,7 +26,7 @@ from memopt._convert.apply_swaps import apply_swaps, undo_swap
 from memopt._convert.head_call import HeadUse, watched_heads
 from memopt._convert.head_logits import LazyLogits, lazy_logits
 from memopt._convert.supported import supports
-from memopt._convert.swap import ClassSwap, Plain, SwappedModule, has_hooks, swap_of
+from memopt._convert.swap import ClassSwap, Plain, SwappedModule, swap_of
 from memopt.memory.sizes import as_text
 from memopt.memory.unchanged import Written, unchanged
 
@@ -90,9 +89,21 @@ def _is_lazy(module: nn.Linear, input: Tensor) -> bool:
     if type(input) is LazyLogits or not supports(input, weight, bias):
         return False
     has_gradient = input.requires_grad or weight.requires_grad
-    is_seen = has_hooks(module) or others_hooks(torch_module._global_forward_hooks)
     is_linear = input.dim() > 0 and weight.dim() == 2 and min(weight.shape) > 1
-    return has_gradient and is_linear and not is_seen and input.shape[-1] == weight.shape[1]
+    return (
+        has_gradient and is_linear and not _is_seen(module) and input.shape[-1] == weight.shape[1]
+    )
+
+
+def _is_seen(module: nn.Module) -> bool:
+    """Whether hooks other than memopt's, which look at no element, get the output or its
+    gradient.
+    """
+    for hooks in (module._forward_hooks, torch_module._global_forward_hooks):
+        for hook in hooks.values():
+            if not (getattr(hook, "__module__", None) or "").startswith("memopt."):
+                return True
+    return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 def find_heads(model: nn.Module, skipped: Collection[nn.Module]) -> dict[nn.Module, FoundHead]:
@@ -144,7 +155,7 @@ def _linears(model: nn.Module, skipped: Collection[nn.Module]) -> dict[Any, str]
         and not is_parametrized(module)
         and "forward" not in module.__dict__
         and not module._modules
-        and not has_hooks(module)
+        and not _is_seen(module)
         and module not in skipped
     }
 

@@ -26,7 +26,8 @@ from torch.utils.hooks import RemovableHandle
 
 from memopt._convert.head_call import HeadCall, Pending
 from memopt._convert.head_losses import LOSSES
-from memopt._convert.head_operations import OPERATIONS
+from memopt._convert.head_operations import OPERATIONS, quietly
+from memopt.memory.storages import Deferred
 
 _RULES: dict[Any, Callable[..., Any]] = {**OPERATIONS, **LOSSES}
 
@@ -45,10 +46,13 @@ _LOOKS |= {getattr(Tensor, name).__get__ for name in re.findall(r"\w+", _ATTRIBU
 _LOOKS |= {torch.is_floating_point, torch.is_complex, torch.numel}
 
 
-class LazyLogits(Tensor):
+class LazyLogits(Deferred):
     """Logits, or what follows from them, that nobody has computed."""
 
     _pending: Pending
+
+    def made(self) -> Tensor | None:
+        return self._pending.result
 
     @classmethod
     def __torch_function__(
@@ -94,7 +98,8 @@ def lazy_logits(path: str, input: Tensor, weight: Tensor, bias: Tensor | None) -
     call = HeadCall(path, input, weight, bias)
     dtype = call.autocast.product_dtype(input)
     shape = (*input.shape[:-1], weight.shape[0])
-    looks = torch.empty(shape, dtype=dtype, device="meta")
+    with quietly():
+        looks = torch.empty(shape, dtype=dtype, device="meta")
     return _lazy(Pending(call, looks, lambda: call.input, len(shape) - 1))
 
 

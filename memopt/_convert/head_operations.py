@@ -35,7 +35,7 @@ def tried(rule: HeadRule) -> HeadRule:
     return careful
 
 
-def _quietly() -> Any:
+def quietly() -> Any:
     """A context for meta tensors, which no mode of the caller is to see."""
     return torch._C._DisableTorchDispatch()
 
@@ -51,7 +51,7 @@ def _rows(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 def _moved(pending: Pending, move: Callable[[Tensor], Any]) -> Any:
     """Moves the rows of pending logits; answers with several if `move` returns several."""
     features = pending.call.input.shape[-1]
-    with _quietly():
+    with quietly():
         found = move(pending.looks)
         more = move(_of_classes(pending, pending.words + 1))
         inputs = move(_of_classes(pending, features))
@@ -102,7 +102,7 @@ def _reshaped(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[s
     sizes = kwargs.get("shape", kwargs.get("size", sizes))
     if isinstance(sizes, torch.dtype) or not sizes:
         return NotImplemented
-    with _quietly():
+    with quietly():
         found = func(pending.looks, *args, **kwargs)
     if pending.class_dim != pending.looks.dim() - 1 or found.shape[-1:] != (pending.words,):
         return NotImplemented
@@ -130,7 +130,7 @@ def _indexed(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[st
         return NotImplemented
     pending.call.check()
     rows = pending.input()[index]
-    with _quietly():
+    with quietly():
         shape = (*rows.shape[:-1], pending.words)
         looks = torch.empty(shape, dtype=pending.looks.dtype, device="meta")
     return pending.derived(
@@ -166,7 +166,7 @@ def _whole_index(index: Any, pending: Pending) -> tuple[Any, ...]:
 @tried
 def _copied(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """contiguous and clone, which move no row."""
-    with _quietly():
+    with quietly():
         looks = func(pending.looks, *args, **kwargs)
     if func is Tensor.contiguous and looks is pending.looks:
         return pending
@@ -185,7 +185,7 @@ def _cast(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
             return NotImplemented
     on_meta = tuple("meta" if _is_place(value) else value for value in args)
     meta = {name: "meta" if _is_place(value) else value for name, value in kwargs.items()}
-    with _quietly():
+    with quietly():
         looks = func(pending.looks, *on_meta, **meta)
     if looks is pending.looks:
         return pending
@@ -249,7 +249,7 @@ def _with_bias(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[
     if not fits or dtype not in (pending.looks.dtype, torch.float32):
         return NotImplemented
     flat = bias.reshape(pending.words)
-    with _quietly():
+    with quietly():
         looks = pending.looks.to(dtype)
     return pending.derived(lambda tensor: func(tensor, bias), looks, extra=flat)
 
@@ -262,7 +262,7 @@ def _log_softmax(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dic
     now = AutocastState.now(pending.call.input.device.type)
     own = pending.looks.dtype
     wide = torch.promote_types(own, torch.float32) if now.enabled else own
-    with _quietly():
+    with quietly():
         looks = pending.looks.to(dtype or wide).contiguous()
     if looks.dtype not in (own, torch.float32):
         return NotImplemented

@@ -13,6 +13,14 @@ from torch.utils import _pytree as pytree
 from memopt._compat import wraps_tensors
 
 
+class Deferred(Tensor):
+    """Base of tensors that have no memory before somebody needs their elements."""
+
+    def made(self) -> Tensor | None:
+        """The tensor that has the memory; None: there is none yet."""
+        raise NotImplementedError
+
+
 def storages(tensors: Iterable[Tensor]) -> dict[Hashable, int]:
     """The distinct storages behind `tensors` and the bytes of each.
 
@@ -43,6 +51,11 @@ def storages_of(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
 def parts_of(tensor: Tensor) -> Iterator[Tensor]:
     """The tensors that hold the memory of a sparse tensor or one that wraps others."""
     if is_lazy(tensor):  # it has no memory yet
+        return
+    if isinstance(tensor, Deferred):
+        part = tensor.made()
+        if part is not None:
+            yield part
         return
     if wraps_tensors(tensor):
         names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]

@@ -72,8 +72,16 @@ def _flops(packet: Any, name: str, args: Any, kwargs: dict[str, Any], result: ob
         backward = name.endswith("backward")
         query, key, value = args[1:4] if backward else args[:3]
         return _attention_flops(query.shape, key.shape, value.shape, backward)
+    if name == "_linear_cross_entropy":
+        return _head_flops(args[0], args[1], result)
     formula = flop_registry.get(packet)
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
+
+
+def _head_flops(input: Any, weight: Any, result: Any) -> int:
+    """The product of the logits, and one for each gradient."""
+    gradients = sum(each is not None and each.dim() == 2 for each in result[4:6])
+    return int(2 * input.shape[0] * weight.numel() * (1 + gradients))
 
 
 def _attention_flops(query: Any, key: Any, value: Any, backward: bool) -> int:

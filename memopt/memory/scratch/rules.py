@@ -25,6 +25,7 @@ from memopt.memory.scratch.contractions import (
     convolution_backward,
     product,
 )
+from memopt.memory.scratch.head import chunked_loss
 from memopt.memory.scratch.onednn import lstm_scratch
 from memopt.memory.scratch.size import NONE, Scratch, ScratchRule, copy_of
 
@@ -195,6 +196,7 @@ _RULES: dict[str, ScratchRule] = {
     "_embedding_bag": _of_bags,
     "_embedding_bag_backward": _of_bags,
     "_ctc_loss_backward": _ctc,
+    "_linear_cross_entropy": chunked_loss,
     "sort": _sorting,
     "median": _sorting,
     "mkldnn_rnn_layer": _lstm,

@@ -1,0 +1,45 @@
+"""Scratch of memopt's loss in chunks of rows: csrc/ops/linear_cross_entropy.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memopt.memory.scratch.contractions import product
+from memopt.memory.scratch.size import Scratch
+
+_MiB = 1 << 20
+
+# As in chunk_rows() and WeightGradient there.
+_CHUNK_BYTES = 12 * _MiB
+_MOST_ROWS = 512
+_LEAST_ROWS = 64
+_BLOCK_BYTES = _MiB
+
+
+def chunked_loss(
+    args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
+) -> Scratch:
+    """The logits of a chunk, and what the sum of a 16-bit weight's gradient takes beside it."""
+    input, weight = args[:2]
+    (rows, features), words, itemsize = input.shape, weight.shape[0], input.dtype.itemsize
+    if not rows or not words:
+        return Scratch(0)
+    sixteenth = min(-(-rows // 16), _MOST_ROWS)
+    chunk = min(rows, max(_CHUNK_BYTES // (words * itemsize), sixteenth, _LEAST_ROWS))
+    known = chunk * words * itemsize
+    logits = torch.empty((chunk, words), dtype=input.dtype, device="meta")
+    products = [product((), (input[:chunk], weight.t()), (logits,))]
+    if any(result.shape == input.shape for result in results):
+        products.append(product((), (logits, weight), (input[:chunk],)))
+    if any(result.shape == weight.shape for result in results):
+        block = words
+        if itemsize == 2 and (input.dtype == torch.float16 or chunk < rows):
+            block = min(words, max(1, _BLOCK_BYTES // max(1, features * itemsize)))
+            known += block * features * itemsize
+            known += weight.numel() if input.dtype == torch.bfloat16 else 0
+        products.append(product((), (logits[:, :block].t(), input[:chunk]), (weight[:block],)))
+    return Scratch(known, max(each.known + each.margin for each in products))
