@@ -150,6 +150,15 @@ def compiles_for_inductor() -> bool:
 compiles_for_inductor._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def leave_to_python(function: types.FunctionType) -> None:
+    """Have torch.compile run a function, and what that calls, as it stands, where it is called by
+    code that is compiled. Unlike torch._dynamo.disable this does not import the compiler.
+    """
+    frames: Any = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+
+
 def running_node() -> Any:
     """The autograd node whose backward runs in this thread; None outside of backward."""
     return torch._C._current_autograd_node()

@@ -9,15 +9,18 @@ import torch
 from torch import nn
 
 from memopt._check.asked import (
+    HEAD,
     RECIPES,
     TRANSFORMERS,
     asks_for_recipes,
+    heads_asked,
     regions_asked,
     without_fates,
 )
 from memopt._check.observed import ObservedStep, observed
 from memopt._check.report import Check, CheckedBlock
 from memopt._checkpoint.blocks import find_blocks
+from memopt._convert.head_call import HeadUse, watched_heads
 from memopt._errors import in_the_name_of
 from memopt.memory.asked import has_values
 from memopt.memory.batches import as_dict
@@ -43,8 +46,8 @@ def check(
         memopt.check(model, batch, strict=True)  # raises where something has no effect
 
     Asked: regions of memopt (`checkpoint_wrapper`, `convert`, a plan on the model), gradient
-    checkpointing of transformers, the wrappers of PyTorch and FairScale; and recipes
-    (`memopt.convert`). Happened: how often each module ran in forward and again in backward,
+    checkpointing of transformers, the wrappers of PyTorch and FairScale; recipes, and a head in
+    chunks (`memopt.convert`). Happened: how often each module ran in forward and again in backward,
     counted; bytes by the allocator; bytes that each block keeps for backward, with and without what
     was asked, by predicted steps, which compute nothing. It works on models that do not use memopt
     too. The model, its gradients and random generators are afterwards as before. A model or a batch
@@ -71,18 +74,21 @@ def check(
     step = Step(model, as_dict(batch), None, loss or sum_of_outputs, autocast, who="memopt.check")
     runs = has_values(model, step.batch)
     asked, with_recipes = regions_asked(model), asks_for_recipes(model)
+    heads = heads_asked(model)
     plain, why = _predicted(step, without_fates)
-    tree, _ = _predicted(step, None)
+    with watched_heads() as uses:
+        tree, _ = _predicted(step, None)
     if not runs and tree is None:
         raise RuntimeError(f"memopt.check: the step must be one that can be predicted, {why}")
-    found = observed(step) if runs else _calls_in(tree)
+    found = observed(step) if runs else _calls_in(tree, uses)
     notes = [f"bytes by block are not known: {why}"] if why else []
     notes += _nested(asked)
     paths = _blocks_of(model, asked, found)
-    blocks = tuple(_checked(model, path, asked, with_recipes, found, plain, tree) for path in paths)
+    blocks = [_checked(model, path, asked, with_recipes, found, plain, tree) for path in paths]
+    blocks += [_checked_head(path, found, plain, tree) for path in sorted(heads.difference(asked))]
     result = Check(
         model=type(model).__name__,
-        blocks=blocks,
+        blocks=tuple(blocks),
         kept=found.kept if runs else None,
         peak=found.peak if runs else None,
         predicted_kept=None if tree is None else tree.kept_bytes,
@@ -142,9 +148,20 @@ def _checked(
     return CheckedBlock(path, wanted, happened, calls, again, before, after, problem)
 
 
-def _calls_in(tree: CallTree | None) -> ObservedStep:
+def _checked_head(
+    path: str, found: ObservedStep, plain: CallTree | None, tree: CallTree | None
+) -> CheckedBlock:
+    """A linear whose logits are lazy."""
+    calls = found.with_gradients[path] + found.without_gradients[path]
+    happened = found.of_head(path) or "kept"
+    return CheckedBlock(
+        path, HEAD, happened, calls, 0, _kept_by(plain, path), _kept_by(tree, path), ""
+    )
+
+
+def _calls_in(tree: CallTree | None, heads: list[HeadUse]) -> ObservedStep:
     """The calls of a predicted step, which says nothing of recomputes."""
-    found = ObservedStep()
+    found = ObservedStep(heads=heads)
     for each in () if tree is None else tree.calls[1:]:
         counts = found.with_gradients if each.with_gradients else found.without_gradients
         counts[each.path] += 1

@@ -12,10 +12,12 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from memopt._checkpoint.other import layers_that_checkpoint, without_own
 from memopt._checkpoint.wrapper import settings_of
 from memopt._convert import revert
+from memopt._convert.head import is_head
 from memopt._convert.recipes import has_recipes
 from memopt._convert.swap import SwappedModule
 
 RECIPES = "recipes"
+HEAD = "head in chunks"
 REGION = "region"
 TRANSFORMERS = "region by transformers"
 PYTORCH = "region by PyTorch's wrapper"
@@ -45,13 +47,20 @@ def regions_asked(model: nn.Module) -> dict[str, str]:
 
 def asks_for_recipes(model: nn.Module) -> bool:
     """Whether it was converted: recipes are on in its calls, or modules of it are memopt's."""
-    return any(has_recipes(m) or isinstance(m, SwappedModule) for m in model.modules())
+    return any(
+        has_recipes(m) or (isinstance(m, SwappedModule) and not is_head(m)) for m in model.modules()
+    )
+
+
+def heads_asked(model: nn.Module) -> frozenset[str]:
+    """The paths of linears whose logits are lazy."""
+    return frozenset(path for path, module in model.named_modules() if is_head(module))
 
 
 def without_fates(model: nn.Module) -> None:
     """Take all of these off a copy of a model, and the conversion."""
     without_own(model)
-    if asks_for_recipes(model):
+    if asks_for_recipes(model) or heads_asked(model):
         revert(model)
     for module in model.modules():
         if isinstance(module, CheckpointWrapper):

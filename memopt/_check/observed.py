@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from memopt._check.asked import HEAD
 from memopt._compat import is_in_backward
+from memopt._convert.head_call import HeadUse, watched_heads
 from memopt._offload.stats import offload_stats
 from memopt.memory.allocator import DeviceBytes, LiveBytes
 from memopt.memory.asked import home_of
@@ -34,8 +36,18 @@ class ObservedStep:
     """Bytes that were allocated when forward had ended, beyond those before, by the allocator."""
     peak: int = 0
     """The most bytes at any time of forward and backward, beyond those before."""
+    heads: list[HeadUse] = field(default_factory=list)
+    """The uses of lazy logits."""
     offloaded: int = 0
     """Bytes that left the device."""
+
+    def of_head(self, path: str) -> str:
+        """The fate of a head's logits; empty: they were not lazy."""
+        uses = [use for use in self.heads if use.path == path]
+        made = [use.by for use in uses if use.were_made]
+        if made:
+            return f"logits computed, for {made[0]}"
+        return HEAD if uses else ""
 
     def runs_again(self, path: str) -> int:
         """How often backward runs a module again for each call. A region runs the module's forward
@@ -55,7 +67,7 @@ def observed(step: Step) -> ObservedStep:
     with unchanged(*step.roots, written=Written()) as before, torch.enable_grad():
         before.rehearse(step.run)
         offloaded = _offloaded_bytes()
-        with _counted(step.model, found):
+        with _counted(step.model, found), watched_heads() as found.heads:
             if device.type == "cpu":
                 with LiveBytes() as live:
                     _run(step, live.mark)

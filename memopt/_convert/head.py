@@ -24,7 +24,7 @@ from memopt._class_patch import original_class
 from memopt._compat import in_jit_trace, is_parametrized
 from memopt._convert.apply_swaps import apply_swaps, undo_swap
 from memopt._convert.head_call import HeadUse, watched_heads
-from memopt._convert.head_logits import LazyLogits, lazy_logits
+from memopt._convert.head_logits import computed, lazy_logits
 from memopt._convert.supported import supports
 from memopt._convert.swap import ClassSwap, Plain, SwappedModule, swap_of
 from memopt.memory.sizes import as_text
@@ -71,7 +71,10 @@ class HeadSwap(ClassSwap):
         return "memopt.functional.linear_cross_entropy"
 
     def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
-        if torch.compiler.is_compiling() or not _is_lazy(module, input):
+        if torch.compiler.is_compiling():
+            return plain(module, input)
+        input = computed(input, "linear")
+        if not _is_lazy(module, input):
             return plain(module, input)
         return lazy_logits(self.path, input, module.weight, module.bias)
 
@@ -86,7 +89,7 @@ def _is_lazy(module: nn.Linear, input: Tensor) -> bool:
     weight, bias = module.weight, module.bias
     if not module.training or not torch.is_grad_enabled() or in_jit_trace():
         return False
-    if type(input) is LazyLogits or not supports(input, weight, bias):
+    if not supports(input, weight, bias):
         return False
     has_gradient = input.requires_grad or weight.requires_grad
     is_linear = input.dim() > 0 and weight.dim() == 2 and min(weight.shape) > 1
@@ -197,8 +200,9 @@ def make_lazy(model: nn.Module, heads: dict[nn.Module, FoundHead]) -> None:
 
 
 def with_uses(heads: Iterable[FoundHead], uses: Iterable[HeadUse]) -> tuple[FoundHead, ...]:
-    """The heads with the bytes of one forward."""
+    """The heads with the bytes of the second of two forwards: the first is a rehearsal."""
     uses = list(uses)
+    uses = uses[len(uses) // 2 :]
     return tuple(_with_use(head, [use for use in uses if use.path == head.path]) for head in heads)
 
 

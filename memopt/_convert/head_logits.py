@@ -24,6 +24,7 @@ from torch.overrides import enable_reentrant_dispatch
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
+from memopt._compat import leave_to_python
 from memopt._convert.head_call import HeadCall, Pending
 from memopt._convert.head_losses import LOSSES
 from memopt._convert.head_operations import OPERATIONS, quietly
@@ -58,6 +59,8 @@ class LazyLogits(Deferred):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if torch.compiler.is_compiling():  # code that is compiled apart from the model
+            torch._dynamo.graph_break()
         kwargs = kwargs or {}
         if func in _LOOKS:
             with torch._C.DisableTorchFunctionSubclass():
@@ -77,7 +80,7 @@ class LazyLogits(Deferred):
         if func is torch.autograd.grad or func is torch.autograd.backward:
             _check_inputs(func, args, kwargs)
         name = getattr(func, "__name__", str(func))
-        return func(*_computed(args, name), **_computed(kwargs, name))
+        return func(*computed(args, name), **computed(kwargs, name))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -91,6 +94,9 @@ class LazyLogits(Deferred):
 
         args, kwargs = pytree.tree_map(values, (args, kwargs or {}))
         return func(*args, **kwargs)
+
+
+leave_to_python(LazyLogits.__torch_function__.__func__)  # type: ignore[attr-defined]
 
 
 def lazy_logits(path: str, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -126,7 +132,8 @@ def _as_tensors(found: Any, first: LazyLogits) -> Any:
     return first if found is first._pending else _lazy(found)
 
 
-def _computed(value: Any, by: str) -> Any:
+def computed(value: Any, by: str) -> Any:
+    """The value with each lazy tensor in it computed; `by`: the function that asks."""
     return pytree.tree_map(
         lambda leaf: leaf._pending.computed(by) if isinstance(leaf, LazyLogits) else leaf, value
     )

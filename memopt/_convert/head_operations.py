@@ -284,8 +284,10 @@ _MOVES = _named(
     "select", "narrow", "unbind", "split", "chunk", "flatten", "unflatten", "tensor_split",
 )  # fmt: skip
 
+_PROPERTIES = [vars(torch._C.TensorBase)[name].__get__ for name in ("mT", "T")]
+
 OPERATIONS: dict[Any, HeadRule] = {
-    **dict.fromkeys(_MOVES, _rows),
+    **dict.fromkeys((*_MOVES, *_PROPERTIES), _rows),
     Tensor.__iter__: lambda pending, func, args, kwargs: _rows(pending, Tensor.unbind, (0,), {}),
     Tensor.__getitem__: _indexed,
     **dict.fromkeys((Tensor.view, *_named("reshape")), _reshaped),

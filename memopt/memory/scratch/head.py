@@ -40,6 +40,9 @@ def chunked_loss(
         if itemsize == 2 and (input.dtype == torch.float16 or chunk < rows):
             block = min(words, max(1, _BLOCK_BYTES // max(1, features * itemsize)))
             known += block * features * itemsize
-            known += weight.numel() if input.dtype == torch.bfloat16 else 0
+            is_split = input.dtype == torch.bfloat16
+            known += weight.numel() if is_split else 0
+            # A product of float16 is added to a sum in float32, as a copy.
+            known += 0 if is_split or chunk == rows else block * features * 4
         products.append(product((), (logits[:, :block].t(), input[:chunk]), (weight[:block],)))
     return Scratch(known, max(each.known + each.margin for each in products))
