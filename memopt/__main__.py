@@ -1,4 +1,4 @@
-"""The command line: python -m memopt {anatomy,bench,check,demo,env,fits,plan}."""
+"""The command line: python -m memopt {anatomy,bench,check,demo,env,fits,plan,snapshot}."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from memopt.command.anatomy import add_anatomy_arguments, anatomy_command
 from memopt.command.check import add_check_arguments, check_command
 from memopt.command.fits import add_fits_arguments, fits_command
 from memopt.command.plan import add_plan_arguments, plan_command
+from memopt.command.snapshot import add_snapshot_arguments, snapshot_command
 from memopt.demo import add_demo_arguments, demo_command
 
 
@@ -54,6 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
     add_fits_arguments(
         commands.add_parser("fits", help="whether a training step fits into a device's memory")
     )
+    add_snapshot_arguments(
+        commands.add_parser("snapshot", help="what a memory snapshot of PyTorch's holds")
+    )
     add_check_arguments(
         commands.add_parser("check", help="whether what was asked of each block takes effect")
     )
@@ -66,6 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
         "demo": demo_command,
         "anatomy": anatomy_command,
         "plan": plan_command,
+        "snapshot": snapshot_command,
         "check": check_command,
         "fits": fits_command,
         "bench": bench_command,

@@ -8,6 +8,7 @@ from memopt._convert import Report
 from memopt._fits import Fits
 from memopt._offload.stats import OffloadStats
 from memopt._plan import CompiledPlan, Fitted, Plan, PlannedBlock
+from memopt._snapshot import Snapshot
 
 __all__ = [
     "Accumulated",
@@ -24,4 +25,5 @@ __all__ = [
     "Plan",
     "PlannedBlock",
     "Report",
+    "Snapshot",
 ]

@@ -41,6 +41,7 @@ MEMOPT_LAYERS = (
     {"_compile", "_convert"},
     {"applied"},
     {"whatif"},
+    {"_snapshot"},
     {"_accumulate", "_anatomy", "_check", "_fits"},
     {"_plan"},
     {"types"},

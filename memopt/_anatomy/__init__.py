@@ -10,9 +10,18 @@ The modules of this package:
 Steps, ledgers and predictions are memopt/memory, other fates and advice memopt/whatif.
 """
 
-from memopt._anatomy.api import anatomy
+from memopt._anatomy import api
 from memopt._anatomy.report import Anatomy
+from memopt._public import P, PublicFunction, R_co
+from memopt._snapshot.read import read_snapshot
 from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.whatif.advice import Advice
 
 __all__ = ["Advice", "Anatomy", "DependsOnValues", "anatomy"]
+
+
+class _Anatomy(PublicFunction[P, R_co]):
+    read_snapshot = staticmethod(read_snapshot)
+
+
+anatomy = _Anatomy(api.anatomy)

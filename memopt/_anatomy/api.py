@@ -21,6 +21,7 @@ from memopt.memory.asked import asked_step, check_measure, has_values, home_of, 
 from memopt.memory.batches import rows_of
 from memopt.memory.depth import Depth
 from memopt.memory.ledger import Ledger
+from memopt.memory.pieces import Piece
 from memopt.memory.predicted.hollow import CUDA_GRANULARITY
 from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.step import (
@@ -127,6 +128,7 @@ def anatomy(
         problem = error
         notes.append(f"not predicted, but measured: {error}")
     measured, overhead, allocator = None, None, None
+    pieces = () if ledger is None else tuple(ledger.pieces)
     if measure is True or problem is not None:
         if without_values:
             raise ValueError(
@@ -135,9 +137,10 @@ def anatomy(
             )
         if offload:
             check_place(fates, home)
-        measured, overhead, allocator = depth.run(
+        measured, overhead, allocator, real = depth.run(
             lambda: _measured(step, fates, home), lambda found: found[0].instants
         )
+        pieces = pieces or real
     regions = () if fates.checkpoint is None else find_blocks(model).modules
     if on_caches := note_on_caches(model, regions):
         notes.append(on_caches)
@@ -169,12 +172,13 @@ def anatomy(
         overhead=overhead,
         allocator=allocator,
         notes=tuple(notes),
+        pieces=pieces,
     )
 
 
 def _measured(
     step: Step, fates: Fates, device: str
-) -> tuple[Trace, float | None, AllocatorRow | None]:
+) -> tuple[Trace, float | None, AllocatorRow | None, tuple[Piece, ...]]:
     is_cuda = device == "cuda"
     with unchanged(*step.roots, written=Written()) as before:  # functions are not copied
         with before.watching():
@@ -196,7 +200,7 @@ def _measured(
     if found is not None:
         known = sum(entry.piece.nbytes for entry in ledger.log if entry.instant == 0)
         row = AllocatorRow(found.most, found.reserved, found.before, known)
-    return trace, seconds / plain, row
+    return trace, seconds / plain, row, tuple(ledger.pieces)
 
 
 def _copy_of(step: Step, computed: Iterable[Tensor]) -> Step:

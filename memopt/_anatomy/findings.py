@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from memopt.memory.pieces import CATEGORIES
+from memopt.memory.pieces import CATEGORIES, Piece
 from memopt.memory.trace import Moment, Trace
 from memopt.whatif.advice import Advice
 
@@ -75,6 +75,8 @@ class Findings:
     """Time of the measured step under the ledger by that of one without."""
     allocator: AllocatorRow | None
     notes: tuple[str, ...]
+    pieces: tuple[Piece, ...] = field(default=(), repr=False, compare=False)
+    """All memory of the step, each piece with its birth and its end. Not in `to_dict`."""
 
     @property
     def trace(self) -> Trace:
@@ -105,13 +107,19 @@ class Findings:
     def to_dict(self) -> dict[str, Any]:
         """Lists, dicts, strings, numbers and None, as JSON has them."""
         return {
-            **asdict(self),
+            **_without_pieces(self),
             "peak": asdict(self.peak),
             "categories": [
                 {**asdict(row), "error": row.error, "formula_error": row.formula_error}
                 for row in self.categories()
             ],
         }
+
+
+def _without_pieces(findings: Findings) -> dict[str, Any]:
+    found = asdict(replace(findings, pieces=()))
+    del found["pieces"]
+    return found
 
 
 def _relative(value: int | None, reference: int | None) -> float | None:

@@ -11,6 +11,7 @@ from memopt._anatomy.figure import draw_timeline
 from memopt._anatomy.findings import Findings
 from memopt._anatomy.page import anatomy_page, step_parts
 from memopt._anatomy.table import anatomy_tables
+from memopt._snapshot.write import write_snapshot
 from memopt.show.figure import write_figure
 from memopt.show.sections import Section, Tables, text_of
 from memopt.show.shown import Shown
@@ -38,6 +39,13 @@ class Anatomy(Shown, Findings):
         if path is not None:
             Path(path).write_text(text)
         return text
+
+    def to_snapshot(self, path: str | Path) -> None:
+        """Write the step as a snapshot that PyTorch's viewer (https://pytorch.org/memory_viz)
+        opens, and that `memopt.anatomy.read_snapshot` reads. Addresses are invented, times are the
+        numbers of operators.
+        """
+        write_snapshot(path, self.pieces)
 
     def parts_of_page(self) -> Iterator[str | Section]:
         """Return the page below the timeline, as a part of another report's."""
