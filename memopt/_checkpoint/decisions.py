@@ -1,4 +1,4 @@
-"""What a region decided in forward, kept for its recompute: experts, samples, sizes.
+"""The decisions of a region, kept from forward for its recompute: experts, samples, sizes.
 
 A choice by values may come out otherwise when it is made again: products of another order, a kernel
 that adds in any order or a reduced precision move two close scores past each other. The recompute
@@ -64,7 +64,7 @@ def decision_contexts() -> tuple[AbstractContextManager[Any], AbstractContextMan
 class _Decision(NamedTuple):
     op: Any
     results: list[Any]
-    """By leaf of what it returns: a tensor that is kept, a number, or None."""
+    """A tensor that is kept, a number or None, for each leaf of the result."""
     versions: list[int]
 
 
@@ -84,7 +84,7 @@ class _KeepDecisions(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._kept = kept
         self._numbers = WeakIdKeyDictionary()
-        """By a result of dtype bool, its number."""
+        """The numbers of results of dtype bool."""
         self._count = 0
 
     def __torch_dispatch__(

@@ -36,7 +36,7 @@ class RowModules:
     paths: tuple[str, ...]
     reasons: dict[str, str]
     note: str = ""
-    """What a user should know where there are none."""
+    """The reason, where there are none."""
 
 
 def row_modules(
@@ -79,7 +79,7 @@ def row_modules(
 
 
 def checked_rows(who: str, model: nn.Module, batch: Any, paths: Iterable[str]) -> dict[str, str]:
-    """Those of a user's modules, by path, that do not work on each row alone, and why."""
+    """The reasons of a user's modules, by path, that do not work on each row alone."""
     if not has_values(model, batch) or is_sharded(model):
         return {}
     found = _probed(who, model, batch, paths)

@@ -81,7 +81,7 @@ def check_rows(who: str, fn: Callable[..., Any], rows: CallRows, owner: nn.Modul
 
 
 class _Known:
-    """What was found of calls before: of a module, or of a function with the modules it reaches."""
+    """The calls that were probed before: of a module, or of a function with what it reaches."""
 
     def __init__(self, fn: Callable[..., Any], owner: nn.Module | None) -> None:
         function = unwrapped(fn)
@@ -150,7 +150,7 @@ def _itself(tensor: Tensor) -> Tensor:
 
 
 class _NoRows(Exception):
-    """What is returned is not of the rows."""
+    """A result is not of the rows."""
 
 
 class _Probe:
@@ -295,7 +295,7 @@ def _as_column(flags: Tensor, like: Tensor) -> Tensor:
 
 
 def _difference(whole: Any, other: Any, at: slice, at_other: slice, strictness: float = 1.0) -> str:
-    """What differs in these rows; empty if nothing does."""
+    """Name what differs in these rows; empty if nothing does."""
     if [what for what, _ in whole] != [what for what, _ in other]:
         return "the gradient"
     for (what, one), (_, two) in zip(whole, other, strict=True):
@@ -312,7 +312,7 @@ def _difference(whole: Any, other: Any, at: slice, at_other: slice, strictness: 
 
 
 def _marks(modules: list[nn.Module]) -> Iterator[tuple[str, Any]]:
-    """By name, what tells that an attribute of a module was exchanged or written."""
+    """Yield names and what tells that an attribute of a module was exchanged or written."""
     for module in modules:
         for path, part in module.named_modules():
             at = f"{path}." if path else ""
