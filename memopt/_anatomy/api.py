@@ -16,6 +16,7 @@ from memopt._anatomy.formulas import formulas, shape_of
 from memopt._anatomy.report import Anatomy
 from memopt._checkpoint.blocks import find_blocks
 from memopt._checkpoint.caches import note_on_caches
+from memopt._progress import doing, progress
 from memopt.memory.allocator import DeviceBytes
 from memopt.memory.asked import asked_step, check_measure, has_values, home_of, target_of
 from memopt.memory.batches import rows_of
@@ -38,6 +39,7 @@ from memopt.whatif.away import OffloadLedger, apply_fates, check_place
 from memopt.whatif.fates import Checkpoint, Fates, predicted_trace
 
 
+@progress("memopt.anatomy")
 def anatomy(
     model: nn.Module,
     batch: Any,
@@ -179,6 +181,7 @@ def anatomy(
 def _measured(
     step: Step, fates: Fates, device: str
 ) -> tuple[Trace, float | None, AllocatorRow | None, tuple[Piece, ...]]:
+    doing("measuring step")
     is_cuda = device == "cuda"
     with unchanged(*step.roots, written=Written()) as before:  # functions are not copied
         with before.watching():

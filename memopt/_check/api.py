@@ -22,6 +22,7 @@ from memopt._check.report import Check, CheckedBlock
 from memopt._checkpoint.blocks import find_blocks
 from memopt._convert.head_call import HeadUse, watched_heads
 from memopt._errors import in_the_name_of
+from memopt._progress import doing, progress
 from memopt.memory.asked import has_values
 from memopt.memory.batches import as_dict
 from memopt.memory.calls.measure import predicted_tree, sum_of_outputs
@@ -31,6 +32,7 @@ from memopt.memory.step import LossLike, Step
 
 
 @in_the_name_of("memopt.check")
+@progress("memopt.check")
 def check(
     model: nn.Module,
     batch: Any,
@@ -80,6 +82,7 @@ def check(
         tree, _ = _predicted(step, None)
     if not runs and tree is None:
         raise RuntimeError(f"memopt.check: the step must be one that can be predicted, {why}")
+    doing("running step")
     found = observed(step) if runs else _calls_in(tree, uses)
     notes = [f"bytes by block are not known: {why}"] if why else []
     notes += _nested(asked)

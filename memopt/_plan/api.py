@@ -15,6 +15,7 @@ from memopt._plan.link import speeds_to
 from memopt._plan.live import BlocksLike, Live, blocks_of
 from memopt._plan.own import check_is_plain
 from memopt._plan.plan import Plan, made
+from memopt._progress import progress
 from memopt.memory.allocator import free_bytes
 from memopt.memory.asked import (
     asked_step,
@@ -32,6 +33,7 @@ from memopt.place import Place, copies_in_flight, directory_of
 
 
 @in_the_name_of("memopt.plan", "assign", "convert", "checkpoint_wrapper")
+@progress("memopt.plan")
 def plan(
     model: nn.Module,
     batch: Any,
@@ -132,6 +134,7 @@ def plan(
 
 
 @in_the_name_of("memopt.plan_compiled", "memopt.plan")
+@progress("memopt.plan_compiled")
 def plan_compiled(
     model: nn.Module,
     batch: Any,

@@ -3,133 +3,101 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from memopt._plan.curve import Curve, Point
 from memopt._plan.planned import Planned
 from memopt.memory.sizes import MB, as_text
-from memopt.show.axes import (
-    CHARACTER,
-    LINE,
-    axis,
-    axis_title,
-    ticks,
-)
+from memopt.show.axes import CHARACTER, LINE, axis, axis_title, ticks
+from memopt.show.labels import Box, Named, label_boxes
 
-_WIDTH, _HEIGHT = 1000, 400
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 980, 30, 340
+BROAD, NARROW = (1000, 400), (380, 380)
+"""Sizes of a drawing: for a page as wide as a screen, and as wide as a telephone."""
 _MARGIN = 0.12
 """The share of the points' range that is left free around them for names."""
 _RADIUS = 5
 
 
-class _Box(NamedTuple):
-    left: float
-    top: float
-    right: float
-    bottom: float
+class CurveMark(NamedTuple):
+    """A point of the drawing, with what it says."""
 
-    def meets(self, other: _Box) -> bool:
-        is_beside = self.right <= other.left or other.right <= self.left
-        return not (is_beside or self.bottom <= other.top or other.bottom <= self.top)
-
-    def is_within(self, other: _Box) -> bool:
-        is_between = other.left <= self.left and self.right <= other.right
-        return is_between and other.top <= self.top and self.bottom <= other.bottom
-
-
-class _Mark(NamedTuple):
-    point: Point
+    name: str
+    said: str
     x: float
     y: float
     color: str
+    radius: float = _RADIUS
 
 
-def curve_svg(plan: Planned, curve: Curve) -> str:
-    """Time against peak; the plan and the usual settings as points with names."""
+def curve_svg(plan: Planned, curve: Curve, size: tuple[int, int] = BROAD) -> str:
+    """Time against peak: the plan, its budget and the usual settings, with names.
+
+    Args:
+        size: width and height.
+    """
+    width, height = size
+    frame = Box(56, 30, width - 10, height - 60)
     chosen = Point("this plan", plan.peak, plan.seconds)
     points = [*curve.plans, *curve.settings, chosen]
     left, right = _around([point.peak / MB for point in points])
     low, high = _around([1e3 * point.seconds for point in points])
 
     def x(megabytes: float) -> float:
-        return round(_LEFT + (megabytes - left) / (right - left) * (_RIGHT - _LEFT), 1)
+        share = (megabytes - left) / (right - left)
+        return round(frame.left + share * (frame.right - frame.left), 1)
 
     def y(ms: float) -> float:
-        return round(_BOTTOM - (ms - low) / (high - low) * (_BOTTOM - _TOP), 1)
+        return round(frame.bottom - (ms - low) / (high - low) * (frame.bottom - frame.top), 1)
 
     def at(point: Point) -> tuple[float, float]:
         return x(point.peak / MB), y(1e3 * point.seconds)
 
+    def mark(point: Point, color: str) -> CurveMark:
+        said = f"{point.name}: {as_text(point.peak)}, {1e3 * point.seconds:.4g} ms"
+        return CurveMark(point.name, said, *at(point), color)
+
     start, *rest = map(at, curve.plans)
     path = f"M{start[0]} {start[1]}" + "".join(f"H{x}V{y}" for x, y in rest)
-    marks = [_Mark(chosen, *at(chosen), "#c8467c")]
-    marks += [_Mark(point, *at(point), "#5f6b76") for point in curve.settings]
+    marks = [mark(chosen, "#c8467c"), *(mark(point, "#5f6b76") for point in curve.settings)]
+    budget = ""
+    if left <= plan.budget / MB <= right:
+        across = x(plan.budget / MB)
+        budget = (
+            f'<line class="level" x1="{across}" x2="{across}" y1="{frame.top}" '
+            f'y2="{frame.bottom}" stroke="#c0392b" stroke-width="2" stroke-dasharray="6 4"/>'
+        )
+        said = f"budget {as_text(int(plan.budget))}"
+        marks.append(CurveMark(said, said, across, frame.top + LINE / 2, "#c0392b", 0))
     timed = "measured" if plan.is_timed else "estimated for a GPU"
     return (
-        f'<svg id="curve" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">'
-        f"{axis('left', ticks(low, high), y, _LEFT, _RIGHT)}"
-        f"{axis('below', ticks(left, right, 8), x, _TOP, _BOTTOM)}"
+        f'<svg class="drawing" width="{width}" viewBox="0 0 {width} {height}" role="img">'
+        f"{axis('left', ticks(low, high), y, frame.left, frame.right)}"
+        f"{axis('below', ticks(left, right, width // 90), x, frame.top, frame.bottom)}"
         f"{axis_title(f'forward and backward, ms ({timed})', 4, 14, 'start')}"
-        f"{axis_title('peak of the step, MB', _RIGHT, _BOTTOM + 2.5 * LINE, 'end')}"
-        f'<path d="{path}" fill="none" stroke="#3b7dd8" stroke-width="2"/>'
-        f"{''.join(_drawn(marks))}</svg>"
+        f"{axis_title('peak of the step, MB', frame.right, frame.bottom, 'end', 2.5 * LINE)}"
+        f'{budget}<path d="{path}" fill="none" stroke="#3b7dd8" stroke-width="2"/>'
+        f"{''.join(_drawn(marks, frame))}</svg>"
     )
 
 
 def _around(values: list[float]) -> tuple[float, float]:
-    """A range with room around them."""
+    """A range with space around them."""
     least, most = min(values), max(values)
-    room = _MARGIN * (most - least) or 0.05 * most or 1.0
-    return max(0.0, least - room), most + room
+    space = _MARGIN * (most - least) or 0.05 * most or 1.0
+    return max(0.0, least - space), most + space
 
 
-def _drawn(marks: list[_Mark]) -> Iterator[str]:
-    """The first one's name has the first choice of places. It lies above the others."""
-    taken = [_around_point(mark) for mark in marks]
-    drawn = []
-    for mark in marks:
-        name = html.escape(mark.point.name)
-        box = _free(mark, taken)
-        taken.append(box)
-        said = f"{name}: {as_text(mark.point.peak)}, {1e3 * mark.point.seconds:.4g} ms"
-        drawn.append(
-            f'<line x1="{mark.x}" y1="{mark.y}" x2="{_nearest(mark.x, box.left, box.right)}" '
-            f'y2="{_nearest(mark.y, box.top, box.bottom)}" stroke="{mark.color}" '
-            f'stroke-width=".7"/><circle cx="{mark.x}" cy="{mark.y}" r="{_RADIUS}" '
-            f'fill="{mark.color}"><title>{said}</title></circle>'
-            f'<text class="name" x="{box.left:.1f}" y="{box.bottom - 3.5:.1f}" '
-            f'fill="{mark.color}">{name}</text>'
+def _drawn(marks: Sequence[CurveMark], frame: Box) -> Iterator[str]:
+    """Points and names, the first ones above the others."""
+    named = [Named(mark.x, mark.y, CHARACTER * len(mark.name)) for mark in marks]
+    boxes = label_boxes(named, frame, LINE, _RADIUS)
+    for mark, box in reversed(list(zip(marks, boxes, strict=True))):
+        to_x, to_y = box.nearest(mark.x, mark.y)
+        yield (
+            f'<line x1="{mark.x}" y1="{mark.y}" x2="{to_x:.1f}" y2="{to_y:.1f}" '
+            f'stroke="{mark.color}" stroke-width=".7"/><circle cx="{mark.x}" cy="{mark.y}" '
+            f'r="{mark.radius}" fill="{mark.color}"><title>{html.escape(mark.said)}</title>'
+            f'</circle><text class="name halo" x="{box.left:.1f}" y="{box.bottom - 3.5:.1f}" '
+            f'fill="{mark.color}">{html.escape(mark.name)}</text>'
         )
-    return reversed(drawn)
-
-
-def _free(mark: _Mark, taken: list[_Box]) -> _Box:
-    """The place for the name, next to the point, that meets nothing."""
-    frame = _Box(_LEFT, _TOP, _RIGHT, _BOTTOM)
-    places = [box for box in _places(mark) if box.is_within(frame)]
-    return next(box for box in places if not any(map(box.meets, taken)))
-
-
-def _places(mark: _Mark) -> Iterator[_Box]:
-    """Right and left of the point, from next to it to ever further above and below; then all over
-    the drawing.
-    """
-    width = CHARACTER * len(mark.point.name)
-    for line in range(_HEIGHT // LINE):
-        for down in (-line * LINE, line * LINE):
-            top = mark.y - LINE / 2 + down
-            for left in (mark.x + 8, mark.x - 8 - width, mark.x - width / 2):
-                yield _Box(left, top, left + width, top + LINE)
-    for top in range(_TOP, _BOTTOM, LINE):
-        for left in range(_LEFT, _RIGHT, LINE):
-            yield _Box(left, top, left + width, top + LINE)
-
-
-def _around_point(mark: _Mark) -> _Box:
-    return _Box(mark.x - _RADIUS, mark.y - _RADIUS, mark.x + _RADIUS, mark.y + _RADIUS)
-
-
-def _nearest(value: float, low: float, high: float) -> float:
-    return round(min(max(value, low), high), 1)

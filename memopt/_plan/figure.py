@@ -7,8 +7,11 @@ from typing import Any
 from memopt._plan.curve import Curve
 from memopt._plan.planned import Planned
 from memopt.memory.sizes import MB
+from memopt.show.labels import Box, Named, label_boxes
 
-_LINE, _POINT, _CHOSEN = "#3b7dd8", "#5f6b76", "#c8467c"
+_LINE, _POINT, _CHOSEN, _BUDGET = "#3b7dd8", "#5f6b76", "#c8467c", "#c0392b"
+_TEXT = 8
+"""Points of type."""
 
 
 def draw_curve(figure: Any, plan: Planned, curve: Curve) -> None:
@@ -21,24 +24,45 @@ def draw_curve(figure: Any, plan: Planned, curve: Curve) -> None:
         color=_LINE,
         label="plans, over all budgets",
     )
-    axes.axvline(plan.budget / MB, color=_CHOSEN, linestyle=":", linewidth=1)
-    axes.plot(
-        plan.peak / MB, 1e3 * plan.seconds, "o", color=_CHOSEN, label="this plan, and its budget"
-    )
-    for number, point in enumerate(curve.settings):
-        axes.plot(point.peak / MB, 1e3 * point.seconds, "s", color=_POINT, markersize=5)
-        axes.annotate(
-            point.name,
-            (point.peak / MB, 1e3 * point.seconds),
-            xytext=(6, 6 if number % 2 else -12),
-            textcoords="offset points",
-            fontsize=8,
-            color=_POINT,
-        )
+    named = [("this plan", plan.peak / MB, 1e3 * plan.seconds, _CHOSEN)]
+    named += [(p.name, p.peak / MB, 1e3 * p.seconds, _POINT) for p in curve.settings]
+    for _, x, y, color in named:
+        sign, order = ("o", 4) if color == _CHOSEN else ("s", 3)
+        axes.plot(x, y, sign, color=color, markersize=5, zorder=order)
     axes.set_xlabel("peak of the step, MB")
     timed = "measured by block" if plan.is_timed else "estimated for a GPU"
     axes.set_ylabel(f"forward and backward, ms ({timed})")
     axes.set_title(f"{plan.model}: what each budget costs")
     axes.margins(x=0.12, y=0.12)
-    axes.legend(frameon=False, fontsize=8)
+    axes.autoscale_view()
+    axes.autoscale(False)
+    if axes.get_xlim()[0] <= plan.budget / MB <= axes.get_xlim()[1]:
+        axes.axvline(plan.budget / MB, color=_BUDGET, linestyle="--", linewidth=1, label="budget")
+    figure.legend(frameon=False, fontsize=_TEXT, loc="outside lower center", ncols=2)
     axes.grid(alpha=0.25)
+    _write_names(figure, axes, named)
+
+
+def _write_names(figure: Any, axes: Any, named: list[tuple[str, float, float, str]]) -> None:
+    """Names stand beside the points, none over another."""
+    figure.draw_without_rendering()  # places are in pixels: the axes must have theirs
+    pixels = figure.dpi / 72
+    corners = axes.get_window_extent()
+    frame = Box(corners.x0, -corners.y1, corners.x1, -corners.y0)
+    ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
+    texts = [
+        axes.text(0, 0, name, fontsize=_TEXT, color=color, bbox=ground)
+        for name, _, _, color in named
+    ]
+    points = []
+    for text, (_, x, y, _) in zip(texts, named, strict=True):
+        across, up = axes.transData.transform((x, y))
+        points.append(Named(across, -up, text.get_window_extent().width))
+    boxes = label_boxes(points, frame, 1.5 * _TEXT * pixels, 4 * pixels)
+    for text, point, box in zip(texts, points, boxes, strict=True):
+        to_x, to_y = box.nearest(point.x, point.y)
+        place = box.left, -box.bottom + 0.4 * _TEXT * pixels
+        text.set_position(axes.transData.inverted().transform(place))
+        line = axes.transData.inverted().transform([(point.x, -point.y), (to_x, -to_y)])
+        axes.plot(*line.T, color=text.get_color(), linewidth=0.5)
+    figure.set_layout_engine("none")

@@ -18,15 +18,20 @@ from memopt._plan.choose import BudgetTooSmall
 from memopt._plan.least import least_peak
 from memopt._plan.live import BlocksLike
 from memopt._plan.plan import Plan
+from memopt._progress import progress
 from memopt.memory.batches import as_dict, rows_of, slice_of
 from memopt.memory.predicted.fits import largest_part
 from memopt.memory.sizes import as_bytes, as_text
 from memopt.memory.step import LossLike
+from memopt.show.sections import Tables
+from memopt.show.shown import Shown
 
 
 @dataclass(frozen=True, repr=False)
-class Fitted:
-    """A model with a plan on it, and how many rows to run at a time. Call it with a batch."""
+class Fitted(Shown):
+    """A model with a plan on it, and how many rows to run at a time. Call it with a batch, or
+    `print` it.
+    """
 
     model: nn.Module
     plan: Plan
@@ -43,6 +48,14 @@ class Fitted:
             f"budget={self.plan.budget})"
         )
 
+    def tables(self) -> Tables:
+        """The plan's, and how the batch is split."""
+        report = self.plan.tables()
+        many = f", {self.micro_batches} for a batch" if self.micro_batches > 1 else ""
+        title, *more = report.title.split("\n")
+        split = f"micro-batches of {self.micro_batch} rows{many}"
+        return report._replace(title="\n".join((title, split, *more)))
+
     @in_the_name_of("Fitted", "accumulate")
     def __call__(self, batch: Any) -> Accumulated:
         """Forward and backward of a batch, in micro-batches; the gradients are those of the whole.
@@ -56,6 +69,7 @@ class Fitted:
 
 
 @in_the_name_of("memopt.fit", "memopt.plan", "assign", "convert", "checkpoint_wrapper")
+@progress("memopt.fit")
 def fit(
     model: nn.Module,
     batch: Any,

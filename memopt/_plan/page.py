@@ -5,48 +5,62 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memopt._plan.curve import Curve
-from memopt._plan.drawing import curve_svg
+from memopt._plan.drawing import NARROW, curve_svg
 from memopt._plan.planned import Planned
 from memopt._plan.table import plan_tables
 from memopt.memory.sizes import as_text
 from memopt.memory.trace import Trace
 from memopt.show.page import PartOfPage, heading, page_of, paragraphs
 from memopt.show.sections import Section
-from memopt.show.timeline import timeline_of
+from memopt.show.timeline import Other, budget_level, device_levels, timeline_of
 
 
-def plan_page(plan: Planned, curve: Curve, anatomy: PartOfPage | None) -> str:
-    """The step with the plan, without it, the table, and the curve of all budgets; and an anatomy
-    of the step without the plan, if there is one.
+def plan_page(
+    plan: Planned, curve: Curve, anatomy: PartOfPage | None, capacity: int | None = None
+) -> str:
+    """The step with the plan, over the one without it; the table; the curve of all budgets; and an
+    anatomy of the step without the plan, if there is one.
+
+    Args:
+        capacity: bytes of the device's memory, where that is known.
     """
     report = plan_tables(plan)
     return page_of(
         f"A plan: {report.title}",
         [
-            *_timelines(plan),
+            *_timelines(plan, capacity),
             *report.sections,
             paragraphs(report.lines),
             heading("What each budget costs"),
             "<p>The line: the best plan of each budget. The points: this plan, and what one would "
-            f'do by hand.</p><div class="wide">{curve_svg(plan, curve)}</div>',
+            'do by hand.</p><div id="curve">'
+            f'<div class="broad">{curve_svg(plan, curve)}</div>'
+            f'<div class="narrow">{curve_svg(plan, curve, NARROW)}</div></div>',
             *_of_step(anatomy),
         ],
     )
 
 
-def _timelines(plan: Planned) -> Iterator[str]:
+def _timelines(plan: Planned, capacity: int | None) -> Iterator[str]:
     """The step with the plan, and below it without, on one scale."""
     if plan.trace is None:
         yield "<p>A plan that was loaded has no timeline.</p>"
         return
     traces = [trace for trace in (plan.trace, plan.plain_trace) if trace is not None]
     most = max(trace.peak.total for trace in traces)
+    levels = [budget_level(int(plan.budget)), *device_levels(capacity)]
+    plain = plan.plain_trace
+    other = None if plain is None else Other("without the plan", plain)
     yield heading("Bytes over the step with the plan")
     yield _beside(plan, plan.trace)
-    yield timeline_of(plan.trace, "", most)
-    if plan.plain_trace is not None:
+    yield timeline_of(plan.trace, "", most, levels, other)
+    if plain is not None:
+        yield (
+            "<p>The black line is the step without the plan; each of its phases is drawn as wide "
+            "as with the plan, whose backward has more operators where it recomputes.</p>"
+        )
         yield heading("The same step without the plan")
-        yield timeline_of(plan.plain_trace, "plain-", most)
+        yield timeline_of(plain, "plain-", most, levels)
 
 
 def _beside(plan: Planned, trace: Trace) -> str:

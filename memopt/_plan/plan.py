@@ -25,8 +25,10 @@ from memopt._plan.page import plan_page
 from memopt._plan.planned import Planned, planned_blocks
 from memopt._plan.profile import Profile
 from memopt._plan.table import plan_tables
+from memopt._progress import progress
 from memopt.applied import Applied, assign
 from memopt.assignment import KEEP
+from memopt.memory.allocator import capacity_of
 from memopt.memory.batches import resized
 from memopt.memory.predicted.fits import largest
 from memopt.memory.sizes import as_bytes, as_text, at_least
@@ -49,6 +51,7 @@ class Plan(Shown, Planned):
     _applied: Applied | None = field(default=None, repr=False)
 
     @in_the_name_of("Plan.apply", "memopt.plan", "assign", "convert", "checkpoint_wrapper")
+    @progress("Plan.apply")
     def apply(self, model: nn.Module | None = None, *, watch: bool = True) -> Plan:
         """Put the fates on a model, in place; `undo` takes them off.
 
@@ -146,6 +149,7 @@ class Plan(Shown, Planned):
         self.measured_peak = None
 
     @in_the_name_of("Plan.within", "memopt.plan", "assign", "convert", "checkpoint_wrapper")
+    @progress("Plan.within")
     def within(self, budget: int | str) -> Plan:
         """The plan for another budget, of the same numbers: nothing is timed again. Copies of
         offloading are those that may be under way now.
@@ -180,6 +184,7 @@ class Plan(Shown, Planned):
         return curve
 
     @in_the_name_of("Plan.largest_batch", "memopt.plan", "assign", "convert", "checkpoint_wrapper")
+    @progress("Plan.largest_batch")
     def largest_batch(self, budget: int | str | None = None, limit: int = 1 << 16) -> int:
         """The most rows with which some plan stays within a budget, as predicted.
 
@@ -221,7 +226,8 @@ class Plan(Shown, Planned):
         those without it; also written to `path`, if there is one. With an `anatomy` (what
         `memopt.anatomy` returned) of the step without the plan, its tables come behind.
         """
-        text = plan_page(self, self.pareto(), anatomy)
+        capacity = None if self.live is None else capacity_of(self.live.target)
+        text = plan_page(self, self.pareto(), anatomy, capacity)
         if path is not None:
             Path(path).write_text(text)
         return text

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from memopt._plan.watch import BlockCall, Position, Watch, backward_spans, converted, forward_spans
+from memopt._progress import doing
 from memopt.memory.batches import device_of
 from memopt.memory.ledger import Ledger
 from memopt.memory.speed import Speed
@@ -76,6 +77,7 @@ def measured_seconds(step: Step, paths: Sequence[str], written: Written) -> Time
     Args:
         written: what such steps write of what is there before.
     """
+    doing("timing step")
     model = step.model
     device = device_of(step.who, model, step.batch)
     with unchanged(*step.roots, written=written):

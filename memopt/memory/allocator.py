@@ -10,7 +10,7 @@
         loss = forward()
     found.before, found.most, found.reserved
 
-    most_above(device, run), free_bytes(device)    on both
+    most_above(device, run), free_bytes(device), capacity_of(device)    on both
 
 On the CPU PyTorch's profiler notes each allocation. Memory allocated before does not count, nor
 does memory that an operator allocates and frees inside itself. No dispatch mode is involved: under
@@ -140,7 +140,7 @@ def allocated_bytes(device: torch.device) -> int:
 def free_bytes(device: torch.device) -> int | None:
     """Bytes that could be allocated on a device; None where that is not known."""
     if device.type == "cpu":
-        return _free_on_host()
+        return _on_host("MemAvailable")
     try:
         free, _ = torch.accelerator.get_memory_info(device)
     except (RuntimeError, NotImplementedError):  # an allocator that does not say
@@ -149,12 +149,24 @@ def free_bytes(device: torch.device) -> int | None:
     return int(free + unused)
 
 
-def _free_on_host() -> int | None:
+def capacity_of(device: torch.device | str) -> int | None:
+    """All bytes of a device's memory; None where that is not known, or there is no such device."""
+    device = torch.device(device)
+    if device.type == "cpu":
+        return _on_host("MemTotal")
+    try:
+        _, capacity = torch.accelerator.get_memory_info(device)
+    except (RuntimeError, ValueError, NotImplementedError, AssertionError):
+        return None
+    return int(capacity)
+
+
+def _on_host(line: str) -> int | None:
     meminfo = Path("/proc/meminfo")
     if not meminfo.exists():
         return None
     lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    return 1024 * int(lines["MemAvailable"].split()[0])
+    return 1024 * int(lines[line].split()[0])
 
 
 class _Allocation(NamedTuple):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from memopt._progress import doing
+
 NEVER_FITS = 1 << 62
 """Bytes of what does not run at all."""
 
@@ -26,6 +28,7 @@ def search(peak: Callable[[int], int], budget: int, first: Sequence[int], limit:
         else:
             size = _on_line(known, budget)
         size = min(max(size, low + 1), high - 1)
+        doing(f"trying {size:,} rows, try")
         known[size] = peak(size)
         low, high = (size, high) if known[size] <= budget else (low, size)
     return low

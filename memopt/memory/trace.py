@@ -6,7 +6,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import (
@@ -24,6 +24,8 @@ from memopt.memory.pieces import (
 # A drawing has no more points than this.
 _MOST_POINTS = 1500
 _MOST_LARGEST = 25
+# A page says of so many tensors when they are alive, the largest.
+_MOST_LIVES = 1000
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,24 @@ class Large:
 
 
 @dataclass(frozen=True)
+class Life:
+    """One of the largest tensors of the step, and when it is alive."""
+
+    name: str
+    """The parameter's or input's name, or the operator that returned it."""
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    category: str
+    module: str
+    line: str
+    first: int
+    """The number of the operator from which on it counts."""
+    last: int
+    """The number of the last one at which it counts."""
+
+
+@dataclass(frozen=True)
 class Phase:
     """A part of the step, on the timeline."""
 
@@ -109,6 +129,11 @@ class Trace:
     timeline: tuple[tuple[int, ...], ...]
     """The number of an operator, and the bytes of each category of CATEGORIES then. Where there are
     many, each point is the largest of its neighbours'."""
+    operators: tuple[str, ...]
+    """The operator of each point of the timeline."""
+    lives: tuple[Life, ...]
+    """The largest tensors of the step, in the order in which they begin: at each point of the
+    timeline those that are alive add up to its bytes, as far as they are not among the smallest."""
     phases: tuple[Phase, ...]
     by_module: tuple[Share, ...]
     by_op: tuple[Share, ...]
@@ -133,6 +158,24 @@ class Trace:
         return asdict(self)
 
 
+class _Point(NamedTuple):
+    """The most bytes at an operator."""
+
+    total: int
+    totals: dict[str, int]
+    place: int
+    """The number of lines that the log has then."""
+
+
+@dataclass
+class _Span:
+    """A piece is alive from one operator's point to another's."""
+
+    piece: Piece
+    first: int
+    last: int
+
+
 def trace_of(ledger: Ledger, seconds: float, entries: Sequence[Entry] | None = None) -> Trace:
     """The trace of a closed ledger.
 
@@ -143,7 +186,7 @@ def trace_of(ledger: Ledger, seconds: float, entries: Sequence[Entry] | None = N
     late = [Entry(0, 1, piece) for piece in ledger.late]
     marks = [_moved(mark, ledger) for mark in ledger.marks] if entries is None else []
     totals = dict.fromkeys(CATEGORIES, 0)
-    points: dict[int, tuple[int, dict[str, int]]] = {}
+    points: dict[int, _Point] = {}
     best: dict[str, tuple[int, Mark]] = {}
     total = sum(piece.nbytes for piece in ledger.late)
     for piece in ledger.late:
@@ -154,8 +197,8 @@ def trace_of(ledger: Ledger, seconds: float, entries: Sequence[Entry] | None = N
         total += change
         totals[entry.piece.category] += change
         phase = ledger.phases[entry.instant]
-        if entry.instant not in points or total >= points[entry.instant][0]:
-            points[entry.instant] = (total, dict(totals))
+        if entry.instant not in points or total >= points[entry.instant].total:
+            points[entry.instant] = _Point(total, dict(totals), place)
         for name in ("peak", f"most in {phase}"):
             if name not in best or total > best[name][0]:
                 best[name] = (total, Mark(name, entry.instant, place))
@@ -171,11 +214,14 @@ def trace_of(ledger: Ledger, seconds: float, entries: Sequence[Entry] | None = N
     of_peak = best["peak"][1]
     alive = partial(_alive, [*late, *log])
     peak = alive(len(late) + of_peak.place)
+    timeline = _thinned(points)
     return Trace(
         peak=_moment(ledger, log, of_peak, peak),
         moments=tuple(_moment(ledger, log, mark, alive(len(late) + mark.place)) for mark in chosen),
         fates=_fates(log, marks[-1].place if marks else len(log)),
-        timeline=_thinned(points),
+        timeline=timeline,
+        operators=tuple(ledger.ops[point[0]] for point in timeline),
+        lives=_lives([*late, *log], len(late), points, len(ledger.ops)),
         phases=tuple(_phases(ledger.phases)),
         by_module=_shares((piece.module, piece) for piece in peak),
         by_op=_shares((piece.op, piece) for piece in peak),
@@ -258,12 +304,50 @@ def _fates(log: Sequence[Entry], place: int) -> dict[str, int]:
     return dict(fates)
 
 
-def _thinned(points: dict[int, tuple[int, dict[str, int]]]) -> tuple[tuple[int, ...], ...]:
+def _thinned(points: dict[int, _Point]) -> tuple[tuple[int, ...], ...]:
     every = -(-len(points) // _MOST_POINTS)
     ordered = sorted(points.items())
     groups = (ordered[start : start + every] for start in range(0, len(ordered), every))
-    chosen = (max(group, key=lambda point: point[1][0]) for group in groups)
-    return tuple((instant, *totals.values()) for instant, (_, totals) in chosen)
+    chosen = (max(group, key=lambda point: point[1].total) for group in groups)
+    return tuple((instant, *point.totals.values()) for instant, point in chosen)
+
+
+def _lives(
+    log: Sequence[Entry], late: int, points: dict[int, _Point], instants: int
+) -> tuple[Life, ...]:
+    """The largest lives. An operator's point is its most bytes: what begins behind it counts from
+    the next operator on, and what ends before it until the one before.
+
+    Args:
+        log: begins with `late` lines that have no number.
+    """
+    spans: list[_Span] = []
+    alive: defaultdict[int, list[_Span]] = defaultdict(list)
+    for place, entry in enumerate(log, 1 - late):
+        is_behind = place > 0 and place > points[entry.instant].place
+        if entry.sign > 0:
+            spans.append(_Span(entry.piece, entry.instant + is_behind, instants - 1))
+            alive[id(entry.piece)].append(spans[-1])
+        else:
+            alive[id(entry.piece)].pop().last = entry.instant - (not is_behind)
+    seen = [span for span in spans if span.piece.nbytes and span.first <= span.last]
+    least = sorted((span.piece.nbytes for span in seen), reverse=True)[:_MOST_LIVES][-1:]
+    return tuple(_life(span) for span in seen if span.piece.nbytes >= least[0])[:_MOST_LIVES]
+
+
+def _life(span: _Span) -> Life:
+    piece = span.piece
+    return Life(
+        piece.op,
+        piece.nbytes,
+        piece.shape,
+        str(piece.dtype).removeprefix("torch."),
+        piece.category,
+        piece.module,
+        piece.line,
+        span.first,
+        span.last,
+    )
 
 
 def _phases(names: Sequence[str]) -> Iterable[Phase]:

@@ -5,5 +5,7 @@ shown      the base of reports: text, notebooks, rich
 page       a report as one HTML page
 figure     a figure by matplotlib
 axes       axes of a drawing in SVG
-timeline   the bytes of a step over its operators, as SVG
+labels     places for the names of points, none over another
+timeline   the bytes of a step over its operators, as a drawing in a page
+script     zoom, pan, and the tensor under the pointer
 """

@@ -25,12 +25,16 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
     return [step * number for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
+AxisPlace = float | str
+"""A number of the drawing's units, or a share of it: "40%"."""
+
+
 def axis(
     side: Literal["left", "below"],
     values: list[float],
-    at: Callable[[float], float],
-    begin: float,
-    end: float,
+    at: Callable[[float], AxisPlace],
+    begin: AxisPlace,
+    end: AxisPlace,
 ) -> str:
     """A line across the drawing at each value, from `begin` to `end`, and the value beside it.
 
@@ -42,22 +46,23 @@ def axis(
         place = at(value)
         if side == "left":
             x1, y1, x2, y2 = begin, place, end, place
-            x, y, anchor = begin - 6, place + 4, "end"
+            text = f'x="{begin}" dx="-6" y="{place}" dy="4" text-anchor="end"'
         else:
             x1, y1, x2, y2 = place, begin, place, end
-            x, y, anchor = place, end + LINE, "middle"
+            text = f'x="{place}" y="{end}" dy="{LINE}" text-anchor="middle"'
         drawn.append(
-            f'<line x1="{x1}" x2="{x2}" y1="{y1}" y2="{y2}" stroke="#e4e4e4"/>'
-            f'<text class="tick" x="{x}" y="{y}" text-anchor="{anchor}" fill="#444">'
-            f"{_tick_text(value, values)}</text>"
+            f'<line x1="{x1}" x2="{x2}" y1="{y1}" y2="{y2}" stroke="#0002"/>'
+            f'<text class="tick" {text} fill="#444">{_tick_text(value, values)}</text>'
         )
     return "".join(drawn)
 
 
-def axis_title(text: str, x: float, y: float, anchor: Literal["start", "end"]) -> str:
+def axis_title(
+    text: str, x: AxisPlace, y: AxisPlace, anchor: Literal["start", "end"], down: float = 0
+) -> str:
     """Write what an axis has, and in which unit."""
     return (
-        f'<text class="axis" x="{x}" y="{y}" text-anchor="{anchor}" fill="#444">'
+        f'<text class="axis" x="{x}" y="{y}" dy="{down}" text-anchor="{anchor}" fill="#444">'
         f"{html.escape(text)}</text>"
     )
 

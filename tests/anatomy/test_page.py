@@ -54,7 +54,7 @@ def test_the_page_needs_no_network(report: Anatomy, tmp_path: Path) -> None:
     assert not any({"src", "href"} & set(attributes) for _, attributes in page.tags)
     areas = [a for tag, a in page.tags if tag == "path" and a.get("class") == "layer"]
     assert len(areas) == len(CATEGORIES)
-    assert [a["id"] for _, a in page.tags if "id" in a and a["id"] == "peak-mark"]
+    assert [a for _, a in page.tags if a.get("class") == "peak-mark"]
 
 
 def test_names_cannot_break_the_page() -> None:
@@ -95,7 +95,7 @@ def test_a_browser_shows_it(report: Anatomy, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [1280, 500])
 def test_nothing_runs_out_of_the_window(report: Anatomy, tmp_path: Path, width: int) -> None:
-    """Wide tables and drawings scroll by themselves."""
+    """Wide tables scroll by themselves."""
     path = tmp_path / "page.html"
     report.to_html(path)
     whole, window = said_by(
@@ -116,7 +116,7 @@ def test_what_would_help_comes_first(report: Anatomy) -> None:
 
 
 def test_the_axis_has_round_numbers_and_a_unit(report: Anatomy) -> None:
-    drawing = report.to_html().partition('<svg id="timeline"')[2].partition("</svg>")[0]
+    drawing = report.to_html().partition('id="timeline"')[2].partition("<script")[0]
     values = [float(v) for v in re.findall(r'class="tick"[^>]*>([\d.,]+)<', drawing)]
     assert values[0] == 0
     assert len(values) > 2

@@ -42,6 +42,10 @@ def test_in_micro_batches() -> None:
     assert repr(fitted).startswith(f"Fitted(Chain, micro_batch={fitted.micro_batch}, ")
     assert fitted.plan.measured_peak is not None
     assert fitted.plan.measured_peak <= budget
+    split = f"micro-batches of {fitted.micro_batch} rows, {fitted.micro_batches} for a batch"
+    assert str(fitted).splitlines()[1] == split
+    assert f"<p>{split}</p>" in fitted._repr_html_()
+    assert "<th>Block</th>" in fitted._repr_html_()
     result = fitted(batch)
     assert result.micro_batches == fitted.micro_batches
     assert result.loss.item() == pytest.approx(whole.live.step.model(batch).item(), rel=1e-5)

@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 import memopt
 from memopt.__main__ import main
-from memopt._plan.curve import Point, curve_of
-from memopt._plan.drawing import _drawn, _Mark
+from memopt._plan.curve import curve_of
+from memopt._plan.drawing import CurveMark, _drawn
+from memopt._plan.figure import draw_curve
 from memopt._plan.profile import StepSeconds
 from memopt._plan.seconds import StageSeconds
 from memopt.assignment import KEEP, Assignment
+from memopt.show.labels import Box
 from tests.plan.models import chain, shared
 from tests.support.browser import dom_of, said_by
 
@@ -176,6 +178,22 @@ def test_a_figure_with_the_usual_settings(plan: memopt.Plan, tmp_path: Path) -> 
     assert checkpointed.seconds > keep.seconds
 
 
+def test_names_in_the_figure_keep_apart(plan: memopt.Plan) -> None:
+    """Also where points are close together; the budget and the axes have their lines."""
+    figures = pytest.importorskip("matplotlib.figure")
+    figure = figures.Figure(figsize=(8, 5), layout="constrained")
+    curve = curve_of(plan.profile, plan.terms, 8, plan.plain_peak)
+    crowd = tuple(p._replace(peak=plan.peak, seconds=plan.seconds) for p in curve.settings)
+    draw_curve(figure, plan, replace(curve, settings=crowd))
+    (axes,) = figure.axes
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert len(boxes) == 1 + len(crowd)
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+    window = axes.get_window_extent()
+    assert all(window.x0 <= box.x0 and box.x1 <= window.x1 for box in boxes)
+    assert axes.get_xlabel() == "peak of the step, MB"
+
+
 def test_a_segment_is_what_checkpoint_sequential_takes() -> None:
     """The bytes of the drawn setting are those of the real one."""
 
@@ -201,7 +219,7 @@ def test_a_page(plan: memopt.Plan, tmp_path: Path) -> None:
     text = plan.to_html(tmp_path / "plan.html")
     assert (tmp_path / "plan.html").read_text() == text
     assert "http" not in text
-    assert text.count("<circle") == 5
+    assert text.count("<circle") == 2 * 6  # settings, plan and budget, for screen and telephone
     assert "this plan" in text
     assert "blocks.0" in text
     places = [text.index(f'id="{name}"') for name in ("timeline", "plain-timeline", "curve")]
@@ -228,7 +246,7 @@ def test_a_browser_shows_both_timelines(plan: memopt.Plan, tmp_path: Path) -> No
 BOXES = """[...document.querySelectorAll("#curve text")].map(e => {
   const box = e.getBoundingClientRect();
   return [e.textContent, box.left, box.top, box.right, box.bottom];
-})"""
+}).filter(box => box[3] > box[1])"""
 
 
 @pytest.mark.parametrize("share", [0.5, 0.7, 1.0])
@@ -257,11 +275,11 @@ def test_names_find_room_wherever_the_points_are(data: st.DataObject) -> None:
     near = data.draw(st.sampled_from([1.0, 40.0, 1000.0]))
     places = st.floats(0, 1)
     marks = [
-        _Mark(Point(name, 1, 1.0), 400 + near * data.draw(places) / 2, 150 + data.draw(places), "")
+        CurveMark(name, "", 400 + near * data.draw(places) / 2, 150 + data.draw(places), "")
         for name in names
     ]
-    drawn = "".join(_drawn(marks))
-    found = re.findall(r'class="name" x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)<', drawn)
+    drawn = "".join(_drawn(marks, Box(56, 30, 990, 340)))
+    found = re.findall(r'class="name halo" x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)<', drawn)
     assert sorted(name for *_, name in found) == sorted(names)
     boxes = [(float(x), float(y), len(name) * 6.6) for x, y, name in found]
     for (x, y, width), (other_x, other_y, other_width) in combinations(boxes, 2):

@@ -1,4 +1,4 @@
-"""Proves: tables as text can be read at every width from 60 on, in a terminal and in a pipe: no
+"""Proves: tables as text can be read at every width from 40 on, in a terminal and in a pipe: no
 line is wider, text wraps and numbers do not, and columns that do not fit side by side stand below,
 so that none is squeezed to single letters.
 """
@@ -18,6 +18,7 @@ import memopt
 from memopt._anatomy import Anatomy
 from memopt.show.page import page_of
 from memopt.show.sections import Section, Tables, text_of
+from memopt.show.shown import Shown
 from tests.anatomy.models import Mlp
 
 BOLD = re.compile(r"\033\[\d+m")
@@ -35,7 +36,7 @@ def lines_at(width: int, report: Anatomy, monkeypatch: pytest.MonkeyPatch) -> li
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-@pytest.mark.parametrize("width", [60, 61, 72, 80, 100, 110, 132, 200])
+@pytest.mark.parametrize("width", [40, 60, 61, 72, 80, 100, 110, 132, 200])
 def test_an_anatomy_fits(
     report: Anatomy, width: int, terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,3 +117,9 @@ def test_columns_of_numbers_stand_right_on_pages() -> None:
     assert '<td class="number">1.5</td><td class="number">2.0 MB</td>' in text
     assert text.index("</table>") < text.index("<p>more</p>")
     assert '<p id="peak">below</p>' in text
+
+
+@pytest.mark.parametrize("kind", ["Anatomy", "Check", "Fitted", "Plan", "Report"])
+def test_every_report_prints_and_shows_in_notebooks(kind: str) -> None:
+    assert issubclass(getattr(memopt.types, kind), Shown)
+    assert callable(getattr(memopt.types, kind)._repr_html_)

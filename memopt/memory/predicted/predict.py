@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from memopt._progress import doing
 from memopt.memory.depth import Depth
 from memopt.memory.ledger import Ledger
 from memopt.memory.predicted.hollow import HollowLedger, hollow_copy
@@ -68,6 +69,7 @@ def hollow_step(
     Raises:
         DependsOnValues: the step looks at values.
     """
+    doing("predicting step")
     with unchanged(*step.roots) as before:
         (model, optimizer, batch), copies = hollow_copy(
             (step.model, step.optimizer, step.batch), before.computed()
