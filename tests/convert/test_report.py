@@ -66,6 +66,7 @@ def test_dictionary_is_json() -> None:
         "recipes",
         "checkpointed",
         "offloaded",
+        "in_chunks",
         "bytes_before",
         "bytes_after",
         "notes",
