@@ -165,13 +165,9 @@ def _leave_offloading(module: nn.Module, args: tuple[Any, ...], output: Any) -> 
 @contextmanager
 def _offloading(place: Place, choice: Choice) -> Iterator[None]:
     with ExitStack() as stack:
-        stack.enter_context(_offload_to(place, choice.offload))
+        stack.enter_context(
+            offload(place, fraction=choice.offload, min_bytes=MIN_BYTES, keep_last=0)
+        )
         if choice.recipes:
             stack.enter_context(recipes())  # inside: recipes take theirs first
         yield
-
-
-def _offload_to(place: Place, share: float) -> Any:
-    if place in ("cpu", "disk"):
-        return offload(place, fraction=share, min_bytes=MIN_BYTES, keep_last=0)
-    return offload("disk", directory=place, fraction=share, min_bytes=MIN_BYTES, keep_last=0)

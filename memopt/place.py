@@ -14,6 +14,20 @@ Place: TypeAlias = Literal["cpu", "disk"] | os.PathLike[str]
 """Host memory, files in the directory that `configure_offload` was given, or files in this one."""
 
 
+def check_names_place(who: str, place: object) -> None:
+    """Raises TypeError or ValueError where `place` is no place; whether it can be written to is not
+    asked.
+    """
+    if isinstance(place, os.PathLike):
+        return
+    if not isinstance(place, str):
+        raise TypeError(f"{who}: must be 'cpu', 'disk' or a path, got {type(place).__name__}")
+    if place not in ("cpu", "disk"):
+        raise ValueError(
+            f"{who}: must be 'cpu', 'disk' or a path, got {place!r} (a directory as pathlib.Path)"
+        )
+
+
 def directory_of(who: str, place: object, directory: object = None) -> str:
     """The directory of a place; "" for host memory.
 
@@ -21,18 +35,15 @@ def directory_of(who: str, place: object, directory: object = None) -> str:
         TypeError, ValueError: no place, or a directory where none is needed or the wrong way round.
         OSError: nothing can be written to the directory.
     """
+    check_names_place(who, place)
     if place == "cpu":
         if directory is not None:
             raise ValueError(f"{who}: directory must be None with 'cpu', got {directory!r}")
         return ""
     if isinstance(place, os.PathLike):
+        if directory is not None:
+            raise ValueError(f"{who}: directory must be None with a path, got {directory!r}")
         return checked_directory(who, place)
-    if not isinstance(place, str):
-        raise TypeError(f"{who}: must be 'cpu', 'disk' or a path, got {type(place).__name__}")
-    if place != "disk":
-        raise ValueError(
-            f"{who}: must be 'cpu', 'disk' or a path, got {place!r} (a directory as pathlib.Path)"
-        )
     chosen = directory if directory is not None else _C.offload_directory()
     if chosen == "":
         raise ValueError(

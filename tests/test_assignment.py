@@ -178,7 +178,7 @@ def test_what_a_module_was_comes_back() -> None:
     assert settings_of(model.blocks[1]) is None
 
     put = assign(model, Assignment({"blocks.0": REGION}))
-    memopt.convert(model, recipes=False, offload=True)
+    memopt.convert(model, recipes=False, offload="cpu")
     put.undo()
     assert settings_of(block) != mine
     memopt.revert(model)

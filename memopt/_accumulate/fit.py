@@ -20,6 +20,7 @@ from memopt.memory.sizes import as_bytes, at_least
 from memopt.memory.step import LossLike, OptimizerLike, Step, as_optimizer
 from memopt.memory.storages import storages
 from memopt.memory.unchanged import Written, unchanged
+from memopt.place import Place
 from memopt.whatif.fates import Checkpoint, Fates, predicted_trace
 
 Batch = Any | Callable[[int], Any]
@@ -37,7 +38,7 @@ def largest_batch(
     device: str | None = ...,
     recipes: bool = ...,
     checkpoint: Checkpoint = ...,
-    offload: bool = ...,
+    offload: Place | None = ...,
     limit: int = ...,
 ) -> int: ...
 
@@ -63,7 +64,7 @@ def largest_batch(
     device: str | None = None,
     recipes: bool = False,
     checkpoint: Checkpoint = None,
-    offload: bool = False,
+    offload: Place | None = None,
     limit: int = 1 << 16,
 ) -> int:
     """The most rows with which a training step's peak is at most `budget`, as predicted.
@@ -111,7 +112,7 @@ def longest_sequence(
     device: str | None = None,
     recipes: bool = False,
     checkpoint: Checkpoint = None,
-    offload: bool = False,
+    offload: Place | None = None,
     limit: int = 1 << 20,
 ) -> int:
     """The longest sequence with which a training step's peak is at most `budget`.

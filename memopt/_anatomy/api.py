@@ -34,6 +34,7 @@ from memopt.memory.step import (
 from memopt.memory.storages import tensors_in
 from memopt.memory.trace import Trace, trace_of
 from memopt.memory.unchanged import Written, unchanged
+from memopt.place import Place
 from memopt.whatif.advice import advise
 from memopt.whatif.away import OffloadLedger, apply_fates, check_place
 from memopt.whatif.fates import Checkpoint, Fates, predicted_trace
@@ -53,7 +54,7 @@ def anatomy(
     set_to_none: bool = True,
     recipes: bool = False,
     checkpoint: Checkpoint = None,
-    offload: bool = False,
+    offload: Place | None = None,
     advice: bool = False,
 ) -> Anatomy:
     """Show where the memory of a training step is: every category, at every instant.
@@ -92,9 +93,10 @@ def anatomy(
         recipes: what if memopt.convert had converted the model.
         checkpoint: what if blocks were regions: "all"; a number k, every k-th; for models whose
             blocks are an nn.Sequential also "sqrt" and "optimal".
-        offload: what if activations (with `checkpoint`: the regions' inputs) were on the host
-            between forward and backward; on the CPU in the directory that memopt.offload.configure
-            was given, if they are measured. A prediction counts copies as done at once.
+        offload: "cpu", "disk" or a directory (a `pathlib.Path`): what if activations (with
+            `checkpoint`: the regions' inputs) waited there between forward and backward. A
+            prediction counts copies as done at once. Measured on a CPU, from whose memory "cpu"
+            moves nothing, it must be one of the others.
         advice: also predict what would help. Takes a prediction for each remedy.
 
     Returns:
@@ -186,7 +188,7 @@ def _measured(
     with unchanged(*step.roots, written=Written()) as before:  # functions are not copied
         with before.watching():
             real = _copy_of(step, before.computed())
-            apply_fates(real, fates, device)
+            apply_fates(real, fates)
             kind = OffloadLedger if fates.offload else Ledger
             ledger = kind(real.model, CUDA_GRANULARITY if is_cuda else 1, device)
             real.run()

@@ -43,6 +43,7 @@ from memopt._convert.skip import Skip, outermost, skipped
 from memopt._convert.supported import has_kernels_for
 from memopt._convert.swap import Swap, SwappedModule, swap_of
 from memopt._extension import require_native
+from memopt.place import Place
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -63,7 +64,7 @@ def convert(
     functional: bool = True,
     head: bool = True,
     checkpoint: Modules | bool | None = None,
-    offload: Modules | bool | None = None,
+    offload: Place | None = None,
     chunks: int | None = None,
     autocast_norms: AutocastNorms = "keep",
     skip: Skip | None = None,
@@ -148,8 +149,9 @@ def convert(
             the place of their own gradient checkpointing; a note says so if that is on. A norm,
             activation or dropout alone does not become a region where recipes are on, which keep
             less; a note says so.
-        offload: submodules to make regions whose inputs wait in host memory until backward, chosen
-            in the same ways. A module chosen by both is offloaded.
+        offload: "cpu", "disk" or a directory (a `pathlib.Path`): the inputs of these regions wait
+            there until backward, see `checkpoint_wrapper`. Without `checkpoint`, of those that True
+            finds.
         chunks: have modules that work on each row alone (MLPs, a norm with its MLP, heads) run in
             that many chunks of rows, so that forward and backward hold the inner tensors of one
             chunk, see `memopt.checkpoint`. With a predicate or classes as `checkpoint` these
@@ -177,9 +179,9 @@ def convert(
             `checkpoint`, `offload` or `skip` is of another kind.
         NativeLibraryMissing: a RuntimeError: memopt was installed without its native library.
         ValueError: the model's forward has no parameters for `batch`, `chunks` is below 1 or has
-            neither a `batch` nor modules chosen by `checkpoint`, `checkpoint` or
-            `offload` is True and the model has no blocks, no module has a path that `skip` names,
-            or `autocast_norms` is another value.
+            neither a `batch` nor modules chosen by `checkpoint`, `checkpoint` is True
+            and the model has no blocks, `offload` is no place, no module has a path that `skip`
+            names, or `autocast_norms` is another value.
         RuntimeError: a rule raises, or there is a `batch` and torch.inference_mode() is on.
         Whatever the model's forward raises with `batch`: its own error, with a note.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +14,15 @@ from memopt._checkpoint.caches import note_on_caches
 from memopt._checkpoint.chunks import checked_chunks
 from memopt._checkpoint.naming import joined
 from memopt._checkpoint.other import notes_on_own
+from memopt._checkpoint.settings import fate_of_arguments
 from memopt._checkpoint.wrapper import settings_of
 from memopt._convert.swap import swap_of
 from memopt.assignment import Assignment, Choice
+from memopt.place import Place
 
 
 class Regions:
-    """The submodules that become regions: convert's arguments `checkpoint` and `offload`."""
+    """The submodules that become regions: convert's arguments `checkpoint`, `offload`, `chunks`."""
 
     notes: tuple[str, ...] = ()
     """Notes for the report, once the regions are put on a model."""
@@ -27,17 +30,17 @@ class Regions:
     def __init__(
         self,
         checkpoint: Modules | bool | None,
-        offload: Modules | bool | None,
+        offload: Place | None,
         chunks: int | None = None,
     ) -> None:
-        self._choices = [
-            (to_cpu, None if choice is True else as_predicate(f"convert: {name}", choice))
-            for name, choice, to_cpu in (
-                ("checkpoint", checkpoint, False),
-                ("offload", offload, True),
-            )
-            if choice is not None and choice is not False
-        ]
+        fate_of_arguments("convert: offload", offload)
+        self.place = offload
+        self._are_wanted = bool(offload) if checkpoint in (None, False) else True
+        self._predicate = (
+            None
+            if checkpoint is None or isinstance(checkpoint, bool)
+            else as_predicate("convert: checkpoint", checkpoint)
+        )
         self.chunks = checked_chunks("convert", chunks)
 
     def put(self, model: nn.Module, recipes: bool, batch: Any = None) -> Assignment:
@@ -52,39 +55,33 @@ class Regions:
         Returns:
             What was put on the model.
         """
-        chosen: dict[str, tuple[nn.Module, bool]] = {}
+        chosen: dict[str, nn.Module] = {}
         notes: dict[str, None] = {}
-        deciding: set[str] = set()
-        for to_cpu, predicate in self._choices:
-            found = choose_modules("convert", model, predicate, batch)
-            chosen |= {path: (module, to_cpu) for path, module in found.modules}
+        deciding: Collection[str] = ()
+        if self._are_wanted:
+            found = choose_modules("convert", model, self._predicate, batch)
+            chosen, deciding = dict(found.modules), found.deciding
             notes |= dict.fromkeys((*found.warnings, *found.notes))
-            deciding |= found.deciding
-        cheaper = [
-            path
-            for path, (module, to_cpu) in chosen.items()
-            if recipes and not to_cpu and _is_one_op(module)
-        ]
-        if cheaper:
-            notes[f"no regions, since recipes keep less: {joined(cheaper)}"] = None
-            chosen = {path: each for path, each in chosen.items() if path not in set(cheaper)}
-        choices = {
-            path: Choice(checkpoint=True, offload=to_cpu, keep_decisions=path in deciding)
-            for path, (_, to_cpu) in chosen.items()
-        }
+        if recipes and self.place is None:
+            cheaper = [path for path, module in chosen.items() if _is_one_op(module)]
+            if cheaper:
+                notes[f"no regions, since recipes keep less: {joined(cheaper)}"] = None
+                chosen = {path: each for path, each in chosen.items() if path not in cheaper}
+        fate = Choice(checkpoint=True, offload=float(self.place is not None))
+        choices = {path: replace(fate, keep_decisions=path in deciding) for path in chosen}
         if keeping := [path for path in choices if path in deciding]:
             notes[f"what these choose by values is kept from forward: {joined(keeping)}"] = None
         if self.chunks is not None:
             in_chunks, told = self._in_chunks(model, self.chunks, list(choices), batch)
             notes |= dict.fromkeys(told)
             for path, count in in_chunks.items():
-                before = choices.get(path, Choice(checkpoint=True))
+                before = choices.get(path, fate)
                 choices[path] = replace(before, chunks=count)
-                chosen.setdefault(path, (model.get_submodule(path), False))
-        assignment = Assignment(choices, "cpu")
+                chosen.setdefault(path, model.get_submodule(path))
+        assignment = Assignment(choices, self.place)
         for region in put_regions(model, assignment):
             region.note()
-        regions = [module for module, _ in chosen.values()]
+        regions = list(chosen.values())
         notes[note_on_caches(model, regions)] = None
         if batch is None:
             notes |= dict.fromkeys(notes_on_own(model, regions))
@@ -95,7 +92,7 @@ class Regions:
         self, model: nn.Module, chunks: int, regions: list[str], batch: Any
     ) -> tuple[dict[str, int], list[str]]:
         """The modules that run in chunks, by path, and notes."""
-        predicate = next((p for to_cpu, p in self._choices if not to_cpu), None)
+        predicate = self._predicate
         if predicate is not None:
             mine = [path for path in regions if predicate(model.get_submodule(path))]
             return modules_in_chunks("convert", model, chunks, mine, predicate, batch)

@@ -20,6 +20,7 @@ from memopt.memory.pieces import GRADIENTS, STATES, WEIGHTS, Entry
 from memopt.memory.sizes import as_bytes
 from memopt.memory.step import LossLike, OptimizerLike, Step
 from memopt.memory.trace import Trace, trace_of
+from memopt.place import Place
 from memopt.whatif.fates import Checkpoint, Fates, offloaded, predicted_trace
 from memopt.whatif.quantized import Bits, quantized_weights, with_quantized_weights
 from memopt.whatif.ranks import Parallel, log_of_rank
@@ -42,7 +43,7 @@ def fits(
     micro_batches: int = 1,
     recipes: bool = False,
     checkpoint: Checkpoint = None,
-    offload: bool = False,
+    offload: Place | None = None,
     ranks: int = 1,
     parallel: Parallel = "fsdp",
     weight_bits: Bits | None = None,
@@ -209,7 +210,7 @@ def _changes(setting: _Setting, with_fates: bool) -> Iterator[Iterable[_Change]]
             if with_fates:
                 yield [(how, best)]
     if with_fates and HAS_NATIVE and not best.fates.offload:
-        away = replace(best, fates=replace(best.fates, offload=True))
+        away = replace(best, fates=replace(best.fates, offload="cpu"))
         yield [(f"{name}with activations offloaded", away)]
     if with_fates:
         yield _smaller(name, best)

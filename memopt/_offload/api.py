@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
 
 import torch
 
 from memopt._extension import _C
 from memopt.memory.sizes import as_bytes
-from memopt.place import checked_directory, directory_of
+from memopt.place import Place, checked_directory, directory_of
 
 # A copy of less costs more time than its memory is worth.
 MIN_BYTES = 64 * 1024
 
 
 def offload(
-    to: Literal["cpu", "disk"] = "cpu",
+    to: Place = "cpu",
     *,
     directory: str | os.PathLike[str] | None = None,
     min_bytes: int | str = MIN_BYTES,
@@ -58,7 +57,7 @@ def offload(
 
     Args:
         to: "cpu": pinned host memory. "disk": a file in `directory` without a name, which is gone
-            with the process, however that ends.
+            with the process, however that ends. A `pathlib.Path`: such a file in that directory.
         directory: on a disk with space for the tensors; None: the one that was given to
             `configure_offload`. Reads and writes go past the page cache where the file system can.
         min_bytes: storages of fewer stay. Sizes are bytes or strings, such as "64KiB".

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
@@ -34,7 +33,7 @@ def speeds_to(place: Place, device: torch.device, runs: bool) -> Speeds:
         return Speeds(Speed(1).link, Speed(1).link) if place == "cpu" else Speeds(_DISK, _DISK)
     before = _timed(place, device)
     weight = torch.ones((), device=device, requires_grad=True)
-    with _context(place):
+    with offload(place, keep_last=0):
         outputs = [
             (torch.zeros(_BYTES // _PARTS // 4, device=device) * weight).sum()
             for _ in range(_PARTS)
@@ -43,12 +42,6 @@ def speeds_to(place: Place, device: torch.device, runs: bool) -> Speeds:
     torch.stack(outputs).sum().backward()
     after = _timed(place, device)
     return Speeds(*(_rate(*ways) for ways in zip(before, after, strict=True)))
-
-
-def _context(place: Place) -> AbstractContextManager[None]:
-    if isinstance(place, str):
-        return offload(place, keep_last=0)
-    return offload("disk", directory=place, keep_last=0)
 
 
 def _timed(place: Place, device: torch.device) -> list[tuple[int, float]]:

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -18,6 +18,7 @@ from memopt._anatomy.report import Anatomy
 from memopt._errors import USAGE_ERROR, UsageError
 from memopt.command import presets
 from memopt.memory.predicted.outcome import DependsOnValues
+from memopt.place import Place
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 OPTIMIZERS = {
@@ -65,7 +66,23 @@ def add_what_if(parser: argparse.ArgumentParser) -> None:
     """Declares options on what becomes of activations."""
     parser.add_argument("--recipes", action="store_true", help="what if memopt.convert")
     parser.add_argument("--checkpoint", help="what if regions: all, sqrt, optimal or a number")
-    parser.add_argument("--offload", action="store_true", help="what if activations leave")
+    add_place(parser, "what if activations waited there")
+
+
+def add_place(parser: argparse.ArgumentParser, what: str) -> None:
+    """Declares the option that names where activations wait."""
+    parser.add_argument(
+        "--offload",
+        nargs="?",
+        const="cpu",
+        metavar="PLACE",
+        help=f'{what}: "cpu" (default), "disk" or a directory',
+    )
+
+
+def place_of(value: str | None) -> Place | None:
+    """The place that the option names."""
+    return cast("Place", value) if value in (None, "cpu", "disk") else Path(value)
 
 
 def add_measure(parser: argparse.ArgumentParser) -> None:
@@ -153,7 +170,7 @@ def _output(args: argparse.Namespace, job: presets.Job) -> Output:
             measure=args.measure,
             recipes=args.recipes,
             checkpoint=checkpoint_of(args.checkpoint),
-            offload=args.offload,
+            offload=place_of(args.offload),
             advice=args.advice,
             **step_options(args),
         ),

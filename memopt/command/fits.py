@@ -15,6 +15,7 @@ from memopt.command.anatomy import (
     add_what_if,
     checkpoint_of,
     finished,
+    place_of,
     step_options,
 )
 
@@ -49,7 +50,7 @@ def _output(args: argparse.Namespace, job: presets.Job) -> Output:
         args.memory,
         recipes=args.recipes,
         checkpoint=checkpoint_of(args.checkpoint),
-        offload=args.offload,
+        offload=place_of(args.offload),
         ranks=args.ranks,
         parallel=args.parallel,
         weight_bits=args.weight_bits,

@@ -13,8 +13,10 @@ from memopt.command.anatomy import (
     Output,
     add_files,
     add_measure,
+    add_place,
     add_step_arguments,
     finished,
+    place_of,
     step_options,
     with_note,
 )
@@ -26,7 +28,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     add_measure(parser)
     add_files(parser, "json", "html", "png")
     parser.add_argument("--budget", required=True, help="of the step's peak: 24GiB, 80GB, or bytes")
-    parser.add_argument("--offload", action="store_true", help="activations may go to the host")
+    add_place(parser, "activations may wait there")
     parser.add_argument("--largest-batch", action="store_true", help="also how many rows fit")
 
 
@@ -42,7 +44,7 @@ def _output(args: argparse.Namespace, job: presets.Job) -> Output:
             job.model,
             job.batch,
             args.budget,
-            offload="cpu" if args.offload else None,
+            offload=place_of(args.offload),
             measure=args.measure,
             **options,
         ),

@@ -38,8 +38,7 @@ class Wanted:
     checkpoint: bool = False
     """Whether `convert` makes regions of the blocks."""
     offload: Place | None = None
-    """The place where activations may wait: any place for a plan; with `convert`, "cpu" for the
-    inputs of regions."""
+    """The place where activations may wait; with `convert` the inputs of regions."""
     plan: str | Path | None = None
     """A plan's file: read where it is, written where it is not and there is a budget."""
     measure: bool = True
@@ -55,10 +54,6 @@ class Wanted:
         if not plans and not self.convert:
             raise ValueError(
                 f"{self.who}: one of budget, plan and convert=True must be given, got none"
-            )
-        if self.convert and self.offload not in (None, "cpu"):
-            raise ValueError(
-                f'{self.who}: offload must be "cpu" or None with convert, got {self.offload!r}'
             )
 
 
@@ -88,9 +83,7 @@ def put_on(
     checkpointing; memopt.convert leaves it on, but in layers that it makes regions.
     """
     if wanted.convert:
-        report = convert(
-            model, batch, checkpoint=wanted.checkpoint, offload=wanted.offload is not None
-        )
+        report = convert(model, batch, checkpoint=wanted.checkpoint, offload=wanted.offload)
         kept = {"kept": report.bytes_after, "plain_kept": report.bytes_before}
         metrics = {f"memopt/{k}_bytes": int(v) for k, v in kept.items() if v is not None}
         return Effect(str(report), metrics, lambda: revert(model), report.notes)

@@ -131,7 +131,7 @@ def _remedies(
         yield _Remedy(
             "activations on the host",
             "with memopt.offload(): loss = ...",
-            lambda: _offloading(step, replace(fates, offload=True), target),
+            lambda: _offloading(step, replace(fates, offload="cpu"), target),
         )
     if rows_of(step.who, step.batch) > step.micro_batches:
         yield _Remedy(

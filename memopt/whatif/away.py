@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -24,19 +24,22 @@ def check_place(fates: Fates, device: str) -> None:
             f'{fates.who}: measure with offload must have checkpoint=None, "all" or a number, got '
             f'"{fates.checkpoint}", whose regions keep their inputs'
         )
-    if device == "cpu":
-        directory_of(f"{fates.who}: offload, measured on the CPU,", "disk")
+    if device == "cpu" and fates.offload == "cpu":
+        raise ValueError(
+            f"{fates.who}: offload, measured on the CPU, must be 'disk' or a path, got 'cpu', "
+            "where everything is already"
+        )
+    directory_of(f"{fates.who}: offload", fates.offload)
 
 
-def apply_fates(step: Step, fates: Fates, device: str) -> None:
+def apply_fates(step: Step, fates: Fates) -> None:
     """Put fates on the model of a real step. Activations leave in the step's context; of regions
     their inputs.
     """
-    place: Literal["cpu", "disk"] = "disk" if device == "cpu" else "cpu"
-    fates.put_on(step.model, place)
-    if fates.offload and fates.checkpoint is None:
+    fates.put_on(step.model, fates.offload)
+    if fates.offload is not None and fates.checkpoint is None:
         step.context = partial(
-            offload, place, min_bytes=fates.offload_min_bytes, keep_last=fates.keep_last
+            offload, fates.offload, min_bytes=fates.offload_min_bytes, keep_last=fates.keep_last
         )
 
 

@@ -22,7 +22,7 @@ from memopt.memory.pieces import ACTIVATIONS, OFFLOADED, REGION_INPUT, Entry, Pi
 from memopt.memory.predicted.predict import predict
 from memopt.memory.step import Step
 from memopt.memory.trace import Trace, trace_of
-from memopt.place import Place
+from memopt.place import Place, check_names_place
 
 Checkpoint = Literal["all", "sqrt", "optimal"] | int | None
 
@@ -37,14 +37,18 @@ class Fates:
     """Blocks as regions: "all"; every k-th of them; of a model whose blocks are in an nn.Sequential
     also "sqrt" and "optimal", as memopt.checkpoint_sequential. (A forward that loops over its
     blocks calls them one by one, and each can only be a region of its own.)"""
-    offload: bool = False
-    """Whether what is kept for backward is on the host between its last use in forward and its
-    first in backward: with `checkpoint` the regions' inputs, else all of it but the last.
+    offload: Place | None = None
+    """Where what is kept for backward waits between its last use in forward and its first in
+    backward: with `checkpoint` the regions' inputs, else all of it but the last.
     """
     offload_min_bytes: int = 64 * 1024
     keep_last: int = 1
     who: str = field(kw_only=True)
     """The function that the user called, for messages."""
+
+    def __post_init__(self) -> None:
+        if self.offload is not None:
+            check_names_place(f"{self.who}: offload", self.offload)
 
     def put_on(self, model: nn.Module, place: Place | None = None) -> None:
         """Change a model in place, but for offloading all that is not a region's.
@@ -60,7 +64,7 @@ class Fates:
 
     def assignment(self, model: nn.Module, place: Place | None = None) -> Assignment:
         """Say which of the model's modules get what. Arguments and errors: see `put_on`."""
-        region = Choice(self.recipes, checkpoint=True, offload=self.offload and place is not None)
+        region = Choice(self.recipes, checkpoint=True, offload=float(place is not None))
         choices: dict[Paths, Choice] = {("",): Choice(self.recipes)} if self.recipes else {}
         if self.checkpoint in ("sqrt", "optimal"):
             chain = _chain(model, self.checkpoint, self.who)

@@ -80,14 +80,20 @@ class _Sums(nn.Sequential):
         ),
         (
             ValueError,
-            "offload, measured on the CPU,: 'disk' needs a directory",
-            {"offload": True, "measure": True},
+            "offload: 'disk' needs a directory",
+            {"offload": "disk", "measure": True},
         ),
+        (
+            ValueError,
+            "offload, measured on the CPU, must be 'disk' or a path, got 'cpu'",
+            {"offload": "cpu", "measure": True},
+        ),
+        (TypeError, "offload: must be 'cpu', 'disk' or a path, got bool", {"offload": True}),
         (
             ValueError,
             'measure with offload must have checkpoint=None, .*"sqrt", whose regions keep',
             {
-                "offload": True,
+                "offload": "disk",
                 "measure": True,
                 "checkpoint": "sqrt",
                 "model": nn.Sequential(*(Block(32, 0.0) for _ in range(3))),

@@ -36,7 +36,7 @@ def test_what_is_left_is_what_was_predicted(name: str, checkpoint: Any) -> None:
     model, batch = model_of(name)
     plain = memopt.anatomy(model, batch, checkpoint=checkpoint, optimizer=None)
     report = memopt.anatomy(
-        model, batch, offload=True, measure=True, checkpoint=checkpoint, optimizer=None
+        model, batch, offload="disk", measure=True, checkpoint=checkpoint, optimizer=None
     )
     predicted, measured = report.predicted, report.measured
     assert predicted is not None
@@ -55,5 +55,5 @@ def test_a_real_step_offloads_and_a_plain_one_does_not() -> None:
     memopt.offload.stats(reset=True, wait=True)
     memopt.anatomy(model, batch, measure=True)
     assert memopt.offload.stats(wait=True).bytes_out == 0
-    memopt.anatomy(model, batch, measure=True, offload=True)
+    memopt.anatomy(model, batch, measure=True, offload="disk")
     assert memopt.offload.stats(wait=True).bytes_out > 0

@@ -193,7 +193,6 @@ def test_check_fn_passes_over_what_has_no_forward() -> None:
     for choose in (
         lambda: apply_activation_checkpointing(model, check_fn=nn.ModuleList),
         lambda: memopt.convert(model, checkpoint=nn.ModuleList),
-        lambda: memopt.convert(model, offload=lambda m: isinstance(m, nn.ModuleList)),
     ):
         with pytest.raises(TypeError, match=r"must choose modules that have a forward, got Mod"):
             choose()
@@ -224,13 +223,13 @@ def test_choices_of_another_kind(choice: object) -> None:
 def test_convert_offloads_the_blocks() -> None:
     model, x = Tower(blocks(3)), torch.randn(2, 3, SIZE)
     plain = step_results(lambda: model(x), model.parameters())
-    report = memopt.convert(model, offload=True)
+    report = memopt.convert(model, offload="cpu")
     assert (report.checkpointed, report.offloaded) == ((), ("blocks.0", "blocks.1", "blocks.2"))
     memopt.revert(model)
     assert_same_bits(step_results(lambda: model(x), model.parameters()), plain)
-    report = memopt.convert(model, checkpoint=True, offload=lambda m: m is model.blocks[1])
-    assert (report.checkpointed, report.offloaded) == (("blocks.0", "blocks.2"), ("blocks.1",))
-    report = memopt.convert(model, checkpoint=False, offload=False)
+    report = memopt.convert(model, checkpoint=lambda m: m is model.blocks[1], offload="cpu")
+    assert (report.checkpointed, report.offloaded) == ((), ("blocks.1",))
+    report = memopt.convert(model, checkpoint=False)
     assert (report.checkpointed, report.offloaded) == ((), ())
 
 

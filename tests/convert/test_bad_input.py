@@ -104,13 +104,23 @@ def test_the_model_s_own_error_stays_what_it_is(sample: object) -> None:
     assert state(model) == before
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "offload"])
 @pytest.mark.parametrize("choice", ["norm", 3, [3], [], int, [nn.Linear, int], [nn.Linear(2, 2)]])
-def test_choices_of_another_kind(name: str, choice: object) -> None:
+def test_choices_of_another_kind(choice: object) -> None:
     model = example()
     before = state(model)
-    with pytest.raises(TypeError, match=rf"^convert: {name} must be a function .*, got "):
-        memopt.convert(model, **{name: choice})
+    with pytest.raises(TypeError, match=r"^convert: checkpoint must be a function .*, got "):
+        memopt.convert(model, checkpoint=choice)
+    assert state(model) == before
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"), [(True, TypeError), (3, TypeError), ("gpu", ValueError)]
+)
+def test_places_that_are_none(place: object, kind: type[Exception]) -> None:
+    model = example()
+    before = state(model)
+    with pytest.raises(kind, match=r"^convert: offload: must be 'cpu', 'disk' or a path, got "):
+        memopt.convert(model, offload=place)
     assert state(model) == before
 
 

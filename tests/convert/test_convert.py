@@ -202,7 +202,7 @@ def test_classes_and_predicates_choose_regions() -> None:
     model = nn.Sequential(modules.FeedForward(), nn.Linear(8, 8), modules.FeedForward())
     report = memopt.convert(model, checkpoint=[modules.FeedForward])
     assert report.checkpointed == ("0", "2")
-    report = memopt.convert(model, offload=lambda m: m is model[2])
+    report = memopt.convert(model, checkpoint=lambda m: m is model[2], offload="cpu")
     assert (report.checkpointed, report.offloaded) == ((), ("2",))
     x = torch.randn(2, 8, requires_grad=True)
     ours = one_step(lambda: model(x), x)

@@ -60,7 +60,11 @@ def test_without_its_recipe_it_is_one(options: dict[str, object]) -> None:
 
 def test_inputs_leave_the_device_where_that_is_asked_for() -> None:
     model = model_of(lambda: nn.LayerNorm(SIZE))
-    assert memopt.convert(model, offload=nn.LayerNorm).offloaded == ("0.1", "1.1", "2.1")
+    assert memopt.convert(model, checkpoint=nn.LayerNorm, offload="cpu").offloaded == (
+        "0.1",
+        "1.1",
+        "2.1",
+    )
 
 
 def test_a_region_from_before_gets_the_new_settings() -> None:

@@ -104,7 +104,9 @@ def test_gradients_have_the_same_bits(
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("options", [{"checkpoint": Block}, {"offload": Block}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"checkpoint": Block}, {"checkpoint": Block, "offload": "cpu"}], ids=str
+)
 def test_regions_hold_no_branch(options: dict[str, type]) -> None:
     model = model_of(3)
     kept = copy.deepcopy(model)

@@ -64,7 +64,7 @@ def test_regions_have_their_settings_again() -> None:
     settings = settings_of(model[2])
     assert settings is not None
     assert settings.offload is None
-    memopt.convert(model, offload=[modules.FeedForward])
+    memopt.convert(model, checkpoint=[modules.FeedForward], offload="cpu")
     memopt.revert(model)
     assert state(model) == before
 

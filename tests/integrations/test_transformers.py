@@ -220,5 +220,3 @@ def test_bad_options() -> None:
         MemoptCallback()
     with pytest.raises(ValueError, match=r"convert and checkpoint must not be given with a plan"):
         MemoptCallback(budget="1GiB", convert=True)
-    with pytest.raises(ValueError, match=r'offload must be "cpu" or None with convert'):
-        MemoptCallback(convert=True, offload="disk")
