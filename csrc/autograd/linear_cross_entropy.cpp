@@ -23,6 +23,7 @@
 #include "linears.h"
 #include "options.h"
 #include "ownership.h"
+#include "recipe.h"
 #include "run.h"
 
 namespace memopt::autograd {
@@ -75,20 +76,27 @@ Tensor scaled(Tensor grad, const Tensor& factor, at::ScalarType dtype, bool hook
 struct SummedHead : torch::autograd::Function<SummedHead> {
   static constexpr bool is_traceable = true;
 
+  // `without_hooks` lives until the node has saved: hooks of recipes alone would have the gradients
+  // kept as they are, and keep backward from scaling them in place.
   static Tensor forward(AutogradContext* ctx, const LossOptions& options, const HeadTensors& t,
-                        const OptionalTensor& count_or_none, const Tensor& /*input*/,
+                        const OptionalTensor& count_or_none,
+                        std::optional<WithoutHooks>* without_hooks, const Tensor& /*input*/,
                         const Tensor& /*weight*/, const OptionalTensor& /*bias*/) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const Tensor count = value_or_undefined(count_or_none);
     LossOptions o = options;
-    o.hooked = saves_with_hooks();
     const bool divides_later = t.input.scalar_type() == at::kHalf && count.defined();
     HeadGrads grads;
     if (count.defined() && !divides_later) grads.loss = count.reciprocal();
     grads.wanted = t.require_grad();
     const auto made = run_head(o, t, grads);
-    ctx->save_for_backward({std::get<4>(made), std::get<5>(made), std::get<6>(made),
-                            divides_later ? count : Tensor()});
+    variable_list saved{std::get<4>(made), std::get<5>(made), std::get<6>(made),
+                        divides_later ? count : Tensor()};
+    if (recipe_recorder() != nullptr && recipe_recorder()->needs_no_hooks(saved)) {
+      without_hooks->emplace();
+    }
+    o.hooked = saves_with_hooks();
+    ctx->save_for_backward(std::move(saved));
     ctx->saved_data["dtype"] = static_cast<int64_t>(t.input.scalar_type());
     save_options<LossOptions>(ctx, o);
     ctx->set_materialize_grads(false);
@@ -97,7 +105,7 @@ struct SummedHead : torch::autograd::Function<SummedHead> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     variable_list saved = ctx->get_saved_variables();
-    variable_list result(6);
+    variable_list result(7);
     if (!grads[0].defined()) return result;
     TORCH_CHECK_NOT_IMPLEMENTED(
         !at::GradMode::is_enabled(),
@@ -109,7 +117,7 @@ struct SummedHead : torch::autograd::Function<SummedHead> {
     const Tensor count = std::move(saved[3]);
     const Tensor factor = count.defined() ? grads[0] / count : grads[0];
     for (size_t i = 0; i < 3; ++i) {
-      result[3 + i] = scaled(std::move(saved[i]), factor, dtype, o.hooked);
+      result[4 + i] = scaled(std::move(saved[i]), factor, dtype, o.hooked);
     }
     return result;
   }
@@ -213,7 +221,8 @@ variable_list run_rows(const char* name, const LossOptions& o, const HeadTensors
 
 Tensor run_sum(const char* name, const LossOptions& o, const HeadTensors& t, const Tensor& count) {
   if (needs_node(name, {t.input, t.weight, value_or_undefined(t.bias)})) {
-    return SummedHead::apply(o, t, as_optional(count), t.input, t.weight, t.bias);
+    std::optional<WithoutHooks> without_hooks;
+    return SummedHead::apply(o, t, as_optional(count), &without_hooks, t.input, t.weight, t.bias);
   }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Tensor total = std::get<0>(run_head(o, t, {}));

@@ -212,20 +212,27 @@ def _scaled(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[str
         changes = {"outer": pending.outer * factor}
         if factor < 0:
             return NotImplemented
-    return pending.derived(lambda tensor: func(tensor, args[0]), pending.looks, **changes)
+    return _on_elements(pending, lambda tensor: func(tensor, args[0]), **changes)
+
+
+def _on_elements(pending: Pending, function: Callable[[Tensor], Tensor], **changes: Any) -> Pending:
+    """A function of each element, whose result has strides of its own."""
+    with quietly():
+        looks = function(pending.looks)
+    return pending.derived(function, looks, **changes)
 
 
 def _bounded(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """tanh: with a factor before and one behind, a soft cap."""
     if args or kwargs or pending.outer is not None or pending.log_sign:
         return NotImplemented
-    return pending.derived(func, pending.looks, outer=1.0)
+    return _on_elements(pending, func, outer=1.0)
 
 
 def _negated(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if args or kwargs or not pending.log_sign:
         return NotImplemented
-    return pending.derived(func, pending.looks, log_sign=-pending.log_sign)
+    return _on_elements(pending, func, log_sign=-pending.log_sign)
 
 
 def _with_bias(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -250,7 +257,7 @@ def _with_bias(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[
         return NotImplemented
     flat = bias.reshape(pending.words)
     with quietly():
-        looks = pending.looks.to(dtype)
+        looks = func(pending.looks, bias.detach().to("meta"))
     return pending.derived(lambda tensor: func(tensor, bias), looks, extra=flat)
 
 
@@ -262,10 +269,10 @@ def _log_softmax(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dic
     now = AutocastState.now(pending.call.input.device.type)
     own = pending.looks.dtype
     wide = torch.promote_types(own, torch.float32) if now.enabled else own
-    with quietly():
-        looks = pending.looks.to(dtype or wide).contiguous()
-    if looks.dtype not in (own, torch.float32):
+    if (dtype or wide) not in (own, torch.float32):
         return NotImplemented
+    with quietly():
+        looks = F.log_softmax(pending.looks, dim, dtype=dtype or wide)
     return pending.derived(lambda tensor: func(tensor, *args, **kwargs), looks, log_sign=1)
 
 
