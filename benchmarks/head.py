@@ -40,7 +40,7 @@ from benchmarks.memory import step_bytes
 from benchmarks.summary import describe, table
 
 OP = "head"
-FULL = Effort(rounds=15, min_rounds=5, case_seconds=40.0, sample_seconds=0.05)
+FULL = Effort(rounds=15, min_rounds=5, case_seconds=20.0, sample_seconds=0.05)
 CUDA_EFFORT = Effort(rounds=15, min_rounds=5, case_seconds=8.0, sample_seconds=0.1)
 EAGER = "eager"
 CHUNKS = 8

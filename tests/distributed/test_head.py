@@ -1,4 +1,4 @@
-"""Proves: a model whose logits are lazy has in DistributedDataParallel and under fully_shard (FSDP2)
+"""Proves: a model whose logits are lazy has in DistributedDataParallel and under fully_shard
 the losses and gradients of the plain model, whether the loss is computed inside the model or
 outside, with find_unused_parameters and a static graph, and with a head that is sharded alone.
 """
