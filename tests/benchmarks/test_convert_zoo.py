@@ -18,6 +18,7 @@ import memopt
 from benchmarks import convert_zoo
 from benchmarks.cli import RESULTS
 from benchmarks.convert_models.zoo import ZOO, Entry
+from memopt._convert.head_logits import pending_of
 from memopt.memory.allocator import LiveBytes
 from memopt.memory.attribution import _nodes, tensors_of
 from memopt.memory.saved import SavedTensors
@@ -106,7 +107,10 @@ def _allocated(model: nn.Module, inputs: Any) -> tuple[int, int, int]:
         output = model(*args, **kwargs)
     held = {name: nbytes for name, (nbytes, _) in saved.by_storage().items()}
     # Also what the forward left in attributes of modules, as a table of positions is.
-    left = {**held, **storages(tensors_of(output)), **storages(_attributes(model))}
+    # Lazy logits hold the head's input in place of themselves.
+    outputs = list(tensors_of(output))
+    lazy = [p.call.input for tensor in outputs if (p := pending_of(tensor)) is not None]
+    left = {**held, **storages([*outputs, *lazy]), **storages(_attributes(model))}
     known = sum(nbytes for name, nbytes in left.items() if name not in there_before)
     numbers = sum(storages(_numbers(output)).values())
     return sum(held.values()), live.left - known, numbers

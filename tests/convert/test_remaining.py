@@ -183,7 +183,7 @@ def test_json_and_html() -> None:
     assert sum(entry["nbytes"] for entry in data["remaining"]) == data["bytes_after"]
     text = report._repr_html_()
     assert text.count("<table") == 1
-    assert "<td>LayerNorm</td>" in text
+    assert ">LayerNorm</td>" in text
     assert "which `Functional` computes by itself" in text
     assert "&lt;" in memopt.types.Report("<m>", (), (), True)._repr_html_()
 
