@@ -6,10 +6,10 @@
 
 #include <c10/util/SmallVector.h>
 
-#include <optional>
 #include <vector>
 
 #include "recipe.h"
+#include "saves_without_hooks.h"
 #include "support.h"
 
 namespace memopt::autograd {
@@ -85,9 +85,9 @@ struct Arguments {
   Linears behind;
   Places places;
   variable_list saved_outputs;  // which the node saves itself
-  // What the node saves without hooks, and what keeps these away.
+  // What the node saves without hooks for a scope's recipes to read, and what keeps hooks away.
   variable_list saved_without_hooks;
-  std::optional<WithoutHooks> without_hooks;
+  SavesWithoutHooks without_hooks;
 
   Arguments(variable_list inputs_, Linears behind_)
       : inputs(std::move(inputs_)), behind(std::move(behind_)), places(inputs, behind) {}

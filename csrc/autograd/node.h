@@ -131,7 +131,9 @@ struct Node : torch::autograd::Function<Node<Op>> {
     add(arguments.behind.weights, for_inputs);
     if (linears == 0 && recipe_recorder() != nullptr && recipe_recorder()->needs_no_hooks(saved)) {
       arguments.saved_without_hooks = saved;
-      arguments.without_hooks.emplace();
+      arguments.without_hooks.begin();
+    } else {
+      arguments.without_hooks.begin_for_packer(*ctx, saved);
     }
     ctx->save_for_backward(std::move(saved));
     save_options<Op>(ctx, options);

@@ -5,8 +5,6 @@
 // may then save the recipe in place of the output.
 #pragma once
 
-#include <ATen/SavedTensorHooks.h>
-
 #include <functional>
 #include <vector>
 
@@ -37,19 +35,6 @@ struct RecipeRecorder {
 
 // This thread's; null outside memopt.recipes().
 RecipeRecorder*& recipe_recorder();
-
-// While it lives, what this thread saves for backward meets no default hooks. They stay on their
-// stack; it says what PyTorch says while it traces, of which nothing but the hooks takes notice.
-class WithoutHooks {
- public:
-  WithoutHooks() : before_(at::SavedTensorDefaultHooks::set_tracing(true)) {}
-  ~WithoutHooks() { at::SavedTensorDefaultHooks::set_tracing(before_); }
-  WithoutHooks(const WithoutHooks&) = delete;
-  WithoutHooks& operator=(const WithoutHooks&) = delete;
-
- private:
-  const bool before_;
-};
 
 // To be called in an op's node with what its forward made, and what the node saves without hooks.
 template <class Op>

@@ -27,20 +27,23 @@ template <class Op>
 variable_list apply_node(const typename Op::Options& options, Arguments& arguments) {
   variable_list storage;
   const at::TensorList given = arguments.given(&storage);
+  bool is_complete = false;
+  variable_list outputs;
   try {
-    variable_list outputs = Node<Op>::apply(options, given, arguments);
-    arguments.without_hooks.reset();
+    outputs = Node<Op>::apply(options, given, arguments);
+    is_complete = arguments.without_hooks.end();
     if (recipe_recorder() != nullptr && arguments.behind.weights.empty() &&
         !is_traced(outputs[0])) {
       recipe_recorder()->place(outputs[0], arguments.saved_without_hooks);
     }
-    return outputs;
   } catch (...) {
     for (const Tensor& output : arguments.saved_outputs) {
       torch::autograd::impl::set_gradient_edge(output, torch::autograd::Edge());
     }
     throw;
   }
+  if (is_complete) HookedPacker::end_function();
+  return outputs;
 }
 
 // The op's outputs: its own, or those of the linears behind it; then its others. `name` is what the

@@ -2,7 +2,6 @@
 // layer: python/scope.cpp sets the question when the library is loaded.
 #pragma once
 
-#include "../saved/handle.h"
 #include "../saved/recipe_registry.h"
 
 namespace memopt::intercept {
@@ -15,10 +14,6 @@ struct Here {
 };
 
 inline Here (*here)() = [] { return Here{}; };
-
-// What gets all that is saved here, by hooks that autograd asks first and that do nothing else;
-// null: other hooks, or none. python/hooks.cpp sets the question.
-inline saved::Packer* (*packer_here)() = []() -> saved::Packer* { return nullptr; };
 
 // Whether it would cost nothing to save the tensor here: recipes are made, and it is held already
 // or has a recipe. PyTorch's relu and sigmoid save their output, which the next layer saves as

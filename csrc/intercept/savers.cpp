@@ -2,18 +2,17 @@
 
 #include <ATen/Operators.h>
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/generated/Functions.h>
 #include <torch/library.h>
 
 #include <atomic>
-#include <memory>
 #include <optional>
 #include <tuple>
 #include <type_traits>
 #include <typeinfo>
 #include <utility>
 
-#include "../saved/handle_hooks.h"
 #include "../saved/recipe_registry.h"
 #include "here.h"
 #include "key.h"
@@ -40,31 +39,17 @@ constexpr DispatchKeySet kKnown =
 // Who is shown what an op has saved, where hooks would do nothing else.
 struct Viewer {
   RecipeRegistry* registry = nullptr;
-  saved::Packer* packer = nullptr;  // if there is no registry alone
+  autograd::HookedPacker* packer = nullptr;  // if there is no registry alone
 
-  // Of an op with `keys` that saves `most` tensors at most; of none where hooks are to get them.
-  static Viewer of(DispatchKeySet keys, size_t most, bool for_packers) {
+  // Of an op with `keys`; of none where hooks are to get what it saves.
+  static Viewer of(DispatchKeySet keys, bool for_packers) {
     if (!at::GradMode::is_enabled() || !kKnown.has_all(keys)) return {};
     auto* registry = static_cast<RecipeRegistry*>(autograd::recipe_recorder());
     if (registry != nullptr && registry->is_alone()) return {registry, nullptr};
-    auto* packer = for_packers ? packer_here() : nullptr;
-    if (packer == nullptr || !packer->packs_afterwards(most)) return {};
-    return {nullptr, packer};
+    return {nullptr, for_packers ? autograd::packer_here() : nullptr};
   }
 
   explicit operator bool() const { return registry != nullptr || packer != nullptr; }
-
-  void see(const RecipeRegistry::NodePointer& node, SavedVariable& saved) const {
-    if (registry != nullptr) return registry->see_saved(node, saved);
-    auto raw = saved.get_raw_data();
-    // Hooks get no number that PyTorch has made a tensor.
-    const bool hooks_get_it =
-        raw.has_value() && raw->defined() && !raw->unsafeGetTensorImpl()->is_wrapped_number();
-    if (!hooks_get_it) return;
-    auto handle = packer->pack(*raw);
-    raw.reset();
-    saved.register_hooks(std::make_unique<saved::HandleHooks>(std::move(handle)));
-  }
 };
 
 const Tensor& first(const Tensor& result) {
@@ -73,6 +58,11 @@ const Tensor& first(const Tensor& result) {
 template <class... Others>
 const Tensor& first(const std::tuple<Tensor, Others...>& result) {
   return std::get<0>(result);
+}
+
+// Whether forward derivatives are computed anywhere. To ask each tensor takes a lock for each.
+bool tangents_exist() {
+  return torch::autograd::ForwardADLevel::try_get_by_idx(0) != nullptr;
 }
 
 // A derivative that is computed forward is of other ops, whose tensors hooks are to get.
@@ -99,6 +89,41 @@ using OnlyForRecipes = std::tuple<at::_ops::native_dropout, at::_ops::native_bat
 template <class Op>
 constexpr bool kIsForPackers = !is_one_of<Op>(static_cast<OnlyForRecipes*>(nullptr));
 
+// Whether it saves a result, so that its kernel has run when it has saved the last tensor.
+using SaveResults =
+    std::tuple<at::_ops::relu, at::_ops::sigmoid, at::_ops::exp, at::_ops::sqrt, at::_ops::rsqrt,
+               at::_ops::tanh, at::_ops::_softmax, at::_ops::_safe_softmax, at::_ops::_log_softmax,
+               at::_ops::nll_loss_forward, at::_ops::native_layer_norm, at::_ops::native_group_norm,
+               at::_ops::_scaled_dot_product_flash_attention_for_cpu>;
+template <class Op>
+constexpr bool kSavesResult = is_one_of<Op>(static_cast<SaveResults*>(nullptr));
+
+// The tensors among an op's arguments, and those that its node gave to a packer, by their numbers.
+class TensorArguments {
+ public:
+  template <class... All>
+  explicit TensorArguments(const All&... all) {
+    (add(all), ...);
+  }
+
+  autograd::HookedPacker::OpArguments all() const { return tensors_; }
+
+  int8_t number_of(const SavedVariable& saved) const {
+    const auto raw = saved.get_raw_data();
+    for (size_t i = 0; raw.has_value() && i < tensors_.size(); ++i) {
+      if (tensors_[i]->is_same(*raw)) return static_cast<int8_t>(i);
+    }
+    return -1;
+  }
+
+ private:
+  void add(const Tensor& tensor) { tensors_.push_back(&tensor); }
+  template <class Other>
+  void add(const Other&) {}
+
+  c10::SmallVector<const Tensor*, 4> tensors_;
+};
+
 // The kernel of `Op` (at::_ops), whose node is a `Node` with these members, in the order in which
 // PyTorch saves them: inputs before outputs, each by name. A packer must be shown all.
 template <class Op, class Node, SavedVariable Node::*... members>
@@ -111,10 +136,16 @@ struct Saver {
       const DispatchKeySet below = below_intercept(keys);
       // A backend, or a library, may have given the op another derivative.
       static std::atomic<bool> has_other_node = false;
-      const auto viewer =
-          Viewer::of(keys, sizeof...(members), kIsForPackers<Op> && !has_other_node.load());
-      if (!viewer || (viewer.packer != nullptr && (has_tangent(arguments) || ...)))
-        return Op::redispatch(below, arguments...);
+      constexpr size_t most = kSavesResult<Op> ? 0 : sizeof...(members);
+      auto viewer = Viewer::of(keys, kIsForPackers<Op> && !has_other_node.load());
+      const TensorArguments tensors(arguments...);
+      if (auto*& packer = viewer.packer; packer != nullptr) {
+        const bool is_plain = !tangents_exist() || !(has_tangent(arguments) || ...);
+        if (is_plain && packer->pack_arguments(&has_other_node, tensors.all()))
+          autograd::HookedPacker::end_function();
+        if (!is_plain || !packer->packs_afterwards(most)) packer = nullptr;
+      }
+      if (!viewer) return Op::redispatch(below, arguments...);
       Result result = [&] {
         const autograd::WithoutHooks without_hooks;
         return Op::redispatch(below, arguments...);
@@ -127,7 +158,18 @@ struct Saver {
         return Op::redispatch(below, arguments...);
       }
       auto& known = static_cast<Node&>(*node);
-      (viewer.see(node, known.*members), ...);
+      if (viewer.registry != nullptr) {
+        (viewer.registry->see_saved(node, known.*members), ...);
+        return result;
+      }
+      c10::SmallVector<int8_t, 8> numbers;
+      const auto pack = [&](SavedVariable& saved) {
+        const auto number = tensors.number_of(saved);
+        if (viewer.packer->pack_saved(node, saved)) numbers.push_back(number);
+      };
+      (pack(known.*members), ...);
+      if (viewer.packer->is_complete()) autograd::HookedPacker::end_function();
+      viewer.packer->note_arguments(&has_other_node, numbers);
       return result;
     }
   };

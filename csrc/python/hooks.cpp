@@ -8,7 +8,6 @@
 #include <atomic>
 #include <optional>
 
-#include "../intercept/here.h"
 #include "../saved/handle_hooks.h"
 #include "objects.h"
 #include "offload.h"
@@ -110,6 +109,14 @@ PyObject* restore(PyObject*, PyObject* object) {
 PyMethodDef restore_definition = {"restore", restore, METH_O,
                                   "The tensor that a saved-tensor handle stands for."};
 
+void end_function() {
+  const py::gil_scoped_acquire gil;
+  PyErr_SetNone(stop);
+  python_error error;
+  error.persist();  // until the GIL is held again where it is caught
+  throw std::move(error);
+}
+
 // Hooks that are not memopt's.
 class PythonHooks : public saved::Packer {
  public:
@@ -168,7 +175,7 @@ void ready(PyTypeObject& type, const char* name, size_t size, const char* doc, d
   if (PyType_Ready(&type) < 0) throw py::error_already_set();
 }
 
-saved::Packer* packer_here() {
+autograd::HookedPacker* packer_here() {
   const auto& hooks = at::SavedTensorDefaultHooks::get_tls_state();
   if (hooks.stack.empty() || hooks.is_tracing || hooks.disabled_error_message) return nullptr;
   auto* object = hooks.stack.top().first.ptr(getPyInterpreter());
@@ -195,7 +202,8 @@ void register_hooks(py::module_& module) {
   if (restore_function == nullptr) throw py::error_already_set();
   saved::HandleHooks::as_python_hook = as_python_hook;
   saved::HandleHooks::restore = restore_without_gil;
-  intercept::packer_here = packer_here;
+  autograd::packer_here = packer_here;
+  autograd::HookedPacker::end_function = end_function;
   module.def(
       "packs", [] { return packs.load(); },
       "How many tensors this process's hooks were called with.");

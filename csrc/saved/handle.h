@@ -14,6 +14,8 @@
 
 #include <atomic>
 
+#include "../autograd/without_hooks.h"
+
 namespace memopt::saved {
 
 struct Handle : c10::intrusive_ptr_target {
@@ -42,19 +44,18 @@ struct Handle : c10::intrusive_ptr_target {
 
 // An empty handle from pack() ends the function whose tensors are being saved. (It is no exception,
 // because throwing one through four stack frames costs as much host time as the rest of a region.)
-struct Packer : c10::intrusive_ptr_target {
+struct Packer : c10::intrusive_ptr_target, autograd::HookedPacker {
   virtual c10::intrusive_ptr<Handle> pack(const at::Tensor& tensor) = 0;
 
   // Whether it is a checkpointed region's, in forward or in the recompute: what it gets is not held
   // but made again, and both runs must give it the same tensors.
   virtual bool is_of_region() const { return false; }
 
-  // Whether a node may save `most` tensors at most without hooks and have them packed when it has,
-  // in the order in which hooks would get them. None of them ends the function then.
-  virtual bool packs_afterwards(size_t most) const {
-    static_cast<void>(most);
-    return false;
-  }
+  // Puts the handle in the saved tensor's place (handle_hooks.cpp).
+  bool pack_saved(const autograd::NodePointer& node,
+                  torch::autograd::SavedVariable& saved) override;
+  // Or it leaves the tensor where it is.
+  virtual bool leaves_saved() const { return false; }
 };
 
 }  // namespace memopt::saved

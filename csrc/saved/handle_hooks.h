@@ -2,6 +2,7 @@
 // takes part, neither where the node is made nor in backward.
 #pragma once
 
+#include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include <utility>
@@ -31,5 +32,11 @@ class HandleHooks : public torch::autograd::SavedVariableHooks {
  private:
   c10::intrusive_ptr<Handle> handle_;
 };
+
+// What a node has saved without hooks, if these would have got it: they get no number that PyTorch
+// has made a tensor.
+at::Tensor tensor_for_hooks(const torch::autograd::SavedVariable& saved);
+
+void put_in_place(torch::autograd::SavedVariable& saved, c10::intrusive_ptr<Handle> handle);
 
 }  // namespace memopt::saved

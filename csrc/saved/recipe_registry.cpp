@@ -235,18 +235,19 @@ bool RecipeRegistry::needs_no_hooks(const variable_list& saved) {
   });
 }
 
-void RecipeRegistry::see_saved(const NodePointer& node, torch::autograd::SavedVariable& saved) {
-  auto raw = saved.get_raw_data();
-  if (!raw.has_value() || !raw->defined()) return;
-  if (auto handle = take(*raw); handle.defined()) {
-    raw.reset();
-    saved.register_hooks(std::make_unique<HandleHooks>(std::move(handle)));
-    return;
+bool RecipeRegistry::see_saved(const autograd::NodePointer& node,
+                               torch::autograd::SavedVariable& saved) {
+  const auto tensor = tensor_for_hooks(saved);
+  if (!tensor.defined()) return false;
+  if (auto handle = take(tensor); handle.defined()) {
+    put_in_place(saved, std::move(handle));
+    return true;
   }
-  if (!is_plain(*raw)) return;
+  if (!is_plain(tensor)) return false;
   const std::lock_guard<std::mutex> lock(mutex_);
   sweep();
-  held_.note(weak(node), *raw);
+  held_.note(weak(node), tensor);
+  return false;
 }
 
 void RecipeRegistry::sweep() {

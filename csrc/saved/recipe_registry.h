@@ -62,9 +62,8 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
   void set_alone(IsAlone alone) { alone_ = std::move(alone); }
   bool is_alone() const { return alone_ && alone_(); }
 
-  // Shows the registry what `node` has saved without hooks.
-  using NodePointer = decltype(torch::autograd::Edge().function);
-  void see_saved(const NodePointer& node, torch::autograd::SavedVariable& saved);
+  // Shows the registry what `node` has saved without hooks; whether it has put a recipe there.
+  bool see_saved(const autograd::NodePointer& node, torch::autograd::SavedVariable& saved);
 
   // The recipe of a residual sum (residual_sum.cpp). add_sum() tells of one that was computed just
   // now, and drops what is held of the one before. What is kept for it goes to `outer`, or stays;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "detached.h"
+#include "handle_hooks.h"
 #include "kept.h"
 
 namespace memopt::saved {
@@ -20,30 +21,48 @@ bool Recompute::stops() const {
 
 c10::intrusive_ptr<Handle> Recompute::pack(const at::Tensor& tensor) {
   // Not again: what the function does after the exception puts back what it had changed.
-  if (was_ended_) return c10::make_intrusive<Kept>(detached(tensor));
+  if (was_ended_) return keep(tensor);
+  if (!stops()) take(tensor);
+  was_ended_ = stops();
+  return was_ended_ ? c10::intrusive_ptr<Handle>() : keep(tensor);
+}
+
+bool Recompute::pack_saved(const autograd::NodePointer&, torch::autograd::SavedVariable& saved) {
+  const auto tensor = tensor_for_hooks(saved);
+  if (!tensor.defined()) return false;
+  if (!was_ended_) take(tensor);
+  return true;
+}
+
+bool Recompute::pack_arguments(const void* op, OpArguments arguments) {
+  const auto& last = forward_.last;
+  const bool is_last = ++op_calls_ == last.call && forward_.ended && last.op == op &&
+                       last.first == saved_ && saved_ + last.numbers.size() == wanted_.size();
+  if (!is_last || !forward_.options.early_stop || stops()) return false;
+  for (const auto number : last.numbers) {
+    if (!stops()) take(*arguments[static_cast<size_t>(number)]);
+  }
+  was_ended_ = stops();
+  return was_ended_;
+}
+
+void Recompute::take(const at::Tensor& tensor) {
   const size_t index = saved_++;
-  auto kept = detached(tensor);
-  if (index < wanted_.size()) {
-    if (forward_.options.check_metadata) {
-      const auto got = Metadata::of(tensor);
-      const auto& expected = forward_.metadata[index];
-      if (!(got == expected)) {
-        fail(c10::str("as tensor ", index, " what its forward saved, ", expected.text()),
-             got.text());
-      }
-    }
-    if (auto slot = std::move(wanted_[index]); slot.defined()) {
-      fill_(*slot, kept);
-      --to_fill_;
-      if (stops()) {
-        was_ended_ = true;
-        return {};
-      }
-    }
-  } else if (forward_.ended) {
+  if (index >= wanted_.size()) {
+    if (!forward_.ended) return;
     fail(c10::str("the ", wanted_.size(), " tensors that its forward saved"), "more");
   }
-  return c10::make_intrusive<Kept>(std::move(kept));
+  if (forward_.options.check_metadata) {
+    const auto got = Metadata::of(tensor);
+    const auto& expected = forward_.metadata[index];
+    if (!(got == expected)) {
+      fail(c10::str("as tensor ", index, " what its forward saved, ", expected.text()), got.text());
+    }
+  }
+  if (auto slot = std::move(wanted_[index]); slot.defined()) {
+    fill_(*slot, detached(tensor));
+    --to_fill_;
+  }
 }
 
 void Recompute::check_ended() const {

@@ -18,6 +18,7 @@ class Recompute : public Packer {
     const RegionOptions& options;
     const Function& function;
     std::vector<Metadata> metadata;  // of what forward has saved so far
+    LastOp last;
     bool ended;
   };
   using Fill = std::function<void(Slot& slot, at::Tensor tensor)>;
@@ -29,16 +30,27 @@ class Recompute : public Packer {
   // `__exit__`, which may compute as well, run to their end.
   c10::intrusive_ptr<Handle> pack(const at::Tensor& tensor) override;
   bool is_of_region() const override { return true; }
-  // The op that saves the last wanted tensor meets hooks: these end it before its kernel runs.
+  // An op that saves the last wanted tensor before its kernel runs meets hooks, which end it there.
   bool packs_afterwards(size_t most) const override {
-    return !forward_.options.early_stop || to_fill_ > most;
+    const bool is_before_last = forward_.last.op != nullptr && op_calls_ < forward_.last.call;
+    return !forward_.options.early_stop || to_fill_ > most || (is_before_last && !stops());
   }
+
+  // The recompute's graph goes when the function has ended.
+  bool leaves_saved() const override { return true; }
+  bool pack_saved(const autograd::NodePointer& node,
+                  torch::autograd::SavedVariable& saved) override;
+
+  bool is_complete() const override { return stops(); }
+  bool pack_arguments(const void* op, OpArguments arguments) override;
 
   // Raises unless the function has saved what forward saved. To be called when it has ended.
   void check_ended() const;
 
  private:
   bool stops() const;
+  // Takes the next of the tensors that forward saved.
+  void take(const at::Tensor& tensor);
   [[noreturn]] void fail(const std::string& expected, const std::string& got) const;
 
   const Forward forward_;
@@ -47,6 +59,7 @@ class Recompute : public Packer {
   size_t to_fill_;
   bool was_ended_ = false;
   size_t saved_ = 0;
+  size_t op_calls_ = 0;
 };
 
 }  // namespace memopt::saved

@@ -94,6 +94,23 @@ c10::intrusive_ptr<Handle> Region::pack(const at::Tensor& tensor) {
   return slot;
 }
 
+void Region::note_arguments(const void* op, Numbers numbers) {
+  if (numbers.empty()) return;
+  const bool are_arguments =
+      std::all_of(numbers.begin(), numbers.end(), [](int8_t number) { return number >= 0; });
+  const std::lock_guard<std::mutex> lock(mutex_);
+  last_ = {are_arguments ? op : nullptr,
+           op_calls_,
+           slots_.size() - numbers.size(),
+           {numbers.begin(), numbers.end()}};
+}
+
+bool Region::pack_arguments(const void*, OpArguments) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++op_calls_;
+  return false;
+}
+
 void Region::forward_ended() {
   context_state_.forward_ended();
   forward_ended_ = true;
@@ -178,10 +195,11 @@ void Region::forget(int64_t task) {
 void Region::recompute(const Task& task, Slots wanted) {
   check_arguments_unwritten();
   const auto tensors = arguments_.restore();
-  Recompute::Forward forward{options_, *function_, {}, forward_ended_};
+  Recompute::Forward forward{options_, *function_, {}, {}, forward_ended_};
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     forward.metadata = metadata_;
+    forward.last = last_;
   }
   const auto recompute = c10::make_intrusive<Recompute>(
       std::move(forward), std::move(wanted),

@@ -60,6 +60,15 @@ struct RegionOptions {
   bool early_stop = true;
 };
 
+// The op of known name whose arguments were packed last, from the tensor `first` on, and how many
+// calls of such ops there had been with it.
+struct LastOp {
+  const void* op = nullptr;
+  size_t call = 0;
+  size_t first = 0;
+  std::vector<int8_t> numbers;
+};
+
 class Region : public Packer {
  public:
   // `fate_of_arguments` may be null: the tensors are saved for backward as usual.
@@ -79,6 +88,8 @@ class Region : public Packer {
   c10::intrusive_ptr<Handle> pack(const at::Tensor& tensor) override;
   bool is_of_region() const override { return true; }
   bool packs_afterwards(size_t) const override { return true; }
+  void note_arguments(const void* op, Numbers numbers) override;
+  bool pack_arguments(const void* op, OpArguments arguments) override;
 
   // To be called when the first forward has ended, unless by an exception.
   void forward_ended();
@@ -115,6 +126,8 @@ class Region : public Packer {
   std::mutex mutex_;
   std::vector<c10::weak_intrusive_ptr<Slot>> slots_;
   std::vector<Metadata> metadata_;
+  size_t op_calls_ = 0;
+  LastOp last_;
   bool forward_ended_ = false;
   // Tasks for which every wanted slot was filled once. A group is kept alive, so that its id stays
   // its own.

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "fate.h"
+#include "handle_hooks.h"
 #include "kept.h"
 #include "recipe_registry.h"
 
@@ -32,9 +33,34 @@ class Scope : public Packer {
     return registry_.defined() ? registry_->hold(tensor, std::move(handle)) : handle;
   }
 
+  bool pack_saved(const autograd::NodePointer& node,
+                  torch::autograd::SavedVariable& saved) override {
+    if (leaves_saved())
+      return !registry_->see_saved(node, saved) && outer_->pack_saved(node, saved);
+    const auto tensor = tensor_for_hooks(saved);
+    if (!tensor.defined()) return false;
+    auto handle = fate_->take(tensor);
+    const bool is_given = !handle.defined();
+    if (is_given) handle = registry_->hold(tensor, outer_->pack(tensor));
+    put_in_place(saved, std::move(handle));
+    return is_given;
+  }
+  void note_arguments(const void* op, Numbers numbers) override {
+    outer_->note_arguments(op, numbers);
+  }
+  bool pack_arguments(const void* op, OpArguments arguments) override {
+    return is_recipe_scope() && outer_.defined() && outer_->pack_arguments(op, arguments);
+  }
+
   bool is_of_region() const override { return outer_.defined() && outer_->is_of_region(); }
   bool packs_afterwards(size_t most) const override {
     return is_recipe_scope() && outer_.defined() && outer_->packs_afterwards(most);
+  }
+
+  bool is_complete() const override { return outer_.defined() && outer_->is_complete(); }
+
+  bool leaves_saved() const override {
+    return is_recipe_scope() && outer_.defined() && outer_->leaves_saved();
   }
 
   // Null if no recipes are made here.
