@@ -98,7 +98,7 @@ def planned(model: nn.Module, batch: Mapping[str, Tensor], share: float = SHARE)
     """A plan for a share of eager's peak, beside the weights."""
     weights = sum(p.nbytes for p in model.parameters())
     sgd = {"optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.0)}
-    everything = memopt.plan(model, dict(batch), **sgd)
+    everything = memopt.plan(model, dict(batch), 1 << 50, **sgd)
     budget = weights + share * (everything.plain_peak - weights)
     try:
         memopt.plan(model, dict(batch), int(budget), **sgd).apply()
