@@ -32,6 +32,13 @@ def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--modes", help="comma-separated subset of the modes (default: all seven)")
     parser.add_argument("--text", type=Path, help="file to learn (default: Python's documentation)")
     parser.add_argument(
+        "--vocab",
+        type=int,
+        default=256,
+        help="tokens that the model knows (default: 256, the bytes): with those of a language "
+        "model, 50257 say, logits and loss are the peak",
+    )
+    parser.add_argument(
         "--seed", type=int, default=0, help="of the weights and batches (default: 0)"
     )
     parser.add_argument(

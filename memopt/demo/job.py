@@ -64,7 +64,8 @@ def _make_folder(out: Path) -> None:
 def _headline(settings: DemoSettings) -> str:
     size, batch = settings.preset.size, settings.preset.batch
     return (
-        f"GPT of {size.layers} layers, width {size.width}; {batch} x {size.context} bytes a step, "
+        f"GPT of {size.layers} layers, width {size.width}, {size.vocabulary:,} tokens; "
+        f"{batch} x {size.context} bytes a step, "
         f"{settings.steps} steps in each of {len(settings.modes)} modes; "
         f"{settings.device}, {settings.dtype_name}"
     )

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 VOCABULARY = 256
+"""The tokens of the text: its bytes."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,9 @@ class ModelSize:
     heads: int
     context: int
     """Longest sequence, in tokens (bytes)."""
+    vocabulary: int = VOCABULARY
+    """The number of tokens that the model knows. More than there are make its logits as wide as
+    those of a language model."""
 
 
 class LayerNormThenGELU(nn.LayerNorm):
@@ -69,7 +73,7 @@ class Head(nn.Module):
         super().__init__()
         self.transform = nn.Linear(size.width, size.width)
         self.norm_act = LayerNormThenGELU(size.width)
-        self.logits = nn.Linear(size.width, VOCABULARY)
+        self.logits = nn.Linear(size.width, size.vocabulary)
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.logits(self.norm_act(self.transform(x)))
@@ -81,7 +85,7 @@ class GPT(nn.Module):
 
     def __init__(self, size: ModelSize, generator: torch.Generator) -> None:
         super().__init__()
-        self.token = nn.Embedding(VOCABULARY, size.width)
+        self.token = nn.Embedding(size.vocabulary, size.width)
         self.position = nn.Embedding(size.context, size.width)
         self.blocks = nn.Sequential(*(Block(size) for _ in range(size.layers)))
         self.head = Head(size)

@@ -59,12 +59,16 @@ MODES = {
 }
 
 
-def apply_mode(model: GPT, mode: Mode) -> GPT:
-    """Changes an eager model in place; its parameters stay the same objects, in the same order."""
+def apply_mode(model: GPT, mode: Mode, batch: Any = None) -> GPT:
+    """Changes an eager model in place; its parameters stay the same objects, in the same order.
+
+    Args:
+        batch: shows `convert` the head, whose logits it then makes in chunks; None: recipes alone.
+    """
     if mode.fused:
         swap_in_fused_ops(model)
     if mode.convert:
-        memopt.convert(model)
+        memopt.convert(model, batch)
     for block in model.blocks:
         if mode.checkpoint == "torch":
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 import memopt
 from memopt._errors import UsageError
-from memopt.demo.model import ModelSize
+from memopt.demo.model import VOCABULARY, ModelSize
 from memopt.demo.modes import MODES, Mode
 
 
@@ -67,6 +67,9 @@ def settings_from(args: argparse.Namespace) -> DemoSettings:
     steps = preset.steps if args.steps is None else args.steps
     if steps < 1:
         raise UsageError(f"--steps: must be at least 1, got {steps}")
+    if args.vocab < VOCABULARY:
+        raise UsageError(f"--vocab: must be at least {VOCABULARY}, one a byte, got {args.vocab}")
+    preset = replace(preset, size=replace(preset.size, vocabulary=args.vocab))
     return DemoSettings(
         preset=preset,
         text=args.text,

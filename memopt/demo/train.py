@@ -15,7 +15,7 @@ from torch import Tensor
 
 from memopt.demo.data import Batches
 from memopt.demo.memory import profile_memory
-from memopt.demo.model import GPT
+from memopt.demo.model import GPT, VOCABULARY
 from memopt.demo.modes import apply_mode
 from memopt.demo.results import Result
 from memopt.demo.settings import DemoSettings
@@ -24,10 +24,12 @@ from memopt.demo.settings import DemoSettings
 class Trainer:
     """One mode's model and optimizer; what they give goes into `result`."""
 
-    def __init__(self, settings: DemoSettings, initial: GPT, result: Result) -> None:
+    def __init__(
+        self, settings: DemoSettings, initial: GPT, result: Result, batch: Any = None
+    ) -> None:
         self.result = result
         self._settings = settings
-        self._model = apply_mode(copy.deepcopy(initial).to(settings.device), result.mode)
+        self._model = apply_mode(copy.deepcopy(initial).to(settings.device), result.mode, batch)
         self._optimizer = torch.optim.AdamW(
             self._model.parameters(), betas=(0.9, 0.95), weight_decay=0.1, fused=True
         )
@@ -108,7 +110,9 @@ def _train_together(
     results: list[Result],
     on_step: Callable[[Result], None],
 ) -> None:
-    trainers = [Trainer(settings, initial, result) for result in results]
+    wide = settings.preset.size.vocabulary > VOCABULARY  # logits are then worth making in chunks
+    batch = tuple(each.to(settings.device) for each in batches[0]) if wide else None
+    trainers = [Trainer(settings, initial, result, batch) for result in results]
     for trainer in trainers:
         trainer.measure_memory(*batches[0])
     for step in range(settings.steps):

@@ -25,6 +25,7 @@ from tests.demo.conftest import RunDemo
     ("options", "message"),
     [
         (("--steps", "0"), "--steps: must be at least 1, got 0"),
+        (("--vocab", "255"), "--vocab: must be at least 256, one a byte, got 255"),
         (("--device", "abacus"), "--device: unknown device, got abacus"),
         (("--device", "meta"), "--device: must be cpu or cuda, got meta"),
         (("--modes", "eager,eagre"), "got 'eagre'"),
