@@ -20,8 +20,11 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 import memopt
 from memopt._checkpoint import checkpoint, checkpoint_wrapper, disable_checkpointing, is_recomputing
+from tests.checkpoint.partitions import SIZE, assert_nothing_is_left, body, values, wrapped
+from tests.checkpoint.partitions import gradients as partitioned_gradients
 from tests.checkpoint.row_chunks import GatedMLP, H, gradients, in_chunks, inputs
 from tests.checkpoint.support import collector_disabled, live_tensors_and_regions, plain
+from tests.checkpoint.virtual_ranks import VirtualRanks
 from tests.support.bits import assert_same_bits
 
 
@@ -246,3 +249,38 @@ def test_ddp_reduces_each_gradient_once(tmp_path: Path) -> None:
         dist.destroy_process_group()
     assert_same_bits(ours, alone)
     assert sum(reduced) == sum(p.numel() for p in module.parameters())
+
+
+def mlps_in_turn() -> nn.Sequential:
+    """Three MLPs in chunks."""
+    torch.manual_seed(0)
+    made = nn.Sequential(
+        *(nn.Sequential(nn.Linear(H, 16), nn.Tanh(), nn.Linear(16, H)) for _ in range(3))
+    )
+    for mlp in made:
+        checkpoint_wrapper(mlp, chunks=2)
+    return made
+
+
+def test_in_buffers() -> None:
+    model = mlps_in_turn()
+    x, grad = torch.randn(6, H), torch.randn(6, H)
+    expected = gradients(plain, model, x, grad)
+    buffers = memopt.checkpoint.buffers(model)
+    for _ in range(3):
+        assert_same_bits(gradients(plain, model, x, grad), expected)
+    assert sum(device.high_water for device in buffers.stats()) > 0
+    buffers.remove()
+
+
+def test_partitioned_over_ranks() -> None:
+    """Of each chunk a rank keeps its part."""
+    x = values(6, SIZE)
+    whole = body()
+    for mlp in whole:
+        checkpoint_wrapper(mlp, chunks=2)
+    expected = partitioned_gradients(whole, x.clone(), 1)
+    ranks = VirtualRanks(2)
+    for actual in ranks.run(lambda r: partitioned_gradients(wrapped(r, chunks=2), x.clone(), 1)):
+        assert_same_bits(actual, expected)
+    assert_nothing_is_left(ranks)

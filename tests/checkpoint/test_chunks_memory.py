@@ -103,3 +103,20 @@ def test_a_region_around_drops_the_rows() -> None:
         return checkpoint(module, x.sin().cos(), chunks=4)
 
     assert memopt.saved_bytes(lambda x: checkpoint(block, x.exp()), x) == 4 * ROWS * H
+
+
+def test_a_prediction_knows_the_chunks() -> None:
+    """The peak that anatomy predicts without values is the measured one, to the byte."""
+    model = nn.Sequential(*(mlp(torch.float32) for _ in range(2)))
+    x = torch.randn(4, ROWS // 4, H)
+    peaks = []
+    for chunks in (None, 4):
+        for module in model:
+            memopt.checkpoint_wrapper(module, chunks=chunks)
+        both = [
+            memopt.anatomy(model, x, loss=Tensor.sum, measure=measure).peak.total
+            for measure in (False, True)
+        ]
+        assert both[0] == both[1]
+        peaks.append(both[0])
+    assert peaks[1] < peaks[0]
