@@ -13,8 +13,8 @@ from typing import Literal, TypeAlias
 from memopt.place import Place
 
 Paths: TypeAlias = tuple[str, ...]
-"""The address of a choice: the path of a module, or of several that an nn.Sequential calls in turn
-and that are treated as one. The empty path is the model itself.
+"""The address of a choice: the path of a module, or of several that are called in turn and that are
+treated as one. The empty path is the model itself.
 """
 
 Segments: TypeAlias = int | Literal["sqrt", "optimal"]
@@ -38,10 +38,19 @@ class Choice:
     """The number of chunks of rows that a region of one module runs in; None: it runs whole."""
     keep_decisions: bool = False
     """The region keeps from forward what it chooses by values."""
+    parts: tuple[str, ...] = ()
+    """Modules in each one of the address, by their paths from there, that are regions of their own;
+    the empty path is the module itself. With `checkpoint` they are regions inside the region, and
+    backward runs them again twice.
+    """
 
     def __str__(self) -> str:
+        inside = [path or "each" for path in self.parts]
         region = "checkpoint" if self.chunks is None else f"checkpoint in {self.chunks} chunks"
+        region += f" ({', '.join(inside)} inside)" if inside else ""
         words = ["recipes"] * self.recipes + [region] * self.checkpoint
+        if inside and not self.checkpoint:
+            words.append(f"checkpoint {', '.join(inside)}")
         share = "" if self.offload == 1 else f" {self.offload:.0%}"
         words += [f"offload{share}"] if self.offload else []
         return " + ".join(words) or "keep"
@@ -98,7 +107,9 @@ class Assignment:
     def without_regions(self, paths: Container[str]) -> Assignment:
         """An assignment in which these modules, which cannot be regions, are none."""
         choices = {
-            at: replace(choice, checkpoint=False) if any(p in paths for p in at) else choice
+            at: replace(choice, checkpoint=False, parts=())
+            if any(p in paths for p in at)
+            else choice
             for at, choice in self.choices.items()
         }
         return Assignment(choices, self.place, self.in_step)

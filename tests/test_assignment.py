@@ -144,10 +144,26 @@ class _Residual(nn.Sequential):
     ],
     ids=["a gap", "the wrong order", "no chain", "a list", "a chain with a forward of its own"],
 )
-def test_others_share_no_region(model: nn.Module, at: tuple[str, ...]) -> None:
+def test_several_regions_are_of_neighbours_in_a_chain(
+    model: nn.Module, at: tuple[str, ...]
+) -> None:
     before = looks(model)
-    with pytest.raises(ValueError, match="assign: modules that share a region must be neighbours"):
-        assign(model, Assignment({at: REGION, ("",): Choice(recipes=True)}))
+    several = Choice(checkpoint=True, segments="sqrt")
+    with pytest.raises(ValueError, match="that share several regions must be neighbours"):
+        assign(model, Assignment({at: several, ("",): Choice(recipes=True)}))
+    assert looks(model) == before
+
+
+@pytest.mark.parametrize(
+    "at",
+    [("blocks.0", "blocks.2"), ("blocks.1", "blocks.0"), ("stem", "blocks.0")],
+    ids=["a gap", "the wrong order", "no chain"],
+)
+def test_modules_that_do_not_follow_each_other_are_regions_alone(at: tuple[str, ...]) -> None:
+    model = stack()
+    plain, before = gradients(model), looks(model)
+    with assigned(model, Assignment({at: REGION})):
+        assert same_bits(gradients(model), plain)
     assert looks(model) == before
 
 

@@ -47,32 +47,93 @@ c10::intrusive_ptr<saved::FateOfArguments> fate_of_call(const Settings& settings
                            subject);
 }
 
-py::object forward(const py::object& fn, const py::tuple& args, const py::dict& kwargs,
-                   const py::object& settings_object, const py::object& owner) {
+struct Begun {
+  c10::intrusive_ptr<saved::Region> region;
+  ModelScope scope;
+};
+
+Begun begin(const py::object& fn, const py::tuple& args, const py::dict& kwargs,
+            const py::object& settings_object, const py::object& owner) {
   const auto& settings = settings_object.cast<Settings&>();
   auto call = std::make_unique<Call>(fn, args, kwargs, settings_object, owner);
   auto& made = *call;
   const auto fate = fate_of_call(settings, made, owner.is_none() ? fn : owner);
-  const auto region = c10::make_intrusive<saved::Region>(std::move(call), made.tensors(),
-                                                         fate.get(), settings.options);
+  auto region = c10::make_intrusive<saved::Region>(std::move(call), made.tensors(), fate.get(),
+                                                   settings.options);
   made.release_tensors();
+  return {std::move(region), made.scope()};
+}
+
+// A call whose saved tensors go to the region.
+py::object call_inside(const Begun& begun, const Settings& settings, const py::object& fn,
+                       const py::tuple& args, const py::dict& kwargs) {
   // A region that is nested in one that is recomputed is part of that recompute.
+  const bool first = !saved::flags().recomputing;
+  const saved::FlagsGuard flags({/*checkpointing=*/first, /*recomputing=*/!first, false});
+  const HooksGuard hooks(begun.region, settings.on_saved);
+  const auto scope = same_scope(begun.scope);
+  const CallScopesGuard calls;
+  auto result = call_function(settings, fn, args, kwargs);
+  if (!result) throw_python_error();
+  return result;
+}
+
+py::object forward(const py::object& fn, const py::tuple& args, const py::dict& kwargs,
+                   const py::object& settings_object, const py::object& owner) {
+  const auto& settings = settings_object.cast<Settings&>();
+  const auto begun = begin(fn, args, kwargs, settings_object, owner);
   const bool first = !saved::flags().recomputing;
   if (first) count_pass(settings, owner, +1);
   try {
-    const saved::FlagsGuard flags({/*checkpointing=*/first, /*recomputing=*/!first, false});
-    const HooksGuard hooks(region, settings.on_saved);
-    const auto scope = same_scope(made.scope());
-    const CallScopesGuard calls;
-    auto result = call_function(settings, fn, args, kwargs);
-    if (!result) throw_python_error();
-    region->forward_ended();
+    auto result = call_inside(begun, settings, fn, args, kwargs);
+    begun.region->forward_ended();
     return result;
   } catch (...) {
     if (first) count_pass(settings, owner, -1);
     throw;
   }
 }
+
+// A region of several calls, one after another, between which the user's code runs. It does not
+// hold the region, which lives as long as something of it is wanted in backward.
+class JoinedRegion {
+ public:
+  // `replay` is what the recompute calls, with the first call's arguments.
+  py::object begin_with(const py::object& replay, const py::object& fn, const py::tuple& args,
+                        const py::dict& kwargs, const py::object& settings) {
+    auto begun = begin(replay, args, kwargs, settings, py::none());
+    region_ = c10::weak_intrusive_ptr<saved::Region>(begun.region);
+    scope_ = begun.scope;
+    settings_ = settings;
+    return call(begun, fn, args, kwargs);
+  }
+
+  // Whether a call from here would find all as the last one left it.
+  bool goes_on() {
+    if (!region_.has_value() || region_->expired() || scope_ != model_scope_here()) return false;
+    return state_.is_unchanged();
+  }
+
+  py::object go_on(const py::object& fn, const py::tuple& args, const py::dict& kwargs) {
+    TORCH_CHECK(region_.has_value(), "memopt: a joined region must have begun");
+    auto region = region_->lock();
+    TORCH_CHECK(region.defined(), "memopt: a joined region must be alive");
+    return call({std::move(region), scope_}, fn, args, kwargs);
+  }
+
+ private:
+  py::object call(const Begun& begun, const py::object& fn, const py::tuple& args,
+                  const py::dict& kwargs) {
+    auto result = call_inside(begun, settings_.cast<Settings&>(), fn, args, kwargs);
+    state_ = saved::ContextState::capture({}, /*random=*/true);
+    return result;
+  }
+
+  std::optional<c10::weak_intrusive_ptr<saved::Region>> region_;
+  ModelScope scope_ = ModelScope::none;
+  py::object settings_;
+  saved::ContextState state_;
+};
 
 // run_region(fn, args, kwargs, settings, owner)
 PyObject* run_region(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
@@ -144,6 +205,14 @@ void register_region(py::module_& m) {
           },
           "The same but for what a recompute calls in place of the function.");
   if (PyModule_AddFunctions(m.ptr(), functions) < 0) throw py::error_already_set();
+  py::class_<JoinedRegion>(m, "JoinedRegion", "A region of several calls, one after another.")
+      .def(py::init<>())
+      .def("begin_with", &JoinedRegion::begin_with,
+           "begin_with(replay, fn, args, kwargs, settings): call fn as the region's first call.")
+      .def("goes_on", &JoinedRegion::goes_on,
+           "Whether the region lives, and random generators and autocast are what the last call "
+           "left.")
+      .def("go_on", &JoinedRegion::go_on, "go_on(fn, args, kwargs): call fn as the next one.");
 
   py::class_<saved::Flags>(m, "Flags", "Where a thread is.")
       .def_readwrite("checkpointing", &saved::Flags::checkpointing)

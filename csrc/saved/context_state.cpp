@@ -45,6 +45,18 @@ ContextState ContextState::capture(const Devices& devices, bool random) {
   return context;
 }
 
+bool ContextState::is_unchanged() {
+  if (generators_.has_value()) {
+    generators_->forget_unmoved();
+    if (!generators_->is_empty()) return false;
+  }
+  const auto is_now = [](const Autocast& then) {
+    return then == Autocast::now(then.device_type);
+  };
+  return std::all_of(autocast_.begin(), autocast_.end(), is_now) &&
+         default_dtype_ == c10::get_default_dtype();
+}
+
 ContextStateGuard::ContextStateGuard(const ContextState& then)
     : autocast_cache_before_(at::autocast::is_autocast_cache_enabled()),
       default_dtype_before_(c10::get_default_dtype()) {

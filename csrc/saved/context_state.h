@@ -34,6 +34,9 @@ class ContextState {
     if (generators_.has_value()) generators_->forget_unmoved();
   }
 
+  // Whether all is now as it was then. To be asked once.
+  bool is_unchanged();
+
  private:
   friend class ContextStateGuard;
   std::optional<Generators> generators_;

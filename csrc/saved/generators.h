@@ -48,6 +48,7 @@ class Generators {
 
   // Keep only those that have moved since.
   void forget_unmoved();
+  bool is_empty() const { return cpu_ == nullptr && devices_.empty(); }
 
  private:
   friend class GeneratorsGuard;

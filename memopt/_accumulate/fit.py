@@ -10,14 +10,14 @@ from torch import nn
 
 from memopt._accumulate.peers import Peers
 from memopt._accumulate.run import Run
-from memopt.memory.asked import target_of
+from memopt.memory.asked import check_function, target_of
 from memopt.memory.batches import resized, rows_of, slice_of
 from memopt.memory.depth import Depth
 from memopt.memory.peak import bytes_here, peak_of, peak_of_step
 from memopt.memory.predicted.fits import PeakOf, largest, largest_part
 from memopt.memory.search import NEVER_FITS, search
 from memopt.memory.sizes import as_bytes, at_least
-from memopt.memory.step import LossLike, OptimizerLike, Step, as_optimizer
+from memopt.memory.step import LossLike, OptimizerLike, Step, StepFunction, as_optimizer
 from memopt.memory.storages import storages
 from memopt.memory.unchanged import Written, unchanged
 from memopt.place import Place
@@ -33,6 +33,7 @@ def largest_batch(
     budget: int | str,
     *,
     loss: LossLike = ...,
+    step: StepFunction = ...,
     optimizer: OptimizerLike = ...,
     autocast: torch.dtype | None = ...,
     device: str | None = ...,
@@ -59,6 +60,7 @@ def largest_batch(
     budget: int | str | None = None,
     *,
     loss: LossLike = None,
+    step: StepFunction = None,
     optimizer: OptimizerLike = torch.optim.AdamW,
     autocast: torch.dtype | None = None,
     device: str | None = None,
@@ -83,6 +85,7 @@ def largest_batch(
             rows; then `limit` is the only other argument.
         batch: one of any size, whose tensors are resized in their first dimension; or a function of
             the number of rows that makes one (of meta tensors, if you like).
+        step: `step(model, batch)` runs forward and backward itself, see `memopt.plan`.
         budget: for all of it: weights, gradients and optimizer states too. Bytes or a string, such
             as "40GiB".
         limit: the most rows to try.
@@ -97,8 +100,10 @@ def largest_batch(
     if not isinstance(model, nn.Module) and callable(model):
         return largest_step(model, batch if budget is None else budget, limit)
     fates = Fates(recipes, checkpoint, offload, who="largest_batch")
-    step, wanted = _step("largest_batch", model, budget, loss, optimizer, autocast)
-    return _largest(step, batch, 0, wanted, fates, device, limit)
+    check_function("largest_batch", step, loss)
+    asked, wanted = _step("largest_batch", model, budget, loss, optimizer, autocast)
+    asked.function = step
+    return _largest(asked, batch, 0, wanted, fates, device, limit)
 
 
 def longest_sequence(

@@ -29,6 +29,7 @@ from memopt.memory.step import (
     LossLike,
     OptimizerLike,
     Step,
+    StepFunction,
     traced,
 )
 from memopt.memory.storages import tensors_in
@@ -46,6 +47,7 @@ def anatomy(
     batch: Any,
     *,
     loss: LossLike = None,
+    step: StepFunction = None,
     optimizer: OptimizerLike = torch.optim.AdamW,
     measure: bool | Literal["auto"] = "auto",
     device: str | None = None,
@@ -81,6 +83,7 @@ def anatomy(
             positional ones, or the only one. May be meta tensors, where nothing is measured.
         loss: makes the loss of what the model returns. Default: the output's `loss`, its first
             element or the output.
+        step: `step(model, batch)` runs forward and backward itself, see `memopt.plan`.
         optimizer: one of the model's, or a class or function that makes one of parameters, or None.
         measure: True: run a step on a copy as well, on the model's device. That takes the memory of
             another model and its optimizer's states. "auto": only if the step cannot be predicted.
@@ -115,17 +118,17 @@ def anatomy(
         raise TypeError(f"anatomy: model must be an nn.Module, got {type(model).__name__}")
     target = target_of("anatomy", model, device)
     check_measure("anatomy", measure)
-    step = asked_step(
-        "anatomy", model, batch, optimizer, loss, autocast, micro_batches, set_to_none
+    asked = asked_step(
+        "anatomy", model, batch, optimizer, loss, autocast, micro_batches, set_to_none, step
     )
-    batch, home = step.batch, home_of(model).type
+    batch, home = asked.batch, home_of(model).type
     without_values = not has_values(model, batch)
     fates = Fates(recipes, checkpoint, offload, who="anatomy")
     notes: list[str] = []
     predicted, ledger, problem = None, None, None
     depth = Depth()
     try:
-        predicted, ledger = predicted_trace(step, fates, target, depth)
+        predicted, ledger = predicted_trace(asked, fates, target, depth)
     except DependsOnValues as error:
         if measure is False or without_values:
             raise
@@ -142,7 +145,7 @@ def anatomy(
         if offload:
             check_place(fates, home)
         measured, overhead, allocator, real = depth.run(
-            lambda: _measured(step, fates, home), lambda found: found[0].instants
+            lambda: _measured(asked, fates, home), lambda found: found[0].instants
         )
         pieces = pieces or real
     regions = () if fates.checkpoint is None else find_blocks(model).modules
@@ -152,7 +155,7 @@ def anatomy(
     found = formulas(
         model,
         batch,
-        step.optimizer,
+        asked.optimizer,
         fates,
         autocast=autocast,
         micro_batches=micro_batches,
@@ -165,14 +168,14 @@ def anatomy(
         parameters=sum(p.numel() for p in model.parameters()),
         trained=trained,
         rows=rows_of("anatomy", batch),
-        options=_words(step, fates),
+        options=_words(asked, fates),
         predicted=predicted,
         measured=measured,
         formula=found,
         flops_6nd=_six_n_d(model, batch, autocast),
         advice=()
         if not advice or predicted is None or ledger is None
-        else advise(step, fates, target, predicted, ledger),
+        else advise(asked, fates, target, predicted, ledger),
         overhead=overhead,
         allocator=allocator,
         notes=tuple(notes),

@@ -23,12 +23,12 @@ from memopt._checkpoint.blocks import find_blocks
 from memopt._convert.head_call import HeadUse, watched_heads
 from memopt._errors import in_the_name_of
 from memopt._progress import doing, progress
-from memopt.memory.asked import has_values
+from memopt.memory.asked import check_function, has_values
 from memopt.memory.batches import as_dict
 from memopt.memory.calls.measure import predicted_tree, sum_of_outputs
 from memopt.memory.calls.tree import CallTree
 from memopt.memory.paths import is_inside, outermost_paths, paths_around
-from memopt.memory.step import LossLike, Step
+from memopt.memory.step import LossLike, Step, StepFunction
 
 
 @in_the_name_of("memopt.check")
@@ -38,6 +38,7 @@ def check(
     batch: Any,
     *,
     loss: LossLike = None,
+    step: StepFunction = None,
     autocast: torch.dtype | None = None,
     strict: bool = False,
 ) -> Check:
@@ -60,6 +61,7 @@ def check(
         batch: a mapping of keyword arguments, a tuple or list of positional ones, or the only one.
         loss: makes the loss of what the model returns. Default: the output's `loss`, or the sum of
             all that has a gradient.
+        step: `step(model, batch)` runs forward and backward itself, see `memopt.plan`.
         autocast: run forward under torch.autocast with this dtype.
         strict: raise where something that was asked took no effect.
 
@@ -73,17 +75,26 @@ def check(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"memopt.check: model must be an nn.Module, got {type(model).__name__}")
-    step = Step(model, as_dict(batch), None, loss or sum_of_outputs, autocast, who="memopt.check")
-    runs = has_values(model, step.batch)
+    check_function("memopt.check", step, loss)
+    asked_for = Step(
+        model,
+        as_dict(batch),
+        None,
+        loss or sum_of_outputs,
+        autocast,
+        function=step,
+        who="memopt.check",
+    )
+    runs = has_values(model, asked_for.batch)
     asked, with_recipes = regions_asked(model), asks_for_recipes(model)
     heads = heads_asked(model)
-    plain, why = _predicted(step, without_fates)
+    plain, why = _predicted(asked_for, without_fates)
     with watched_heads() as uses:
-        tree, _ = _predicted(step, None)
+        tree, _ = _predicted(asked_for, None)
     if not runs and tree is None:
         raise RuntimeError(f"memopt.check: the step must be one that can be predicted, {why}")
     doing("running step")
-    found = observed(step) if runs else _calls_in(tree, uses)
+    found = observed(asked_for) if runs else _calls_in(tree, uses)
     notes = [f"bytes by block are not known: {why}"] if why else []
     notes += _nested(asked)
     paths = _blocks_of(model, asked, found)

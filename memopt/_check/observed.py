@@ -83,9 +83,7 @@ def observed(step: Step) -> ObservedStep:
 def _run(step: Step, at_end_of_forward: Callable[[], object]) -> None:
     with step.context():
         for batch in step.batches():
-            loss = step.forward(batch)
-            at_end_of_forward()
-            loss.backward()
+            step.forward_and_backward(batch, lambda _: at_end_of_forward())
 
 
 def _offloaded_bytes() -> int:

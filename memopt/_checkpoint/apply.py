@@ -19,6 +19,8 @@ from memopt._checkpoint.probe import left_out
 from memopt._checkpoint.row_modules import checked_rows, not_in_chunks, row_modules
 from memopt._checkpoint.wrapper import checkpoint_wrapper, has_forward
 from memopt._class_patch import restored_on_error
+from memopt.memory.asked import check_function
+from memopt.memory.step import StepFunction
 from memopt.place import Place
 
 NamedModules = list[tuple[str, nn.Module]]
@@ -50,6 +52,7 @@ def apply_activation_checkpointing(
     chunks: int | None = None,
     keep_decisions: bool | None = None,
     batch: Any = None,
+    step: StepFunction = None,
 ) -> list[str]:
     """Apply `checkpoint_wrapper`, in place, to chosen submodules; `unwrap(model)` undoes it.
 
@@ -121,6 +124,8 @@ def apply_activation_checkpointing(
             experts, samples or sizes by values with it; else for none.
         batch: a tensor; a tuple or list of positional arguments of the model; or a mapping
             of keyword arguments.
+        step: with a batch: `step(model, batch)` runs forward and backward itself, see
+            `memopt.plan`.
 
     Returns:
         The qualified names of the modules that were wrapped, in order; empty if none was chosen.
@@ -154,7 +159,10 @@ def apply_activation_checkpointing(
             f"that work on each row alone, got chunks={chunks!r} and neither"
         )
 
-    found = choose_modules(_WHO, model, predicate, batch)
+    check_function(_WHO, step, None)
+    if step is not None and batch is None:
+        raise ValueError(f"{_WHO}: step must be given with a batch, got none")
+    found = choose_modules(_WHO, model, predicate, batch, step)
     for note in found.warnings:
         warnings.warn(f"{_WHO}: {note}", stacklevel=2)
     end = max(0, len(found.modules) - skip_last)
@@ -241,7 +249,11 @@ class FoundModules:
 
 
 def choose_modules(
-    who: str, model: nn.Module, predicate: Predicate | None, batch: Any = None
+    who: str,
+    model: nn.Module,
+    predicate: Predicate | None,
+    batch: Any = None,
+    step: StepFunction = None,
 ) -> FoundModules:
     """The candidates, and what a user should know about the choice.
 
@@ -253,11 +265,11 @@ def choose_modules(
         modules = _chosen_by(predicate, model)
         if batch is None:
             return FoundModules(modules)
-        reasons, notes, deciding = checked_regions(who, model, batch, dict(modules))
+        reasons, notes, deciding = checked_regions(who, model, batch, dict(modules), step)
         modules = [(path, module) for path, module in modules if path not in reasons]
         return FoundModules(modules, (*_left_out(reasons), *notes), deciding=deciding)
     if batch is not None:
-        measured = measured_regions(who, model, batch)
+        measured = measured_regions(who, model, batch, function=step)
         regions = {model.get_submodule(path) for path in measured.paths}
         modules = _submodules(model, regions.__contains__)
         return FoundModules(modules, _left_out(measured.reasons), measured.notes, measured.deciding)

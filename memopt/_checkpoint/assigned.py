@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from torch import nn
 
-from memopt._checkpoint.region import checkpoint
-from memopt._checkpoint.sequential import checkpoint_sequential, run_segment
+from memopt._checkpoint.joined import Joined
+from memopt._checkpoint.sequential import checkpoint_sequential
 from memopt._checkpoint.wrapper import (
     Settings,
     checkpoint_wrapper,
@@ -63,7 +63,8 @@ def _give(module: nn.Module, settings: Settings | None) -> None:
 
 
 def put_regions(model: nn.Module, assignment: Assignment, **options: Any) -> list[PutRegion]:
-    """Make each module whose choice is a checkpoint a region, in place.
+    """Make each module whose choice is a checkpoint a region, and each part of a module that is to
+    be one, in place.
 
     Args:
         options: of `checkpoint_wrapper`, for all of them.
@@ -71,23 +72,61 @@ def put_regions(model: nn.Module, assignment: Assignment, **options: Any) -> lis
     Raises:
         TypeError, ValueError, OSError: as `checkpoint_wrapper`. Those before it are regions then.
     """
-    put = []
+    put: dict[str, PutRegion] = {}
     modules = dict(model.named_modules(remove_duplicate=False))
     for at, choice in assignment.choices.items():
+        place = _place(assignment, choice)
+        regions = dict.fromkeys(regions_of(at, choice), None if choice.checkpoint else place)
         if choice.checkpoint and len(at) == 1:
-            module = modules[at[0]]
+            regions[at[0]] = place
+        for path, where in regions.items():
+            module = modules[path]
             before = settings_of(module)
+            is_whole = path == at[0]
             checkpoint_wrapper(
                 module,
-                offload=_place(assignment, choice),
-                chunks=choice.chunks,
-                keep_decisions=choice.keep_decisions,
+                offload=where,
+                chunks=choice.chunks if is_whole else None,
+                keep_decisions=choice.keep_decisions and is_whole,
                 **options,
             )
-            settings = settings_of(module)
-            assert settings is not None
-            put.append(PutRegion(module, settings, before))
-    return put
+            put[path] = _put(module, before)
+    for at, choice in assignment.choices.items():
+        if _is_joined(at, choice):
+            joined = Joined(at)
+            for number, path in enumerate(at):
+                module = modules[path]
+                if number and module in [modules[other] for other in at[:number]]:
+                    continue  # called twice: the second call begins anew
+                alone = path in put
+                before = put[path].before if alone else settings_of(module)
+                if not alone:
+                    checkpoint_wrapper(module, **options)
+                settings = settings_of(module)
+                assert settings is not None
+                place = _place(assignment, choice)
+                settings = replace(
+                    settings, offload=place, joined=joined, number=number, alone=alone
+                )
+                set_settings(module, settings)
+                put[path] = _put(module, before)
+    return list(put.values())
+
+
+def _put(module: nn.Module, before: Settings | None) -> PutRegion:
+    settings = settings_of(module)
+    assert settings is not None
+    return PutRegion(module, settings, before)
+
+
+def regions_of(at: Paths, choice: Choice) -> Paths:
+    """The paths of the parts that a choice makes regions."""
+    return tuple(f"{path}.{part}".strip(".") for path in at for part in choice.parts)
+
+
+def _is_joined(at: Paths, choice: Choice) -> bool:
+    """Whether several modules share one region."""
+    return choice.checkpoint and len(at) > 1 and choice.segments == 1
 
 
 @dataclass(frozen=True)
@@ -116,16 +155,16 @@ class InSegments:
 
 
 def put_segments(model: nn.Module, assignment: Assignment) -> list[PutSegments]:
-    """Run the modules that share a checkpoint as regions of several, in place.
+    """Run modules that share several regions in these, in place.
 
     Raises:
-        ValueError: they are not neighbours in an nn.Sequential that calls them in turn: no other
-            module's forward is ours to cut.
+        ValueError: they are not neighbours in an nn.Sequential that calls them in turn, or their
+            inputs are to be offloaded.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     by_chain: dict[str, dict[str, tuple[Paths, Choice]]] = {}
     for at, choice in assignment.choices.items():
-        if choice.checkpoint and len(at) > 1:
+        if choice.checkpoint and len(at) > 1 and choice.segments != 1:
             _check(modules, at, choice, assignment)
             by_chain.setdefault(_holder(at), {})[at[0]] = at, choice
     put = []
@@ -137,7 +176,8 @@ def put_segments(model: nn.Module, assignment: Assignment) -> list[PutSegments]:
         while left:
             at, choice = shared.get(left[0], ((left[0],), KEEP))
             stages = [modules[path] for path in at]
-            calls.append(_as_one(stages, choice, assignment) if len(at) > 1 else stages[0])
+            in_regions = partial(checkpoint_sequential, stages, choice.segments)
+            calls.append(in_regions if len(at) > 1 else stages[0])
             left = left[len(at) :]
         forward = InSegments(calls)
         chain.__dict__["forward"] = forward
@@ -161,30 +201,21 @@ def _holder(at: Paths) -> str:
 
 
 def _check(
-    modules: dict[str, nn.Module], at: Paths, choice: Choice, assignment: Assignment
+    modules: Mapping[str, nn.Module], at: Paths, choice: Choice, assignment: Assignment
 ) -> None:
     chain = modules.get(_holder(at))
     paths = paths_in(_holder(at), chain) if chain is not None and calls_in_turn(chain) else ()
     first = paths.index(at[0]) if at[0] in paths else 0
     if paths[first : first + len(at)] != at:
         raise ValueError(
-            "assign: modules that share a region must be neighbours in an nn.Sequential, got "
-            f"{', '.join(at)}"
+            "assign: modules that share several regions must be neighbours in an nn.Sequential, "
+            f"got {', '.join(at)}"
         )
-    if choice.segments != 1 and _place(assignment, choice) is not None:
+    if _place(assignment, choice) is not None:
         raise ValueError(
             "assign: segments must be 1 where a region's inputs are offloaded, got "
             f"{choice.segments!r}, whose regions keep their inputs"
         )
-
-
-def _as_one(
-    stages: list[nn.Module], choice: Choice, assignment: Assignment
-) -> Callable[[Any], Any]:
-    if choice.segments == 1:
-        run = partial(run_segment, tuple(stages), False)
-        return partial(checkpoint, run, offload=_place(assignment, choice))
-    return partial(checkpoint_sequential, stages, choice.segments)
 
 
 def _place(assignment: Assignment, choice: Choice) -> Any:

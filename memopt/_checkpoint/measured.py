@@ -26,13 +26,14 @@ from memopt._checkpoint.probe import IN_OTHER_CHECKPOINTING, cannot_run_again
 from memopt._checkpoint.wrapper import has_forward
 from memopt._compat import add_note
 from memopt.memory.asked import has_values
-from memopt.memory.batches import as_dict, call
+from memopt.memory.batches import as_dict
 from memopt.memory.calls.measure import call_tree, sum_of_outputs
 from memopt.memory.calls.tree import CallTree
 from memopt.memory.depth import Depth
 from memopt.memory.parallel import is_sharded
 from memopt.memory.paths import outermost_paths, paths_around
-from memopt.memory.step import LossLike, Step
+from memopt.memory.step import LossLike, Step, StepFunction
+from memopt.memory.unchanged import unchanged
 
 _MUCH = 0.8
 """The share of the bytes kept without regions above which a note says what stays."""
@@ -59,7 +60,11 @@ class MeasuredRegions:
 
 
 def measured_regions(
-    who: str, model: nn.Module, batch: Any, loss: LossLike = None
+    who: str,
+    model: nn.Module,
+    batch: Any,
+    loss: LossLike = None,
+    function: StepFunction = None,
 ) -> MeasuredRegions:
     """The modules whose regions give the least peak, none inside another.
 
@@ -70,11 +75,12 @@ def measured_regions(
     Args:
         who: the function that the user called, for messages.
         loss: makes the loss of what the model returns; None: see `sum_of_outputs`.
+        function: runs forward and backward itself.
 
     Raises:
         Whatever the model raises with the batch: its own error, with a note.
     """
-    step = Step(model, batch, None, loss or sum_of_outputs, who=who)
+    step = Step(model, batch, None, loss or sum_of_outputs, function=function, who=who)
     depth = Depth()
     with noted_errors(who, model), quiet_libraries():
         tree = call_tree(step, without_own, depth)
@@ -90,7 +96,7 @@ def measured_regions(
         cut = best_cut(tree, banned, limit)
         new = {path: why for path in cut.paths if (why := _why_not(tree, path))}
         fresh = [path for path in cut.paths if path not in known and path not in new]
-        new |= _probed(who, model, batch, {path: modules[path] for path in fresh}, deciding)
+        new |= _probed(step, {path: modules[path] for path in fresh}, deciding)
         known.update(fresh)
         if not new:
             break
@@ -129,7 +135,11 @@ def _why_so_much(tree: CallTree, cut: RegionSet) -> tuple[str, ...]:
 
 
 def checked_regions(
-    who: str, model: nn.Module, batch: Any, modules: Mapping[str, nn.Module]
+    who: str,
+    model: nn.Module,
+    batch: Any,
+    modules: Mapping[str, nn.Module],
+    function: StepFunction = None,
 ) -> tuple[dict[str, str], tuple[str, ...], frozenset[str]]:
     """Checks the modules that a user chose, by path: those that cannot be regions, and why; notes
     on the others; and those that choose by values.
@@ -137,9 +147,10 @@ def checked_regions(
     Raises:
         Whatever the model raises with the batch: its own error, with a note.
     """
-    idle = idle_modules(who, model, batch, None, modules)
+    idle = idle_modules(who, model, batch, None, modules, function)
     deciding: set[str] = set()
-    reasons = _probed(who, model, batch, modules, deciding)
+    step = Step(model, batch, None, sum_of_outputs, function=function, who=who)
+    reasons = _probed(step, modules, deciding)
     left = [path for path in modules if path not in reasons]
     told: defaultdict[str, list[str]] = defaultdict(list)
     for path in left:
@@ -154,10 +165,15 @@ def checked_regions(
 
 
 def idle_modules(
-    who: str, model: nn.Module, batch: Any, loss: LossLike, paths: Iterable[str]
+    who: str,
+    model: nn.Module,
+    batch: Any,
+    loss: LossLike,
+    paths: Iterable[str],
+    function: StepFunction = None,
 ) -> dict[str, str]:
     """Modules, by path, that a step never calls with gradients, and what its batch does."""
-    step = Step(model, batch, None, loss or sum_of_outputs, who=who)
+    step = Step(model, batch, None, loss or sum_of_outputs, function=function, who=who)
     with noted_errors(who, model), quiet_libraries():
         tree = call_tree(step, without_own)
     called = {call.path for call in tree.calls}
@@ -169,22 +185,18 @@ def idle_modules(
     }
 
 
-def _probed(
-    who: str,
-    model: nn.Module,
-    batch: Any,
-    modules: Mapping[str, nn.Module],
-    deciding: set[str],
-) -> dict[str, str]:
+def _probed(step: Step, modules: Mapping[str, nn.Module], deciding: set[str]) -> dict[str, str]:
     """The modules that cannot be recomputed as they ran. Without values nothing is known.
 
     Args:
         deciding: gets the paths of those that choose by values.
     """
-    if not modules or not has_values(model, batch) or is_sharded(model):
+    model = step.model
+    if not modules or not has_values(model, step.batch) or is_sharded(model):
         return {}
-    with noted_errors(who, model):
-        return cannot_run_again(model, partial(call, model, as_dict(batch)), modules, deciding)
+    run = partial(step.output, as_dict(step.batch))
+    with noted_errors(step.who, model), unchanged(*step.roots):
+        return cannot_run_again(model, run, modules, deciding)
 
 
 def without_gradients(tree: CallTree) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from torch import nn
 
 from memopt._checkpoint.chunks import checked_chunks
 from memopt._checkpoint.decisions import decision_contexts
+from memopt._checkpoint.joined import Joined
 from memopt._checkpoint.partition import Partition, PartitionChoice, partition_of
 from memopt._checkpoint.region import compiled_region, run_chunks, run_inside
 from memopt._checkpoint.settings import fate_of_arguments, region_settings
@@ -59,6 +60,15 @@ class Settings:
 
     keep_decisions: bool = False
     """Keep from forward what the module chooses by values."""
+
+    joined: Joined | None = None
+    """The region that the module shares with others, which has the settings of its first one."""
+
+    number: int = 0
+    """The module's number among these."""
+
+    alone: bool = True
+    """Whether the module is a region of its own; with `joined`, inside the shared one."""
 
 
 def checkpoint_wrapper(
@@ -202,6 +212,18 @@ def _region(
             keep_decisions=settings.keep_decisions,
         )
         return compiled_region(forward, args, kwargs)
+    joined = settings.joined
+    if joined is not None:
+        run = functools.partial(_alone, module, forward, settings) if settings.alone else forward
+        shared = replace(settings, joined=None, number=0, maintain_forward_counter=False)
+        return joined.call(settings.number, run, args, kwargs, _region_settings(shared, False))
+    return _alone(module, forward, settings, *args, **kwargs)
+
+
+def _alone(
+    module: nn.Module, forward: Callable[..., Any], settings: Settings, /, *args: Any, **kwargs: Any
+) -> Any:
+    settings = settings if settings.joined is None else replace(settings, joined=None, number=0)
     check_partition = settings.partition is not None and bool(checkpoint_options_set_globally()[1])
     buffers = module.__dict__.get(BUFFERS)
     options_of = _region_settings if buffers is None else buffers.region_settings

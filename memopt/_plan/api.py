@@ -27,7 +27,7 @@ from memopt.memory.asked import (
 )
 from memopt.memory.parallel import is_sharded
 from memopt.memory.sizes import Size, as_bytes
-from memopt.memory.step import LossLike, OptimizerLike
+from memopt.memory.step import LossLike, OptimizerLike, StepFunction
 from memopt.memory.storages import storages
 from memopt.place import Place, copies_in_flight, directory_of
 
@@ -41,6 +41,7 @@ def plan(
     *,
     optimizer: OptimizerLike = torch.optim.AdamW,
     loss: LossLike = None,
+    step: StepFunction = None,
     blocks: BlocksLike = None,
     offload: Place | None = None,
     host_budget: int | str | None = None,
@@ -84,6 +85,10 @@ def plan(
         optimizer: one of the model's, or a class or function that makes one of parameters, or None.
         loss: makes the loss of what the model returns. Default: the output's `loss`, its first
             element or the output.
+        step: `step(model, batch)` runs forward and backward of a micro-batch itself, in place of
+            the model's call, the loss and backward: several backwards, gradient penalties, the two
+            losses of a GAN, models in an nn.ModuleList. It uses the model and the batch that it is
+            given: predictions give it copies. The optimizer steps behind it.
         blocks: a class, classes, a function of a module, or paths. Default: those that
             `apply_activation_checkpointing` finds.
         offload: "cpu", "disk" or a directory, where activations may wait.
@@ -117,7 +122,9 @@ def plan(
     room = None if host_budget is None else as_bytes("memopt.plan: host_budget", host_budget)
     if offload is not None:
         directory_of("memopt.plan: offload", offload)
-    live = live_of(model, batch, optimizer, loss, blocks, autocast, micro_batches, device)
+    live = live_of(
+        model, batch, optimizer, loss, blocks, autocast, micro_batches, device, step=step
+    )
     if measure is True and not live.runs:
         raise ValueError(
             "memopt.plan: measure=True must have a model and a batch with values, on the device "
@@ -174,6 +181,7 @@ def live_of(
     micro_batches: int = 1,
     device: str | None = None,
     with_blocks: bool = True,
+    step: StepFunction = None,
 ) -> Live:
     """The step that is planned, of arguments that are checked."""
     _check_model(model)
@@ -181,11 +189,13 @@ def live_of(
     if isinstance(model, nn.parallel.DistributedDataParallel):
         entry, model = model, model.module
     target = target_of("memopt.plan", model, device)
-    step = asked_step("memopt.plan", model, batch, optimizer, loss, autocast, micro_batches)
-    runs = has_values(model, step.batch) and target == home_of(model).type
+    asked = asked_step(
+        "memopt.plan", model, batch, optimizer, loss, autocast, micro_batches, function=step
+    )
+    runs = has_values(model, asked.batch) and target == home_of(model).type
     return Live(
-        step,
-        blocks_of(step, blocks) if with_blocks else (),
+        asked,
+        blocks_of(asked, blocks) if with_blocks else (),
         target,
         steps=0,
         runs=runs,

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from memopt._offload.api import MIN_BYTES
-from memopt._plan.watch import BlockCall, Position, backward_spans, converted, forward_spans
+from memopt._plan.watch import (
+    BlockCall,
+    Position,
+    backward_spans,
+    converted,
+    forward_spans,
+    turns_with,
+)
 from memopt.memory.ledger import Ledger, highs_of, totals_of
 from memopt.memory.pieces import ACTIVATIONS, GRADIENTS, KEPT, REGION_INPUT, Piece
 
@@ -60,16 +67,21 @@ class StepBytes:
     """Whether backward passed the stages in the opposite order."""
 
 
-def step_bytes(ledger: Ledger, begun: Position, called: Sequence[BlockCall[Position]]) -> StepBytes:
+def step_bytes(
+    ledger: Ledger,
+    begun: Position,
+    called: Sequence[BlockCall[Position]],
+    turned: Sequence[tuple[Position, Position]] = (),
+) -> StepBytes:
     """Return the bytes of a closed ledger, of a step that offloads nothing.
 
     Args:
         begun: when forward began.
         called: the blocks' calls.
+        turned: when each backward of a step's own function began and ended.
     """
     start = begun.log
     calls = converted(called, lambda moment: moment.log)
-    saves = forward_spans(converted(called, lambda m: m.saves), begun.saves, ledger.saves)
     log = ledger.log
     totals, highs = totals_of(ledger), highs_of(ledger)
     gradients = [
@@ -79,9 +91,12 @@ def step_bytes(ledger: Ledger, begun: Position, called: Sequence[BlockCall[Posit
     turn = ledger.marks[-1].place
     is_end = (p for p in range(turn, len(log)) if ledger.phases[log[p].instant] == "optimizer")
     end = next(is_end, len(log))
+    turns = turns_with(turned, lambda moment: moment.log, turn, end)
+    saved_turns = turns_with(turned, lambda m: m.saves, ledger.saves, ledger.saves)
+    saves = forward_spans(converted(called, lambda m: m.saves), begun.saves, saved_turns)
     stages = []
     spans = zip(
-        forward_spans(calls, start, turn), backward_spans(calls, turn, end), saves, strict=True
+        forward_spans(calls, start, turns), backward_spans(calls, turns), saves, strict=True
     )
     for (begin, stop), backward, saved in spans:
         held = totals[begin]
@@ -106,6 +121,22 @@ def step_bytes(ledger: Ledger, begun: Position, called: Sequence[BlockCall[Posit
         stages=tuple(stages),
         peak=max(highs),
         in_order=begins == sorted(begins, reverse=True),
+    )
+
+
+def joined_bytes(stages: Sequence[StageBytes]) -> StageBytes:
+    """The bytes of consecutive stages as one."""
+    before = [sum(s.resident for s in stages[:place]) for place in range(len(stages))]
+    backward = [
+        held + stage.backward + stage.gradients - stages[-1].gradients
+        for held, stage in zip(before, stages, strict=True)
+    ]
+    return StageBytes(
+        resident=sum(stage.resident for stage in stages),
+        forward=max(held + s.forward for held, s in zip(before, stages, strict=True)),
+        backward=max(0, *backward),
+        gradients=stages[-1].gradients,
+        may_leave=stages[0].may_leave,
     )
 
 

@@ -1,6 +1,13 @@
-"""The choices for one block that a plan may make."""
+"""The choices for one block that a plan may make.
+
+Which parts of a block are regions depends on its class: see parts.py. Here these choices have
+names that stand for them, and `Profile.allowed` says which parts they are for a block.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
 
 from memopt._extension import HAS_NATIVE
 from memopt.assignment import Choice
@@ -10,19 +17,59 @@ CHOICES = tuple(
     for checkpoint in (False, True)
     for recipes in ((False, True) if HAS_NATIVE else (False,))
 )
-"""The choices without offloading: keep, recipes, checkpoint, recipes inside a checkpoint. (Recipes
-where there is the native library.)
+"""The choices without offloading or parts: keep, recipes, checkpoint, recipes inside a checkpoint.
+(Recipes where there is the native library.)
 """
+LEVELS = ("<few parts>", "<more parts>")
+"""Names for sets of parts, the smaller one first."""
+INSIDE = "<parts inside>"
+"""The name for the parts that are regions inside a block's region."""
+EACH = ""
+"""A block that is a region inside one that it shares with others."""
+
+_RECIPES = (False, True) if HAS_NATIVE else (False,)
+_LEAST = Choice(recipes=HAS_NATIVE, checkpoint=True)
+WITH_PARTS = (
+    *(Choice(recipes, parts=(level,)) for level in LEVELS for recipes in _RECIPES),
+    replace(_LEAST, parts=(INSIDE,)),
+)
+SHARING = (
+    *(
+        Choice(recipes, checkpoint=True, parts=parts)
+        for parts in ((), (EACH,))
+        for recipes in _RECIPES
+    ),
+    replace(_LEAST, parts=(EACH, INSIDE)),
+)
+"""Choices for consecutive calls that share one region."""
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 
 
+@cache
 def choices_with(offload: bool) -> tuple[Choice, ...]:
-    """All that a plan may choose from."""
+    """All that a plan may choose from for one call."""
+    alone = (*CHOICES, *WITH_PARTS)
     if not offload:
-        return CHOICES
+        return alone
     away = [
-        Choice(choice.recipes, choice.checkpoint, share)
-        for choice in CHOICES
-        for share in ((1.0,) if choice.checkpoint else _SHARES)
+        replace(choice, offload=share)
+        for choice in alone
+        for share in ((1.0,) if choice.checkpoint or choice.parts else _SHARES)
     ]
-    return (*CHOICES, *away)
+    return (*alone, *away)
+
+
+@cache
+def sharing_with(offload: bool) -> tuple[Choice, ...]:
+    """All that a plan may choose from for calls that share a region, which the native library
+    makes.
+    """
+    if not HAS_NATIVE:
+        return ()
+    return (*SHARING, *(replace(choice, offload=1.0) for choice in SHARING if offload))
+
+
+def inside(choice: Choice) -> Choice:
+    """What a call does by itself while the region that it shares is recomputed."""
+    parts = tuple(part for part in choice.parts if part != EACH)
+    return Choice(choice.recipes, checkpoint=EACH in choice.parts, parts=parts)

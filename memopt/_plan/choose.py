@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from memopt._plan.choices import CHOICES, choices_with
+from memopt._plan.choices import CHOICES, choices_with, sharing_with
+from memopt._plan.groups import apart_option, group_option, groups_of, lengths_of
 from memopt._plan.observe import Observed
 from memopt._plan.profile import Look, Profile
 from memopt._plan.shared import fixed_choices
-from memopt._plan.solver import BelowFloor, LinkTimes, Problem, Timeline, evaluate, solve
-from memopt.assignment import Assignment, Choice
+from memopt._plan.solver import BelowFloor, LinkTimes, Option, Problem, Timeline, evaluate, solve
+from memopt.assignment import Assignment, Choice, Paths
 from memopt.place import Place
 
 # How often a plan is predicted, and solved again with what that taught.
@@ -21,6 +22,8 @@ _MOST_ROUNDS = 8
 _MOST_TOO_HIGH = 0.03
 
 UNLIMITED = 1 << 60
+
+_REGION = Choice(checkpoint=True)
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,13 @@ class Terms:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
+        """Those of one call."""
         return choices_with(offload=self.place is not None)
+
+    @property
+    def every(self) -> tuple[Choice, ...]:
+        """Those of one call, and behind them those of calls that share a region."""
+        return (*self.choices, *sharing_with(offload=self.place is not None))
 
 
 @dataclass(frozen=True)
@@ -76,31 +85,47 @@ def choose_plan(profile: Profile, budget: int, look: Look, terms: Terms) -> tupl
     share a tensor that each counts, or that one of them needs more than its kind did elsewhere. So
     that no plan is slower than one choice for all blocks, those that could fit are predicted too.
     """
-    found: dict[tuple[int, ...], Chosen] = {}
+    found: dict[_Ways, Chosen] = {}
     aim = budget
     for _ in range(_MOST_ROUNDS):
         solution = solved(profile, aim, terms)
-        if solution.choices in found:
+        if _ways(solution) in found:
             break
         chosen = _predicted(profile, solution, look, terms)
-        found[solution.choices] = chosen
+        found[_ways(solution)] = chosen
         if chosen.peak <= budget:
             aim = budget + max(0, solution.peak - chosen.peak)
         else:
-            now = evaluated(profile, terms, solution.choices)
+            now = _again(profile, terms, solution)
             aim = min(aim, budget) - max(0, chosen.peak - max(now.peak, budget))
     for choice in CHOICES:
         solution = uniform(profile, choice, terms)
-        if solution.choices not in found and _may_be_faster(solution, found.values(), budget):
-            found[solution.choices] = _predicted(profile, solution, look, terms)
+        if _ways(solution) not in found and _may_be_faster(solution, found.values(), budget):
+            found[_ways(solution)] = _predicted(profile, solution, look, terms)
     fitting = [chosen for chosen in found.values() if chosen.peak <= budget]
     if fitting:
         return min(fitting, key=lambda chosen: chosen.solution.seconds), True
     least = _floor(profile.uncorrected(), look, terms)
-    timed = evaluated(profile, terms, least.solution.choices)
-    if least.peak > budget and terms.place is not None and not terms.in_step:
-        return choose_plan(profile, budget, look, replace(terms, in_step=True))
+    timed = _again(profile, terms, least.solution)
+    if least.peak > budget and terms.place is not None:
+        if not terms.in_step:
+            return choose_plan(profile, budget, look, replace(terms, in_step=True))
+        staying, fits = choose_plan(profile, budget, look, Terms())
+        if staying.peak < least.peak:
+            return staying, fits
     return replace(least, solution=timed), least.peak <= budget
+
+
+_Ways = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def _ways(solution: Timeline) -> _Ways:
+    return solution.choices, solution.groups
+
+
+def _again(profile: Profile, terms: Terms, solution: Timeline) -> Timeline:
+    """Evaluate a solution by the profile as it is now."""
+    return evaluated(profile, terms, solution.choices, solution.groups)
 
 
 def _may_be_faster(solution: Timeline, found: Iterable[Chosen], budget: int) -> bool:
@@ -115,9 +140,9 @@ def _predicted(profile: Profile, solution: Timeline, look: Look, terms: Terms) -
     """The whole plan, and the profile corrected by it."""
     assignment = _assignment(profile, solution, terms)
     observed = look(assignment)
-    profile.correct(assignment, observed)
+    profile.correct(assignment, observed, solution.groups)
     if assignment.offloads:
-        solution = evaluated(profile, terms, solution.choices)
+        solution = _again(profile, terms, solution)
         return Chosen(assignment, solution, _at_worst(profile, terms, solution), observed)
     return Chosen(assignment, solution, observed.nbytes.peak, observed)
 
@@ -127,17 +152,15 @@ def _at_worst(profile: Profile, terms: Terms, solution: Timeline) -> int:
     under way each way as the engine allows, of the largest storages, or all that left before. What
     leaves late may do so while backward is past the block that it is of.
     """
-    with_recipes = any(terms.choices[number].recipes for number in solution.choices[1:-1])
-    whole = problem(profile, terms, terms.choices, with_recipes=with_recipes)
+    whole = _as_chosen(profile, terms, solution.choices, solution.groups)
     most = terms.copies_in_flight * _largest(profile, terms, solution.choices)
-    taken = list(zip(whole.stages, solution.choices, strict=True))
-    away = [place for place, (stage, n) in enumerate(taken) if stage.choices[n].offloaded]
+    away = [place for place, stage in enumerate(whole.stages) if stage.choices[0].offloaded]
     last = max(away, default=0)  # the first one that asks: nothing comes back before
-    total = sum(stage.choices[number].offloaded for stage, number in taken)
+    total = sum(stage.choices[0].offloaded for stage in whole.stages)
     held = left = 0
     peak = whole.base + whole.optimizer
-    for place, (stage, number) in enumerate(taken):
-        option = stage.choices[number]
+    for place, stage in enumerate(whole.stages):
+        option = stage.choices[0]
         leaving = 0 if terms.in_step else most
         late = min(leaving, total - left - option.offloaded)
         returning = most if place <= last else 0
@@ -151,8 +174,10 @@ def _at_worst(profile: Profile, terms: Terms, solution: Timeline) -> int:
 
 def _largest(profile: Profile, terms: Terms, numbers: Sequence[int]) -> int:
     """Return the largest of the storages that these choices offload."""
-    calls = enumerate(terms.choices[number] for number in numbers[1:-1])
-    sizes = (profile.bytes_of(call, choice).may_leave for call, choice in calls if choice.offload)
+    alone = len(terms.choices)
+    every = [terms.every[n] if n < alone else _REGION for n in range(len(terms.every))]
+    calls = [(call, every[n]) for call, n in enumerate(numbers[1:-1]) if terms.every[n].offload]
+    sizes = (profile.bytes_of(call, choice).may_leave for call, choice in calls)
     return max((nbytes for storages in sizes for nbytes in storages), default=0)
 
 
@@ -161,12 +186,12 @@ def _floor(profile: Profile, look: Look, terms: Terms) -> Chosen:
     next question finds it too, whatever the times are then.
     """
     terms = replace(terms, out=1.0, back=1.0)
-    found: dict[tuple[int, ...], Chosen] = {}
+    found: dict[_Ways, Chosen] = {}
     for _ in range(_MOST_ROUNDS):
         solution = solved(profile, 0, terms)
-        if solution.choices in found:
+        if _ways(solution) in found:
             break
-        found[solution.choices] = _predicted(profile, solution, look, terms)
+        found[_ways(solution)] = _predicted(profile, solution, look, terms)
     return min(found.values(), key=lambda chosen: chosen.peak)
 
 
@@ -174,7 +199,7 @@ def solved(profile: Profile, budget: int, terms: Terms) -> Timeline:
     """The plan by the arithmetic alone. Where nothing fits, what needs least."""
     found: list[Timeline] = []
     floors: list[Timeline] = []
-    for choices, with_recipes in questions(terms):
+    for choices, with_recipes in questions(profile, terms):
         whole = problem(profile, terms, choices, with_recipes=with_recipes)
 
         def with_fixed(
@@ -192,11 +217,62 @@ def solved(profile: Profile, budget: int, terms: Terms) -> Timeline:
         for only in fixed_choices(profile, whole, choices, budget, with_fixed):
             best = _among_all(profile, with_fixed(only), choices, terms)
             (found if best.peak <= budget else floors).append(best)
-    if found:
-        best = min(found, key=lambda solution: (solution.seconds, solution.peak))
-    else:
-        best = min(floors, key=lambda solution: solution.peak)
-    return _in_order(profile, best, budget, terms)
+    best = _in_order(profile, _best(found or floors, budget), budget, terms)
+    regions = (terms.choices[number].checkpoint for number in best.choices[1:-1])
+    if best.peak <= budget and not all(regions):
+        return best
+    return _best([best, *_with_groups(profile, budget, terms)], budget)
+
+
+def _best(found: Iterable[Timeline], budget: int) -> Timeline:
+    """The fastest within the budget; where there is none, the one that needs least."""
+
+    def worth(plan: Timeline) -> tuple[bool, float, float]:
+        if plan.peak <= budget:
+            return False, plan.seconds, plan.peak
+        return True, plan.peak, plan.seconds
+
+    return min(found, key=worth)
+
+
+def _with_groups(profile: Profile, budget: int, terms: Terms) -> Iterator[Timeline]:
+    """Plans in which consecutive calls share regions, for some lengths of these. Calls that could
+    share one and do not have all the same choice.
+    """
+    alone = len(terms.choices)
+    for length in lengths_of(profile):
+        groups = groups_of(profile, length)
+        for with_recipes in (True, False):
+            numbers = [
+                number
+                for number, choice in enumerate(terms.every)
+                if (with_recipes or not choice.recipes)
+                and (profile.parts or number >= alone or not choice.parts)
+            ]
+
+            def options(
+                first: int,
+                count: int,
+                numbers: Sequence[int] = numbers,
+                with_recipes: bool = with_recipes,
+            ) -> Iterator[Option]:
+                for number in numbers:
+                    if number < alone or count > 1:
+                        option_of = apart_option if number < alone else group_option
+                        choice = terms.every[number]
+                        yield option_of(profile, first, count, choice, with_recipes=with_recipes)
+
+            asked = profile.grouped(groups, _link(profile, terms), options)
+            try:
+                found: Timeline = solve(asked, budget)
+            except BelowFloor as error:
+                found = error.solution
+            chosen: list[int] = []
+            stages: list[int] = []
+            for count, place in zip(groups, found.choices[1:-1], strict=True):
+                chosen += [numbers[place]] * count
+                stages += [count] if numbers[place] >= alone else [1] * count
+            yield evaluated(profile, terms, [0, *chosen, 0], stages)
 
 
 def _in_order(profile: Profile, solution: Timeline, budget: int, terms: Terms) -> Timeline:
@@ -240,8 +316,12 @@ def _among_all(
 
 
 def _assignment(profile: Profile, solution: Timeline, terms: Terms) -> Assignment:
-    chosen = zip(profile.paths, solution.choices[1:-1], strict=True)
-    choices = {path: terms.choices[number] for path, number in chosen}
+    choices: dict[Paths, Choice] = {}
+    first = 0
+    for length in solution.groups or [1] * len(profile.paths):
+        at = profile.paths[first : first + length]
+        choices[at] = profile.allowed(at[0], terms.every[solution.choices[first + 1]])
+        first += length
     assignment = Assignment(choices, terms.place, terms.in_step)
     return assignment.without_regions(profile.no_regions)
 
@@ -257,31 +337,56 @@ def problem(
     """State the problem for the solver, with some of the choices. `only`: blocks with one.
     `with_recipes`: whether some block has recipes.
     """
+    return profile.problem(choices, _link(profile, terms), only, with_recipes=with_recipes)
+
+
+def _link(profile: Profile, terms: Terms) -> LinkTimes:
     largest = max((n for cost in profile.nbytes.values() for n in cost.may_leave), default=0)
-    link = LinkTimes(
+    return LinkTimes(
         terms.out,
         terms.back,
         UNLIMITED if terms.room is None else terms.room,
         0 if terms.in_step else terms.copies_in_flight * largest,
     )
-    return profile.problem(choices, link, only, with_recipes=with_recipes)
 
 
-def questions(terms: Terms) -> Iterator[tuple[Sequence[Choice], bool]]:
+def questions(profile: Profile, terms: Terms) -> Iterator[tuple[Sequence[Choice], bool]]:
     """Recipes cost every block something, also those that have none. So a plan with recipes is one
     question, and a plan without another one: the choices, and whether recipes are among them.
     """
-    yield terms.choices, True
-    yield [choice for choice in terms.choices if not choice.recipes], False
+    choices = [choice for choice in terms.choices if profile.parts or not choice.parts]
+    yield choices, True
+    yield [choice for choice in choices if not choice.recipes], False
 
 
-def evaluated(profile: Profile, terms: Terms, numbers: Sequence[int]) -> Timeline:
+def evaluated(
+    profile: Profile, terms: Terms, numbers: Sequence[int], groups: Sequence[int] = ()
+) -> Timeline:
     """Evaluate choices by their numbers: of what is before the blocks, of each call, and of
     what is after them.
+
+    Args:
+        groups: how many calls share a region, in their order; empty: each is alone.
     """
-    with_recipes = any(terms.choices[number].recipes for number in numbers[1:-1])
-    whole = problem(profile, terms, terms.choices, with_recipes=with_recipes)
-    return evaluate(whole, numbers)
+    whole = _as_chosen(profile, terms, numbers, groups)
+    found = evaluate(whole, [0] * len(whole.stages))
+    groups = groups if any(length > 1 for length in groups) else ()
+    return replace(found, choices=tuple(numbers), groups=tuple(groups))
+
+
+def _as_chosen(
+    profile: Profile, terms: Terms, numbers: Sequence[int], groups: Sequence[int]
+) -> Problem:
+    """State the problem with one option for each stage."""
+    every = terms.every
+    with_recipes = any(every[number].recipes for number in numbers[1:-1])
+
+    def options(first: int, length: int) -> Iterator[Option]:
+        option_of = apart_option if length == 1 else group_option
+        choice = every[numbers[first + 1]]
+        yield option_of(profile, first, length, choice, with_recipes=with_recipes)
+
+    return profile.grouped(groups or [1] * len(profile.paths), _link(profile, terms), options)
 
 
 def uniform(profile: Profile, choice: Choice, terms: Terms) -> Timeline:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from memopt._extension import HAS_NATIVE
 from memopt._plan import ranks
 from memopt._plan.choose import Terms, uniform
 from memopt._plan.observe import Observed, predicted, watched
+from memopt._plan.parts import BlockParts, parts_of
 from memopt._plan.profile import Profile, StepSeconds, profile_of
 from memopt._plan.seconds import TimedStages, measured_seconds
 from memopt.applied import assigned
@@ -26,6 +27,7 @@ from memopt.memory.depth import Depth
 from memopt.memory.parallel import bucket_bytes, is_sharded
 from memopt.memory.paths import is_inside
 from memopt.memory.predicted.outcome import DependsOnValues
+from memopt.memory.speed import speed_of
 from memopt.memory.step import Step
 from memopt.memory.unchanged import Written, unchanged
 
@@ -68,31 +70,38 @@ class Live:
         """Find the blocks that cannot be regions, by a forward of the model. Nothing where it has
         no values, or its parameters are gathered for each call.
         """
-        if not self.runs or is_sharded(self.step.model):
-            return
+        self.no_regions = self._cannot_run_again(self.blocks)
+
+    def _cannot_run_again(self, paths: Sequence[str]) -> dict[str, str]:
+        if not paths or not self.runs or is_sharded(self.step.model):
+            return {}
         modules = dict(self.step.model.named_modules())
         with unchanged(*self.step.roots, written=Written()):
             found = cannot_run_again(
                 self.step.model,
                 lambda: self.step.output(self.step.batches()[0]),
-                {path: modules[path] for path in self.blocks},
+                {path: modules[path] for path in paths},
             )
-        self.no_regions = ranks.joined_ranks(found)
+        return ranks.joined_ranks(found)
 
     def look(self, assignment: Assignment) -> Observed:
         """A step with an assignment: predicted, or where it asks for values watched. The most bytes
         of all ranks, which then ask for the same steps.
         """
         possible = assignment.without_regions(self.no_regions)
-        observed = self.depth.run(lambda: self._look(possible), lambda o: len(o.ledger.ops))
+        return self._looked(lambda: self._look(possible))
+
+    def _looked(self, look: Callable[[], Observed]) -> Observed:
+        observed = self.depth.run(look, lambda o: len(o.ledger.ops))
         self.written.add(observed.written.tensors)
         nbytes, buckets = observed.nbytes, bucket_bytes(self.entry)
         nbytes = replace(nbytes, base=nbytes.base + buckets, peak=nbytes.peak + buckets)
-        kinds, sites = ranks.first((observed.kinds, observed.sites))
+        kinds, sites, follows = ranks.first((observed.kinds, observed.sites, observed.follows))
         return replace(
             observed,
             kinds=kinds,
             sites=sites,
+            follows=follows,
             nbytes=ranks.with_most(nbytes),
             no_regions=tuple(self.no_regions),
         )
@@ -100,8 +109,44 @@ class Live:
     def plain(self) -> Observed | None:
         """The step without a plan; None where it would have to run: there may be no room for it."""
         if self._plain is None and self.predictable:
-            self._plain = self.look(Assignment(dict.fromkeys(self.blocks, KEEP)))
+            try:
+                self._plain = self._looked(self._predicted_plain)
+            except DependsOnValues:
+                if not self.runs:
+                    raise
+                self.predictable = False
         return self._plain
+
+    def _predicted_plain(self) -> Observed:
+        keep = Assignment(dict.fromkeys(self.blocks, KEEP))
+        found = predicted(self.step, keep, self.blocks, self.target, self.primed, with_tree=True)
+        self.primed = found.primed
+        return found
+
+    def parts(self) -> dict[str, BlockParts]:
+        """The parts of blocks that are worth a region of their own; none where no step can be
+        predicted. Blocks of one kind have the same, and one of them is probed.
+        """
+        plain = self.plain()
+        if plain is None or plain.tree is None:
+            return {}
+        kinds: dict[str, int] = {}
+        for path, kind in zip(plain.paths, plain.kinds, strict=True):
+            kinds.setdefault(path, kind)
+        first = {kind: path for path, kind in reversed(kinds.items())}
+        speed, again = speed_of(self.step), set(plain.tree.again)
+        found = parts_of(plain.tree, speed, first.values(), again)
+        inside = [f"{path}.{part}" for path, one in found.items() for part in one.every]
+        if bad := self._cannot_run_again(inside):
+            found = parts_of(plain.tree, speed, first.values(), again.union(bad))
+        modules = dict(self.step.model.named_modules())
+        there = {
+            path: found[first[kind]]
+            for path, kind in kinds.items()
+            if found[first[kind]].levels
+            and all(f"{path}.{part}" in modules for part in found[first[kind]].every)
+        }
+        return ranks.first(there)
 
     def _look(self, assignment: Assignment) -> Observed:
         if self.predictable:
@@ -119,7 +164,7 @@ class Live:
     def profile(self) -> Profile:
         """Bytes and seconds, of all ranks."""
         self.probe()
-        profile, samples = profile_of(self.blocks, self.look)
+        profile, samples = profile_of(self.blocks, self.look, self.parts())
         if self.runs and self.steps:
             above = [(sample, observed.nbytes.above) for sample, observed in samples]
             # Where some blocks have recipes the others pay as well, since what they save passes a
@@ -178,7 +223,7 @@ class Live:
 
         def run() -> None:
             for batch in step.batches():
-                step.forward(batch).backward()
+                step.forward_and_backward(batch)
 
         with unchanged(*step.roots, written=self.written):
             above = self.depth.run(lambda: most_above(device, run), lambda above: above)
@@ -197,7 +242,7 @@ def blocks_of(step: Step, blocks: BlocksLike) -> tuple[str, ...]:
     if isinstance(blocks, (list, tuple)) and all(isinstance(path, str) for path in blocks):
         paths = _given(step, blocks)
     elif blocks is None and not find_blocks(model).modules:
-        paths = measured_regions("memopt.plan", model, step.batch, step.loss).paths
+        paths = measured_regions("memopt.plan", model, step.batch, step.loss, step.function).paths
         if not paths:
             raise ValueError(
                 "memopt.plan: model must have blocks (an nn.ModuleList, nn.Sequential or "
@@ -229,7 +274,7 @@ def _given(step: Step, blocks: Sequence[Any]) -> tuple[str, ...]:
             "memopt.plan: blocks must be paths of the model's submodules, got "
             f"{missing[0] if missing else 'none'!r}"
         )
-    idle = idle_modules("memopt.plan", step.model, step.batch, step.loss, blocks)
+    idle = idle_modules("memopt.plan", step.model, step.batch, step.loss, blocks, step.function)
     if idle:
         path, why = next(iter(idle.items()))
         raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -12,10 +13,12 @@ from torch import nn
 from memopt._plan.bytes import StepBytes, step_bytes
 from memopt._plan.own import again_in, check_runs_once
 from memopt._plan.seconds import StageSeconds, estimated_seconds
-from memopt._plan.watch import Position, Watch, kinds_of, moment_of, sites_of
+from memopt._plan.watch import Position, Watch, follows_of, kinds_of, moment_of, sites_of
 from memopt.applied import assign
 from memopt.assignment import Assignment
 from memopt.memory.batches import device_of
+from memopt.memory.calls.record import CallRecorder
+from memopt.memory.calls.tree import CallTree
 from memopt.memory.ledger import Ledger
 from memopt.memory.peak import of_optimizer
 from memopt.memory.predicted.hollow import CUDA_GRANULARITY
@@ -39,6 +42,10 @@ class Observed:
     sites: tuple[int, ...]
     """Sites of the calls: see `sites_of`. Calls of one site hold the same bytes."""
     ledger: Ledger
+    follows: tuple[bool, ...] = ()
+    """Whether each call gets what the one before it returned, and no operator runs between."""
+    tree: CallTree | None = None
+    """The calls of all modules, where it was asked for."""
     primed: frozenset[str] | None = None
     """The parameters for which the optimizer had a state; None: it was not asked."""
     no_regions: tuple[str, ...] = ()
@@ -59,25 +66,33 @@ def predicted(
     blocks: Sequence[str],
     target: str,
     prime: Collection[str] | None,
+    with_tree: bool = False,
 ) -> Observed:
     """Look at a step that computes nothing. Nothing is offloaded.
 
     Args:
+        with_tree: whether the calls of all modules are recorded.
         prime: the parameters for which the optimizer has a state after a step; None: not known yet.
 
     Raises:
         DependsOnValues: it looks at values.
     """
     watches: list[Watch[Position]] = []
+    recorders: list[CallRecorder] = []
 
-    def watch(model: nn.Module, ledger: Ledger) -> Watch[Position]:
-        watches.append(Watch(model, blocks, lambda: moment_of(ledger)))
-        return watches[0]
+    def watch(model: nn.Module, ledger: Ledger) -> AbstractContextManager[object]:
+        stack = ExitStack()
+        watches.append(stack.enter_context(Watch(model, blocks, lambda: moment_of(ledger))))
+        if with_tree:
+            recorders.append(stack.enter_context(CallRecorder(model, ledger)))
+        return stack
 
     put = partial(assign, assignment=assignment.staying())
+    step = replace(step, watching=lambda: watches[0].of_function())
     found = hollow_step(step, put, target, watch, prime)
     observed = _observed(found.ledger, watches[0], step)
-    return replace(observed, primed=found.primed, written=found.written)
+    tree = recorders[0].tree() if recorders else None
+    return replace(observed, primed=found.primed, written=found.written, tree=tree)
 
 
 def watched(step: Step, blocks: Sequence[str]) -> Observed:
@@ -91,6 +106,7 @@ def watched(step: Step, blocks: Sequence[str]) -> Observed:
     watch = Watch(step.model, blocks, lambda: moment_of(ledger))
     alone = copy.copy(step)
     alone.optimizer, alone.set_to_none = None, True
+    alone.watching = watch.of_function
     with unchanged(*step.roots) as before:
         if next(tensor_attributes(step.model), None) is not None:
             alone.run()  # forward exchanges them: they are then what the step before left
@@ -124,11 +140,12 @@ def _observed(ledger: Ledger, watch: Watch[Position], step: Step) -> Observed:
             f"got {', '.join(watch.paths)}, which were not"
         )
     return Observed(
-        step_bytes(ledger, watch.start, watch.calls),
-        estimated_seconds(ledger, watch.start, watch.calls, speed_of(step)),
+        step_bytes(ledger, watch.start, watch.calls, watch.turns),
+        estimated_seconds(ledger, watch.start, watch.calls, speed_of(step), watch.turns),
         tuple(call.path for call in watch.calls),
         kinds_of(watch.calls),
         sites_of(watch.calls, ledger.ops),
         ledger,
+        follows_of(watch.calls),
         again=again_in(watch),
     )

@@ -317,7 +317,7 @@ def made(live: Live, profile: Profile, budget: int, terms: Terms) -> Plan:
             "until what it offloads has left"
         )
     model = live.step.model
-    regions = chosen.assignment.where(lambda choice: choice.checkpoint)
+    regions = chosen.assignment.where(lambda choice: choice.checkpoint or bool(choice.parts))
     if on_caches := note_on_caches(model, [model.get_submodule(path) for path in regions]):
         notes.append(on_caches)
     plan = Plan(

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from memopt._plan.choose import Chosen, Terms
+from memopt._plan.groups import group_option
 from memopt._plan.profile import Profile
+from memopt._plan.solver import Option
 from memopt.assignment import KEEP, Assignment, Choice
 from memopt.memory.trace import Trace
 
@@ -27,6 +29,9 @@ class PlannedBlock:
     """Seconds of its forward and backward, with the recompute."""
     added: float
     """More than without the plan."""
+    together: tuple[str, ...] = ()
+    """The blocks that share a region with it, itself among them; empty: it shares none. What the
+    region keeps counts for the first of them, and the time is shared."""
 
 
 @dataclass
@@ -68,11 +73,24 @@ class Planned:
 
 def planned_blocks(profile: Profile, chosen: Chosen) -> Iterator[PlannedBlock]:
     with_recipes = chosen.assignment.recipes
+    calls: dict[str, list[int]] = {}
+    for number, path in enumerate(profile.paths):
+        calls.setdefault(path, []).append(number)
+    shared = {at[0]: at for at in chosen.assignment.choices if len(at) > 1}
+    group: Option | None = None
+    together: tuple[str, ...] = ()
     for path in profile.blocks:
         choice = chosen.assignment.of(path)
-        calls = [number for number, other in enumerate(profile.paths) if other == path]
-        mine = [profile.option(number, choice, with_recipes=with_recipes) for number in calls]
-        plain = [profile.option(number, KEEP, with_recipes=False) for number in calls]
+        first = calls[path][0]
+        if path in shared:
+            together = shared[path]
+            group = group_option(profile, first, len(together), choice, with_recipes=with_recipes)
+        if path in together:
+            assert group is not None
+            mine = [_share_of(group, together, path)]
+        else:
+            mine = [profile.option(n, choice, with_recipes=with_recipes) for n in calls[path]]
+        plain = [profile.option(number, KEEP, with_recipes=False) for number in calls[path]]
         seconds = sum(one.forward_seconds + one.backward_seconds for one in mine)
         yield PlannedBlock(
             path,
@@ -82,4 +100,15 @@ def planned_blocks(profile: Profile, chosen: Chosen) -> Iterator[PlannedBlock]:
             away=sum(one.offloaded for one in mine),
             seconds=seconds,
             added=seconds - sum(one.forward_seconds + one.backward_seconds for one in plain),
+            together=together if path in together else (),
         )
+
+
+def _share_of(group: Option, together: tuple[str, ...], path: str) -> Option:
+    count, is_first = len(together), path == together[0]
+    return Option(
+        resident=group.resident * is_first,
+        offloaded=group.offloaded * is_first,
+        forward_seconds=group.forward_seconds / count,
+        backward_seconds=group.backward_seconds / count,
+    )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import NamedTuple
 
-from memopt._plan.bytes import StageBytes
-from memopt._plan.choices import CHOICES
+from memopt._plan.bytes import StageBytes, joined_bytes
+from memopt._plan.choices import CHOICES, WITH_PARTS
 from memopt._plan.levels import Case, Timed
 from memopt._plan.observe import Observed
+from memopt._plan.parts import NO_PARTS, BlockParts
 from memopt._plan.seconds import StageSeconds
 from memopt._plan.solver import LinkTimes, Option, Problem, Stage
 from memopt._plan.times import seconds_of
@@ -66,6 +68,13 @@ class Profile:
     """The base and the ends' bytes as they were before plans were predicted; None: not known."""
     no_regions: tuple[str, ...] = ()
     """Blocks that cannot be recomputed as they ran: they are never checkpointed."""
+    follows: tuple[bool, ...] = ()
+    """Whether a call gets what the one before returned, with nothing between: see Observed."""
+    parts: dict[str, BlockParts] = field(default_factory=dict)
+    """What the choices with parts are, by block."""
+    exact_groups: dict[tuple[int, int, Choice], StageBytes] = field(default_factory=dict)
+    """Bytes of calls that share a region, by the first one's number, how many, and the choice, as
+    they were in a plan that was predicted whole."""
     in_order: bool = True
     """Whether backward passes the blocks in the opposite order, as the arithmetic assumes."""
 
@@ -80,8 +89,13 @@ class Profile:
         return tuple(dict.fromkeys(self.paths))
 
     def allowed(self, path: str, choice: Choice) -> Choice:
-        """The choice, or of a block that cannot be a region the same without one."""
-        return replace(choice, checkpoint=False) if path in self.no_regions else choice
+        """The choice with the parts that its names stand for; of a block that cannot be a region
+        the same without one.
+        """
+        parts = self.parts.get(path, NO_PARTS).named(choice)
+        if path in self.no_regions:
+            return replace(choice, checkpoint=False, parts=())
+        return replace(choice, parts=parts) if parts != choice.parts else choice
 
     def uniform(self, choice: Choice) -> Assignment:
         """One choice for all blocks."""
@@ -103,11 +117,21 @@ class Profile:
                 found.append(Timed(number, case, stage, round))
         for name, seconds in ends.items():
             self.ends[name] = self.ends[name][0], _median(seconds)
-        self.seconds = seconds_of(found) if is_timed else _medians(found)
+        if is_timed:
+            shares = {case: self._share(case) for case in self.seconds if case.choice.parts}
+            self.seconds = seconds_of(found, shares)
+        else:
+            self.seconds = _medians(found)
         self.is_timed = is_timed
         self.spread = _spread(steps) if is_timed else None
         behind = [step.behind for step in steps if step.behind is not None]
         self.behind = median(behind) if behind else None
+
+    def _share(self, case: Case) -> float:
+        """The share of a block's forward that backward runs again, by the estimates."""
+        plain = self.seconds[Case(case.kind, Choice(case.choice.recipes), case.is_beside)]
+        again = self.seconds[case].backward - plain.backward
+        return max(0.0, again) / plain.forward if plain.forward else 0.0
 
     def handed_on(self, assignment: Assignment, places: int) -> Assignment:
         """Return these choices, each moved on among the blocks of its kind: in several steps a
@@ -122,8 +146,13 @@ class Profile:
                 choices[path] = assignment.of(paths[(number + places) % len(paths)])
         return Assignment(choices, assignment.place).without_regions(self.no_regions)
 
-    def correct(self, assignment: Assignment, observed: Observed) -> None:
+    def correct(
+        self, assignment: Assignment, observed: Observed, groups: Sequence[int] = ()
+    ) -> None:
         """Take over what a step with this assignment had.
+
+        Args:
+            groups: how many calls share a region, in their order; empty: each is alone.
 
         Raises:
             ValueError: it calls other blocks than the steps before.
@@ -131,9 +160,15 @@ class Profile:
         _check_same_calls(self.paths, observed.paths)
         step = observed.nbytes
         self.base = step.base
-        for number, (path, stage) in enumerate(zip(self.paths, step.stages[1:-1], strict=True)):
-            choice = replace(assignment.of(path), offload=0.0)
-            self.exact[number, choice] = stage
+        first = 0
+        for length in groups or [1] * len(self.paths):
+            choice = replace(assignment.of(self.paths[first]), offload=0.0)
+            stages = step.stages[first + 1 : first + 1 + length]
+            if length == 1:
+                self.exact[first, choice] = stages[0]
+            else:
+                self.exact_groups[first, length, choice] = joined_bytes(stages)
+            first += length
         for name, stage in (("before", step.stages[0]), ("after", step.stages[-1])):
             self.ends[name] = (stage, self.ends[name][1])
 
@@ -151,13 +186,32 @@ class Profile:
             only: blocks with one choice.
             with_recipes: whether some block has recipes.
         """
-        stages = [self._end("before", 0)]
-        for number, path in enumerate(self.paths):
+
+        def options(number: int, _: int) -> Iterator[Option]:
+            path = self.paths[number]
             mine = choices if only is None or path not in only else (only[path],)
-            options = tuple(
-                self.option(number, choice, with_recipes=with_recipes) for choice in mine
-            )
-            stages.append(Stage(options, self.gradients[number + 1]))
+            return (self.option(number, choice, with_recipes=with_recipes) for choice in mine)
+
+        return self.grouped([1] * len(self.paths), link, options)
+
+    def grouped(
+        self,
+        groups: Sequence[int],
+        link: LinkTimes,
+        options_of: Callable[[int, int], Iterable[Option]],
+    ) -> Problem:
+        """State the problem with consecutive calls as one stage.
+
+        Args:
+            groups: how many calls each stage is of.
+            options_of: the options of the stage that begins with a call, and is of so many.
+        """
+        stages = [self._end("before", 0)]
+        first = 0
+        for length in groups:
+            first += length
+            options = tuple(options_of(first - length, length))
+            stages.append(Stage(options, self.gradients[first]))
         stages.append(self._end("after", -1))
         return Problem(tuple(stages), self.base, self.optimizer, link)
 
@@ -179,6 +233,7 @@ class Profile:
             ends={name: (nbytes, none) for name, nbytes in ends.items()},
             seconds=dict.fromkeys(self.seconds, none),
             exact={},
+            exact_groups={},
         )
 
     def _end(self, name: str, number: int) -> Stage:
@@ -244,15 +299,18 @@ Look = Callable[[Assignment], Observed]
 
 
 def profile_of(
-    blocks: Sequence[str], look: Look
+    blocks: Sequence[str], look: Look, parts: Mapping[str, BlockParts] | None = None
 ) -> tuple[Profile, list[tuple[Assignment, Observed]]]:
-    """Return what blocks cost, with seconds that are estimates; and what was looked at.
+    """Return what blocks cost, with seconds that are estimates; and what was looked at, without the
+    steps that have parts as regions.
 
-    Calls of one site share the choices among them, so that one look may be enough.
+    Calls of one site share the choices among them, so that one look may be enough for the choices
+    of whole blocks, and one for those of parts. There are never more looks than choices.
     """
     assignment = Assignment({path: CHOICES[n % len(CHOICES)] for n, path in enumerate(blocks)})
     samples, looks = [], []
     nbytes: dict[tuple[int, Choice], list[StageBytes]] = {}
+    timed = 0
     while assignment.choices:
         looks.append(look(assignment))
         first = looks[0]
@@ -262,7 +320,12 @@ def profile_of(
         for number, (path, site) in enumerate(zip(first.paths, first.sites, strict=True)):
             key = site, assignment.of(path)
             nbytes.setdefault(key, []).append(looks[-1].nbytes.stages[number + 1])
-        assignment = _next_sample(first, nbytes)
+        assignment = Assignment({})
+        if not timed:
+            assignment = _next_sample(first, nbytes, lambda path: CHOICES)
+            timed = 0 if assignment.choices else len(samples)
+        if timed and parts:
+            assignment = _next_sample(first, nbytes, partial(_with_parts, parts))
     profile = Profile(
         paths=first.paths,
         kinds=first.kinds,
@@ -277,15 +340,28 @@ def profile_of(
         nbytes={key: _most(stages) for key, stages in nbytes.items()},
         seconds={},
         no_regions=first.no_regions,
+        follows=first.follows,
+        parts=dict(parts or {}),
         in_order=all(one.nbytes.in_order for one in looks),
     )
     profile.first = profile.base, {name: nbytes for name, (nbytes, _) in profile.ends.items()}
     estimates = [StepSeconds(s, one.seconds) for s, one in zip(samples, looks, strict=True)]
     profile.set_seconds(estimates, is_timed=False)
-    return profile, list(zip(samples, looks, strict=True))
+    return profile, list(zip(samples, looks, strict=True))[:timed]
 
 
-def _next_sample(first: Observed, known: Container[tuple[int, Choice]]) -> Assignment:
+def _with_parts(parts: Mapping[str, BlockParts], path: str) -> list[Choice]:
+    """A block's choices with parts, each once."""
+    mine = parts.get(path, NO_PARTS)
+    named = [replace(choice, parts=mine.named(choice)) for choice in WITH_PARTS]
+    return list(dict.fromkeys(choice for choice in named if choice.parts))
+
+
+def _next_sample(
+    first: Observed,
+    known: Container[tuple[int, Choice]],
+    choices_of: Callable[[str], Sequence[Choice]],
+) -> Assignment:
     """A choice for each block that some site of its calls has not had yet; empty if none is left.
 
     A block gets the choice, among those left to it, that the fewest blocks of its kind got, so that
@@ -298,8 +374,8 @@ def _next_sample(first: Observed, known: Container[tuple[int, Choice]]) -> Assig
     left = {
         path: [
             choice
-            for choice in CHOICES
-            if not (choice.checkpoint and path in first.no_regions)
+            for choice in choices_of(path)
+            if not ((choice.checkpoint or choice.parts) and path in first.no_regions)
             and any((site, choice) not in known for site in mine)
         ]
         for path, mine in sites.items()
@@ -310,9 +386,11 @@ def _next_sample(first: Observed, known: Container[tuple[int, Choice]]) -> Assig
     chosen: dict[str, Choice] = {}
     for path, mine in sites.items():
         # Sites begin with different ones, so that each step that is timed has all choices.
-        turn = min(mine) % len(CHOICES)
-        options = left[path] or CHOICES
-        ordered = sorted(options, key=lambda c: (CHOICES.index(c) - turn) % len(CHOICES))
+        every = choices_of(path) or CHOICES
+        turn = min(mine) % len(every)
+        options = left[path] or every
+        place_of = {choice: place for place, choice in enumerate(every)}
+        ordered = sorted(options, key=lambda c: (place_of[c] - turn) % len(every))
         chosen[path] = min(ordered, key=lambda c: max(given[site, c] for site in mine))
         given.update((site, chosen[path]) for site in mine)
     return Assignment(chosen).without_regions(first.no_regions)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from memopt._plan.watch import BlockCall, Position, Watch, backward_spans, converted, forward_spans
+from memopt._plan.watch import (
+    BlockCall,
+    Position,
+    Watch,
+    backward_spans,
+    converted,
+    forward_spans,
+    turns_with,
+)
 from memopt._progress import doing
 from memopt.memory.batches import device_of
 from memopt.memory.ledger import Ledger
@@ -82,24 +90,31 @@ def measured_seconds(step: Step, paths: Sequence[str], written: Written) -> Time
     device = device_of(step.who, model, step.batch)
     with unchanged(*step.roots, written=written):
         clock = _Clock(device)
+        turns: list[Any] = []
         with Watch(model, paths, clock.stamp) as watch:
-            loss = step.forward(step.batches()[0])
-            turn = clock.stamp()
-            loss.backward()
-            end = clock.stamp()
-            del loss
+            timed = replace(step, watching=watch.of_function)
+            timed.forward_and_backward(
+                step.batches()[0],
+                lambda _: turns.append(clock.stamp()),
+                lambda: turns.append(clock.stamp()),
+            )
         behind = clock.end()
-    return TimedStages(_stages(watch, clock, turn, end), behind)
+    return TimedStages(_stages(watch, clock, turns[-2], turns[-1]), behind)
 
 
 def estimated_seconds(
-    ledger: Ledger, begun: Position, called: Sequence[BlockCall[Position]], speed: Speed
+    ledger: Ledger,
+    begun: Position,
+    called: Sequence[BlockCall[Position]],
+    speed: Speed,
+    turned: Sequence[tuple[Position, Position]] = (),
 ) -> list[StageSeconds]:
     """Estimate a ledger's step by the operations and bytes of its work.
 
     Args:
         begun: when forward began.
         called: the blocks' calls.
+        turned: when each backward of a step's own function began and ended.
     """
     start = begun.work
     calls = converted(called, lambda moment: moment.work)
@@ -111,16 +126,16 @@ def estimated_seconds(
     def took(span: tuple[int, int] | None) -> float:
         return 0.0 if span is None else sum(map(speed.seconds, ledger.work[slice(*span)]))
 
-    there = forward_spans(calls, start, turn)
-    back = backward_spans(calls, turn, end)
+    turns = turns_with(turned, lambda moment: moment.work, turn, end)
+    there, back = forward_spans(calls, start, turns), backward_spans(calls, turns)
     return [StageSeconds(took(f), took(b)) for f, b in zip(there, back, strict=True)]
 
 
 def _stages(watch: Watch[Any], clock: _Clock, turn: Any, end: Any) -> list[StageSeconds]:
     seconds = clock.seconds
     calls = converted(watch.calls, seconds)
-    there = forward_spans(calls, seconds(watch.start), seconds(turn))
-    back = backward_spans(calls, seconds(turn), seconds(end))
+    turns = turns_with(watch.turns, seconds, seconds(turn), seconds(end))
+    there, back = forward_spans(calls, seconds(watch.start), turns), backward_spans(calls, turns)
     return [
         StageSeconds(stop - begin, 0.0 if span is None else span[1] - span[0])
         for (begin, stop), span in zip(there, back, strict=True)

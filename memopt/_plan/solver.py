@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from memopt._extension import _C
@@ -106,6 +106,9 @@ class Timeline:
     """Seconds that each stage waits for the link, which has too much on its way out."""
     backward_waits: tuple[float, ...]
     """Seconds that each stage waits for what it has offloaded to return."""
+    groups: tuple[int, ...] = field(default=(), kw_only=True)
+    """How many calls each stage but the first and the last one is of, where `choices` has a number
+    for each call; empty: one each."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from memopt.assignment import Assignment
 from memopt.memory.sizes import Size
 from memopt.place import Place
 
-_FORMAT = "memopt plan 4"
+_FORMAT = "memopt plan 5"
 
 
 def signature_of(model: nn.Module, paths: Iterable[str]) -> dict[str, str]:
@@ -71,7 +71,7 @@ def fields_of(data: dict[str, Any]) -> dict[str, Any]:
     """Return a plan's fields from what `plan_as_dict` gave."""
     kinds = {name: kind for name, kind in get_type_hints(Planned).items() if name in data}
     fields = {name: _from_json(kind, data[name]) for name, kind in kinds.items()}
-    choices = {block.path: block.choice for block in fields["blocks"]}
+    choices = {block.together or (block.path,): block.choice for block in fields["blocks"]}
     fields["assignment"] = Assignment(choices, fields["terms"].place, data["in_step"])
     fields["budget"] = Size(data["budget"], data["budget_given"])
     return fields

@@ -79,7 +79,7 @@ def _runs(blocks: tuple[PlannedBlock, ...]) -> Iterator[list[PlannedBlock]]:
 
 
 def _kind(block: PlannedBlock) -> tuple[object, ...]:
-    return (block.choice, block.path.rpartition(".")[0])
+    return (block.choice, len(block.together), block.path.rpartition(".")[0])
 
 
 def _row(run: list[PlannedBlock]) -> list[str]:
@@ -88,12 +88,17 @@ def _row(run: list[PlannedBlock]) -> list[str]:
     away = sum(block.away for block in run)
     return [
         name,
-        str(run[0].choice),
+        _fate(run[0]),
         as_text(sum(block.kept for block in run)),
         as_text(away) if away else "",
         f"{1e3 * sum(block.seconds for block in run):,.4g}",
         _why(run),
     ]
+
+
+def _fate(block: PlannedBlock) -> str:
+    shared = f", one region for {len(block.together)}" if block.together else ""
+    return f"{block.choice}{shared}"
 
 
 def _why(run: list[PlannedBlock]) -> str:

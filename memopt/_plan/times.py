@@ -45,8 +45,14 @@ class _Block:
         return self.forward + self.backward
 
 
-def seconds_of(timed: Iterable[Timed]) -> dict[Case, StageSeconds]:
-    """Return the seconds of every case of each kind, also those that no step had."""
+def seconds_of(
+    timed: Iterable[Timed], shares: Mapping[Case, float] | None = None
+) -> dict[Case, StageSeconds]:
+    """Return the seconds of every case of each kind, also those that no step had.
+
+    Args:
+        shares: the share of its forward that backward runs again, in cases with parts as regions.
+    """
     samples = levelled(timed)
     kinds = sorted({case.kind for case in samples})
     again = _second_runs(samples, kinds)
@@ -71,6 +77,10 @@ def seconds_of(timed: Iterable[Timed]) -> dict[Case, StageSeconds]:
                 backward = one.backward + again[kind] * one.forward * region
                 case = Case(kind, Choice(recipes, region), is_beside)
                 seconds[case] = StageSeconds(one.forward, backward)
+    for case, share in (shares or {}).items():
+        plain = seconds[case._replace(choice=Choice(case.choice.recipes))]
+        backward = plain.backward + share * again[case.kind] * plain.forward
+        seconds[case] = StageSeconds(plain.forward, backward)
     return seconds
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -13,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from memopt._checkpoint.flags import is_recomputing
 from memopt._compat import is_in_backward
+from memopt.memory.backwards import around_backward
 from memopt.memory.ledger import Ledger
 
 StampT = TypeVar("StampT")
@@ -45,6 +48,8 @@ class BlockCall(Generic[StampT]):
     """When the first gradient of its outputs was there; None: it has no backward."""
     inputs_done: StampT | None = None
     """When the gradients of its inputs were; None: they need none."""
+    follows: bool = False
+    """Whether it gets a tensor that the call before it returned."""
 
 
 @dataclass
@@ -64,12 +69,36 @@ class Watch(Generic[StampT]):
     stamp: Callable[[], StampT]
     calls: list[BlockCall[StampT]] = field(default_factory=list)
     start: StampT | None = None
+    turns: list[tuple[StampT, StampT]] = field(default_factory=list)
+    """When each backward of a step's own function begins and ends: see `of_function`."""
     again: set[nn.Module] = field(default_factory=set)
     """Modules that backward called, but for regions of memopt's: the model's own checkpointing."""
 
+    @contextmanager
+    def of_function(self) -> Iterator[None]:
+        """Watch the call of a step's own function, which may alternate between forward and
+        backward: all its calls count.
+        """
+        self.calls, self.start, self.turns, self._is_function = [], self.stamp(), [], True
+        begins: list[StampT] = []
+        self._backward = False
+
+        def turn(_: Tensor) -> None:
+            self._backward = True
+            begins.append(self.stamp())
+
+        def end() -> None:
+            self._backward = False
+            self.turns.append((begins[-1], self.stamp()))
+
+        with around_backward(turn, end):
+            yield
+
     def __enter__(self) -> Watch[StampT]:
         modules = dict(self.model.named_modules())
-        self._turned = False
+        self._turned = self._is_function = False
+        self._backward = True
+        self._returned: list[weakref.ref[Tensor]] = []
         self._handles = [
             self.model.register_forward_pre_hook(self._started),
             self.model.register_forward_hook(self._ended),
@@ -90,7 +119,7 @@ class Watch(Generic[StampT]):
             handle.remove()
 
     def _started(self, module: nn.Module, args: Any) -> None:
-        if is_in_backward():
+        if is_in_backward() or self._is_function:
             return
         if self.start is None or self._turned:
             self.calls, self.start, self._turned = [], self.stamp(), False
@@ -112,11 +141,15 @@ class Watch(Generic[StampT]):
             if is_in_backward() or not torch.is_grad_enabled():
                 return
             inputs = _tensors((args, kwargs))
-            call = BlockCall(path, _kind(module, inputs), self.stamp())
+            returned = [tensor for ref in self._returned if (tensor := ref()) is not None]
+            follows = any(one is other for one in inputs for other in returned)
+            call = BlockCall(path, _kind(module, inputs), self.stamp(), follows=follows)
+            self._returned = []
             self.calls.append(call)
 
             def inputs_done(_: Tensor) -> None:
-                call.inputs_done = self.stamp()
+                if self._backward:
+                    call.inputs_done = self.stamp()
 
             for tensor in inputs:
                 if tensor.requires_grad and tensor.grad_fn is not None:
@@ -131,9 +164,10 @@ class Watch(Generic[StampT]):
         if call is None:
             return
         call.end = self.stamp()
+        self._returned = [weakref.ref(tensor) for tensor in _tensors(output)]
 
         def begins(_: Tensor) -> None:
-            if call.backward is None:
+            if call.backward is None and self._backward:
                 call.backward = self.stamp()
 
         for tensor in _tensors(output):
@@ -162,6 +196,18 @@ def converted(calls: Sequence[BlockCall[Any]], convert: Callable[[Any], N]) -> l
 def kinds_of(calls: Sequence[BlockCall[Position]]) -> tuple[int, ...]:
     """Equal numbers for calls that do the same."""
     return _numbered([(call.kind,) for call in calls])
+
+
+def follows_of(calls: Sequence[BlockCall[Position]]) -> tuple[bool, ...]:
+    """Whether each call gets what the one before it returned, and no operator runs between."""
+    alone = [False] * min(1, len(calls))
+    return (
+        *alone,
+        *(
+            other.follows and one.end is not None and one.end.operators == other.begin.operators
+            for one, other in pairwise(calls)
+        ),
+    )
 
 
 def sites_of(calls: Sequence[BlockCall[Position]], ops: Sequence[str]) -> tuple[int, ...]:
@@ -196,25 +242,47 @@ def _are_alike(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     return all(a == b or None in (a, b) for a, b in zip(one, other, strict=True))
 
 
-def forward_spans(calls: Sequence[BlockCall[N]], start: N, turn: N) -> list[tuple[N, N]]:
+def forward_spans(
+    calls: Sequence[BlockCall[N]], start: N, turns: Sequence[tuple[N, N]]
+) -> list[tuple[N, N]]:
     """When the forward of each stage begins and ends: of what is before the blocks, of each call
-    until the next one, of what is behind the last one until forward ends (`turn`).
+    until the next one or the next backward, of what is behind the last one until the last backward.
+
+    Args:
+        turns: when each backward begins and ends.
     """
-    last = calls[-1].end
-    begins = [start, *(call.begin for call in calls), turn if last is None else last, turn]
-    return list(pairwise(begins))
+    begins, last = [call.begin for call in calls], calls[-1].end
+    turn = turns[-1][0]
+    behind = turn if last is None else last
+    ends = [*begins[1:], behind]
+    spans = [
+        (begin, min([end, *(t for t, _ in turns if t > begin)]))
+        for begin, end in zip(begins, ends, strict=True)
+    ]
+    return [(start, begins[0]), *spans, (min(behind, turn), turn)]
 
 
-def backward_spans(calls: Sequence[BlockCall[N]], turn: N, end: N) -> list[tuple[N, N] | None]:
+def backward_spans(
+    calls: Sequence[BlockCall[N]], turns: Sequence[tuple[N, N]]
+) -> list[tuple[N, N] | None]:
     """Return backward's spans, None where a stage has none. One ends where the next begins."""
     with_backward = [call for call in calls if call.backward is not None]
     before = with_backward[0].inputs_done if with_backward else None
+    turn, end = turns[-1]
     begins: list[N | None] = [before, *(call.backward for call in calls), turn]
-    moments = sorted({begin for begin in begins if begin is not None} | {end})
+    bounds = {moment for pair in turns for moment in pair}
+    moments = sorted({begin for begin in begins if begin is not None} | bounds)
     return [
         None if begin is None else (begin, next((m for m in moments if m > begin), end))
         for begin in begins
     ]
+
+
+def turns_with(
+    watch_turns: Sequence[tuple[Any, Any]], convert: Callable[[Any], N], turn: N, end: N
+) -> list[tuple[N, N]]:
+    """Convert the stamps of backward passes; where none were watched, there is one."""
+    return [(convert(b), convert(e)) for b, e in watch_turns] or [(turn, end)]
 
 
 def _tensors(value: object) -> list[Tensor]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 from torch import nn
 
 from memopt.memory.batches import as_dict, device_of, rows_of
-from memopt.memory.step import LossLike, OptimizerLike, Step, as_optimizer
+from memopt.memory.step import LossLike, OptimizerLike, Step, StepFunction, as_optimizer
 from memopt.memory.storages import tensors_in
 
 
@@ -21,8 +22,12 @@ def asked_step(
     autocast: torch.dtype | None,
     micro_batches: int,
     set_to_none: bool = True,
+    function: StepFunction = None,
 ) -> Step:
     """Make the step of a model and a batch, which may have no values.
+
+    Args:
+        function: runs forward and backward itself; `step=` of the function that the user called.
 
     Raises:
         TypeError, ValueError: an argument is of another kind or out of its range, or the batch is
@@ -34,7 +39,34 @@ def asked_step(
     if not all(tensor.is_meta for tensor in tensors_in(batch)):
         device_of(who, model, batch)
     made = as_optimizer(who, optimizer, list(model.parameters()))
-    return Step(model, batch, made, loss, autocast, micro_batches, set_to_none, who=who)
+    check_function(who, function, loss)
+    step = Step(model, batch, made, loss, autocast, micro_batches, set_to_none, who=who)
+    step.function = function
+    return step
+
+
+def check_function(who: str, function: object, loss: LossLike) -> None:
+    """Raises TypeError or ValueError where `step=` is no function of a model and a batch."""
+    if function is None:
+        return
+    if not callable(function):
+        raise TypeError(
+            f"{who}: step must be a function of the model and a batch, got "
+            f"{type(function).__name__}"
+        )
+    if loss is not None:
+        raise ValueError(
+            f"{who}: loss must not be given with step, which makes its own, got {loss!r}"
+        )
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError as error:
+        raise TypeError(
+            f"{who}: step must be a function of the model and a batch, got one that takes "
+            f"{inspect.signature(function)}"
+        ) from error
+    except ValueError:  # it has no signature to look at
+        return
 
 
 def home_of(model: nn.Module) -> torch.device:

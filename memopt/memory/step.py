@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from memopt.memory.backwards import around_backward, no_backward
 from memopt.memory.batches import as_dict, call, loss_in, parts, rows_of
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import FUNCTIONALITY, GRADIENTS, STATES, WEIGHTS
@@ -20,6 +22,12 @@ from memopt.memory.saved import held_by
 OptimizerLike = torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None
 
 LossLike = Callable[[Any], Tensor] | None
+
+StepFunction = Callable[[nn.Module, Any], object] | None
+"""Runs forward and backward of a model and a batch itself, as often and in the order it likes."""
+
+
+def _nothing(*_: object) -> None: ...
 
 
 @dataclass
@@ -35,13 +43,17 @@ class Step:
     set_to_none: bool = True
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Entered around the step: regions are recomputed in backward."""
+    function: StepFunction = None
+    """In place of forward, the loss and backward."""
+    watching: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Entered around each call of `function`."""
     who: str = field(kw_only=True)
     """The function that the user called, for messages."""
 
     @property
     def roots(self) -> tuple[object, ...]:
         """All that it uses, for `unchanged`."""
-        return self.model, self.batch, self.loss, self.optimizer
+        return self.model, self.batch, self.loss, self.optimizer, self.function
 
     def run(self, ledger: Ledger | None = None) -> None:
         """The step, told to the ledger."""
@@ -50,16 +62,13 @@ class Step:
 
     def _run(self, ledger: Ledger | None) -> None:
         for batch in self.batches():
-            if ledger is not None:
-                ledger.phase = "forward"
-            loss = self.forward(batch)
-            if ledger is not None:
-                ledger.end_of_forward(loss)
-                ledger.phase = "backward"
-            loss.backward()
-            del loss
-            if ledger is not None:
-                ledger.assign(GRADIENTS, self._gradients())
+            if ledger is None:
+                self.forward_and_backward(batch)
+                continue
+            ledger.phase = "forward"
+            self.forward_and_backward(
+                batch, partial(self._turn, ledger), partial(self._end_of_backward, ledger)
+            )
         if self.optimizer is None:
             self.model.zero_grad(set_to_none=self.set_to_none)
             return
@@ -69,6 +78,54 @@ class Step:
         if ledger is not None:
             ledger.assign(STATES, self._states())
         self.optimizer.zero_grad(set_to_none=self.set_to_none)
+
+    def _turn(self, ledger: Ledger, loss: Tensor) -> None:
+        ledger.end_of_forward(loss)
+        ledger.phase = "backward"
+
+    def _end_of_backward(self, ledger: Ledger) -> None:
+        ledger.assign(GRADIENTS, self._gradients())
+        if self.function is not None:
+            ledger.phase = "forward"  # another one may follow
+
+    def forward_and_backward(
+        self,
+        batch: Any,
+        at_turn: Callable[[Tensor], object] = _nothing,
+        at_end: Callable[[], object] = _nothing,
+        model: Callable[..., Any] | None = None,
+    ) -> None:
+        """Run them for a micro-batch.
+
+        Args:
+            at_turn: called before each backward, with the tensor that it begins at.
+            at_end: called behind each backward.
+            model: in place of the step's own.
+
+        Raises:
+            ValueError: the step's function ran no backward.
+        """
+        if self.function is None:
+            loss = self.forward(batch, model)
+            at_turn(loss)
+            loss.backward()
+            del loss
+            at_end()
+            return
+        backwards: list[None] = []
+
+        def turn(loss: Tensor) -> None:
+            backwards.append(None)
+            at_turn(loss)
+
+        own: Any = self.model if model is None else model
+        with self.watching(), around_backward(turn, at_end), self._autocast():
+            self.function(own, batch)
+        if not backwards:
+            raise ValueError(
+                f"{self.who}: step must run backward, got a function that ran none "
+                f"({_name_of(self.function)})"
+            )
 
     def batches(self) -> list[Any]:
         """The micro-batches."""
@@ -90,9 +147,12 @@ class Step:
             return loss / self.micro_batches if self.micro_batches > 1 else loss
 
     def output(self, batch: Any) -> Any:
-        """The model's output for one batch."""
+        """The model's output for one batch; of a function its result, without its backward."""
         with self._autocast():
-            return call(self.model, batch)
+            if self.function is None:
+                return call(self.model, batch)
+            with no_backward():
+                return self.function(self.model, batch)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.autocast is None:
@@ -135,6 +195,10 @@ class Step:
         }
         for parameter, state in self.optimizer.state.items():
             yield names.get(parameter, ""), list(dict(state).values())
+
+
+def _name_of(function: object) -> str:
+    return getattr(function, "__qualname__", type(function).__name__)
 
 
 def traced(step: Step, ledger: Ledger, prime: Collection[str] | None = None) -> tuple[float, float]:

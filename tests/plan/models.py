@@ -40,6 +40,16 @@ class Chain(nn.Module):
         return nn.functional.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
 
 
+class Spaced(Chain):
+    """Between its blocks something runs, so that they share no region."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x) * 1.5
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
+
+
 class Shared(Chain):
     """The same blocks several times, as in ALBERT."""
 

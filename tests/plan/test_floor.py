@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import memopt
 from memopt._plan.choose import BudgetTooSmall, _at_worst, _largest, evaluated
 from memopt.assignment import KEEP, Choice
-from tests.plan.models import Chain, tokens
+from tests.plan.models import Chain, Spaced, tokens
 
 
 def parts_of(error: BudgetTooSmall) -> tuple[str, dict[str, int]]:
@@ -157,7 +157,7 @@ def test_offloading_keeps_its_budget_in_every_step(tmp_path: Path) -> None:
     from memopt.memory.allocator import LiveBytes
 
     torch.manual_seed(0)
-    model, batch = Chain([4] * 8, features=64), tokens(32)
+    model, batch = Spaced([4] * 8, features=64), tokens(32)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     without = below(model, batch, optimizer=optimizer)
     error = below(model, batch, optimizer=optimizer, offload=tmp_path)
@@ -186,7 +186,7 @@ def test_offloading_keeps_its_budget_in_every_step(tmp_path: Path) -> None:
 def test_without_room_for_late_copies_nothing_leaves_between_blocks(tmp_path: Path) -> None:
     """Nor while backward runs, however slow the link is: here another copy is before theirs."""
     torch.manual_seed(0)
-    model, batch = Chain([4] * 8, features=64), tokens(32)
+    model, batch = Spaced([4] * 8, features=64), tokens(32)
     floor = below(model, batch, offload=tmp_path, optimizer=None).floor
     plan = memopt.plan(model, batch, floor, optimizer=None, offload=tmp_path, measure=False)
     plan.apply(watch=False)

@@ -158,6 +158,7 @@ class _Builder:
         self._operators = [moment.operators for moment, _ in switches]
         self._saves = [moment.saves for moment, _ in switches]
         self._nodes = [moment.nodes for moment, _ in switches]
+        self._turns = [mark.instant for mark in ledger.marks]
         mark = ledger.marks[-1]
         self._turn = mark.instant
         """The last operator of forward."""
@@ -203,7 +204,8 @@ class _Builder:
         savers: defaultdict[int, set[int]] = defaultdict(set)
         for number, pieces in enumerate(self._ledger.saved_pieces):
             for piece in pieces:
-                is_kept = piece.died is None or piece.died > self._turn
+                turn = self._turns[min(bisect_left(self._turns, piece.born), len(self._turns) - 1)]
+                is_kept = piece.died is None or piece.died > turn
                 if piece.phase == "forward" and is_kept:
                     found[id(piece)] = piece
                     savers[id(piece)].add(self._innermost_at(self._saves, number))

@@ -1,0 +1,155 @@
+"""Modules that a model calls one after another, as one region, whoever's code makes the calls.
+
+The first call begins a region, and the next ones go on with it: what they save for backward is
+dropped too. The recompute makes the calls again, each with what the one before returned. So only
+the first one's arguments are kept, and the others' as far as they come from elsewhere. What runs
+between two calls is not a part of the region. A call that gets nothing of what the one before it
+returned, or finds random generators or autocast changed since, begins a region of its own: that
+keeps more, and is right.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from memopt._checkpoint.caches import has_cache, may_have_caches
+from memopt._checkpoint.region import is_region, run_region
+from memopt._extension import _C, HAS_NATIVE
+
+Run = Callable[..., Any]
+
+
+class Joined:
+    """A region that several modules share. A copy of it is a new one, for the modules' copies."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        """
+        Args:
+            paths: of the modules, in the order of their calls.
+        """
+        self.paths = tuple(paths)
+        self._open = _Open()
+
+    def call(
+        self, number: int, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Any
+    ) -> Any:
+        """Call `run(*args, **kwargs)` as the module of this number, from 0."""
+        if not is_region():
+            return run(*args, **kwargs)
+        if not HAS_NATIVE or (may_have_caches() and has_cache(args, kwargs)):
+            # Each call finds what the others left in the cache, and the recompute would too.
+            return run_region(run, args, kwargs, settings)
+        joined = self._open.follow(args, kwargs) if number else None
+        if joined is None:
+            return self._open.begin(run, args, kwargs, settings)
+        return self._open.go_on(joined, run, args, kwargs, is_last=number + 1 == len(self.paths))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Joined:
+        copied: Joined = memo.setdefault(id(self), Joined(self.paths))
+        return copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Joined, (self.paths,)
+
+
+class _Open(threading.local):
+    """A region that a thread may go on with. Nothing here keeps its tensors alive."""
+
+    def __init__(self) -> None:
+        self._region: _C.JoinedRegion | None = None
+        self._replay: weakref.ref[_Replay] = weakref.ref(_Replay(_nothing))
+        self._returned: list[weakref.ref[Tensor]] = []
+
+    def begin(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Any) -> Any:
+        region, replay = _C.JoinedRegion(), _Replay(run)
+        output = region.begin_with(replay, run, args, kwargs, settings)
+        self._region, self._replay = region, weakref.ref(replay)
+        self._returned = [weakref.ref(tensor) for tensor in _tensors(output)]
+        return output
+
+    def follow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Later | None:
+        """How to make a call again; None where it does not follow the one before."""
+        if self._region is None or not self._region.goes_on():
+            return None
+        known = {id(t): n for n, ref in enumerate(self._returned) if (t := ref()) is not None}
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if not any(id(leaf) in known for leaf in leaves):
+            return None
+        places = {n: known[id(leaf)] for n, leaf in enumerate(leaves) if id(leaf) in known}
+        return _Later([_kept(leaf, id(leaf) in known) for leaf in leaves], spec, places)
+
+    def go_on(
+        self,
+        later: _Later,
+        run: Run,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        is_last: bool,
+    ) -> Any:
+        region, replay = self._region, self._replay()
+        assert region is not None
+        assert replay is not None  # it lives as long as the region
+        later.run = run
+        replay.calls.append(later)
+        try:
+            output = region.go_on(run, args, kwargs)
+        except BaseException:
+            self._region = None
+            raise
+        self._region = None if is_last else region
+        self._returned = [weakref.ref(tensor) for tensor in _tensors(output)]
+        return output
+
+
+class _Later:
+    """A call behind the first one, to be made again."""
+
+    def __init__(self, leaves: list[Any], spec: Any, places: dict[int, int]) -> None:
+        self.run: Run = _nothing
+        self._leaves, self._spec = leaves, spec
+        self._places = places
+        """Which of its arguments are which tensors of what the call before it returned."""
+
+    def __call__(self, before: Any) -> Any:
+        returned = _tensors(before)
+        leaves = list(self._leaves)
+        for place, number in self._places.items():
+            leaves[place] = returned[number]
+        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        return self.run(*args, **kwargs)
+
+
+class _Replay:
+    """The calls of a region, made again."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.calls: list[_Later] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        output = self.run(*args, **kwargs)
+        for later in self.calls:
+            output = later(output)
+        return output
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None: ...
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _kept(leaf: Any, is_passed_on: bool) -> Any:
+    """An argument as the recompute gets it: without its history, which may hold the region."""
+    if is_passed_on:
+        return None
+    if not isinstance(leaf, Tensor) or leaf.is_leaf:
+        return leaf
+    return leaf.detach().requires_grad_(leaf.requires_grad)

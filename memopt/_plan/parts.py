@@ -1,0 +1,191 @@
+"""Parts of a block that are worth a region of their own, by its tree of calls.
+
+A region around a call drops what is kept for backward inside of it, keeps arguments that nothing
+else does, and costs one more forward of it. Sets of calls, none inside another, are taken in the
+order of most bytes per second of recompute: the upper hull of (seconds, bytes) of all sets. The
+hull of a call is that of its children's sum (hulls add edge by edge, the steepest first), and of a
+region around all of it. So the work grows with the number of calls times the points of a hull.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from memopt._plan.choices import EACH, INSIDE, LEVELS
+from memopt.assignment import Choice
+from memopt.memory.calls.tree import CallTree, ModuleCall
+from memopt.memory.paths import is_inside
+from memopt.memory.speed import Speed
+
+_LEAST_GAIN = 0.03
+"""The share of its block's bytes that a part has to drop."""
+_HALF = 0.4
+"""The share of the bytes that all parts drop from which on a set is the first level."""
+_REGION_SECONDS = 5e-6
+"""The host's time for a region."""
+
+
+@dataclass(frozen=True)
+class BlockParts:
+    """Sets of a block's parts, by paths from the block."""
+
+    levels: tuple[tuple[str, ...], ...] = ()
+    """At most as many as LEVELS, the smaller ones first."""
+    inside: tuple[str, ...] = ()
+    """Those that are regions inside the block's."""
+
+    @property
+    def every(self) -> tuple[str, ...]:
+        """All that are in some set."""
+        return tuple(dict.fromkeys(part for those in self.levels for part in those))
+
+    def named(self, choice: Choice) -> tuple[str, ...]:
+        """The parts that a choice's names stand for."""
+        found: list[str] = []
+        for name in choice.parts:
+            if name == EACH:
+                found.append(name)
+            elif name == INSIDE:
+                found += self.inside
+            elif name in LEVELS:
+                number = min(LEVELS.index(name), len(self.levels) - 1)
+                found += self.levels[number] if self.levels else ()
+            else:
+                found.append(name)
+        return tuple(found)
+
+
+NO_PARTS = BlockParts()
+
+
+class _Point(NamedTuple):
+    """A set of calls that are regions."""
+
+    seconds: float
+    """Of the recompute."""
+    gain: int
+    """Bytes that are not kept."""
+    paths: tuple[str, ...]
+
+
+_NOTHING = _Point(0.0, 0, ())
+
+
+def parts_of(
+    tree: CallTree, speed: Speed, blocks: Collection[str], without: Collection[str]
+) -> dict[str, BlockParts]:
+    """The parts of blocks, by path, each seen at its first call with gradients.
+
+    Args:
+        without: paths of modules that are no regions.
+    """
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    calls_of: defaultdict[str, list[int]] = defaultdict(list)
+    for number, call in enumerate(tree.calls):
+        children[call.parent].append(number)
+        if call.with_gradients:
+            calls_of[call.path].append(number)
+    found = {}
+    for path in blocks:
+        if calls_of[path]:
+            once = _calls_once(tree, children, calls_of[path][0])
+            least = _LEAST_GAIN * tree.calls[calls_of[path][0]].kept_bytes
+            search = _Search(tree, speed, children, once.difference(without), least)
+            found[path] = _levels(search.below(calls_of[path][0]), path)
+    return found
+
+
+def _calls_once(tree: CallTree, children: Mapping[int, Sequence[int]], block: int) -> set[str]:
+    """The paths of modules below a block that one call of it calls once."""
+    seen: set[str] = set()
+    again: set[str] = set()
+    todo = list(children.get(block, ()))
+    while todo:
+        number = todo.pop()
+        path = tree.calls[number].path
+        (again if path in seen else seen).add(path)
+        todo += children.get(number, ())
+    around = tree.calls[block].path
+    return {path for path in seen - again if is_inside(path, around)}
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Upper hulls of sets of calls."""
+
+    tree: CallTree
+    speed: Speed
+    children: Mapping[int, Sequence[int]]
+    may_be: set[str]
+    least: float
+    """The bytes that a region has to drop."""
+
+    def below(self, number: int) -> list[_Point]:
+        """Sets of calls that a call makes."""
+        hull = [_NOTHING]
+        for child in self.children.get(number, ()):
+            hull = _sum(hull, self._of(child))
+        return hull
+
+    def _of(self, number: int) -> list[_Point]:
+        hull = self.below(number)
+        call, storages = self.tree.calls[number], self.tree.storages
+        gain = call.kept_bytes - sum(
+            storages[n].nbytes for n in call.inputs if not storages[n].savers
+        )
+        if call.path not in self.may_be or not _can_be_region(call) or gain < self.least:
+            return hull
+        work = max(call.flops / self.speed.flops, call.moved_bytes / self.speed.nbytes)
+        return _upper([*hull, _Point(work + _REGION_SECONDS, gain, (call.path,))])
+
+
+def _can_be_region(call: ModuleCall) -> bool:
+    odd = call.returns_view or call.writes_inputs or call.inputs_written
+    return call.with_gradients and not odd
+
+
+def _upper(points: Sequence[_Point]) -> list[_Point]:
+    """Those on the upper hull, from nothing on to the most bytes."""
+    hull: list[_Point] = []
+    for point in sorted(points, key=lambda p: (p.seconds, -p.gain)):
+        if hull and point.gain <= hull[-1].gain:
+            continue
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-2], point):
+            hull.pop()
+        hull.append(point)
+    return hull
+
+
+def _slope(one: _Point, other: _Point) -> float:
+    return (other.gain - one.gain) / max(other.seconds - one.seconds, 1e-30)
+
+
+def _sum(one: list[_Point], other: list[_Point]) -> list[_Point]:
+    """The hull of the sums of two hulls' points."""
+    found = [_Point(0.0, 0, ())]
+    a = b = 0
+    while a + 1 < len(one) or b + 1 < len(other):
+        steps = [
+            _slope(hull[at], hull[at + 1]) if at + 1 < len(hull) else -1.0
+            for hull, at in ((one, a), (other, b))
+        ]
+        a, b = (a + 1, b) if steps[0] >= steps[1] else (a, b + 1)
+        x, y = one[a], other[b]
+        found.append(_Point(x.seconds + y.seconds, x.gain + y.gain, (*x.paths, *y.paths)))
+    return found
+
+
+def _levels(hull: list[_Point], block: str) -> BlockParts:
+    points = hull[1:]
+    if not points:
+        return NO_PARTS
+    last = points[-1]
+    few = next(point for point in points if point.gain >= _HALF * last.gain)
+    sets = [
+        tuple(path[len(block) + 1 :] for path in point.paths)
+        for point in dict.fromkeys((few, last))
+    ]
+    return BlockParts(tuple(sets), sets[-1])

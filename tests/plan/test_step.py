@@ -1,0 +1,202 @@
+"""Proves: a step may be a function that runs forward and backward itself, as often and in the order
+it likes. Plans, anatomies, checks and regions are of what it does; peaks are the allocator's.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import memopt
+from memopt.applied import assigned
+from memopt.memory.allocator import LiveBytes
+from tests.plan.models import Block
+from tests.plan.support import looks, planned_or_refused, without_regions
+
+WIDTH = 16
+Function = Callable[[Any, Any], None]
+
+
+class Tower(nn.Module):
+    def __init__(self, count: int = 4) -> None:
+        super().__init__()
+        self.stem = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(Block(WIDTH) for _ in range(count))
+        self.head = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.head(x).tanh()
+        return out
+
+
+def plain(model: Tower, x: Tensor) -> None:
+    model(x).mean().backward()
+
+
+def two_backwards(model: Tower, x: Tensor) -> None:
+    """Of one forward each, one after another."""
+    model(x).mean().backward()
+    (model(2 * x).square().mean() + 1).backward()
+
+
+def twice_through_one_graph(model: Tower, x: Tensor) -> None:
+    out = model(x)
+    out.mean().backward(retain_graph=True)
+    out.square().mean().backward()
+
+
+def gradient_penalty(model: Tower, x: Tensor) -> None:
+    x = x.detach().requires_grad_()
+    out = model(x)
+    (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    (out.mean() + (grad.flatten(1).norm(dim=1) - 1).square().mean()).backward()
+
+
+def gan(models: nn.ModuleList, noise: Tensor) -> None:
+    """Two models, two losses, and the second backward passes both of them."""
+    generator, discriminator = models
+    fake = generator(noise).expand_as(noise)
+    real_loss = F.softplus(-discriminator(noise)).mean()
+    (real_loss + F.softplus(discriminator(fake.detach())).mean()).backward()
+    F.softplus(-discriminator(fake)).mean().backward()
+
+
+STEPS: dict[str, tuple[Callable[[], nn.Module], Function]] = {
+    "plain": (Tower, plain),
+    "two backwards": (Tower, two_backwards),
+    "twice through one graph": (Tower, twice_through_one_graph),
+    "a gradient penalty": (Tower, gradient_penalty),
+    "a GAN": (lambda: nn.ModuleList([Tower(), Tower(3)]), gan),
+}
+
+
+def batch() -> Tensor:
+    return torch.randn(8, 24, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def gradients_of(model: nn.Module, step: Function) -> dict[str, Tensor]:
+    model.zero_grad()
+    step(model, batch())
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def allocated(model: nn.Module, step: Function) -> int:
+    x = batch()
+    gradients_of(model, step)
+    gc.collect()
+    with LiveBytes() as live:
+        step(model, x)
+    model.zero_grad()
+    return live.most
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_plans_hold_and_bits_stay(name: str) -> None:
+    torch.manual_seed(0)
+    make, step = STEPS[name]
+    model, x = make(), batch()
+    before = looks(model)
+    rich = memopt.plan(model, x, 1 << 30, step=step, measure=False, optimizer=None)
+    assert len(rich.profile.blocks) == sum(isinstance(m, Block) for m in model.modules())
+    for share in (0.8, 0.5):
+        plan, error = planned_or_refused(rich, int(share * rich.plain_peak))
+        if error is not None:
+            plan = rich.within(error.floor)
+        assert plan.peak < rich.plain_peak
+        with assigned(model, without_regions(plan)):
+            expected = gradients_of(model, step)
+        plan.apply()
+        assert plan.measured_peak is not None
+        assert plan.measured_peak <= plan.budget
+        counted = allocated(model, step) + plan.profile.base
+        found = gradients_of(model, step)
+        plan.undo()
+        assert counted <= plan.peak * 1.01
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], expected[key]) for key in found)
+    assert looks(model) == before
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_an_anatomy_is_of_what_the_function_does(name: str) -> None:
+    torch.manual_seed(0)
+    make, step = STEPS[name]
+    model = make()
+    found = memopt.anatomy(model, batch(), step=step, measure=True, optimizer=None)
+    assert found.predicted is not None
+    assert found.measured is not None
+    assert found.predicted.peak.total == found.measured.peak.total
+    weights = sum(p.nbytes for p in model.parameters())
+    counted = allocated(model, step) + weights + batch().nbytes
+    assert counted == pytest.approx(found.predicted.peak.total, rel=0.01)
+
+
+def test_a_function_that_does_what_a_step_does_has_its_plan() -> None:
+    model, x = Tower(), batch()
+    given = memopt.plan(model, x, 1 << 30, step=plain, measure=False)
+    known = memopt.plan(model, x, 1 << 30, loss=lambda out: out.mean(), measure=False)
+    assert given.plain_peak == known.plain_peak
+    budget = int(0.6 * known.plain_peak)
+    assert given.within(budget).assignment.choices == known.within(budget).assignment.choices
+
+
+def test_regions_and_a_check_of_a_gan() -> None:
+    torch.manual_seed(0)
+    models = STEPS["a GAN"][0]()
+    expected = gradients_of(models, gan)
+    regions = memopt.apply_activation_checkpointing(models, batch=batch(), step=gan)
+    assert regions
+    found = gradients_of(models, gan)
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    check = memopt.check(models, batch(), step=gan)
+    assert check.ok
+    assert {block.path for block in check.blocks} >= set(regions)
+    memopt.unwrap(models)
+
+
+def test_the_largest_batch_of_a_function() -> None:
+    model, x = Tower(), batch()
+    peak = memopt.plan(model, x, 1 << 30, step=plain, measure=False, optimizer=None).plain_peak
+    rows = memopt.largest_batch(model, x, peak, step=plain, optimizer=None)
+    assert rows == x.size(0)
+
+
+@pytest.mark.parametrize(
+    ("step", "options", "error", "said"),
+    [
+        (3, {}, TypeError, "step must be a function of the model and a batch, got int"),
+        (lambda model: None, {}, TypeError, "step must be a function of the model and a batch"),
+        (lambda model, x: model(x), {}, ValueError, "step must run backward, got a function"),
+        (plain, {"loss": torch.mean}, ValueError, "loss must not be given with step"),
+    ],
+    ids=["no function", "one argument", "no backward", "a loss too"],
+)
+def test_bad_steps_are_named(
+    step: Any, options: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    model = Tower()
+    before = looks(model)
+    for ask in (
+        lambda: memopt.plan(model, batch(), 1 << 30, step=step, measure=False, **options),
+        lambda: memopt.anatomy(model, batch(), step=step, **options),
+        lambda: memopt.check(model, batch(), step=step, **options),
+    ):
+        with pytest.raises(error, match=said):
+            ask()
+    assert looks(model) == before
+
+
+def test_regions_by_a_step_need_a_batch() -> None:
+    with pytest.raises(ValueError, match="step must be given with a batch"):
+        memopt.apply_activation_checkpointing(Tower(), step=plain)
