@@ -22,7 +22,7 @@ from memopt._checkpoint.caches import has_cache, may_have_caches
 from memopt._checkpoint.region import is_region, run_region
 from memopt._extension import _C, HAS_NATIVE
 
-Run = Callable[..., Any]
+RunCall = Callable[..., Any]
 
 
 class Joined:
@@ -37,7 +37,12 @@ class Joined:
         self._open = _Open()
 
     def call(
-        self, number: int, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Any
+        self,
+        number: int,
+        run: RunCall,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        settings: Any,
     ) -> Any:
         """Call `run(*args, **kwargs)` as the module of this number, from 0."""
         if not is_region():
@@ -66,7 +71,9 @@ class _Open(threading.local):
         self._replay: weakref.ref[_Replay] = weakref.ref(_Replay(_nothing))
         self._returned: list[weakref.ref[Tensor]] = []
 
-    def begin(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Any) -> Any:
+    def begin(
+        self, run: RunCall, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Any
+    ) -> Any:
         region, replay = _C.JoinedRegion(), _Replay(run)
         output = region.begin_with(replay, run, args, kwargs, settings)
         self._region, self._replay = region, weakref.ref(replay)
@@ -87,7 +94,7 @@ class _Open(threading.local):
     def go_on(
         self,
         later: _Later,
-        run: Run,
+        run: RunCall,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         is_last: bool,
@@ -111,10 +118,10 @@ class _Later:
     """A call behind the first one, to be made again."""
 
     def __init__(self, leaves: list[Any], spec: Any, places: dict[int, int]) -> None:
-        self.run: Run = _nothing
+        self.run: RunCall = _nothing
         self._leaves, self._spec = leaves, spec
         self._places = places
-        """Which of its arguments are which tensors of what the call before it returned."""
+        """Places of arguments that the call before it returned, and the tensors' numbers there."""
 
     def __call__(self, before: Any) -> Any:
         returned = _tensors(before)
@@ -128,7 +135,7 @@ class _Later:
 class _Replay:
     """The calls of a region, made again."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunCall) -> None:
         self.run = run
         self.calls: list[_Later] = []
 

@@ -12,7 +12,10 @@ The modules of this package:
     seconds  how long each takes, measured or estimated
     times    what the times of real steps say of choices
     observe  one step with choices, predicted or watched
+    parts    sets of a block's parts that are worth regions
     profile  what blocks of each kind cost with each choice
+    samples  the steps that show it
+    groups   consecutive calls that share one region
     live     a model that is being planned
     own      what a model brings that a plan would choose
     shared   blocks that are called several times

@@ -70,6 +70,6 @@ def sharing_with(offload: bool) -> tuple[Choice, ...]:
 
 
 def inside(choice: Choice) -> Choice:
-    """What a call does by itself while the region that it shares is recomputed."""
+    """Give the choice of a call by itself while the region that it shares is recomputed."""
     parts = tuple(part for part in choice.parts if part != EACH)
     return Choice(choice.recipes, checkpoint=EACH in choice.parts, parts=parts)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from memopt._plan.choices import CHOICES, choices_with, sharing_with
 from memopt._plan.groups import apart_option, group_option, groups_of, lengths_of
 from memopt._plan.observe import Observed
-from memopt._plan.profile import Look, Profile
+from memopt._plan.profile import Profile
+from memopt._plan.samples import Look
 from memopt._plan.shared import fixed_choices
 from memopt._plan.solver import BelowFloor, LinkTimes, Option, Problem, Timeline, evaluate, solve
 from memopt.assignment import Assignment, Choice, Paths
@@ -47,12 +48,12 @@ class Terms:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """Those of one call."""
+        """Choices of one call."""
         return choices_with(offload=self.place is not None)
 
     @property
     def every(self) -> tuple[Choice, ...]:
-        """Those of one call, and behind them those of calls that share a region."""
+        """Choices of one call, and behind them those of calls that share a region."""
         return (*self.choices, *sharing_with(offload=self.place is not None))
 
 

@@ -17,8 +17,9 @@ from memopt._extension import HAS_NATIVE
 from memopt._plan import ranks
 from memopt._plan.choose import Terms, uniform
 from memopt._plan.observe import Observed, predicted, watched
-from memopt._plan.parts import BlockParts, parts_of
-from memopt._plan.profile import Profile, StepSeconds, profile_of
+from memopt._plan.parts import BlockParts, block_parts
+from memopt._plan.profile import Profile, StepSeconds
+from memopt._plan.samples import profile_of
 from memopt._plan.seconds import TimedStages, measured_seconds
 from memopt.applied import assigned
 from memopt.assignment import KEEP, Assignment, Choice
@@ -135,10 +136,10 @@ class Live:
             kinds.setdefault(path, kind)
         first = {kind: path for path, kind in reversed(kinds.items())}
         speed, again = speed_of(self.step), set(plain.tree.again)
-        found = parts_of(plain.tree, speed, first.values(), again)
+        found = block_parts(plain.tree, speed, first.values(), again)
         inside = [f"{path}.{part}" for path, one in found.items() for part in one.every]
         if bad := self._cannot_run_again(inside):
-            found = parts_of(plain.tree, speed, first.values(), again.union(bad))
+            found = block_parts(plain.tree, speed, first.values(), again.union(bad))
         modules = dict(self.step.model.named_modules())
         there = {
             path: found[first[kind]]

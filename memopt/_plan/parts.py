@@ -33,13 +33,13 @@ class BlockParts:
     """Sets of a block's parts, by paths from the block."""
 
     levels: tuple[tuple[str, ...], ...] = ()
-    """At most as many as LEVELS, the smaller ones first."""
+    """Sets, the smaller ones first; at most as many as LEVELS."""
     inside: tuple[str, ...] = ()
-    """Those that are regions inside the block's."""
+    """The parts that are regions inside the block's."""
 
     @property
     def every(self) -> tuple[str, ...]:
-        """All that are in some set."""
+        """Every part that is in some set."""
         return tuple(dict.fromkeys(part for those in self.levels for part in those))
 
     def named(self, choice: Choice) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ class _Point(NamedTuple):
     """A set of calls that are regions."""
 
     seconds: float
-    """Of the recompute."""
+    """Seconds of the recompute."""
     gain: int
     """Bytes that are not kept."""
     paths: tuple[str, ...]
@@ -74,7 +74,7 @@ class _Point(NamedTuple):
 _NOTHING = _Point(0.0, 0, ())
 
 
-def parts_of(
+def block_parts(
     tree: CallTree, speed: Speed, blocks: Collection[str], without: Collection[str]
 ) -> dict[str, BlockParts]:
     """The parts of blocks, by path, each seen at its first call with gradients.
@@ -148,7 +148,7 @@ def _can_be_region(call: ModuleCall) -> bool:
 
 
 def _upper(points: Sequence[_Point]) -> list[_Point]:
-    """Those on the upper hull, from nothing on to the most bytes."""
+    """Keep the points on the upper hull, from nothing on to the most bytes."""
     hull: list[_Point] = []
     for point in sorted(points, key=lambda p: (p.seconds, -p.gain)):
         if hull and point.gain <= hull[-1].gain:

@@ -44,7 +44,7 @@ class Step:
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Entered around the step: regions are recomputed in backward."""
     function: StepFunction = None
-    """In place of forward, the loss and backward."""
+    """A function that runs forward and backward in place of the model's call, loss and backward."""
     watching: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Entered around each call of `function`."""
     who: str = field(kw_only=True)

@@ -21,7 +21,8 @@ from memopt._plan.choose import Terms, _in_order, choose_plan, evaluated, proble
 from memopt._plan.curve import curve_of
 from memopt._plan.levels import Case
 from memopt._plan.observe import Observed
-from memopt._plan.profile import Look, Profile
+from memopt._plan.profile import Profile
+from memopt._plan.samples import Look
 from memopt._plan.seconds import StageSeconds
 from memopt._plan.solver import solve
 from memopt.assignment import Assignment

@@ -144,10 +144,10 @@ def test_each_choice_does_what_it_says() -> None:
 
 def test_blocks_of_one_kind_share_the_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six equal blocks: one step shows all four choices; six different ones take four steps."""
-    from memopt._plan import profile
+    from memopt._plan import samples
 
     counts = []
-    original = profile.profile_of
+    original = samples.profile_of
 
     def counted(blocks: Any, look: Any, parts: Any) -> Any:
         found = original(blocks, look, parts)
