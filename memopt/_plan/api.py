@@ -59,13 +59,14 @@ def plan(
         plan.apply()
 
     For each block it chooses whether to keep what autograd saves, to recompute norms, activations
-    and dropouts from recipes (`convert`), to checkpoint the block (`checkpoint_wrapper`), or both;
-    and with `offload`, which share of the rest waits elsewhere. All else stays as it is. The model
-    does not change before `Plan.apply`.
+    and dropouts from recipes (`convert`), to checkpoint the block (`checkpoint_wrapper`) or parts
+    of it, or to have one region of several blocks; and with `offload`, which share of the rest
+    waits elsewhere. All else stays as it is. The model does not change before `Plan.apply`.
 
     Bytes are those of predicted steps (see `memopt.anatomy`), which compute nothing; if a step
     cannot be predicted, those of a real one. Blocks of one class, with parameters and inputs of the
-    same shapes, share the choices among them, so that one or a few steps show what each costs.
+    same shapes, share the choices among them, so that one or a few steps show what each costs:
+    a plain one, at most four for whole blocks and five for parts, however many blocks there are.
     Seconds are those of real steps on the model, with all that they change put back, or estimates
     for a GPU where the model has no values. The plan takes the least time within the budget at
     every instant of forward, backward and the optimizer's step, by dynamic programming over the
