@@ -1,5 +1,5 @@
-"""Proves: the sets of parts that a plan chooses from are the best ones: no set of calls, none inside
-another, drops more bytes for its seconds than what lies between two neighbours of the hull.
+"""Proves: the sets of parts that a plan chooses from are the best ones: no set of calls, none
+inside another, drops more bytes for its seconds than what lies between neighbours on the hull.
 """
 
 from __future__ import annotations
