@@ -3,9 +3,9 @@
 Ways: **eager**; **memopt.convert**, whose logits are lazy; the head as a **region**, so
 that nothing of it is held while the rest of the model runs; the same in **chunks** of rows, each a
 region of its own, so that only a chunk's logits are there at any time, for one more product; and
-those that are called in place of it and never have all logits: memopt's and PyTorch's chunked `linear_cross_entropy`, Liger's
-algorithm by PyTorch's ops, and on a GPU Liger-Kernel's, where they are installed. `torch.compile`
-and `memopt.compile` of the eager one.
+those that are called in place of it and never have all logits: memopt's and PyTorch's chunked
+`linear_cross_entropy`, Liger's algorithm by PyTorch's ops, and on a GPU Liger-Kernel's, where they
+are installed. `torch.compile` and `memopt.compile` of the eager one.
 
 Bytes are the allocator's beyond weights, input and target: what is held when forward ends, and the
 most at any time, with what operators allocate inside themselves and the gradients of weights and

@@ -15,7 +15,9 @@ from benchmarks import gpu_models
 from benchmarks.gpu_models import GROUPS, MODELS
 
 
-def test_every_model_and_way_on_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_model_and_way_on_a_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "sim.json"
     assert gpu_models.main(["--device", "sim", "--quick", "--filter", "1B", "--out", str(out)]) == 0
     cases = json.loads(out.read_text())["cases"]
