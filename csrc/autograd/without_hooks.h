@@ -42,8 +42,9 @@ struct HookedPacker {
   }
   // Packs what `node` has saved without hooks; whether a region has got it.
   virtual bool pack_saved(const NodePointer& node, torch::autograd::SavedVariable& saved) = 0;
-  // Whether all is there that the function runs for. The caller then calls end_function().
-  virtual bool is_complete() const { return false; }
+  // Whether all is there that the function runs for; true once. The caller then calls
+  // end_function().
+  virtual bool is_complete() { return false; }
 
   // What ran last is an op, known by an address of its own, and what a region has got of it are
   // these of its arguments, by their numbers; -1: something else.

@@ -1,6 +1,7 @@
 #include "recompute.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "detached.h"
 #include "handle_hooks.h"
@@ -21,10 +22,8 @@ bool Recompute::stops() const {
 
 c10::intrusive_ptr<Handle> Recompute::pack(const at::Tensor& tensor) {
   // Not again: what the function does after the exception puts back what it had changed.
-  if (was_ended_) return keep(tensor);
-  if (!stops()) take(tensor);
-  was_ended_ = stops();
-  return was_ended_ ? c10::intrusive_ptr<Handle>() : keep(tensor);
+  if (!was_ended_) take(tensor);
+  return is_complete() ? c10::intrusive_ptr<Handle>() : keep(tensor);
 }
 
 bool Recompute::pack_saved(const autograd::NodePointer&, torch::autograd::SavedVariable& saved) {
@@ -32,6 +31,10 @@ bool Recompute::pack_saved(const autograd::NodePointer&, torch::autograd::SavedV
   if (!tensor.defined()) return false;
   if (!was_ended_) take(tensor);
   return true;
+}
+
+bool Recompute::is_complete() {
+  return stops() && !std::exchange(was_ended_, true);
 }
 
 bool Recompute::pack_arguments(const void* op, OpArguments arguments) {
@@ -42,8 +45,7 @@ bool Recompute::pack_arguments(const void* op, OpArguments arguments) {
   for (const auto number : last.numbers) {
     if (!stops()) take(*arguments[static_cast<size_t>(number)]);
   }
-  was_ended_ = stops();
-  return was_ended_;
+  return is_complete();
 }
 
 void Recompute::take(const at::Tensor& tensor) {

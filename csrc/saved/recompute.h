@@ -33,7 +33,8 @@ class Recompute : public Packer {
   // An op that saves the last wanted tensor before its kernel runs meets hooks, which end it there.
   bool packs_afterwards(size_t most) const override {
     const bool is_before_last = forward_.last.op != nullptr && op_calls_ < forward_.last.call;
-    return !forward_.options.early_stop || to_fill_ > most || (is_before_last && !stops());
+    return !forward_.options.early_stop || was_ended_ || to_fill_ > most ||
+           (is_before_last && !stops());
   }
 
   // The recompute's graph goes when the function has ended.
@@ -41,7 +42,7 @@ class Recompute : public Packer {
   bool pack_saved(const autograd::NodePointer& node,
                   torch::autograd::SavedVariable& saved) override;
 
-  bool is_complete() const override { return stops(); }
+  bool is_complete() override;
   bool pack_arguments(const void* op, OpArguments arguments) override;
 
   // Raises unless the function has saved what forward saved. To be called when it has ended.

@@ -57,7 +57,7 @@ class Scope : public Packer {
     return is_recipe_scope() && outer_.defined() && outer_->packs_afterwards(most);
   }
 
-  bool is_complete() const override { return outer_.defined() && outer_->is_complete(); }
+  bool is_complete() override { return outer_.defined() && outer_->is_complete(); }
 
   bool leaves_saved() const override {
     return is_recipe_scope() && outer_.defined() && outer_->leaves_saved();
