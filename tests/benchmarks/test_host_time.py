@@ -5,6 +5,7 @@ and callgrind's counts are read and never guessed.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 
 import pytest
@@ -59,3 +60,24 @@ def test_callgrinds_sum_is_read() -> None:
     assert host_time.total("events: Ir\nfn=(1) f\n12 5\n\ntotals: 1234\n") == 1234
     with pytest.raises(ValueError, match="callgrind's file must say a sum, got 'no sum here'"):
         host_time.total("no sum here")
+
+
+def test_the_tables_have_counts_where_there_are_some() -> None:
+    case = {"name": "Llama", "variants": {}}
+    times = {way: [1.0, 1.0] for way in WAYS}
+    for counted in ({}, {way: 10_000_000 for way in WAYS}):
+        case["variants"] = host_time.figures(times, counted)
+        text = host_time.tables({"cases": {"Llama": case}})
+        assert ("instructions" in text) == bool(counted)
+        assert "processor time" in text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="counts instructions by valgrind")
+def test_a_step_takes_the_host_no_more_instructions_than_promised() -> None:
+    """The goals with a margin for other versions of Python and PyTorch. BERT has the most."""
+    counted = host_time.instructions("BERT")
+    over = {way: count / counted[EAGER] for way, count in counted.items()}
+    assert over["convert"] < 1.05 + 0.02
+    assert over["convert and regions"] < 1.55 + 0.05
+    assert over["regions"] < over["torch.utils.checkpoint"] - 0.4
