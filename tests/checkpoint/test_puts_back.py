@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import memopt
+import memopt.functional as M
 from tests.checkpoint.stateful import assert_same_gradients
 
 
@@ -144,3 +145,33 @@ def test_weights_that_something_outside_exchanges() -> None:
     loss = model(torch.randn(2, 4, 8)).sum()
     with pytest.raises(RuntimeError, match=r"attention\.base_layer .*, batch=batch\) makes no"):
         loss.backward()
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        lambda x: M.layer_norm(x, (8,)),
+        lambda x: x.exp(),
+        lambda x: x * 2.0 @ torch.ones(8, 2),
+    ],
+    ids=["a node of memopt's", "an op that saves its result", "an op that does not run"],
+)
+def test_what_the_function_computes_behind_the_end_runs_to_its_end(
+    last: Callable[[Tensor], Tensor],
+) -> None:
+    """Whatever ends the recompute does so once."""
+    ended = 0
+
+    def function(x: Tensor) -> Tensor:
+        nonlocal ended
+        try:
+            return last(x.sin())
+        finally:
+            (M.gelu(x) * x).exp().sum()
+            ended += 1
+
+    x = torch.randn(4, 8, requires_grad=True)
+    expected = torch.autograd.grad(last(x.sin()).sum(), x)
+    actual = torch.autograd.grad(memopt.checkpoint(function, x).sum(), x)
+    assert torch.equal(actual[0], expected[0])
+    assert ended == 2
