@@ -65,7 +65,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "a region around the head": {"checkpoint": TailOfModel},
     "the head a region": {"checkpoint": lambda module: module is nn.Linear},
     "regions": {"checkpoint": nn.Sequential},
-    "regions, inputs offloaded": {"offload": TailOfModel},
+    "regions, inputs offloaded": {"checkpoint": TailOfModel, "offload": "cpu"},
 }
 
 
