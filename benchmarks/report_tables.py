@@ -227,6 +227,44 @@ def planned(run_name: str = "cpu_plan") -> str:
     return under(run, *parts)
 
 
+_WAYS = (("memopt.convert", "convert"), ("memopt.plan, half", "plan, half of what is held"))
+_GPU_WAYS = (
+    ("recipes in every block", "recipes in every block"),
+    ("plan at checkpoint every block", "plan at the peak of checkpoint"),
+)
+
+
+def at_a_glance() -> str:
+    """What the first table of the README says: peaks, times and batches, before and after."""
+    head = ("model", "device", "way", "peak before", "after", "time before", "after", "rows", "after")
+    run, gpu = result("cpu_models"), result("cuda_plan")
+    rows = []
+    for name in ("Llama", "GPT-2", "BERT"):
+        ways = run["cases"][name]["variants"]
+        eager = ways[models.EAGER]
+        for way, words in _WAYS:
+            cpu = f"{run['machine']['cores']} cores"
+            after, time = ways[way], ways[way]["over_eager"]
+            cells = _before_and_after(eager, after, time["median"])
+            rows.append([name, cpu, words, *cells, f"{eager['rows_fit']}", f"{after['rows_fit']}"])
+    chain = gpu["cases"]["chain"]["variants"]
+    for way, words in _GPU_WAYS:
+        cells = _before_and_after(chain["plain"], chain[way], chain[way]["over_plain"]["median"])
+        rows.append(["16 blocks", "H100", words, *cells, "", ""])
+    return f"{table(head, rows)}\n"
+
+
+def _before_and_after(before: Run, after: Run, time: float) -> tuple[str, str, str, str]:
+    share = after["peak_bytes"] / before["peak_bytes"]
+    seconds = before["seconds"]
+    return (
+        f"{before['peak_bytes'] / 1e6:,.0f} MB",
+        f"{after['peak_bytes'] / 1e6:,.0f} MB ({share:.2f}x)",
+        f"{1e3 * (seconds['median'] if isinstance(seconds, dict) else seconds):,.0f} ms",
+        f"{time:.2f}x",
+    )
+
+
 def whole_models() -> str:
     run = result("cpu_models")
     return under(run, models.tables(run))
@@ -244,6 +282,7 @@ def cuda_resources_of_kernels() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "at a glance": at_a_glance,
     "kernels": kernels,
     "activations": activations,
     "ops of blocks": blocks,

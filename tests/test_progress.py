@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import re
 import sys
 import threading
 import time
@@ -66,7 +67,7 @@ def test_a_terminal_reads_what_is_done(terminal: Stream) -> None:
     with progress("a call"):
         doing("trying")
         doing("trying", of=9)
-        wait_for(lambda: "a call: trying 2 of 9, 0 s" in terminal.getvalue())
+        wait_for(lambda: re.search(r"a call: trying 2 of 9, \d+ s", terminal.getvalue()))
     assert _progress._board._line is None
     assert not terminal.getvalue().endswith("s")  # the line is wiped
 
@@ -98,7 +99,7 @@ def test_a_notebook_reads_a_line_that_is_written_over(monkeypatch: pytest.Monkey
     write_to(stream, monkeypatch)
     monkeypatch.setattr(_progress, "_AFTER", 0.0)
     with progress("a call"):
-        wait_for(lambda: "\ra call: 0 s" in stream.getvalue())
+        wait_for(lambda: re.search(r"\ra call: \d+ s", stream.getvalue()))
     assert stream.getvalue().endswith("\r")
     assert "\x1b" not in stream.getvalue()
 
@@ -118,9 +119,9 @@ def test_threads_share_the_line(terminal: Stream) -> None:
         thread.start()
     wait_for(
         lambda: (
-            "one: trying 1, 0 s" in terminal.getvalue()
+            "one: trying 1, " in terminal.getvalue()
             and "; " in terminal.getvalue()
-            and "other: trying 1, 0 s" in terminal.getvalue()
+            and "other: trying 1, " in terminal.getvalue()
         )
     )
     both.set()

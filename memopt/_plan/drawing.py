@@ -57,7 +57,8 @@ def curve_svg(plan: Planned, curve: Curve, size: tuple[int, int] = BROAD) -> str
         said = f"{point.name}: {as_text(point.peak)}, {1e3 * point.seconds:.4g} ms"
         return CurveMark(point.name, said, *at(point), color)
 
-    start, *rest = map(at, curve.plans)
+    corners = list(map(at, curve.plans))
+    start, *rest = corners
     path = f"M{start[0]} {start[1]}" + "".join(f"H{x}V{y}" for x, y in rest)
     marks = [mark(chosen, "#c8467c"), *(mark(point, "#5f6b76") for point in curve.settings)]
     budget = ""
@@ -77,7 +78,7 @@ def curve_svg(plan: Planned, curve: Curve, size: tuple[int, int] = BROAD) -> str
         f"{axis_title(f'forward and backward, ms ({timed})', 4, 14, 'start')}"
         f"{axis_title('peak of the step, MB', frame.right, frame.bottom, 'end', 2.5 * LINE)}"
         f'{budget}<path d="{path}" fill="none" stroke="#3b7dd8" stroke-width="2"/>'
-        f"{''.join(_drawn(marks, frame))}</svg>"
+        f"{''.join(_drawn(marks, frame, corners))}</svg>"
     )
 
 
@@ -88,10 +89,12 @@ def _around(values: list[float]) -> tuple[float, float]:
     return max(0.0, least - space), most + space
 
 
-def _drawn(marks: Sequence[CurveMark], frame: Box) -> Iterator[str]:
+def _drawn(
+    marks: Sequence[CurveMark], frame: Box, path: Sequence[tuple[float, float]] = ()
+) -> Iterator[str]:
     """Points and names, the first ones above the others."""
     named = [Named(mark.x, mark.y, CHARACTER * len(mark.name)) for mark in marks]
-    boxes = label_boxes(named, frame, LINE, _RADIUS)
+    boxes = label_boxes(named, frame, LINE, _RADIUS, path)
     for mark, box in reversed(list(zip(marks, boxes, strict=True))):
         to_x, to_y = box.nearest(mark.x, mark.y)
         yield (

@@ -40,11 +40,17 @@ def draw_curve(figure: Any, plan: Planned, curve: Curve) -> None:
         axes.axvline(plan.budget / MB, color=_BUDGET, linestyle="--", linewidth=1, label="budget")
     figure.legend(frameon=False, fontsize=_TEXT, loc="outside lower center", ncols=2)
     axes.grid(alpha=0.25)
-    _write_names(figure, axes, named)
+    corners = [(point.peak / MB, 1e3 * point.seconds) for point in curve.plans]
+    _write_names(figure, axes, named, corners)
 
 
-def _write_names(figure: Any, axes: Any, named: list[tuple[str, float, float, str]]) -> None:
-    """Names stand beside the points, none over another."""
+def _write_names(
+    figure: Any,
+    axes: Any,
+    named: list[tuple[str, float, float, str]],
+    corners: list[tuple[float, float]],
+) -> None:
+    """Names stand beside the points, none over another or over the line of plans."""
     figure.draw_without_rendering()  # places are in pixels: the axes must have theirs
     pixels = figure.dpi / 72
     corners = axes.get_window_extent()
@@ -58,7 +64,8 @@ def _write_names(figure: Any, axes: Any, named: list[tuple[str, float, float, st
     for text, (_, x, y, _) in zip(texts, named, strict=True):
         across, up = axes.transData.transform((x, y))
         points.append(Named(across, -up, text.get_window_extent().width))
-    boxes = label_boxes(points, frame, 1.5 * _TEXT * pixels, 4 * pixels)
+    path = [(x, -y) for x, y in axes.transData.transform(corners)]
+    boxes = label_boxes(points, frame, 1.5 * _TEXT * pixels, 4 * pixels, path)
     for text, point, box in zip(texts, points, boxes, strict=True):
         to_x, to_y = box.nearest(point.x, point.y)
         place = box.left, -box.bottom + 0.4 * _TEXT * pixels

@@ -27,7 +27,9 @@ LAYERS, ROWS, TOKENS = 4, 4, 32
 
 
 class Peaks(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
-    """The peak of each step beyond what was there before, by the allocator; forwards of layers."""
+    """The peak of each step beyond what was there before, by the allocator; forwards of each layer,
+    the most of its parts' in the step.
+    """
 
     def __init__(self) -> None:
         self.most: list[int] = []
@@ -36,8 +38,9 @@ class Peaks(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
     def on_step_begin(self, args: Any, state: Any, control: Any, model: Any, **_: Any) -> None:
         self.forwards.clear()
         self._hooks = [
-            layer.mlp.register_forward_pre_hook(lambda m, *_: self.forwards.update([m]))
+            part.register_forward_pre_hook(lambda m, *_: self.forwards.update([m]))
             for layer in model.model.layers
+            for part in (layer.mlp, layer.self_attn)
         ]
         self._live = LiveBytes()
         self._live.__enter__()

@@ -296,7 +296,7 @@ def test_cuda_keeps_probabilities_where_no_fused_attention_takes_the_arguments()
 
 def offloading(model: nn.Module, **options: Any) -> Callable[[bool], dict[str, int]]:
     return lambda offload: memopt.anatomy(
-        model, torch.randn(1024, 32), optimizer=None, offload=offload, **options
+        model, torch.randn(1024, 32), optimizer=None, offload="cpu" if offload else None, **options
     ).moment_bytes("end of forward")
 
 

@@ -22,6 +22,7 @@ def _command(profile: Path, width: int) -> list[str]:
     if found is None:
         pytest.skip(f"no browser here: none of {', '.join(BROWSERS)}")
     command = [found, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    command.append("--allow-file-access-from-files")  # a page may look into frames of its folder
     return [*command, f"--user-data-dir={profile}", f"--window-size={width},900"]
 
 
