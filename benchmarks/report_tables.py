@@ -236,7 +236,17 @@ _GPU_WAYS = (
 
 def at_a_glance() -> str:
     """What the first table of the README says: peaks, times and batches, before and after."""
-    head = ("model", "device", "way", "peak before", "after", "time before", "after", "rows", "after")
+    head = (
+        "model",
+        "device",
+        "way",
+        "peak before",
+        "after",
+        "time before",
+        "after",
+        "rows",
+        "after",
+    )
     run, gpu = result("cpu_models"), result("cuda_plan")
     rows = []
     for name in ("Llama", "GPT-2", "BERT"):

@@ -53,8 +53,8 @@ def _write_names(
     """Names stand beside the points, none over another or over the line of plans."""
     figure.draw_without_rendering()  # places are in pixels: the axes must have theirs
     pixels = figure.dpi / 72
-    corners = axes.get_window_extent()
-    frame = Box(corners.x0, -corners.y1, corners.x1, -corners.y0)
+    extent = axes.get_window_extent()
+    frame = Box(extent.x0, -extent.y1, extent.x1, -extent.y0)
     ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
     texts = [
         axes.text(0, 0, name, fontsize=_TEXT, color=color, bbox=ground)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +34,24 @@ class Peaks(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
 
     def __init__(self) -> None:
         self.most: list[int] = []
-        self.forwards: Counter[nn.Module] = Counter()
+        self.forwards: dict[nn.Module, int] = {}
+        self._of_parts: Counter[nn.Module] = Counter()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, model: Any, **_: Any) -> None:
         self.forwards.clear()
+        self._of_parts.clear()
         self._hooks = [
-            part.register_forward_pre_hook(lambda m, *_: self.forwards.update([m]))
+            part.register_forward_pre_hook(partial(self._count, layer))
             for layer in model.model.layers
-            for part in (layer.mlp, layer.self_attn)
+            for part in layer.modules()
+            if part is not layer
         ]
         self._live = LiveBytes()
         self._live.__enter__()
+
+    def _count(self, layer: nn.Module, part: nn.Module, *_: Any) -> None:
+        self._of_parts[part] += 1
+        self.forwards[layer] = max(self.forwards.get(layer, 0), self._of_parts[part])
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self._live.__exit__(None, None, None)
