@@ -37,7 +37,10 @@ KINDS = {
 
 PARTS = "its configuration is one of parts, which the class for text does not take"
 NOT_A_LINEAR = "it multiplies by a matrix that it joins of two"
-OF_PARTS = ["dots3_note", "emu3", "llama4", "musicgen", "musicgen_melody", "qwen3_5", "qwen3_5_moe", "qwen4_exp"]
+OF_PARTS = (
+    *("dots3_note", "emu3", "llama4", "musicgen", "musicgen_melody"),
+    *("qwen3_5", "qwen3_5_moe", "qwen4_exp"),
+)
 LEFT_OUT = {
     **{f"{family} causal": PARTS for family in OF_PARTS},
     "mobilebert masked": NOT_A_LINEAR,
