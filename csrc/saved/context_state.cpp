@@ -50,9 +50,7 @@ bool ContextState::is_unchanged() {
     generators_->forget_unmoved();
     if (!generators_->is_empty()) return false;
   }
-  const auto is_now = [](const Autocast& then) {
-    return then == Autocast::now(then.device_type);
-  };
+  const auto is_now = [](const Autocast& then) { return then == Autocast::now(then.device_type); };
   return std::all_of(autocast_.begin(), autocast_.end(), is_now) &&
          default_dtype_ == c10::get_default_dtype();
 }
