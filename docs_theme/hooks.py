@@ -15,7 +15,7 @@ from mkdocs.plugins import event_priority
 from pygments.formatters import HtmlFormatter
 
 _EXAMPLES = Path(__file__).parent.parent / "examples"
-_MOST_BESIDE = 4
+_MOST_BESIDE = 3
 """A telephone shows so many columns side by side."""
 
 
