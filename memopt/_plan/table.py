@@ -58,7 +58,8 @@ def _ms(seconds: float) -> str:
 
 def _lines(plan: Planned) -> Iterator[str]:
     profile = plan.profile
-    outside = sum(nbytes.resident for nbytes, _ in profile.ends.values())
+    # Below 0 where blocks that share a tensor count it twice, as the whole plan showed.
+    outside = max(0, sum(nbytes.resident for nbytes, _ in profile.ends.values()))
     yield (
         f"Besides: {as_text(profile.base)} before the step (weights, optimizer states, batch), "
         f"{as_text(outside)} held outside of the blocks, and in the optimizer's step "

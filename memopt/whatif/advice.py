@@ -22,7 +22,7 @@ from memopt.whatif.fates import Fates, predicted_trace
 # A remedy that gives less than this share of the peak is not worth a line.
 _LEAST = 0.005
 
-_FUSED_LOSS = "a fused linear and cross entropy that never holds all logits (Liger, torchtune)"
+_FUSED_LOSS = "memopt.convert (a head in chunks), or functional.linear_cross_entropy"
 
 
 @dataclass(frozen=True)
