@@ -25,7 +25,7 @@ class _Block:
     is_certain: bool = False
     """Whether the snapshot says the category itself."""
     ended_in: str | None = None
-    """Where the event that ended it came from, by the category of its stack."""
+    """The category of the stack of the event that ended it."""
 
     @property
     def settled(self) -> str:

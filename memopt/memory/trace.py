@@ -194,12 +194,15 @@ def trace_of(ledger: Ledger, seconds: float, entries: Sequence[Entry] | None = N
     first = None
     for place, entry in enumerate(log, 1):
         change = entry.sign * entry.piece.nbytes
+        phase = ledger.phases[entry.instant]
+        # A phase begins with what the one before has left: its first line may be an end.
+        most = f"most in {phase}"
+        best.setdefault(most, (total, Mark(most, entry.instant, place - 1)))
         total += change
         totals[entry.piece.category] += change
-        phase = ledger.phases[entry.instant]
         if entry.instant not in points or total >= points[entry.instant].total:
             points[entry.instant] = _Point(total, dict(totals), place)
-        for name in ("peak", f"most in {phase}"):
+        for name in ("peak", most):
             if name not in best or total > best[name][0]:
                 best[name] = (total, Mark(name, entry.instant, place))
         is_gradient = entry.piece.category == GRADIENTS and phase == "backward"

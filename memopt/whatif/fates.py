@@ -38,8 +38,8 @@ class Fates:
     also "sqrt" and "optimal", as memopt.checkpoint_sequential. (A forward that loops over its
     blocks calls them one by one, and each can only be a region of its own.)"""
     offload: Place | None = None
-    """Where what is kept for backward waits between its last use in forward and its first in
-    backward: with `checkpoint` the regions' inputs, else all of it but the last.
+    """The place where what is kept for backward waits between its last use in forward and its
+    first in backward: with `checkpoint` the regions' inputs, else all of it but the last.
     """
     offload_min_bytes: int = 64 * 1024
     keep_last: int = 1

@@ -165,8 +165,8 @@ def test_regions_of_random_models(tree: Any, choice: str, offload: bool, swaps: 
         assume(find_blocks(model).modules)
     report = None
     if swaps:
-        chosen = {"offload" if offload else "checkpoint": check_fn}
-        report = memopt.convert(model, x, **chosen)
+        place = "cpu" if offload else None
+        report = memopt.convert(model, x, checkpoint=check_fn, offload=place)
         regions = [*report.checkpointed, *report.offloaded]
     else:
         with warnings.catch_warnings():

@@ -69,9 +69,9 @@ def test_outputs_and_gradients(model: Model, dtype: torch.dtype | str) -> None:
 
 WITH_REGIONS = {
     "regions": ({"checkpoint": True}, "keep"),
-    "offloaded regions": ({"offload": True}, "keep"),
+    "offloaded regions": ({"checkpoint": True, "offload": "cpu"}, "keep"),
     "offloaded": ({}, "cpu"),
-    "both": ({"offload": True}, "cpu"),
+    "both": ({"checkpoint": True, "offload": "cpu"}, "cpu"),
 }
 
 
