@@ -40,7 +40,7 @@ using kernels::cpu::Kernels;
 // chunk reads the weight and the sum of its gradient once. At least kLeastRows, whatever they take.
 constexpr int64_t kChunkBytes = int64_t{12} << 20;
 constexpr int64_t kMostRows = 512;
-constexpr int64_t kLeastRows = 64;
+constexpr int64_t kLeastRows = 128;
 
 int64_t chunk_rows(std::optional<int64_t> chunk, int64_t rows, int64_t cols, int64_t itemsize) {
   if (chunk.has_value()) return std::min(*chunk, std::max<int64_t>(rows, 1));

@@ -70,7 +70,7 @@ def linear_cross_entropy(
         num_items: what a mean divides the sum by in place of the above: the tokens of a whole
             batch, where this is a part of it. A number or a tensor of one.
         chunk: rows of a chunk, at least 1. Default: a sixteenth of the rows, at most 512, or what
-            takes 12 MiB, if that is more, and at least 64.
+            takes 12 MiB, if that is more, and at least 128.
 
     Returns:
         The loss of input's dtype, under autocast float32; [] or with "none" (*). A mean of no rows

@@ -16,7 +16,7 @@ _MiB = 1 << 20
 # As in chunk_rows() and WeightGradient there.
 _CHUNK_BYTES = 12 * _MiB
 _MOST_ROWS = 512
-_LEAST_ROWS = 64
+_LEAST_ROWS = 128
 _BLOCK_BYTES = _MiB
 
 
