@@ -83,15 +83,20 @@ class _Board:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._line: _RichLine | _PlainLine | None = None
+        self._stream: TextIO | None = None
+        """The stream of the first of the calls that run."""
 
     def add(self, job: _Job, stream: TextIO) -> None:
         with self._changed:
+            if not self._jobs:  # the thread of the calls before may not have ended yet
+                self._stream = stream
             self._jobs.append(job)
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._run, args=(stream,), daemon=True, name="memopt progress"
+                    target=self._run, daemon=True, name="memopt progress"
                 )
                 self._thread.start()
+            self._changed.notify()
 
     def remove(self, job: _Job) -> None:
         with self._changed:
@@ -99,19 +104,19 @@ class _Board:
             self._write()
             self._changed.notify()
 
-    def _run(self, stream: TextIO) -> None:
+    def _run(self) -> None:
         with self._changed:
             while self._jobs:
-                self._write(stream)
+                self._write()
                 self._changed.wait(_EVERY)
             self._thread = None
 
-    def _write(self, stream: TextIO | None = None) -> None:
+    def _write(self) -> None:
         now = time.monotonic()
         text = "; ".join(job.text(now) for job in self._jobs if now - job.since >= _AFTER)
         try:
-            if text and self._line is None and stream is not None:
-                self._line = _line_on(stream)
+            if text and self._line is None and self._stream is not None:
+                self._line = _line_on(self._stream)
             if text and self._line is not None:
                 self._line.write(text)
             elif self._line is not None:
