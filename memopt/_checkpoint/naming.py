@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import MethodType
 from typing import Any
 
@@ -37,6 +37,14 @@ def joined(paths: Iterable[str]) -> str:
     """The names in one text: both of two, or the first and the last of more."""
     paths = list(paths)
     return ", ".join(paths) if len(paths) <= 2 else f"{paths[0]}, ..., {paths[-1]}"
+
+
+def by_reason(reasons: Mapping[str, str]) -> str:
+    """Names with the reasons that are said of them, those of one reason together."""
+    grouped: dict[str, list[str]] = {}
+    for path, reason in reasons.items():
+        grouped.setdefault(reason, []).append(path)
+    return "; ".join(f"{joined(paths)} ({reason})" for reason, paths in grouped.items())
 
 
 def _module_name(module: nn.Module) -> str:

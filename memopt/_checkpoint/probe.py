@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 
 from memopt._checkpoint.caches import has_cache, may_have_caches
 from memopt._checkpoint.decisions import noting_decisions
-from memopt._checkpoint.naming import joined
+from memopt._checkpoint.naming import by_reason
 from memopt._checkpoint.other import is_in_other_checkpointing
 from memopt._checkpoint.region import run_region
 from memopt._checkpoint.settings import region_settings
@@ -135,11 +135,7 @@ def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def left_out(reasons: Mapping[str, str]) -> str:
     """The message about modules that do not become regions."""
-    grouped: dict[str, list[str]] = {}
-    for path, reason in reasons.items():
-        grouped.setdefault(reason, []).append(path)
-    told = (f"{joined(paths)} ({reason})" for reason, paths in grouped.items())
-    return f"no regions, since these cannot be recomputed as they ran: {'; '.join(told)}"
+    return f"no regions, since these cannot be recomputed as they ran: {by_reason(reasons)}"
 
 
 def _reason(module: nn.Module, args: Any, kwargs: Any) -> str:

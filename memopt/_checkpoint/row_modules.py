@@ -14,7 +14,7 @@ from torch import nn
 from memopt._checkpoint.blocks import is_layer
 from memopt._checkpoint.chunks import CallRows
 from memopt._checkpoint.measured import noted_errors, quiet_libraries
-from memopt._checkpoint.naming import joined
+from memopt._checkpoint.naming import by_reason
 from memopt._checkpoint.other import without_own
 from memopt._checkpoint.rows import why_not_rows
 from memopt.memory.asked import has_values
@@ -88,11 +88,7 @@ def checked_rows(who: str, model: nn.Module, batch: Any, paths: Iterable[str]) -
 
 def not_in_chunks(reasons: dict[str, str]) -> str:
     """The message about modules that a user chose and that do not run in chunks."""
-    grouped: dict[str, list[str]] = {}
-    for path, reason in reasons.items():
-        grouped.setdefault(reason, []).append(path)
-    told = (f"{joined(paths)} ({reason})" for reason, paths in grouped.items())
-    return f"not in chunks, since these do not work on each row alone: {'; '.join(told)}"
+    return f"not in chunks, since these do not work on each row alone: {by_reason(reasons)}"
 
 
 def _probed(who: str, model: nn.Module, batch: Any, paths: Iterable[str]) -> dict[str, str]:

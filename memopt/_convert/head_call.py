@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memopt._extension import ops
 from memopt.functional.cross_entropy import IGNORED
 
 NO_CLASS = torch.iinfo(torch.int64).min
@@ -257,45 +258,41 @@ class Pending:
         """The cross entropy, by memopt's op in chunks of rows. target: of `row_shape()`, or the
         shape of the tensor with the classes last.
         """
-        rows = self._rows_to_use()
-        is_single = rows.dim() == 1
-        if is_single:
-            rows, target = rows.unsqueeze(0), target.unsqueeze(0)
-        softcap, logit_scale = self._cap()
-        with self.call.autocast.again():
-            made: Tensor = torch.ops.memopt.linear_cross_entropy(
-                rows,
-                self.call.weight,
-                target,
-                linear_bias=self.bias(),
-                weight=weight,
-                reduction=reduction,
-                ignore_index=ignore_index,
-                label_smoothing=label_smoothing,
-                softcap=softcap,
-                logit_scale=logit_scale,
-                dtype=dtype,
-            )
-        return made.squeeze(0) if is_single and reduction == "none" else made
+        found = self._in_chunks(
+            ops.linear_cross_entropy,
+            target,
+            weight=weight,
+            reduction=reduction,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            dtype=dtype,
+        )
+        return self._of_rows(found) if reduction == "none" else found
 
     def log_probs(self, target: Tensor) -> Tensor:
         """Log-probabilities of classes of `row_shape()`, by memopt's op in chunks of rows."""
+        return self._of_rows(self._in_chunks(ops.linear_log_probs, target, ignore_index=NO_CLASS))
+
+    def _in_chunks(self, op: Callable[..., Tensor], target: Tensor, **options: Any) -> Tensor:
+        """What an op says of the rows and their targets. A row alone is a batch of one."""
         rows = self._rows_to_use()
-        is_single = rows.dim() == 1
-        if is_single:
+        if rows.dim() == 1:
             rows, target = rows.unsqueeze(0), target.unsqueeze(0)
         softcap, logit_scale = self._cap()
         with self.call.autocast.again():
-            made: Tensor = torch.ops.memopt.linear_log_probs(
+            return op(
                 rows,
                 self.call.weight,
                 target,
                 linear_bias=self.bias(),
-                ignore_index=NO_CLASS,
                 softcap=softcap,
                 logit_scale=logit_scale,
+                **options,
             )
-        return made.squeeze(0) if is_single else made
+
+    def _of_rows(self, found: Tensor) -> Tensor:
+        """A number for each row, without the dimension that `_in_chunks` gave a row alone."""
+        return found.squeeze(0) if len(self.looks.shape) == 1 else found
 
     def at(self, target: Tensor) -> Tensor:
         """z at classes of `row_shape()`, in float32 (float64 for float64)."""

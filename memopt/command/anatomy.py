@@ -108,6 +108,11 @@ def add_anatomy_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--advice", action="store_true", help="predict what would help")
 
 
+def write_fields(report: Any, path: Path) -> None:
+    """Write what a report's `to_dict` returns."""
+    path.write_text(json.dumps(report.to_dict(), indent=1) + "\n")
+
+
 class Output(NamedTuple):
     """The output that a command makes of a model and its batch."""
 

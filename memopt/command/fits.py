@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
+from functools import partial
 
 from memopt._fits.api import fits
 from memopt.command import presets
@@ -17,6 +16,7 @@ from memopt.command.anatomy import (
     finished,
     place_of,
     step_options,
+    write_fields,
 )
 
 DOES_NOT_FIT = 1
@@ -57,8 +57,4 @@ def _output(args: argparse.Namespace, job: presets.Job) -> Output:
         reserve=args.reserve,
         **step_options(args),
     )
-
-    def write(path: Path) -> None:
-        path.write_text(json.dumps(found.to_dict(), indent=1) + "\n")
-
-    return Output(str(found), {"json": write}, 0 if found else DOES_NOT_FIT)
+    return Output(str(found), {"json": partial(write_fields, found)}, 0 if found else DOES_NOT_FIT)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from memopt._errors import USAGE_ERROR
 from memopt._snapshot.read import read_snapshot
-from memopt.command.anatomy import add_files
+from memopt.command.anatomy import add_files, write_fields
 
 
 def add_snapshot_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +23,7 @@ def snapshot_command(args: argparse.Namespace) -> int:
     try:
         found = read_snapshot(args.file, args.device)
         if args.json is not None:
-            args.json.write_text(json.dumps(found.to_dict(), indent=1) + "\n")
+            write_fields(found, args.json)
     except (ValueError, OSError) as error:
         text = str(error).removeprefix("memopt.anatomy.read_snapshot: ")
         print(f"memopt snapshot: {text}", file=sys.stderr)

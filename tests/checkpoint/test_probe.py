@@ -159,18 +159,6 @@ def test_regions_inside_lora_of_attention() -> None:
     )
 
 
-class AttendsLast(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(8)
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(x)
-        found: Tensor = x + self.attention(x, x, x)[0]
-        return found
-
-
 class Borrows(nn.Module):
     """A buffer has another value until its forward ends."""
 
