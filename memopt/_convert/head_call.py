@@ -274,7 +274,7 @@ class Pending:
         return self._of_rows(self._in_chunks(ops.linear_log_probs, target, ignore_index=NO_CLASS))
 
     def _in_chunks(self, op: Callable[..., Tensor], target: Tensor, **options: Any) -> Tensor:
-        """What an op says of the rows and their targets. A row alone is a batch of one."""
+        """Call an op with the rows and their targets. A row alone is a batch of one."""
         rows = self._rows_to_use()
         if rows.dim() == 1:
             rows, target = rows.unsqueeze(0), target.unsqueeze(0)
