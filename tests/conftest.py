@@ -153,6 +153,20 @@ def _same_random_numbers() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _no_state_of_libraries() -> Iterator[None]:
+    """What libraries keep for a process does not outlive a test: accelerate's mixed precision, and
+    PyTorch's count of compilations of one function, beyond which it runs without a graph.
+    """
+    yield
+    if (accelerate := sys.modules.get("accelerate.state")) is not None:
+        accelerate.AcceleratorState._reset_state(reset_partial_state=True)
+        accelerate.GradientState._reset_state()
+        os.environ.pop("ACCELERATE_MIXED_PRECISION", None)
+    if (dynamo := sys.modules.get("torch._dynamo")) is not None:
+        dynamo.reset()
+
+
 @pytest.fixture
 def restore_num_threads() -> Iterator[None]:
     """Lets a test call torch.set_num_threads."""

@@ -69,11 +69,22 @@ class CompiledPlan:
 
     def _above(self, step: Step, compiled: Any) -> int:
         """The most bytes of a forward and a backward above what is there already."""
+        import torch._dynamo  # a second to import, which only those that compile wait for
+
         device = next(step.model.parameters()).device
         batch = step.batches()[0]
         with unchanged(*step.roots, written=self.live.written):
             try:
-                step.forward(batch, compiled).backward()  # is compiled
+                # Beyond a limit PyTorch runs a function without a graph: not what is measured here.
+                with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+                    step.forward(batch, compiled).backward()  # is compiled
+            except torch._dynamo.exc.FailOnRecompileLimitHit as error:
+                raise RuntimeError(
+                    "memopt.plan: a compiled step cannot be measured where PyTorch compiles the "
+                    "model no more: in this process it did so "
+                    f"{torch._dynamo.config.recompile_limit} times "
+                    "(torch._dynamo.config.recompile_limit). Call torch._dynamo.reset() before"
+                ) from error
             except Exception as error:
                 below_floor = _too_small(error, self)
                 if below_floor is None:

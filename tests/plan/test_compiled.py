@@ -39,3 +39,15 @@ def test_a_compiled_model_within_a_budget() -> None:
     with pytest.raises(memopt.BudgetTooSmall, match="there are left for a compiled graph"):
         memopt.plan_compiled(model, batch, free.base + above // 8).apply()
     assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.slow
+def test_a_model_that_is_compiled_no_more_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond its limit PyTorch runs the model without a graph: another model than was planned."""
+    model, batch = Chain([4] * 2), tokens()
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
+    torch.compile(model)(batch)
+    with pytest.raises(RuntimeError, match=r"compiles the model no more.*torch._dynamo.reset\(\)"):
+        memopt.plan_compiled(model, batch, EVERYTHING).apply()
+    torch._dynamo.reset()
+    memopt.plan_compiled(model, batch, EVERYTHING).apply()
