@@ -174,8 +174,9 @@ class _Walk:
         attributes = function.__dict__
         if attributes:
             self.push(attributes)
+            # What torch.compiler.disable wraps has the attribute too, and runs as it is written.
             if "_torchdynamo_orig_callable" in attributes:
-                self.found.is_compiled = True
+                self.found.is_compiled |= not attributes.get("_torchdynamo_disable", False)
         if not _is_foreign(function.__module__ or ""):
             return
         names, assigned = _globals_of(function.__code__)
