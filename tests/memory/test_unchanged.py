@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import memopt
 from memopt._compat import is_in_backward
+from memopt.memory.allocator import LiveBytes
 from memopt.memory.attribution import attribute
 from memopt.memory.unchanged import unchanged
 from tests.memory.modules import HABITS, WIDTH, Habit, Model, weighted_loss
@@ -147,3 +148,43 @@ def test_a_leaf_that_only_an_operator_meets_is_put_back() -> None:
         assert torch.equal(hidden.factor.grad, torch.full((3,), 3.0))
     assert hidden.factor.grad is before
     assert torch.equal(before, torch.full((3,), 2.0))
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x + x
+
+
+as_written = torch.compiler.disable(doubled)
+compiled = torch.compile(doubled, backend="eager")
+
+
+class Calls(nn.Module):
+    """Weights, and a function of a file that it calls."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(512, 512)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.linear(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "copies"), [(as_written, False), (compiled, True)], ids=["disabled", "compiled"]
+)
+def test_weights_are_copied_where_something_is_compiled_and_not_where_that_is_disabled(
+    function: Callable[[Tensor], Tensor], copies: bool
+) -> None:
+    """A compiled graph writes unseen, so all weights are copied before it runs. What
+    torch.compiler.disable wraps looks alike, and runs as it is written: transformers has such.
+    """
+    model, x = Calls(function), torch.randn(4, 512)
+    before = Fingerprint(model, x)
+    with LiveBytes() as live, unchanged(model, x):
+        live.mark()
+        with torch.no_grad():
+            model.linear.weight.zero_()
+        model(x).sum().backward()
+    assert (live.marks[0].nbytes >= 512 * 512 * 4) == copies
+    assert Fingerprint(model, x).differences(before) == []
