@@ -24,7 +24,7 @@ from memopt._class_patch import original_class
 from memopt._compat import in_jit_trace, is_parametrized
 from memopt._convert.apply_swaps import apply_swaps, undo_swap
 from memopt._convert.head_call import HeadUse, watched_heads
-from memopt._convert.head_logits import computed, lazy_logits
+from memopt._convert.head_logits import LazyLogits, computed, lazy_logits
 from memopt._convert.supported import supports
 from memopt._convert.swap import ClassSwap, Plain, SwappedModule, swap_of
 from memopt.memory.sizes import as_text
@@ -73,7 +73,8 @@ class HeadSwap(ClassSwap):
     def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
         if torch.compiler.is_compiling():
             return plain(module, input)
-        input = computed(input, "linear")
+        if isinstance(input, LazyLogits):
+            input = computed(input, "linear")
         if not _is_lazy(module, input):
             return plain(module, input)
         return lazy_logits(self.path, input, module.weight, module.bias)

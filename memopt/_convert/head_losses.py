@@ -17,8 +17,8 @@ from memopt._convert.head_call import AutocastState, Pending
 from memopt._convert.head_operations import HeadRule
 from memopt.functional.cross_entropy import IGNORED
 
-_CROSS_ENTROPY = inspect.signature(F.cross_entropy)
-_NLL_LOSS = inspect.signature(F.nll_loss)
+# Read once: binding arguments to a signature takes longer than the loss's own host time.
+_NAMES = {f: tuple(inspect.signature(f).parameters)[1:] for f in (F.cross_entropy, F.nll_loss)}
 
 
 def _loss(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -26,9 +26,13 @@ def _loss(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     is_of_logs = func is F.nll_loss
     if pending.log_sign != (1 if is_of_logs else 0):
         return NotImplemented
-    try:
-        given = (_NLL_LOSS if is_of_logs else _CROSS_ENTROPY).bind(None, *args, **kwargs).arguments
-    except TypeError:
+    names = _NAMES[func]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    if (
+        len(given) < len(args) + len(kwargs)
+        or "target" not in given
+        or not given.keys() <= {*names}
+    ):
         return NotImplemented
     if given.get("size_average") is not None or given.get("reduce") is not None:
         return NotImplemented
