@@ -1,9 +1,10 @@
 """Finds the modules that can be recomputed in backward: a probe, on a sample.
 
 A region recomputes its module. State that the module changes besides gradients (a counter, a
-moving average, the vectors of spectral norm's power iteration, features that the next call reads)
-changes twice then, and the recompute may differ from the first run. The engine takes care of
-statistics of batch norm layers, and of random numbers of PyTorch's generators.
+moving average, the vectors of spectral norm's power iteration, features that the next call reads,
+a cache of the user's own class among its arguments) changes twice then, and the recompute may
+differ from the first run. The engine takes care of statistics of batch norm layers, of random
+numbers of PyTorch's generators, and of transformers' caches.
 
 So the model runs once, without gradients; each module runs as a region before its turn, forward and
 backward, and is put back. Modules are reported
@@ -184,12 +185,12 @@ def _of_one_step(
         return output
 
     args, kwargs = pytree.tree_map(copied, (args, kwargs))
-    start = State(module)
+    start = State(module, (args, kwargs))
     try:
         output = run_region(run, args, kwargs, region_settings(early_stop=early_stop))
     except Exception:  # the model's own: it will raise it itself
         return None
-    first = State(module)
+    first = State(module, (args, kwargs))
     results = [t for t in _tensors(output) if t.requires_grad]
     if any(map(_version, _tensors((args, kwargs)))):
         return "it writes to its arguments in place"
@@ -203,7 +204,7 @@ def _of_one_step(
     except Exception as error:
         names = _listed(start.changes(first))
         return f"it cannot be recomputed ({type(error).__name__}), since {names} changed"
-    moved = first.differing(State(module))
+    moved = first.differing(State(module, (args, kwargs)))
     if moved and early_stop:
         return f"{_listed(moved)} would stay as in the middle of it, where a recompute stops early"
     if moved:

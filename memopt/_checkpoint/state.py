@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 # How deep objects are looked into that are neither containers nor modules.
 _DEPTH = 4
@@ -26,15 +27,19 @@ class _Leaf(NamedTuple):
 
 class State:
     """Parameters, buffers and other attributes of a module and of those in it, as copies: numbers,
-    tensors, containers of these, and generators of random numbers.
+    tensors, containers of these, and generators of random numbers. The same of objects that it is
+    called with, such as a cache of keys and values.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, arguments: object = ()) -> None:
         self._leaves: dict[str, _Leaf] = {}
         seen: set[int] = set()
         for path, part in module.named_modules():
             for name, value in _attributes(part):
                 self._leaves |= _leaves(f"{path}.{name}" if path else name, value, seen, 0)
+        for value in pytree.tree_leaves(arguments):
+            if not isinstance(value, (Tensor, *_PLAIN)):
+                self._leaves |= _leaves(f"the argument {type(value).__name__}", value, seen, 0)
 
     def changes(self, later: State) -> list[str]:
         """Names of what was written, exchanged or changed since, be it by the same values."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import memopt
@@ -207,3 +208,67 @@ def test_blocks_that_keep_features_from_call_to_call() -> None:
         memopt.apply_activation_checkpointing(model, batch=x)
     model(x).sample.square().mean().backward()
     assert all(p.grad is not None for p in model.decoder.up_blocks.parameters())
+
+
+class Grows:
+    """A cache as research code writes it, for two towers: keys and values of each layer."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, Tensor] = {}
+
+    def update(self, layer: int, found: Tensor) -> Tensor:
+        known = self.kept.get(layer)
+        self.kept[layer] = found if known is None else torch.cat((known, found), 1)
+        return self.kept[layer]
+
+
+class Remembers(nn.Module):
+    def __init__(self, layer: int) -> None:
+        super().__init__()
+        self.layer, self.linear, self.out = layer, nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, cache: Grows | None = None) -> Tensor:
+        found = self.linear(x)
+        if cache is not None:
+            found = cache.update(self.layer, found)
+        return x + self.out(F.scaled_dot_product_attention(x, found, found))
+
+
+class TwoTowers(nn.Module):
+    """The second tower reads what the first one left in the cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.ModuleList(map(Remembers, range(2)))
+        self.second = nn.ModuleList(map(Remembers, range(2)))
+        self.alone = nn.ModuleList(map(Remembers, range(2)))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        cache = Grows()
+        for block in self.first:
+            x = block(x, cache=cache)
+        for block in self.second:
+            y = block(y, cache=cache)
+        for block in self.alone:
+            y = block(y)
+        return (y.square().mean() + x.mean()).square()
+
+
+def test_a_cache_of_the_user_s_class_among_the_arguments() -> None:
+    """It would grow a second time in the recompute: the layers that get one are left out by name,
+    and those that get none are regions.
+    """
+    torch.manual_seed(0)
+    model, batch = TwoTowers(), (torch.randn(2, 3, 8), torch.randn(2, 2, 8))
+    model(*batch).backward()
+    expected = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    with pytest.warns(UserWarning, match=r"first\.0.*the argument Grows\.kept") as found:
+        names = memopt.apply_activation_checkpointing(model, check_fn=Remembers, batch=batch)
+    assert "second.1" in str(found[0].message)
+    assert names == ["alone.0", "alone.1"]
+    model(*batch).backward()
+    assert all(
+        given is not None and p.grad is not None and torch.equal(given, p.grad)
+        for given, p in zip(expected, model.parameters(), strict=True)
+    )
