@@ -12,6 +12,7 @@ import threading
 import time
 import types
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -139,9 +140,33 @@ def test_a_stream_that_closes_ends_the_line_alone(terminal: Stream) -> None:
     assert _progress._board._jobs == []
 
 
-@pytest.mark.parametrize("name", ["plan", "anatomy", "check", "fit", "largest_batch"])
+CALLS: dict[str, Callable[[torch.nn.Module, Any], object]] = {
+    "memopt.plan": memopt.plan,
+    "memopt.anatomy": memopt.anatomy,
+    "memopt.check": memopt.check,
+    "memopt.fits": lambda model, batch: memopt.fits(model, batch, "1MB"),
+    "memopt.fit": lambda model, batch: memopt.fit(
+        model, batch, 1 << 30, optimizer=torch.optim.AdamW(model.parameters()), steps=1
+    ),
+    "memopt.convert": lambda model, batch: memopt.convert(model, batch, checkpoint=True),
+    "memopt.apply_activation_checkpointing": lambda model, batch: (
+        memopt.apply_activation_checkpointing(model, batch=batch)
+    ),
+    "memopt.largest_batch": lambda model, batch: memopt.largest_batch(model, batch, "4MB", limit=8),
+    "memopt.longest_sequence": lambda model, batch: memopt.longest_sequence(
+        model, batch, "4MB", limit=8
+    ),
+    "memopt.accumulate": lambda model, batch: memopt.accumulate(model, batch, budget="8MB"),
+    "Plan.largest_batch": lambda model, batch: memopt.plan(
+        model, batch, 1 << 30, measure=False
+    ).largest_batch("4MB", limit=8),
+}
+TIMED = {"memopt.plan": "timing step", "memopt.fit": "timing step", "memopt.check": "running step"}
+
+
+@pytest.mark.parametrize("who", CALLS)
 def test_calls_that_take_long_say_what_they_do(
-    name: str, monkeypatch: pytest.MonkeyPatch, terminal: Stream
+    who: str, monkeypatch: pytest.MonkeyPatch, terminal: Stream
 ) -> None:
     said: list[tuple[str, str]] = []
     does = _progress._Job.does
@@ -150,20 +175,11 @@ def test_calls_that_take_long_say_what_they_do(
         said.append((job.who, what))
         does(job, what, of)
 
-    model, batch = chain()
-    plan = memopt.plan(model, batch, 1 << 30, measure=False) if name == "largest_batch" else None
     monkeypatch.setattr(_progress._Job, "does", noted)
-    if plan is not None:
-        plan.largest_batch("4MB", limit=8)
-    elif name == "fit":
-        optimizer = torch.optim.AdamW(model.parameters())
-        memopt.fit(model, batch, 1 << 30, optimizer=optimizer, steps=1).undo()
-    else:
-        getattr(memopt, name)(model, batch)
-    who = {"largest_batch": "Plan.largest_batch"}.get(name, f"memopt.{name}")
-    assert {caller for caller, _ in said} == {who}
-    wanted = {"plan": "timing step", "fit": "timing step", "check": "running step"}
-    assert {"predicting step", wanted.get(name, "predicting step")} <= {what for _, what in said}
+    CALLS[who](*chain())
+    before = {"memopt.plan"} if who.startswith("Plan.") else set()
+    assert {caller for caller, _ in said} == {who} | before
+    assert {"predicting step", TIMED.get(who, "predicting step")} <= {what for _, what in said}
 
 
 def test_signatures_are_the_functions_own() -> None:

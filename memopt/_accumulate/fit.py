@@ -10,6 +10,7 @@ from torch import nn
 
 from memopt._accumulate.peers import Peers
 from memopt._accumulate.run import Run
+from memopt._progress import progress
 from memopt.memory.asked import check_function, target_of
 from memopt.memory.batches import resized, rows_of, slice_of
 from memopt.memory.depth import Depth
@@ -54,6 +55,7 @@ def largest_batch(
 ) -> int: ...
 
 
+@progress("memopt.largest_batch")
 def largest_batch(
     model: nn.Module | Callable[[int], object],
     batch: Batch = None,
@@ -106,6 +108,7 @@ def largest_batch(
     return _largest(asked, batch, 0, wanted, fates, device, limit)
 
 
+@progress("memopt.longest_sequence")
 def longest_sequence(
     model: nn.Module,
     batch: Batch,

@@ -18,6 +18,7 @@ from memopt._accumulate.fit import (
 from memopt._accumulate.peers import Peers
 from memopt._accumulate.run import Accumulated, Run
 from memopt._accumulate.weight import Weight, counter
+from memopt._progress import progress
 from memopt.memory.allocator import allocated_bytes, free_bytes
 from memopt.memory.batches import as_dict, device_of, rows_of
 from memopt.memory.parallel import bucket_bytes, is_sharded
@@ -129,6 +130,7 @@ def accumulate(
     return result
 
 
+@progress("memopt.accumulate")
 def _choose(step: Step, budget: int | str | None, device: torch.device, rows: int, run: Run) -> int:
     is_free = budget is None
     if budget is None:
@@ -143,6 +145,7 @@ def _choose(step: Step, budget: int | str | None, device: torch.device, rows: in
     return largest_measured(step, nbytes, run)
 
 
+@progress("memopt.accumulate")
 def _choose_alike(step: Step, budget: int | str | None, scaler: Any, peers: Peers) -> int:
     """Search by real steps, since those of a sharded model are not predicted."""
     device = next(step.model.parameters()).device

@@ -19,6 +19,7 @@ from memopt._checkpoint.probe import left_out
 from memopt._checkpoint.row_modules import checked_rows, not_in_chunks, row_modules
 from memopt._checkpoint.wrapper import checkpoint_wrapper, has_forward
 from memopt._class_patch import restored_on_error
+from memopt._progress import progress
 from memopt.memory.asked import check_function
 from memopt.memory.step import StepFunction
 from memopt.place import Place
@@ -33,6 +34,7 @@ Modules = Predicate | type[nn.Module] | Sequence[type[nn.Module]]
 _WHO = "apply_activation_checkpointing"
 
 
+@progress("memopt.apply_activation_checkpointing")
 def apply_activation_checkpointing(
     model: nn.Module,
     checkpoint_wrapper_fn: WrapperFn | None = None,

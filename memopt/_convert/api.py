@@ -43,6 +43,7 @@ from memopt._convert.skip import Skip, outermost, skipped
 from memopt._convert.supported import has_kernels_for
 from memopt._convert.swap import Swap, SwappedModule, swap_of
 from memopt._extension import require_native
+from memopt._progress import progress
 from memopt.place import Place
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -56,6 +57,7 @@ STEP_ASIDE = (
 NOTHING_NEW = "nothing changed: the model was converted before"
 
 
+@progress("memopt.convert")
 def convert(
     model: nn.Module,
     batch: Any = None,

@@ -12,6 +12,7 @@ from torch import nn
 from memopt._checkpoint.naming import joined
 from memopt._checkpoint.probe import arguments_of
 from memopt._compat import add_note
+from memopt._progress import doing
 from memopt.memory.attribution import Attribution, attribute
 from memopt.memory.saved import SavedBytes, check_can_measure, saved_bytes
 from memopt.memory.sizes import as_text
@@ -22,6 +23,7 @@ def measure_sample(model: nn.Module, batch: Any) -> SavedBytes:
     check_can_measure("convert", model)
     args, kwargs = arguments_of(batch)
     _check_takes(model, batch, args, kwargs)
+    doing("counting bytes kept, run")
     with _noted(model, "as it was"):
         return saved_bytes(model, *args, **kwargs)
 
@@ -29,6 +31,7 @@ def measure_sample(model: nn.Module, batch: Any) -> SavedBytes:
 def attribute_sample(model: nn.Module, batch: Any, regions: Iterable[str]) -> Attribution:
     """The storages that the converted model saves, and the regions that it calls."""
     args, kwargs = arguments_of(batch)
+    doing("counting bytes kept, run")
     with _noted(model, "converted; as it was, it did not"):
         return attribute(model, args, kwargs, regions)
 

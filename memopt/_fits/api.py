@@ -13,6 +13,7 @@ from memopt._checkpoint.blocks import find_blocks
 from memopt._errors import in_the_name_of
 from memopt._extension import HAS_NATIVE
 from memopt._fits.report import Fits, Way
+from memopt._progress import progress
 from memopt.memory.asked import asked_step, check_count, target_of
 from memopt.memory.batches import rows_of
 from memopt.memory.ledger import Ledger
@@ -32,6 +33,7 @@ _MOST_WAYS = 3
 
 
 @in_the_name_of("memopt.fits", "memopt.anatomy", "anatomy")
+@progress("memopt.fits")
 def fits(
     model: nn.Module,
     batch: Any,

@@ -10,19 +10,22 @@ from memopt._errors import in_the_name_of
 from memopt._plan import ranks
 from memopt._plan.choose import BudgetTooSmall
 from memopt._plan.live import Live
+from memopt._progress import doing, progress
 from memopt.memory.allocator import most_above
 from memopt.memory.ledger import totals_of
 from memopt.memory.predicted.predict import hollow_step
 from memopt.memory.sizes import as_text, at_least
 from memopt.memory.step import Step
 from memopt.memory.unchanged import unchanged
+from memopt.show.sections import Section, Tables
+from memopt.show.shown import Shown
 
 # It is compiled and measured so often, each time for less.
 _MOST_TRIES = 3
 
 
 @dataclass
-class CompiledPlan:
+class CompiledPlan(Shown):
     """The share of a step's budget that compiled graphs may take: see `memopt.plan_compiled`."""
 
     budget: int
@@ -36,7 +39,23 @@ class CompiledPlan:
     """The peak of a step of the compiled model; None before `apply`."""
     live: Live = field(repr=False)
 
+    def tables(self) -> Tables:
+        """The parts of the budget."""
+        peak = (
+            "apply() compiles the model, and measures the peak of a step"
+            if self.measured_peak is None
+            else f"peak {as_text(self.measured_peak)} measured"
+        )
+        parts = [
+            ["weights, optimizer states, batch", as_text(self.base)],
+            ["what compiled graphs may take", as_text(self.graph_budget)],
+            ["what the optimizer's step takes, in their place", as_text(self.optimizer)],
+        ]
+        title = f"{type(self.live.step.model).__name__}, compiled, within {as_text(self.budget)}"
+        return Tables(f"{title}\n{peak}", [Section("", ("Part", "bytes"), parts)], ())
+
     @in_the_name_of("CompiledPlan.apply", "memopt.plan", "compile")
+    @progress("CompiledPlan.apply")
     def apply(self, **options: Any) -> Any:
         """Compile the model, run a step of it, and measure its peak. If that is above the budget,
         compile for so much less, at most three times in all. The model itself does not change.
@@ -52,6 +71,7 @@ class CompiledPlan:
         """
         step = self.live.step
         for _ in range(_MOST_TRIES):
+            doing("compiling")
             compiled = compile(step.model, budget=self.graph_budget, **options)
             measured = self.base + max(self._above(step, compiled), self.optimizer)
             if measured <= self.budget:

@@ -23,6 +23,7 @@ from memopt._plan.figure import draw_curve
 from memopt._plan.profile import StepSeconds
 from memopt._plan.seconds import StageSeconds
 from memopt.assignment import KEEP, Assignment
+from memopt.memory.sizes import as_text
 from memopt.show.labels import Box
 from tests.plan.models import chain, shared
 from tests.support.browser import dom_of, said_by
@@ -158,6 +159,19 @@ def test_a_notebook_gets_tables(plan: memopt.Plan) -> None:
     assert text.startswith("<h3>Chain within ")
     assert "<th>Block</th>" in text
     assert "<script" not in text
+
+
+def test_a_compiled_plan_is_the_parts_of_its_budget() -> None:
+    """Printed, and in a notebook."""
+    model, batch = chain()
+    plan = memopt.plan_compiled(model, batch, "1GB")
+    printed, shown = str(plan), plan._repr_html_()
+    assert printed.startswith("Chain, compiled, within 1GB (1,000.0 MB)\napply() compiles")
+    for text in (as_text(plan.base), as_text(plan.graph_budget), as_text(plan.optimizer)):
+        assert text in printed
+        assert f'<td class="number">{text}</td>' in shown
+    plan.measured_peak = plan.base
+    assert f"peak {as_text(plan.base)} measured" in str(plan)
 
 
 def test_a_figure_with_the_usual_settings(plan: memopt.Plan, tmp_path: Path) -> None:

@@ -119,7 +119,9 @@ def test_columns_of_numbers_stand_right_on_pages() -> None:
     assert '<p id="peak">below</p>' in text
 
 
-@pytest.mark.parametrize("kind", ["Anatomy", "Check", "Fitted", "Plan", "Report"])
+@pytest.mark.parametrize(
+    "kind", ["Anatomy", "Check", "CompiledPlan", "Fits", "Fitted", "Plan", "Report", "Snapshot"]
+)
 def test_every_report_prints_and_shows_in_notebooks(kind: str) -> None:
     assert issubclass(getattr(memopt.types, kind), Shown)
     assert callable(getattr(memopt.types, kind)._repr_html_)
