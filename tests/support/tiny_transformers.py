@@ -16,6 +16,7 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -72,10 +73,8 @@ class Tiny:
 
 
 def tiny(family: str) -> Tiny:
-    """The base model of a family, by its `model_type`."""
-    from transformers import CONFIG_MAPPING
-
-    config_class = CONFIG_MAPPING[family]
+    """The base model of a family, by its `model_type`. Skips the test without transformers."""
+    config_class = pytest.importorskip("transformers").CONFIG_MAPPING[family]
     changes = CHANGES.get(family, {})
     config = shrunk(_default(config_class), changes)
     config._attn_implementation = changes.get("attn_implementation", "eager")
