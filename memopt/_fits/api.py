@@ -65,7 +65,7 @@ def fits(
         model: on any device, also meta.
         batch: of one rank: a mapping of keyword arguments, a tuple or list of positional ones, or
             the only one; also of meta tensors.
-        memory: of one device: bytes, or a string: "80GB" (10**9), "24GiB" (2**30).
+        memory: of one device: bytes, or a string: "80GB" (10^9), "24GiB" (2^30).
         optimizer, loss, autocast, micro_batches, recipes, checkpoint, offload: as of
             `memopt.anatomy`.
         ranks: how many devices train the model together.

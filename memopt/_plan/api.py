@@ -81,7 +81,7 @@ def plan(
             also meta.
         batch: a mapping of keyword arguments, a tuple or list of positional ones, or the only one.
         budget: for all of the step's memory: weights, gradients and optimizer states too. Bytes, or
-            a string: "40GiB" (2**30 bytes each), "24GB" (10**9). None: all that is free on the
+            a string: "40GiB" (2^30 bytes each), "24GB" (10^9). None: all that is free on the
             device, and what the model takes of it.
         optimizer: one of the model's, or a class or function that makes one of parameters, or None.
         loss: makes the loss of what the model returns. Default: the output's `loss`, its first

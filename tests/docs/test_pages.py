@@ -1,5 +1,5 @@
 """Proves: every Python block of the README and of docs/ runs as it stands, the blocks of a page one
-after another; each public name has an entry with an example in docs/api.md; and the documentation
+after another; each public name has an entry with an example in docs/api; and the documentation
 builds without a warning.
 """
 
@@ -24,13 +24,19 @@ APART = ("tutorial.md",)
 """test_outputs.py runs its blocks."""
 PAGES = [
     ROOT / "README.md",
-    *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in APART),
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name not in APART),
 ]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SLOW = ("api.md", "plan.md", "anatomy.md")
+SLOW = ("plan.md", "anatomy.md", "api/plan.md", "api/anatomy.md", "api/check.md")
 """Pages whose blocks predict and measure training steps."""
 OF_MODELS = ("transformers", "matplotlib", "rich")
 """What the pages use beside PyTorch."""
+
+
+def _name(page: Path) -> str:
+    """Its path in docs/, or in the repository."""
+    docs = ROOT / "docs"
+    return page.relative_to(docs if page.is_relative_to(docs) else ROOT).as_posix()
 
 
 def names() -> dict[str, Any]:
@@ -64,7 +70,7 @@ def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 @pytest.mark.usefixtures("_as_before")
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(p, marks=[pytest.mark.slow] * (p.name in SLOW), id=p.name) for p in PAGES],
+    [pytest.param(p, marks=[pytest.mark.slow] * (_name(p) in SLOW), id=_name(p)) for p in PAGES],
 )
 def test_the_blocks_of_a_page_run(page: Path) -> None:
     text = page.read_text()
@@ -80,7 +86,7 @@ def test_the_blocks_of_a_page_run(page: Path) -> None:
 
 
 def test_every_public_name_has_an_example() -> None:
-    text = (ROOT / "docs" / "api.md").read_text()
+    text = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
     entries = re.split(r"^::: ", text, flags=re.MULTILINE)[1:]
     examples = {}
     for entry in entries:
@@ -101,4 +107,4 @@ def test_the_documentation_builds(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert (tmp_path / "api.html").exists()
+    assert (tmp_path / "api" / "convert.html").exists()
