@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from memopt._plan.choices import CHOICES, choices_with, sharing_with
-from memopt._plan.groups import apart_option, group_option, groups_of, lengths_of
+from memopt._plan.groups import apart_option, group_option, groups_of, lengths_of, may_share
 from memopt._plan.observe import Observed
 from memopt._plan.profile import Profile
 from memopt._plan.samples import Look
@@ -251,17 +251,25 @@ def _with_groups(profile: Profile, budget: int, terms: Terms) -> Iterator[Timeli
                 and (profile.parts or number >= alone or not choice.parts)
             ]
 
+            offered: dict[int, list[int]] = {}
+
             def options(
                 first: int,
                 count: int,
                 numbers: Sequence[int] = numbers,
+                offered: dict[int, list[int]] = offered,
                 with_recipes: bool = with_recipes,
             ) -> Iterator[Option]:
-                for number in numbers:
-                    if number < alone or count > 1:
-                        option_of = apart_option if number < alone else group_option
-                        choice = terms.every[number]
-                        yield option_of(profile, first, count, choice, with_recipes=with_recipes)
+                offered[first] = [
+                    number
+                    for number in numbers
+                    if number < alone
+                    or (count > 1 and may_share(profile, first, count, terms.every[number]))
+                ]
+                for number in offered[first]:
+                    option_of = apart_option if number < alone else group_option
+                    choice = terms.every[number]
+                    yield option_of(profile, first, count, choice, with_recipes=with_recipes)
 
             asked = profile.grouped(groups, _link(profile, terms), options)
             try:
@@ -271,8 +279,9 @@ def _with_groups(profile: Profile, budget: int, terms: Terms) -> Iterator[Timeli
             chosen: list[int] = []
             stages: list[int] = []
             for count, place in zip(groups, found.choices[1:-1], strict=True):
-                chosen += [numbers[place]] * count
-                stages += [count] if numbers[place] >= alone else [1] * count
+                number = offered[len(chosen)][place]
+                chosen += [number] * count
+                stages += [count] if number >= alone else [1] * count
             yield evaluated(profile, terms, [0, *chosen, 0], stages)
 
 

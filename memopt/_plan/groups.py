@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from memopt._plan.bytes import StageBytes
 from memopt._plan.choices import inside
+from memopt._plan.parts import NO_PARTS
 from memopt._plan.profile import Profile
 from memopt._plan.solver import Option
 from memopt.assignment import Choice
@@ -55,6 +56,12 @@ def groups_of(profile: Profile, length: int) -> tuple[int, ...]:
             for other in mine[1:]:
                 del together[other]
     return tuple(together[first] for first in sorted(together))
+
+
+def may_share(profile: Profile, first: int, length: int, choice: Choice) -> bool:
+    """Whether calls can have one choice: parts that it makes regions must be parts of all."""
+    paths = profile.paths[first : first + length]
+    return len({profile.parts.get(path, NO_PARTS).named(choice) for path in paths}) == 1
 
 
 def group_option(

@@ -133,6 +133,18 @@ def test_the_floor_is_below_every_block_checkpointed() -> None:
     assert any("one region" in row[1] for row in plan.tables().sections[0].rows)
 
 
+def test_blocks_without_the_same_parts_share_no_region_with_parts_inside() -> None:
+    """Layers with attention and without one in turns."""
+    torch.manual_seed(0)
+    model, batch = Decoder(0), torch.randn(32, 16, WIDTH)
+    model.layers.extend(kind for _ in range(3) for kind in (Layer(), Block(WIDTH)))
+    rich = memopt.plan(model, batch, 1 << 30, measure=False, optimizer=None)
+    _, error = planned_or_refused(rich, rich.profile.base + 1)
+    assert error is not None
+    plan = rich.within(error.floor)
+    assert measured(plan) == plan.peak == error.floor
+
+
 @pytest.mark.parametrize("share", [0.5, 0.0])
 def test_bits_json_and_undo(rich: Plan, share: float, tmp_path: Path) -> None:
     _, error = planned_or_refused(rich, rich.profile.base + 1)
