@@ -66,6 +66,7 @@ class Kind:
             *others,
             step.autocast,
             _as_key(step.loss),
+            _as_key(step.function),
             tuple(_of_optimizer(step.optimizer)),
             tuple(map(_described, leaves_of(step.batch))),
             tuple(_described(tensor) for tensor in _tensors(step.model)),

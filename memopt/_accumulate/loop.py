@@ -20,10 +20,11 @@ from memopt._accumulate.run import Accumulated, Run
 from memopt._accumulate.weight import Weight, counter
 from memopt._progress import progress
 from memopt.memory.allocator import allocated_bytes, free_bytes
+from memopt.memory.asked import check_function
 from memopt.memory.batches import as_dict, device_of, rows_of
 from memopt.memory.parallel import bucket_bytes, is_sharded
 from memopt.memory.predicted.outcome import DependsOnValues
-from memopt.memory.step import LossLike, Step, as_optimizer
+from memopt.memory.step import LossLike, Step, StepFunction, as_optimizer
 
 
 def accumulate(
@@ -32,6 +33,7 @@ def accumulate(
     *,
     micro_batch: int | Literal["auto"] = "auto",
     loss: LossLike = None,
+    step: StepFunction = None,
     weight: Weight = "rows",
     labels: str = "labels",
     ignore_index: int = -100,
@@ -76,6 +78,9 @@ def accumulate(
         micro_batch: rows, or "auto".
         loss: makes the loss of what the model returns. Default: the output's `loss`, its first
             element or the output.
+        step: `step(model, micro_batch)` runs forward and backward itself, see `memopt.plan`. What
+            each of its backwards adds to gradients counts with the micro-batch's share; gradients
+            that it puts into `.grad` itself do not. The report's loss is the sum of all losses.
         weight: what the loss is a mean of: "rows"; "tokens", the entries of `labels` that are not
             `ignore_index`; "next tokens", those but the first of each row, which causal language
             models of transformers do not predict; or a function of a micro-batch that counts.
@@ -95,7 +100,8 @@ def accumulate(
         TypeError: an argument is of another kind, or the model returns no loss.
         ValueError: an argument is out of its range; tensors are on another device; nothing counts
             (all labels are ignored); "auto" on the CPU without a budget, or with an FSDP2 model
-            whose processes cannot go back together (HSDP, SyncBatchNorm, PyTorch before 2.13).
+            whose processes cannot go back together (HSDP, SyncBatchNorm, PyTorch before 2.13);
+            `step` runs no backward, or one with create_graph.
         torch.OutOfMemoryError: one row does not fit; or memory ran out while gradients were being
             reduced, or with a `micro_batch` given in rows.
 
@@ -106,7 +112,14 @@ def accumulate(
     batch = as_dict(batch)
     device = device_of("accumulate", model, batch)
     rows = rows_of("accumulate", batch)
-    run = Run(model, batch, loss, counter(weight, labels, ignore_index), scaler, autocast, device)
+    check_function("accumulate", step, loss)
+    if step is not None and scaler is not None:
+        raise ValueError(
+            "accumulate: scaler must not be given with step, which scales its losses itself, got "
+            f"{type(scaler).__name__}"
+        )
+    count = counter(weight, labels, ignore_index)
+    run = Run(model, batch, loss, count, scaler, autocast, device, step)
     if micro_batch != "auto":
         if isinstance(micro_batch, bool) or not isinstance(micro_batch, int):
             raise TypeError(
@@ -116,15 +129,15 @@ def accumulate(
             raise ValueError(f"accumulate: micro_batch must be at least 1, got {micro_batch}")
         return run.all(min(micro_batch, rows), step_down=False)
     as_optimizer("accumulate", optimizer, ())
-    step = Step(model, batch, optimizer, loss, autocast, who="accumulate")
-    choices, kind = choices_of(model), Kind(step, repr(budget))
+    whole = Step(model, batch, optimizer, loss, autocast, function=step, who="accumulate")
+    choices, kind = choices_of(model), Kind(whole, repr(budget))
     known = choices.rows(kind)
     if is_sharded(model):
         peers = Peers(model)
-        size = peers.least(known or 0) or _choose_alike(step, budget, scaler, peers)
+        size = peers.least(known or 0) or _choose_alike(whole, budget, scaler, peers)
         result = run.all_alike(size, peers)
     else:
-        size = _choose(step, budget, device, rows, run) if known is None else known
+        size = _choose(whole, budget, device, rows, run) if known is None else known
         result = run.all(choices.most(kind, size), step_down=True)
     choices.remember(kind, result)
     return result
@@ -161,7 +174,9 @@ def _choose_alike(step: Step, budget: int | str | None, scaler: Any, peers: Peer
 
     def attempt(batch: Any, size: int) -> bool:
         every_row = counter("rows", "", 0)
-        run = Run(step.model, batch, step.loss, every_row, scaler, step.autocast, device)
+        run = Run(
+            step.model, batch, step.loss, every_row, scaler, step.autocast, device, step.function
+        )
         return run.once(size, peers) is not None
 
     return largest_watched(step, allowed, attempt, peers)

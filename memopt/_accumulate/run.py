@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from memopt._accumulate.peers import Peers
 from memopt._accumulate.sync import syncing
 from memopt._accumulate.undo import before_backward, before_forward, gradients_watched
+from memopt.memory.backwards import weighted_backward
 from memopt.memory.batches import call, loss_in, rows_of, slice_of
-from memopt.memory.step import LossLike
+from memopt.memory.step import LossLike, StepFunction, function_name
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,10 @@ class Run:
         scaler: Any,
         autocast: torch.dtype | None,
         device: torch.device,
+        function: StepFunction = None,
     ) -> None:
         self._model = model
+        self._function = function
         self._batch = batch
         self._loss = loss
         self._count = count
@@ -196,6 +199,8 @@ class Run:
     def _one(self, part: Any, share: float, is_last: bool) -> Tensor:
         """Forward and backward. Returns the share of the loss."""
         with syncing(self._model, is_last):
+            if self._function is not None:
+                return self._of_function(self._function, part, share)
             with self._context():
                 output = call(self._model, part)
                 loss = loss_in("accumulate", output if self._loss is None else self._loss(output))
@@ -203,6 +208,18 @@ class Run:
             loss = loss.reshape(()) * share
             (loss if self._scaler is None else self._scaler.scale(loss)).backward()
         return loss.detach().to(self._device, torch.float64)
+
+    def _of_function(self, function: Any, part: Any, share: float) -> Tensor:
+        """Forward and backward by a function of the user's."""
+        with weighted_backward("accumulate", share) as losses, self._context():
+            function(self._model, part)
+        if not losses:
+            raise ValueError(
+                "accumulate: step must run backward, got a function that ran none "
+                f"({function_name(function)})"
+            )
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        return total + sum(loss.to(total) for loss in losses) * share
 
     def _context(self) -> AbstractContextManager[Any]:
         if self._autocast is None:

@@ -184,7 +184,7 @@ def apply_activation_checkpointing(
     in_chunks: dict[str, int] = {}
     if chunks is not None:
         paths = [path for path, _ in chosen]
-        in_chunks, notes = modules_in_chunks(_WHO, model, chunks, paths, predicate, batch)
+        in_chunks, notes = modules_in_chunks(_WHO, model, chunks, paths, predicate, batch, step)
         for note in notes:
             warnings.warn(f"{_WHO}: {note}", stacklevel=2)
         if predicate is not None and batch is not None:
@@ -206,6 +206,7 @@ def modules_in_chunks(
     regions: Sequence[str],
     predicate: Predicate | None,
     batch: Any,
+    step: StepFunction = None,
 ) -> tuple[dict[str, int], list[str]]:
     """The modules that run in chunks of rows, by path, and notes for the user.
 
@@ -216,9 +217,9 @@ def modules_in_chunks(
         batch: None: whether a module works on each row alone shows at its first call.
     """
     if predicate is None:
-        found = row_modules(who, model, batch, regions)
+        found = row_modules(who, model, batch, regions, step)
         return dict.fromkeys(found.paths, chunks), [found.note] if found.note else []
-    reasons = {} if batch is None else checked_rows(who, model, batch, regions)
+    reasons = {} if batch is None else checked_rows(who, model, batch, regions, step)
     paths = [path for path in regions if path not in reasons]
     return dict.fromkeys(paths, chunks), [not_in_chunks(reasons)] if reasons else []
 

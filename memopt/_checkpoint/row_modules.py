@@ -18,11 +18,11 @@ from memopt._checkpoint.naming import by_reason
 from memopt._checkpoint.other import without_own
 from memopt._checkpoint.rows import why_not_rows
 from memopt.memory.asked import has_values
-from memopt.memory.batches import as_dict, call
+from memopt.memory.batches import as_dict
 from memopt.memory.calls.measure import call_tree, sum_of_outputs
 from memopt.memory.parallel import is_sharded
 from memopt.memory.paths import is_inside, paths_around
-from memopt.memory.step import Step
+from memopt.memory.step import Step, StepFunction
 from memopt.memory.unchanged import unchanged
 
 _LEAST_SHARE = 0.25
@@ -40,7 +40,11 @@ class RowModules:
 
 
 def row_modules(
-    who: str, model: nn.Module, batch: Any, regions: Collection[str] = ()
+    who: str,
+    model: nn.Module,
+    batch: Any,
+    regions: Collection[str] = (),
+    function: StepFunction = None,
 ) -> RowModules:
     """The outermost modules that work on each row alone and keep tensors of their own.
 
@@ -50,13 +54,14 @@ def row_modules(
     Args:
         who: the function that the user called, for messages.
         regions: paths of modules that are regions of their own. No module around one is taken.
+        function: runs forward and backward itself.
 
     Raises:
         Whatever the model raises with the batch: its own error, with a note.
     """
     if not has_values(model, batch) or is_sharded(model):
         return RowModules((), {}, "nothing runs in chunks, since the model has no whole values")
-    step = Step(model, batch, None, sum_of_outputs, who=who)
+    step = Step(model, batch, None, sum_of_outputs, function=function, who=who)
     with noted_errors(who, model), quiet_libraries():
         tree = call_tree(step, without_own)
     around = {outer for path in regions for outer in paths_around(path)}
@@ -71,18 +76,20 @@ def row_modules(
         and each.path in modules
         and not is_layer(modules[each.path])
     )
-    reasons = _probed(who, model, batch, candidates)
+    reasons = _probed(step, candidates)
     paths = tuple(path for path in candidates if reasons.get(path) == "")
     why = {path: reason for path, reason in reasons.items() if reason}
     note = "" if paths else "nothing runs in chunks, since no module works on each row alone"
     return RowModules(paths, why, note)
 
 
-def checked_rows(who: str, model: nn.Module, batch: Any, paths: Iterable[str]) -> dict[str, str]:
+def checked_rows(
+    who: str, model: nn.Module, batch: Any, paths: Iterable[str], function: StepFunction = None
+) -> dict[str, str]:
     """The reasons of a user's modules, by path, that do not work on each row alone."""
     if not has_values(model, batch) or is_sharded(model):
         return {}
-    found = _probed(who, model, batch, paths)
+    found = _probed(Step(model, batch, None, function=function, who=who), paths)
     return {path: reason for path, reason in found.items() if reason}
 
 
@@ -91,7 +98,7 @@ def not_in_chunks(reasons: dict[str, str]) -> str:
     return f"not in chunks, since these do not work on each row alone: {by_reason(reasons)}"
 
 
-def _probed(who: str, model: nn.Module, batch: Any, paths: Iterable[str]) -> dict[str, str]:
+def _probed(step: Step, paths: Iterable[str]) -> dict[str, str]:
     """The reasons of all that are called and are inside none that works on rows; empty: it does."""
     reasons: dict[str, str] = {}
 
@@ -100,7 +107,7 @@ def _probed(who: str, model: nn.Module, batch: Any, paths: Iterable[str]) -> dic
         if taken or reasons.get(path):
             return
         try:
-            rows = CallRows(who, args, kwargs)
+            rows = CallRows(step.who, args, kwargs)
         except ValueError:
             rows = None
         if rows is None or not rows.first.is_floating_point():
@@ -108,10 +115,10 @@ def _probed(who: str, model: nn.Module, batch: Any, paths: Iterable[str]) -> dic
         else:
             reasons[path] = why_not_rows(module.forward, rows, [module])
 
-    run = partial(call, model, as_dict(batch))
+    model, run = step.model, partial(step.output, as_dict(step.batch))
     modules = dict(model.named_modules())
     with ExitStack() as stack:
-        stack.enter_context(noted_errors(who, model))
+        stack.enter_context(noted_errors(step.who, model))
         stack.enter_context(unchanged(model, run))
         for path in paths:
             module = modules[path]

@@ -44,6 +44,8 @@ from memopt._convert.supported import has_kernels_for
 from memopt._convert.swap import Swap, SwappedModule, swap_of
 from memopt._extension import require_native
 from memopt._progress import progress
+from memopt.memory.asked import check_function
+from memopt.memory.step import StepFunction
 from memopt.place import Place
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -53,6 +55,10 @@ STEP_ASIDE = (
     "aside, and "
     "modules compute by PyTorch's own ops, from which Inductor generates code: "
     "memopt.compile(model) has it keep for backward what recipes keep"
+)
+BYTES_OF_A_FUNCTION = (
+    "bytes are not counted where step= runs forward and backward itself; "
+    "memopt.check(model, batch, step=step) does that"
 )
 NOTHING_NEW = "nothing changed: the model was converted before"
 
@@ -70,6 +76,7 @@ def convert(
     chunks: int | None = None,
     autocast_norms: AutocastNorms = "keep",
     skip: Skip | None = None,
+    step: StepFunction = None,
 ) -> Report:
     """Have memopt's ops compute what they can of `model`, in place; `revert(model)` undoes it.
 
@@ -172,6 +179,9 @@ def convert(
             it, where * also matches dots), a class, a function of a module, or a sequence of these.
             Regions are chosen apart from this. Modules that an earlier call swapped stay swapped.
             The functions that these modules call are left by `functional=False`.
+        step: with a batch: `step(model, batch)` runs forward and backward itself, see
+            `memopt.plan`. Regions are chosen by what it keeps. The report has no bytes then;
+            `memopt.check(model, batch, step=step)` has.
 
     Returns:
         A report of what was swapped, and what was left and why. `print` it; `to_dict()`.
@@ -192,13 +202,17 @@ def convert(
     require_native("convert")
     _check_model(model)
     check_autocast_norms(autocast_norms)
-    regions = Regions(checkpoint, offload, chunks)
-    before = None if batch is None else measure_sample(model, batch)
+    check_function("convert", step, None)
+    if step is not None and batch is None:
+        raise ValueError("convert: step must be given with a batch, got none")
+    regions = Regions(checkpoint, offload, chunks, step)
+    before = None if batch is None or step is not None else measure_sample(model, batch)
     was_converted = _was_converted(model) and (has_recipes(model) or not recipes)
     left_alone = skipped(model, skip)
     matches = match(Context(model, recipes, left_alone), (*registered_rules(), *RULES))
     matches = with_autocast_norms(matches, autocast_norms)
-    heads = _heads(model, batch, left_alone, matches) if head else {}
+    sample_batch = None if step is not None else batch
+    heads = _heads(model, sample_batch, left_alone, matches) if head else {}
     with restored_on_error(model):
         apply_swaps(model, [(m.module, m.answer) for m in matches if isinstance(m.answer, Swap)])
         make_lazy(model, heads)
@@ -209,7 +223,7 @@ def convert(
         notes = _notes(model, is_old)
         if left_alone:
             notes = (f"skipped: {', '.join(outermost(left_alone))}", *notes)
-        notes += regions.notes
+        notes += regions.notes + ((BYTES_OF_A_FUNCTION,) if step is not None else ())
         checkpointed = assignment.where(lambda choice: not choice.offload and not choice.chunks)
         in_chunks = assignment.where(lambda choice: bool(choice.chunks))
         offloaded = assignment.where(lambda choice: choice.offload > 0)

@@ -18,6 +18,7 @@ from memopt._checkpoint.settings import fate_of_arguments
 from memopt._checkpoint.wrapper import settings_of
 from memopt._convert.swap import swap_of
 from memopt.assignment import Assignment, Choice
+from memopt.memory.step import StepFunction
 from memopt.place import Place
 
 
@@ -32,9 +33,10 @@ class Regions:
         checkpoint: Modules | bool | None,
         offload: Place | None,
         chunks: int | None = None,
+        step: StepFunction = None,
     ) -> None:
         fate_of_arguments("convert: offload", offload)
-        self.place = offload
+        self.place, self._step = offload, step
         self._are_wanted = bool(offload) if checkpoint in (None, False) else True
         self._predicate = (
             None
@@ -59,7 +61,7 @@ class Regions:
         notes: dict[str, None] = {}
         deciding: Collection[str] = ()
         if self._are_wanted:
-            found = choose_modules("convert", model, self._predicate, batch)
+            found = choose_modules("convert", model, self._predicate, batch, self._step)
             chosen, deciding = dict(found.modules), found.deciding
             notes |= dict.fromkeys((*found.warnings, *found.notes))
         if recipes and self.place is None:
@@ -95,13 +97,13 @@ class Regions:
         predicate = self._predicate
         if predicate is not None:
             mine = [path for path in regions if predicate(model.get_submodule(path))]
-            return modules_in_chunks("convert", model, chunks, mine, predicate, batch)
+            return modules_in_chunks("convert", model, chunks, mine, predicate, batch, self._step)
         if batch is None:
             raise ValueError(
                 "convert: chunks needs a batch, to find the modules that work on each row alone, "
                 f"or a checkpoint that chooses them, got chunks={chunks!r} and neither"
             )
-        return modules_in_chunks("convert", model, chunks, regions, None, batch)
+        return modules_in_chunks("convert", model, chunks, regions, None, batch, self._step)
 
 
 def _is_one_op(module: nn.Module) -> bool:

@@ -22,7 +22,7 @@ from memopt._progress import progress
 from memopt.memory.batches import as_dict, rows_of, slice_of
 from memopt.memory.predicted.fits import largest_part
 from memopt.memory.sizes import as_bytes, as_text
-from memopt.memory.step import LossLike
+from memopt.memory.step import LossLike, StepFunction
 from memopt.show.sections import Tables
 from memopt.show.shown import Shown
 
@@ -77,6 +77,7 @@ def fit(
     *,
     optimizer: torch.optim.Optimizer,
     loss: LossLike = None,
+    step: StepFunction = None,
     weight: Weight = "rows",
     blocks: BlocksLike = None,
     autocast: torch.dtype | None = None,
@@ -99,7 +100,7 @@ def fit(
         batch: of the size that training has.
         budget: for all of a step's memory. Bytes or a string, such as "40GiB".
         optimizer: the one that trains the model's parameters.
-        loss, autocast: see `memopt.plan`.
+        loss, step, autocast: see `memopt.plan`.
         weight: see `memopt.accumulate`.
         blocks, steps: see `memopt.plan`.
 
@@ -110,7 +111,7 @@ def fit(
     wanted = as_bytes("memopt.fit: budget", budget)
     batch = as_dict(batch)
     rows = rows_of("memopt.fit", batch)
-    live = live_of(model, batch, optimizer, loss, blocks, autocast)
+    live = live_of(model, batch, optimizer, loss, blocks, autocast, step=step)
     live.probe()
     most = ranks.least(largest_part(live.step, wanted, partial(least_peak, live)))
     if most == 0:
@@ -123,6 +124,7 @@ def fit(
                     wanted,
                     optimizer=optimizer,
                     loss=loss,
+                    step=step,
                     blocks=blocks,
                     autocast=autocast,
                     micro_batches=parts,
@@ -148,11 +150,12 @@ def fit(
         wanted,
         optimizer=optimizer,
         loss=loss,
+        step=step,
         blocks=blocks,
         autocast=autocast,
         micro_batches=1 if count == 1 else 2,
         steps=steps,
     )
     chosen.apply()
-    options = {"loss": loss, "weight": weight, "autocast": autocast}
+    options = {"loss": loss, "step": step, "weight": weight, "autocast": autocast}
     return Fitted(model, chosen, size, count, options)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memopt._compat import is_in_backward
+
 AtTurn = Callable[[Tensor], object]
 """Called with the first tensor that a backward begins at."""
 AtEnd = Callable[[], object]
@@ -32,6 +34,38 @@ def around_backward(at_turn: AtTurn, at_end: AtEnd) -> Iterator[None]:
 
     with _in_place_of_the_engine(run):
         yield
+
+
+@contextmanager
+def weighted_backward(who: str, weight: float) -> Iterator[list[Tensor]]:
+    """Have each backward that adds to gradients add `weight` times as much in this context. Yields
+    a list of the losses that they began at, times the gradients that these were given.
+
+    Raises:
+        ValueError: one keeps its graph (create_graph): what is made of its gradients would not be
+            `weight` times as much.
+    """
+    losses: list[Tensor] = []
+
+    def run(engine: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_in_backward() or not kwargs.get("accumulate_grad", False):
+            return engine(outputs, *args, **kwargs)
+        starts, retain_graph, create_graph, *others = args
+        if create_graph:
+            raise ValueError(
+                f"{who}: step must ask torch.autograd.grad for gradients that it differentiates, "
+                "got backward(create_graph=True)"
+            )
+        losses.extend(
+            (out.detach() * start).sum()
+            for out, start in zip(outputs, starts, strict=True)
+            if isinstance(out, Tensor) and start is not None
+        )
+        weighted = tuple(None if start is None else start * weight for start in starts)
+        return engine(outputs, weighted, retain_graph, create_graph, *others, **kwargs)
+
+    with _in_place_of_the_engine(run):
+        yield losses
 
 
 @contextmanager

@@ -124,7 +124,7 @@ class Step:
         if not backwards:
             raise ValueError(
                 f"{self.who}: step must run backward, got a function that ran none "
-                f"({_name_of(self.function)})"
+                f"({function_name(self.function)})"
             )
 
     def batches(self) -> list[Any]:
@@ -197,7 +197,7 @@ class Step:
             yield names.get(parameter, ""), list(dict(state).values())
 
 
-def _name_of(function: object) -> str:
+def function_name(function: object) -> str:
     return getattr(function, "__qualname__", type(function).__name__)
 
 

@@ -165,6 +165,32 @@ def test_regions_and_a_check_of_a_gan() -> None:
     memopt.unwrap(models)
 
 
+def test_convert_chooses_regions_by_a_function() -> None:
+    """The models in the list cannot be called as one."""
+    torch.manual_seed(0)
+    models = STEPS["a GAN"][0]()
+    memopt.convert(models)
+    expected = gradients_of(models, gan)
+    memopt.revert(models)
+    report = memopt.convert(models, batch(), checkpoint=True, step=gan)
+    assert report.checkpointed
+    assert report.bytes_before is None
+    assert any("memopt.check(model, batch, step=step)" in note for note in report.notes)
+    found = gradients_of(models, gan)
+    assert memopt.check(models, batch(), step=gan).ok
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_rows_in_chunks_are_found_by_a_function() -> None:
+    models = nn.ModuleList([Tower(1)])
+
+    def step(models: nn.ModuleList, x: Tensor) -> None:
+        plain(models[0], x)
+
+    report = memopt.convert(models, batch(), checkpoint=True, chunks=4, step=step)
+    assert "0.blocks.0" in report.in_chunks
+
+
 def test_the_largest_batch_of_a_function() -> None:
     model, x = Tower(), batch()
     peak = memopt.plan(model, x, 1 << 30, step=plain, measure=False, optimizer=None).plain_peak
@@ -198,5 +224,6 @@ def test_bad_steps_are_named(
 
 
 def test_regions_by_a_step_need_a_batch() -> None:
-    with pytest.raises(ValueError, match="step must be given with a batch"):
-        memopt.apply_activation_checkpointing(Tower(), step=plain)
+    for ask in (memopt.apply_activation_checkpointing, memopt.convert):
+        with pytest.raises(ValueError, match="step must be given with a batch"):
+            ask(Tower(), step=plain)
