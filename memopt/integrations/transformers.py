@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ except ImportError as missing:
         "memopt.integrations.transformers needs transformers: pip install transformers"
     ) from missing
 
+from memopt._compat import add_note
 from memopt.integrations.wanted import Effect, Peak, Wanted, first_batch, logger, on_device, put_on
 from memopt.memory.batches import as_dict, repeated
 from memopt.place import Place
@@ -29,6 +33,11 @@ class MemoptCallback(TrainerCallback):
     `TrainingArguments(gradient_checkpointing=True)`, which is turned off with a warning;
     `convert=True` leaves it on.
 
+    A trainer whose loss is not what the model returns for a batch (those of TRL, or a
+    `compute_loss` of your own) must be known to a plan:
+
+        trainer.add_callback(MemoptCallback(budget="22GiB", trainer=trainer))
+
     Peaks and bytes are put into the trainer's log: `state.log_history`, and what loggers get that
     stand behind this callback (`trainer.callback_handler.callbacks`); the plan itself goes to the
     logger "memopt" at level INFO, and is `callback.effect.text`.
@@ -41,9 +50,12 @@ class MemoptCallback(TrainerCallback):
             file, the plan is made and saved there (by the first rank).
         measure: whether a plan times its choices on real steps first; else it estimates.
         batch: what the model is planned with. Default: the first batch of the training data.
+        trainer: the one that this is a callback of. Its `training_step` is then the step that is
+            planned, and not `model(**batch).loss`.
 
     Raises:
         ValueError: nothing is asked for, or a plan together with `convert`.
+        TypeError: `trainer` has no `training_step`.
         At the beginning of training: what `memopt.plan` and `memopt.convert` raise.
     """
 
@@ -57,9 +69,16 @@ class MemoptCallback(TrainerCallback):
         plan: str | Path | None = None,
         measure: bool = True,
         batch: Any = None,
+        trainer: Any = None,
     ) -> None:
+        if trainer is not None and not callable(getattr(trainer, "training_step", None)):
+            raise TypeError(
+                "MemoptCallback: trainer must be a transformers.Trainer, got "
+                f"{type(trainer).__name__}"
+            )
         self._wanted = Wanted("MemoptCallback", budget, convert, checkpoint, offload, plan, measure)
         self._batch = batch
+        self._trainer = trainer
         self._peak: Peak | None = None
         self.effect: Effect | None = None
 
@@ -75,18 +94,40 @@ class MemoptCallback(TrainerCallback):
         micro_batches = args.gradient_accumulation_steps
         optimizer = known.get("optimizer")
         autocast = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
-        self.effect = put_on(
-            self._wanted,
-            model,
-            repeated(on_device(as_dict(batch), device), micro_batches),
-            getattr(optimizer, "optimizer", optimizer),
-            # accelerate has put autocast around the model's forward
-            None if hasattr(model, "_original_forward") else autocast,
-            micro_batches,
-        )
+        with self._noted():
+            self.effect = put_on(
+                self._wanted,
+                model,
+                repeated(on_device(as_dict(batch), device), micro_batches),
+                getattr(optimizer, "optimizer", optimizer),
+                # accelerate has put autocast around the model's forward
+                None if hasattr(model, "_original_forward") else autocast,
+                micro_batches,
+                None if self._trainer is None else partial(self._step, args),
+            )
         logger.info("%s", self.effect.text)
         self._peak = Peak(device)
         state.log_history.append({"step": state.global_step, **self.effect.metrics})
+
+    def _step(self, args: Any, model: Any, batch: Any) -> None:
+        """The trainer's own forward and backward."""
+        self._trainer.current_gradient_accumulation_steps = args.gradient_accumulation_steps
+        self._trainer.training_step(model, dict(batch))
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Errors of a plan say how the trainer is made known to it."""
+        try:
+            yield
+        except (TypeError, ValueError) as error:
+            if self._trainer is None and not self._wanted.convert:
+                add_note(
+                    error,
+                    "MemoptCallback planned model(**batch).loss. If the trainer computes another "
+                    "loss, as those of TRL do, it must be known: "
+                    "trainer.add_callback(MemoptCallback(..., trainer=trainer))",
+                )
+            raise
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any

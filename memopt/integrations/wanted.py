@@ -16,6 +16,7 @@ from memopt._checkpoint.other import says_that_it_checkpoints
 from memopt._convert import convert, revert
 from memopt._plan import Plan, plan, ranks
 from memopt.memory.allocator import DeviceBytes
+from memopt.memory.step import StepFunction
 from memopt.memory.unchanged import unchanged
 from memopt.place import Place
 
@@ -78,9 +79,13 @@ def put_on(
     optimizer: torch.optim.Optimizer | None,
     autocast: torch.dtype | None = None,
     micro_batches: int = 1,
+    step: StepFunction = None,
 ) -> Effect:
     """Convert or plan, on all ranks in the same way. A plan replaces the model's own gradient
     checkpointing; memopt.convert leaves it on, but in layers that it makes regions.
+
+    Args:
+        step: runs forward and backward itself, where the loss is not what the model returns.
     """
     if wanted.convert:
         report = convert(model, batch, checkpoint=wanted.checkpoint, offload=wanted.offload)
@@ -101,6 +106,7 @@ def put_on(
             offload=wanted.offload,
             autocast=autocast,
             micro_batches=micro_batches,
+            step=step,
             measure="auto" if wanted.measure else False,
         ).apply()
         if file is not None and ranks.is_first():
