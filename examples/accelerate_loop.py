@@ -1,4 +1,4 @@
-"""accelerate: convert, then prepare; mixed precision and accumulation as before.
+"""accelerate: one call behind prepare; mixed precision and accumulation as before.
 
 pip install accelerate
 python examples/accelerate_loop.py    # or: accelerate launch examples/accelerate_loop.py
@@ -8,26 +8,40 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-import memopt
+from memopt.integrations.accelerate import apply_memopt
+
+
+class Model(nn.Module):
+    """Returns its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+            for _ in range(4)
+        )
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return nn.functional.mse_loss(x, target)
 
 
 def main() -> None:
     torch.manual_seed(0)
     accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=2)
-    layers: list[nn.Module] = []
-    for _ in range(4):
-        layers += [nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)]
-    model = nn.Sequential(*layers)
-    memopt.convert(model)
+    model = Model()
     data = torch.utils.data.TensorDataset(torch.randn(64, 64), torch.randn(64, 64))
     model, optimizer, batches = accelerator.prepare(
         model,
         torch.optim.AdamW(model.parameters()),
         torch.utils.data.DataLoader(data, batch_size=16),
     )
+    effect = apply_memopt(accelerator, model, optimizer, batches, convert=True, checkpoint=True)
+    accelerator.print(effect.text)  # with budget="22GiB" it is a plan
     for x, target in batches:
         with accelerator.accumulate(model):
-            loss = nn.functional.mse_loss(model(x), target)
+            loss = model(x, target)
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()

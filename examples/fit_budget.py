@@ -16,7 +16,15 @@ def main() -> None:
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = transformers.GPT2Config(
-        n_layer=6, n_embd=64, n_head=4, n_positions=128, vocab_size=512, use_cache=False
+        n_layer=6,
+        n_embd=64,
+        n_head=4,
+        n_positions=128,
+        vocab_size=512,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
+        loss_type="ForCausalLM",
     )
     model = transformers.GPT2LMHeadModel(config).to(device)
     ids = torch.randint(512, (16, 128), device=device)

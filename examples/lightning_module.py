@@ -1,4 +1,4 @@
-"""Lightning: convert in configure_model, so that training_step runs with recipes.
+"""Lightning: one callback.
 
 pip install lightning
 python examples/lightning_module.py
@@ -8,7 +8,7 @@ import lightning
 import torch
 from torch import nn
 
-import memopt
+from memopt.integrations.lightning import MemoptLightningCallback
 
 
 class Classifier(lightning.LightningModule):
@@ -18,10 +18,6 @@ class Classifier(lightning.LightningModule):
         for _ in range(4):
             layers += [nn.LayerNorm(128), nn.GELU(), nn.Linear(128, 128)]
         self.net = nn.Sequential(*layers, nn.Linear(128, 4))
-
-    def configure_model(self) -> None:
-        report = memopt.convert(self)  # training_step is one of the methods that enter the model
-        self.print(f"{len(report.swapped)} modules are memopt's")
 
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
         x, target = batch
@@ -36,8 +32,10 @@ class Classifier(lightning.LightningModule):
 def main() -> None:
     lightning.seed_everything(0)
     data = torch.utils.data.TensorDataset(torch.randn(256, 32), torch.randint(4, (256,)))
+    memory = MemoptLightningCallback(convert=True)  # or budget="22GiB"
     trainer = lightning.Trainer(
         max_epochs=1,
+        callbacks=[memory],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -45,6 +43,7 @@ def main() -> None:
     )
     model = Classifier()
     trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=32))
+    print(memory.effect.text)
     print(f"{trainer.global_step} steps, loss {trainer.callback_metrics['loss']:.3f}")
 
 

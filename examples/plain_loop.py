@@ -1,4 +1,4 @@
-"""A plain training loop: recipes with one line, and what they save.
+"""A plain training loop: recipes with one line, and the peak before and after.
 
 python examples/plain_loop.py
 """
@@ -33,11 +33,21 @@ def main() -> None:
     x = torch.randn(8, 128, 128, device=device)
     target = torch.randint(10, (8, 128), device=device)
 
-    print(memopt.convert(model, x))  # in place; memopt.revert(model) undoes it
-
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def loss_of(output: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+    def peak() -> float:  # predicted: nothing runs
+        step = memopt.anatomy(model, x, optimizer=optimizer, loss=loss_of)
+        return step.peak.total / 1e6
+
+    before = peak()
+    print(memopt.convert(model, x))  # in place; memopt.revert(model) undoes it
+    print(f"peak of a step: {before:.1f} MB before, {peak():.1f} MB after")
+
     for step in range(10):
-        loss = nn.functional.cross_entropy(model(x).flatten(0, 1), target.flatten())
+        loss = loss_of(model(x))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""transformers' Trainer: convert the model before the Trainer gets it.
+"""transformers' Trainer: one line more, and what it did.
 
 pip install transformers accelerate
 python examples/trainer.py
@@ -10,6 +10,7 @@ import torch
 import transformers
 
 import memopt
+from memopt.integrations.transformers import MemoptCallback
 
 
 class Words(torch.utils.data.Dataset):
@@ -33,11 +34,9 @@ def main() -> None:
         num_attention_heads=4,
         num_key_value_heads=2,
         vocab_size=512,
+        use_cache=False,
     )
     model = transformers.LlamaForCausalLM(config)
-    sample = {name: tensor[None] for name, tensor in Words()[0].items()}
-    print(memopt.convert(model, sample))
-
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
             folder,
@@ -47,8 +46,15 @@ def main() -> None:
             logging_steps=1,
             dataloader_pin_memory=torch.cuda.is_available(),
         )
-        transformers.Trainer(model, arguments, train_dataset=Words()).train()
+        trainer = transformers.Trainer(
+            model,
+            arguments,
+            train_dataset=Words(),
+            callbacks=[MemoptCallback(convert=True, checkpoint=True)],  # or budget="22GiB"
+        )
+        trainer.train()
         model.save_pretrained(folder)  # a checkpoint like any other: it loads without memopt
+    print(memopt.check(model, next(iter(trainer.get_train_dataloader()))))  # peak, and plain peak
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ def main() -> None:
 
     print(memopt.convert(model, batch))
     memopt.apply_activation_checkpointing(model, every=2)
+    print(memopt.check(model, batch))  # what each block was asked, what happened, the peak
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     for step in range(5):
         loss = model(**batch).loss
