@@ -27,7 +27,7 @@ from memopt.memory.asked import check_function, has_values
 from memopt.memory.batches import as_dict
 from memopt.memory.calls.measure import predicted_tree, sum_of_outputs
 from memopt.memory.calls.tree import CallTree
-from memopt.memory.paths import is_inside, outermost_paths, paths_around
+from memopt.memory.paths import is_inside, outermost_paths, overlap, paths_around
 from memopt.memory.step import LossLike, Step, StepFunction
 
 
@@ -136,7 +136,7 @@ def _blocks_of(model: nn.Module, asked: Collection[str], found: ObservedStep) ->
     alone = [p for p in found.again if p not in asked and paths_around(p).isdisjoint(asked)]
     known.update(outermost_paths(alone))
     blocks = {paths[block] for block in find_blocks(model).modules}
-    known |= {p for p in blocks if not any(_meets(p, other) for other in known)}
+    known |= {p for p in blocks if not any(overlap(p, other) for other in known)}
     return [path for path in paths.values() if path in known]
 
 
@@ -226,7 +226,3 @@ def _problems_of(plain: CallTree | None, tree: CallTree | None) -> tuple[str, ..
 
 def _kept_by(tree: CallTree | None, path: str) -> int | None:
     return None if tree is None else sum(tree.calls[n].kept_bytes for n in tree.calls_of(path))
-
-
-def _meets(one: str, other: str) -> bool:
-    return one == other or is_inside(one, other) or is_inside(other, one)

@@ -87,6 +87,14 @@ def best_cut(tree: CallTree, without: Collection[str] = (), limit: int | None = 
     return min(cuts, key=lambda cut: (limit is not None and cut.stays > limit, cut.peak, cut.stays))
 
 
+def cut_of(tree: CallTree, paths: Collection[str]) -> RegionSet:
+    """These modules, none inside another, as a set."""
+    root = places_of(tree, (), {})
+    chosen = [place for place in _from_leaves(root) if place.path in paths]
+    working = max((place.working for place in chosen), default=0)
+    return RegionSet(tuple(paths), what_stays(root, chosen), max(working, _floor(tree)))
+
+
 def places_of(
     tree: CallTree, without: Collection[str], lifted: Mapping[str, CallContext]
 ) -> ModulePlace:

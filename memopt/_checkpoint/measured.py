@@ -31,7 +31,7 @@ from memopt.memory.calls.measure import call_tree, sum_of_outputs
 from memopt.memory.calls.tree import CallTree
 from memopt.memory.depth import Depth
 from memopt.memory.parallel import is_sharded
-from memopt.memory.paths import outermost_paths, paths_around
+from memopt.memory.paths import outermost_paths, overlap, paths_around
 from memopt.memory.step import LossLike, Step, StepFunction
 from memopt.memory.unchanged import unchanged
 
@@ -114,6 +114,21 @@ def measured_regions(
     notes = tuple(f"{what}: {joined(paths)}" for what, paths in told if paths)
     told_of = (*notes, *_why_so_much(tree, cut))
     return MeasuredRegions(cut, tree, reasons, told_of, frozenset(deciding))
+
+
+def likely_regions(tree: CallTree) -> tuple[str, ...]:
+    """The modules whose regions give the least peak by the tree alone: nothing runs to see which
+    can be recomputed. None of those that the model's own checkpointing recomputes, or is around.
+    """
+    called = {call.path for call in tree.calls}
+    banned = {path for path in called if any(overlap(path, other) for other in tree.again)}
+    for _ in range(_MOST_ROUNDS):
+        cut = best_cut(tree, banned)
+        new = {path for path in cut.paths if _why_not(tree, path)}
+        if not new:
+            return cut.paths
+        banned |= new
+    return tuple(path for path in cut.paths if path not in new)
 
 
 def _why_so_much(tree: CallTree, cut: RegionSet) -> tuple[str, ...]:

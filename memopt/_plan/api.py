@@ -90,8 +90,10 @@ def plan(
             the model's call, the loss and backward: several backwards, gradient penalties, the two
             losses of a GAN, models in an nn.ModuleList. It uses the model and the batch that it is
             given: predictions give it copies. The optimizer steps behind it.
-        blocks: a class, classes, a function of a module, or paths. Default: those that
-            `apply_activation_checkpointing` finds.
+        blocks: a class, classes, a function of a module, or paths. Default: the repeated layers
+            that the model's structure shows, or modules outside of or around these where a
+            predicted step shows that this lowers the peak; where structure shows none, those that
+            `apply_activation_checkpointing(model, batch=batch)` finds.
         offload: "cpu", "disk" or a directory, where activations may wait.
         host_budget: the most bytes that may wait there at one time. Default: what is free.
         autocast: run forward under torch.autocast with this dtype.
@@ -196,7 +198,7 @@ def live_of(
     runs = has_values(model, asked.batch) and target == home_of(model).type
     return Live(
         asked,
-        blocks_of(asked, blocks) if with_blocks else (),
+        blocks_of(asked, blocks, target) if with_blocks else (),
         target,
         steps=0,
         runs=runs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -10,12 +11,12 @@ from typing import Any, cast
 from torch import nn
 
 from memopt._checkpoint.apply import Modules, as_predicate, choose_modules
-from memopt._checkpoint.blocks import find_blocks
-from memopt._checkpoint.measured import idle_modules, measured_regions
+from memopt._checkpoint.measured import idle_modules
 from memopt._checkpoint.probe import cannot_run_again
 from memopt._extension import HAS_NATIVE
 from memopt._plan import ranks
 from memopt._plan.choose import Terms, uniform
+from memopt._plan.found import found_blocks
 from memopt._plan.observe import Observed, predicted, watched
 from memopt._plan.parts import BlockParts, block_parts
 from memopt._plan.profile import Profile, StepSeconds
@@ -231,9 +232,8 @@ class Live:
         return ranks.most(above)
 
 
-def blocks_of(step: Step, blocks: BlocksLike) -> tuple[str, ...]:
-    """The paths of a model's blocks: given, or found by the model's structure; and where that shows
-    none, the modules whose regions give the step the least peak.
+def blocks_of(step: Step, blocks: BlocksLike, target: str) -> tuple[str, ...]:
+    """The paths of a model's blocks: given, or found (found.py).
 
     Raises:
         TypeError, ValueError: there are none, one is inside another, or one that was given never
@@ -242,8 +242,8 @@ def blocks_of(step: Step, blocks: BlocksLike) -> tuple[str, ...]:
     model = step.model
     if isinstance(blocks, (list, tuple)) and all(isinstance(path, str) for path in blocks):
         paths = _given(step, blocks)
-    elif blocks is None and not find_blocks(model).modules:
-        paths = measured_regions("memopt.plan", model, step.batch, step.loss, step.function).paths
+    elif blocks is None:
+        paths = found_blocks(step, target)
         if not paths:
             raise ValueError(
                 "memopt.plan: model must have blocks (an nn.ModuleList, nn.Sequential or "
@@ -275,6 +275,9 @@ def _given(step: Step, blocks: Sequence[Any]) -> tuple[str, ...]:
             "memopt.plan: blocks must be paths of the model's submodules, got "
             f"{missing[0] if missing else 'none'!r}"
         )
+    twice = next((path for path, count in Counter(blocks).items() if count > 1), None)
+    if twice is not None:
+        raise ValueError(f"memopt.plan: blocks must name each module once, got {twice!r} twice")
     idle = idle_modules("memopt.plan", step.model, step.batch, step.loss, blocks, step.function)
     if idle:
         path, why = next(iter(idle.items()))

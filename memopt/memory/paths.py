@@ -15,6 +15,11 @@ def is_inside(path: str, other: str) -> bool:
     return other in paths_around(path)
 
 
+def overlap(one: str, other: str) -> bool:
+    """Whether two are the same module, or one is inside the other."""
+    return one == other or is_inside(one, other) or is_inside(other, one)
+
+
 def outermost_paths(paths: Collection[str]) -> list[str]:
     """The paths that are inside no other of them, in their order."""
     those = set(paths)

@@ -40,7 +40,7 @@ def test_plans_see_all_blocks() -> None:
         model = plan.Model(plan.layers_of(name, sizes))
         blocks = [m for m in model.layers if isinstance(m, plan.Block)]
         step = Step(model, (), None, who="memopt.plan")
-        assert len(blocks_of(step, plan.Block)) == len(blocks) >= sizes.layers
+        assert len(blocks_of(step, plan.Block, "cpu")) == len(blocks) >= sizes.layers
 
 
 @pytest.mark.parametrize("name", sorted(plan.SIZES))

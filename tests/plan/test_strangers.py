@@ -59,7 +59,7 @@ def test_looks_are_no_more_than_choices(name: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(live_module, "predicted", counted)
     model = STRANGERS[name]()
     step = Step(model, batch(), torch.optim.SGD(model.parameters(), 0.1), who="a test")
-    profile = live_module.Live(step, live_module.blocks_of(step, None), "cpu", 0).profile()
+    profile = live_module.Live(step, live_module.blocks_of(step, None, "cpu"), "cpu", 0).profile()
     assert 2 <= len(asked) <= 1 + len(CHOICES) + len(WITH_PARTS)  # one shows the plain step
     known = {(site, choice) for site in profile.sites for choice in CHOICES}
     assert known <= profile.nbytes.keys()

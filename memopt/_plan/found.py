@@ -1,0 +1,105 @@
+"""The blocks of a model where the caller names none: by its structure, and by what a step holds.
+
+Structure shows units that people know, many of them alike: few predicted steps say what all cost.
+The tree of calls shows what is outside of these (stems, embeddings, heads), and where one region
+around several of them takes less than each alone (the branches of an Inception block). Modules
+inside of blocks are no blocks: a plan finds parts by itself. Where the sums of best.py say that the
+tree's would have a lower peak, both are predicted with everything recomputed, and the lower one is
+taken: two steps for each of at most three ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from memopt._checkpoint.best import cut_of
+from memopt._checkpoint.blocks import find_blocks
+from memopt._checkpoint.measured import (
+    likely_regions,
+    measured_regions,
+    noted_errors,
+    quiet_libraries,
+)
+from memopt._extension import HAS_NATIVE
+from memopt._plan.observe import predicted
+from memopt._plan.parts import NO_PARTS, block_parts
+from memopt.assignment import Assignment, Choice
+from memopt.memory.calls.measure import call_tree
+from memopt.memory.calls.tree import CallTree
+from memopt.memory.parallel import is_sharded
+from memopt.memory.paths import is_inside, overlap
+from memopt.memory.predicted.outcome import DependsOnValues
+from memopt.memory.speed import speed_of
+from memopt.memory.step import Step
+
+_WORTH_MORE_KINDS = 0.03
+"""The share of the peak that other blocks than structure's have to give: each kind of them wants
+predicted steps, and timed ones, of its own.
+"""
+_LEAST = Choice(recipes=HAS_NATIVE, checkpoint=True)
+
+
+def found_blocks(step: Step, target: str) -> tuple[str, ...]:
+    """The paths of the blocks, none inside another. Empty where there are none.
+
+    Args:
+        target: the device that is predicted for.
+
+    Raises:
+        Whatever the model raises with the batch: its own error, with a note.
+    """
+    model = step.model
+    modules = find_blocks(model).modules
+    shown = [path for path, module in model.named_modules() if module in modules]
+    if is_sharded(model) and shown:
+        return tuple(shown)
+    one = replace(step, batch=step.batches()[0], micro_batches=1)
+    with noted_errors(step.who, model), quiet_libraries():
+        tree = call_tree(one, None)
+    called = {call.path for call in tree.calls if call.with_gradients}
+    running = [path for path in shown if path in called]
+    if not running:
+        return measured_regions(step.who, model, step.batch, step.loss, step.function).paths
+    regions = likely_regions(tree)
+    ways = [running, _beside(running, regions), _around(running, regions)]
+    chosen = _least(one, tree, ways, target)
+    idle = [path for path in shown if not any(overlap(path, other) for other in chosen)]
+    return tuple(path for path, _ in model.named_modules() if path in chosen or path in idle)
+
+
+def _beside(shown: Sequence[str], regions: Sequence[str]) -> list[str]:
+    """Structure's blocks, and the regions outside of them."""
+    return [*shown, *(p for p in regions if not any(overlap(p, block) for block in shown))]
+
+
+def _around(shown: Sequence[str], regions: Sequence[str]) -> list[str]:
+    """The regions, but structure's blocks where these are around them or no region is near."""
+    wide = [path for path in regions if not any(is_inside(path, block) for block in shown)]
+    return [*wide, *(p for p in shown if not any(overlap(p, other) for other in wide))]
+
+
+def _least(step: Step, tree: CallTree, ways: Sequence[Sequence[str]], target: str) -> Sequence[str]:
+    """The first of the ways whose peak no later one lowers by much."""
+    best, *others = ways
+    enough = cut_of(tree, best).peak - _WORTH_MORE_KINDS * tree.peak
+    others = [way for way in others if cut_of(tree, way).peak < enough]
+    if not others:
+        return best
+    least = _peak(step, tree, best, target)
+    for way in others:
+        peak = _peak(step, tree, way, target)
+        if peak < least - _WORTH_MORE_KINDS * tree.peak:
+            best, least = way, peak
+    return best
+
+
+def _peak(step: Step, tree: CallTree, blocks: Sequence[str], target: str) -> int:
+    """The least peak with all blocks as regions, with parts of them inside or without."""
+    parts = block_parts(tree, speed_of(step), blocks, set(tree.again))
+    inside = {path: replace(_LEAST, parts=parts.get(path, NO_PARTS).inside) for path in blocks}
+    ways = (dict.fromkeys(blocks, _LEAST), inside)
+    try:
+        return min(predicted(step, Assignment(w), blocks, target, None).nbytes.above for w in ways)
+    except DependsOnValues:
+        return cut_of(tree, blocks).peak
