@@ -29,7 +29,7 @@
 namespace memopt::autograd {
 
 struct OpDefaults {
-  // Whether output is a function of the extras as well: of a random state.
+  // Whether output is a function of the extras as well: of a random state, or of statistics.
   static constexpr bool kRandom = false;
   // Whether backward reads what output is a function of.
   static constexpr bool kSavesReads = true;

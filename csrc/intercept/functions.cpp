@@ -20,6 +20,7 @@
 #include "here.h"
 #include "key.h"
 #include "savers.h"
+#include "taken.h"
 
 namespace memopt::intercept {
 
@@ -36,6 +37,12 @@ std::vector<std::unique_ptr<Intercept>>& begun() {
   return begun;
 }
 
+}  // namespace
+
+bool are_ours() {
+  return !begun().empty() || here().functions;
+}
+
 bool is_dense(const Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage() &&
          !autograd::is_traced(tensor) && !tensor.is_nested() && !tensor.is_conj() &&
@@ -50,29 +57,13 @@ bool supports(const Tensor& input) {
          !c10::impl::tls_is_dispatch_key_included(kTransform);
 }
 
-// Normalised over the last dimensions, with parameters that the kernels take.
-bool supports_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
-                   std::initializer_list<const OptionalTensor*> parameters) {
-  if (!supports(input) || normalized_shape.empty() ||
-      static_cast<int64_t>(normalized_shape.size()) > input.dim()) {
-    return false;
-  }
-  // There PyTorch's returns float32 for any input.
-  const auto device = input.device().type();
-  if (is_autocast_on(device) && device != c10::kCPU && input.scalar_type() != at::kFloat) {
-    return false;
-  }
-  const auto sizes = input.sym_sizes();
-  if (!sizes.slice(sizes.size() - normalized_shape.size()).equals(normalized_shape)) return false;
-  for (const auto& size : normalized_shape) {
-    if (size == 0) return false;
-  }
+bool supports_parameters(const Tensor& input, c10::SymIntArrayRef shape,
+                         std::initializer_list<const OptionalTensor*> parameters) {
   std::optional<at::ScalarType> type;
   for (const auto* parameter : parameters) {
     if (!parameter->has_value() || !(*parameter)->defined()) continue;
     const Tensor& p = **parameter;
-    const bool fits = is_dense(p) && p.device() == input.device() &&
-                      p.sym_sizes().equals(normalized_shape) &&
+    const bool fits = is_dense(p) && p.device() == input.device() && p.sym_sizes().equals(shape) &&
                       ops::takes_parameter(p.scalar_type(), input.scalar_type()) &&
                       p.scalar_type() == type.value_or(p.scalar_type());
     if (!fits) return false;
@@ -81,8 +72,26 @@ bool supports_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
   return true;
 }
 
-bool are_ours() {
-  return !begun().empty() || here().functions;
+bool widens_norms(const Tensor& input) {
+  const auto device = input.device().type();
+  return is_autocast_on(device) && device != c10::kCPU && input.scalar_type() != at::kFloat;
+}
+
+namespace {
+
+// Normalised over the last dimensions, with parameters that the kernels take.
+bool supports_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
+                   std::initializer_list<const OptionalTensor*> parameters) {
+  if (!supports(input) || normalized_shape.empty() ||
+      static_cast<int64_t>(normalized_shape.size()) > input.dim() || widens_norms(input)) {
+    return false;
+  }
+  const auto sizes = input.sym_sizes();
+  if (!sizes.slice(sizes.size() - normalized_shape.size()).equals(normalized_shape)) return false;
+  for (const auto& size : normalized_shape) {
+    if (size == 0) return false;
+  }
+  return supports_parameters(input, normalized_shape, parameters);
 }
 
 Tensor activation(const Tensor& input, string_view name) {

@@ -25,6 +25,14 @@ struct Moments {
   V rstd;
 };
 
+// The variance of n numbers from the sum of the squares of d = x - m, where the mean is m + shift;
+// not negative. NaN stays NaN.
+template <class V>
+MEMOPT_HD V variance(V shift, V sum_d2, V n) {
+  const V var = sum_d2 / n - shift * shift;
+  return var < V(0) ? V(0) : var;
+}
+
 // Statistics of a row from its rounded first mean m and the sums over the row of d = x - m and of
 // d^2. sum(d) would be zero but for the rounding of m: it corrects both moments (the corrected
 // two-pass algorithm of Chan, Golub & LeVeque, 1983), which keeps the float32 error below one
@@ -33,9 +41,8 @@ template <class V>
 MEMOPT_HD Moments<V> moments(V m, V sum_d, V sum_d2, int64_t cols, double eps) {
   const V n = static_cast<V>(cols);
   const V shift = sum_d / n;
-  const V var = sum_d2 / n - shift * shift;
-  const V not_negative = var < V(0) ? V(0) : var;  // NaN stays NaN
-  return {m + shift, V(1) / Math<V>::sqrt(not_negative + static_cast<V>(eps))};
+  const V var = variance(shift, sum_d2, n);
+  return {m + shift, V(1) / Math<V>::sqrt(var + static_cast<V>(eps))};
 }
 
 struct Centred {

@@ -18,7 +18,8 @@ void check_dense(const char* op, const char* name, const at::Tensor& tensor) {
 }
 
 void check_parameter(const char* op, const char* name, const at::Tensor& parameter,
-                     const at::Tensor& input, c10::SymIntArrayRef normalized_shape) {
+                     const at::Tensor& input, c10::SymIntArrayRef normalized_shape,
+                     const char* shape_name) {
   check_dense(op, name, parameter);
   const bool fits = takes_parameter(parameter.scalar_type(), input.scalar_type());
   TORCH_CHECK(fits || input.scalar_type() != at::kDouble, op, ": ", name,
@@ -32,8 +33,8 @@ void check_parameter(const char* op, const char* name, const at::Tensor& paramet
   for (size_t i = 0; same && i < sizes.size(); ++i) {
     same = TORCH_GUARD_OR_FALSE(sizes[i].sym_eq(normalized_shape[i]));
   }
-  TORCH_CHECK(same, op, ": ", name, " must have shape ", normalized_shape,
-              " (normalized_shape), got ", sizes);
+  TORCH_CHECK(same, op, ": ", name, " must have shape ", normalized_shape, " (", shape_name,
+              "), got ", sizes);
 }
 
 // A device outside of PyTorch may bring kernels of its own for the private ops.
@@ -110,14 +111,26 @@ void check_normalized_shape(const char* op, const at::Tensor& input,
 
 void check_parameters(const char* op, const at::Tensor& input, c10::SymIntArrayRef normalized_shape,
                       const std::optional<at::Tensor>& weight,
-                      const std::optional<at::Tensor>& bias, std::array<const char*, 2> names) {
+                      const std::optional<at::Tensor>& bias, std::array<const char*, 2> names,
+                      const char* shape_name) {
   const bool has_weight = weight.has_value() && weight->defined();
   const bool has_bias = bias.has_value() && bias->defined();
-  if (has_weight) check_parameter(op, names[0], *weight, input, normalized_shape);
-  if (has_bias) check_parameter(op, names[1], *bias, input, normalized_shape);
+  if (has_weight) check_parameter(op, names[0], *weight, input, normalized_shape, shape_name);
+  if (has_bias) check_parameter(op, names[1], *bias, input, normalized_shape, shape_name);
   TORCH_CHECK(!has_weight || !has_bias || weight->scalar_type() == bias->scalar_type(), op, ": ",
               names[1], " must have ", names[0], "'s dtype ", weight->scalar_type(), ", got ",
               bias->scalar_type());
+}
+
+void check_channels(const char* op, const at::Tensor& input, int64_t num_groups) {
+  check_input(op, "input", input);
+  TORCH_CHECK(input.dim() >= 2, op,
+              ": input must have at least 2 dimensions (batch, channels), got shape ",
+              input.sym_sizes());
+  TORCH_CHECK(num_groups >= 1, op, ": num_groups must be positive, got ", num_groups);
+  TORCH_CHECK(TORCH_GUARD_OR_TRUE((input.sym_size(1) % num_groups).sym_eq(0)), op,
+              ": num_groups must divide the number of channels ", input.sym_size(1), ", got ",
+              num_groups);
 }
 
 void check_eps(const char* op, double eps) {

@@ -34,11 +34,15 @@ void check_normalized_shape(const char* op, const at::Tensor& input,
                             c10::SymIntArrayRef normalized_shape);
 
 // weight and bias: shape normalized_shape, input's dtype or float32 and the same for both, input's
-// device. `names` are theirs in errors.
+// device. `names` are theirs, and `shape_name` the shape's, in errors.
 void check_parameters(const char* op, const at::Tensor& input, c10::SymIntArrayRef normalized_shape,
                       const std::optional<at::Tensor>& weight,
                       const std::optional<at::Tensor>& bias,
-                      std::array<const char*, 2> names = {"weight", "bias"});
+                      std::array<const char*, 2> names = {"weight", "bias"},
+                      const char* shape_name = "normalized_shape");
+
+// Of a norm over channels: input is (batch, channels, *), and num_groups divides channels.
+void check_channels(const char* op, const at::Tensor& input, int64_t num_groups);
 
 // Finite and not negative.
 void check_eps(const char* op, double eps);

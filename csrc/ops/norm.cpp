@@ -66,13 +66,6 @@ Tensor empty_like_v(const Norm& norm, const NormArguments& a, bool wanted, const
   return at::empty_symint(a.v.sym_sizes(), a.v.options());
 }
 
-const void* parameter_data(const Norm& norm, const char* name, const Tensor& parameter) {
-  const void* data = const_data(parameter);
-  TORCH_CHECK(!parameter.defined() || data != nullptr, norm.op(), ": ", name,
-              " must be in memory, got one whose storage was freed");
-  return data;
-}
-
 kernels::ScalarType parameter_type(const Tensor& weight, const Tensor& bias, const Tensor& v) {
   return scalar_type(weight.defined() ? weight : bias.defined() ? bias : v);
 }

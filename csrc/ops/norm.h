@@ -61,15 +61,7 @@ c10::SymDimVector statistics_shape(const NormArguments& arguments);
 at::Tensor empty_like_v(const Norm& norm, const NormArguments& arguments, bool wanted,
                         const at::Tensor& decides);
 
-// A parameter's, null where there is none. One whose storage was freed (sharding does that) must
-// not pass for none.
-const void* parameter_data(const Norm& norm, const char* name, const at::Tensor& parameter);
-
 kernels::ScalarType parameter_type(const at::Tensor& weight, const at::Tensor& bias,
                                    const at::Tensor& v);
-
-inline bool is_given(const OptionalTensor& tensor) {
-  return tensor.has_value() && tensor->defined();
-}
 
 }  // namespace memopt::ops

@@ -107,8 +107,8 @@ void backward(const Norm& norm, const NormArguments& a, const Saved& saved, cons
   NormBackwardParams p{};
   p.dy = dy.data();
   p.x = x.data();
-  p.gamma = parameter_data(norm, "weight", gamma);
-  p.beta = parameter_data(norm, "bias", beta);
+  p.gamma = parameter_data(norm.op(), "weight", gamma);
+  p.beta = parameter_data(norm.op(), "bias", beta);
   p.mean = const_data(saved.mean.value_or(Tensor()));
   p.rstd = saved.rstd.const_data_ptr();
   const Tensor dx = contiguous_buffer(to.v), y = contiguous_buffer(to.output);

@@ -80,8 +80,8 @@ Outputs forward(const Norm& norm, const NormArguments& a, const OptionalTensor& 
   const Tensor gamma = contiguous_parameter(a.weight), beta = contiguous_parameter(a.bias);
   NormForwardParams p{};
   p.x = x.data();
-  p.gamma = parameter_data(norm, "weight", gamma);
-  p.beta = parameter_data(norm, "bias", beta);
+  p.gamma = parameter_data(norm.op(), "weight", gamma);
+  p.beta = parameter_data(norm.op(), "bias", beta);
   p.y = y.mutable_data_ptr();
   p.mean = mutable_data(out.mean);
   p.rstd = mutable_data(out.rstd);

@@ -61,6 +61,18 @@ Results3 _norm_backward_(const Tensor& grad_output, const Tensor& x, int64_t nor
                          std::string_view kind, bool zero_centered_weight,
                          NormActivation activation);
 
+// kind: "group_norm", "instance_norm", "batch_norm". Without mean and rstd the statistics are those
+// of input, and are returned if they are wanted; otherwise they are constants.
+Results4 _channel_norm_forward(const Tensor& input, int64_t groups, const OptionalTensor& mean,
+                               const OptionalTensor& rstd, const OptionalTensor& weight,
+                               const OptionalTensor& bias, double eps, std::string_view kind,
+                               bool for_backward, bool with_variance);
+Results3 _channel_norm_backward(const Tensor& grad_output, const Tensor& input, int64_t groups,
+                                const Tensor& mean, const Tensor& rstd,
+                                const OptionalTensor& weight, const OptionalTensor& bias,
+                                bool given_statistics, std::array<bool, 3> output_mask,
+                                std::string_view kind);
+
 Results2 _dropout_forward(const Tensor& input, double p, bool for_backward);
 Tensor _dropout_backward(const Tensor& grad_output, const Tensor& rng_state, double p);
 Results2 _activation_dropout_forward(const Tensor& input, const OptionalTensor& rng_state, double p,

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty_like.h>
 
 #include <ATen/TensorUtils.h>
+#include <c10/util/Exception.h>
 
 namespace memopt::ops {
 
@@ -38,6 +39,13 @@ at::Tensor empty_contiguous(const at::Tensor& tensor) {
 at::Tensor contiguous_parameter(const std::optional<at::Tensor>& parameter) {
   if (!parameter.has_value() || !parameter->defined()) return at::Tensor();
   return parameter->contiguous();
+}
+
+const void* parameter_data(const char* op, const char* name, const at::Tensor& parameter) {
+  const void* data = const_data(parameter);
+  TORCH_CHECK(!parameter.defined() || data != nullptr, op, ": ", name,
+              " must be in memory, got one whose storage was freed");
+  return data;
 }
 
 const void* const_data(const at::Tensor& tensor) {

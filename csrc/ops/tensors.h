@@ -28,8 +28,16 @@ Rows as_rows(const at::Tensor& tensor, int64_t rows, int64_t cols);
 // Like `tensor`, uninitialised, and contiguous whatever its strides.
 at::Tensor empty_contiguous(const at::Tensor& tensor);
 
+inline bool is_given(const std::optional<at::Tensor>& tensor) {
+  return tensor.has_value() && tensor->defined();
+}
+
 // A parameter, contiguous, or an undefined tensor where there is none.
 at::Tensor contiguous_parameter(const std::optional<at::Tensor>& parameter);
+
+// A parameter's, null where there is none. One whose storage was freed (sharding does that) must
+// not pass for none: `op` and `name` are for the error.
+const void* parameter_data(const char* op, const char* name, const at::Tensor& parameter);
 
 // Null for an undefined tensor.
 const void* const_data(const at::Tensor& tensor);

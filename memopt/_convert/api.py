@@ -140,9 +140,10 @@ def convert(
         recipes: turn recipes on. Without them ReLU and Sigmoid stay PyTorch's, which save their
             output like the layer behind them, and not their input. With them a call of either is
             memopt's where its input is kept anyway, and PyTorch's elsewhere.
-        functional: with recipes, calls of PyTorch's gelu, silu, relu, sigmoid, dropout, layer_norm
-            and rms_norm inside the model are memopt's too, as functions of torch.nn.functional or
-            torch and as methods of tensors. In-place forms and what memopt's ops do not support
+        functional: with recipes, calls of PyTorch's gelu, silu, relu, sigmoid, dropout, layer_norm,
+            rms_norm, group_norm, instance_norm and batch_norm inside the model are memopt's too, as
+            functions of torch.nn.functional or torch, as methods of tensors and in torch.nn's
+            modules. In-place forms and what memopt's ops do not support
             stay PyTorch's. Calls outside the model are PyTorch's too. For every second sum of a
             float32 residual and a 16-bit tensor of its shape, as blocks add them under autocast,
             16-bit tensor is kept in place of the sum, if nothing else holds that tensor by then.

@@ -65,6 +65,8 @@ _COMPUTED_AGAIN = {
     "GeluBackward0": "gelu",
     "SiluBackward0": "silu",
     "NativeLayerNormBackward0": "layer_norm",
+    "NativeGroupNormBackward0": "group_norm",
+    "NativeBatchNormBackward0": "batch_norm",
     "FusedRmsNormBackward0": "rms_norm",
 }
 

@@ -21,6 +21,7 @@ compute in 16 bits, cast its input.
 
 from memopt.functional.activation import *  # noqa: F403
 from memopt.functional.activation import __all__ as _activations
+from memopt.functional.channel_norm import batch_norm, group_norm, instance_norm
 from memopt.functional.cross_entropy import (
     cross_entropy,
     linear_cross_entropy,
@@ -64,6 +65,7 @@ __all__ = [
     "activation_linear",
     "add_layer_norm",
     "add_rms_norm",
+    "batch_norm",
     "cross_entropy",
     "dropout",
     "dropout_add_layer_norm",
@@ -76,6 +78,8 @@ __all__ = [
     "geglu_packed",
     "gelu_dropout",
     "gelu_linear",
+    "group_norm",
+    "instance_norm",
     "layer_norm",
     "layer_norm_gelu",
     "layer_norm_linear",

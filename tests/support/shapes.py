@@ -116,3 +116,10 @@ def lazily_negated(t: Tensor) -> Tensor:
     """
     pairs = torch.stack((torch.zeros_like(t), -t), dim=-1)
     return torch.view_as_complex(pairs).conj().imag
+
+
+def channels_last(t: Tensor) -> Tensor:
+    """A copy of an image, or of a volume, with its channels side by side; others as they are."""
+    if t.dim() == 4:
+        return t.contiguous(memory_format=torch.channels_last)
+    return t.contiguous(memory_format=torch.channels_last_3d) if t.dim() == 5 else t

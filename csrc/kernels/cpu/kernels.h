@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../activation.h"
+#include "../channel_norm.h"
 #include "../cross_entropy.h"
 #include "../dropout.h"
 #include "../gated.h"
@@ -34,6 +35,17 @@ struct Kernels {
   void (*norm_backward)(const NormBackwardParams& p, int64_t begin, int64_t end);
   // columns: the second step of the weight gradients, after all parts are done
   void (*norm_reduce_parts)(const NormBackwardParams& p, int64_t begin, int64_t end);
+
+  // Of the norms over channels. Parts (moment_parts), sets, parts (element_parts).
+  void (*channel_moments)(const ChannelNormForwardParams& p, int64_t begin, int64_t end);
+  void (*channel_statistics)(const ChannelNormForwardParams& p, int64_t begin, int64_t end);
+  void (*channel_output)(const ChannelNormForwardParams& p, int64_t begin, int64_t end);
+  // Parts, sets, channels, parts (element_parts). Of each stage all that a set or a channel
+  // consists of must be done before the next begins.
+  void (*channel_sums)(const ChannelNormBackwardParams& p, int64_t begin, int64_t end);
+  void (*channel_means)(const ChannelNormBackwardParams& p, int64_t begin, int64_t end);
+  void (*channel_parameters)(const ChannelNormBackwardParams& p, int64_t begin, int64_t end);
+  void (*channel_input_gradient)(const ChannelNormBackwardParams& p, int64_t begin, int64_t end);
 
   // rows
   void (*cross_entropy)(const CrossEntropyParams& p, int64_t begin, int64_t end);

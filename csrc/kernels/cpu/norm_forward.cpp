@@ -8,29 +8,15 @@
 #include <memory>
 #include <optional>
 
-#include "cascade.h"
 #include "keep_scales.h"
 #include "kernels.h"
 #include "norm_parameters.h"
 #include "rounded_to.h"
+#include "row_sums.h"
 #include "table.h"
 
 namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE {
 namespace {
-
-// Where a row's first sweep gets a step from: here, from x.
-template <class T>
-struct PlainRow {
-  const T* x;
-
-  MEMOPT_INLINE void start_block(int64_t, int64_t) const {}
-  template <class Extent>
-  MEMOPT_INLINE auto first(int64_t i, Extent extent) const {
-    return load(x + i, extent);
-  }
-  // Where later sweeps find it.
-  const T* again() const { return x; }
-};
 
 // The rounded sum of x, or of what dropout leaves of it, and residual, which goes to `sum` on the
 // way.
@@ -44,6 +30,7 @@ struct AddedRow {
   const Accumulate<T>* keep = nullptr;
 
   MEMOPT_INLINE void start_block(int64_t begin, int64_t end) {
+    static_assert(kSumBlock<T> <= kKeepBlock);
     if (scales == nullptr) return;
     keep = scales->at(static_cast<uint64_t>(index + begin), end - begin) - begin;
   }
@@ -65,55 +52,11 @@ struct AddedRow {
   const T* again() const { return sum; }
 };
 
-// Four accumulators, two steps at a time; a single step left over and the tail go to the first two.
-// add(step, accumulators) adds a step.
-template <class T, class Row, class Add>
-MEMOPT_INLINE Accumulate<T> sum_first_sweep(Row& row, int64_t cols, Add add) {
-  using V = typename Elements<T>::V;
-  constexpr int64_t kStep = Elements<T>::kStep;
-  static_assert(kSumBlock<T> <= kKeepBlock);
-  Cascade<Accumulate<T>> sum;
-  for_blocks<T>(cols, [&](int64_t begin, int64_t end) {
-    row.start_block(begin, end);
-    const Row here = row;  // in registers: for all the compiler knows, a store changes `row`
-    Step<V> a{V(0), V(0)};
-    Step<V> b{V(0), V(0)};
-    int64_t i = begin;
-    for (; i + 2 * kStep <= end; i += 2 * kStep) {
-      const Step<V> p = here.first(i, Whole{});
-      const Step<V> q = here.first(i + kStep, Whole{});
-      a = add(p, a);
-      b = add(q, b);
-    }
-    for_steps<T>(i, end, [&](int64_t j, auto extent) __attribute__((always_inline)) {
-      a = add(here.first(j, extent), a);
-    });
-    sum.add(sum_lanes((a.lo + a.hi) + (b.lo + b.hi)));
-  });
-  return sum.total();
-}
-
 // Of the row behind the first sweep, centred around its rounded mean.
 template <class T>
 Moments<Accumulate<T>> centred_moments(const T* x, Accumulate<T> mean, int64_t cols, double eps) {
-  using V = typename Elements<T>::V;
-  using M = Math<V>;
-  const V m(mean);
-  Cascade<Accumulate<T>> d_sum;
-  Cascade<Accumulate<T>> d2_sum;
-  for_blocks<T>(cols, [&](int64_t begin, int64_t end) {
-    Step<V> sum{V(0), V(0)};
-    Step<V> squares{V(0), V(0)};
-    for_steps<T>(begin, end, [&](int64_t i, auto extent) __attribute__((always_inline)) {
-      const Step<V> v = load(x + i, extent);
-      const Step<V> d = keep_valid(Step<V>{v.lo - m, v.hi - m}, extent);
-      sum = {sum.lo + d.lo, sum.hi + d.hi};
-      squares = {M::fma(d.lo, d.lo, squares.lo), M::fma(d.hi, d.hi, squares.hi)};
-    });
-    d_sum.add(sum_lanes(sum.lo + sum.hi));
-    d2_sum.add(sum_lanes(squares.lo + squares.hi));
-  });
-  return moments(mean, d_sum.total(), d2_sum.total(), cols, eps);
+  const auto [d, d2] = centred_sums(x, mean, cols);
+  return moments(mean, d, d2, cols, eps);
 }
 
 template <class T, class Row>
@@ -121,11 +64,8 @@ __attribute__((noinline)) Moments<Accumulate<T>> row_statistics(NormKind kind, R
                                                                 int64_t cols, double eps) {
   using V = typename Elements<T>::V;
   if (kind == NormKind::kLayerNorm) {
-    const auto add = [](Step<V> v, Step<V> sum) __attribute__((always_inline)) {
-      return Step<V>{sum.lo + v.lo, sum.hi + v.hi};
-    };
     const auto n = static_cast<Accumulate<T>>(cols);
-    return centred_moments(row.again(), sum_first_sweep<T>(row, cols, add) / n, cols, eps);
+    return centred_moments(row.again(), sum_first_sweep<T>(row, cols, AddStep()) / n, cols, eps);
   }
   const auto add_square = [](Step<V> v, Step<V> sum) __attribute__((always_inline)) {
     return Step<V>{Math<V>::fma(v.lo, v.lo, sum.lo), Math<V>::fma(v.hi, v.hi, sum.hi)};

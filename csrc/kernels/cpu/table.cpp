@@ -36,6 +36,13 @@ constexpr Kernels kernels{
     .norm_forward = MEMOPT_KERNEL(norm_forward),
     .norm_backward = MEMOPT_KERNEL(norm_backward),
     .norm_reduce_parts = MEMOPT_KERNEL(norm_reduce_parts),
+    .channel_moments = MEMOPT_KERNEL(channel_moments),
+    .channel_statistics = MEMOPT_KERNEL(channel_statistics),
+    .channel_output = MEMOPT_KERNEL(channel_output),
+    .channel_sums = MEMOPT_KERNEL(channel_sums),
+    .channel_means = MEMOPT_KERNEL(channel_means),
+    .channel_parameters = MEMOPT_KERNEL(channel_parameters),
+    .channel_input_gradient = MEMOPT_KERNEL(channel_input_gradient),
     .cross_entropy = MEMOPT_KERNEL(cross_entropy),
     .split_sum = split_sum,
 };

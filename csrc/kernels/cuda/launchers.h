@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "../activation.h"
+#include "../channel_norm.h"
 #include "../cross_entropy.h"
 #include "../dropout.h"
 #include "../gated.h"
@@ -28,6 +29,9 @@ cudaError_t norm_backward(const NormBackwardParams& p, cudaStream_t stream);
 // How many parts the backward of any norm of this shape uses on the current device: the size of
 // NormBackwardParams::partials. Depends on the device, rows and cols alone; at least 1.
 cudaError_t norm_backward_parts(int64_t rows, int64_t cols, ScalarType dtype, int64_t* parts);
+
+cudaError_t channel_norm_forward(const ChannelNormForwardParams& p, cudaStream_t stream);
+cudaError_t channel_norm_backward(const ChannelNormBackwardParams& p, cudaStream_t stream);
 
 cudaError_t cross_entropy(const CrossEntropyParams& p, cudaStream_t stream);
 

@@ -1,5 +1,5 @@
-// What the norms' forward and backward row kernels share: how a row is dealt out to threads, and
-// parameter loads.
+// What the norms' forward and backward row kernels share: how a row is dealt out to threads,
+// parameter loads, and what moments are summed from.
 #pragma once
 
 #include "../norm.h"
@@ -78,6 +78,28 @@ __device__ __forceinline__ void load_scale(const Params& p, int64_t tile,
   const A offset = static_cast<A>(scale_offset(p));
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) out[j] = Norm::Statistics::scale(out[j], offset);
+}
+
+template <class A, int kWidth>
+__device__ __forceinline__ A sum_of(const A (&x)[kWidth]) {
+  A sum = 0;
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) sum += x[j];
+  return sum;
+}
+
+// Adds d = x - mean and d^2 of vector k to `sums`. What is beyond the tile was loaded as zero and
+// is left out here: after centring it would be -mean.
+template <class A, int kElements, int kWidth, Access kAccess>
+__device__ __forceinline__ void add_centred(const A (&x)[kWidth], A mean,
+                                            const Share<kElements, kWidth, kAccess>& share, int k,
+                                            Pair<A>* sums) {
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    const A d = share.owns(k, j) ? x[j] - mean : A(0);
+    sums->first += d;
+    sums->second = Math<A>::fma(d, d, sums->second);
+  }
 }
 
 }  // namespace memopt::kernels::cuda

@@ -28,28 +28,6 @@ constexpr int kForwardBlockThreads = 128;  // for rows shorter than that
 constexpr int kLongForwardThreads = 512;
 
 template <class A, int kWidth>
-__device__ __forceinline__ A sum_of(const A (&x)[kWidth]) {
-  A sum = 0;
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) sum += x[j];
-  return sum;
-}
-
-// Adds d = x - mean and d^2 of vector k to `sums`. What is beyond the tile was loaded as zero and
-// is left out here: after centring it would be -mean.
-template <class A, int kElements, int kWidth, Access kAccess>
-__device__ __forceinline__ void add_centred(const A (&x)[kWidth], A mean,
-                                            const Share<kElements, kWidth, kAccess>& share, int k,
-                                            Pair<A>* sums) {
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) {
-    const A d = share.owns(k, j) ? x[j] - mean : A(0);
-    sums->first += d;
-    sums->second = Math<A>::fma(d, d, sums->second);
-  }
-}
-
-template <class A, int kWidth>
 __device__ __forceinline__ A add_squares(const A (&x)[kWidth], A sum) {
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) sum = Math<A>::fma(x[j], x[j], sum);

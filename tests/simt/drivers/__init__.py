@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from tests.support.cases import ACTIVATION_CASES
+from tests.support.cases import ACTIVATION_CASES, CHANNEL_NORM_CASES
 
 from . import (
     activation,
     activation_dropout,
     add_norm,
+    channel_norm,
     dropout_add_norm,
     gated,
     layer_norm,
@@ -23,6 +24,7 @@ DRIVERS: dict[str, ModuleType] = {
     **dict.fromkeys((case.family for case in ACTIVATION_CASES), activation),
     **dict.fromkeys(("gated", "swiglu", "geglu"), gated),
     **dict.fromkeys(("gated_packed", "swiglu_packed", "geglu_packed"), gated),
+    **dict.fromkeys((case.family for case in CHANNEL_NORM_CASES), channel_norm),
     "layer_norm": layer_norm,
     "layer_norm_gelu": layer_norm,
     "rms_norm": rms_norm,

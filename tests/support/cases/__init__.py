@@ -9,6 +9,7 @@ from __future__ import annotations
 from .activation import ACTIVATION_CASES, GELU_CASES
 from .add_norm import ADD_NORM_CASES
 from .call import Call, Results, as_tuple, evaluate
+from .channel_norm import BATCH_NORM_CASES, CHANNEL_NORM_CASES, GROUP_NORM_CASES
 from .dropout import (
     ACTIVATION_DROPOUT_CASES,
     ALL_DROPOUT_ADD_NORM_CASES,
@@ -44,12 +45,15 @@ __all__ = [
     "ACTIVATION_DROPOUT_CASES",
     "ADD_NORM_CASES",
     "ALL_DROPOUT_ADD_NORM_CASES",
+    "BATCH_NORM_CASES",
+    "CHANNEL_NORM_CASES",
     "DROPOUT_ADD_NORM_CASES",
     "DROPOUT_CASES",
     "EACH_OP",
     "FAMILIES",
     "GATED_CASES",
     "GELU_CASES",
+    "GROUP_NORM_CASES",
     "NORMALIZING_CASES",
     "NORM_CASES",
     "OP_CASES",

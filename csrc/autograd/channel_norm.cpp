@@ -1,0 +1,154 @@
+// The norms over channels.
+#include "channel_norm.h"
+
+#include <ATen/TensorOperators.h>
+
+#include <array>
+#include <tuple>
+#include <utility>
+
+#include "../ops/checks.h"
+#include "channel_norm_differentiable.h"
+#include "declare.h"
+#include "run.h"
+
+namespace memopt::autograd {
+namespace {
+
+using Options = ChannelNormOp::Options;
+using ops::Results4;
+
+Results4 forward_by(const Options& o, const variable_list& reads, const OptionalTensor& mean,
+                    const OptionalTensor& rstd, bool for_backward, bool with_variance) {
+  static const auto op = MEMOPT_PRIVATE_OP(_channel_norm_forward);
+  return op.call(reads[0], o.groups, mean, rstd, as_optional(reads[1]), as_optional(reads[2]),
+                 o.eps, o.norm, for_backward, with_variance);
+}
+
+// Itself where it has that type: below autograd no op may return its argument.
+Tensor as_type(const Tensor& tensor, at::ScalarType type) {
+  return tensor.scalar_type() == type ? tensor : tensor.to(type);
+}
+
+// As PyTorch moves them: the variance without bias.
+void move_running(const Options& o, const variable_list& in, const Tensor& mean,
+                  const Tensor& variance) {
+  const Tensor &running_mean = in[3], &running_var = in[4];
+  if (in[0].sym_numel() == 0) return;
+  if (running_mean.defined())
+    running_mean.lerp_(as_type(mean, running_mean.scalar_type()), o.momentum);
+  if (!running_var.defined()) return;
+  const c10::SymInt n = in[0].sym_numel() / in[0].sym_size(1);
+  const at::Scalar unbias(c10::SymFloat(n) / c10::SymFloat(n - 1));
+  running_var.lerp_(as_type(variance.mul(unbias), running_var.scalar_type()), o.momentum);
+}
+
+}  // namespace
+
+Produced ChannelNormOp::forward(const Options& o, const variable_list& in, bool for_backward) {
+  const variable_list reads(in.begin(), in.begin() + kReads);
+  if (o.given) {
+    // Copies: the running statistics may have moved before backward reads them.
+    const at::ScalarType type = in[0].scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    Tensor mean = in[3].scalar_type() == type ? in[3].clone() : in[3].to(type);
+    Tensor rstd = as_type(in[4], type).add(o.eps).rsqrt_();
+    Tensor output = std::get<0>(forward_by(o, reads, mean, rstd, for_backward, false));
+    return {std::move(output), reads, {std::move(mean), std::move(rstd)}, {}};
+  }
+  const bool moves = o.running && (in[3].defined() || in[4].defined());
+  auto [output, mean, rstd, variance] =
+      forward_by(o, reads, std::nullopt, std::nullopt, for_backward || moves, moves);
+  if (moves) move_running(o, in, mean, variance);
+  return {std::move(output), reads, {std::move(mean), std::move(rstd)}, {}};
+}
+
+Tensor ChannelNormOp::forward_again(const Options& o, const variable_list& reads,
+                                    const variable_list& extras) {
+  return std::get<0>(forward_by(o, reads, extras[0], extras[1], false, false));
+}
+
+Reproduced ChannelNormOp::backward(const Options& o, const variable_list& reads,
+                                   const variable_list& extras, const variable_list& grads,
+                                   const Request& request) {
+  static const auto op = MEMOPT_PRIVATE_OP(_channel_norm_backward);
+  const Wanted& w = request.grads;
+  auto [dx, dweight, dbias] =
+      op.call(grads[0], reads[0], o.groups, extras[0], extras[1], as_optional(reads[1]),
+              as_optional(reads[2]), o.given, {w[0], w[1], w[2]}, o.norm);
+  return {{dx, dweight, dbias}, request.output ? forward_again(o, reads, extras) : Tensor()};
+}
+
+variable_list ChannelNormOp::differentiable_backward(const Options& o, const variable_list& reads,
+                                                     const variable_list& extras,
+                                                     const variable_list& grads, const Wanted& w) {
+  return differentiable_channel_norm_backward(o, reads, extras, grads[0], {w[0], w[1], w[2]});
+}
+
+Tensor ChannelNormOp::differentiable_forward(const Options& o, const variable_list& reads,
+                                             const variable_list& extras) {
+  return differentiable_channel_norm(o, reads, extras);
+}
+
+namespace {
+
+Tensor group_norm(const Tensor& input, int64_t num_groups, const OptionalTensor& weight,
+                  const OptionalTensor& bias, double eps) {
+  const Options o{.norm = "group_norm", .groups = num_groups, .eps = eps};
+  ops::check_channels("group_norm", input, num_groups);
+  return run<ChannelNormOp>("group_norm", o,
+                            {input, value_or_undefined(weight), value_or_undefined(bias)})[0];
+}
+
+Tensor instance_norm(const Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
+                     double eps) {
+  ops::check_channels("instance_norm", input, /*num_groups=*/1);
+  const Options o{.norm = "instance_norm",
+                  .groups = input.sym_size(1).guard_int(__FILE__, __LINE__),
+                  .eps = eps};
+  return run<ChannelNormOp>("instance_norm", o,
+                            {input, value_or_undefined(weight), value_or_undefined(bias)})[0];
+}
+
+Tensor batch_norm(const Tensor& input, const OptionalTensor& running_mean,
+                  const OptionalTensor& running_var, const OptionalTensor& weight,
+                  const OptionalTensor& bias, bool training, double momentum, double eps) {
+  constexpr const char* name = "batch_norm";
+  ops::check_channels(name, input, /*num_groups=*/1);
+  const c10::SymInt channels = input.sym_size(1);
+  ops::check_parameters(name, input, channels, running_mean, running_var,
+                        {"running_mean", "running_var"}, "channels");
+  const Tensor mean = value_or_undefined(running_mean), var = value_or_undefined(running_var);
+  TORCH_CHECK(training || (mean.defined() && var.defined()), name,
+              ": running_mean and running_var must be given unless training, got ",
+              mean.defined() ? "no running_var" : "no running_mean");
+  for (const Tensor& statistic : {mean, var}) {
+    TORCH_CHECK(!statistic.defined() || !statistic.requires_grad(), name,
+                ": running statistics must not require a gradient");
+  }
+  const Options o{.norm = name,
+                  .groups = 1,
+                  .eps = eps,
+                  .given = !training,
+                  .running = mean.defined() || var.defined(),
+                  .momentum = momentum};
+  variable_list inputs{input, value_or_undefined(weight), value_or_undefined(bias)};
+  if (o.running) inputs.insert(inputs.end(), {mean, var});
+  return run<ChannelNormOp>(name, o, std::move(inputs))[0];
+}
+
+const Autocast kChannelNorm{AutocastTo::kWidest, {"weight", "bias"}};
+
+MEMOPT_DECLARE(group_norm, kChannelNorm, {},
+               R"(group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None,
+                  float eps=1e-05) -> Tensor)");
+MEMOPT_DECLARE(instance_norm, kChannelNorm, {},
+               R"(instance_norm(Tensor input, Tensor? weight=None, Tensor? bias=None,
+                  float eps=1e-05) -> Tensor)");
+// Under autocast as it is called: a copy of the running statistics would be what moves.
+MEMOPT_DECLARE(batch_norm, {}, {},
+               R"(batch_norm(Tensor input, Tensor(a!)? running_mean, Tensor(b!)? running_var,
+                  Tensor? weight=None, Tensor? bias=None, bool training=False, float momentum=0.1,
+                  float eps=1e-05) -> Tensor)");
+
+}  // namespace
+}  // namespace memopt::autograd

@@ -1,0 +1,47 @@
+// group_norm, instance_norm and batch_norm: one op. Formulas: kernels/channel_norm.h.
+//
+// Saved: input, 2 bytes an element in bfloat16, and mean and rstd of each set, 8 bytes. The output
+// is a function of these, weight and bias, element by element: its recipe is one kernel that reads
+// input, and neither computes statistics nor moves a batch norm's running ones.
+#pragma once
+
+#include <string>
+
+#include "op.h"
+
+namespace memopt::autograd {
+
+struct ChannelNormOp : OpDefaults {
+  struct Options {
+    std::string norm;  // "group_norm", "instance_norm", "batch_norm"
+    int64_t groups = 1;
+    double eps = 1e-5;
+    bool given = false;     // batch norm: by its running statistics
+    bool running = false;   // it has them
+    double momentum = 0.0;  // by which they move, where they are not what is given
+  };
+  template <class Options, class F>
+  static void visit(Options& o, F&& f) {
+    f(o.norm, o.groups, o.eps, o.given, o.running, o.momentum);
+  }
+
+  // input, weight, bias, and with `running` the running mean and variance, of which one may be
+  // missing unless they are given. The output reads the first three and the statistics.
+  static constexpr size_t kReads = 3;
+  static constexpr bool kRandom = true;
+  static size_t inputs(const Options& options) { return options.running ? 5 : 3; }
+
+  static Produced forward(const Options& options, const variable_list& in, bool for_backward);
+  static Tensor forward_again(const Options& options, const variable_list& reads,
+                              const variable_list& extras);
+  static Reproduced backward(const Options& options, const variable_list& reads,
+                             const variable_list& extras, const variable_list& grads,
+                             const Request& request);
+  static variable_list differentiable_backward(const Options& options, const variable_list& reads,
+                                               const variable_list& extras,
+                                               const variable_list& grads, const Wanted& wanted);
+  static Tensor differentiable_forward(const Options& options, const variable_list& reads,
+                                       const variable_list& extras);
+};
+
+}  // namespace memopt::autograd

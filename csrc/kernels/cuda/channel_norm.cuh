@@ -1,0 +1,130 @@
+// What forward and backward of the norms over channels share: how parts are dealt out to threads,
+// and sums over the parts of a set.
+//
+// Parts of planes are rows of a block (norm.cuh's row_block): a thread holds kPartShare elements,
+// so that a part stays in registers between its uses. Of parts of pixels a thread owns neighbouring
+// channels, a vector of them where rows of channels can be cut into vectors, and walks over the
+// pixels; no thread meets another. How a part is dealt out depends on the sizes and the type alone.
+#pragma once
+
+#include "../channel_norm.h"
+#include "launchers.h"
+#include "norm.cuh"
+
+namespace memopt::kernels::cuda {
+
+constexpr int kPartShare = 16;
+static_assert(kMaxRowThreads * kPartShare == kPartElements);
+
+constexpr int kPartBlockThreads = 128;  // of short parts together, and of pixels
+constexpr int kPixelThreads = 64;       // at most, of a row of channels
+constexpr int kSetThreads = 256;        // at most, of a set's parts
+
+// The block for parts of up to `elements` elements of planes.
+inline dim3 part_block(int64_t elements) {
+  return row_block<kPartShare>(elements < kPartElements ? elements : kPartElements,
+                               kPartBlockThreads);
+}
+
+// f(AccessConstant<a>{}) for planes or runs of `elements` elements, which lie one behind the other.
+template <class T, class F>
+cudaError_t with_part_access(int64_t elements, std::initializer_list<const void*> arrays, F&& f) {
+  bool aligned = true;
+  for (const void* array : arrays) aligned = aligned && is_aligned(array);
+  return dispatch_access<T>(elements, aligned, f);
+}
+
+template <class T, Access kAccess>
+using PartShare = Share<kPartShare, kGroup<T, kAccess>, kAccess>;
+
+// A thread's channels of parts of pixels: threads (a power of two) and blockDim.y parts to a block,
+// so many tiles of channels to a part.
+template <class T, Access kAccess>
+using PixelShare = Share<kGroup<T, kAccess>, kGroup<T, kAccess>, kAccess>;
+
+struct PixelBlocks {
+  dim3 block;
+  int64_t tiles;
+};
+template <class T, Access kAccess>
+PixelBlocks pixel_blocks(int64_t channels) {
+  const int64_t needed = ceil_div(channels, kGroup<T, kAccess>);
+  int threads = 1;
+  while (threads < needed && threads < kPixelThreads) threads *= 2;
+  return {dim3(threads, kPartBlockThreads / threads), ceil_div(needed, threads)};
+}
+
+// body(part, first channel of the tile, share) for the tiles of channels of all parts of pixels.
+template <class T, Access kAccess, class Body>
+__device__ __forceinline__ void for_pixel_tiles(const ChannelShape& s, Body&& body) {
+  constexpr int kWidth = kGroup<T, kAccess>;
+  const int64_t tile_channels = int64_t{blockDim.x} * kWidth;
+  const int64_t tiles = ceil_div(s.channels, tile_channels);
+  const int64_t items = element_parts(s) * tiles;
+  const int64_t step = int64_t{gridDim.x} * blockDim.y;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; i < items; i += step) {
+    const int64_t tile = i % tiles * tile_channels;
+    body(i / tiles, tile,
+         PixelShare<T, kAccess>(static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x),
+                                s.channels - tile));
+  }
+}
+
+// A number of each channel's set, of which there are `stride` side by side.
+template <int kElements, int kWidth, Access kAccess, class A>
+__device__ __forceinline__ void load_of_sets(const ChannelShape& s, int64_t sample,
+                                             const void* of_set, int64_t stride, int64_t tile,
+                                             const Share<kElements, kWidth, kAccess>& share,
+                                             A (&out)[kWidth]) {
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    out[j] = A(0);
+    if (!share.owns(0, j)) continue;
+    const int64_t set = set_of(s, sample, tile + share.position(0, j));
+    out[j] = static_cast<const A*>(of_set)[set * stride];
+  }
+}
+
+// The entries of a set among the numbers of parts: entry i of entry_count(). Of pixels each channel
+// of a part is one.
+struct SetEntries {
+  int64_t count;
+  int64_t first;     // part
+  int64_t channel;   // the first one; of pixels
+  int64_t channels;  // of pixels, in a part
+};
+MEMOPT_HD SetEntries entries_of_pixels(const ChannelShape& s, int64_t set) {
+  const int64_t of_sample = parts_of_sample(s), each = group_channels(s);
+  if (s.over_batch) return {s.batch * of_sample, 0, set, 1};
+  return {of_sample * each, set / s.groups * of_sample, set % s.groups * each, each};
+}
+
+// Threads for `entries` entries of each of `sets` sets, and the launch of a kernel that strides
+// over the sets, a block to each.
+template <class A, class Params>
+cudaError_t launch_sets(void (*kernel)(Params), int64_t sets, int64_t entries,
+                        const DeviceLimits& limits, cudaStream_t stream, const Params& p) {
+  const int threads = entries <= 2 * kWarp ? kWarp : kSetThreads;
+  return launch(kernel, dim3(strided_grid(sets, limits)), dim3(threads), kRowSumBytes<A>, stream,
+                p);
+}
+
+// Launches a kernel over parts of planes or runs: `elements` of each.
+template <class A, class Params>
+cudaError_t launch_parts(void (*kernel)(Params), int64_t parts, int64_t elements,
+                         const DeviceLimits& limits, cudaStream_t stream, const Params& p) {
+  const dim3 block = part_block(elements);
+  return launch(kernel, dim3(strided_grid(ceil_div(parts, block.y), limits)), block,
+                kRowSumBytes<A>, stream, p);
+}
+
+template <class T, Access kAccess, class Params>
+cudaError_t launch_pixels(void (*kernel)(Params), const DeviceLimits& limits, cudaStream_t stream,
+                          const Params& p) {
+  const PixelBlocks blocks = pixel_blocks<T, kAccess>(p.shape.channels);
+  const int64_t items = element_parts(p.shape) * blocks.tiles;
+  return launch(kernel, dim3(strided_grid(ceil_div(items, blocks.block.y), limits)), blocks.block,
+                0, stream, p);
+}
+
+}  // namespace memopt::kernels::cuda
