@@ -99,7 +99,9 @@ def check(
     notes += _nested(asked)
     paths = _blocks_of(model, asked, found)
     blocks = [_checked(model, path, asked, with_recipes, found, plain, tree) for path in paths]
-    blocks += [_checked_head(path, found, plain, tree) for path in sorted(heads.difference(asked))]
+    blocks += [
+        _checked_head(model, path, found, plain, tree) for path in sorted(heads.difference(asked))
+    ]
     result = Check(
         model=type(model).__name__,
         blocks=tuple(blocks),
@@ -163,14 +165,20 @@ def _checked(
 
 
 def _checked_head(
-    path: str, found: ObservedStep, plain: CallTree | None, tree: CallTree | None
+    model: nn.Module,
+    path: str,
+    found: ObservedStep,
+    plain: CallTree | None,
+    tree: CallTree | None,
 ) -> CheckedBlock:
     """A linear whose logits are lazy."""
     calls = found.with_gradients[path] + found.without_gradients[path]
-    happened = found.of_head(path) or "kept"
-    return CheckedBlock(
-        path, HEAD, happened, calls, 0, _kept_by(plain, path), _kept_by(tree, path), ""
-    )
+    happened = found.of_head(path)
+    problem = ""
+    if calls and not happened and not model.get_submodule(path).training:
+        problem = "in evaluation mode its logits are computed; model.train()"
+    kept = _kept_by(plain, path), _kept_by(tree, path)
+    return CheckedBlock(path, HEAD, happened or "kept", calls, 0, *kept, problem)
 
 
 def _calls_in(tree: CallTree | None, heads: list[HeadUse]) -> ObservedStep:

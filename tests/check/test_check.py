@@ -218,6 +218,23 @@ def test_transformers() -> None:
     assert "transformers checkpoints in training mode alone" in str(found)
 
 
+def test_a_head_in_evaluation_mode_has_no_effect() -> None:
+    class Language(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(40, WIDTH), nn.Linear(WIDTH, 40)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(self.head(self.words(ids)), ids)
+
+    model, ids = Language(), torch.arange(16)
+    memopt.convert(model)
+    assert by_path(memopt.check(model, ids))["head"].happened == "head in chunks"
+    found = memopt.check(model.eval(), ids)
+    assert not found.ok
+    assert "in evaluation mode its logits are computed; model.train()" in str(found)
+
+
 def test_the_model_is_as_before() -> None:
     model = Net()
     memopt.convert(model, checkpoint=True)
