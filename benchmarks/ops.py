@@ -23,7 +23,7 @@ from benchmarks.harness import Case, Variant
 from benchmarks.inputs import EPS, affine_parameters
 from benchmarks.op import Op, again, build, ideal_bytes, moved
 from benchmarks.op_linears import gelu_linear, layer_norm_linear, mlp_gpt2, mlp_llama
-from memopt.functional.activation import FORMULAS, formula
+from memopt.functional.activation import FORMULAS
 
 ours = memopt.functional
 aten = torch.ops.aten
@@ -36,7 +36,7 @@ GELU = {None: None, "none": "gelu", "tanh": "gelu_tanh"}
 ALL_THREE = [True, True, True]
 
 # Of the activations that take one, the scalar that they are timed with.
-SCALARS: dict[str, float] = {"softcap": 30.0, "leaky_relu": 0.01, "elu": 1.0}
+SCALARS: dict[str, float] = {"softcap": 30.0}
 
 
 def weight_alone(cols: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
@@ -141,19 +141,13 @@ def added(norm: str, p: float | None = None) -> Op:
 def activation(name: str) -> Op:
     """What a model without memopt writes, and for backward ATen's op where there is one."""
     scalar = SCALARS.get(name)
-    eager = formula(name, scalar)
+    eager = FORMULAS[name] if scalar is None else functools.partial(FORMULAS[name], cap=scalar)
     named = {"activation": name, "activation_scalar": scalar}
     of_aten = {
         "gelu": lambda grad, x: aten.gelu_backward(grad, x, approximate="none"),
         "gelu_tanh": lambda grad, x: aten.gelu_backward(grad, x, approximate="tanh"),
         "silu": aten.silu_backward,
         "relu": lambda grad, x: aten.threshold_backward(grad, x, 0),
-        "relu6": lambda grad, x: aten.hardtanh_backward(grad, x, 0, 6),
-        "leaky_relu": lambda grad, x: aten.leaky_relu_backward(grad, x, scalar, False),
-        "elu": lambda grad, x: aten.elu_backward(grad, scalar, 1, 1, False, x),
-        "hardsigmoid": aten.hardsigmoid_backward,
-        "hardswish": aten.hardswish_backward,
-        "mish": aten.mish_backward,
     }.get(name)
 
     def backward(grad: Tensor, x: Tensor) -> Sequence[Variant]:

@@ -8,10 +8,8 @@
 
 namespace memopt::intercept {
 
-// Whether this thread's calls are to be memopt's: in a converted model, or since begin_functions(),
-// where nothing need make recipes.
+// Whether this thread's calls are to be memopt's.
 bool are_ours();
-bool are_wanted_anywhere();
 
 // Strided memory that is the tensor's own values, of no transform.
 bool is_dense(const at::Tensor& tensor);
