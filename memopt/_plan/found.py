@@ -59,8 +59,9 @@ def found_blocks(step: Step, target: str) -> tuple[str, ...]:
         tree = call_tree(one, None)
     called = {call.path for call in tree.calls if call.with_gradients}
     running = [path for path in shown if path in called]
-    if not running:
-        return measured_regions(step.who, model, step.batch, step.loss, step.function).paths
+    if not running:  # or without gradients: in checkpointing of the model's own, which plans refuse
+        found = measured_regions(step.who, model, step.batch, step.loss, step.function).paths
+        return found or tuple(shown)
     regions = likely_regions(tree)
     ways = [running, _beside(running, regions), _around(running, regions)]
     chosen = _least(one, tree, ways, target)
