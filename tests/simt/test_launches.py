@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from tests.support.bits import assert_same_bits
-from tests.support.cases import NORM_CASES, OP_CASES, OpCase
+from tests.support.cases import GROUP_NORM_CASES, NORM_CASES, OP_CASES, OpCase
 from tests.support.cases.activation import TORCH
 from tests.support.cases.dropout import ActivationDropoutCase
 from tests.support.cases.gated import PackedCase
 from tests.support.oracle import assert_results_accurate
-from tests.support.shapes import BFLOAT16, DTYPES, FLOAT32, FLOAT64, Dtypes
+from tests.support.shapes import BFLOAT16, DTYPES, FLOAT32, FLOAT64, Dtypes, channels_last
 
 from . import build, cross_entropy, dropout, kernels
 from .agreement import (
@@ -275,6 +275,12 @@ def test_every_compiled_kernel_runs(simt: Device) -> None:
                 logits, target = torch.ones(1, cols, dtype=dtype), torch.zeros(1, dtype=torch.int64)
                 cross_entropy.run(simt, logits, target, layout=Layout(offset=offset))
     cross_entropy.run_split_sum(simt, [torch.ones(3, dtype=torch.bfloat16)] * 2)
+    for dtypes in DTYPES:
+        for layout in (DENSE, Layout(offset=1)):
+            for size, groups in (((2, 8, 4, 8), 2), ((2, 9, 5, 7), 3)):
+                planes = GROUP_NORM_CASES[0].make_call(size, dtypes, CPU, groups=groups)
+                for call in (planes, planes.map(channels_last)):
+                    run(simt, GROUP_NORM_CASES[0], call, layout=layout)
     dropped = [ActivationDropoutCase("activation_dropout", activation=name) for name in TORCH]
     for case in (*(case for case in OP_CASES if case.family in DRIVERS), *packed, *dropped):
         for dtypes in DTYPES:

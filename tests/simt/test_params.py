@@ -18,6 +18,8 @@ from .params import activations, make_struct, struct_type
 PARAMS = (
     "ActivationBackwardParams",
     "ActivationForwardParams",
+    "ChannelNormBackwardParams",
+    "ChannelNormForwardParams",
     "CrossEntropyParams",
     "DropoutParams",
     "GatedBackwardParams",
@@ -32,7 +34,7 @@ def test_layout_is_the_compilers(tmp_path: Path) -> None:
     headers = sorted(path.name for path in build.KERNELS.glob("*.h"))
     lines = [*(f'#include "{name}"' for name in headers), "#include <cstddef>"]
     lines.append("using namespace memopt::kernels;")
-    for name in (*PARAMS, "DropoutRule", "ActivationSpec"):
+    for name in (*PARAMS, "ChannelShape", "DropoutRule", "ActivationSpec"):
         kind = struct_type(name)
         lines.append(f"static_assert(sizeof({name}) == {ctypes.sizeof(kind)});")
         for field, *_ in kind._fields_:
