@@ -35,9 +35,9 @@ from benchmarks.harness import Effort, compared, effort_of
 from benchmarks.model_ways import maker
 from benchmarks.summary import describe, table
 from memopt._plan.choices import CHOICES, WITH_PARTS
-from memopt._plan.choose import problem
 from memopt._plan.plan import Plan
 from memopt._plan.solver import BelowFloor, solve
+from memopt._plan.terms import problem
 from memopt.applied import assign
 from memopt.assignment import Assignment, Choice
 

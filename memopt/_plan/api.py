@@ -9,12 +9,12 @@ from torch import nn
 
 from memopt._errors import in_the_name_of
 from memopt._plan import ranks
-from memopt._plan.choose import Terms
 from memopt._plan.compiled import CompiledPlan, compiled_plan
 from memopt._plan.link import speeds_to
 from memopt._plan.live import BlocksLike, Live, blocks_of
 from memopt._plan.own import check_is_plain
 from memopt._plan.plan import Plan, made
+from memopt._plan.terms import Terms
 from memopt._progress import progress
 from memopt.memory.allocator import free_bytes
 from memopt.memory.asked import (

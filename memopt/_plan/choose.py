@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from memopt._plan.choices import CHOICES, choices_with, sharing_with
+from memopt._plan.choices import CHOICES
 from memopt._plan.groups import apart_option, group_option, groups_of, lengths_of, may_share
 from memopt._plan.observe import Observed
 from memopt._plan.profile import Profile
 from memopt._plan.samples import Look
 from memopt._plan.shared import fixed_choices
-from memopt._plan.solver import BelowFloor, LinkTimes, Option, Problem, Timeline, evaluate, solve
+from memopt._plan.solver import BelowFloor, Option, Timeline, solve
+from memopt._plan.terms import Terms, as_chosen, evaluated, link_times, problem, questions, uniform
 from memopt.assignment import Assignment, Choice, Paths
-from memopt.place import Place
 
 # How often a plan is predicted, and solved again with what that taught.
 _MOST_ROUNDS = 8
@@ -22,39 +22,7 @@ _MOST_ROUNDS = 8
 # each counts (recipes in a U-Net 2.8 %, an encoder's output 1 %).
 _MOST_TOO_HIGH = 0.03
 
-UNLIMITED = 1 << 60
-
 _REGION = Choice(checkpoint=True)
-
-
-@dataclass(frozen=True)
-class Terms:
-    """The limits of a plan, in addition to the budget."""
-
-    place: Place | None = None
-    """The place where activations may wait; None: nothing is offloaded."""
-    out: float = 1.0
-    """Bytes a second, on the way there."""
-    back: float = 1.0
-    """Bytes a second on the way back."""
-    room: int | None = None
-    """The most bytes there at one time; None: all that there are."""
-    copies_in_flight: int = 4
-    """The most under way at one time, each way: see memopt.offload.configure."""
-    in_step: bool = False
-    """Whether each block waits at its end until what it offloads has left: slower, and less is on
-    its way at one time.
-    """
-
-    @property
-    def choices(self) -> tuple[Choice, ...]:
-        """Choices of one call."""
-        return choices_with(offload=self.place is not None)
-
-    @property
-    def every(self) -> tuple[Choice, ...]:
-        """Choices of one call, and behind them those of calls that share a region."""
-        return (*self.choices, *sharing_with(offload=self.place is not None))
 
 
 @dataclass(frozen=True)
@@ -153,7 +121,7 @@ def _at_worst(profile: Profile, terms: Terms, solution: Timeline) -> int:
     under way each way as the engine allows, of the largest storages, or all that left before. What
     leaves late may do so while backward is past the block that it is of.
     """
-    whole = _as_chosen(profile, terms, solution.choices, solution.groups)
+    whole = as_chosen(profile, terms, solution.choices, solution.groups)
     most = terms.copies_in_flight * _largest(profile, terms, solution.choices)
     away = [place for place, stage in enumerate(whole.stages) if stage.choices[0].offloaded]
     last = max(away, default=0)  # the first one that asks: nothing comes back before
@@ -271,7 +239,7 @@ def _with_groups(profile: Profile, budget: int, terms: Terms) -> Iterator[Timeli
                     choice = terms.every[number]
                     yield option_of(profile, first, count, choice, with_recipes=with_recipes)
 
-            asked = profile.grouped(groups, _link(profile, terms), options)
+            asked = profile.grouped(groups, link_times(profile, terms), options)
             try:
                 found: Timeline = solve(asked, budget)
             except BelowFloor as error:
@@ -334,72 +302,3 @@ def _assignment(profile: Profile, solution: Timeline, terms: Terms) -> Assignmen
         first += length
     assignment = Assignment(choices, terms.place, terms.in_step)
     return assignment.without_regions(profile.no_regions)
-
-
-def problem(
-    profile: Profile,
-    terms: Terms,
-    choices: Sequence[Choice],
-    only: Mapping[str, Choice] | None = None,
-    *,
-    with_recipes: bool,
-) -> Problem:
-    """State the problem for the solver, with some of the choices. `only`: blocks with one.
-    `with_recipes`: whether some block has recipes.
-    """
-    return profile.problem(choices, _link(profile, terms), only, with_recipes=with_recipes)
-
-
-def _link(profile: Profile, terms: Terms) -> LinkTimes:
-    largest = max((n for cost in profile.nbytes.values() for n in cost.may_leave), default=0)
-    return LinkTimes(
-        terms.out,
-        terms.back,
-        UNLIMITED if terms.room is None else terms.room,
-        0 if terms.in_step else terms.copies_in_flight * largest,
-    )
-
-
-def questions(profile: Profile, terms: Terms) -> Iterator[tuple[Sequence[Choice], bool]]:
-    """Recipes cost every block something, also those that have none. So a plan with recipes is one
-    question, and a plan without another one: the choices, and whether recipes are among them.
-    """
-    choices = [choice for choice in terms.choices if profile.parts or not choice.parts]
-    yield choices, True
-    yield [choice for choice in choices if not choice.recipes], False
-
-
-def evaluated(
-    profile: Profile, terms: Terms, numbers: Sequence[int], groups: Sequence[int] = ()
-) -> Timeline:
-    """Evaluate choices by their numbers: of what is before the blocks, of each call, and of
-    what is after them.
-
-    Args:
-        groups: how many calls share a region, in their order; empty: each is alone.
-    """
-    whole = _as_chosen(profile, terms, numbers, groups)
-    found = evaluate(whole, [0] * len(whole.stages))
-    groups = groups if any(length > 1 for length in groups) else ()
-    return replace(found, choices=tuple(numbers), groups=tuple(groups))
-
-
-def _as_chosen(
-    profile: Profile, terms: Terms, numbers: Sequence[int], groups: Sequence[int]
-) -> Problem:
-    """State the problem with one option for each stage."""
-    every = terms.every
-    with_recipes = any(every[number].recipes for number in numbers[1:-1])
-
-    def options(first: int, length: int) -> Iterator[Option]:
-        option_of = apart_option if length == 1 else group_option
-        choice = every[numbers[first + 1]]
-        yield option_of(profile, first, length, choice, with_recipes=with_recipes)
-
-    return profile.grouped(groups or [1] * len(profile.paths), _link(profile, terms), options)
-
-
-def uniform(profile: Profile, choice: Choice, terms: Terms) -> Timeline:
-    """All blocks with one choice."""
-    number = CHOICES.index(choice)
-    return evaluated(profile, terms, [0, *(number for _ in profile.paths), 0])

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from memopt._extension import HAS_NATIVE
-from memopt._plan.choose import UNLIMITED, Terms, problem, solved, uniform
+from memopt._plan.choose import solved
 from memopt._plan.profile import Profile
 from memopt._plan.solver import Stage, evaluate
+from memopt._plan.terms import UNLIMITED, Terms, problem, uniform
 from memopt.assignment import KEEP, Choice
 
 

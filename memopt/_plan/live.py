@@ -15,13 +15,13 @@ from memopt._checkpoint.measured import idle_modules
 from memopt._checkpoint.probe import cannot_run_again
 from memopt._extension import HAS_NATIVE
 from memopt._plan import ranks
-from memopt._plan.choose import Terms, uniform
 from memopt._plan.found import found_blocks
 from memopt._plan.observe import Observed, predicted, watched
 from memopt._plan.parts import BlockParts, block_parts
 from memopt._plan.profile import Profile, StepSeconds
 from memopt._plan.samples import profile_of
 from memopt._plan.seconds import TimedStages, measured_seconds
+from memopt._plan.terms import Terms, uniform
 from memopt.applied import assigned
 from memopt.assignment import KEEP, Assignment, Choice
 from memopt.memory.allocator import free_bytes, most_above

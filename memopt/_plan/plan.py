@@ -14,7 +14,7 @@ from memopt._checkpoint.caches import note_on_caches
 from memopt._checkpoint.probe import left_out
 from memopt._errors import in_the_name_of
 from memopt._plan import ranks, stored
-from memopt._plan.choose import BudgetTooSmall, Chosen, Terms, choose_plan, uniform
+from memopt._plan.choose import BudgetTooSmall, Chosen, choose_plan
 from memopt._plan.curve import Curve, curve_of
 from memopt._plan.figure import draw_curve
 from memopt._plan.floor import too_small
@@ -25,6 +25,7 @@ from memopt._plan.page import plan_page
 from memopt._plan.planned import Planned, planned_blocks
 from memopt._plan.profile import Profile
 from memopt._plan.table import plan_tables
+from memopt._plan.terms import Terms, uniform
 from memopt._progress import progress
 from memopt.applied import Applied, assign
 from memopt.assignment import KEEP

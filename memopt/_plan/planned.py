@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from memopt._plan.choose import Chosen, Terms
+from memopt._plan.choose import Chosen
 from memopt._plan.groups import group_option
 from memopt._plan.profile import Profile
 from memopt._plan.solver import Option
+from memopt._plan.terms import Terms
 from memopt.assignment import KEEP, Assignment, Choice
 from memopt.memory.trace import Trace
 

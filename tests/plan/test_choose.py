@@ -17,7 +17,7 @@ from torch import nn
 import memopt
 from memopt._plan.bytes import StageBytes, StepBytes
 from memopt._plan.choices import CHOICES
-from memopt._plan.choose import Terms, _in_order, choose_plan, evaluated, problem, solved, uniform
+from memopt._plan.choose import _in_order, choose_plan, solved
 from memopt._plan.curve import curve_of
 from memopt._plan.levels import Case
 from memopt._plan.observe import Observed
@@ -25,6 +25,7 @@ from memopt._plan.profile import Profile
 from memopt._plan.samples import Look
 from memopt._plan.seconds import StageSeconds
 from memopt._plan.solver import solve
+from memopt._plan.terms import Terms, evaluated, problem, uniform
 from memopt.assignment import Assignment
 from memopt.memory.ledger import Ledger
 from tests.plan.models import chain

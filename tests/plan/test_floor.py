@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt._plan.choose import BudgetTooSmall, _at_worst, _largest, evaluated
+from memopt._plan.choose import BudgetTooSmall, _at_worst, _largest
+from memopt._plan.terms import evaluated
 from memopt.assignment import KEEP, Choice
 from tests.plan.models import Chain, Spaced, tokens
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 import memopt
 from memopt._plan import live as live_module
 from memopt._plan.choices import CHOICES, LEVELS, WITH_PARTS
-from memopt._plan.choose import Terms, evaluated, problem, uniform
 from memopt._plan.plan import Plan
 from memopt._plan.solver import solve
+from memopt._plan.terms import Terms, evaluated, problem, uniform
 from memopt.applied import assigned
 from memopt.assignment import Choice
 from tests.plan.models import Block

@@ -13,9 +13,9 @@ from torch import nn
 
 import memopt
 from memopt._plan.choices import CHOICES
-from memopt._plan.choose import uniform
 from memopt._plan.curve import curve_of
 from memopt._plan.plan import Plan
+from memopt._plan.terms import uniform
 from memopt.applied import assign, assigned
 from memopt.assignment import Assignment
 from tests.plan.models import MODELS, Chain, branched, chain, tokens

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import memopt
 from memopt._plan import live as live_module
 from memopt._plan.choices import CHOICES, WITH_PARTS
-from memopt._plan.choose import Terms, uniform
+from memopt._plan.terms import Terms, uniform
 from memopt.applied import assigned
 from memopt.assignment import KEEP, Choice
 from memopt.memory.step import Step

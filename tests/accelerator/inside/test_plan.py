@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import memopt
 from memopt._plan.api import live_of
-from memopt._plan.choose import Terms
 from memopt._plan.levels import Case
 from memopt._plan.plan import made
+from memopt._plan.terms import Terms
 from memopt.assignment import KEEP, Choice
 from tests.accelerator import sim
 
