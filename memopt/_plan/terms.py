@@ -1,4 +1,4 @@
-"""What is asked of the solver: a profile and the limits of a plan, as problems and timelines."""
+"""States what is asked of the solver: problems and timelines, of a profile and a plan's limits."""
 
 from __future__ import annotations
 

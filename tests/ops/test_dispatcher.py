@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import memopt
 from tests.support.cases import (
+    CHANNEL_NORM_CASES,
     EACH_OP,
     GELU_CASES,
     NORM_CASES,
@@ -366,9 +367,8 @@ OF_LOSSES = (
 
 def test_every_op_of_the_library_is_checked() -> None:
     """No op is forgotten by the tests above."""
-    by_cases = {
-        op for case in OP_CASES for op in (case.public_op, case.forward_op, case.backward_op)
-    }
+    cases = OP_CASES + CHANNEL_NORM_CASES  # the latter in test_channel_norm_calls.py
+    by_cases = {op for case in cases for op in (case.public_op, case.forward_op, case.backward_op)}
     checked = {op.name() for op in by_cases}
     checked |= {f"memopt::{name}" for name in (*_linears(False), *_writing(), *OF_LOSSES)}
     everything = {
