@@ -5,6 +5,7 @@ moment, byte for byte on the CPU.
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -363,3 +364,19 @@ def test_pictures_with_channels_last() -> None:
     assert_predicted(memopt.anatomy(Pictures(), x, measure=True))
     last = x.to(memory_format=torch.channels_last)
     assert_predicted(memopt.anatomy(Pictures(), last, measure=True))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems hand out what they do not have")
+def test_tensors_larger_than_the_memory_of_this_machine() -> None:
+    """Weights, activations and temporary buffers alike: nothing is reserved for them."""
+    rows, width = 1 << 10, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 11
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(512, width, bias=False), nn.GELU())
+        batch = torch.empty(rows, 512)
+    found = memopt.anatomy(
+        model, batch, loss=Tensor.sum, device="cpu", measure=False, optimizer=None
+    )
+    weights, activations = 4 * 512 * width, 4 * rows * width
+    assert found.peak.by_category["weights"] == weights
+    assert found.peak.by_category["activations"] >= activations
+    assert activations > 1.9 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

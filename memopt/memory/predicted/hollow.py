@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import copy
 import math
+import mmap
+import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -42,6 +44,10 @@ T = TypeVar("T")
 # count of steps. transformers asks whether positions are those of packed sequences, of all rows.
 _SMALL = 1 << 20
 _SMALL_INTEGERS = 1 << 26
+_LARGE = 1 << 32 if sys.platform == "linux" else sys.maxsize
+"""Linux refuses to allocate more at once than it has, though nothing is written to it, unless it is
+asked to reserve nothing."""
+_NO_RESERVE = 0x4000  # MAP_NORESERVE, which Python's mmap has no name for
 
 
 class HollowLedger(Ledger):
@@ -193,7 +199,18 @@ def _allocated(made: Made, given: Sequence[Tensor]) -> Tensor:
     if made.storage:
         whole = torch.empty(made.storage // made.dtype.itemsize, dtype=made.dtype)
         return whole.resize_(made.shape)
+    extent = 1 + sum((n - 1) * s for n, s in zip(made.shape, made.stride, strict=True))
+    if math.prod(made.shape) and extent * made.dtype.itemsize > _LARGE:
+        empty = torch.empty(0, dtype=made.dtype, device="cpu")
+        storage = _unreserved(extent * made.dtype.itemsize)
+        return empty.set_(storage, 0, made.shape, made.stride)
     return torch.empty_strided(made.shape, made.stride, dtype=made.dtype)
+
+
+def _unreserved(nbytes: int) -> torch.UntypedStorage:
+    """Memory that may be more than the machine has: the system reserves nothing for it."""
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
 
 
 class Copies(NamedTuple):
@@ -264,6 +281,8 @@ def _hollow(tensor: Tensor, memory: dict[Hashable, tuple[Tensor, bool]]) -> Tens
 def _base(tensor: Tensor, nbytes: int) -> tuple[Tensor, bool]:
     """Memory for a copy of a tensor's storage, and whether it has no values."""
     if nbytes > _SMALL or tensor.is_meta or isinstance(tensor, nn.Parameter):
+        if nbytes > _LARGE:
+            return torch.empty(0, dtype=torch.uint8, device="cpu").set_(_unreserved(nbytes)), True
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu"), True
     whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     with torch.no_grad():
