@@ -16,12 +16,13 @@ from memopt._checkpoint.assigned import PutRegion, PutSegments, put_regions, put
 from memopt._class_patch import restored_on_error
 from memopt._convert import convert, revert
 from memopt._convert.functions import functions_paused
+from memopt._convert.head import make_lazy
 from memopt._convert.recipes import has_recipes
 from memopt._convert.swap import SwappedModule
 from memopt._extension import _C
 from memopt._offload.api import MIN_BYTES, offload
 from memopt._offload.stats import offload_stats
-from memopt.assignment import Assignment, Choice
+from memopt.assignment import Assignment, Choice, Paths
 from memopt.place import Place
 from memopt.recipes import recipes
 
@@ -51,7 +52,7 @@ class Applied:
         more = [m for m in self.model.modules() if _is_converted(m) and m not in mine]
         if mine and more:
             raise ValueError(
-                "undo: model must not be converted while a plan with recipes is on it, got "
+                "undo: model must not be converted while a plan that converts is on it, got "
                 f"{type(more[0]).__name__}, converted since; memopt.revert(model) and "
                 "memopt.unwrap(model) take everything off, this plan too"
             )
@@ -61,7 +62,7 @@ class Applied:
             region.take_off()
         for module, key in self.scopes:
             remove_from_calls(module, key)
-        if mine and has_recipes(self.model):
+        if any(_is_converted(module) for module in mine.intersection(self.model.modules())):
             revert(self.model)
 
 
@@ -77,13 +78,16 @@ def assign(model: nn.Module, assignment: Assignment) -> Applied:
     _check_paths(model, assignment)
     put = Applied(model)
     with restored_on_error(model):
+        own: Paths = ()
         if assignment.recipes:
-            own = assignment.where(lambda choice: not choice.recipes)
-            convert(model, skip=list(own) or None)
-            put.converted = [m for m in model.modules() if _is_converted(m)]
-            for path in own:
-                module = model.get_submodule(path)
-                _put_scope(put, module, _FUNCTIONS, _enter_own_functions, _leave_functions)
+            own = assignment.where(lambda choice: not choice.recipes and not choice.head)
+            convert(model, skip=list(own) or None, head=False)
+        heads = {model.get_submodule(path): path for path in assignment.heads}
+        make_lazy(model, heads)
+        put.converted = [m for m in model.modules() if _is_converted(m)]
+        for path in own:
+            module = model.get_submodule(path)
+            _put_scope(put, module, _FUNCTIONS, _enter_own_functions, _leave_functions)
         modules = dict(model.named_modules(remove_duplicate=False))
         put.regions += put_regions(model, assignment)
         put.regions += put_segments(model, assignment)

@@ -35,7 +35,11 @@ class Choice:
     `memopt.checkpoint_sequential`.
     """
     chunks: int | None = None
-    """The number of chunks of rows that a region of one module runs in; None: it runs whole."""
+    """The number of chunks of rows that regions run in; None: they run whole."""
+    in_chunks: tuple[str, ...] = ("",)
+    """The regions that run in `chunks` chunks, by their paths from the address: the module itself,
+    or some of `parts`.
+    """
     keep_decisions: bool = False
     """The region keeps from forward what it chooses by values."""
     parts: tuple[str, ...] = ()
@@ -43,10 +47,19 @@ class Choice:
     the empty path is the module itself. With `checkpoint` they are regions inside the region, and
     backward runs them again twice.
     """
+    head: bool = False
+    """The module is a linear whose logits are computed with their loss, in chunks of rows, where
+    nothing else asks for them (memopt.convert).
+    """
 
     def __str__(self) -> str:
-        inside = [path or "each" for path in self.parts]
-        region = "checkpoint" if self.chunks is None else f"checkpoint in {self.chunks} chunks"
+        if self.head:
+            return "in chunks, with its loss"
+        mine = self.in_chunks if self.chunks is not None else ()
+        chunks = f" in {self.chunks} chunks"
+        inside = [f"{path or 'each'}{chunks if path in mine else ''}" for path in self.parts]
+        alone = "" in mine and "" not in self.parts
+        region = f"checkpoint{chunks}" if alone else "checkpoint"
         region += f" ({', '.join(inside)} inside)" if inside else ""
         words = ["recipes"] * self.recipes + [region] * self.checkpoint
         if inside and not self.checkpoint:
@@ -100,6 +113,11 @@ class Assignment:
     def offloads(self) -> bool:
         return any(choice.offload for choice in self.choices.values())
 
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The linears whose logits are computed in chunks, with their loss."""
+        return self.where(lambda choice: choice.head)
+
     def staying(self) -> Assignment:
         """An assignment that differs in offloading nothing."""
         return Assignment({at: replace(c, offload=0.0) for at, c in self.choices.items()})
@@ -107,7 +125,7 @@ class Assignment:
     def without_regions(self, paths: Container[str]) -> Assignment:
         """An assignment in which these modules, which cannot be regions, are none."""
         choices = {
-            at: replace(choice, checkpoint=False, parts=())
+            at: replace(choice, checkpoint=False, parts=(), chunks=None, in_chunks=("",))
             if any(p in paths for p in at)
             else choice
             for at, choice in self.choices.items()

@@ -12,7 +12,7 @@ from memopt._accumulate.peers import Peers
 from memopt._accumulate.run import Run
 from memopt._progress import progress
 from memopt.memory.asked import check_function, target_of
-from memopt.memory.batches import resized, rows_of, slice_of
+from memopt.memory.batches import positions_of, resized, rows_of, slice_of
 from memopt.memory.depth import Depth
 from memopt.memory.peak import bytes_here, peak_of, peak_of_step
 from memopt.memory.predicted.fits import PeakOf, largest, largest_part
@@ -39,6 +39,8 @@ def largest_batch(
     autocast: torch.dtype | None = ...,
     device: str | None = ...,
     recipes: bool = ...,
+    head: bool = ...,
+    chunks: int | None = ...,
     checkpoint: Checkpoint = ...,
     offload: Place | None = ...,
     limit: int = ...,
@@ -67,6 +69,8 @@ def largest_batch(
     autocast: torch.dtype | None = None,
     device: str | None = None,
     recipes: bool = False,
+    head: bool = False,
+    chunks: int | None = None,
     checkpoint: Checkpoint = None,
     offload: Place | None = None,
     limit: int = 1 << 16,
@@ -101,7 +105,7 @@ def largest_batch(
     """
     if not isinstance(model, nn.Module) and callable(model):
         return largest_step(model, batch if budget is None else budget, limit)
-    fates = Fates(recipes, checkpoint, offload, who="largest_batch")
+    fates = Fates(recipes, checkpoint, head, chunks, offload=offload, who="largest_batch")
     check_function("largest_batch", step, loss)
     asked, wanted = _step("largest_batch", model, budget, loss, optimizer, autocast)
     asked.function = step
@@ -119,6 +123,8 @@ def longest_sequence(
     autocast: torch.dtype | None = None,
     device: str | None = None,
     recipes: bool = False,
+    head: bool = False,
+    chunks: int | None = None,
     checkpoint: Checkpoint = None,
     offload: Place | None = None,
     limit: int = 1 << 20,
@@ -128,12 +134,9 @@ def longest_sequence(
     As `largest_batch`, but tensors are resized in their second dimension, or `batch` is a function
     of the length. Of a model with a table of positions its size is the limit.
     """
-    fates = Fates(recipes, checkpoint, offload, who="longest_sequence")
+    fates = Fates(recipes, checkpoint, head, chunks, offload=offload, who="longest_sequence")
     step, wanted = _step("longest_sequence", model, budget, loss, optimizer, autocast)
-    config: Any = getattr(model, "config", None)
-    positions = getattr(config, "max_position_embeddings", None)
-    if isinstance(positions, int):
-        limit = min(limit, positions)
+    limit = min(limit, positions_of(model, limit))
     return _largest(step, batch, 1, wanted, fates, device, limit)
 
 
@@ -254,4 +257,11 @@ def largest_step(function: Callable[[int], object], budget: object, limit: int) 
 
 
 def _predicted(fates: Fates, device: str) -> PeakOf:
-    return lambda step: predicted_trace(step, fates, device)[0].peak.total
+    known: list[Fates] = []
+
+    def peak(step: Step) -> int:
+        if not known:  # what can run in chunks is looked for once
+            known.append(fates.with_rows(step))
+        return predicted_trace(step, known[0], device)[0].peak.total
+
+    return peak

@@ -55,6 +55,8 @@ def anatomy(
     micro_batches: int = 1,
     set_to_none: bool = True,
     recipes: bool = False,
+    head: bool = False,
+    chunks: int | None = None,
     checkpoint: Checkpoint = None,
     offload: Place | None = None,
     advice: bool = False,
@@ -94,6 +96,9 @@ def anatomy(
         micro_batches: split the batch for gradient accumulation.
         set_to_none: whether zero_grad, behind the step, drops gradients.
         recipes: what if memopt.convert had converted the model.
+        head: what if the head ran in chunks of rows with its loss; as with `recipes`.
+        chunks: what if modules that work on each row alone (the MLPs of blocks) ran in so many
+            chunks, as by `memopt.convert(..., chunks=n)`.
         checkpoint: what if blocks were regions: "all"; a number k, every k-th; for models whose
             blocks are an nn.Sequential also "sqrt" and "optimal".
         offload: "cpu", "disk" or a directory (a `pathlib.Path`): what if activations (with
@@ -123,7 +128,7 @@ def anatomy(
     )
     batch, home = asked.batch, home_of(model).type
     without_values = not has_values(model, batch)
-    fates = Fates(recipes, checkpoint, offload, who="anatomy")
+    fates = Fates(recipes, checkpoint, head, chunks, offload=offload, who="anatomy")
     notes: list[str] = []
     predicted, ledger, problem = None, None, None
     depth = Depth()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -79,6 +79,7 @@ def put_regions(model: nn.Module, assignment: Assignment, **options: Any) -> lis
         regions = dict.fromkeys(regions_of(at, choice), None if choice.checkpoint else place)
         if choice.checkpoint and len(at) == 1:
             regions[at[0]] = place
+        in_chunks = _in_chunks(at, choice)
         for path, where in regions.items():
             module = modules[path]
             before = settings_of(module)
@@ -86,7 +87,7 @@ def put_regions(model: nn.Module, assignment: Assignment, **options: Any) -> lis
             checkpoint_wrapper(
                 module,
                 offload=where,
-                chunks=choice.chunks if is_whole else None,
+                chunks=choice.chunks if path in in_chunks else None,
                 keep_decisions=choice.keep_decisions and is_whole,
                 **options,
             )
@@ -121,7 +122,16 @@ def _put(module: nn.Module, before: Settings | None) -> PutRegion:
 
 def regions_of(at: Paths, choice: Choice) -> Paths:
     """The paths of the parts that a choice makes regions."""
-    return tuple(f"{path}.{part}".strip(".") for path in at for part in choice.parts)
+    return _below(at, choice.parts)
+
+
+def _in_chunks(at: Paths, choice: Choice) -> Paths:
+    """The paths of the regions that run in chunks."""
+    return () if choice.chunks is None else _below(at, choice.in_chunks)
+
+
+def _below(at: Paths, parts: Iterable[str]) -> Paths:
+    return tuple(f"{path}.{part}".strip(".") for path in at for part in parts)
 
 
 def _is_joined(at: Paths, choice: Choice) -> bool:

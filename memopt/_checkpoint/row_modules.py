@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,12 +16,17 @@ from memopt._checkpoint.chunks import CallRows
 from memopt._checkpoint.measured import noted_errors, quiet_libraries
 from memopt._checkpoint.naming import by_reason
 from memopt._checkpoint.other import without_own
+from memopt._checkpoint.row_stand_ins import Given, given_to_calls, row_modules_among
 from memopt._checkpoint.rows import why_not_rows
-from memopt.memory.asked import has_values
+from memopt.memory.asked import has_values, target_of
 from memopt.memory.batches import as_dict
 from memopt.memory.calls.measure import call_tree, sum_of_outputs
+from memopt.memory.calls.record import CallRecorder
+from memopt.memory.calls.tree import CallTree
+from memopt.memory.ledger import Ledger
 from memopt.memory.parallel import is_sharded
 from memopt.memory.paths import is_inside, paths_around
+from memopt.memory.predicted.predict import hollow_step
 from memopt.memory.step import Step, StepFunction
 from memopt.memory.unchanged import unchanged
 
@@ -66,21 +71,48 @@ def row_modules(
         tree = call_tree(step, without_own)
     around = {outer for path in regions for outer in paths_around(path)}
     modules = dict(model.named_modules())
-    candidates = dict.fromkeys(
-        each.path
-        for each in tree.calls
-        if each.path
-        and each.path not in around
-        and each.with_gradients
-        and each.kept_bytes > _LEAST_SHARE * each.output_bytes
-        and each.path in modules
-        and not is_layer(modules[each.path])
-    )
+    candidates = [path for path in _candidates(tree, modules) if path not in around]
     reasons = _probed(step, candidates)
     paths = tuple(path for path in candidates if reasons.get(path) == "")
     why = {path: reason for path, reason in reasons.items() if reason}
     note = "" if paths else "nothing runs in chunks, since no module works on each row alone"
     return RowModules(paths, why, note)
+
+
+def predicted_row_modules(step: Step) -> tuple[str, ...]:
+    """`row_modules` of a step that is predicted, whose model may be without values.
+
+    Raises:
+        Whatever keeps it from being predicted: DependsOnValues, or the step's own error.
+    """
+    given: list[dict[str, Given]] = []
+    trees: list[CallRecorder] = []
+
+    @contextmanager
+    def watch(model: nn.Module, ledger: Ledger) -> Iterator[None]:
+        trees.append(CallRecorder(model, ledger))
+        with given_to_calls(model) as mine, trees[0]:
+            given.append(mine)
+            yield
+
+    alone = replace(step, optimizer=None, set_to_none=True)
+    hollow_step(alone, without_own, target_of(step.who, step.model, None), watch, prime=())
+    modules = dict(step.model.named_modules())
+    candidates = {path: modules[path] for path in _candidates(trees[0].tree(), modules)}
+    return row_modules_among(step.who, candidates, given[0], step.autocast)
+
+
+def _candidates(tree: CallTree, modules: Mapping[str, nn.Module]) -> dict[str, None]:
+    """Paths of calls that keep more inside than a share of what they return."""
+    return dict.fromkeys(
+        each.path
+        for each in tree.calls
+        if each.path
+        and each.path in modules
+        and each.with_gradients
+        and each.kept_bytes > _LEAST_SHARE * each.output_bytes
+        and not is_layer(modules[each.path])
+    )
 
 
 def checked_rows(

@@ -216,7 +216,7 @@ def convert(
     heads = _heads(model, sample_batch, left_alone, matches) if head else {}
     with restored_on_error(model):
         apply_swaps(model, [(m.module, m.answer) for m in matches if isinstance(m.answer, Swap)])
-        make_lazy(model, heads)
+        make_lazy(model, {module: found.path for module, found in heads.items()})
         if recipes:
             turn_recipes_on(model, functional and _has_kernels(model), left_alone)
         assignment = regions.put(model, has_recipes(model), batch)

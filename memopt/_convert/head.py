@@ -11,7 +11,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -195,9 +195,9 @@ def probed_heads(
     }
 
 
-def make_lazy(model: nn.Module, heads: dict[nn.Module, FoundHead]) -> None:
-    """Have these modules of `model` return lazy logits."""
-    apply_swaps(model, [(module, HeadSwap(head.path)) for module, head in heads.items()])
+def make_lazy(model: nn.Module, heads: Mapping[nn.Module, str]) -> None:
+    """Have these modules of `model`, with their paths, return lazy logits."""
+    apply_swaps(model, [(module, HeadSwap(path)) for module, path in heads.items()])
 
 
 def with_uses(heads: Iterable[FoundHead], uses: Iterable[HeadUse]) -> tuple[FoundHead, ...]:

@@ -44,6 +44,8 @@ def fits(
     autocast: torch.dtype | None = None,
     micro_batches: int = 1,
     recipes: bool = False,
+    head: bool = False,
+    chunks: int | None = None,
     checkpoint: Checkpoint = None,
     offload: Place | None = None,
     ranks: int = 1,
@@ -66,7 +68,7 @@ def fits(
         batch: of one rank: a mapping of keyword arguments, a tuple or list of positional ones, or
             the only one; also of meta tensors.
         memory: of one device: bytes, or a string: "80GB" (10^9), "24GiB" (2^30).
-        optimizer, loss, autocast, micro_batches, recipes, checkpoint, offload: as of
+        optimizer, loss, autocast, micro_batches, recipes, head, chunks, checkpoint, offload: as of
             `memopt.anatomy`.
         ranks: how many devices train the model together.
         parallel: "fsdp" (default): weights, gradients and optimizer states are sharded over the
@@ -101,7 +103,8 @@ def fits(
     if kept >= whole:
         raise ValueError(f"memopt.fits: memory must be above the reserve of {kept} B, got {whole}")
     step = asked_step("memopt.fits", model, batch, optimizer, loss, autocast, micro_batches)
-    fates = Fates(recipes, checkpoint, offload, who="memopt.fits")
+    fates = Fates(recipes, checkpoint, head, chunks, offload=offload, who="memopt.fits")
+    fates = fates.with_rows(step)
     setting = _Setting(step, fates, target, ranks, parallel, weight_bits)
     trace = setting.trace()
     peaks = trace.category_peaks()

@@ -47,6 +47,7 @@ def plan(
     host_budget: int | str | None = None,
     autocast: torch.dtype | None = None,
     micro_batches: int = 1,
+    chunks: bool = True,
     measure: bool | Literal["auto"] = "auto",
     steps: int = 3,
     device: str | None = None,
@@ -60,8 +61,10 @@ def plan(
 
     For each block it chooses whether to keep what autograd saves, to recompute norms, activations
     and dropouts from recipes (`convert`), to checkpoint the block (`checkpoint_wrapper`) or parts
-    of it, or to have one region of several blocks; and with `offload`, which share of the rest
-    waits elsewhere. All else stays as it is. The model does not change before `Plan.apply`.
+    of it, to have one region of several blocks, or to run what works on each row alone (its MLP) in
+    chunks of rows; and with `offload`, which share of the rest waits elsewhere. The head may run in
+    chunks with its loss, so that there are no logits of the whole batch. All else stays as it is.
+    The model does not change before `Plan.apply`.
 
     Bytes are those of predicted steps (see `memopt.anatomy`), which compute nothing; if a step
     cannot be predicted, those of a real one. Blocks of one class, with parameters and inputs of the
@@ -98,6 +101,9 @@ def plan(
         host_budget: the most bytes that may wait there at one time. Default: what is free.
         autocast: run forward under torch.autocast with this dtype.
         micro_batches: split the batch for gradient accumulation.
+        chunks: whether the head and MLPs may run in chunks of rows, whose results differ by
+            rounding. What works on each row alone is found by a probe of the modules, or of copies
+            with random numbers where they have no values.
         measure: whether to time real steps. "auto": if the model and the batch have values.
         steps: how many of each sample, each after one to warm up.
         device: predict for "cpu" or "cuda". Default: the model's; of a model on meta, "cuda".
@@ -122,12 +128,18 @@ def plan(
     """
     check_measure("memopt.plan", measure)
     check_count("memopt.plan", "steps", steps)
+    if not isinstance(chunks, bool):
+        raise TypeError(
+            "memopt.plan: chunks must be True or False, since a plan chooses how many, got "
+            f"{chunks!r}"
+        )
     room = None if host_budget is None else as_bytes("memopt.plan: host_budget", host_budget)
     if offload is not None:
         directory_of("memopt.plan: offload", offload)
     live = live_of(
         model, batch, optimizer, loss, blocks, autocast, micro_batches, device, step=step
     )
+    live.chunks = chunks
     if measure is True and not live.runs:
         raise ValueError(
             "memopt.plan: measure=True must have a model and a batch with values, on the device "
@@ -136,10 +148,11 @@ def plan(
         )
     live.steps = steps if measure is not False else 0
     wanted = ranks.least(_budget(budget, model))
-    terms = Terms()
+    terms = Terms(head=chunks, chunks=chunks)
     if offload is not None:
         speeds = speeds_to(offload, next(model.parameters()).device, live.runs and live.steps > 0)
-        terms = Terms(offload, *speeds, room, ranks.most(copies_in_flight("memopt.plan", offload)))
+        copies = ranks.most(copies_in_flight("memopt.plan", offload))
+        terms = Terms(offload, *speeds, room, copies, head=chunks, chunks=chunks)
     return made(live, live.profile(), wanted, terms)
 
 

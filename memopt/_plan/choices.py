@@ -26,12 +26,19 @@ INSIDE = "<parts inside>"
 """The name for the parts that are regions inside a block's region."""
 EACH = ""
 """A block that is a region inside one that it shares with others."""
+CHUNKED = "<parts in chunks>"
+"""The name for the parts that are regions in chunks of rows, where the block has such."""
 
 _RECIPES = (False, True) if HAS_NATIVE else (False,)
 _LEAST = Choice(recipes=HAS_NATIVE, checkpoint=True)
 WITH_PARTS = (
     *(Choice(recipes, parts=(level,)) for level in LEVELS for recipes in _RECIPES),
     replace(_LEAST, parts=(INSIDE,)),
+)
+IN_CHUNKS = (
+    Choice(recipes=HAS_NATIVE, parts=(CHUNKED,)),
+    replace(_LEAST, parts=(CHUNKED,)),
+    replace(_LEAST, parts=(INSIDE, CHUNKED)),
 )
 SHARING = (
     *(
@@ -42,13 +49,17 @@ SHARING = (
     replace(_LEAST, parts=(EACH, INSIDE)),
 )
 """Choices for consecutive calls that share one region."""
+SHARING_IN_CHUNKS = (
+    replace(_LEAST, parts=(EACH, CHUNKED)),
+    replace(_LEAST, parts=(EACH, INSIDE, CHUNKED)),
+)
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 
 
 @cache
-def choices_with(offload: bool) -> tuple[Choice, ...]:
+def choices_with(offload: bool, chunks: bool = False) -> tuple[Choice, ...]:
     """All that a plan may choose from for one call."""
-    alone = (*CHOICES, *WITH_PARTS)
+    alone = (*CHOICES, *WITH_PARTS, *(IN_CHUNKS if chunks and HAS_NATIVE else ()))
     if not offload:
         return alone
     away = [
@@ -60,16 +71,17 @@ def choices_with(offload: bool) -> tuple[Choice, ...]:
 
 
 @cache
-def sharing_with(offload: bool) -> tuple[Choice, ...]:
+def sharing_with(offload: bool, chunks: bool = False) -> tuple[Choice, ...]:
     """All that a plan may choose from for calls that share a region, which the native library
     makes.
     """
     if not HAS_NATIVE:
         return ()
-    return (*SHARING, *(replace(choice, offload=1.0) for choice in SHARING if offload))
+    every = (*SHARING, *(SHARING_IN_CHUNKS if chunks else ()))
+    return (*every, *(replace(choice, offload=1.0) for choice in every if offload))
 
 
 def inside(choice: Choice) -> Choice:
     """Give the choice of a call by itself while the region that it shares is recomputed."""
     parts = tuple(part for part in choice.parts if part != EACH)
-    return Choice(choice.recipes, checkpoint=EACH in choice.parts, parts=parts)
+    return replace(choice, checkpoint=EACH in choice.parts, parts=parts, offload=0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from memopt._plan.choices import CHOICES
 from memopt._plan.groups import apart_option, group_option, groups_of, lengths_of, may_share
@@ -67,8 +68,8 @@ def choose_plan(profile: Profile, budget: int, look: Look, terms: Terms) -> tupl
         else:
             now = _again(profile, terms, solution)
             aim = min(aim, budget) - max(0, chosen.peak - max(now.peak, budget))
-    for choice in CHOICES:
-        solution = uniform(profile, choice, terms)
+    for choice, head in product(CHOICES, range(1 + (terms.head and profile.has_head))):
+        solution = uniform(profile, choice, terms, head=bool(head))
         if _ways(solution) not in found and _may_be_faster(solution, found.values(), budget):
             found[_ways(solution)] = _predicted(profile, solution, look, terms)
     fitting = [chosen for chosen in found.values() if chosen.peak <= budget]
@@ -79,7 +80,8 @@ def choose_plan(profile: Profile, budget: int, look: Look, terms: Terms) -> tupl
     if least.peak > budget and terms.place is not None:
         if not terms.in_step:
             return choose_plan(profile, budget, look, replace(terms, in_step=True))
-        staying, fits = choose_plan(profile, budget, look, Terms())
+        here = Terms(head=terms.head, chunks=terms.chunks)
+        staying, fits = choose_plan(profile, budget, look, here)
         if staying.peak < least.peak:
             return staying, fits
     return replace(least, solution=timed), least.peak <= budget
@@ -215,8 +217,7 @@ def _with_groups(profile: Profile, budget: int, terms: Terms) -> Iterator[Timeli
             numbers = [
                 number
                 for number, choice in enumerate(terms.every)
-                if (with_recipes or not choice.recipes)
-                and (profile.parts or number >= alone or not choice.parts)
+                if (with_recipes or not choice.recipes) and profile.has_parts_of(choice)
             ]
 
             offered: dict[int, list[int]] = {}
@@ -239,7 +240,7 @@ def _with_groups(profile: Profile, budget: int, terms: Terms) -> Iterator[Timeli
                     choice = terms.every[number]
                     yield option_of(profile, first, count, choice, with_recipes=with_recipes)
 
-            asked = profile.grouped(groups, link_times(profile, terms), options)
+            asked = profile.grouped(groups, link_times(profile, terms), options, terms.head)
             try:
                 found: Timeline = solve(asked, budget)
             except BelowFloor as error:
@@ -250,7 +251,7 @@ def _with_groups(profile: Profile, budget: int, terms: Terms) -> Iterator[Timeli
                 number = offered[len(chosen)][place]
                 chosen += [number] * count
                 stages += [count] if number >= alone else [1] * count
-            yield evaluated(profile, terms, [0, *chosen, 0], stages)
+            yield evaluated(profile, terms, [0, *chosen, found.choices[-1]], stages)
 
 
 def _in_order(profile: Profile, solution: Timeline, budget: int, terms: Terms) -> Timeline:
@@ -282,7 +283,7 @@ def _numbered(
     """Return the solution with the numbers that choices have where no block is fixed to one."""
     pairs = zip(profile.paths, solution.choices[1:-1], strict=True)
     numbers = [choices.index(only[p]) if p in only else number for p, number in pairs]
-    return replace(solution, choices=(0, *numbers, 0))
+    return replace(solution, choices=(0, *numbers, solution.choices[-1]))
 
 
 def _among_all(
@@ -290,7 +291,7 @@ def _among_all(
 ) -> Timeline:
     """Return the solution with numbers among all choices, and the seconds of what was chosen."""
     numbers = [terms.choices.index(choices[number]) for number in solution.choices[1:-1]]
-    return evaluated(profile, terms, [0, *numbers, 0])
+    return evaluated(profile, terms, [0, *numbers, solution.choices[-1]])
 
 
 def _assignment(profile: Profile, solution: Timeline, terms: Terms) -> Assignment:
@@ -300,5 +301,7 @@ def _assignment(profile: Profile, solution: Timeline, terms: Terms) -> Assignmen
         at = profile.paths[first : first + length]
         choices[at] = profile.allowed(at[0], terms.every[solution.choices[first + 1]])
         first += length
+    if solution.choices[-1]:
+        choices |= profile.head_choices
     assignment = Assignment(choices, terms.place, terms.in_step)
     return assignment.without_regions(profile.no_regions)

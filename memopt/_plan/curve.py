@@ -57,7 +57,7 @@ def _settings(profile: Profile, terms: Terms) -> Iterator[Point]:
         *((("recipes only", Choice(recipes=True)),) if HAS_NATIVE else ()),
         ("each block checkpointed", Choice(checkpoint=True)),
     ):
-        solution = uniform(profile, choice, terms)
+        solution = uniform(profile, choice, terms, head=choice.recipes and terms.head)
         yield Point(name, solution.peak, solution.seconds)
     yield _segmented(profile, terms, math.isqrt(len(profile.paths)))
 

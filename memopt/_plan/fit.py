@@ -18,6 +18,7 @@ from memopt._plan.choose import BudgetTooSmall
 from memopt._plan.least import least_peak
 from memopt._plan.live import BlocksLike
 from memopt._plan.plan import Plan
+from memopt._plan.terms import Terms
 from memopt._progress import progress
 from memopt.memory.batches import as_dict, rows_of, slice_of
 from memopt.memory.predicted.fits import largest_part
@@ -113,7 +114,7 @@ def fit(
     rows = rows_of("memopt.fit", batch)
     live = live_of(model, batch, optimizer, loss, blocks, autocast, step=step)
     live.probe()
-    most = ranks.least(largest_part(live.step, wanted, partial(least_peak, live)))
+    most = ranks.least(largest_part(live.step, wanted, partial(least_peak, live, terms=Terms())))
     if most == 0:
         sample, parts = slice_of(batch, 0, min(2, rows)), min(2, rows)
         try:

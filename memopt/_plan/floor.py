@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 
 from memopt._extension import HAS_NATIVE
-from memopt._plan.choose import BudgetTooSmall, Chosen
+from memopt._plan.choose import BudgetTooSmall, Chosen, solved
 from memopt._plan.live import Live
+from memopt._plan.profile import Profile
+from memopt._plan.terms import Terms
 from memopt.memory.pieces import ACTIVATIONS, STATES, in_words
 from memopt.memory.sizes import as_text, at_least
 from memopt.memory.trace import Large, Trace, trace_of
@@ -14,7 +18,9 @@ from memopt.whatif.advice import advise
 from memopt.whatif.fates import Fates, predicted_trace
 
 
-def too_small(live: Live, least: Chosen, budget: int) -> BudgetTooSmall:
+def too_small(
+    live: Live, profile: Profile, terms: Terms, least: Chosen, budget: int
+) -> BudgetTooSmall:
     """The error, with the floor.
 
     Args:
@@ -36,14 +42,34 @@ def too_small(live: Live, least: Chosen, budget: int) -> BudgetTooSmall:
     ]
     if pieces:
         lines.append(f"  the largest piece is {_text_of(pieces[0])}")
-    remedies = _remedies(live)
+    lines += _on_chunks(profile, terms, least)
+    in_chunks = any(choice.chunks for choice in least.assignment.choices.values())
+    remedies = _remedies(live, profile if in_chunks else None)
     if remedies:
-        lines.append("  beyond plans, as predicted with all blocks checkpointed:")
+        with_chunks = " and MLPs in chunks" if in_chunks else ""
+        lines.append(f"  beyond plans, as predicted with all blocks checkpointed{with_chunks}:")
         lines += [f"    {remedy}" for remedy in remedies]
     return BudgetTooSmall("\n".join(lines), least.peak)
 
 
 _PHASES = {"optimizer": "the optimizer's step"}
+
+
+def _on_chunks(profile: Profile, terms: Terms, least: Chosen) -> Iterator[str]:
+    """What runs in chunks of rows in the plan that needs least, and the floors without it."""
+    heads = least.assignment.heads
+    parts = set(least.assignment.where(lambda choice: choice.chunks is not None))
+    for said, is_there, others in (
+        (f"the head in chunks ({', '.join(heads)})", bool(heads), replace(terms, head=False)),
+        (
+            f"MLPs in chunks (in {len(parts)} of {len(profile.blocks)} blocks)",
+            bool(parts),
+            replace(terms, chunks=False),
+        ),
+    ):
+        without = solved(profile.uncorrected(), 0, others).peak if is_there else 0
+        if without > least.peak:
+            yield f"  it has {said}: without, the floor is about {as_text(without)}"
 
 
 def _peak_of(least: Chosen, trace: Trace) -> tuple[str, Counter[str], tuple[Large, ...]]:
@@ -76,13 +102,24 @@ def _text_of(piece: Large) -> str:
     return f"{what}: {shape} {piece.dtype}{where} ({piece.op})"
 
 
-def _remedies(live: Live) -> list[str]:
+def _remedies(live: Live, in_chunks: Profile | None) -> list[str]:
     """None where a step cannot be predicted: one that looks at values, of a sharded model, or whose
     blocks do not run with recipes in regions.
     """
     if not live.predictable:
         return []
-    fates = Fates(recipes=HAS_NATIVE, checkpoint="all", who=live.step.who)
+    rows = {
+        f"{path}.{part}".strip("."): parts.chunks
+        for path, parts in (in_chunks.parts if in_chunks else {}).items()
+        for part in parts.rows
+    }
+    fates = Fates(
+        recipes=HAS_NATIVE,
+        checkpoint="all",
+        chunks=max((count or 1 for count in rows.values()), default=None),
+        rows=tuple(rows),
+        who=live.step.who,
+    )
     try:
         now, ledger = predicted_trace(live.step, fates, live.target)
     except Exception:  # the model's own, which must not hide what is to be said

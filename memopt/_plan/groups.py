@@ -61,7 +61,7 @@ def groups_of(profile: Profile, length: int) -> tuple[int, ...]:
 def may_share(profile: Profile, first: int, length: int, choice: Choice) -> bool:
     """Whether calls can have one choice: parts that it makes regions must be parts of all."""
     paths = profile.paths[first : first + length]
-    return len({profile.parts.get(path, NO_PARTS).named(choice) for path in paths}) == 1
+    return len({profile.parts.get(path, NO_PARTS).of(choice) for path in paths}) == 1
 
 
 def group_option(
@@ -73,13 +73,14 @@ def group_option(
         [profile.option(number, one, with_recipes=with_recipes) for number in calls]
         for one in (
             Choice(choice.recipes),
-            replace(choice, parts=()),
-            replace(inside(choice), offload=0.0),
+            replace(choice, parts=(), chunks=None, in_chunks=("",)),
+            inside(choice),
         )
     )
     again = [r.backward_seconds - p.backward_seconds for r, p in zip(regions, plain, strict=True)]
     begin = regions[0]
-    exact = profile.exact_groups.get((first, length, replace(choice, offload=0.0)))
+    stays = replace(profile.allowed(profile.paths[first], choice), offload=0.0)
+    exact = profile.exact_groups.get((first, length, stays))
     if exact is None:
         # What a region holds behind itself is what it returned; the next call's goes then.
         returned = [0, *(one.resident + one.offloaded for one in regions)]

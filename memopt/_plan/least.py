@@ -1,28 +1,55 @@
-"""The peak of a step with the plan that needs least."""
+"""The peak of a step with the plans that need least."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
 from memopt._extension import HAS_NATIVE
+from memopt._plan.choices import CHUNKED, INSIDE
 from memopt._plan.live import Live
+from memopt._plan.parts import NO_PARTS
+from memopt._plan.terms import Terms
 from memopt.applied import assign
-from memopt.assignment import Assignment, Choice
-from memopt.memory.ledger import highs_of
+from memopt.assignment import Assignment, Choice, Paths
+from memopt.memory.ledger import Ledger, highs_of
 from memopt.memory.parallel import bucket_bytes
+from memopt.memory.pieces import OFFLOADED
 from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.predicted.predict import hollow_step
 from memopt.memory.step import Step
+from memopt.memory.trace import trace_of
+from memopt.whatif.fates import Fates, offloaded
 
 _LEAST = Choice(recipes=HAS_NATIVE, checkpoint=True)
+_IN_CHUNKS = replace(_LEAST, parts=(INSIDE, CHUNKED))
 
 
-def least_peak(live: Live, step: Step) -> int:
+def least_peak(live: Live, step: Step, terms: Terms) -> int:
     """Bytes at the peak of a step of the live one's model with all blocks checkpointed and recipes
-    in them, as predicted; where the step looks at values, of one that runs.
+    in them, as predicted; where the step looks at values, of one that runs. The least of two: with
+    the head and parts of blocks in chunks of rows where that can be, and without.
+
+    Args:
+        terms: whether and where the inputs of regions wait.
     """
-    assignment = Assignment(dict.fromkeys(live.blocks, _LEAST)).without_regions(live.no_regions)
+    return min(_peak(live, step, assignment, terms) for assignment in _assignments(live))
+
+
+def _assignments(live: Live) -> Iterator[Assignment]:
+    plain: dict[Paths, Choice] = {(path,): _LEAST for path in live.blocks}
+    yield Assignment(plain).without_regions(live.no_regions)
+    parts = live.parts() if live.predictable else {}
+    choices: dict[Paths, Choice] = {
+        (path,): parts.get(path, NO_PARTS).of(_IN_CHUNKS) for path in live.blocks
+    }
+    choices |= {(path,): Choice(head=True) for path in live.heads()}
+    if choices != plain:
+        yield Assignment(choices).without_regions(live.no_regions)
+
+
+def _peak(live: Live, step: Step, assignment: Assignment, terms: Terms) -> int:
     put = partial(assign, assignment=assignment)
     if live.predictable:
         try:
@@ -30,8 +57,23 @@ def least_peak(live: Live, step: Step) -> int:
                 lambda: hollow_step(step, put, live.target, prime=live.primed),
                 lambda hollow: len(hollow.ledger.ops),
             )
-            return max(highs_of(hollow.ledger)) + bucket_bytes(live.entry)
         except DependsOnValues:
             if not live.runs:
                 raise
+        else:
+            ledger = hollow.ledger
+            if terms.place is None:
+                return max(highs_of(ledger)) + bucket_bytes(live.entry)
+            return _offloaded_peak(ledger, terms, step.who) + bucket_bytes(live.entry)
     return replace(live, step=step, predictable=False).look(assignment).nbytes.peak
+
+
+def _offloaded_peak(ledger: Ledger, terms: Terms, who: str) -> int:
+    """The peak if the inputs of regions leave, and as many of them as may be are on their way back
+    throughout.
+    """
+    away = Fates(checkpoint="all", offload=terms.place, who=who)
+    log = offloaded(ledger, away)
+    inputs = (entry.piece.nbytes for entry in log if entry.piece.fate == OFFLOADED)
+    late = terms.copies_in_flight * max(inputs, default=0)
+    return trace_of(ledger, 0.0, log).peak.total + late

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from torch import nn
 
 from memopt._checkpoint.apply import Modules, as_predicate, choose_modules
+from memopt._checkpoint.blocks import is_layer
 from memopt._checkpoint.measured import idle_modules
 from memopt._checkpoint.probe import cannot_run_again
+from memopt._checkpoint.row_stand_ins import row_modules_among
+from memopt._convert.head import find_heads, probed_heads
 from memopt._extension import HAS_NATIVE
 from memopt._plan import ranks
 from memopt._plan.found import found_blocks
 from memopt._plan.observe import Observed, predicted, watched
-from memopt._plan.parts import BlockParts, block_parts
+from memopt._plan.parts import BlockParts, block_parts, chunks_for, row_candidates
 from memopt._plan.profile import Profile, StepSeconds
 from memopt._plan.samples import profile_of
 from memopt._plan.seconds import TimedStages, measured_seconds
@@ -57,6 +60,7 @@ class Live:
     primed: frozenset[str] | None = None
     """The parameters for which the optimizer has a state after a step, once that is known."""
     _plain: Observed | None = None
+    _heads: tuple[str, ...] | None = None
     entry: nn.Module | None = None
     """The module that runs the model: DistributedDataParallel around it; None: the model itself."""
     depth: Depth = field(default_factory=Depth)
@@ -64,6 +68,9 @@ class Live:
     """Everything that steps which were looked at write of what is there before: where time and an
     allocator's bytes are measured, no mode may be on that sees it.
     """
+
+    chunks: bool = True
+    """Whether the head and parts of blocks may run in chunks of rows."""
 
     no_regions: dict[str, str] = field(default_factory=dict)
     """Blocks that cannot be recomputed as they ran, and why, once that is known."""
@@ -125,6 +132,24 @@ class Live:
         self.primed = found.primed
         return found
 
+    def heads(self) -> tuple[str, ...]:
+        """The linears outside of blocks whose logits can be computed in chunks with their loss."""
+        if self._heads is None:
+            self._heads = ranks.first(self._found_heads() if self.chunks and HAS_NATIVE else ())
+        return self._heads
+
+    def _found_heads(self) -> tuple[str, ...]:
+        step = self.step
+        found = find_heads(step.model, ())
+        if not found and self.runs and step.function is None and not is_sharded(step.model):
+            found = probed_heads(step.model, step.batches()[0], ())
+        return tuple(
+            head.path
+            for module, head in found.items()
+            if module.training
+            and not any(head.path == path or is_inside(head.path, path) for path in self.blocks)
+        )
+
     def parts(self) -> dict[str, BlockParts]:
         """The parts of blocks that are worth a region of their own; none where no step can be
         predicted. Blocks of one kind have the same, and one of them is probed.
@@ -138,17 +163,41 @@ class Live:
         first = {kind: path for path, kind in reversed(kinds.items())}
         speed, again = speed_of(self.step), set(plain.tree.again)
         found = block_parts(plain.tree, speed, first.values(), again)
+        rows = self._rows(plain, first.values(), again)
         inside = [f"{path}.{part}" for path, one in found.items() for part in one.every]
         if bad := self._cannot_run_again(inside):
             found = block_parts(plain.tree, speed, first.values(), again.union(bad))
         modules = dict(self.step.model.named_modules())
-        there = {
-            path: found[first[kind]]
-            for path, kind in kinds.items()
-            if found[first[kind]].levels
-            and all(f"{path}.{part}" in modules for part in found[first[kind]].every)
-        }
+        there = {}
+        for path, kind in kinds.items():
+            mine = replace(found[first[kind]], **rows.get(first[kind], {}))
+            is_there = all(f"{path}.{part}".strip(".") in modules for part in mine.every)
+            if (mine.levels or mine.rows) and is_there:
+                there[path] = mine
         return ranks.first(there)
+
+    def _rows(
+        self, plain: Observed, blocks: Iterable[str], without: Collection[str]
+    ) -> dict[str, dict[str, Any]]:
+        """The parts of blocks that work on each row alone, and in how many chunks they are to run,
+        by block.
+        """
+        tree, modules = plain.tree, dict(self.step.model.named_modules())
+        if tree is None or not self.chunks or not HAS_NATIVE:
+            return {}
+        found = {}
+        for block in blocks:
+            candidates = {
+                path: modules[path]
+                for path in row_candidates(tree, block, without)
+                if path == block or not is_layer(modules[path])
+            }
+            paths = row_modules_among(self.step.who, candidates, plain.given, self.step.autocast)
+            if paths:
+                chunks = max(chunks_for(tree, path) for path in paths)
+                parts = tuple(path[len(block) + 1 :] for path in paths)
+                found[block] = {"rows": parts, "chunks": chunks}
+        return found
 
     def _look(self, assignment: Assignment) -> Observed:
         if self.predictable:
@@ -166,12 +215,14 @@ class Live:
     def profile(self) -> Profile:
         """Bytes and seconds, of all ranks."""
         self.probe()
-        profile, samples = profile_of(self.blocks, self.look, self.parts())
+        parts = self.parts()
+        profile, samples = profile_of(self.blocks, self.look, parts, self.heads(), self.plain())
         if self.runs and self.steps:
             above = [(sample, observed.nbytes.above) for sample, observed in samples]
             # Where some blocks have recipes the others pay as well, since what they save passes a
             # hook too. So each is timed without the other.
             for choice in dict.fromkeys((KEEP, Choice(recipes=HAS_NATIVE))):
+                # The head, which is in chunks in the samples, is whole in these.
                 whole = uniform(profile, choice, Terms()).peak - profile.base
                 above.append((profile.uniform(choice), whole))
             room = free_bytes(next(self.step.model.parameters()).device)

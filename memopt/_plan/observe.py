@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from torch import nn
 
+from memopt._checkpoint.row_stand_ins import Given, given_to_calls
 from memopt._plan.bytes import StepBytes, step_bytes
 from memopt._plan.own import again_in, check_runs_once
 from memopt._plan.seconds import StageSeconds, estimated_seconds
@@ -46,6 +47,8 @@ class Observed:
     """Whether each call gets what the one before it returned, and no operator runs between."""
     tree: CallTree | None = None
     """The calls of all modules, where it was asked for."""
+    given: Mapping[str, Given] = field(default_factory=dict)
+    """Then, what they get."""
     primed: frozenset[str] | None = None
     """The parameters for which the optimizer had a state; None: it was not asked."""
     no_regions: tuple[str, ...] = ()
@@ -79,12 +82,14 @@ def predicted(
     """
     watches: list[Watch[Position]] = []
     recorders: list[CallRecorder] = []
+    given: list[Mapping[str, Given]] = [{}]
 
     def watch(model: nn.Module, ledger: Ledger) -> AbstractContextManager[object]:
         stack = ExitStack()
         watches.append(stack.enter_context(Watch(model, blocks, lambda: moment_of(ledger))))
         if with_tree:
             recorders.append(stack.enter_context(CallRecorder(model, ledger)))
+            given.append(stack.enter_context(given_to_calls(model)))
         return stack
 
     put = partial(assign, assignment=assignment.staying())
@@ -92,7 +97,7 @@ def predicted(
     found = hollow_step(step, put, target, watch, prime)
     observed = _observed(found.ledger, watches[0], step)
     tree = recorders[0].tree() if recorders else None
-    return replace(observed, primed=found.primed, written=found.written, tree=tree)
+    return replace(observed, primed=found.primed, written=found.written, tree=tree, given=given[-1])
 
 
 def watched(step: Step, blocks: Sequence[str]) -> Observed:

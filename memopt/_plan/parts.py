@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from memopt._plan.choices import EACH, INSIDE, LEVELS
+from memopt._plan.choices import CHUNKED, EACH, INSIDE, LEVELS
 from memopt.assignment import Choice
 from memopt.memory.calls.tree import CallTree, ModuleCall
 from memopt.memory.paths import is_inside
@@ -24,6 +24,10 @@ _LEAST_GAIN = 0.03
 """The share of its block's bytes that a part has to drop."""
 _HALF = 0.4
 """The share of the bytes that all parts drop from which on a set is the first level."""
+_LEAST_INSIDE = 0.25
+"""The share of the bytes that a call returns that it has to keep more than, to run in chunks."""
+_MOST_CHUNKS = 8
+"""More take more time, and what is beside the part is then the most of its block."""
 _REGION_SECONDS = 5e-6
 """The host's time for a region."""
 
@@ -36,14 +40,34 @@ class BlockParts:
     """Sets, the smaller ones first; at most as many as LEVELS."""
     inside: tuple[str, ...] = ()
     """The parts that are regions inside the block's."""
+    rows: tuple[str, ...] = ()
+    """The parts that may run in chunks of rows; the empty path is the block itself."""
+    chunks: int | None = None
+    """The number of chunks that they run in."""
 
     @property
     def every(self) -> tuple[str, ...]:
         """Every part that is in some set."""
         return tuple(dict.fromkeys(part for those in self.levels for part in those))
 
-    def named(self, choice: Choice) -> tuple[str, ...]:
-        """The parts that a choice's names stand for."""
+    def of(self, choice: Choice) -> Choice:
+        """The choice with the parts that its names stand for."""
+        if CHUNKED not in choice.parts:
+            return replace(choice, parts=self._named(choice)) if choice.parts else choice
+        others = self._named(replace(choice, parts=tuple(p for p in choice.parts if p != CHUNKED)))
+        if not self.rows:
+            return replace(choice, parts=others)
+        if self.rows == ("",):  # in each chunk the block runs whole
+            each = tuple(part for part in others if part == EACH)
+            return replace(choice, checkpoint=True, parts=each, chunks=self.chunks)
+        apart = [part for part in others if part == EACH or not self._meets_rows(part)]
+        return replace(choice, parts=(*apart, *self.rows), chunks=self.chunks, in_chunks=self.rows)
+
+    def _meets_rows(self, part: str) -> bool:
+        """Whether a part is one that may run in chunks, is inside of one or around one."""
+        return any(part == row or is_inside(part, row) or is_inside(row, part) for row in self.rows)
+
+    def _named(self, choice: Choice) -> tuple[str, ...]:
         found: list[str] = []
         for name in choice.parts:
             if name == EACH:
@@ -96,6 +120,35 @@ def block_parts(
             search = _Search(tree, speed, children, once.difference(without), least)
             found[path] = _levels(search.below(calls_of[path][0]), path)
     return found
+
+
+def row_candidates(tree: CallTree, block: str, without: Collection[str]) -> list[str]:
+    """Paths of calls in a block, itself among them, that may be worth running in chunks of rows:
+    they compute products, and hold more inside than a share of what they return. Those around
+    others come first.
+    """
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for number, call in enumerate(tree.calls):
+        children[call.parent].append(number)
+    first = next((n for n, c in enumerate(tree.calls) if c.path == block and c.with_gradients), -1)
+    if first < 0:
+        return []
+    once = _calls_once(tree, children, first) | {block}
+    found: dict[str, None] = {}
+    for call in tree.calls[first:]:
+        fits = call.path in once and call.path not in without and _can_be_region(call)
+        if fits and call.flops and call.kept_bytes > _LEAST_INSIDE * call.output_bytes:
+            found[call.path] = None
+    return list(found)
+
+
+def chunks_for(tree: CallTree, path: str) -> int:
+    """The number of chunks in which the inner tensors of one take about as much as what the call
+    returns.
+    """
+    call = next(call for call in tree.calls if call.path == path and call.with_gradients)
+    inner = max(call.kept_bytes, call.backward - call.input_bytes)
+    return min(_MOST_CHUNKS, max(2, inner // max(1, call.output_bytes)))
 
 
 def _calls_once(tree: CallTree, children: Mapping[int, Sequence[int]], block: int) -> set[str]:

@@ -30,7 +30,7 @@ from memopt._progress import progress
 from memopt.applied import Applied, assign
 from memopt.assignment import KEEP
 from memopt.memory.allocator import capacity_of
-from memopt.memory.batches import resized
+from memopt.memory.batches import positions_of, resized
 from memopt.memory.predicted.fits import largest
 from memopt.memory.sizes import as_bytes, as_text, at_least
 from memopt.memory.trace import trace_of
@@ -200,10 +200,27 @@ class Plan(Shown, Planned):
             TypeError, ValueError: the plan was loaded, or it, another plan, regions or a conversion
                 are on its model.
         """
-        live = self._free("Plan.largest_batch")
-        wanted = self.budget if budget is None else as_bytes("Plan.largest_batch: budget", budget)
-        make = resized(live.step.batch, 0, "Plan.largest_batch")
-        return largest(live.step, make, wanted, limit, partial(least_peak, live))
+        return self._largest("Plan.largest_batch", 0, budget, limit)
+
+    @in_the_name_of(
+        "Plan.longest_sequence", "memopt.plan", "assign", "convert", "checkpoint_wrapper"
+    )
+    @progress("Plan.longest_sequence")
+    def longest_sequence(self, budget: int | str | None = None, limit: int = 1 << 20) -> int:
+        """The longest sequence with which some plan stays within a budget, as predicted. As
+        `largest_batch`, but tensors are resized in their second dimension. Of a model with a table
+        of positions its size is the limit.
+        """
+        if self.live is not None:
+            limit = min(limit, positions_of(self.live.step.model, limit))
+        return self._largest("Plan.longest_sequence", 1, budget, limit)
+
+    def _largest(self, who: str, dim: int, budget: int | str | None, limit: int) -> int:
+        live = self._free(who)
+        wanted = self.budget if budget is None else as_bytes(f"{who}: budget", budget)
+        make = resized(live.step.batch, dim, who)
+        peak = partial(least_peak, live, terms=self.terms)
+        return largest(live.step, make, wanted, limit, peak)
 
     def to_dict(self) -> dict[str, Any]:
         """Lists, dicts, strings, numbers and None, as JSON has them."""
@@ -282,7 +299,7 @@ def made(live: Live, profile: Profile, budget: int, terms: Terms) -> Plan:
     """
     chosen, fits = choose_plan(profile, budget, live.look, terms)
     if ranks.least(int(fits)) == 0:
-        raise too_small(live, chosen, budget)
+        raise too_small(live, profile, terms, chosen, budget)
     by_arithmetic = uniform(profile, KEEP, terms)
     plain = live.plain()
     notes = []
@@ -335,7 +352,7 @@ def made(live: Live, profile: Profile, budget: int, terms: Terms) -> Plan:
         assignment=chosen.assignment,
         profile=profile,
         terms=terms,
-        signature=stored.signature_of(model, profile.blocks),
+        signature=stored.signature_of(model, (*profile.blocks, *profile.heads)),
         plain_trace=None if plain is None else trace_of(plain.ledger, 0.0),
         live=live,
     )

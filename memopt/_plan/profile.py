@@ -9,13 +9,16 @@ from statistics import median
 from typing import NamedTuple
 
 from memopt._plan.bytes import StageBytes, joined_bytes
+from memopt._plan.choices import CHUNKED, EACH
 from memopt._plan.levels import Case, Timed
 from memopt._plan.observe import Observed
 from memopt._plan.parts import NO_PARTS, BlockParts
 from memopt._plan.seconds import StageSeconds
 from memopt._plan.solver import LinkTimes, Option, Problem, Stage
 from memopt._plan.times import seconds_of
-from memopt.assignment import Assignment, Choice
+from memopt.assignment import Assignment, Choice, Paths
+
+BEFORE, AFTER, WITH_HEAD = "before", "after", "after, with the head in chunks"
 
 _BEHIND = 0.1
 """A device that ends a step by such a share later than the host sets the pace itself."""
@@ -49,7 +52,8 @@ class Profile:
     gradients: tuple[int, ...]
     """The gradients of each stage: see StageBytes."""
     ends: dict[str, tuple[StageBytes, StageSeconds]]
-    """"before" the blocks, and "after" them."""
+    """BEFORE the blocks and AFTER them; and, where the model has a head that can run in chunks with
+    its loss, what is behind the blocks WITH_HEAD so."""
     nbytes: dict[tuple[int, Choice], StageBytes]
     """Bytes by site and choice, which offloads nothing."""
     seconds: dict[Case, StageSeconds]
@@ -73,6 +77,8 @@ class Profile:
     exact_groups: dict[tuple[int, int, Choice], StageBytes] = field(default_factory=dict)
     """Bytes of calls that share a region, by the first one's number, how many, and the choice, as
     they were in a plan that was predicted whole."""
+    heads: tuple[str, ...] = ()
+    """The linears that run in chunks WITH_HEAD."""
     in_order: bool = True
     """Whether backward passes the blocks in the opposite order, as the arithmetic assumes."""
 
@@ -90,33 +96,49 @@ class Profile:
         """The choice with the parts that its names stand for; of a block that cannot be a region
         the same without one.
         """
-        parts = self.parts.get(path, NO_PARTS).named(choice)
         if path in self.no_regions:
             return replace(choice, checkpoint=False, parts=())
-        return replace(choice, parts=parts) if parts != choice.parts else choice
+        return self.parts.get(path, NO_PARTS).of(choice)
 
-    def uniform(self, choice: Choice) -> Assignment:
-        """One choice for all blocks."""
-        same = dict.fromkeys(self.blocks, choice)
-        return Assignment(same).without_regions(self.no_regions)
+    def has_parts_of(self, choice: Choice) -> bool:
+        """Whether some block has parts for the names of a choice."""
+        if CHUNKED in choice.parts:
+            return any(parts.rows for parts in self.parts.values())
+        return bool(self.parts) or not set(choice.parts) - {EACH}
+
+    @property
+    def has_head(self) -> bool:
+        """Whether there is a head that can run in chunks."""
+        return WITH_HEAD in self.ends
+
+    @property
+    def head_choices(self) -> dict[Paths, Choice]:
+        """The choices of the heads, where they run in chunks."""
+        return {(path,): Choice(head=True) for path in self.heads if self.has_head}
+
+    def uniform(self, choice: Choice, head: bool = False) -> Assignment:
+        """One choice for all blocks. `head`: it runs in chunks."""
+        choices: dict[Paths, Choice] = {(path,): choice for path in self.blocks}
+        choices |= self.head_choices if head else {}
+        return Assignment(choices).without_regions(self.no_regions)
 
     def set_seconds(self, steps: Iterable[StepSeconds], is_timed: bool) -> None:
         """Take over the seconds of steps with assignments: estimates, or times, which vary."""
         steps, found = list(steps), []
-        ends: dict[str, list[StageSeconds]] = {"before": [], "after": []}
+        ends: dict[str, list[StageSeconds]] = {}
         for assignment, stages, round, _ in steps:
-            ends["before"].append(stages[0])
-            ends["after"].append(stages[-1])
+            ends.setdefault(BEFORE, []).append(stages[0])
+            ends.setdefault(_behind_blocks(assignment), []).append(stages[-1])
             has_recipes = assignment.recipes
             calls = zip(self.paths, self.kinds, stages[1:-1], strict=True)
             for number, (path, kind, stage) in enumerate(calls):
                 choice = assignment.of(path)
                 case = Case(kind, choice, is_beside=has_recipes and not choice.recipes)
                 found.append(Timed(number, case, stage, round))
-        for name, seconds in ends.items():
-            self.ends[name] = self.ends[name][0], _median(seconds)
+        self._set_ends({name: _median(seconds) for name, seconds in ends.items()})
         if is_timed:
-            shares = {case: self._share(case) for case in self.seconds if case.choice.parts}
+            mine = (case for case in self.seconds if case.choice.parts or case.choice.chunks)
+            shares = {case: self._share(case) for case in mine}
             self.seconds = seconds_of(found, shares)
         else:
             self.seconds = _medians(found)
@@ -124,6 +146,16 @@ class Profile:
         self.spread = _spread(steps) if is_timed else None
         behind = [step.behind for step in steps if step.behind is not None]
         self.behind = median(behind) if behind else None
+
+    def _set_ends(self, seconds: Mapping[str, StageSeconds]) -> None:
+        """Take over seconds of the ends. One that no step had keeps its ratio to the other one."""
+        before = dict(self.ends)
+        for name, (nbytes, estimate) in before.items():
+            mine = seconds.get(name)
+            other = WITH_HEAD if name == AFTER else AFTER
+            if mine is None and other in seconds:
+                mine = estimate.scaled(seconds[other], before[other][1])
+            self.ends[name] = nbytes, mine or estimate
 
     def _share(self, case: Case) -> float:
         """The share of a block's forward that backward runs again, by the estimates."""
@@ -138,10 +170,10 @@ class Profile:
         alike: dict[int, list[str]] = {}
         for path, kind in dict(zip(self.paths, self.kinds, strict=True)).items():
             alike.setdefault(kind, []).append(path)
-        choices = {path: assignment.of(path) for path in self.blocks}
+        choices = dict(assignment.choices)
         for paths in alike.values():
             for number, path in enumerate(paths):
-                choices[path] = assignment.of(paths[(number + places) % len(paths)])
+                choices[path,] = assignment.of(paths[(number + places) % len(paths)])
         return Assignment(choices, assignment.place).without_regions(self.no_regions)
 
     def correct(
@@ -167,7 +199,8 @@ class Profile:
             else:
                 self.exact_groups[first, length, choice] = joined_bytes(stages)
             first += length
-        for name, stage in (("before", step.stages[0]), ("after", step.stages[-1])):
+        behind = _behind_blocks(assignment)
+        for name, stage in ((BEFORE, step.stages[0]), (behind, step.stages[-1])):
             self.ends[name] = (stage, self.ends[name][1])
 
     def problem(
@@ -177,12 +210,14 @@ class Profile:
         only: Mapping[str, Choice] | None = None,
         *,
         with_recipes: bool,
+        head: bool = True,
     ) -> Problem:
         """State the problem for the solver: the stages before, of the calls, and after.
 
         Args:
             only: blocks with one choice.
             with_recipes: whether some block has recipes.
+            head: whether it may run in chunks.
         """
 
         def options(number: int, _: int) -> Iterator[Option]:
@@ -190,27 +225,30 @@ class Profile:
             mine = choices if only is None or path not in only else (only[path],)
             return (self.option(number, choice, with_recipes=with_recipes) for choice in mine)
 
-        return self.grouped([1] * len(self.paths), link, options)
+        return self.grouped([1] * len(self.paths), link, options, head)
 
     def grouped(
         self,
         groups: Sequence[int],
         link: LinkTimes,
         options_of: Callable[[int, int], Iterable[Option]],
+        head: bool = True,
     ) -> Problem:
         """State the problem with consecutive calls as one stage.
 
         Args:
             groups: how many calls each stage is of.
             options_of: the options of the stage that begins with a call, and is of so many.
+            head: whether it may run in chunks.
         """
-        stages = [self._end("before", 0)]
+        stages = [Stage((self._end(BEFORE),), self.gradients[0])]
         first = 0
         for length in groups:
             first += length
             options = tuple(options_of(first - length, length))
             stages.append(Stage(options, self.gradients[first]))
-        stages.append(self._end("after", -1))
+        behind = (AFTER, WITH_HEAD) if head and self.has_head else (AFTER,)
+        stages.append(Stage(tuple(map(self._end, behind)), self.gradients[-1]))
         return Problem(tuple(stages), self.base, self.optimizer, link)
 
     def bytes_of(self, number: int, choice: Choice) -> StageBytes:
@@ -234,9 +272,9 @@ class Profile:
             exact_groups={},
         )
 
-    def _end(self, name: str, number: int) -> Stage:
+    def _end(self, name: str) -> Option:
         nbytes, seconds = self.ends[name]
-        option = Option(
+        return Option(
             max(0, nbytes.resident),
             nbytes.forward,
             nbytes.backward,
@@ -244,7 +282,6 @@ class Profile:
             seconds.backward,
             0,
         )
-        return Stage((option,), self.gradients[number])
 
     def option(self, number: int, choice: Choice, *, with_recipes: bool) -> Option:
         """The cost of a call with a choice, in a step in which some block has recipes, or none."""
@@ -262,6 +299,11 @@ class Profile:
             seconds.backward,
             away,
         )
+
+
+def _behind_blocks(assignment: Assignment) -> str:
+    """The name of what is behind the blocks in a step with this assignment."""
+    return WITH_HEAD if assignment.heads else AFTER
 
 
 def _spread(steps: Sequence[StepSeconds]) -> tuple[float, float] | None:

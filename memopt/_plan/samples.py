@@ -4,34 +4,51 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 from memopt._plan.bytes import StageBytes
-from memopt._plan.choices import CHOICES, WITH_PARTS
+from memopt._plan.choices import CHOICES, IN_CHUNKS, WITH_PARTS
 from memopt._plan.observe import Observed
 from memopt._plan.parts import NO_PARTS, BlockParts
-from memopt._plan.profile import Profile, StepSeconds, check_same_calls
-from memopt.assignment import Assignment, Choice
+from memopt._plan.profile import (
+    AFTER,
+    BEFORE,
+    WITH_HEAD,
+    Profile,
+    StepSeconds,
+    check_same_calls,
+)
+from memopt.assignment import Assignment, Choice, Paths
 
 Look = Callable[[Assignment], Observed]
 """A step with an assignment, predicted or watched."""
 
 
 def profile_of(
-    blocks: Sequence[str], look: Look, parts: Mapping[str, BlockParts] | None = None
+    blocks: Sequence[str],
+    look: Look,
+    parts: Mapping[str, BlockParts] | None = None,
+    heads: Sequence[str] = (),
+    plain: Observed | None = None,
 ) -> tuple[Profile, list[tuple[Assignment, Observed]]]:
     """Return what blocks cost, with seconds that are estimates; and what was looked at, without the
     steps that have parts as regions.
 
     Calls of one site share the choices among them, so that one look may be enough for the choices
-    of whole blocks, and one for those of parts. There are never more looks than choices.
+    of whole blocks, and one for those of parts. There are never more looks than choices, and one
+    more that shows the head whole, where it runs in chunks in the others.
+
+    Args:
+        heads: linears that may run in chunks with their loss.
+        plain: the step without a plan, where it is known.
     """
+    in_chunks: dict[Paths, Choice] = {(path,): Choice(head=True) for path in heads}
     assignment = Assignment({path: CHOICES[n % len(CHOICES)] for n, path in enumerate(blocks)})
     samples, looks = [], []
     nbytes: dict[tuple[int, Choice], list[StageBytes]] = {}
     timed = 0
     while assignment.choices:
+        assignment = Assignment({**assignment.choices, **in_chunks})
         looks.append(look(assignment))
         first = looks[0]
         assignment = assignment.without_regions(first.no_regions)
@@ -46,6 +63,20 @@ def profile_of(
             timed = 0 if assignment.choices else len(samples)
         if timed and parts:
             assignment = _next_sample(first, nbytes, partial(_with_parts, parts))
+    ends = {
+        name: (first.nbytes.stages[place], first.seconds[place])
+        for name, place in ((BEFORE, 0), (AFTER, -1))
+    }
+    if heads:
+        without = look(_without_heads(samples[0])) if plain is None else plain
+        behind = without.nbytes.stages[-1]
+        chunked = first.nbytes.stages[-1]
+        if max(chunked.forward, chunked.backward) < max(behind.forward, behind.backward):
+            ends[WITH_HEAD] = ends[AFTER]
+        else:
+            heads = ()
+            samples = [_without_heads(sample) for sample in samples]
+        ends[AFTER] = behind, without.seconds[-1]
     profile = Profile(
         paths=first.paths,
         kinds=first.kinds,
@@ -53,15 +84,13 @@ def profile_of(
         base=first.nbytes.base,
         optimizer=max(one.nbytes.optimizer for one in looks),
         gradients=tuple(stage.gradients for stage in first.nbytes.stages),
-        ends={
-            name: (first.nbytes.stages[place], first.seconds[place])
-            for name, place in (("before", 0), ("after", -1))
-        },
+        ends=ends,
         nbytes={key: _most(stages) for key, stages in nbytes.items()},
         seconds={},
         no_regions=first.no_regions,
         follows=first.follows,
         parts=dict(parts or {}),
+        heads=tuple(heads),
         in_order=all(one.nbytes.in_order for one in looks),
     )
     profile.first = profile.base, {name: nbytes for name, (nbytes, _) in profile.ends.items()}
@@ -70,11 +99,15 @@ def profile_of(
     return profile, list(zip(samples, looks, strict=True))[:timed]
 
 
+def _without_heads(assignment: Assignment) -> Assignment:
+    return Assignment({at: choice for at, choice in assignment.choices.items() if not choice.head})
+
+
 def _with_parts(parts: Mapping[str, BlockParts], path: str) -> list[Choice]:
     """A block's choices with parts, each once."""
     mine = parts.get(path, NO_PARTS)
-    named = [replace(choice, parts=mine.named(choice)) for choice in WITH_PARTS]
-    return list(dict.fromkeys(choice for choice in named if choice.parts))
+    named = [mine.of(choice) for choice in (*WITH_PARTS, *IN_CHUNKS)]
+    return list(dict.fromkeys(choice for choice in named if choice.parts or choice.chunks))
 
 
 def _next_sample(

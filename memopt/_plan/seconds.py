@@ -34,6 +34,12 @@ class StageSeconds:
     backward: float
     """Seconds of backward, with the recompute."""
 
+    def scaled(self, to: StageSeconds, of: StageSeconds) -> StageSeconds:
+        """These seconds times what `to` takes over what `of` does."""
+        whole = of.forward + of.backward
+        factor = (to.forward + to.backward) / whole if whole else 1.0
+        return StageSeconds(factor * self.forward, factor * self.backward)
+
 
 @dataclass(frozen=True)
 class TimedStages:

@@ -47,28 +47,36 @@ def fixed_choices(
     starts += [min(solved, key=lambda p: p[0].peak), min(solved, key=lambda p: p[0].seconds)]
     evaluate = evaluator(whole)
     for start, _ in {choice: (plan, choice) for plan, choice in starts}.values():
-        numbers = _descended(profile, shared, len(choices), start, budget, evaluate)
+        counts = dict.fromkeys(shared, len(choices))
+        ends = len(whole.stages[-1].choices)
+        numbers = _descended(profile, counts, ends, start, budget, evaluate)
         at = {path: profile.paths.index(path) + 1 for path in shared}
         yield {path: choices[numbers[at[path]]] for path in shared}
 
 
 def _descended(
     profile: Profile,
-    shared: Sequence[str],
-    count: int,
+    counts: Mapping[str, int],
+    ends: int,
     start: Timeline,
     budget: int,
     evaluate: Callable[[Sequence[int]], Timeline],
 ) -> tuple[int, ...]:
-    """The numbers of choices when no block's change alone is better."""
-    stages = {
-        path: [number + 1 for number, other in enumerate(profile.paths) if other == path]
-        for path in shared
-    }
+    """The numbers of choices when no block's change alone is better.
+
+    Args:
+        counts: how many choices each block has.
+        ends: how many the stage behind the blocks has.
+    """
+    stages = [
+        ([number + 1 for number, other in enumerate(profile.paths) if other == path], count)
+        for path, count in counts.items()
+    ]
+    stages.append(([len(profile.paths) + 1], ends))
     best = start
     for _ in range(_MOST_ROUNDS):
         before = best
-        for mine in stages.values():
+        for mine, count in stages:
             for choice in range(count):
                 numbers = list(best.choices)
                 for stage in mine:

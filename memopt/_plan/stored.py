@@ -17,11 +17,11 @@ from torch import nn
 
 from memopt._plan.planned import Planned
 from memopt._version import __version__
-from memopt.assignment import Assignment
+from memopt.assignment import Assignment, Choice
 from memopt.memory.sizes import Size
 from memopt.place import Place
 
-_FORMAT = "memopt plan 5"
+_FORMAT = "memopt plan 6"
 
 
 def signature_of(model: nn.Module, paths: Iterable[str]) -> dict[str, str]:
@@ -52,6 +52,7 @@ def plan_as_dict(plan: Planned) -> dict[str, Any]:
         "machine": platform.machine(),
         "budget_given": getattr(plan.budget, "given", ""),
         "in_step": plan.assignment.in_step,
+        "heads": list(plan.assignment.heads),
         **{name: _as_json(getattr(plan, name)) for name in stored},
     }
 
@@ -72,6 +73,7 @@ def fields_of(data: dict[str, Any]) -> dict[str, Any]:
     kinds = {name: kind for name, kind in get_type_hints(Planned).items() if name in data}
     fields = {name: _from_json(kind, data[name]) for name, kind in kinds.items()}
     choices = {block.together or (block.path,): block.choice for block in fields["blocks"]}
+    choices |= {(path,): Choice(head=True) for path in data["heads"]}
     fields["assignment"] = Assignment(choices, fields["terms"].place, data["in_step"])
     fields["budget"] = Size(data["budget"], data["budget_given"])
     return fields

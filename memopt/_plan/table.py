@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memopt._plan.planned import Planned, PlannedBlock
+from memopt._plan.profile import AFTER, BEFORE, WITH_HEAD
 from memopt.memory.sizes import as_text
 from memopt.show.sections import Section, Tables
 
@@ -59,13 +60,28 @@ def _ms(seconds: float) -> str:
 def _lines(plan: Planned) -> Iterator[str]:
     profile = plan.profile
     # Below 0 where blocks that share a tensor count it twice, as the whole plan showed.
-    outside = max(0, sum(nbytes.resident for nbytes, _ in profile.ends.values()))
+    behind = WITH_HEAD if plan.assignment.heads else AFTER
+    outside = max(0, sum(profile.ends[name][0].resident for name in (BEFORE, behind)))
     yield (
         f"Besides: {as_text(profile.base)} before the step (weights, optimizer states, batch), "
         f"{as_text(outside)} held outside of the blocks, and in the optimizer's step "
         f"{as_text(profile.optimizer)} at most"
     )
+    yield from _of_head(plan)
     yield from plan.notes
+
+
+def _of_head(plan: Planned) -> Iterator[str]:
+    """What the head in chunks gives."""
+    if not plan.assignment.heads:
+        return
+    (whole, before), (chunked, now) = (plan.profile.ends[name] for name in (AFTER, WITH_HEAD))
+    less = max(whole.forward, whole.backward) - max(chunked.forward, chunked.backward)
+    seconds = now.forward + now.backward - before.forward - before.backward
+    yield (
+        f"In chunks of rows with the loss: {', '.join(plan.assignment.heads)} (no logits of the "
+        f"whole batch; {as_text(less)} less at the peak of this part, for {1e3 * seconds:+,.3g} ms)"
+    )
 
 
 def _runs(blocks: tuple[PlannedBlock, ...]) -> Iterator[list[PlannedBlock]]:

@@ -33,16 +33,21 @@ class Terms:
     """Whether each block waits at its end until what it offloads has left: slower, and less is on
     its way at one time.
     """
+    head: bool = True
+    """Whether the head may run in chunks of rows with its loss."""
+    chunks: bool = True
+    """Whether parts of blocks may run in chunks of rows."""
 
     @property
     def choices(self) -> tuple[Choice, ...]:
         """Choices of one call."""
-        return choices_with(offload=self.place is not None)
+        return choices_with(offload=self.place is not None, chunks=self.chunks)
 
     @property
     def every(self) -> tuple[Choice, ...]:
         """Choices of one call, and behind them those of calls that share a region."""
-        return (*self.choices, *sharing_with(offload=self.place is not None))
+        offload = self.place is not None
+        return (*self.choices, *sharing_with(offload=offload, chunks=self.chunks))
 
 
 def problem(
@@ -56,7 +61,9 @@ def problem(
     """State the problem for the solver, with some of the choices. `only`: blocks with one.
     `with_recipes`: whether some block has recipes.
     """
-    return profile.problem(choices, link_times(profile, terms), only, with_recipes=with_recipes)
+    return profile.problem(
+        choices, link_times(profile, terms), only, with_recipes=with_recipes, head=terms.head
+    )
 
 
 def link_times(profile: Profile, terms: Terms) -> LinkTimes:
@@ -73,7 +80,7 @@ def questions(profile: Profile, terms: Terms) -> Iterator[tuple[Sequence[Choice]
     """Recipes cost every block something, also those that have none. So a plan with recipes is one
     question, and a plan without another one: the choices, and whether recipes are among them.
     """
-    choices = [choice for choice in terms.choices if profile.parts or not choice.parts]
+    choices = [choice for choice in terms.choices if profile.has_parts_of(choice)]
     yield choices, True
     yield [choice for choice in choices if not choice.recipes], False
 
@@ -82,7 +89,7 @@ def evaluated(
     profile: Profile, terms: Terms, numbers: Sequence[int], groups: Sequence[int] = ()
 ) -> Timeline:
     """Evaluate choices by their numbers: of what is before the blocks, of each call, and of
-    what is after them.
+    what is after them: 1 where the head runs in chunks.
 
     Args:
         groups: how many calls share a region, in their order; empty: each is alone.
@@ -105,10 +112,15 @@ def as_chosen(
         choice = every[numbers[first + 1]]
         yield option_of(profile, first, length, choice, with_recipes=with_recipes)
 
-    return profile.grouped(groups or [1] * len(profile.paths), link_times(profile, terms), options)
+    groups = groups or [1] * len(profile.paths)
+    whole = profile.grouped(groups, link_times(profile, terms), options)
+    *stages, last = whole.stages
+    last = replace(last, choices=(last.choices[numbers[-1]],))
+    return replace(whole, stages=(*stages, last))
 
 
-def uniform(profile: Profile, choice: Choice, terms: Terms) -> Timeline:
-    """All blocks with one choice."""
+def uniform(profile: Profile, choice: Choice, terms: Terms, *, head: bool = False) -> Timeline:
+    """All blocks with one choice. `head`: it runs in chunks, where there is one."""
     number = CHOICES.index(choice)
-    return evaluated(profile, terms, [0, *(number for _ in profile.paths), 0])
+    last = int(head and profile.has_head)
+    return evaluated(profile, terms, [0, *(number for _ in profile.paths), last])

@@ -17,6 +17,7 @@ from memopt._checkpoint.flags import is_recomputing
 from memopt._compat import is_in_backward
 from memopt.memory.backwards import around_backward
 from memopt.memory.ledger import Ledger
+from memopt.memory.storages import Deferred
 
 StampT = TypeVar("StampT")
 N = TypeVar("N", bound=float)
@@ -126,7 +127,9 @@ class Watch(Generic[StampT]):
 
     def _ended(self, module: nn.Module, args: Any, output: Any) -> None:
         for tensor in _tensors(output):
-            if tensor.requires_grad and tensor.grad_fn is not None:
+            # A hook on what nobody has computed would have it computed.
+            is_there = not isinstance(tensor, Deferred) or tensor.made() is not None
+            if tensor.requires_grad and tensor.grad_fn is not None and is_there:
                 tensor.register_hook(self._turns)
 
     def _turns(self, _: Tensor) -> None:
@@ -166,7 +169,8 @@ class Watch(Generic[StampT]):
         call.end = self.stamp()
         self._returned = [weakref.ref(tensor) for tensor in _tensors(output)]
 
-        def begins(_: Tensor) -> None:
+        def begins(gradient: Tensor) -> None:
+            self._turns(gradient)
             if call.backward is None and self._backward:
                 call.backward = self.stamp()
 

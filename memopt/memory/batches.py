@@ -96,6 +96,12 @@ def resized(batch: Any, dim: int, who: str) -> Callable[[int], Any]:
     return make
 
 
+def positions_of(model: torch.nn.Module, otherwise: int) -> int:
+    """The number of positions that a model has a place for, where its configuration says so."""
+    found = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    return found if isinstance(found, int) else otherwise
+
+
 def _is_ragged(leaf: Any) -> bool:
     if not isinstance(leaf, Tensor):
         return is_packed(leaf)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from memopt._checkpoint.blocks import find_blocks
+from memopt._convert.head import find_heads
 from memopt._extension import HAS_NATIVE
 from memopt.memory.batches import rows_of
 from memopt.memory.ledger import Ledger
@@ -22,7 +23,8 @@ from memopt.whatif.fates import Fates, predicted_trace
 # A remedy that gives less than this share of the peak is not worth a line.
 _LEAST = 0.005
 
-_FUSED_LOSS = "memopt.convert (a head in chunks), or functional.linear_cross_entropy"
+_HEAD_IN_CHUNKS = "memopt.convert (a head in chunks), or functional.linear_cross_entropy"
+_CHUNKS = 8
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,21 @@ def _remedies(
             lambda: (_as_if(now, ledger, _scaled(ledger, states, 4)), 0.0),
         )
     logits = list(_logits(step, ledger))
-    if logits:
+    if HAS_NATIVE and find_heads(step.model, ()):
+        if not fates.recipes and not fates.head:
+            yield _Remedy("the head in chunks of rows", _HEAD_IN_CHUNKS, with_fates(head=True))
+    elif logits:
         yield _Remedy(
             "no logits of the whole batch at once",
-            _FUSED_LOSS,
+            "functional.linear_cross_entropy",
             lambda: (_as_if(now, ledger, _scaled(ledger, logits, 0)), 0.0),
+        )
+    if HAS_NATIVE and fates.chunks is None:
+        regions = "" if fates.checkpoint is None else "checkpoint=True, "
+        yield _Remedy(
+            "MLPs in chunks of rows",
+            f"memopt.convert(model, batch, {regions}chunks={_CHUNKS})",
+            with_fates(recipes=True, chunks=_CHUNKS),
         )
     if HAS_NATIVE and not fates.recipes:
         yield _Remedy(

@@ -13,6 +13,9 @@ from torch import nn
 
 from memopt._checkpoint.assigned import calls_in_turn, paths_in
 from memopt._checkpoint.blocks import find_blocks
+from memopt._checkpoint.chunks import checked_chunks
+from memopt._checkpoint.row_modules import predicted_row_modules
+from memopt._convert.head import find_heads
 from memopt._errors import in_the_name_of
 from memopt.applied import assign
 from memopt.assignment import Assignment, Choice, Paths
@@ -37,6 +40,13 @@ class Fates:
     """Blocks as regions: "all"; every k-th of them; of a model whose blocks are in an nn.Sequential
     also "sqrt" and "optimal", as memopt.checkpoint_sequential. (A forward that loops over its
     blocks calls them one by one, and each can only be a region of its own.)"""
+    head: bool = False
+    """The head in chunks of rows with its loss; as with `recipes`, since memopt.convert does both.
+    """
+    chunks: int | None = None
+    """Modules that work on each row alone (the MLPs of blocks) as regions in so many chunks."""
+    rows: tuple[str, ...] = ()
+    """The paths of these modules, once they were looked for: see `with_rows`."""
     offload: Place | None = None
     """The place where what is kept for backward waits between its last use in forward and its
     first in backward: with `checkpoint` the regions' inputs, else all of it but the last.
@@ -49,6 +59,23 @@ class Fates:
     def __post_init__(self) -> None:
         if self.offload is not None:
             check_names_place(f"{self.who}: offload", self.offload)
+        checked_chunks(self.who, self.chunks)
+
+    def with_rows(self, step: Step) -> Fates:
+        """The same, knowing the modules of the step's model that can run in chunks.
+
+        Raises:
+            ValueError: there are to be chunks, and no module can run in them.
+        """
+        if self.chunks is None or self.rows:
+            return self
+        rows = predicted_row_modules(step)
+        if not rows:
+            raise ValueError(
+                f"{self.who}: chunks must have a model with modules that work on each row alone, "
+                f"got {type(step.model).__name__} without"
+            )
+        return replace(self, rows=rows)
 
     def put_on(self, model: nn.Module, place: Place | None = None) -> None:
         """Change a model in place, but for offloading all that is not a region's.
@@ -72,6 +99,11 @@ class Fates:
         elif self.checkpoint is not None:
             every = self._every()
             choices |= {(path,): region for path in self._blocks(model)[::every]}
+        if self.recipes or self.head:
+            heads = find_heads(model, ()).values()
+            choices |= {(found.path,): Choice(head=True) for found in heads}
+        in_chunks = Choice(self.recipes, checkpoint=True, chunks=self.chunks)
+        choices |= {(path,): in_chunks for path in self.rows}
         return Assignment(choices, place)
 
     def _blocks(self, model: nn.Module) -> list[str]:
@@ -100,6 +132,8 @@ class Fates:
         words = ["recipes"] if self.recipes else []
         if self.checkpoint is not None:
             words.append(f"checkpoint={self.checkpoint}")
+        words += ["head in chunks"] if self.head and not self.recipes else []
+        words += [f"chunks={self.chunks}"] if self.chunks is not None else []
         words += ["offload"] if self.offload else []
         return ", ".join(words) or "plain"
 
@@ -141,6 +175,7 @@ def predicted_trace(
     Raises:
         DependsOnValues: the step looks at values.
     """
+    fates = fates.with_rows(step)
     ledger, seconds, *_ = predict(step, fates.put_on, target, depth)
     entries = offloaded(ledger, fates) if fates.offload else None
     return trace_of(ledger, seconds, entries), ledger

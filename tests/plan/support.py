@@ -28,7 +28,7 @@ def allocated_above(model: nn.Module, batch: Any) -> int:
     with LiveBytes() as live:
         loss_in("test", call(model, batch)).backward()
     model.zero_grad()
-    return live.most - replaced
+    return live.most_with_scratch - replaced
 
 
 def gradients(model: nn.Module, batch: Any) -> dict[str, Tensor]:
@@ -41,9 +41,21 @@ def gradients(model: nn.Module, batch: Any) -> dict[str, Tensor]:
 
 
 def without_regions(plan: Plan) -> Assignment:
-    """The plan's ops, and all that they save is kept."""
+    """The plan's ops, in its chunks, and all else that they save is kept."""
     choices = plan.assignment.choices.items()
-    return Assignment({at: Choice(recipes=choice.recipes) for at, choice in choices})
+    return Assignment({(path,): _without_region(choice) for at, choice in choices for path in at})
+
+
+def _without_region(choice: Choice) -> Choice:
+    if choice.head:
+        return choice
+    if choice.chunks is None:
+        return Choice(choice.recipes)
+    if choice.in_chunks == ("",):
+        return Choice(choice.recipes, checkpoint=True, chunks=choice.chunks)
+    return Choice(
+        choice.recipes, parts=choice.in_chunks, chunks=choice.chunks, in_chunks=choice.in_chunks
+    )
 
 
 def looks(model: nn.Module) -> list[tuple[Any, ...]]:

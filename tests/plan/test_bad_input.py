@@ -86,6 +86,11 @@ def test_a_budget_below_the_floor() -> None:
         ({"blocks": 3}, TypeError, "blocks must be"),
         ({"device": "tpu"}, ValueError, 'device must be "cpu", "cuda" or None'),
         ({"measure": "maybe"}, ValueError, "measure must be"),
+        (
+            {"chunks": 4},
+            TypeError,
+            "chunks must be True or False, since a plan chooses how many, got",
+        ),
         ({"steps": 0}, ValueError, "steps must be an int of at least 1, got 0"),
         ({"micro_batches": 99}, ValueError, "micro_batches must be from 1 to the batch's 4 rows"),
         ({"optimizer": 3}, TypeError, "optimizer must be"),
