@@ -106,9 +106,7 @@ def largest_batch(
     if not isinstance(model, nn.Module) and callable(model):
         return largest_step(model, batch if budget is None else budget, limit)
     fates = Fates(recipes, checkpoint, head, chunks, offload=offload, who="largest_batch")
-    check_function("largest_batch", step, loss)
-    asked, wanted = _step("largest_batch", model, budget, loss, optimizer, autocast)
-    asked.function = step
+    asked, wanted = _step("largest_batch", model, budget, loss, step, optimizer, autocast)
     return _largest(asked, batch, 0, wanted, fates, device, limit)
 
 
@@ -119,6 +117,7 @@ def longest_sequence(
     budget: int | str,
     *,
     loss: LossLike = None,
+    step: StepFunction = None,
     optimizer: OptimizerLike = torch.optim.AdamW,
     autocast: torch.dtype | None = None,
     device: str | None = None,
@@ -135,9 +134,9 @@ def longest_sequence(
     of the length. Of a model with a table of positions its size is the limit.
     """
     fates = Fates(recipes, checkpoint, head, chunks, offload=offload, who="longest_sequence")
-    step, wanted = _step("longest_sequence", model, budget, loss, optimizer, autocast)
+    asked, wanted = _step("longest_sequence", model, budget, loss, step, optimizer, autocast)
     limit = min(limit, positions_of(model, limit))
-    return _largest(step, batch, 1, wanted, fates, device, limit)
+    return _largest(asked, batch, 1, wanted, fates, device, limit)
 
 
 def largest_micro_batch(step: Step, budget: int, available: bool, device: str) -> int:
@@ -225,15 +224,17 @@ def _step(
     model: object,
     budget: int | str | None,
     loss: LossLike,
+    function: StepFunction,
     optimizer: OptimizerLike,
     autocast: torch.dtype | None,
 ) -> tuple[Step, int]:
     """A step without a batch, and the budget in bytes, of arguments that were checked."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"{who}: model must be an nn.Module, got {type(model).__name__}")
+    check_function(who, function, loss)
     nbytes = checked_budget(who, budget, model)
     made = as_optimizer(who, optimizer, list(model.parameters()))
-    return Step(model, None, made, loss, autocast, who=who), nbytes
+    return Step(model, None, made, loss, autocast, function=function, who=who), nbytes
 
 
 def _largest(

@@ -19,7 +19,7 @@ from memopt.memory.batches import rows_of
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import GRADIENTS, STATES, WEIGHTS, Entry
 from memopt.memory.sizes import as_bytes
-from memopt.memory.step import LossLike, OptimizerLike, Step
+from memopt.memory.step import LossLike, OptimizerLike, Step, StepFunction
 from memopt.memory.trace import Trace, trace_of
 from memopt.place import Place
 from memopt.whatif.fates import Checkpoint, Fates, offloaded, predicted_trace
@@ -41,6 +41,7 @@ def fits(
     *,
     optimizer: OptimizerLike = torch.optim.AdamW,
     loss: LossLike = None,
+    step: StepFunction = None,
     autocast: torch.dtype | None = None,
     micro_batches: int = 1,
     recipes: bool = False,
@@ -68,8 +69,8 @@ def fits(
         batch: of one rank: a mapping of keyword arguments, a tuple or list of positional ones, or
             the only one; also of meta tensors.
         memory: of one device: bytes, or a string: "80GB" (10^9), "24GiB" (2^30).
-        optimizer, loss, autocast, micro_batches, recipes, head, chunks, checkpoint, offload: as of
-            `memopt.anatomy`.
+        optimizer, loss, step, autocast, micro_batches, recipes, head, chunks, checkpoint, offload:
+            as of `memopt.anatomy`.
         ranks: how many devices train the model together.
         parallel: "fsdp" (default): weights, gradients and optimizer states are sharded over the
             ranks by FSDP2, each block a unit. "ddp": every rank has all of them, and buckets.
@@ -102,10 +103,12 @@ def fits(
     kept = _reserved(reserve, target)
     if kept >= whole:
         raise ValueError(f"memopt.fits: memory must be above the reserve of {kept} B, got {whole}")
-    step = asked_step("memopt.fits", model, batch, optimizer, loss, autocast, micro_batches)
+    asked = asked_step(
+        "memopt.fits", model, batch, optimizer, loss, autocast, micro_batches, function=step
+    )
     fates = Fates(recipes, checkpoint, head, chunks, offload=offload, who="memopt.fits")
-    fates = fates.with_rows(step)
-    setting = _Setting(step, fates, target, ranks, parallel, weight_bits)
+    fates = fates.with_rows(asked)
+    setting = _Setting(asked, fates, target, ranks, parallel, weight_bits)
     trace = setting.trace()
     peaks = trace.category_peaks()
     always = peaks[WEIGHTS] + peaks[GRADIENTS] + peaks[STATES]

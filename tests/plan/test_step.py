@@ -198,6 +198,27 @@ def test_the_largest_batch_of_a_function() -> None:
     assert rows == x.size(0)
 
 
+def test_the_longest_sequence_of_a_function() -> None:
+    model, x = Tower(), batch()
+    peak = memopt.anatomy(model, x, step=two_backwards, optimizer=None).peak.total
+    for budget, length in ((peak, x.size(1)), (peak - 1, x.size(1) - 1)):
+        found = memopt.longest_sequence(model, x[:, :2], budget, step=two_backwards, optimizer=None)
+        assert found == length
+
+
+def test_whether_a_function_fits() -> None:
+    """By the peak of its anatomy; and what would make it fit is of the function too."""
+    torch.manual_seed(0)
+    make, step = STEPS["a GAN"]
+    models, x = make(), batch()
+    peak = memopt.anatomy(models, x, step=step, optimizer=None).peak.total
+    assert memopt.fits(models, x, peak, step=step, optimizer=None)
+    found = memopt.fits(models, x, peak - 1, step=step, optimizer=None)
+    assert not found
+    assert found.spare == -1
+    assert found.ways[0].fits
+
+
 @pytest.mark.parametrize(
     ("step", "options", "error", "said"),
     [
@@ -217,6 +238,9 @@ def test_bad_steps_are_named(
         lambda: memopt.plan(model, batch(), 1 << 30, step=step, measure=False, **options),
         lambda: memopt.anatomy(model, batch(), step=step, **options),
         lambda: memopt.check(model, batch(), step=step, **options),
+        lambda: memopt.fits(model, batch(), 1 << 30, step=step, **options),
+        lambda: memopt.largest_batch(model, batch(), 1 << 30, step=step, **options),
+        lambda: memopt.longest_sequence(model, batch(), 1 << 30, step=step, **options),
     ):
         with pytest.raises(error, match=said):
             ask()
