@@ -2,11 +2,22 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/elu.h>
+#include <ATen/ops/elu_backward.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/hardsigmoid.h>
+#include <ATen/ops/hardswish.h>
+#include <ATen/ops/hardswish_backward.h>
+#include <ATen/ops/hardtanh.h>
+#include <ATen/ops/hardtanh_backward.h>
+#include <ATen/ops/leaky_relu.h>
+#include <ATen/ops/leaky_relu_backward.h>
+#include <ATen/ops/mish.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/sigmoid.h>
+#include <ATen/ops/softplus.h>
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/tanh_backward.h>
 #include <ATen/ops/threshold_backward.h>
@@ -40,6 +51,12 @@ Tensor activation_value(const ActivationOptions& f, const Tensor& x) {
   if (name == "relu_squared") return at::relu(x).square();
   if (name == "sigmoid") return at::sigmoid(x);
   if (name == "softcap") return at::tanh(x.div(*f.scalar)).mul(*f.scalar);
+  if (name == "relu6") return at::hardtanh(x, 0, 6);
+  if (name == "leaky_relu") return at::leaky_relu(x, *f.scalar);
+  if (name == "elu") return at::elu(x, *f.scalar);
+  if (name == "hardsigmoid") return at::hardsigmoid(x);
+  if (name == "hardswish") return at::hardswish(x);
+  if (name == "mish") return at::mish(x);
   TORCH_INTERNAL_ASSERT(false, "no differentiable form of ", name);
 }
 
@@ -50,6 +67,16 @@ Tensor activation_gradient(const ActivationOptions& f, const Tensor& grad, const
   if (name == "relu") return at::threshold_backward(grad, x, 0);
   if (name == "relu_squared") return at::threshold_backward(grad.mul(x).mul(2), x, 0);
   if (name == "softcap") return at::tanh_backward(grad, at::tanh(x.div(*f.scalar)));
+  if (name == "relu6") return at::hardtanh_backward(grad, x, 0, 6);
+  if (name == "leaky_relu")
+    return at::leaky_relu_backward(grad, x, *f.scalar, /*self_is_result=*/false);
+  if (name == "elu") return at::elu_backward(grad, *f.scalar, 1, 1, /*is_result=*/false, x);
+  if (name == "hardsigmoid") return grad.mul(x.abs().lt(3)).div(6);
+  if (name == "hardswish") return at::hardswish_backward(grad, x);
+  if (name == "mish") {
+    const Tensor t = at::tanh(at::softplus(x));
+    return grad.mul(t.add(x.mul(at::sigmoid(x)).mul(t.square().neg().add(1))));
+  }
   const double scale = name == "quick_gelu" ? 1.702 : 1.0;
   const Tensor s = at::sigmoid(x.mul(scale));
   const Tensor ds = s.mul(s.neg().add(1));

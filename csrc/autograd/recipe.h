@@ -31,6 +31,10 @@ struct RecipeRecorder {
   // Whether a node that is about to save these may do so without hooks: they would have each of
   // them kept as it is.
   virtual bool needs_no_hooks(const variable_list& saved) = 0;
+  // `tensor` is about to be written in place. If it has a recipe that would be used: a tensor
+  // without memory that has it from now on, to be saved in the place of what is overwritten, and
+  // that stands where `tensor` stands in the graph. Undefined otherwise.
+  virtual Tensor stand_in_for(const Tensor& tensor) = 0;
 };
 
 // This thread's; null outside memopt.recipes().

@@ -11,7 +11,6 @@
 
 #include <memory>
 #include <optional>
-#include <string_view>
 #include <vector>
 
 #include "../autograd/ownership.h"
@@ -19,7 +18,6 @@
 #include "../ops/supported.h"
 #include "here.h"
 #include "key.h"
-#include "savers.h"
 #include "taken.h"
 
 namespace memopt::intercept {
@@ -29,7 +27,6 @@ namespace {
 using at::Tensor;
 using c10::DispatchKeySet;
 using OptionalTensor = std::optional<Tensor>;
-using std::string_view;
 
 // One for each begin_functions() of this thread.
 std::vector<std::unique_ptr<Intercept>>& begun() {
@@ -39,8 +36,12 @@ std::vector<std::unique_ptr<Intercept>>& begun() {
 
 }  // namespace
 
+bool are_wanted_anywhere() {
+  return !begun().empty();
+}
+
 bool are_ours() {
-  return !begun().empty() || here().functions;
+  return are_wanted_anywhere() || here().functions;
 }
 
 bool is_dense(const Tensor& tensor) {
@@ -92,37 +93,6 @@ bool supports_norm(const Tensor& input, c10::SymIntArrayRef normalized_shape,
     if (size == 0) return false;
   }
   return supports_parameters(input, normalized_shape, parameters);
-}
-
-Tensor activation(const Tensor& input, string_view name) {
-  static const auto op =
-      autograd::find_op<Tensor(const Tensor&, string_view, std::optional<double>)>(
-          "memopt::activation");
-  const PassOn pass_on;
-  // PyTorch's autocast leaves these functions the dtype of their input.
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  return op.call(input, name, std::nullopt);
-}
-
-Tensor gelu(DispatchKeySet keys, const Tensor& self, string_view approximate) {
-  const bool known = approximate == "none" || approximate == "tanh";
-  if (!known || !are_ours() || !supports(self)) return gelu_of_torch(keys, self, approximate);
-  return activation(self, approximate == "tanh" ? "gelu_tanh" : "gelu");
-}
-
-Tensor silu(DispatchKeySet keys, const Tensor& self) {
-  return are_ours() && supports(self) ? activation(self, "silu") : silu_of_torch(keys, self);
-}
-
-// relu and sigmoid: see is_kept_anyway().
-Tensor relu(DispatchKeySet keys, const Tensor& self) {
-  const bool ours = !begun().empty() || (here().functions && is_kept_anyway(self));
-  return ours && supports(self) ? activation(self, "relu") : relu_of_torch(keys, self);
-}
-
-Tensor sigmoid(DispatchKeySet keys, const Tensor& self) {
-  const bool ours = here().functions && is_kept_anyway(self) && supports(self);
-  return ours ? activation(self, "sigmoid") : sigmoid_of_torch(keys, self);
 }
 
 Tensor dropout(DispatchKeySet keys, const Tensor& input, double p, bool train) {
@@ -201,11 +171,7 @@ bool pause_functions(bool paused) {
 }
 
 TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
-  m.impl("gelu", gelu);
-  m.impl("silu", silu);
-  m.impl("relu", relu);
   m.impl("add.Tensor", add);
-  m.impl("sigmoid", sigmoid);
   m.impl("dropout", dropout);
   m.impl("layer_norm", layer_norm);
   m.impl("rms_norm", rms_norm);

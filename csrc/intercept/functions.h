@@ -1,7 +1,7 @@
-// PyTorch's functions, computed by memopt's ops inside a converted model: gelu, silu, relu,
-// sigmoid, dropout, layer_norm and rms_norm, and the norms over channels (channel_norms.cpp),
-// whichever way they are called (torch.nn.functional, torch, a tensor's method, another library's
-// C++).
+// PyTorch's functions, computed by memopt's ops inside a converted model: its activations, in place
+// too (activations.cpp), dropout, layer_norm and rms_norm, and the norms over channels
+// (channel_norms.cpp), whichever way they are called (torch.nn.functional, torch, a tensor's
+// method, another library's C++).
 //
 // Sums are PyTorch's own, but the registry of recipes is told of those of a float32 residual and a
 // branch in 16 bits (saved/residual_sum.cpp).

@@ -8,8 +8,10 @@
 
 namespace memopt::intercept {
 
-// Whether this thread's calls are to be memopt's.
+// Whether this thread's calls are to be memopt's: in a converted model, or since begin_functions(),
+// where nothing need make recipes.
 bool are_ours();
+bool are_wanted_anywhere();
 
 // Strided memory that is the tensor's own values, of no transform.
 bool is_dense(const at::Tensor& tensor);

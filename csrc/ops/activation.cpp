@@ -87,7 +87,9 @@ void _activation_forward_(const Tensor& input, std::string_view name, Scalar sca
   const std::string name_in_errors = op_name(name, /*backward=*/false);
   const char* op = name_in_errors.c_str();
   check_input(op, "input", input);
-  check_contiguous(op, "input", input);
+  TORCH_CHECK(input.is_non_overlapping_and_dense(), op,
+              ": input must be dense where the result is written over it, got strides ",
+              input.sym_strides());
   if (!input.is_meta()) run_forward(op, input, input, activation);
 }
 

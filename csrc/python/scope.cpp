@@ -37,12 +37,15 @@ class OpenScope {
     if (scope_->registry() == nullptr) return;
     with_recipes().push_back(this);
     autograd::recipe_recorder() = scope_->registry();
-    if (scope_->is_alone()) registry().set_alone([this] { return hooks_.are_innermost(); });
+    const auto are_innermost = [this] { return hooks_.are_innermost(); };
+    if (scope_->is_alone()) registry().set_alone(are_innermost);
+    if (scope_->is_recipe_scope()) registry().set_first(are_innermost);
   }
   // Scopes may be left in another order than they were entered, by generators for instance.
   ~OpenScope() {
     if (scope_->registry() == nullptr) return;
     registry().set_alone(nullptr);
+    registry().set_first(nullptr);
     auto& all = with_recipes();
     all.erase(std::find(all.begin(), all.end(), this));
     autograd::recipe_recorder() = all.empty() ? nullptr : all.back()->scope_->registry();

@@ -62,6 +62,17 @@ at::Tensor view_of_storage(const at::Tensor& tensor, const Geometry& geometry) {
   return tensor.as_strided(geometry.sizes, geometry.strides, geometry.offset);
 }
 
+at::Tensor without_memory(const at::Tensor& tensor) {
+  auto made = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(c10::Storage::use_byte_size_t(), /*size_bytes=*/0,
+                   at::DataPtr(nullptr, tensor.device()), /*allocator=*/nullptr,
+                   /*resizable=*/false),
+      tensor.key_set(), tensor.dtype());
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(),
+                                                    tensor.storage_offset());
+  return made;
+}
+
 at::Tensor whole_storage(const at::Tensor& tensor) {
   Geometry bytes;
   bytes.dtype = at::kByte;

@@ -33,6 +33,9 @@ c10::StorageImpl* storage_of(const at::Tensor& tensor);
 // `geometry` of the storage of `tensor`: a tensor without history, with its version counter.
 at::Tensor view_of_storage(const at::Tensor& tensor, const Geometry& geometry);
 
+// A tensor of the same geometry on a storage of its own that has no bytes.
+at::Tensor without_memory(const at::Tensor& tensor);
+
 // All bytes of a plain tensor's storage, with the version counter of the tensor.
 at::Tensor whole_storage(const at::Tensor& tensor);
 

@@ -90,14 +90,19 @@ void RecipeRegistry::place(const at::Tensor& output, const variable_list& saved)
 c10::intrusive_ptr<Handle> RecipeRegistry::reader_of(const Input& input,
                                                      const std::optional<WeakNode>& node,
                                                      Alive& alive) {
-  if (input.version.moved()) return {};
+  // Written in place since, it is nowhere; a recipe makes it as it was.
+  if (input.version.moved()) return made_by(input, alive);
   if (input.saved.has_value() && node.has_value() && !node->expired()) {
     if (auto handle = keep_wanted(*input.saved, {input.storage, input.geometry}, alive);
         handle.defined())
       return handle;
   }
   auto handle = held_.reader_of({input.storage, input.geometry}, alive);
-  if (handle.defined() || input.made_by == nullptr) return handle;
+  return handle.defined() ? handle : made_by(input, alive);
+}
+
+c10::intrusive_ptr<Handle> RecipeRegistry::made_by(const Input& input, Alive& alive) {
+  if (input.made_by == nullptr) return {};
   auto shared = recipe_of(*input.made_by, alive);
   if (!shared.defined()) return {};
   return c10::make_intrusive<Reader>(std::move(shared), input.geometry);
@@ -233,6 +238,24 @@ bool RecipeRegistry::needs_no_hooks(const variable_list& saved) {
     return !tensor.defined() ||
            (is_plain(tensor) && output_of(tensor) == nullptr && !cast_of(tensor).has_value());
   });
+}
+
+at::Tensor RecipeRegistry::stand_in_for(const at::Tensor& tensor) {
+  if (!first_ || !first_() || !is_plain(tensor)) return {};
+  Alive alive;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto output = output_of(tensor);
+  if (output == nullptr || !(output->geometry == Geometry::of(tensor)) ||
+      !recipe_of(*output, alive).defined()) {
+    return {};
+  }
+  at::Tensor stand_in = without_memory(tensor);
+  torch::autograd::impl::set_gradient_edge(stand_in, torch::autograd::impl::gradient_edge(tensor));
+  outputs_.erase(storage_of(tensor));
+  output->storage = name_of_storage(stand_in);
+  output->version = Version(stand_in);
+  outputs_.insert_or_assign(storage_of(stand_in), output);
+  return stand_in;
 }
 
 bool RecipeRegistry::see_saved(const autograd::NodePointer& node,

@@ -18,6 +18,10 @@
 //
 // One kind of sum has a recipe too, though no op of memopt's makes it: residual_sum.cpp.
 //
+// An activation that writes over an output with a recipe loses nothing by it: a stand-in without
+// memory gets the recipe, is saved and read in the output's place, and what stands in the memory
+// now gets a recipe that begins there (autograd/activation_in_place.cpp).
+//
 // A recipe takes its inputs from the handles that hold them, whatever those are, so that an input
 // that has moved to the host stays there.
 //
@@ -55,12 +59,18 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
   void add(const at::Tensor& output, autograd::Recipe recipe) override;
   void place(const at::Tensor& output, const torch::autograd::variable_list& saved) override;
   bool needs_no_hooks(const torch::autograd::variable_list& saved) override;
+  at::Tensor stand_in_for(const at::Tensor& tensor) override;
 
   // Whether what autograd saves in this thread now would come here and to nothing else. To be set
   // by the scope; false until then.
   using IsAlone = std::function<bool()>;
   void set_alone(IsAlone alone) { alone_ = std::move(alone); }
   bool is_alone() const { return alone_ && alone_(); }
+
+  // Whether what autograd saves in this thread now would come here first. To be set by the scope;
+  // false until then.
+  using IsFirst = std::function<bool()>;
+  void set_first(IsFirst first) { first_ = std::move(first); }
 
   // Shows the registry what `node` has saved without hooks; whether it has put a recipe there.
   bool see_saved(const autograd::NodePointer& node, torch::autograd::SavedVariable& saved);
@@ -123,6 +133,8 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
   // `node`: that of the op whose input it is, where it stands in the graph.
   c10::intrusive_ptr<Handle> reader_of(const Input& input, const std::optional<WeakNode>& node,
                                        Alive& alive);
+  // A reader of the recipe of the output that it is, if it is one.
+  c10::intrusive_ptr<Handle> made_by(const Input& input, Alive& alive);
   // If it is the latest sum, has its recipe keep the branch's result, where that may be. The handle
   // is to live until a recipe reads it.
   c10::intrusive_ptr<Handle> keep_branch_of(const at::Tensor& sum);
@@ -139,6 +151,7 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
   HeldTensors held_;
   size_t sweep_at_ = 256;
   IsAlone alone_;
+  IsFirst first_;
   // The latest sum that was not saved yet, its branch's result, and what becomes of that.
   struct LatestSum {
     std::function<c10::intrusive_ptr<Handle>(const at::Tensor&)> keeper;

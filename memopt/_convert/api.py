@@ -82,8 +82,10 @@ def convert(
 
     A list of rules says which modules are swapped:
 
-    - torch.nn's LayerNorm, RMSNorm, GELU, SiLU, ReLU, Sigmoid and Dropout, and subclasses of them
-      that keep the forward; the activation function of torch.nn's transformer layers.
+    - torch.nn's LayerNorm, RMSNorm, GELU, SiLU, ReLU, ReLU6, LeakyReLU, ELU, Hardswish,
+      Hardsigmoid, Mish, Sigmoid and Dropout, and subclasses of them that keep the forward; the
+      activation function of torch.nn's transformer layers. With inplace=True an activation goes on
+      writing over its input (see `memopt.functional.activation_`).
     - Any module that computes one of these norms or memopt's activations, whatever its class is
       called: those of transformers and timm, or your own. Norms may also be over channels, without
       a weight, with 1 + weight, or F.normalize times the root of the size.
@@ -140,11 +142,12 @@ def convert(
         recipes: turn recipes on. Without them ReLU and Sigmoid stay PyTorch's, which save their
             output like the layer behind them, and not their input. With them a call of either is
             memopt's where its input is kept anyway, and PyTorch's elsewhere.
-        functional: with recipes, calls of PyTorch's gelu, silu, relu, sigmoid, dropout, layer_norm,
-            rms_norm, group_norm, instance_norm and batch_norm inside the model are memopt's too, as
-            functions of torch.nn.functional or torch, as methods of tensors and in torch.nn's
-            modules. In-place forms and what memopt's ops do not support
-            stay PyTorch's. Calls outside the model are PyTorch's too. For every second sum of a
+        functional: with recipes, calls of PyTorch's gelu, silu, relu, relu6, leaky_relu, elu,
+            hardswish, hardsigmoid, mish, sigmoid, dropout, layer_norm, rms_norm, group_norm,
+            instance_norm and batch_norm inside the model are memopt's too, as functions of
+            torch.nn.functional or torch, as methods of tensors and in torch.nn's modules, the
+            activations in place as well. What memopt's ops do not support stays
+            PyTorch's. Calls outside the model are PyTorch's too. For every second sum of a
             float32 residual and a 16-bit tensor of its shape, as blocks add them under autocast,
             16-bit tensor is kept in place of the sum, if nothing else holds that tensor by then.
         head: have the head return lazy logits. A head is a Linear that shares an embedding's

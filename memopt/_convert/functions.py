@@ -12,9 +12,10 @@ from memopt._extension import _C
 
 @contextmanager
 def memopt_functions() -> Iterator[None]:
-    """Replaces PyTorch's layer_norm, rms_norm, group_norm, instance_norm, batch_norm, gelu, silu,
-    relu and dropout by memopt's, in this scope and thread, as functions of torch.nn.functional or
-    torch and as methods of tensors.
+    """Replaces PyTorch's functions by memopt's in this scope and thread, as functions of
+    torch.nn.functional or torch and as methods of tensors: layer_norm, rms_norm, group_norm,
+    instance_norm, batch_norm, dropout, gelu, silu, relu, relu6, leaky_relu, elu, hardswish,
+    hardsigmoid and mish.
 
     For functions that belong to no model; inside a model `convert(model)` does this already. The
     calls are found below Python (csrc/intercept/functions.h), so that nothing of PyTorch's changes.

@@ -21,6 +21,7 @@ SAVES_ITS_OUTPUT = (
     "PyTorch's op saves its output, which the next layer saves as well; memopt's op would save its "
     "input in addition where there are no recipes"
 )
+WRITES_IN_PLACE = "without recipes memopt's op keeps no less than PyTorch's, which is in place"
 OWN_FORWARD = "its forward was replaced on the instance"
 PARAMETRIZED = (
     "it is parametrized (torch.nn.utils.parametrize), which exchanges its class as convert does"
@@ -132,7 +133,8 @@ def match(context: Context, rules: Sequence[Rule]) -> list[Match]:
                 continue
             answer = _first_answer(rules, module, context)
             if isinstance(answer, Swap) and answer.needs_recipes() and not context.recipes:
-                answer = Reason(SAVES_ITS_OUTPUT, answer)
+                in_place = getattr(answer, "in_place", False)
+                answer = Reason(WRITES_IN_PLACE if in_place else SAVES_ITS_OUTPUT, answer)
             elif isinstance(answer, ClassSwap) and _has_own_forward(module):
                 answer = Reason(OWN_FORWARD, answer)
             elif isinstance(answer, ClassSwap) and is_parametrized(module):

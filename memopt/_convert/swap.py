@@ -42,9 +42,7 @@ class Swap:
         return path, type(module).__qualname__
 
     def needs_recipes(self) -> bool:
-        """Whether it saves its input where the original saves its output, so that it is a gain only
-        with recipes and where the input is kept anyway. Other calls run the original.
-        """
+        """Whether it is a gain only with recipes."""
         return False
 
     def apply(self, module: nn.Module) -> None:
@@ -58,6 +56,12 @@ class ClassSwap(Swap):
     is_one_op: ClassVar[bool] = False
     """The module's output has a recipe, and its input is what is saved."""
 
+    def needs_kept_input(self) -> bool:
+        """Whether it saves its input where the original saves its output, so that it is a gain only
+        where the input is kept anyway. Other calls run the original.
+        """
+        return self.needs_recipes()
+
     def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
         """The forward; `plain` is the original one, for calls that memopt's ops do not support."""
         raise NotImplementedError
@@ -68,7 +72,7 @@ class ClassSwap(Swap):
 
     def make_forward(self, generated: type, plain: Forward) -> Forward:
         """The forward of the class `generated`, in place of `plain`."""
-        run = self._run_if_kept_anyway if self.needs_recipes() else self.run
+        run = self._run_if_kept_anyway if self.needs_kept_input() else self.run
         by_function = self.calls_one_function()
 
         def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -112,11 +116,17 @@ class TorchSwap(ClassSwap):
     lowers: bool = False
     """Under autocast it computes in the autocast dtype."""
 
+    in_place: bool = False
+    """It writes over its input, as the original does (memopt.functional.activation_)."""
+
     def becomes(self) -> str:
-        return f"memopt.nn.{self.base.__name__}"
+        return f"memopt.nn.{self.base.__name__}" + ("(inplace=True)" if self.in_place else "")
 
     def needs_recipes(self) -> bool:
-        return self.saves_input_for_output
+        return self.saves_input_for_output or self.in_place
+
+    def needs_kept_input(self) -> bool:
+        return self.saves_input_for_output and not self.in_place
 
     def calls_one_function(self) -> bool:
         return not self.lowers
@@ -126,7 +136,8 @@ class TorchSwap(ClassSwap):
         parameters = [
             found[name] if name in found else getattr(module, name) for name in self.parameters
         ]
-        if not supports(input, *parameters):
+        # A compiler has ways of its own with writes in place.
+        if not supports(input, *parameters) or (self.in_place and is_dynamo_compiling()):
             return plain(module, input)
         if self.lowers:
             input = lowered(input)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -14,9 +15,16 @@ from memopt.functional.arguments import names_arguments
 __all__ = [
     "ACTIVATIONS",
     "activation",
+    "activation_",
+    "elu",
     "gelu",
+    "hardsigmoid",
+    "hardswish",
+    "leaky_relu",
+    "mish",
     "quick_gelu",
     "relu",
+    "relu6",
     "relu_squared",
     "sigmoid",
     "silu",
@@ -37,11 +45,30 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
     "relu_squared": lambda x: F.relu(x).square(),
     "sigmoid": torch.sigmoid,
     "softcap": lambda x, cap: cap * torch.tanh(x / cap),
+    "relu6": F.relu6,
+    "leaky_relu": F.leaky_relu,
+    "elu": F.elu,
+    "hardsigmoid": F.hardsigmoid,
+    "hardswish": F.hardswish,
+    "mish": F.mish,
 }
 """The formulas of a model without memopt, of x and of the scalar if there is one."""
 
+SCALAR_NAMES = {"softcap": "cap", "leaky_relu": "negative_slope", "elu": "alpha"}
+"""The names of the scalars, as the functions of this module have them."""
+
+
+def formula(name: str, scalar: float | None = None) -> Callable[[Tensor], Tensor]:
+    """The formula of an activation in a model without memopt."""
+    written = FORMULAS[name]
+    if scalar is None:
+        return written
+    return functools.partial(written, **{SCALAR_NAMES[name]: scalar})
+
+
 # Looked up once. Each lookup, keyword and Python function between costs time on the host.
 _op: Callable[..., Tensor] = ops.activation.default
+_op_in_place: Callable[..., None] = ops.activation_.default
 
 
 @names_arguments
@@ -66,6 +93,29 @@ def activation(input: Tensor, activation: str, activation_scalar: float | None =
     if activation_scalar is None:
         return _op(input, activation)
     return _op(input, activation, activation_scalar)
+
+
+@names_arguments
+def activation_(input: Tensor, activation: str, activation_scalar: float | None = None) -> Tensor:
+    """`activation`, written over `input`, with the semantics of PyTorch's in-place ops: whoever
+    holds `input` or a view of it finds the activated values there afterwards.
+
+    Saves for backward: what is overwritten. That is nothing where it has a recipe (see
+    `memopt.recipes`), as the output of a norm of memopt's has, and otherwise a clone, as PyTorch's
+    silu_ and hardswish_ save one; relu, leaky_relu, elu and sigmoid are then PyTorch's own in-place
+    ops, which save the result. The result has a recipe wherever what is overwritten is
+    saved.
+
+    Args:
+        input: any shape; a leaf that requires a gradient is refused, as by PyTorch.
+        activation: as for `activation`.
+        activation_scalar: as for `activation`.
+
+    Returns:
+        `input`.
+    """
+    _op_in_place(input, activation, activation_scalar)
+    return input
 
 
 def gelu_name(op: str, approximate: str) -> str:
@@ -154,3 +204,65 @@ def softcap(input: Tensor, cap: float) -> Tensor:
         cap: finite and positive.
     """
     return _op(input, "softcap", cap)
+
+
+@names_arguments
+def relu6(input: Tensor) -> Tensor:
+    """min(max(x, 0), 6) element by element; the derivative at 0 and at 6 is 0.
+
+    Shape, errors and what is saved as for gelu. Source: MobileNetV2 (arXiv:1801.04381).
+    """
+    return _op(input, "relu6")
+
+
+@names_arguments
+def leaky_relu(input: Tensor, negative_slope: float = 0.01) -> Tensor:
+    """x for x > 0, and negative_slope x elsewhere.
+
+    Shape, errors and what is saved as for gelu. Source: Maas et al., ICML 2013.
+
+    Args:
+        input: any shape.
+        negative_slope: finite and positive.
+    """
+    return _op(input, "leaky_relu", negative_slope)
+
+
+@names_arguments
+def elu(input: Tensor, alpha: float = 1.0) -> Tensor:
+    """x for x > 0, and alpha (exp(x) - 1) elsewhere.
+
+    Shape, errors and what is saved as for gelu. Source: Clevert et al., arXiv:1511.07289.
+
+    Args:
+        input: any shape.
+        alpha: finite and positive.
+    """
+    return _op(input, "elu", alpha)
+
+
+@names_arguments
+def hardsigmoid(input: Tensor) -> Tensor:
+    """min(max(x + 3, 0), 6) / 6 element by element.
+
+    Shape, errors and what is saved as for gelu. Source: MobileNetV3 (arXiv:1905.02244).
+    """
+    return _op(input, "hardsigmoid")
+
+
+@names_arguments
+def hardswish(input: Tensor) -> Tensor:
+    """x min(max(x + 3, 0), 6) / 6 element by element.
+
+    Shape, errors and what is saved as for gelu. Source: MobileNetV3 (arXiv:1905.02244).
+    """
+    return _op(input, "hardswish")
+
+
+@names_arguments
+def mish(input: Tensor) -> Tensor:
+    """x tanh(log(1 + exp(x))) element by element.
+
+    Shape, errors and what is saved as for gelu. Source: Misra, arXiv:1908.08681.
+    """
+    return _op(input, "mish")

@@ -1,6 +1,20 @@
 """Modules with torch.nn's constructor arguments, repr and state_dict keys, on memopt's ops."""
 
-from memopt.nn.activation import GELU, Activation, QuickGELU, ReLU, ReLUSquared, Sigmoid, SiLU
+from memopt.nn.activation import (
+    ELU,
+    GELU,
+    Activation,
+    Hardsigmoid,
+    Hardswish,
+    LeakyReLU,
+    Mish,
+    QuickGELU,
+    ReLU,
+    ReLU6,
+    ReLUSquared,
+    Sigmoid,
+    SiLU,
+)
 from memopt.nn.activation_linear import ActivationLinear, GatedLinear, GELULinear
 from memopt.nn.add_norm import AddLayerNorm, AddRMSNorm
 from memopt.nn.cross_entropy import LinearCrossEntropy
@@ -14,6 +28,7 @@ from memopt.nn.norm_linear import LayerNormLinear, RMSNormLinear
 from memopt.nn.rms_norm import RMSNorm
 
 __all__ = [
+    "ELU",
     "GEGLU",
     "GELU",
     "MLP",
@@ -27,14 +42,19 @@ __all__ = [
     "GELULinear",
     "Gated",
     "GatedLinear",
+    "Hardsigmoid",
+    "Hardswish",
     "LayerNorm",
     "LayerNormGELU",
     "LayerNormLinear",
+    "LeakyReLU",
     "LinearCrossEntropy",
+    "Mish",
     "QuickGELU",
     "RMSNorm",
     "RMSNormLinear",
     "ReLU",
+    "ReLU6",
     "ReLUSquared",
     "SiLU",
     "Sigmoid",

@@ -24,49 +24,119 @@ class GELU(torch.nn.GELU):
         return functional.gelu(input, self.approximate)
 
 
-def _refuse_inplace(module: torch.nn.Module, inplace: bool) -> None:
-    if inplace:
-        name = type(module).__name__
-        raise ValueError(f"memopt.nn.{name}: inplace must be False: backward needs the input")
+def _of(module: torch.nn.Module, input: Tensor, name: str, scalar: float | None = None) -> Tensor:
+    """The activation of the input, over it where the module is in place."""
+    run = functional.activation_ if module.inplace else functional.activation
+    return run(input, name, scalar)
 
 
 class SiLU(torch.nn.SiLU):
-    """torch.nn.SiLU on memopt.functional.silu: saves its input for backward and nothing else.
+    """torch.nn.SiLU on memopt's silu: saves its input for backward and nothing else.
 
     Args:
-        inplace: False; True is refused (ValueError), since backward needs the input.
+        inplace: write over the input; what is then saved, `memopt.functional.activation_` says.
 
     Shape: any to the same.
     """
 
-    @names_arguments
-    def __init__(self, inplace: bool = False) -> None:
-        _refuse_inplace(self, inplace)
-        super().__init__()
-
     def forward(self, input: Tensor) -> Tensor:
-        return functional.silu(input)
+        return _of(self, input, "silu")
 
 
 class ReLU(torch.nn.ReLU):
-    """torch.nn.ReLU on memopt.functional.relu: saves its input for backward.
+    """torch.nn.ReLU on memopt's relu: saves its input for backward.
 
     PyTorch's saves its output, which a following Linear saves as well: choose PyTorch's there, and
     this one where the input is saved anyway.
 
     Args:
-        inplace: False; True is refused (ValueError), since backward needs the input.
+        inplace: as for SiLU.
 
     Shape: any to the same.
     """
 
-    @names_arguments
-    def __init__(self, inplace: bool = False) -> None:
-        _refuse_inplace(self, inplace)
-        super().__init__()
+    def forward(self, input: Tensor) -> Tensor:
+        return _of(self, input, "relu")
+
+
+class ReLU6(torch.nn.ReLU6):
+    """torch.nn.ReLU6 on memopt's relu6: saves its input for backward and nothing else.
+
+    Args:
+        inplace: as for SiLU.
+
+    Shape: any to the same.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
-        return functional.relu(input)
+        return _of(self, input, "relu6")
+
+
+class LeakyReLU(torch.nn.LeakyReLU):
+    """torch.nn.LeakyReLU on memopt's leaky_relu: saves its input for backward and nothing else.
+
+    Args:
+        negative_slope: finite and positive.
+        inplace: as for SiLU.
+
+    Shape: any to the same.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _of(self, input, "leaky_relu", self.negative_slope)
+
+
+class ELU(torch.nn.ELU):
+    """torch.nn.ELU on memopt's elu: saves its input for backward and nothing else.
+
+    Args:
+        alpha: finite and positive.
+        inplace: as for SiLU.
+
+    Shape: any to the same.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _of(self, input, "elu", self.alpha)
+
+
+class Hardsigmoid(torch.nn.Hardsigmoid):
+    """torch.nn.Hardsigmoid on memopt's hardsigmoid: saves its input for backward and nothing else.
+
+    Args:
+        inplace: as for SiLU.
+
+    Shape: any to the same.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _of(self, input, "hardsigmoid")
+
+
+class Hardswish(torch.nn.Hardswish):
+    """torch.nn.Hardswish on memopt's hardswish: saves its input for backward and nothing else.
+
+    Args:
+        inplace: as for SiLU.
+
+    Shape: any to the same.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _of(self, input, "hardswish")
+
+
+class Mish(torch.nn.Mish):
+    """torch.nn.Mish on memopt's mish: saves its input for backward and nothing else.
+
+    Args:
+        inplace: as for SiLU.
+
+    Shape: any to the same.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _of(self, input, "mish")
 
 
 class Sigmoid(torch.nn.Sigmoid):
@@ -132,6 +202,10 @@ MODULES: dict[str, Callable[[], torch.nn.Module]] = {
     "quick_gelu": QuickGELU,
     "relu_squared": ReLUSquared,
     "sigmoid": torch.nn.Sigmoid,
+    "relu6": torch.nn.ReLU6,
+    "hardsigmoid": torch.nn.Hardsigmoid,
+    "hardswish": torch.nn.Hardswish,
+    "mish": torch.nn.Mish,
 }
 
 

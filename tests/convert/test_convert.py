@@ -109,9 +109,12 @@ def test_subclasses_without_a_forward_of_their_own() -> None:
 
 LEFT: list[tuple[Callable[[], nn.Module], str]] = [
     (lambda: Doubled(8), NO_NORM),
-    (lambda: nn.SiLU(inplace=True), "inplace=True overwrites what backward needs"),
-    (lambda: nn.ReLU(inplace=True), "inplace=True overwrites what backward needs"),
-    (lambda: nn.Dropout(0.1, inplace=True), "inplace=True overwrites what backward needs"),
+    (
+        lambda: nn.Dropout(0.1, inplace=True),
+        "inplace=True: memopt's dropout does not write over its input",
+    ),
+    (lambda: nn.LeakyReLU(-0.5), "memopt's op takes a finite and positive negative_slope"),
+    (lambda: nn.ELU(0.0), "memopt's op takes a finite and positive alpha"),
     (lambda: nn.BatchNorm1d(8), "memopt has no op for it"),
     (lambda: nn.Tanh(), "memopt has no op for it"),
     (lambda: nn.Dropout1d(), "memopt has no op for it"),

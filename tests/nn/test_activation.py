@@ -50,8 +50,15 @@ NAMES = {
     "Sigmoid": "sigmoid",
     "QuickGELU": "quick_gelu",
     "ReLUSquared": "relu_squared",
+    "ReLU6": "relu6",
+    "LeakyReLU": "leaky_relu",
+    "ELU": "elu",
+    "Hardsigmoid": "hardsigmoid",
+    "Hardswish": "hardswish",
+    "Mish": "mish",
 }
-of_pytorch = pytest.mark.parametrize("name", ["SiLU", "ReLU", "Sigmoid"])
+OF_PYTORCH = [name for name in NAMES if hasattr(torch.nn, name)]
+of_pytorch = pytest.mark.parametrize("name", OF_PYTORCH)
 
 
 @of_pytorch
@@ -79,8 +86,10 @@ def test_state_and_copies(name: str, device: torch.device) -> None:
     assert_same_state(module, twin, torch.randn(3, 7, device=device))
 
 
-@pytest.mark.parametrize("name", ["SiLU", "ReLU"])
-def test_inplace_is_refused(name: str) -> None:
-    message = f"memopt.nn.{name}: inplace must be False: backward needs the input"
-    with pytest.raises(ValueError, match=message):
-        getattr(memopt.nn, name)(inplace=True)
+@pytest.mark.parametrize("name", [n for n in OF_PYTORCH if n != "Sigmoid"])
+def test_in_place_the_input_is_written_over(name: str, device: torch.device) -> None:
+    module, x = getattr(memopt.nn, name)(inplace=True), torch.randn(3, 7, device=device)
+    expected = getattr(torch.nn, name)()(x)
+    assert module(x) is x
+    torch.testing.assert_close(x, expected)
+    assert repr(module) == repr(getattr(torch.nn, name)(inplace=True))

@@ -13,6 +13,7 @@ from tests.support.cases import (
     NORMALIZING_CASES,
     OP_CASES,
     RMS_NORM_CASES,
+    VALUE_CASES,
     OpCase,
     evaluate,
 )
@@ -46,14 +47,14 @@ every_layer_norm = pytest.mark.parametrize("case", NORM_CASES, ids=str)
 every_dtype = pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 
 
-@every_op_with(OP_CASES, cols=COLS, dtypes=DTYPES, rows=ROWS)
+@every_op_with(VALUE_CASES, cols=COLS, dtypes=DTYPES, rows=ROWS)
 def test_odd_sizes(
     case: OpCase, dtypes: Dtypes, rows: int, cols: int, device: torch.device
 ) -> None:
     assert_accurate(case, case.make_call((rows, cols), dtypes, device))
 
 
-@every_op_with(OP_CASES, statistics=list(STATISTICS), dtypes=DTYPES)
+@every_op_with(VALUE_CASES, statistics=list(STATISTICS), dtypes=DTYPES)
 def test_extreme_statistics(
     case: OpCase, dtypes: Dtypes, statistics: str, device: torch.device
 ) -> None:

@@ -10,12 +10,20 @@ import pytest
 import torch
 
 import memopt
-from tests.support.cases import ACTIVATION_CASES, GELU_CASES, OpCase, evaluate
+from tests.support.cases import (
+    ACTIVATION_CASES,
+    FURTHER_ACTIVATION_CASES,
+    GELU_CASES,
+    OpCase,
+    evaluate,
+)
 from tests.support.oracle import assert_accurate
 from tests.support.shapes import FLOAT32, Dtypes
 from tests.support.tolerances import roundoff
 
-every_activation = pytest.mark.parametrize("case", ACTIVATION_CASES, ids=str)
+every_activation = pytest.mark.parametrize(
+    "case", [*ACTIVATION_CASES, *FURTHER_ACTIVATION_CASES], ids=str
+)
 every_form = pytest.mark.parametrize("case", GELU_CASES, ids=str)
 
 

@@ -5,6 +5,7 @@ p = 0 and eval are the activation, p = 1 multiplies it by 0; a state that is giv
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 
 import memopt
 from memopt.functional import activation_dropout, gelu_dropout
-from tests.support.cases.activation import TORCH, named
+from tests.support.cases.activation import THROUGHOUT, VALUES_ONLY, named
 from tests.support.philox import keep_mask, scaled
 from tests.support.record_ops import RecordOps
 from tests.support.shapes import COLS, random_normal
@@ -22,7 +23,7 @@ from tests.support.tolerances import is_short_in_bfloat16
 ops = torch.ops.memopt
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-every_activation = pytest.mark.parametrize("name", TORCH)
+every_activation = pytest.mark.parametrize("name", THROUGHOUT)
 
 
 def normal(*size: int, dtype: torch.dtype = torch.float32, device: object = "cpu") -> Tensor:
@@ -37,10 +38,16 @@ def activation_gradient(grad: Tensor, x: Tensor, name: str) -> Tensor:
     return ops._activation_backward(grad, x, **named(name))[0]
 
 
-@every_activation
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("size", [*COLS, 512, 70000])
-@pytest.mark.parametrize("p", [0.1, 0.5])
+@pytest.mark.parametrize(
+    ("name", "dtype", "size", "p"),
+    [
+        *itertools.product(
+            THROUGHOUT, [torch.float32, torch.float64], [*COLS, 512, 70000], [0.1, 0.5]
+        ),
+        *((name, torch.float32, 769, 0.1) for name in VALUES_ONLY),
+    ],
+    ids=str,
+)
 def test_the_activation_and_its_gradient_times_dropouts_mask(
     name: str, dtype: torch.dtype, size: int, p: float, device: torch.device
 ) -> None:

@@ -10,7 +10,7 @@ import torch
 
 import memopt
 from tests.support.capability_probe import calls, loss_calls
-from tests.support.cases import OP_CASES, OpCase, Results
+from tests.support.cases import VALUE_CASES, OpCase, Results
 from tests.support.forks import run_in_forks
 from tests.support.losses import assert_as_right_as_pytorch, eager, exactly, with_gradients
 from tests.support.oracle import allowances, assert_results_accurate, exact_results
@@ -55,7 +55,7 @@ def test_build_info_says_which_is_in_use(capability: str, probe) -> None:
 
 
 @pytest.mark.parametrize("capability", COMPILED)
-@pytest.mark.parametrize("case", OP_CASES, ids=str)
+@pytest.mark.parametrize("case", VALUE_CASES, ids=str)
 def test_accuracy(case: OpCase, capability: str, probe) -> None:
     results = probe(capability)["results"]
     for name, call in calls(case).items():
@@ -76,7 +76,7 @@ def test_accuracy_of_losses(capability: str, probe) -> None:
 
 
 @pytest.mark.parametrize("capability", COMPILED[1:])
-@pytest.mark.parametrize("case", OP_CASES, ids=str)
+@pytest.mark.parametrize("case", VALUE_CASES, ids=str)
 def test_agreement_with_the_baseline(case: OpCase, capability: str, probe) -> None:
     ours, baseline = probe(capability)["results"], probe("baseline")["results"]
     for name, call in calls(case).items():

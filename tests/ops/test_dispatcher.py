@@ -342,6 +342,13 @@ def test_opcheck_of_the_ops_that_write_over_an_argument(name: str) -> None:
     torch.library.opcheck(op, arguments, keywords, test_utils=WRITING_CHECKS)
 
 
+@pytest.mark.parametrize("grad", [True, False])
+def test_opcheck_of_the_public_op_that_writes_over_its_input(grad: bool) -> None:
+    x = _normal(4, 8, grad=grad) * 1
+    op = torch.ops.memopt.activation_.default
+    torch.library.opcheck(op, (x, "silu"), test_utils=WRITING_CHECKS)
+
+
 @pytest.mark.parametrize("name", _writing())
 def test_ops_that_write_over_an_argument_refuse_a_graph(name: str) -> None:
     """At once and by name: the argument would keep the graph of the values that it had."""
@@ -370,7 +377,8 @@ def test_every_op_of_the_library_is_checked() -> None:
     cases = OP_CASES + CHANNEL_NORM_CASES  # the latter in test_channel_norm_calls.py
     by_cases = {op for case in cases for op in (case.public_op, case.forward_op, case.backward_op)}
     checked = {op.name() for op in by_cases}
-    checked |= {f"memopt::{name}" for name in (*_linears(False), *_writing(), *OF_LOSSES)}
+    named = (*_linears(False), *_writing(), *OF_LOSSES, "activation_")
+    checked |= {f"memopt::{name}" for name in named}
     everything = {
         name for name in torch._C._dispatch_get_all_op_names() if name.startswith("memopt::")
     }

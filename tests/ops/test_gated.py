@@ -12,7 +12,13 @@ import torch
 
 import memopt
 from memopt.memory.saved import SavedTensors
-from tests.support.cases import GATED_CASES, PACKED_CASES, OpCase, evaluate
+from tests.support.cases import (
+    FURTHER_ACTIVATION_CASES,
+    GATED_CASES,
+    PACKED_CASES,
+    OpCase,
+    evaluate,
+)
 from tests.support.cases.activation import ACTIVATION_CASES, named
 from tests.support.record_ops import RecordOps
 from tests.support.shapes import BFLOAT16, FLOAT32, FLOAT64, Dtypes
@@ -24,7 +30,7 @@ ACTIVATIONS = [case.activation for case in ACTIVATION_CASES]
 
 
 @pytest.mark.parametrize("dtypes", [FLOAT32, FLOAT64], ids=str)
-@pytest.mark.parametrize("case", ACTIVATION_CASES, ids=str)
+@pytest.mark.parametrize("case", [*ACTIVATION_CASES, *FURTHER_ACTIVATION_CASES], ids=str)
 def test_output_has_the_bits_of_the_activation_times_up(
     case: OpCase, dtypes: Dtypes, device: torch.device
 ) -> None:

@@ -11,11 +11,20 @@ from collections.abc import Iterable
 import pytest
 import torch
 
-from tests.support.cases import NORMALIZING_CASES, OP_CASES, Call, OpCase, as_tuple, evaluate
+from tests.support.cases import (
+    NORMALIZING_CASES,
+    OP_CASES,
+    VALUE_CASES,
+    Call,
+    OpCase,
+    as_tuple,
+    evaluate,
+)
 from tests.support.record_ops import RecordOps
 from tests.support.shapes import BFLOAT16, FLOAT32, FLOAT64, Dtypes
 
 every_op = pytest.mark.parametrize("case", OP_CASES, ids=str)
+every_function = pytest.mark.parametrize("case", VALUE_CASES, ids=str)
 every_norm = pytest.mark.parametrize("case", NORMALIZING_CASES, ids=str)
 
 
@@ -36,14 +45,14 @@ def gradients(outputs, leaves: Call, wanted: list[torch.Tensor], **keywords):
     return torch.autograd.grad(as_tuple(outputs), wanted, incoming, **keywords)
 
 
-@every_op
+@every_function
 @pytest.mark.parametrize("size", [(3, 5), (2, 1), (1, 4), (2, 2, 3)], ids=str)
 def test_gradcheck(case: OpCase, size: tuple[int, ...], device: torch.device) -> None:
     function, tensors = as_function(case, case.make_call(size, FLOAT64, device))
     torch.autograd.gradcheck(function, tensors)
 
 
-@every_op
+@every_function
 @pytest.mark.parametrize("size", [(2, 4), (2, 1), (2, 1, 3)], ids=str)
 def test_gradgradcheck(case: OpCase, size: tuple[int, ...], device: torch.device) -> None:
     function, tensors = as_function(case, case.make_call(size, FLOAT64, device))

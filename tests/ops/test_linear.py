@@ -20,9 +20,9 @@ import memopt.functional as M
 from memopt import checkpoint
 from memopt.memory.saved import SavedTensors
 from tests.support.bits import assert_same_bits
-from tests.support.cases.activation import TORCH, named
+from tests.support.cases.activation import THROUGHOUT, named
 
-ACTIVATIONS = {name: functools.partial(M.activation, **named(name)) for name in TORCH}
+ACTIVATIONS = {name: functools.partial(M.activation, **named(name)) for name in THROUGHOUT}
 
 
 @dataclass(frozen=True)

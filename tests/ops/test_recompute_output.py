@@ -10,7 +10,7 @@ import itertools
 import pytest
 import torch
 
-from tests.support.cases import NORMALIZING_CASES, OP_CASES, Call, OpCase
+from tests.support.cases import NORMALIZING_CASES, OP_CASES, VALUE_CASES, Call, OpCase
 from tests.support.selection import every_op_with
 from tests.support.shapes import (
     COLS,
@@ -23,6 +23,7 @@ from tests.support.shapes import (
 )
 
 REEMITTING_CASES = [case for case in OP_CASES if case.reemitted]
+REEMITTING_VALUES = [case for case in VALUE_CASES if case.reemitted]
 every_norm = pytest.mark.parametrize("case", NORMALIZING_CASES, ids=str)
 every_dtype = pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 
@@ -41,7 +42,7 @@ def assert_reemits(case: OpCase, call: Call, output_mask: tuple[bool, ...] | Non
             assert value is None or torch.equal(value, without[name]), name
 
 
-@every_op_with(REEMITTING_CASES, cols=COLS, dtypes=DTYPES, rows=ROWS)
+@every_op_with(REEMITTING_VALUES, cols=COLS, dtypes=DTYPES, rows=ROWS)
 def test_same_bits(
     case: OpCase, dtypes: Dtypes, rows: int, cols: int, device: torch.device
 ) -> None:

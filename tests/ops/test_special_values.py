@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.support.cases import (
+    FURTHER_CASES,
     GELU_CASES,
     NORM_CASES,
     NORMALIZING_CASES,
@@ -18,6 +19,7 @@ from tests.support.cases import (
     Results,
     evaluate,
 )
+from tests.support.selection import every_op_with
 from tests.support.shapes import BFLOAT16, FLOAT32, FLOAT64, Dtypes
 
 every_op = pytest.mark.parametrize("case", OP_CASES, ids=str)
@@ -25,7 +27,8 @@ every_norm = pytest.mark.parametrize("case", NORMALIZING_CASES, ids=str)
 every_layer_norm = pytest.mark.parametrize("case", NORM_CASES, ids=str)
 float16 = Dtypes(torch.float16, torch.float16)
 every_dtype = pytest.mark.parametrize("dtypes", [FLOAT32, BFLOAT16, float16, FLOAT64], ids=str)
-special = pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+SPECIAL = [math.nan, math.inf, -math.inf]
+special = pytest.mark.parametrize("value", SPECIAL)
 
 
 def assert_special_where_pytorch_is(actual: Results, expected: Results) -> None:
@@ -63,6 +66,15 @@ def is_rms_norm(case: OpCase) -> bool:
     """PyTorch's fused kernel on a GPU makes NaN of a whole row that holds an infinity, its kernels
     on a CPU do not."""
     return case.family.endswith("rms_norm")
+
+
+@every_op_with(
+    FURTHER_CASES, dtypes=[FLOAT32, BFLOAT16, float16, FLOAT64], value=SPECIAL, column=[0, 129]
+)
+def test_in_the_input_of_further_functions(
+    case: OpCase, dtypes: Dtypes, value: float, column: int, device: torch.device
+) -> None:
+    test_in_the_input(case, dtypes, value, column, device)
 
 
 @every_op

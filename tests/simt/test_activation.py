@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tests.support.bits import assert_same_bits
-from tests.support.cases import ACTIVATION_CASES, OpCase, Results
+from tests.support.cases import ACTIVATION_CASES, FURTHER_ACTIVATION_CASES, OpCase, Results
+from tests.support.selection import every_op_with
 from tests.support.shapes import FLOAT32, Dtypes, random_normal
 
 from . import kernels
@@ -37,6 +38,14 @@ every_dtype = pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 @every_dtype
 @pytest.mark.parametrize("size", [1, 3, 127, 128, 129, 769, 1000, 4099])
 def test_accurate_for_every_length(simt: Device, case: OpCase, dtypes: Dtypes, size: int) -> None:
+    call = case.make_call((1, size), dtypes, CPU)
+    assert_accurate(case, call, run_in_every_order(simt, case, call))
+
+
+@every_op_with(FURTHER_ACTIVATION_CASES, dtypes=DTYPES, size=[3, 769])
+def test_accurate_for_further_functions(
+    simt: Device, case: OpCase, dtypes: Dtypes, size: int
+) -> None:
     call = case.make_call((1, size), dtypes, CPU)
     assert_accurate(case, call, run_in_every_order(simt, case, call))
 
@@ -97,7 +106,7 @@ def test_nothing_is_launched_for_an_empty_tensor(simt: Device, case: OpCase) -> 
     assert simt.launches() == []
 
 
-@every_case
+@pytest.mark.parametrize("case", [*ACTIVATION_CASES, *FURTHER_ACTIVATION_CASES], ids=str)
 @every_dtype
 def test_extreme_values(simt: Device, case: OpCase, dtypes: Dtypes) -> None:
     """The limits at both ends; NaN and the infinities as PyTorch has them."""

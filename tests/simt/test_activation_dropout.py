@@ -12,7 +12,9 @@ import torch
 
 from tests.support.bits import assert_same_bits
 from tests.support.cases import Results
+from tests.support.cases.activation import THROUGHOUT, VALUES_ONLY
 from tests.support.cases.dropout import ActivationDropoutCase, drawn_state, keep_scales
+from tests.support.selection import every_op_with
 from tests.support.shapes import FLOAT32, Dtypes, random_normal
 
 from . import kernels
@@ -21,10 +23,10 @@ from .device import Device
 from .drivers import activation_dropout
 from .drivers.run import DENSE, Run
 from .kernels import Layout
-from .params import activations
 
 CPU = torch.device("cpu")
-CASES = [ActivationDropoutCase("activation_dropout", activation=name) for name in activations()]
+CASES = [ActivationDropoutCase("activation_dropout", activation=name) for name in THROUGHOUT]
+FURTHER = [ActivationDropoutCase("activation_dropout", activation=name) for name in VALUES_ONLY]
 DTYPES = tuple(
     Dtypes(dtype, dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 )
@@ -46,6 +48,14 @@ def test_accurate_for_every_length(
     outcome = run_in_every_order(simt, case, call)
     assert_accurate(case, call, outcome)
     assert torch.equal(outcome.saved["rng_state"], drawn_state("cpu"))
+
+
+@every_op_with(FURTHER, dtypes=DTYPES[:3], size=[769])
+def test_accurate_for_further_functions(
+    simt: Device, case: ActivationDropoutCase, dtypes: Dtypes, size: int
+) -> None:
+    call = case.make_call((1, size), dtypes, CPU)
+    assert_accurate(case, call, run_in_every_order(simt, case, call))
 
 
 @every_dtype

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tests.support.bits import assert_same_bits
-from tests.support.cases import GATED_CASES, PACKED_CASES, OpCase, Results
+from tests.support.cases import FURTHER_GATED_CASES, GATED_CASES, PACKED_CASES, OpCase, Results
+from tests.support.selection import every_op_with
 from tests.support.shapes import FLOAT32, Dtypes
 
 from . import kernels
@@ -36,6 +37,14 @@ every_dtype = pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 @every_dtype
 @pytest.mark.parametrize("cols", [1, 3, 129, 256])
 def test_accurate_for_every_size(simt: Device, case: OpCase, dtypes: Dtypes, cols: int) -> None:
+    call = case.make_call((3, cols), dtypes, CPU)
+    assert_accurate(case, call, run_in_every_order(simt, case, call))
+
+
+@every_op_with(FURTHER_GATED_CASES, dtypes=DTYPES[:3], cols=[129])
+def test_accurate_for_further_functions(
+    simt: Device, case: OpCase, dtypes: Dtypes, cols: int
+) -> None:
     call = case.make_call((3, cols), dtypes, CPU)
     assert_accurate(case, call, run_in_every_order(simt, case, call))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import memopt
 
-from .cases import OP_CASES, Call, OpCase, evaluate
+from .cases import VALUE_CASES, Call, OpCase, evaluate
 from .losses import classes_of, head, ours, with_gradients
 from .shapes import COLS, DTYPES, STATISTICS
 
@@ -26,7 +26,7 @@ def calls(case: OpCase) -> dict[str, Call]:
     """
     named = {}
     kinds = [*((5, cols) for cols in COLS), *STATISTICS]
-    for place, kind in enumerate(kinds, OP_CASES.index(case)):
+    for place, kind in enumerate(kinds, VALUE_CASES.index(case)):
         for dtypes in (DTYPES[place % len(DTYPES)], DTYPES[(place + 3) % len(DTYPES)]):
             if isinstance(kind, str):
                 values = STATISTICS[kind](5, 130)
@@ -74,7 +74,7 @@ def save_results(folder: str) -> None:
     """In a file with the name of the instruction set."""
     results = {
         f"{case} {name}": dict(evaluate(case.memopt, call))
-        for case in OP_CASES
+        for case in VALUE_CASES
         for name, call in calls(case).items()
     }
     capability = memopt.build_info()["cpu_capability"]

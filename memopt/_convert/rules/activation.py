@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,15 +26,9 @@ from memopt._convert.probe import (
 )
 from memopt._convert.supported import supports
 from memopt._convert.swap import ClassSwap, Plain, TorchSwap, swap_of
-from memopt.functional.activation import FORMULAS
+from memopt.functional.activation import SCALAR_NAMES, formula
 
 Function = Callable[[Tensor], Tensor]
-
-
-def formula(name: str, scalar: float | None = None) -> Function:
-    """The formula of an activation in a model without memopt."""
-    written = FORMULAS[name]
-    return written if scalar is None else functools.partial(written, cap=scalar)
 
 
 # PyTorch saves the output of these, which the next layer saves as well. memopt saves their input,
@@ -68,7 +61,8 @@ class ActivationSwap(ClassSwap):
     def becomes(self) -> str:
         if self.name == "gelu_tanh":
             return "memopt.functional.gelu(approximate='tanh')"
-        return f"memopt.functional.{self.name}" + (f"(cap={self.scalar:g})" if self.scalar else "")
+        number = f"({SCALAR_NAMES[self.name]}={self.scalar:g})" if self.scalar else ""
+        return f"memopt.functional.{self.name}{number}"
 
     def needs_recipes(self) -> bool:
         return self.name in SAVE_THEIR_OUTPUT
@@ -124,9 +118,17 @@ _KNOWN: dict[type[nn.Module], str] = {
     nn.SiLU: "silu",
     nn.ReLU: "relu",
     nn.Sigmoid: "sigmoid",
+    nn.ReLU6: "relu6",
+    nn.Hardsigmoid: "hardsigmoid",
+    nn.Hardswish: "hardswish",
+    nn.Mish: "mish",
     memopt.nn.SiLU: "silu",
     memopt.nn.ReLU: "relu",
     memopt.nn.Sigmoid: "sigmoid",
+    memopt.nn.ReLU6: "relu6",
+    memopt.nn.Hardsigmoid: "hardsigmoid",
+    memopt.nn.Hardswish: "hardswish",
+    memopt.nn.Mish: "mish",
     memopt.nn.QuickGELU: "quick_gelu",
     memopt.nn.ReLUSquared: "relu_squared",
 }
@@ -163,7 +165,7 @@ def _recognise(module: nn.Module) -> _Found | None:
     if output is None or output.shape != x.shape or output.dtype != x.dtype:
         return None
     for name, takes_scalar in functional.ACTIVATIONS.items():
-        scalar = _limit(module) if takes_scalar else None
+        scalar = _scalar(name, module) if takes_scalar else None
         if takes_scalar and scalar is None:
             continue
         reference = formula(name, scalar)
@@ -175,13 +177,17 @@ def _recognise(module: nn.Module) -> _Found | None:
     return None
 
 
-def _limit(module: nn.Module) -> float | None:
-    """The limit of its output for large inputs, which is softcap's cap; None if it grows."""
-    far = torch.tensor([1e9, 1e30], dtype=torch.float64, device="cpu")
-    y = forward_of(stand_in(module, training=True), far)
-    if y is None or y.shape != far.shape or y[0] != y[1] or not 0 < y[0] < 1e6:
+def _scalar(name: str, module: nn.Module) -> float | None:
+    """The scalar with which the module may compute the activation of this name: softcap's is its
+    limit for large inputs, elu's the one below 0, leaky_relu's its slope there. None if it has
+    no such limit or slope.
+    """
+    far = {"softcap": (1e9, 1e30), "elu": (-1e9, -1e30), "leaky_relu": (-1.0, -1.0)}[name]
+    x = torch.tensor(far, dtype=torch.float64, device="cpu")
+    y = forward_of(stand_in(module, training=True), x)
+    if y is None or y.shape != x.shape or y[0] != y[1] or not 0 < y[0] / x[0].sign() < 1e6:
         return None
-    return float(y[0])
+    return float(y[0].abs())
 
 
 def _is_throughout(module: nn.Module, x: Tensor, reference: Function) -> bool:

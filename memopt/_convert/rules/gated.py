@@ -36,8 +36,9 @@ from memopt._convert.probe import (
     stand_in,
     takes_one_tensor,
 )
-from memopt._convert.rules.activation import SAVE_THEIR_OUTPUT, activation_name, formula
+from memopt._convert.rules.activation import SAVE_THEIR_OUTPUT, activation_name
 from memopt._convert.rules.gated_swap import GatedSwap, halves
+from memopt.functional.activation import formula
 
 # Of the stand-in's linears: input and output of the unit, and between.
 _OUTSIDE, _INSIDE = 6, 10

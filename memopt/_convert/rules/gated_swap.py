@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from memopt import functional
 from memopt._class_patch import Forward
 from memopt._convert.probe import Constants, are_constant
-from memopt._convert.rules.activation import activation_name, formula
+from memopt._convert.rules.activation import activation_name
 from memopt._convert.supported import casts, supports
 from memopt._convert.swap import ClassSwap, Plain, has_hooks
+from memopt.functional.activation import formula
 
 
 @dataclass(frozen=True)

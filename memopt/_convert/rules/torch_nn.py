@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from torch import nn
 
 import memopt.nn
@@ -16,8 +19,17 @@ SWAPS: dict[type[nn.Module], TorchSwap] = {
     nn.SiLU: TorchSwap(memopt.nn.SiLU),
     nn.ReLU: TorchSwap(memopt.nn.ReLU, saves_input_for_output=True),
     nn.Sigmoid: TorchSwap(memopt.nn.Sigmoid, saves_input_for_output=True),
+    nn.ReLU6: TorchSwap(memopt.nn.ReLU6),
+    nn.LeakyReLU: TorchSwap(memopt.nn.LeakyReLU),
+    nn.ELU: TorchSwap(memopt.nn.ELU),
+    nn.Hardsigmoid: TorchSwap(memopt.nn.Hardsigmoid),
+    nn.Hardswish: TorchSwap(memopt.nn.Hardswish),
+    nn.Mish: TorchSwap(memopt.nn.Mish),
     nn.Dropout: TorchSwap(memopt.nn.Dropout),
 }
+
+# The attributes with the numbers of activations that take one.
+_NUMBERS: dict[type[nn.Module], str] = {nn.LeakyReLU: "negative_slope", nn.ELU: "alpha"}
 
 # Where torch.nn keeps what a reader of the report would look for.
 _TORCH_FAMILIES = tuple(
@@ -42,11 +54,16 @@ def torch_module(module: nn.Module, context: Context) -> Answer | None:
             continue
         if cls.forward is not kind.forward:
             return None  # often another way to compute the same; whether it is, a probe tells
-        if getattr(module, "inplace", False):
-            return Reason("inplace=True overwrites what backward needs")
         if 0 in getattr(module, "normalized_shape", ()):
             return Reason("it normalises no elements")
-        return swap
+        number = _NUMBERS.get(kind)
+        if number is not None and not 0 < getattr(module, number) < math.inf:
+            return Reason(f"memopt's op takes a finite and positive {number}")
+        if not getattr(module, "inplace", False):
+            return swap
+        if kind is nn.Dropout:
+            return Reason("inplace=True: memopt's dropout does not write over its input")
+        return replace(swap, in_place=True)
     return None
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from tests.support.cases import ACTIVATION_CASES, CHANNEL_NORM_CASES
+from tests.support.cases import ACTIVATION_CASES, CHANNEL_NORM_CASES, FURTHER_ACTIVATION_CASES
 
 from . import (
     activation,
@@ -21,7 +21,9 @@ from . import (
 
 # By OpCase.family. A family of the table of ops that is not here has no kernel of its own.
 DRIVERS: dict[str, ModuleType] = {
-    **dict.fromkeys((case.family for case in ACTIVATION_CASES), activation),
+    **dict.fromkeys(
+        (case.family for case in (*ACTIVATION_CASES, *FURTHER_ACTIVATION_CASES)), activation
+    ),
     **dict.fromkeys(("gated", "swiglu", "geglu"), gated),
     **dict.fromkeys(("gated_packed", "swiglu_packed", "geglu_packed"), gated),
     **dict.fromkeys((case.family for case in CHANNEL_NORM_CASES), channel_norm),

@@ -6,7 +6,7 @@ module of this folder that says how it is called (op.py says what to fill in), a
 
 from __future__ import annotations
 
-from .activation import ACTIVATION_CASES, GELU_CASES
+from .activation import ACTIVATION_CASES, FURTHER_ACTIVATION_CASES, GELU_CASES
 from .add_norm import ADD_NORM_CASES
 from .call import Call, Results, as_tuple, evaluate
 from .channel_norm import BATCH_NORM_CASES, CHANNEL_NORM_CASES, GROUP_NORM_CASES
@@ -16,7 +16,7 @@ from .dropout import (
     DROPOUT_ADD_NORM_CASES,
     DROPOUT_CASES,
 )
-from .gated import GATED_CASES, PACKED_CASES
+from .gated import FURTHER_GATED_CASES, GATED_CASES, PACKED_CASES
 from .layer_norm import NORM_CASES
 from .op import OpCase
 from .rms_norm import RMS_NORM_CASES
@@ -31,11 +31,15 @@ OP_CASES: tuple[OpCase, ...] = (
     *DROPOUT_CASES,
 )
 
+# Those that compute further functions in the same kernels join the tests of values.
+FURTHER_CASES: tuple[OpCase, ...] = (*FURTHER_ACTIVATION_CASES, *FURTHER_GATED_CASES)
+VALUE_CASES: tuple[OpCase, ...] = (*OP_CASES, *FURTHER_CASES)
+
 # All that normalise rows: of layer_norm's family, rms_norm's, and with a residual in front.
 NORMALIZING_CASES: tuple[OpCase, ...] = (*NORM_CASES, *RMS_NORM_CASES, *ADD_NORM_CASES)
 
 # The first case of every function: for what does not depend on the keyword choices.
-FAMILIES = tuple({case.family: case for case in reversed(OP_CASES)}.values())[::-1]
+FAMILIES = tuple({case.family: case for case in reversed(VALUE_CASES)}.values())[::-1]
 
 # The first case of every dispatcher op: for what PyTorch does around an op, whatever it computes.
 EACH_OP = tuple({case.public_op: case for case in reversed(OP_CASES)}.values())[::-1]
@@ -51,6 +55,8 @@ __all__ = [
     "DROPOUT_CASES",
     "EACH_OP",
     "FAMILIES",
+    "FURTHER_ACTIVATION_CASES",
+    "FURTHER_CASES",
     "GATED_CASES",
     "GELU_CASES",
     "GROUP_NORM_CASES",
@@ -59,6 +65,7 @@ __all__ = [
     "OP_CASES",
     "PACKED_CASES",
     "RMS_NORM_CASES",
+    "VALUE_CASES",
     "Call",
     "OpCase",
     "Results",

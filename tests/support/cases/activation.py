@@ -1,13 +1,13 @@
-"""The activations: gelu in both forms, silu, relu, quick_gelu, relu_squared, sigmoid, softcap.
+"""The activations: gelu in both forms, and all others that have a name.
 
-All are one op, which takes the activation's name. A new one is a line in each table of this file;
-its gated unit, its forms with dropout and with a linear behind, and its kernels under the
-interpreter are tested through these.
+All are one op, which takes the activation's name. A new one is a line in each table of this file.
+What the op does, whatever it computes, is tested with some of them. The values and derivatives of
+all are tested, alone, in their gated units and with dropout behind, and their kernels under the
+interpreter.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from memopt.functional.activation import FORMULAS
+from memopt.functional.activation import FORMULAS, SCALAR_NAMES, formula
 from tests.support.shapes import Dtypes, random_normal
 
 from .call import Call, Results
@@ -26,10 +26,8 @@ from .op import OpCase, Saved
 GELU_SLOPE = 1.13
 GELU_CURVATURE = 0.8
 
-# Of the activations that take one, the scalar that they are tested with, and its name in the
-# public function.
-SCALARS: dict[str, float] = {"softcap": 2.0}
-SCALAR_NAMES: dict[str, str] = {"softcap": "cap"}
+# Of the activations that take one, the scalar that they are tested with.
+SCALARS: dict[str, float] = {"softcap": 2.0, "leaky_relu": 0.25, "elu": 1.5}
 
 # Bounds of the first derivatives, for each activation whose derivative is bounded.
 SLOPES = {
@@ -40,6 +38,12 @@ SLOPES = {
     "quick_gelu": 1.1,
     "sigmoid": 0.25,
     "softcap": 1.0,
+    "relu6": 1.0,
+    "leaky_relu": 1.0,
+    "elu": 1.5,
+    "hardsigmoid": 1 / 6,
+    "hardswish": 1.5,
+    "mish": 1.1,
 }
 
 
@@ -63,9 +67,12 @@ def exact_gelu(x: Tensor, approximate: str) -> Tensor:
 
 # By PyTorch's own ops.
 TORCH: dict[str, Callable[[Tensor], Tensor]] = {
-    name: functools.partial(FORMULAS[name], cap=SCALARS[name]) if name in SCALARS else formula
-    for name, formula in FORMULAS.items()
+    name: formula(name, SCALARS.get(name)) for name in FORMULAS
 }
+
+# Those that go through the tests of values alone.
+VALUES_ONLY = ("relu6", "leaky_relu", "elu", "hardsigmoid", "hardswish", "mish")
+THROUGHOUT = tuple(name for name in TORCH if name not in VALUES_ONLY)
 
 
 def torch_activation(name: str, x: Tensor) -> Tensor:
@@ -78,6 +85,13 @@ def logistic(x: Tensor) -> Tensor:
     return torch.where(x < 0, e, 1.0) / (1 + e)
 
 
+def exact_mish(x: Tensor) -> Tensor:
+    """x n / (n + 2) for n = e^2 + 2 e, e = exp(x), which does not overflow for x < 300."""
+    e = torch.exp(x.clamp(max=100))
+    n = e * (e + 2)
+    return x * (n / (n + 2))
+
+
 # In float64, exact to float32 in both tails, where PyTorch's formula is not.
 EXACT: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": lambda x: exact_gelu(x, "none"),
@@ -85,6 +99,12 @@ EXACT: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": lambda x: x * logistic(x),
     "quick_gelu": lambda x: x * logistic(1.702 * x),
     "sigmoid": logistic,
+    "elu": lambda x: torch.where(x > 0, x, SCALARS["elu"] * torch.expm1(x.clamp(max=0))),
+    "mish": exact_mish,
+    # PyTorch's own derivative has 1/6 in float32 in any dtype, and its value multiplies by x before
+    # it divides, which overflows.
+    "hardsigmoid": lambda x: (x + 3).clamp(0, 6) / 6,
+    "hardswish": lambda x: x * ((x + 3).clamp(0, 6) / 6),
 }
 
 
@@ -99,7 +119,7 @@ def value_magnitude(name: str, x: Tensor) -> Tensor:
     relative accuracy but for what the exponential magnifies, the rounding of its argument: of
     1.702 x, or of x log2(e) on processors without a fused multiply-add.
     """
-    if name in ("silu", "sigmoid", "quick_gelu"):
+    if name in ("silu", "sigmoid", "quick_gelu", "mish"):
         scale = 1.702 if name == "quick_gelu" else 1.0
         return exact_activation(name, x).abs() * (1 + scale * x.abs())
     return x.abs() if name in ("gelu", "gelu_tanh") else exact_activation(name, x).abs()
@@ -183,5 +203,6 @@ class ActivationCase(OpCase):
 GELU_CASES = (ActivationCase("gelu", "none"), ActivationCase("gelu", "tanh"))
 ACTIVATION_CASES = (
     *GELU_CASES,
-    *(ActivationCase(name) for name in TORCH if not name.startswith("gelu")),
+    *(ActivationCase(name) for name in THROUGHOUT if not name.startswith("gelu")),
 )
+FURTHER_ACTIVATION_CASES = tuple(ActivationCase(name) for name in VALUES_ONLY)

@@ -14,7 +14,8 @@ from torch import Tensor
 from tests.support.shapes import Dtypes, random_normal
 
 from .activation import (
-    TORCH,
+    THROUGHOUT,
+    VALUES_ONLY,
     exact_activation,
     named,
     slope_magnitude,
@@ -169,8 +170,9 @@ GATED_CASES = (
     GatedCase("swiglu", "silu"),
     GatedCase("geglu", "gelu"),
     GatedCase("geglu", "gelu_tanh"),
-    *(GatedCase("gated", name) for name in TORCH if name not in ("silu", "gelu", "gelu_tanh")),
+    *(GatedCase("gated", name) for name in THROUGHOUT if name not in ("silu", "gelu", "gelu_tanh")),
 )
+FURTHER_GATED_CASES = tuple(GatedCase("gated", name) for name in VALUES_ONLY)
 PACKED_CASES = (
     PackedCase("swiglu_packed", "silu", interleaved=False),
     PackedCase("swiglu_packed", "silu", interleaved=True),
