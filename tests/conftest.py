@@ -32,6 +32,7 @@ SLOW = {line for line in (ROOT / "slow.txt").read_text().splitlines() if not lin
 # them is what one process still runs when the others have ended. They need not be the ones that
 # have the most tests: one of them has a single one. (Compilers, processes, models; measured.)
 LONGEST = (
+    "convert/test_checkpointing_families.py",
     "simt/test_memory_accesses.py",
     "offload/test_cpp.py",
     "compile/test_budget.py",
@@ -39,7 +40,16 @@ LONGEST = (
     "compile/test_compile.py",
     "benchmarks/test_convert_zoo.py",
     "compile/test_transformers.py",
+    "plan/test_transformers.py",
     "convert/test_transformers.py",
+    "benchmarks/test_host_time.py",
+    "memory/test_transformers.py",
+    "convert/test_head_with.py",
+    "plan/test_floor.py",
+    "plan/test_shown.py",
+    "examples/test_examples.py",
+    "docs/test_outputs.py",
+    "docs/test_pages.py",
     "memory/test_prediction.py",
     "ops/test_dispatcher.py",
     "ops/test_compile.py",

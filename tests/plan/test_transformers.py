@@ -1,6 +1,7 @@
 """Proves, for models of transformers and ten budgets each, from the least that any plan takes to
-all that the model takes: what is said to fit does, by the ledger of a real step; predictions are
-exact; and gradients are those of the same ops without regions in every bit.
+all that the model takes, that a plan is found within each. Every third plan of a model is applied,
+the models beginning with different ones: what is said to fit does, by the ledger of a real step;
+predictions are exact; and gradients are those of the same ops without regions in every bit.
 """
 
 from __future__ import annotations
@@ -60,8 +61,11 @@ def vit() -> tuple[nn.Module, Any]:
     return transformers.ViTForImageClassification(config), batch
 
 
+MODELS = (gpt2, llama, bert, t5, vit)
+
+
 @pytest.mark.filterwarnings("ignore:checkpoint_wrapper")
-@pytest.mark.parametrize("make", [gpt2, llama, bert, t5, vit], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
 def test_ten_budgets(make: Any) -> None:
     torch.manual_seed(0)
     model, batch = make()
@@ -79,7 +83,7 @@ def test_ten_budgets(make: Any) -> None:
             budget = error.floor
         assert found.peak <= budget
         chosen[tuple(block.choice for block in found.blocks)] = found
-    for found in chosen.values():
+    for found in list(chosen.values())[MODELS.index(make) % 3 :: 3]:
         found.apply()
         assert found.measured_peak == found.peak
         mine = gradients(model, batch)
