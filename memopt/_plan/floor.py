@@ -56,7 +56,7 @@ _PHASES = {"optimizer": "the optimizer's step"}
 
 
 def _on_chunks(profile: Profile, terms: Terms, least: Chosen) -> Iterator[str]:
-    """What runs in chunks of rows in the plan that needs least, and the floors without it."""
+    """Say what runs in chunks of rows in the plan that needs least, and the floors without."""
     heads = least.assignment.heads
     parts = set(least.assignment.where(lambda choice: choice.chunks is not None))
     for said, is_there, others in (

@@ -72,7 +72,7 @@ def _lines(plan: Planned) -> Iterator[str]:
 
 
 def _of_head(plan: Planned) -> Iterator[str]:
-    """What the head in chunks gives."""
+    """Say what the head in chunks gives."""
     if not plan.assignment.heads:
         return
     (whole, before), (chunked, now) = (plan.profile.ends[name] for name in (AFTER, WITH_HEAD))

@@ -62,7 +62,7 @@ class Fates:
         checked_chunks(self.who, self.chunks)
 
     def with_rows(self, step: Step) -> Fates:
-        """The same, knowing the modules of the step's model that can run in chunks.
+        """Find the modules of the step's model that can run in chunks, for fates that know them.
 
         Raises:
             ValueError: there are to be chunks, and no module can run in them.
