@@ -40,13 +40,18 @@ def least_peak(live: Live, step: Step, terms: Terms) -> int:
 def _assignments(live: Live) -> Iterator[Assignment]:
     plain: dict[Paths, Choice] = {(path,): _LEAST for path in live.blocks}
     yield Assignment(plain).without_regions(live.no_regions)
+    choices = least_choices(live)
+    if choices != plain:
+        yield Assignment(choices).without_regions(live.no_regions)
+
+
+def least_choices(live: Live) -> dict[Paths, Choice]:
+    """Each block checkpointed with recipes, the head and parts in chunks where that can be."""
     parts = live.parts() if live.predictable else {}
     choices: dict[Paths, Choice] = {
         (path,): parts.get(path, NO_PARTS).of(_IN_CHUNKS) for path in live.blocks
     }
-    choices |= {(path,): Choice(head=True) for path in live.heads()}
-    if choices != plain:
-        yield Assignment(choices).without_regions(live.no_regions)
+    return choices | {(path,): Choice(head=True) for path in live.heads()}
 
 
 def _peak(live: Live, step: Step, assignment: Assignment, terms: Terms) -> int:
