@@ -31,7 +31,7 @@ from memopt._convert import convert, revert
 from memopt._extension import HAS_NATIVE, build_info
 from memopt._fits import fits
 from memopt._offload import offload
-from memopt._plan import BudgetTooSmall, Plan, fit, plan, plan_compiled
+from memopt._plan import BudgetTooSmall, Plan, fit, plan
 from memopt._public import moved
 from memopt._version import __version__
 from memopt.fates import saved_tensors
@@ -60,7 +60,6 @@ __all__ = [
     "nn",
     "offload",
     "plan",
-    "plan_compiled",
     "recipes",
     "revert",
     "saved_bytes",

@@ -43,8 +43,8 @@ CALLS: dict[str, Call] = {
     "memopt.plan": lambda model, batch=X, **options: memopt.plan(
         model, batch, **{"budget": BUDGET, "measure": False, **options}
     ),
-    "memopt.plan_compiled": lambda model, batch=X, **options: memopt.plan_compiled(
-        model, batch, **{"budget": BUDGET, **options}
+    "memopt.plan, compiled": lambda model, batch=X, **options: memopt.plan(
+        model, batch, **{"budget": BUDGET, "compiled": True, **options}
     ),
     "anatomy": lambda model, batch=X, **options: memopt.anatomy(model, batch, **options),
     "accumulate": lambda model, batch=X, **options: memopt.accumulate(
@@ -66,7 +66,7 @@ STEPS = pytest.mark.parametrize("who", CALLS)
 def refused(who: str, call: Callable[[], Any], words: str) -> None:
     with pytest.raises((TypeError, ValueError, RuntimeError)) as info:
         call()
-    text = str(info.value)
+    text, who = str(info.value), who.partition(",")[0]
     assert text.startswith(f"{who}: "), text
     assert words in text
     others = [name for name in CALLS if name != who and re.search(rf"(?<![\w.]){name}: ", text)]
@@ -159,7 +159,7 @@ def test_of_a_plan(who: str, options: dict[str, Any], words: str) -> None:
     refused(who, lambda: CALLS[who](model, optimizer=sgd(model), **options), words)
 
 
-@pytest.mark.parametrize("who", ["memopt.plan", "memopt.plan_compiled", "memopt.fit"])
+@pytest.mark.parametrize("who", ["memopt.plan", "memopt.plan, compiled", "memopt.fit"])
 def test_of_a_model_that_is_converted_already(who: str) -> None:
     model = Rows()
     memopt.convert(model)

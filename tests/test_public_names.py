@@ -34,6 +34,7 @@ reveal_type(memopt.checkpoint.buffers(nn.ReLU()))
 reveal_type(memopt.compile.options("1GiB"))
 reveal_type(memopt.convert(nn.ReLU(), checkpoint=True))
 reveal_type(memopt.plan(nn.ReLU(), None).peak)
+reveal_type(memopt.plan(nn.ReLU(), None, compiled=True))
 memopt.offload(fraction="much")
 memopt.offload(share=1.0)
 memopt.offload.state()
@@ -85,6 +86,7 @@ def test_a_type_checker_knows_the_names(tmp_path: Path) -> None:
         'Revealed type is "dict[str, Any]"',
         'Revealed type is "memopt._convert.report.Report"',
         'Revealed type is "int"',
+        'Revealed type is "memopt._plan.compiled.CompiledPlan"',
         'incompatible type "str"; expected "float"',
         'Unexpected keyword argument "share"',
         'has no attribute "state"',

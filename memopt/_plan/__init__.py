@@ -2,7 +2,7 @@
 
 The modules of this package:
 
-    api      `plan`, `plan_compiled`
+    api      `plan`
     fit      `fit`: the largest micro-batch, and the plan for it
     planned  what a plan says; table, figure and page show it, stored keeps it
     plan     what `plan` returns: applied, chosen again, shown
@@ -29,7 +29,7 @@ The modules of this package:
     ranks    one plan for all ranks
 """
 
-from memopt._plan.api import plan, plan_compiled
+from memopt._plan.api import plan
 from memopt._plan.choose import BudgetTooSmall
 from memopt._plan.compiled import CompiledPlan
 from memopt._plan.fit import Fitted, fit
@@ -44,5 +44,4 @@ __all__ = [
     "PlannedBlock",
     "fit",
     "plan",
-    "plan_compiled",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, overload
 
 import torch
 from torch import nn
@@ -32,6 +33,39 @@ from memopt.memory.storages import storages
 from memopt.place import Place, copies_in_flight, directory_of
 
 
+@overload
+def plan(
+    model: nn.Module,
+    batch: Any,
+    budget: int | str | None = None,
+    *,
+    optimizer: OptimizerLike = torch.optim.AdamW,
+    loss: LossLike = None,
+    step: StepFunction = None,
+    blocks: BlocksLike = None,
+    offload: Place | None = None,
+    host_budget: int | str | None = None,
+    autocast: torch.dtype | None = None,
+    micro_batches: int = 1,
+    chunks: bool = True,
+    measure: bool | Literal["auto"] = "auto",
+    steps: int = 3,
+    device: str | None = None,
+    compiled: Literal[False] = False,
+) -> Plan: ...
+@overload
+def plan(
+    model: nn.Module,
+    batch: Any,
+    budget: int | str | None = None,
+    *,
+    compiled: Literal[True],
+    optimizer: OptimizerLike = torch.optim.AdamW,
+    loss: LossLike = None,
+    autocast: torch.dtype | None = None,
+    micro_batches: int = 1,
+    device: str | None = None,
+) -> CompiledPlan: ...
 @in_the_name_of("memopt.plan", "assign", "convert", "checkpoint_wrapper")
 @progress("memopt.plan")
 def plan(
@@ -51,7 +85,8 @@ def plan(
     measure: bool | Literal["auto"] = "auto",
     steps: int = 3,
     device: str | None = None,
-) -> Plan:
+    compiled: bool = False,
+) -> Plan | CompiledPlan:
     """Choose a fate for each block of a model, so that a training step's peak is within `budget`
     bytes and its time is the least possible.
 
@@ -80,8 +115,7 @@ def plan(
     and the most that any rank measures.
 
     Args:
-        model: without regions, not converted and not compiled (see `plan_compiled`). On any device,
-            also meta.
+        model: without regions, not converted and not compiled. On any device, also meta.
         batch: a mapping of keyword arguments, a tuple or list of positional ones, or the only one.
         budget: for all of the step's memory: weights, gradients and optimizer states too. Bytes, or
             a string: "40GiB" (2^30 bytes each), "24GB" (10^9). None: all that is free on the
@@ -107,13 +141,21 @@ def plan(
         measure: whether to time real steps. "auto": if the model and the batch have values.
         steps: how many of each sample, each after one to warm up.
         device: predict for "cpu" or "cuda". Default: the model's; of a model on meta, "cuda".
+        compiled: plan for a model that is to be compiled:
+
+                model = memopt.plan(model, batch, "40GiB", compiled=True).apply()
+
+            `memopt.compile` then chooses what each graph keeps, within what weights, optimizer
+            states and the batch leave of the budget. step, blocks, offload, host_budget, chunks and
+            measure are not for it.
 
     Under DistributedDataParallel, and FSDP2's fully_shard, blocks are those of the module inside;
     FSDP2's steps are not predicted: real ones are watched, and the optimizer's bytes are estimated
     from its kind.
 
     Returns:
-        A `Plan`.
+        A `Plan`; with `compiled` a `CompiledPlan`, whose `apply()` returns the compiled model: it
+        runs a step, measures its peak, and compiles for less where that is above the budget.
 
     Raises:
         TypeError: an argument is of another kind, or the model returns no loss.
@@ -126,6 +168,19 @@ def plan(
     Beaumont et al., "Optimal checkpointing for heterogeneous chains" (2019) and "Efficient
     combination of rematerialization and offloading" (2021), with fates for choices.
     """
+    if compiled:
+        _alone(
+            {
+                "step": step,
+                "blocks": blocks,
+                "offload": offload,
+                "host_budget": host_budget,
+                "chunks": None if chunks is True else chunks,
+                "measure": measure,
+            }
+        )
+        live = live_of(model, batch, optimizer, loss, None, autocast, micro_batches, device, False)
+        return compiled_plan(live, ranks.least(_budget(budget, model)))
     check_measure("memopt.plan", measure)
     check_count("memopt.plan", "steps", steps)
     if not isinstance(chunks, bool):
@@ -156,35 +211,14 @@ def plan(
     return made(live, live.profile(), wanted, terms)
 
 
-@in_the_name_of("memopt.plan_compiled", "memopt.plan")
-@progress("memopt.plan_compiled")
-def plan_compiled(
-    model: nn.Module,
-    batch: Any,
-    budget: int | str | None = None,
-    *,
-    optimizer: OptimizerLike = torch.optim.AdamW,
-    loss: LossLike = None,
-    autocast: torch.dtype | None = None,
-    micro_batches: int = 1,
-    device: str | None = None,
-) -> CompiledPlan:
-    """Plan for a model that is to be compiled, where `memopt.compile` chooses what each graph
-    keeps, within what weights, optimizer states and the batch leave of the budget.
-
-        model = memopt.plan_compiled(model, batch, "40GiB", optimizer=optimizer).apply()
-
-    Args: as of `memopt.plan`.
-
-    Returns:
-        A `CompiledPlan`, whose `apply()` compiles the model, runs a step, measures its peak, and
-        compiles for less where that is above the budget.
-
-    Raises:
-        TypeError, ValueError, BudgetTooSmall: as `memopt.plan`, and as `memopt.compile`.
-    """
-    live = live_of(model, batch, optimizer, loss, None, autocast, micro_batches, device, False)
-    return compiled_plan(live, ranks.least(_budget(budget, model)))
+def _alone(given: Mapping[str, object]) -> None:
+    """Refuses what compiled=True has no use for."""
+    for name, value in given.items():
+        if value not in (None, "auto"):
+            raise ValueError(
+                f"memopt.plan: compiled=True must be without {name}, since memopt.compile chooses "
+                f"what each graph keeps and apply() measures a step, got {value!r}"
+            )
 
 
 def live_of(
@@ -240,6 +274,6 @@ def _check_model(model: object) -> None:
         if hasattr(module, "_orig_mod"):
             raise TypeError(
                 f"memopt.plan: model must not be compiled, got {type(module).__name__}{where}; "
-                "memopt.plan_compiled(model, batch, budget).apply() compiles it within a budget"
+                "memopt.plan(model, batch, budget, compiled=True).apply() compiles it"
             )
     check_is_plain("memopt.plan", model)

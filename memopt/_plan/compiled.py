@@ -26,7 +26,7 @@ _MOST_TRIES = 3
 
 @dataclass
 class CompiledPlan(Shown):
-    """The share of a step's budget that compiled graphs may take: see `memopt.plan_compiled`."""
+    """The share of a step's budget that compiled graphs may take: see `memopt.plan`."""
 
     budget: int
     base: int

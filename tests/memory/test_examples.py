@@ -59,7 +59,7 @@ def test_gradients_of_weights_that_a_loss_closes_over(measure: bool) -> None:
     model, x = Blocks(), batch()
     memopt.anatomy(model, x, loss=loss, measure=measure)
     memopt.plan(model, x, ROOM, loss=loss, measure=measure, steps=1)
-    memopt.plan_compiled(model, x, ROOM, loss=loss)
+    memopt.plan(model, x, ROOM, loss=loss, compiled=True)
     memopt.largest_batch(model, x, ROOM, loss=loss, limit=2)
     memopt.longest_sequence(model, torch.randn(2, 3, WIDTH), ROOM, loss=loss, limit=2)
     assert head.weight.grad is gradient

@@ -4,6 +4,8 @@ within the budget by the allocator's count, and what cannot be is said.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -18,7 +20,18 @@ def test_no_room_for_a_graph() -> None:
     """Before anything is compiled."""
     model, batch = Chain([4] * 2), tokens()
     with pytest.raises(memopt.BudgetTooSmall, match="which weights, gradients, optimizer states"):
-        memopt.plan_compiled(model, batch, "100KB")
+        memopt.plan(model, batch, "100KB", compiled=True)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"measure": True}, {"blocks": ["0"]}, {"offload": "cpu"}, {"step": print}, {"chunks": False}],
+)
+def test_what_is_not_for_a_compiled_model(option: dict[str, Any]) -> None:
+    model, batch = Chain([4] * 2), tokens()
+    (name,) = option
+    with pytest.raises(ValueError, match=rf"^memopt.plan: compiled=True must be without {name}, "):
+        memopt.plan(model, batch, "1GB", compiled=True, **option)
 
 
 @pytest.mark.slow
@@ -26,18 +39,18 @@ def test_a_compiled_model_within_a_budget() -> None:
     """A tenth less than a graph without a limit takes; and below the least that one can."""
     torch.manual_seed(0)
     model, batch = Chain([4] * 3), tokens(4, 128)
-    free = memopt.plan_compiled(model, batch, EVERYTHING)
+    free = memopt.plan(model, batch, EVERYTHING, compiled=True)
     unlimited = free.apply()
     assert free.measured_peak is not None
     assert free.measured_peak == free.base + allocated_above(unlimited, batch)
     above = free.measured_peak - free.base
-    plan = memopt.plan_compiled(model, batch, free.base + above * 9 // 10)
+    plan = memopt.plan(model, batch, free.base + above * 9 // 10, compiled=True)
     compiled = plan.apply()
     assert plan.measured_peak is not None
     assert plan.base + allocated_above(compiled, batch) <= plan.budget
     torch.testing.assert_close(compiled(batch), model(batch), rtol=1e-5, atol=1e-6)
     with pytest.raises(memopt.BudgetTooSmall, match="there are left for a compiled graph"):
-        memopt.plan_compiled(model, batch, free.base + above // 8).apply()
+        memopt.plan(model, batch, free.base + above // 8, compiled=True).apply()
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -48,6 +61,6 @@ def test_a_model_that_is_compiled_no_more_is_not_measured(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
     torch.compile(model)(batch)
     with pytest.raises(RuntimeError, match=r"compiles the model no more.*torch._dynamo.reset\(\)"):
-        memopt.plan_compiled(model, batch, EVERYTHING).apply()
+        memopt.plan(model, batch, EVERYTHING, compiled=True).apply()
     torch._dynamo.reset()
-    memopt.plan_compiled(model, batch, EVERYTHING).apply()
+    memopt.plan(model, batch, EVERYTHING, compiled=True).apply()

@@ -164,7 +164,7 @@ def test_a_notebook_gets_tables(plan: memopt.Plan) -> None:
 def test_a_compiled_plan_is_the_parts_of_its_budget() -> None:
     """Printed, and in a notebook."""
     model, batch = chain()
-    plan = memopt.plan_compiled(model, batch, "1GB")
+    plan = memopt.plan(model, batch, "1GB", compiled=True)
     printed, shown = str(plan), plan._repr_html_()
     assert printed.startswith("Chain, compiled, within 1GB (1,000.0 MB)\napply() compiles")
     for text in (as_text(plan.base), as_text(plan.graph_budget), as_text(plan.optimizer)):
