@@ -1,22 +1,26 @@
 """Bytes and time of compiled models: torch.compile and memopt.compile.
 
 Two parts, on the CPU in float32; a step is forward, loss and backward. **Families**: models of
-transformers, compiled both ways. **Curve**: a pre-LN transformer within budgets:
-`torch._functorch.config.activation_memory_budget`, which
-`torch.autograd.graph.region_activation_memory_budget` sets for a graph, and memopt.compile's.
+transformers, compiled both ways; five of them, and two with dropout, also within budgets:
+torch.compile at `torch._functorch.config.activation_memory_budget` (which
+`torch.autograd.graph.region_activation_memory_budget` sets for a graph) of 1, 0.7, 0.5, 0.3 and 0,
+memopt.compile with each of the peaks that these have as its budget, and at the lowest peak that it
+reaches. **Curve**: a pre-LN transformer within budgets of both.
 
 Bytes are the allocator's (memopt.memory.allocator): what is held when forward ends, and the most at
 any time. Times are taken in turns as in harness.py; `over_torch` is a way's time over plain
 torch.compile's in the same round, so above 1 is slower.
 
-`python -m benchmarks.compile [--quick] [--seed N] [--out FILE.json]` writes the JSON, the figure
-beside it, and prints the table. With --quick only the smallest models are compiled.
+`python -m benchmarks.compile [--quick] [--seed N] [--filter TEXT] [--minutes M] [--out FILE.json]`
+writes the JSON, the figure beside it, and prints the table. With --quick only the smallest models
+are compiled, with --filter those whose name contains TEXT.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import statistics
 import sys
 import types
@@ -33,7 +37,7 @@ from torch import Tensor, nn
 
 import memopt
 from benchmarks import record
-from benchmarks.cli import parse_ways
+from benchmarks.cli import in_time, parse_ways
 from benchmarks.clocks import CpuClock
 from benchmarks.convert_models.sizes import Sizes
 from benchmarks.harness import Effort, compared, effort_of
@@ -46,18 +50,22 @@ FULL = Effort(rounds=31, min_rounds=11, case_seconds=20.0, sample_seconds=0.05)
 
 SIZES = Sizes(n=2, h=256, heads=8, kv_heads=4, m=1024, words=4096, tokens=128)
 ONE_LAYER = dataclasses.replace(SIZES, n=1, words=1024)
+DROPOUT = " with dropout"
+BUDGETED = {
+    **dict.fromkeys(("Llama", "BERT", "ViT", "T5", "GPT-2"), ONE_LAYER),
+    **{name + DROPOUT: ONE_LAYER for name in ("BERT", "GPT-2")},
+}
 FAMILIES = {
-    **dict.fromkeys(("BERT", "GPT-2", "GPT-NeoX", "Llama", "ViT"), SIZES),
-    **dict.fromkeys(
-        ("RoBERTa", "Qwen3", "Gemma", "Mistral", "T5", "Whisper", "ModernBERT"), ONE_LAYER
-    ),
+    "GPT-NeoX": SIZES,
+    **dict.fromkeys(("RoBERTa", "Qwen3", "Gemma", "Mistral", "Whisper", "ModernBERT"), ONE_LAYER),
 }
 """Those of one layer take half as long to compile."""
 SMALLEST = Sizes(n=1, h=32, heads=4, kv_heads=2, m=64, words=99, tokens=16)
 
 TORCH, MEMOPT = "torch.compile", "memopt.compile"
-SHARES = (0.8, 0.6, 0.4, 0.0)
+SHARES = (0.7, 0.5, 0.3, 0.0)
 """Of `activation_memory_budget`, of what plain torch.compile saves."""
+AT, LOWEST = " at the peak of ", " at its lowest peak"
 BUDGETS = (0.8, 0.75, 0.7)
 """Of memopt.compile, of plain torch.compile's peak."""
 
@@ -115,55 +123,99 @@ def way(forward: Callable[[], Tensor], model: nn.Module) -> Way:
     return Way(live.marks[0].nbytes, live.most, run)
 
 
-def of_its_own(model: nn.Module, number: int) -> None:
-    """Gives the model's forward a code object of its own, by which torch.compile tells graphs
-    apart: those of equal options would otherwise be one.
+def of_its_own(function: Any, number: int) -> types.FunctionType:
+    """The function with a code object of its own, by which torch.compile tells graphs apart: it
+    compiles one code a few times at most, and those of equal options would be one graph.
     """
-    forward = type(model).forward
-    code = forward.__code__.replace(co_name=f"forward_{number}")
-    own = types.FunctionType(code, forward.__globals__, None, forward.__defaults__)
-    model.forward = own.__get__(model)
+    code = function.__code__.replace(co_name=f"step_{number}")
+    return types.FunctionType(
+        code, function.__globals__, None, function.__defaults__, function.__closure__
+    )
 
 
-def family(name: str, sizes: Sizes) -> dict[str, Way]:
+Make = Callable[[], tuple[nn.Module, Callable[[], Tensor]]]
+"""A new model, and its forward to the loss."""
+
+
+class Compiled:
+    """The compiled ways of one model, by name. A budget below the floor has none."""
+
+    def __init__(self, make: Make) -> None:
+        torch.compiler.reset()
+        self._make = make
+        self.ways: dict[str, Way] = {}
+        self._tried = 0
+
+    def torchs(self, share: float = 1.0) -> str:
+        """The name of torch.compile's way with a share of what it would save."""
+        name = TORCH if share == 1 else f"{TORCH} {share}"
+        with torch._functorch.config.patch(activation_memory_budget=share):
+            self._add(name, torch.compile)
+        return name
+
+    def memopts(self, name: str, budget: int | float | None = None) -> int | None:
+        """Add memopt.compile's; the bytes that would do where the budget is below the floor."""
+        try:
+            self._add(name, lambda forward: memopt.compile(forward, budget=budget))
+        except torch._dynamo.exc.BackendCompilerFailed as error:
+            said = re.search(r"compile: budget must be at least ([\d,]+) bytes", str(error))
+            if said is None:
+                raise
+            print(f"{name}: below the floor", flush=True)
+            return int(said[1].replace(",", ""))
+        return None
+
+    def lowest(self) -> None:
+        """Add memopt.compile's lowest peak: the floor of the graph that has the highest."""
+        budget: int | None = 1
+        while budget is not None:
+            budget = self.memopts(MEMOPT + LOWEST, budget)
+
+    def _add(self, name: str, compile: Callable[[Any], Any]) -> None:
+        torch.manual_seed(0)
+        model, forward = self._make()
+        self._tried += 1
+        self.ways[name] = way(compile(of_its_own(forward, self._tried)), model)
+
+
+def family(name: str, sizes: Sizes, shares: Sequence[float] = ()) -> dict[str, Way]:
+    """The ways of a family; with `shares` of torch.compile's budget, at each of its peaks."""
     from benchmarks.convert_models.model_terms import model_and_inputs  # needs transformers
 
-    torch.compiler.reset()
-    ways = {}
-    for label, compile in ((TORCH, torch.compile), (MEMOPT, memopt.compile)):
-        model, inputs = model_and_inputs(name, sizes)
+    def make() -> tuple[nn.Module, Callable[[], Tensor]]:
+        model, inputs = model_and_inputs(name.removesuffix(DROPOUT), sizes)
         model = model.float()
+        for module in model.modules() if name.endswith(DROPOUT) else ():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.1
         inputs = {k: v.float() if v.is_floating_point() else v for k, v in inputs.items()}
-        compiled = compile(lambda model=model, inputs=inputs: model(**inputs).loss)
-        ways[label] = way(compiled, model)
-    return ways
+        return model, lambda: model(**inputs).loss
+
+    compiled = Compiled(make)
+    peaks = {at: compiled.ways[at].most for at in map(compiled.torchs, (1.0, *shares))}
+    compiled.memopts(MEMOPT)
+    if shares:
+        for at, most in peaks.items():
+            compiled.memopts(MEMOPT + AT + at, most)
+        compiled.lowest()
+    return compiled.ways
 
 
 def curve(layers: int, width: int, tokens: int, shares: Sequence[float]) -> dict[str, Way]:
-    """By name; a budget below the floor has no way."""
+    """The ways of a stack of blocks."""
     x = torch.randn(2, tokens, width)
-    ways: dict[str, Way] = {}
 
-    def add(name: str, compile: Callable[[nn.Module], Any], share: float = 1.0) -> None:
-        torch.manual_seed(0)
+    def make() -> tuple[nn.Module, Callable[[], Tensor]]:
         model = Stack(layers, width)
-        of_its_own(model, len(ways))
-        with torch._functorch.config.patch(activation_memory_budget=share):
-            compiled = compile(model)
-            try:
-                ways[name] = way(lambda: compiled(x), model)
-            except torch._dynamo.exc.BackendCompilerFailed as error:
-                if "compile: budget must be at least" not in str(error):
-                    raise
-                print(f"{name}: below the floor", flush=True)
+        return model, lambda: model(x)
 
-    add(TORCH, torch.compile)
-    for share in shares:
-        add(f"{TORCH} {share}", torch.compile, share)
-    add(MEMOPT, memopt.compile)
+    compiled = Compiled(make)
+    for share in (1.0, *shares):
+        compiled.torchs(share)
+    compiled.memopts(MEMOPT)
     for share in BUDGETS if shares else ():
-        add(f"{MEMOPT} {share}", lambda model, b=share: memopt.compile(model, budget=b))
-    return ways
+        compiled.memopts(f"{MEMOPT} {share}", share)
+    return compiled.ways
 
 
 def measure(ways: Mapping[str, Way], effort: Effort) -> dict[str, Any]:
@@ -203,10 +255,38 @@ def verdict(cases: Mapping[str, Any]) -> str:
         return "No family was measured: transformers is not installed."
     mean, worst = statistics.geometric_mean(ratios.values()), max(ratios, key=ratios.__getitem__)
     reached = mean <= GOAL and ratios[worst] <= GOAL_OF_ONE
-    return (
+    lines = [
         f"Families: {mean:.3f} of torch.compile's time in the geometric mean, at most "
         f"{ratios[worst]:.3f} ({worst}); goals {GOAL} and {GOAL_OF_ONE} "
         f"{'reached' if reached else 'missed'}."
+    ]
+    lines += [of_budgets(name, case["variants"]) for name, case in cases.items()]
+    return "\n\n".join(line for line in lines if line)
+
+
+def of_budgets(name: str, variants: Mapping[str, Any]) -> str:
+    """At how many of torch.compile's peaks memopt.compile is no higher and no slower."""
+    torchs = {label: found for label, found in variants.items() if label.startswith(TORCH)}
+    beside = {label: variants.get(MEMOPT + AT + label) for label in torchs}
+    if not any(beside.values()):
+        return ""
+    missed = []
+    for label, theirs in torchs.items():
+        ours = beside[label]
+        if ours is None:
+            missed.append(f"{label} (below the floor)")
+            continue
+        over = ours["over_torch"]["q1"] / theirs["over_torch"]["q3"]  # beyond the spread
+        if ours["most_bytes"] > theirs["most_bytes"] or over > GOAL:
+            peak = ours["most_bytes"] / theirs["most_bytes"]
+            time = ours["over_torch"]["median"] / theirs["over_torch"]["median"]
+            missed.append(f"{label} ({peak:.3f} of its peak, {time:.3f} of its time)")
+    lowest = min(found["most_bytes"] for found in torchs.values())
+    own = min(f["most_bytes"] for label, f in variants.items() if label.startswith(MEMOPT))
+    return (
+        f"{name}: {len(torchs) - len(missed)} of torch.compile's {len(torchs)} peaks are reached "
+        f"in no more than {GOAL} of its time{', not ' + ', '.join(missed) if missed else ''}; the "
+        f"lowest peak is {own / lowest:.3f} of torch.compile's lowest."
     )
 
 
@@ -230,9 +310,10 @@ def draw(variants: Mapping[str, Any], out: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parse_ways(OP, argv)
+    args = parse_ways(OP, argv, devices=("cpu",))
     effort = effort_of(args, FULL)
-    families = {"GPT-2": SMALLEST} if args.quick else FAMILIES
+    families = {"GPT-2": SMALLEST} if args.quick else {**BUDGETED, **FAMILIES}
+    budgeted, shares = (families, SHARES[1:2]) if args.quick else (BUDGETED, SHARES)
     layers, width, tokens = (1, 32, 16) if args.quick else (2, 256, 256)
     settings = {
         **dataclasses.asdict(effort),
@@ -247,10 +328,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ImportError:
         families = {}
         print("compile: transformers is not installed, no families", flush=True)
-    for name, sizes in families.items():
-        results.add(name, measure(family(name, sizes), effort))
+    for name, sizes in in_time(OP, args, families):
+        ways = family(name, sizes, shares if name in budgeted else ())
+        results.add(name, measure(ways, effort))
         print(f"{name} done", flush=True)
-    torch.compiler.reset()
     ways = curve(layers, width, tokens, () if args.quick else SHARES)
     results.add("curve", measure(ways, effort))
     figure = args.out.with_suffix(".png")

@@ -6,8 +6,9 @@
     policy      which tensors are kept and which are recomputed: a minimum cut
     steps       the ops that run, for such a cut
     kernels     which of them are one kernel, and which tensors are in memory
-    timeline    how many bytes are allocated when
-    budget      which contractions are recomputed too, so that the peak fits
+    timeline    how many bytes are allocated when, and the work that is done
+    candidates  ways to divide a graph, and the choice among them
+    budget      the minimum cuts among them, also with contractions recomputed
     _inductor   hands the policy to torch.compile; the only file that knows its internals
 
 The last is imported when something is compiled.

@@ -31,16 +31,20 @@ def compile(
     disable: bool = False,
     budget: int | float | str | None = None,
 ) -> Any:
-    """Compile as torch.compile does, but keep for backward what recipes keep in eager mode.
+    """Compile as torch.compile does, but keep for backward what gives the lowest peak in about the
+    same time, or the least time within a budget of the peak.
 
         model = memopt.compile(model)
+        model = memopt.compile(model, budget="4GiB")
 
     In a compiled graph there is no op to swap: the compiler generates the kernels, and decides what
-    forward keeps by how it expects to fuse. Here it keeps what matrix products, convolutions,
+    forward keeps by how it expects to fuse. Here several choices are compared by the peak and the
+    work that are predicted for them: torch.compile's own, also at its lower
+    `activation_memory_budget`s, and minimum cuts. These keep what matrix products, convolutions,
     attention and custom ops produced, the seeds of random draws, and statistics of reductions; all
     else, which is element-wise or a normalisation, is recomputed by the kernels of backward that
-    read it. Of the sets of tensors from which that is possible, the one with the fewest bytes is
-    kept (benchmarks/compile.py compares it with torch.compile's own choice).
+    read it. Without a budget the lowest peak is taken that costs at most 1.02 of the work of
+    torch.compile's own choice (benchmarks/compile.py measures both).
     Gradients are those of torch.compile but for the rounding of fused code.
 
     The model may be converted or not: in a compiled graph both are the same. Regions of
@@ -62,9 +66,10 @@ def compile(
             budget out of range. One below what a graph needs is found when the graph is compiled,
             at the first call: its error says how many bytes would do.
 
-    The logger "memopt.compile" says at level INFO what each graph keeps and which peak is predicted
-    for it, when it is compiled. Where a model has convolutions, Inductor may keep copies of
-    their weights and inputs in another layout; options={"layout_optimization": False} leaves them.
+    The logger "memopt.compile" says at level INFO what each graph keeps, whose choice that is,
+    which peak is predicted for it, and which op and module have it, when it is compiled. Where a
+    model has convolutions, Inductor may keep copies of their weights and inputs in another layout;
+    options={"layout_optimization": False} leaves them.
 
     Where PyTorch lacks the internals that this relies upon, a warning says so once, and the model
     is compiled by torch.compile alone.
@@ -104,13 +109,14 @@ def compile_options(budget: int | float | str | None = None) -> dict[str, Any]:
 
     Args:
         budget: the most bytes that forward and backward of one compiled graph may take at their
-            peak, in addition to its inputs and parameters: kept tensors, outputs, gradients and the
-            tensors between kernels. An int is bytes, as is a string such as "4GiB"; a float of 0
-            to 1 is a share of the peak that torch.compile's own choice would have. Within it as
-            much is kept as fits; further matrix products and attention are recomputed, those first
-            that cost the fewest operations per byte. None (default): no product is recomputed. The
-            peak is a prediction, which follows Inductor's behaviour on the CPU; elsewhere it was
-            not measured.
+            peak, in addition to its inputs and parameters: kept tensors, gradients, the tensors
+            between kernels, and outputs until its backward begins. An int is bytes, as is a string
+            such as "4GiB"; a float of 0 to 1 is a share of the peak that torch.compile's own choice
+            would have. Of the choices within it the one of the least work is taken; matrix products
+            and attention are recomputed if it asks for that, those first that cost the fewest
+            operations per byte. None (default): the lowest peak in about the work of
+            torch.compile's own choice. The peak is a prediction, which follows Inductor's behaviour
+            on the CPU; elsewhere it was not measured.
 
     Returns:
         A dict: the policy as Inductor's `custom_partitioner_fn`, and `allow_buffer_reuse` off,

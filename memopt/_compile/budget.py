@@ -1,78 +1,136 @@
-"""Contractions that are recomputed too, so that the peak of a compiled graph fits a budget.
+"""memopt's own ways to divide a compiled graph: minimum cuts.
 
-They are taken in the order of the operations that their recompute costs for each byte that it
-saves, the earlier ones first among equals: what the last layers keep is read as soon as backward
-begins, and to recompute it frees nothing at the peak. Bisection finds how many of them the budget
-needs. Each guess is a whole cut with its own timeline: a sum of their bytes would count tensors
-that are not alive at the peak, and miss those that the recompute itself needs.
+They differ in two things. *Contractions* are recomputed too where a budget asks for that: in the
+order of the operations that it costs for each byte that it saves, the earlier ones first among
+equals: what the last layers keep is read as soon as backward begins, and to recompute it frees
+nothing at the peak. Of what PyTorch keeps and a minimum cut would recompute, a *part* is kept,
+those first that save the most work for their bytes: masks of dropout, say, on a CPU, where to draw
+takes long.
+
+Each way is a whole cut with its own timeline: a sum of its tensors' bytes would count what is not
+alive at the peak, and miss what the recompute itself needs.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
-import torch
 from torch import fx
 
+from memopt._compile.candidates import AGAIN, EXACT, Candidate, candidate
 from memopt._compile.graph import JointGraph
-from memopt._compile.ops import hint, is_contraction, policy_of
+from memopt._compile.ops import (
+    base,
+    has_tensor,
+    is_contraction,
+    op_name,
+    operations,
+    policy_of,
+    value_bytes,
+)
 from memopt._compile.policy import Cut, choose
-from memopt._compile.timeline import Bytes, predict_graph
 
 _ENOUGH_GUESSES = 12
+_MOST_GROUPS = 8
+_PARTS = tuple(part / 6 for part in range(7))
 
 
-class FittedCut(NamedTuple):
-    """A cut, the bytes that it needs, and how many contractions it recomputes."""
+class OwnCuts:
+    """The cuts, made and predicted as they are asked for."""
 
-    cut: Cut
-    bytes: Bytes
-    run_again: int
+    def __init__(self, joint: JointGraph, pytorchs: Cut) -> None:
+        """
+        Args:
+            pytorchs: PyTorch's own choice, of which parts are kept.
+        """
+        self._joint = joint
+        self._contractions = sorted(_contractions(joint), key=_operations_per_byte)
+        self._made: dict[tuple[int, int], Candidate] = {}
+        self._parts: list[fx.Node] = []
+        self._parts = self._worth_keeping(pytorchs)
 
+    def without_products(self) -> Iterator[Candidate]:
+        """The cuts that recompute no contraction."""
+        yield from self._in_parts(0)
 
-def fit_graph(joint: JointGraph, budget: int) -> FittedCut:
-    """The cut with the fewest contractions recomputed whose predicted peak is within `budget`.
+    def fitting(self, budget: int) -> Iterator[Candidate]:
+        """The cuts that recompute as few contractions as that takes to be within `budget`."""
+        number = self._fewest(budget)
+        if number is not None:
+            yield from self._in_parts(number)
 
-    Raises:
-        ValueError: there is none; says the least that is possible.
-    """
-    candidates = sorted(_candidates(joint), key=_operations_per_byte)
-    best = _plan(joint, candidates, 0)
-    if best.bytes.most <= budget:
-        return best
-    plans = {0: best}
-    guesses = {
-        round(len(candidates) * part / _ENOUGH_GUESSES) for part in range(1, _ENOUGH_GUESSES + 1)
-    }
-    for number in sorted(guesses):
-        plans[number] = _plan(joint, candidates, number)
-        if plans[number].bytes.most <= budget:
-            break
-    else:
-        floor = min(plan.bytes.most for plan in plans.values())
-        raise ValueError(
-            f"compile: budget must be at least {floor:,} bytes for this graph, even with all of "
-            f"its {len(candidates)} matrix products, convolutions and attentions recomputed, got "
-            f"{budget:,}"
-        )
-    fits, too_few = number, max(known for known in plans if known < number)
-    while fits - too_few > 1:
-        middle = (fits + too_few) // 2
-        plans[middle] = _plan(joint, candidates, middle)
-        if plans[middle].bytes.most <= budget:
-            fits = middle
+    @property
+    def contractions(self) -> int:
+        """How many may be recomputed."""
+        return len(self._contractions)
+
+    def lowest(self) -> Candidate:
+        """The one of the lowest peak of those that were looked at."""
+        return min(self._made.values(), key=lambda c: c.most)
+
+    def _fewest(self, budget: int) -> int | None:
+        if self._cut(0).most <= budget:
+            return 0
+        total = len(self._contractions)
+        guesses = {
+            round(total * part / _ENOUGH_GUESSES) for part in range(1, _ENOUGH_GUESSES + 1)
+        } - {0}
+        too_few = 0
+        for fits in sorted(guesses):
+            if self._cut(fits).most <= budget:
+                break
+            too_few = fits
         else:
-            too_few = middle
-    return plans[fits]
+            return None
+        while fits - too_few > 1:
+            middle = (fits + too_few) // 2
+            if self._cut(middle).most <= budget:
+                fits = middle
+            else:
+                too_few = middle
+        return fits
+
+    def _worth_keeping(self, pytorchs: Cut) -> list[fx.Node]:
+        """The tensors that PyTorch keeps and the plain cut recomputes, those first that save the
+        most work for their bytes. Those of one op and size, which alike layers have, are tried
+        together.
+        """
+        plain = self._cut(0)
+        may = plain.cut.again & self._joint.computed
+        groups: dict[tuple[str | None, int], list[fx.Node]] = {}
+        for node in dict.fromkeys(
+            base(n) for n in reversed(self._joint.nodes) if n in pytorchs.kept
+        ):
+            if node in may and has_tensor(node) and policy_of(node) is None:
+                groups.setdefault((op_name(node), self._joint.nbytes(node)), []).append(node)
+        largest = sorted(groups.values(), key=lambda g: -len(g) * self._joint.nbytes(g[0]))
+        gains = []
+        for group in largest[:_MOST_GROUPS]:
+            kept = candidate("", self._joint, choose(self._joint, (), group), EXACT)
+            if kept.work < plain.work:
+                gains.append(((plain.work - kept.work) / max(kept.kept - plain.kept, 1), group))
+        gains.sort(key=lambda gain: -gain[0])
+        return [node for _, group in gains for node in group]
+
+    def _in_parts(self, number: int) -> Iterator[Candidate]:
+        for parts in {round(part * len(self._parts)) for part in _PARTS}:
+            yield self._cut(number, parts)
+
+    def _cut(self, number: int, parts: int = 0) -> Candidate:
+        """The cut with so many contractions recomputed, and so many tensors of PyTorch's choice
+        kept.
+        """
+        known = self._made.get((number, parts))
+        if known is None:
+            again = frozenset(self._contractions[:number])
+            cut = choose(self._joint, again, frozenset(self._parts[:parts]))
+            error = AGAIN if number else EXACT
+            known = candidate("memopt's", self._joint, cut, error)
+            self._made[number, parts] = known
+        return known
 
 
-def _plan(joint: JointGraph, candidates: list[fx.Node], number: int) -> FittedCut:
-    cut = choose(joint, frozenset(candidates[:number]))
-    return FittedCut(cut, predict_graph(joint, cut), number)
-
-
-def _candidates(joint: JointGraph) -> list[fx.Node]:
+def _contractions(joint: JointGraph) -> list[fx.Node]:
     return [
         node
         for node in joint.nodes
@@ -82,29 +140,4 @@ def _candidates(joint: JointGraph) -> list[fx.Node]:
 
 def _operations_per_byte(node: fx.Node) -> float:
     """The operations of a recompute, for each byte of its output."""
-    shapes = [_shape(argument) for argument in node.all_input_nodes]
-    value = node.meta["val"]
-    output = value[0] if isinstance(value, (tuple, list)) else value
-    name = str(node.target)
-    if "attention" in name:
-        queries, keys = shapes[0], shapes[1]
-        operations = 4 * math.prod(queries) * keys[-2]
-    elif "convolution" in name:
-        operations = 2 * math.prod(map(hint, output.shape)) * math.prod(shapes[1][1:])
-    else:  # a matrix product: its first matrix is the last argument but one
-        operations = 2 * math.prod(map(hint, output.shape)) * shapes[-2][-1]
-    return operations / max(_nbytes(value), 1)
-
-
-def _shape(node: fx.Node) -> list[int]:
-    value = node.meta.get("val")
-    return [hint(size) for size in value.shape] if isinstance(value, torch.Tensor) else []
-
-
-def _nbytes(value: Any) -> int:
-    values = value if isinstance(value, (tuple, list)) else [value]
-    return sum(
-        math.prod(map(hint, v.shape)) * v.element_size()
-        for v in values
-        if isinstance(v, torch.Tensor)
-    )
+    return operations(node) / max(value_bytes(node), 1)

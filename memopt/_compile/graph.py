@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from memopt._compile.ops import base, has_tensor, is_cheap, is_sum, op_name, source_of
+from memopt._compile.ops import base, elements, has_tensor, is_cheap, is_sum, op_name, source_of
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,13 @@ class JointGraph:
 
     def is_forward(self, node: fx.Node) -> bool:
         return node not in self.backward
+
+    def is_whole_step(self) -> bool:
+        """Whether its outputs with gradients are numbers, as a loss is: nothing large runs between
+        its forward and its backward.
+        """
+        arrive = [node for node in self.backward if node.op == "placeholder"]
+        return all(elements(node) <= 1 for node in arrive)
 
     def wanted(self) -> list[fx.Node]:
         """The nodes of forward that backward reads."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -30,7 +32,7 @@ _MOVES = {
     *("empty", "empty_like", "new_zeros", "new_ones", "new_full", "arange", "iota"),
     *("scalar_tensor", "triu", "tril", "repeat", "cumsum", "flip", "roll", "lift_fresh_copy"),
     *("convert_element_type", "prepare_softmax_online", "where", "masked_fill", "fma"),
-    *("inductor_random", "inductor_randint", "inductor_lookup_seed"),
+    "inductor_lookup_seed",
 }
 # Written into a copy of another tensor: no memory is saved by running them again. The first are
 # computed element by element, the others are kernels of their own.
@@ -39,7 +41,8 @@ _SCATTERED = {
     *("index_put", "_unsafe_index_put", "_unsafe_masked_index_put_accumulate"),
     *("scatter", "scatter_add", "scatter_reduce"),
 }
-_CHEAP = _VIEWS | _REDUCTIONS | _MOVES
+_DRAWS = {"inductor_random", "inductor_randint"}
+_CHEAP = _VIEWS | _REDUCTIONS | _MOVES | _DRAWS
 
 # Matrix products, convolutions and attention: what takes the time of a step.
 _CONTRACTIONS = {
@@ -93,6 +96,23 @@ def is_product(node: fx.Node) -> bool:
 def is_contraction(node: fx.Node) -> bool:
     """Whether it is a matrix product, a convolution or attention that can be recomputed."""
     return op_name(node) in _CONTRACTIONS and _is_pure(node.target)
+
+
+def operations(node: fx.Node) -> int:
+    """The multiplications and additions of a contraction."""
+    name = str(op_name(node))
+    # The input that an op adds to its product comes first.
+    first, second = node.args[1:3] if name in ("addmm", "baddbmm") else node.args[:2]
+    if "attention" in name:
+        return 4 * math.prod(_shape(first)) * _shape(second)[-2]
+    value = node.meta["val"]
+    size = 2 * math.prod(map(hint, value.shape))
+    return size * (math.prod(_shape(second)[1:]) if name == "convolution" else _shape(first)[-1])
+
+
+def is_draw(node: fx.Node) -> bool:
+    """Whether it draws random numbers from a seed."""
+    return op_name(node) in _DRAWS
 
 
 def is_convolution(node: fx.Node) -> bool:
@@ -164,6 +184,20 @@ def elements(node: fx.Node) -> int:
     return sum(hint(v.numel()) for v in values if isinstance(v, torch.Tensor))
 
 
+def value_bytes(node: fx.Node) -> int:
+    """The bytes of a node's tensor or tensors."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else [value]
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    return sum(math.prod(map(hint, t.shape)) * t.element_size() for t in tensors)
+
+
+def device_kind(nodes: Iterable[fx.Node]) -> str:
+    """The device of the first tensor that is not on the CPU, or "cpu"."""
+    devices = (n.meta["val"].device.type for n in nodes if has_tensor(n))
+    return next((device for device in devices if device != "cpu"), "cpu")
+
+
 def hint(size: Any) -> int:
     """A size that the graph was traced with, where it is a symbol."""
     if isinstance(size, int):
@@ -176,6 +210,15 @@ def policy_of(node: fx.Node) -> CheckpointPolicy | None:
     """The policy of a checkpointed region around the node: the compiler's own tag."""
     policy: CheckpointPolicy | None = node.meta.get("recompute")
     return policy
+
+
+def module_path(node: fx.Node) -> str:
+    """The path of the module that runs it, or whose gradient it is of; "" if there is none."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path, _ = list(stack.values())[-1]
+    return str(path).removeprefix("L['self']").lstrip(".")
 
 
 def source_of(node: fx.Node) -> fx.Node:
@@ -192,6 +235,10 @@ def op_name(node: fx.Node) -> str | None:
     if node.target.namespace not in ("aten", "prims"):
         return None
     return node.target._schema.name.split("::")[1]
+
+
+def _shape(argument: Any) -> list[int]:
+    return [hint(size) for size in argument.meta["val"].shape]
 
 
 def _is_pure(target: Any) -> bool:

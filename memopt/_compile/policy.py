@@ -40,13 +40,16 @@ class Cut:
     """Nodes that are recomputed from the kept ones."""
 
 
-def choose(joint: JointGraph, run_again: Collection[fx.Node] = ()) -> Cut:
+def choose(
+    joint: JointGraph, run_again: Collection[fx.Node] = (), once: Collection[fx.Node] = ()
+) -> Cut:
     """The cut of the fewest bytes.
 
     Args:
         run_again: contractions that may be recomputed, as if they were cheap. Then residual streams
             are not recomputed: else the least would be to keep the model's input alone, and to run
             all of forward when backward begins.
+        once: nodes that are not recomputed though they are cheap.
     """
     import networkx as nx  # PyTorch's own need; only here, since it takes a while to import
 
@@ -54,7 +57,9 @@ def choose(joint: JointGraph, run_again: Collection[fx.Node] = ()) -> Cut:
     reached = ancestors(wanted)
     streams = joins(joint) if run_again else ()
     may = {
-        node: node not in streams and _may_be_made_again(node, joint, run_again)
+        node: node not in streams
+        and node not in once
+        and _may_be_made_again(node, joint, run_again)
         for node in joint.nodes
         if node in reached
     }
@@ -95,8 +100,7 @@ def tag(joint: JointGraph, cut: Cut) -> dict[fx.Node, CheckpointPolicy]:
         for node in cut.kept
         if node.op == "call_function" and has_tensor(node)
     }
-    again = cut.again & joint.computed
-    tags.update((node, CheckpointPolicy.MUST_RECOMPUTE) for node in again)
+    tags.update((node, CheckpointPolicy.MUST_RECOMPUTE) for node in cut.again)
     return {node: policy for node, policy in tags.items() if policy_of(node) is None}
 
 

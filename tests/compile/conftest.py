@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch._functorch.config
+
+from memopt._compile import _inductor
+from memopt._compile.candidates import EXACT, Candidate, candidate
+from memopt._compile.graph import JointGraph
+from memopt._compile.policy import choose
 
 CACHE = Path(__file__).parents[2] / "build" / "inductor"
 
@@ -22,3 +28,18 @@ def _fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with torch._functorch.config.patch(enable_autograd_cache=False):
         yield
     torch.compiler.reset()
+
+
+@pytest.fixture
+def minimum_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a budget the minimum cut is taken, and not compared with others: what it keeps is
+    what is tested.
+    """
+    choice = _inductor._chosen
+
+    def chosen(joint: JointGraph, budget: int | float | None, *others: Any) -> Candidate:
+        if budget is not None:
+            return choice(joint, budget, *others)
+        return candidate("memopt's", joint, choose(joint), EXACT)
+
+    monkeypatch.setattr(_inductor, "_chosen", chosen)

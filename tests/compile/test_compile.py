@@ -1,17 +1,15 @@
-"""Proves: memopt.compile holds less for backward than torch.compile, the gradients stay, and it
-works with what torch.compile works with.
+"""Proves: memopt.compile needs less than torch.compile, the gradients stay, and it works with what
+torch.compile works with.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 
 import memopt
 from benchmarks.compile import Block
@@ -33,15 +31,15 @@ def assert_close_gradients(actual: dict[str, Tensor], expected: dict[str, Tensor
 
 @slow
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_holds_less_and_has_the_gradients(dynamic: bool) -> None:
+def test_needs_less_and_has_the_gradients(dynamic: bool) -> None:
     model, x = blocks(1, width=16), sample(width=16)
     with no_kernels():
         plain = torch.compile(model, dynamic=dynamic, fullgraph=True)
         before = step_bytes(loss_of(plain, x), model)
-    ours = memopt.compile(model, dynamic=dynamic, fullgraph=True)
+    ours = memopt.compile(model, dynamic=dynamic, fullgraph=True, budget=0.8)
     after = step_bytes(loss_of(ours, x), model)
     assert after.held < 0.8 * before.held
-    assert after.most <= before.most
+    assert after.most <= 0.8 * before.most
     expected = gradients(loss_of(model, x), model)
     assert_close_gradients(gradients(loss_of(ours, x), model), expected)
     if dynamic:
@@ -52,21 +50,7 @@ def test_holds_less_and_has_the_gradients(dynamic: bool) -> None:
 
 
 @slow
-def test_the_second_start_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a plan is not taken for that of another budget."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    hits = []
-    with torch._functorch.config.patch(enable_autograd_cache=True):
-        for budget in (None, 1.0, None, 1.0):
-            torch.compiler.reset()
-            counters.clear()
-            model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), sample(width=8)
-            loss_of(memopt.compile(model, budget=budget), x)().backward()
-            hits.append(counters["aot_autograd"]["autograd_cache_hit"])
-    assert hits == [0, 0, 1, 1]
-
-
-@slow
+@pytest.mark.usefixtures("minimum_cut")
 def test_graph_breaks_and_autocast() -> None:
     class Broken(nn.Module):
         def __init__(self) -> None:
@@ -97,6 +81,7 @@ def test_graph_breaks_and_autocast() -> None:
 
 
 @slow
+@pytest.mark.usefixtures("minimum_cut")
 def test_dropout_is_the_same_in_backward() -> None:
     """y = dropout(x w): its gradient is nonzero where y is, by the factor that y has."""
     x, weight = sample(width=64), nn.Parameter(torch.eye(64))

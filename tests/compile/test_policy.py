@@ -18,6 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from memopt._compile._inductor import Partitioner
 from memopt._compile.ops import is_view
 
+pytestmark = pytest.mark.usefixtures("minimum_cut")
+
 H, ROWS = 16, 8
 
 

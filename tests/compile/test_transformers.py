@@ -71,6 +71,7 @@ class Beside(Partitioner):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("minimum_cut")
 @pytest.mark.parametrize(
     ("name", "dropout"),
     [(name, 0.1 if place % 2 else 0.0) for place, name in enumerate(MODELS)],
