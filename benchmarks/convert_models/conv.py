@@ -5,8 +5,9 @@ backward before convert and after, tensor by tensor.
     CONV_MODELS["ResNet"].kept()
 
 A convolution saves its input, a batch or group norm its input and statistics, an activation what it
-overwrites or its result, a product both factors. What convert takes away is the result of a norm
-and that of an activation, which the next convolution reads: they are made again.
+overwrites or its result, a product both factors. What convert takes away is the result of a norm,
+of an activation, and their sum or product with another tensor, which the next convolution reads:
+they are made again.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def always(what: str, numbers: int, count: int = 1) -> Kept:
 
 
 def result(what: str, numbers: int, count: int = 1) -> Kept:
-    """Of an op whose input is kept, or made again, after convert."""
+    """Of an op whose inputs are kept, or made again, after convert."""
     return Kept(what, numbers, count, 0)
 
 
@@ -79,7 +80,7 @@ def resnet_keeps() -> Iterable[Kept]:
     yield from batch_norm(4, 2 * BLOCKS)
     yield from batch_norm(16, BLOCKS)
     yield result("result of relu_ behind a norm", PIXELS * 4, 2 * BLOCKS)
-    yield always("result of a block's relu_", PIXELS * 16, BLOCKS)
+    yield result("result of a block's relu_", PIXELS * 16, BLOCKS)
 
 
 class SqueezeExcite(nn.Module):
@@ -132,12 +133,13 @@ def mobilenet() -> tuple[nn.Module, int]:
 
 
 def inverted_residuals_keep() -> Iterable[Kept]:
-    yield always("input of a block", PIXELS * 8, BLOCKS)
+    yield always("input of the first block", PIXELS * 8)
+    yield result("input of a block, the sum of the one before", PIXELS * 8, BLOCKS - 1)
     yield from batch_norm(24, 2 * BLOCKS)
     yield from batch_norm(8, BLOCKS)
     yield result("what an activation overwrites", PIXELS * 24, 2 * BLOCKS)
     yield result("its result", PIXELS * 24, 2 * BLOCKS)
-    yield always("the product with the gate", PIXELS * 24, BLOCKS)
+    yield result("the product with the gate", PIXELS * 24, BLOCKS)
     yield always("the mean of a channel", IMAGES * 24, BLOCKS)
 
 
@@ -201,7 +203,7 @@ def convnext_keeps() -> Iterable[Kept]:
     yield Kept("LayerNorm2d's root", of_pixels, 1, 0)
     yield Kept("LayerNorm2d's input", width, 0, 1)
     yield Kept("LayerNorm2d's statistics", of_pixels, 0, 2)
-    yield always("LayerNorm2d's result, which the next convolution reads", width)
+    yield result("LayerNorm2d's result, which the next convolution reads", width)
     yield always("input of a block", width, BLOCKS)
     yield always("input of its norm", width, BLOCKS)
     yield always("statistics of its norm", of_pixels, 2 * BLOCKS)

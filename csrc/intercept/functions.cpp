@@ -2,7 +2,6 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/add_ops.h>
 #include <ATen/ops/dropout_ops.h>
 #include <ATen/ops/layer_norm_ops.h>
 #include <ATen/ops/rms_norm_ops.h>
@@ -105,22 +104,6 @@ Tensor dropout(DispatchKeySet keys, const Tensor& input, double p, bool train) {
   return op.call(input, p);
 }
 
-bool is_residual(const Tensor& residual, const Tensor& branch) {
-  return saved::is_residual_sum(residual, branch) && supports(branch) && supports(residual);
-}
-
-Tensor add(DispatchKeySet keys, const Tensor& self, const Tensor& other, const at::Scalar& alpha) {
-  Tensor sum = at::_ops::add_Tensor::redispatch(below_intercept(keys), self, other, alpha);
-  // Most sums are of one dtype.
-  if (self.dtype() == other.dtype() || !sum.requires_grad() || !alpha.equal(1)) return sum;
-  const Here now = here();
-  if (!now.functions) return sum;
-  const PassOn pass_on;
-  if (is_residual(self, other)) now.recipes->add_sum(sum, self, other);
-  if (is_residual(other, self)) now.recipes->add_sum(sum, other, self);
-  return sum;
-}
-
 Tensor layer_norm(DispatchKeySet keys, const Tensor& input, c10::SymIntArrayRef normalized_shape,
                   const OptionalTensor& weight, const OptionalTensor& bias, double eps,
                   bool cudnn_enable) {
@@ -171,7 +154,6 @@ bool pause_functions(bool paused) {
 }
 
 TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
-  m.impl("add.Tensor", add);
   m.impl("dropout", dropout);
   m.impl("layer_norm", layer_norm);
   m.impl("rms_norm", rms_norm);

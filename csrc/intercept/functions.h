@@ -3,8 +3,8 @@
 // (channel_norms.cpp), whichever way they are called (torch.nn.functional, torch, a tensor's
 // method, another library's C++).
 //
-// Sums are PyTorch's own, but the registry of recipes is told of those of a float32 residual and a
-// branch in 16 bits (saved/residual_sum.cpp).
+// Sums and products are PyTorch's own, but the registry of recipes is told of them
+// (elementwise.cpp).
 //
 // They are found below Python (key.h). Nothing of PyTorch's is replaced: its names stay the objects
 // they are, other threads and code outside the scope do not come here, and where a call is not

@@ -198,6 +198,11 @@ at::Tensor gelu_of_torch(DispatchKeySet keys, const Tensor& self, std::string_vi
   return Saver<at::_ops::gelu, N, &N::self_>::Call::call(keys, self, approximate);
 }
 
+at::Tensor mul_of_torch(DispatchKeySet keys, const Tensor& self, const Tensor& other) {
+  using N = nodes::MulBackward0;
+  return Saver<at::_ops::mul_Tensor, N, &N::other_, &N::self_>::Call::call(keys, self, other);
+}
+
 // The op in its schema and in at::_ops, its node N, and what that saves.
 #define MEMOPT_SAVER(schema, op, node, ...)                                      \
   {                                                                              \
@@ -211,7 +216,6 @@ TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
   MEMOPT_SAVER("bmm", bmm, BmmBackward0, &N::mat2_, &N::self_)
   MEMOPT_SAVER("baddbmm", baddbmm, BaddbmmBackward0, &N::batch1_, &N::batch2_)
   MEMOPT_SAVER("convolution", convolution, ConvolutionBackward0, &N::input_, &N::weight_)
-  MEMOPT_SAVER("mul.Tensor", mul_Tensor, MulBackward0, &N::other_, &N::self_)
   MEMOPT_SAVER("div.Tensor", div_Tensor, DivBackward0, &N::other_, &N::self_)
   MEMOPT_SAVER("pow.Tensor_Scalar", pow_Tensor_Scalar, PowBackward0, &N::self_)
   MEMOPT_SAVER("exp", exp, ExpBackward0, &N::result_)

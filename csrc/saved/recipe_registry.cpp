@@ -16,6 +16,8 @@ using torch::autograd::variable_list;
 
 // Recipes through which a tensor is made, at most: each takes a few frames of the stack.
 constexpr int64_t kLongestChain = 64;
+// Sums among these: while one is made in backward, so are those that it is made of.
+constexpr int64_t kMostSums = 3;
 
 bool is_row_major(const Geometry& geometry) {
   int64_t stride = 1;
@@ -36,6 +38,21 @@ bool is_in_order_of(const Geometry& copy, const Geometry& copied, bool reshaped)
 }  // namespace
 
 void RecipeRegistry::add(const at::Tensor& output, autograd::Recipe recipe) {
+  enter(output, std::move(recipe), /*sums=*/0, /*is_of_pytorch=*/false);
+}
+
+void RecipeRegistry::add_made_of(const at::Tensor& output, autograd::Recipe recipe, bool is_sum) {
+  enter(output, std::move(recipe), is_sum ? 1 : 0, /*is_of_pytorch=*/true);
+}
+
+bool RecipeRegistry::may_make(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return false;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return outputs_.find(storage_of(tensor)) != outputs_.end();
+}
+
+void RecipeRegistry::enter(const at::Tensor& output, autograd::Recipe recipe, int64_t sums,
+                           bool is_of_pytorch) {
   if (!is_plain(output) || output.storage_offset() != 0) return;
   auto entry = std::make_shared<Output>(Output{name_of_storage(output),
                                                Version(output),
@@ -43,9 +60,10 @@ void RecipeRegistry::add(const at::Tensor& output, autograd::Recipe recipe) {
                                                {},
                                                std::move(recipe.run),
                                                /*chain_length=*/1,
-                                               /*reads_sum=*/false,
+                                               sums,
                                                std::nullopt,
                                                output.device()});
+  bool is_made = false;
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const at::Tensor& tensor : recipe.inputs) {
     if (!tensor.defined()) {
@@ -57,7 +75,8 @@ void RecipeRegistry::add(const at::Tensor& output, autograd::Recipe recipe) {
     if (made_by != nullptr && made_by->chain_length >= kLongestChain) made_by = nullptr;
     if (made_by != nullptr) {
       entry->chain_length = std::max(entry->chain_length, 1 + made_by->chain_length);
-      entry->reads_sum = entry->reads_sum || made_by->reads_sum;
+      entry->sums = std::max(entry->sums, sums + made_by->sums);
+      is_made = true;
     }
     Input input{name_of_storage(tensor), Geometry::of(tensor), Version(tensor), std::move(made_by),
                 std::nullopt};
@@ -66,6 +85,7 @@ void RecipeRegistry::add(const at::Tensor& output, autograd::Recipe recipe) {
     }
     entry->inputs.push_back(std::move(input));
   }
+  if (is_of_pytorch && (!is_made || entry->sums > kMostSums)) return;
   sweep();
   outputs_.insert_or_assign(storage_of(output), std::move(entry));
 }

@@ -16,7 +16,11 @@
 // as well: the output's, and the conversion. All copies in one dtype share what is recomputed. The
 // copy's grad_fn leads to the output's node (cast.h).
 //
-// One kind of sum has a recipe too, though no op of memopt's makes it: residual_sum.cpp.
+// Sums and products of PyTorch's have a recipe too where one operand has one: whatever is saved of
+// the other is enough to make them again. So the sum of a norm's output and the residual, as
+// ResNets add them, is not kept, nor the product of an activation and a gate. A sum that a recipe
+// makes is an operand of at most kMostSums others: backward holds as many at a time. Another kind
+// of sum: residual_sum.cpp.
 //
 // An activation that writes over an output with a recipe loses nothing by it: a stand-in without
 // memory gets the recipe, is saved and read in the output's place, and what stands in the memory
@@ -84,6 +88,11 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
   // A reader of the tensor's recipe; empty if it has none or that would save nothing.
   c10::intrusive_ptr<Handle> take(const at::Tensor& tensor) override;
 
+  // Whether the tensor may have a recipe; quick.
+  bool may_make(const at::Tensor& tensor);
+  // Tells of an op of PyTorch's, whose output has a recipe if one of its inputs does.
+  void add_made_of(const at::Tensor& output, autograd::Recipe recipe, bool is_sum);
+
   // Whether saving the tensor would cost nothing: a handle of this scope holds it already, or it
   // has a recipe.
   bool keeps_anyway(const at::Tensor& tensor);
@@ -114,7 +123,7 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
     c10::SmallVector<std::optional<Input>, 4> inputs;
     RecipeHandle::Run run;
     int64_t chain_length;  // of recipes, by made_by
-    bool reads_sum;        // it is a sum with a recipe, or is made from one
+    int64_t sums;          // with recipes that it is made through, itself among them
     std::optional<c10::weak_intrusive_ptr<SharedTensor>> shared;  // once it was saved
     at::Device device;
     // Where it stands in the graph; that of a cast of it leads here.
@@ -123,6 +132,9 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
     uint32_t output_nr = 0;
     c10::SmallVector<SharedCast, 1> casts = {};
   };
+  // Enters an output whose recipe makes `sums` sums itself. Of PyTorch's ops: only where an input
+  // has a recipe, through few sums.
+  void enter(const at::Tensor& output, autograd::Recipe recipe, int64_t sums, bool is_of_pytorch);
   // The output on `tensor`'s storage, unless it was written in place since, also under tensor.data,
   // or is of another dtype.
   std::shared_ptr<Output> output_of(const at::Tensor& tensor);

@@ -4,7 +4,8 @@
 // grows. And the registry must be the last that holds the branch's result when the sum is saved,
 // since elsewhere it may be written in place: nothing that PyTorch saves would notice.
 //
-// intercept/functions.cpp sees the sums. Only the latest is remembered: a block's next op saves it.
+// intercept/elementwise.cpp sees the sums. Only the latest is remembered: a block's next op saves
+// it.
 #include <ATen/ops/add.h>
 
 #include <utility>
@@ -41,11 +42,11 @@ void RecipeRegistry::add_sum(const at::Tensor& sum, const at::Tensor& residual,
   const std::lock_guard<std::mutex> lock(mutex_);
   auto added = output_of(sum);
   if (added == nullptr) return;
-  if (added->reads_sum) {
+  if (added->sums > 0) {
     outputs_.erase(storage_of(sum));
     return;
   }
-  added->reads_sum = true;
+  added->sums = 1;
   sum_.output = std::move(added);
   sum_.branch = std::move(kept);
 }

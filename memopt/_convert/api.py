@@ -147,7 +147,8 @@ def convert(
             instance_norm and batch_norm inside the model are memopt's too, as functions of
             torch.nn.functional or torch, as methods of tensors and in torch.nn's modules, the
             activations in place as well. What memopt's ops do not support stays
-            PyTorch's. Calls outside the model are PyTorch's too. For every second sum of a
+            PyTorch's. Calls outside the model are PyTorch's too. Sums, products and copies of
+            PyTorch's with an operand that has a recipe have one. For every second sum of a
             float32 residual and a 16-bit tensor of its shape, as blocks add them under autocast,
             16-bit tensor is kept in place of the sum, if nothing else holds that tensor by then.
         head: have the head return lazy logits. A head is a Linear that shares an embedding's

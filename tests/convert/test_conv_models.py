@@ -59,13 +59,15 @@ def test_kept_is_what_the_terms_say(name: str) -> None:
 def test_the_allocator_holds_what_is_kept(name: str) -> None:
     model, x = made(name)
     for _ in range(2):
-        expected = total(kept(model, x))
+        with SavedTensors(exclude=[*model.parameters(), *model.buffers()]) as saved:
+            output = model(x)
+        is_kept = any(t.data_ptr() == output.data_ptr() for t in saved.tensors)
+        of_the_output = 0 if is_kept else output.nbytes
+        del output
         with LiveBytes() as live:
             output = model(x)
-        # Each model's first convolution, or norm, keeps the input, which was there before; and
-        # relu_ its result, which is the ResNet's output.
-        of_the_output = 0 if name == "ResNet" else output.nbytes
-        assert live.left == expected - x.nbytes + of_the_output
+        # Each model's first convolution keeps the input, which was there before.
+        assert live.left == saved.bytes - x.nbytes + of_the_output
         del output
         memopt.convert(model)
 
@@ -249,12 +251,12 @@ SMALL: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
 # At most so much of what was kept.
 MOST = {
     "convnext": 0.66,
-    "mobilenet_v2": 0.75,
-    "resnet": 0.75,
-    "regnet": 0.65,
-    "efficientnet": 0.64,
-    "segformer": 0.74,
-    "mobilevit": 0.42,
+    "mobilenet_v2": 0.35,
+    "resnet": 0.66,
+    "regnet": 0.56,
+    "efficientnet": 0.35,
+    "segformer": 0.7,
+    "mobilevit": 0.4,
     "wav2vec2": 0.65,
 }
 

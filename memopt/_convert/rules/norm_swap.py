@@ -104,9 +104,11 @@ class NormSwap(ClassSwap):
         if not self.channels_first:
             return self._compute(input, weight, bias, eps)
         output = self._compute(input.movedim(1, -1), weight, bias, eps).movedim(-1, 1)
-        if self.keeps_strides and output.stride() != input.stride():
-            return torch.empty_like(input, dtype=output.dtype).copy_(output)
-        return output
+        if not self.keeps_strides or output.stride() == input.stride():
+            return output
+        if input.is_contiguous():
+            return output.contiguous()  # a copy that recipes know
+        return torch.empty_like(input, dtype=output.dtype).copy_(output)
 
     def _fits(self, input: Tensor, parameter: Tensor | None) -> bool:
         cols = input.shape[1 if self.channels_first else -1]
