@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import checkpoint_overhead, compile, convert_bytes, cuda_resources, models
+from benchmarks import checkpoint_overhead, compile, conv, convert_bytes, cuda_resources, models
 from benchmarks import head as language_head
 from benchmarks import host_time as whole_steps
 from benchmarks.cli import RESULTS
@@ -280,6 +280,11 @@ def whole_models() -> str:
     return under(run, models.tables(run))
 
 
+def convolutional() -> str:
+    run = result("cpu_conv")
+    return under(run, conv.tables(run["cases"]))
+
+
 def heads() -> str:
     run = result("cpu_head")
     return under(run, language_head.tables(run))
@@ -302,6 +307,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "compiled models": compiled,
     "bytes of converted models": converted,
     "plans": planned,
+    "convolutional networks": convolutional,
     "whole models": whole_models,
     "heads": heads,
     "ops on a GPU": gpu_kernels,
