@@ -76,7 +76,8 @@ REGIONS = (OFFLOADED, *PLANS)
 COLORS = ("#8ab6d6", "#3b7dd8", "#1d3f72")
 FEW = (3, 4)
 """Layers of the models that are predicted."""
-_MOST = 1 << 14
+_MOST = 1 << 12
+"""Times 1,024 tokens. Predictions know the values of positions up to some 8 million."""
 
 
 @dataclass(frozen=True)
