@@ -279,39 +279,49 @@ def remembered(peak: Callable[[int], int]) -> Callable[[int], int]:
     return at
 
 
+def tokens_of(run: Mapping[str, Any]) -> dict[str, dict[tuple[str, str], int]]:
+    """The tokens by way and device, of each training that the run has whole."""
+    cases = run["cases"].values()
+    found = {
+        training: {(c["way"], c["device"]): c["tokens"] for c in cases if c["training"] == training}
+        for training in TRAININGS
+    }
+    whole = len(WAYS) * len(DEVICES)
+    return {training: tokens for training, tokens in found.items() if len(tokens) == whole}
+
+
 def tables(run: Mapping[str, Any]) -> str:
     """A row for each training and way, with the tokens on each device."""
-    found = {(c["training"], c["way"], c["device"]): c["tokens"] for c in run["cases"].values()}
     rows = [
-        [training, way, *(f"{found[training, way, device]:,}" for device in DEVICES)]
-        for training in TRAININGS
+        [training, way, *(f"{tokens[way, device]:,}" for device in DEVICES)]
+        for training, tokens in tokens_of(run).items()
         for way in WAYS
-        if all((training, way, device) in found for device in DEVICES)
     ]
     return table(["training", "way", *DEVICES], rows)
 
 
 def draw(run: Mapping[str, Any], out: Path) -> None:
     """A panel for each training, a group of bars for each way, a bar for each device."""
-    found = {(c["training"], c["way"], c["device"]): c["tokens"] for c in run["cases"].values()}
+    found = tokens_of(run)
 
     def panels(figure: Any) -> None:
-        for axes, training in zip(figure.subplots(1, 2, sharey=True), TRAININGS, strict=True):
+        grid = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
+        for axes, (training, of_training) in zip(grid, found.items(), strict=True):
             for number, (device, color) in enumerate(zip(DEVICES, COLORS, strict=True)):
                 places = [place + 0.27 * (number - 1) for place in range(len(WAYS))]
-                tokens = [found[training, way, device] / TOKENS for way in WAYS]
+                tokens = [of_training[way, device] / TOKENS for way in WAYS]
                 axes.barh(places, tokens, 0.25, color=color, label=device)
                 for place, count in zip(places, tokens, strict=True):
                     axes.text(max(count, 0.8), place, f" {count:,.0f}", va="center", fontsize=7)
             axes.set_yticks(range(len(WAYS)), WAYS)
             axes.set_xscale("log")
-            axes.set_xlim(0.8, 2.5 * max(found.values()) / TOKENS)
+            axes.set_xlim(0.8, 2.5 * max(of_training.values()) / TOKENS)
             axes.set_xlabel("longest sequence, thousands of tokens (1,024)")
             axes.set_title(f"Llama-3-8B, {training}")
         axes.invert_yaxis()
         axes.legend(frameon=False, loc="upper right")
 
-    write_figure(out, (10, 4), panels)
+    write_figure(out, (5 * len(found), 4), panels)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

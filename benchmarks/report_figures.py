@@ -13,7 +13,7 @@ from pathlib import Path
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from benchmarks import checkpoint_depth, compile, hero, models, plan, plot
+from benchmarks import checkpoint_depth, compile, hero, longest_sequence, models, plan, plot
 from benchmarks.cli import OPS, RESULTS
 from benchmarks.report_tables import result, result_file
 
@@ -41,6 +41,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "cpu_checkpoint_depth": _depth,
     "cpu_compile": lambda out: compile.draw(result(out.stem)["cases"]["curve"]["variants"], out),
     "cpu_hero": lambda out: hero.draw(result(out.stem)["cases"]["gpt"], out),
+    "cpu_longest_sequence": lambda out: longest_sequence.draw(result(out.stem), out),
     "cpu_models": lambda out: models.draw(models.plain_cases(result(out.stem)["cases"]), out),
     "cpu_plan": _plans,
     "cuda_plan": _plans,

@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks import checkpoint_overhead, compile, conv, convert_bytes, cuda_resources, models
 from benchmarks import head as language_head
 from benchmarks import host_time as whole_steps
+from benchmarks import longest_sequence as sequences
 from benchmarks.cli import RESULTS
 from benchmarks.summary import describe, geometric_mean, measured, operation, table
 
@@ -290,6 +291,12 @@ def heads() -> str:
     return under(run, language_head.tables(run))
 
 
+def longest_sequences() -> str:
+    run = result("cpu_longest_sequence")
+    version, date = run["versions"]["torch"], run["date"][:10]
+    return f"*Predicted with torch {version}; {date}.*\n\n{sequences.tables(run)}\n"
+
+
 def cuda_resources_of_kernels() -> str:
     run = result("cuda_resources")
     archs = ", ".join(run["settings"]["architectures"])
@@ -310,6 +317,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "convolutional networks": convolutional,
     "whole models": whole_models,
     "heads": heads,
+    "longest sequences": longest_sequences,
     "ops on a GPU": gpu_kernels,
     "resources of CUDA kernels": cuda_resources_of_kernels,
     "plans on a GPU": lambda: planned("cuda_plan"),
