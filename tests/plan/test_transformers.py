@@ -1,7 +1,7 @@
-"""Proves, for models of transformers and ten budgets each, from the least that any plan takes to
-all that the model takes, that a plan is found within each. Every third plan of a model is applied,
-the models beginning with different ones: what is said to fit does, by the ledger of a real step;
-predictions are exact; and gradients are those of the same ops without regions in every bit.
+"""Proves that plans of models of transformers are found within ten budgets each, from the least
+that any plan takes to all that the model takes, and that they hold: every third of a model's plans
+is applied, another one first for each model. What is said to fit does, by the ledger of a real
+step; predictions are exact; and gradients are those of the same ops without regions in every bit.
 """
 
 from __future__ import annotations
