@@ -61,6 +61,7 @@ void RecipeRegistry::enter(const at::Tensor& output, autograd::Recipe recipe, in
                                                std::move(recipe.run),
                                                /*chain_length=*/1,
                                                sums,
+                                               is_of_pytorch,
                                                std::nullopt,
                                                output.device()});
   bool is_made = false;
@@ -253,10 +254,16 @@ c10::intrusive_ptr<Handle> RecipeRegistry::hold(const at::Tensor& tensor,
 
 bool RecipeRegistry::needs_no_hooks(const variable_list& saved) {
   if (!is_alone()) return false;
+  Alive alive;
   const std::lock_guard<std::mutex> lock(mutex_);
+  // Most recipes are of use; of a sum, which every residual is, seldom all operands are there.
+  const auto has_recipe = [&](const at::Tensor& tensor) {
+    const auto output = output_of(tensor);
+    if (output == nullptr) return cast_of(tensor).has_value();
+    return !output->is_of_pytorch || recipe_of(*output, alive).defined();
+  };
   return std::all_of(saved.begin(), saved.end(), [&](const at::Tensor& tensor) {
-    return !tensor.defined() ||
-           (is_plain(tensor) && output_of(tensor) == nullptr && !cast_of(tensor).has_value());
+    return !tensor.defined() || (is_plain(tensor) && !has_recipe(tensor));
   });
 }
 

@@ -124,6 +124,7 @@ class RecipeRegistry : public Fate, public autograd::RecipeRecorder {
     RecipeHandle::Run run;
     int64_t chain_length;  // of recipes, by made_by
     int64_t sums;          // with recipes that it is made through, itself among them
+    bool is_of_pytorch;    // made by an op that is not memopt's
     std::optional<c10::weak_intrusive_ptr<SharedTensor>> shared;  // once it was saved
     at::Device device;
     // Where it stands in the graph; that of a cast of it leads here.
