@@ -40,7 +40,7 @@ def test_alike_blocks_are_in_order(share: float) -> None:
     needs less where this one needs all of the budget.
     """
     model, batch = chain()
-    rich = memopt.plan(model, batch, EVERYTHING, measure=False)
+    rich = memopt.plan(model, batch, EVERYTHING, measure=False, chunks=False)
     least = curve_of(rich.profile, rich.terms, 2).plans[0].peak
     plan = rich.within(int(least + share * (rich.plain_peak - least)))
     held = [block.kept for block in plan.blocks]

@@ -20,8 +20,8 @@ def test_under_a_plan_modules_are_what_they_were() -> None:
     model, batch = chain()
     before = {module: looks(module) for module in model.modules()}
     with pytest.raises(BudgetTooSmall) as error:
-        memopt.plan(model, batch, 1)
-    memopt.plan(model, batch, error.value.floor).apply()
+        memopt.plan(model, batch, 1, chunks=False)
+    memopt.plan(model, batch, error.value.floor, chunks=False).apply()
     regions = [path for path, m in model.named_modules() if settings_of(m) is not None]
     assert regions
     calls: Counter[str] = Counter()

@@ -58,7 +58,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
 def test_more_than_was_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan is made again for so much less, and then fits."""
     model, batch = chain()
-    plan = memopt.plan(model, batch, EVERYTHING, measure=False)
+    plan = memopt.plan(model, batch, EVERYTHING, measure=False, chunks=False)
     budget = (plan.peak + curve_of(plan.profile, plan.terms, 2).plans[0].peak) // 2
     first = plan.within(budget)
     more = budget - first.peak + 1000

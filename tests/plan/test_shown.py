@@ -358,7 +358,8 @@ def test_largest_batch(plan: memopt.Plan) -> None:
     assert live is not None
     rows = plan.largest_batch()
     make = resized(live.step.batch, 0, "a test")
-    peaks = [least_peak(live, replace(live.step, batch=make(n))) for n in (rows, rows + 1)]
+    steps = [replace(live.step, batch=make(n)) for n in (rows, rows + 1)]
+    peaks = [least_peak(live, step, plan.terms) for step in steps]
     assert peaks[0] <= plan.budget < peaks[1]
     assert plan.largest_batch("50MB") > rows
     assert plan.largest_batch("0.5MB") == 0

@@ -21,8 +21,8 @@ EVERYTHING = 1 << 30
 
 
 def tight(model: nn.Module, batch: torch.Tensor) -> memopt.Plan:
-    """A plan with regions in it."""
-    plan = memopt.plan(model, batch, EVERYTHING, measure=False)
+    """A plan with regions in it, and no chunks, of which each is a forward."""
+    plan = memopt.plan(model, batch, EVERYTHING, measure=False, chunks=False)
     with pytest.raises(BudgetTooSmall) as info:
         plan.within(1000)
     return plan.within(info.value.floor)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.support.bits import assert_same_bits
-from tests.support.cases import GROUP_NORM_CASES, NORM_CASES, OP_CASES, OpCase
+from tests.support.cases import GROUP_NORM_CASES, NORM_CASES, OP_CASES, VALUE_CASES, OpCase
 from tests.support.cases.activation import TORCH
 from tests.support.cases.dropout import ActivationDropoutCase
 from tests.support.cases.gated import PackedCase
@@ -282,7 +282,7 @@ def test_every_compiled_kernel_runs(simt: Device) -> None:
                 for call in (planes, planes.map(channels_last)):
                     run(simt, GROUP_NORM_CASES[0], call, layout=layout)
     dropped = [ActivationDropoutCase("activation_dropout", activation=name) for name in TORCH]
-    for case in (*(case for case in OP_CASES if case.family in DRIVERS), *packed, *dropped):
+    for case in (*(case for case in VALUE_CASES if case.family in DRIVERS), *packed, *dropped):
         for dtypes in DTYPES:
             beyond_registers = 32768 // dtypes.tensor.itemsize + 8
             lengths = (128, 129, beyond_registers, beyond_registers + 1)

@@ -106,27 +106,35 @@ def test_states_of_8_bits() -> None:
 
 @pytest.mark.slow
 def test_a_loss_without_logits() -> None:
-    """Against a loss of the hidden state, which makes no gradient of the head's own."""
+    """Of a head that is no module, against a loss of the hidden state, which makes no gradient of
+    the head's own.
+    """
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
         n_layer=1, n_embd=32, n_head=2, vocab_size=2000, bos_token_id=0, eos_token_id=0
     )
-    model = transformers.GPT2LMHeadModel(config).train()
     batch = tiny("gpt2", rows=8, length=64)[1]
-    found = [a for a in memopt.anatomy(model, batch, advice=True).advice if "logits" in a.what]
-    assert len(found) == 1
 
-    class Body(nn.Module):
+    class Words(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.model = model
+            self.body = transformers.GPT2Model(config)
+            self.head = nn.Parameter(torch.randn(2000, 32))
 
         def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-            head = self.model.lm_head.weight.sum() * 0
-            hidden: Tensor = self.model.transformer(input_ids).last_hidden_state
-            return hidden.square().mean() + head
+            hidden = self.body(input_ids).last_hidden_state
+            logits = nn.functional.linear(hidden, self.head)[:, :-1]
+            return nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
 
-    of_head = 4 * model.lm_head.weight.numel()
+    class Body(Words):
+        def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+            hidden: Tensor = self.body(input_ids).last_hidden_state
+            return hidden.square().mean() + self.head.sum() * 0
+
+    model = Words().train()
+    found = [a for a in memopt.anatomy(model, batch, advice=True).advice if "logits" in a.what]
+    assert len(found) == 1
+    of_head = 4 * model.head.numel()
     assert abs(measured(Body(), batch) + of_head - found[0].peak) < 0.001 * found[0].peak
 
 
