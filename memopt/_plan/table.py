@@ -80,8 +80,12 @@ def _of_head(plan: Planned) -> Iterator[str]:
     seconds = now.forward + now.backward - before.forward - before.backward
     yield (
         f"In chunks of rows with the loss: {', '.join(plan.assignment.heads)} (no logits of the "
-        f"whole batch; {as_text(less)} less at the peak of this part, for {1e3 * seconds:+,.3g} ms)"
+        f"whole batch; {as_text(less)} less at the peak of this part, {_time(seconds)})"
     )
+
+
+def _time(more: float) -> str:
+    return f"{1e3 * abs(more):,.3g} ms {'more' if more > 0 else 'less'}"
 
 
 def _runs(blocks: tuple[PlannedBlock, ...]) -> Iterator[list[PlannedBlock]]:

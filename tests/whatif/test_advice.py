@@ -106,9 +106,7 @@ def test_states_of_8_bits() -> None:
 
 @pytest.mark.slow
 def test_a_loss_without_logits() -> None:
-    """Of a head that is no module, against a loss of the hidden state, which makes no gradient of
-    the head's own.
-    """
+    """Of a head that is no module, against a loss of the hidden state."""
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
         n_layer=1, n_embd=32, n_head=2, vocab_size=2000, bos_token_id=0, eos_token_id=0
@@ -118,6 +116,7 @@ def test_a_loss_without_logits() -> None:
     class Words(nn.Module):
         def __init__(self) -> None:
             super().__init__()
+            self.config = config  # which says how many words there are
             self.body = transformers.GPT2Model(config)
             self.head = nn.Parameter(torch.randn(2000, 32))
 
@@ -134,8 +133,7 @@ def test_a_loss_without_logits() -> None:
     model = Words().train()
     found = [a for a in memopt.anatomy(model, batch, advice=True).advice if "logits" in a.what]
     assert len(found) == 1
-    of_head = 4 * model.head.numel()
-    assert abs(measured(Body(), batch) + of_head - found[0].peak) < 0.001 * found[0].peak
+    assert abs(measured(Body(), batch) - found[0].peak) < 0.001 * found[0].peak
 
 
 def test_nothing_is_said_of_what_gives_nothing() -> None:
