@@ -236,6 +236,8 @@ def test_598_and_522_options_have_an_effect_on_one_device() -> None:
 
 def test_1698_nothing_leaks() -> None:
     """Saved tensors had to be cleared by force, or stayed."""
+    gc.collect()
+    before = _C.live_regions()  # what others hold
     for options in OPTIONS:
         checkpointing.configure(None, **options)
         blocks = [mlp(8) for _ in range(3)]
@@ -244,7 +246,7 @@ def test_1698_nothing_leaks() -> None:
             loss.backward(retain_graph=True)
             del loss
         gc.collect()
-        assert _C.live_regions() == 0
+        assert _C.live_regions() == before
 
 
 def test_inputs_that_do_not_divide_and_differ_in_size() -> None:

@@ -4,11 +4,12 @@ blocks that are compiled one by one share their graphs.
 
 from __future__ import annotations
 
-import functools
+import json
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from memopt._compile.candidates import Candidate, freely, within
 from memopt._compile.policy import Cut
 from tests.compile.support import blocks, no_kernels, sample, step_bytes
 
+ROOT = Path(__file__).parents[2]
 CUT = Cut(frozenset(), frozenset())
 
 
@@ -103,22 +105,11 @@ def test_never_a_higher_peak_than_torch_compile_of_a_real_model(name: str) -> No
     reaches as a budget.
     """
     pytest.importorskip("transformers")
-    from benchmarks.convert_models.model_terms import model_and_inputs
-    from benchmarks.convert_models.sizes import Sizes
-
-    sizes = Sizes(n=1, h=32, heads=4, kv_heads=2, m=96, words=128, tokens=32)
-
-    def most(compile: Callable[[Any], Any], share: float = 1.0) -> int:
-        torch.manual_seed(0)
-        model, inputs = model_and_inputs(name, sizes)
-        model.float()
-        with no_kernels(), torch._functorch.config.patch(activation_memory_budget=share):
-            compiled = compile(lambda: model(**inputs).loss)
-            return step_bytes(compiled, model).most
-
-    assert most(memopt.compile) <= most(torch.compile)
-    half = most(torch.compile, 0.5)
-    assert most(functools.partial(memopt.compile, budget=half)) <= half
+    program = [sys.executable, "-m", "tests.compile.peaks", name]
+    run = subprocess.run(program, cwd=ROOT, check=True, capture_output=True, text=True)
+    peaks = json.loads(run.stdout.splitlines()[-1])
+    assert peaks["memopt"] <= peaks["torch"]
+    assert peaks["memopt within that"] <= peaks["torch at half"]
 
 
 @pytest.mark.slow
