@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import memopt
+from memopt.memory.saved import SavedTensors
 from tests.support.record_ops import RecordOps
 from tests.support.tolerances import (
     MODEL_ERROR_RATIO,
@@ -31,6 +32,14 @@ def converted_inside(module: nn.Module, **options: Any) -> Any:
     model = nn.Sequential(module)
     memopt.convert(model, **options)
     return model[0]
+
+
+def kept_bytes(model: nn.Module, x: Tensor) -> int:
+    """What a call keeps for backward beside its input and the model's parameters."""
+    with SavedTensors(exclude=[x, *model.parameters()]) as saved:
+        output = model(x)
+    del output
+    return saved.bytes
 
 
 def step(model: nn.Module, inputs: Mapping[str, Tensor]) -> Results:

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 import memopt
 from memopt._convert.recipes import turn_recipes_off
-from memopt.memory.saved import SavedTensors
-from tests.convert.support import memopt_ops, one_step
+from tests.convert.support import kept_bytes, memopt_ops, one_step
 
 CHANNELS, WIDTH = 4, 6
 ONE = 2 * CHANNELS * WIDTH * WIDTH * 4
@@ -88,13 +87,6 @@ def made(activation: Callable[[Tensor], Tensor], norm: bool, **options: Any) -> 
     return model, plain
 
 
-def kept(model: nn.Module) -> int:
-    with SavedTensors(exclude=[X, *model.parameters()]) as saved:
-        output = model(X)
-    del output
-    return saved.bytes
-
-
 def assert_trains_alike(model: nn.Module, plain: nn.Module) -> None:
     ours = one_step(lambda: model(X), *model.parameters())
     for mine, theirs in zip(ours, one_step(lambda: plain(X), *plain.parameters()), strict=True):
@@ -105,22 +97,22 @@ def assert_trains_alike(model: nn.Module, plain: nn.Module) -> None:
 def test_a_module_behind_a_norm_keeps_nothing(make: Callable[[], nn.Module]) -> None:
     for options in ({}, {"functional": False}):
         model, plain = made(make(), norm=True, **options)
-        assert kept(model) == ONE + STATISTICS
-        assert kept(plain) >= 2 * ONE
+        assert kept_bytes(model, X) == ONE + STATISTICS
+        assert kept_bytes(plain, X) >= 2 * ONE
         assert_trains_alike(model, plain)
 
 
 @pytest.mark.parametrize("call", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_a_function_behind_a_norm_keeps_nothing(call: Callable[[Tensor], Tensor]) -> None:
     model, plain = made(call, norm=True)
-    assert kept(model) == ONE + STATISTICS
+    assert kept_bytes(model, X) == ONE + STATISTICS
     assert_trains_alike(model, plain)
 
 
 @pytest.mark.parametrize("make", SAVES_CLONE.values(), ids=SAVES_CLONE)
 def test_behind_a_convolution_one_tensor_of_two_is_kept(make: Callable[[], nn.Module]) -> None:
     model, plain = made(make(), norm=False)
-    assert (kept(plain), kept(model)) == (2 * ONE, ONE)
+    assert (kept_bytes(plain, X), kept_bytes(model, X)) == (2 * ONE, ONE)
     assert_trains_alike(model, plain)
 
 
@@ -129,7 +121,7 @@ def test_behind_a_convolution_one_whose_result_is_enough_is_pytorch_s(
     make: Callable[[], nn.Module],
 ) -> None:
     model, plain = made(make(), norm=False)
-    assert kept(plain) == kept(model) == ONE
+    assert kept_bytes(plain, X) == kept_bytes(model, X) == ONE
     assert "memopt::_activation_forward_" not in memopt_ops(lambda: model(X))
     assert_trains_alike(model, plain)
 
@@ -172,7 +164,7 @@ def test_under_autocast(name: str) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         ours = one_step(lambda: model(X), *model.parameters())
         theirs = one_step(lambda: plain(X), *plain.parameters())
-        assert kept(model) < kept(plain)
+        assert kept_bytes(model, X) < kept_bytes(plain, X)
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.dtype == other.dtype
         torch.testing.assert_close(mine.float(), other.float(), rtol=0.1, atol=0.1)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import memopt
 from memopt._extension import _C
-from memopt.memory.saved import SavedTensors
+from tests.convert.support import kept_bytes
 
 WIDTH, EDGE = 4, 6
 ONE = 2 * WIDTH * EDGE * EDGE * 4
@@ -81,13 +81,6 @@ def made(
     return model, plain
 
 
-def kept(model: nn.Module) -> int:
-    with SavedTensors(exclude=[X, *model.parameters()]) as saved:
-        output = model(X)
-    del output
-    return saved.bytes
-
-
 def gradients(model: nn.Module) -> list[Tensor]:
     return list(torch.autograd.grad(model(X).sin().sum(), list(model.parameters())))
 
@@ -98,8 +91,8 @@ def test_what_is_made_of_what_is_kept_is_not_kept(
 ) -> None:
     live = _C.live_handles()
     model, plain = made(function)
-    assert kept(model) == ONE + STATISTICS
-    assert kept(plain) >= 2 * ONE
+    assert kept_bytes(model, X) == ONE + STATISTICS
+    assert kept_bytes(plain, X) >= 2 * ONE
     for ours, theirs in zip(gradients(model), gradients(plain), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     assert _C.live_handles() == live
@@ -115,7 +108,7 @@ def test_gradients_have_the_bits_of_what_is_kept(
         return function(normed, h).mul_(1.0)
 
     recomputed, held = made(function)[0], made(kept_instead)[0]
-    assert kept(held) >= kept(recomputed) + ONE
+    assert kept_bytes(held, X) >= kept_bytes(recomputed, X) + ONE
     for ours, theirs in zip(gradients(recomputed), gradients(held), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -138,7 +131,7 @@ LEFT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize("function", LEFT.values(), ids=LEFT)
 def test_everything_else_is_kept(function: Callable[[Tensor, Tensor], Tensor]) -> None:
     model, plain = made(function)
-    assert kept(model) >= 2 * ONE
+    assert kept_bytes(model, X) >= 2 * ONE
     for ours, theirs in zip(gradients(model), gradients(plain), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
@@ -163,8 +156,8 @@ def test_of_many_sums_in_a_row_every_fourth_is_kept() -> None:
     plain = nn.Sequential(*(Residual() for _ in range(blocks)), nn.Conv2d(WIDTH, WIDTH, 1))
     model = copy.deepcopy(plain)
     memopt.convert(model)
-    assert kept(model) == blocks * (ONE + STATISTICS) + blocks // 4 * ONE
-    assert kept(plain) == blocks * (2 * ONE + STATISTICS)
+    assert kept_bytes(model, X) == blocks * (ONE + STATISTICS) + blocks // 4 * ONE
+    assert kept_bytes(plain, X) == blocks * (2 * ONE + STATISTICS)
     for ours, theirs in zip(gradients(model), gradients(plain), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
 
@@ -186,7 +179,7 @@ def test_a_sum_that_raises_leaves_what_it_was_to_write_over() -> None:
         return normed
 
     model, plain = made(refused)
-    assert kept(model) == ONE + STATISTICS
+    assert kept_bytes(model, X) == ONE + STATISTICS
     for ours, theirs in zip(gradients(model), gradients(plain), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
@@ -218,7 +211,7 @@ def test_in_a_region_and_under_autocast(function: Callable[[Tensor, Tensor], Ten
     for ours, theirs in zip(torch.autograd.grad(within, parameters), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert kept(model) < kept(plain)
+        assert kept_bytes(model, X) < kept_bytes(plain, X)
         ours, theirs = gradients(model), gradients(plain)
     for mine, other in zip(ours, theirs, strict=True):
         assert (mine - other).norm() <= 0.1 * other.norm() + 0.1
@@ -241,4 +234,4 @@ def test_hooks_and_gradients_of_a_sum_are_there() -> None:
 def test_without_recipes_or_functions_nothing_changes() -> None:
     for options in ({"recipes": False}, {"functional": False}):
         model, _ = made(FUNCTIONS["a sum"], **options)
-        assert kept(model) == 2 * ONE + STATISTICS
+        assert kept_bytes(model, X) == 2 * ONE + STATISTICS
