@@ -52,6 +52,10 @@ class Choice:
     nothing else asks for them (memopt.convert).
     """
 
+    def without_parts(self) -> Choice:
+        """The choice without regions inside, and whole: no region of it runs in chunks."""
+        return replace(self, parts=(), chunks=None, in_chunks=("",))
+
     def __str__(self) -> str:
         if self.head:
             return "in chunks, with its loss"
@@ -125,7 +129,7 @@ class Assignment:
     def without_regions(self, paths: Container[str]) -> Assignment:
         """An assignment in which these modules, which cannot be regions, are none."""
         choices = {
-            at: replace(choice, checkpoint=False, parts=(), chunks=None, in_chunks=("",))
+            at: replace(choice.without_parts(), checkpoint=False)
             if any(p in paths for p in at)
             else choice
             for at, choice in self.choices.items()

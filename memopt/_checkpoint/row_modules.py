@@ -30,9 +30,6 @@ from memopt.memory.predicted.predict import hollow_step
 from memopt.memory.step import Step, StepFunction
 from memopt.memory.unchanged import unchanged
 
-_LEAST_SHARE = 0.25
-"""The share of the bytes that a module returns that it has to keep inside more than."""
-
 
 @dataclass(frozen=True)
 class RowModules:
@@ -110,7 +107,7 @@ def _candidates(tree: CallTree, modules: Mapping[str, nn.Module]) -> dict[str, N
         if each.path
         and each.path in modules
         and each.with_gradients
-        and each.kept_bytes > _LEAST_SHARE * each.output_bytes
+        and each.keeps_inside
         and not is_layer(modules[each.path])
     )
 

@@ -73,7 +73,7 @@ def group_option(
         [profile.option(number, one, with_recipes=with_recipes) for number in calls]
         for one in (
             Choice(choice.recipes),
-            replace(choice, parts=(), chunks=None, in_chunks=("",)),
+            choice.without_parts(),
             inside(choice),
         )
     )

@@ -24,8 +24,6 @@ _LEAST_GAIN = 0.03
 """The share of its block's bytes that a part has to drop."""
 _HALF = 0.4
 """The share of the bytes that all parts drop from which on a set is the first level."""
-_LEAST_INSIDE = 0.25
-"""The share of the bytes that a call returns that it has to keep more than, to run in chunks."""
 _MOST_CHUNKS = 8
 """More take more time, and what is beside the part is then the most of its block."""
 _REGION_SECONDS = 5e-6
@@ -106,10 +104,9 @@ def block_parts(
     Args:
         without: paths of modules that are no regions.
     """
-    children: defaultdict[int, list[int]] = defaultdict(list)
+    children = _children(tree)
     calls_of: defaultdict[str, list[int]] = defaultdict(list)
     for number, call in enumerate(tree.calls):
-        children[call.parent].append(number)
         if call.with_gradients:
             calls_of[call.path].append(number)
     found = {}
@@ -122,14 +119,20 @@ def block_parts(
     return found
 
 
+def _children(tree: CallTree) -> Mapping[int, list[int]]:
+    """The numbers of the calls directly inside each call."""
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for number, call in enumerate(tree.calls):
+        children[call.parent].append(number)
+    return children
+
+
 def row_candidates(tree: CallTree, block: str, without: Collection[str]) -> list[str]:
     """Paths of calls in a block, itself among them, that may be worth running in chunks of rows:
     they compute products, and hold more inside than a share of what they return. Those around
     others come first.
     """
-    children: defaultdict[int, list[int]] = defaultdict(list)
-    for number, call in enumerate(tree.calls):
-        children[call.parent].append(number)
+    children = _children(tree)
     first = next((n for n, c in enumerate(tree.calls) if c.path == block and c.with_gradients), -1)
     if first < 0:
         return []
@@ -137,7 +140,7 @@ def row_candidates(tree: CallTree, block: str, without: Collection[str]) -> list
     found: dict[str, None] = {}
     for call in tree.calls[first:]:
         fits = call.path in once and call.path not in without and _can_be_region(call)
-        if fits and call.flops and call.kept_bytes > _LEAST_INSIDE * call.output_bytes:
+        if fits and call.flops and call.keeps_inside:
             found[call.path] = None
     return list(found)
 

@@ -128,7 +128,7 @@ class Profile:
         ends: dict[str, list[StageSeconds]] = {}
         for assignment, stages, round, _ in steps:
             ends.setdefault(BEFORE, []).append(stages[0])
-            ends.setdefault(_behind_blocks(assignment), []).append(stages[-1])
+            ends.setdefault(behind_blocks(assignment), []).append(stages[-1])
             has_recipes = assignment.recipes
             calls = zip(self.paths, self.kinds, stages[1:-1], strict=True)
             for number, (path, kind, stage) in enumerate(calls):
@@ -199,7 +199,7 @@ class Profile:
             else:
                 self.exact_groups[first, length, choice] = joined_bytes(stages)
             first += length
-        behind = _behind_blocks(assignment)
+        behind = behind_blocks(assignment)
         for name, stage in ((BEFORE, step.stages[0]), (behind, step.stages[-1])):
             self.ends[name] = (stage, self.ends[name][1])
 
@@ -301,7 +301,7 @@ class Profile:
         )
 
 
-def _behind_blocks(assignment: Assignment) -> str:
+def behind_blocks(assignment: Assignment) -> str:
     """The name of what is behind the blocks in a step with this assignment."""
     return WITH_HEAD if assignment.heads else AFTER
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memopt._plan.planned import Planned, PlannedBlock
-from memopt._plan.profile import AFTER, BEFORE, WITH_HEAD
+from memopt._plan.profile import AFTER, BEFORE, WITH_HEAD, behind_blocks
 from memopt.memory.sizes import as_text
 from memopt.show.sections import Section, Tables
 
@@ -60,8 +60,8 @@ def _ms(seconds: float) -> str:
 def _lines(plan: Planned) -> Iterator[str]:
     profile = plan.profile
     # Below 0 where blocks that share a tensor count it twice, as the whole plan showed.
-    behind = WITH_HEAD if plan.assignment.heads else AFTER
-    outside = max(0, sum(profile.ends[name][0].resident for name in (BEFORE, behind)))
+    ends = (BEFORE, behind_blocks(plan.assignment))
+    outside = max(0, sum(profile.ends[name][0].resident for name in ends))
     yield (
         f"Besides: {as_text(profile.base)} before the step (weights, optimizer states, batch), "
         f"{as_text(outside)} held outside of the blocks, and in the optimizer's step "

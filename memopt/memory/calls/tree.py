@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_LEAST_INSIDE = 0.25
+"""A share of the bytes that a call returns."""
+
 
 @dataclass(frozen=True)
 class HeldStorage:
@@ -57,6 +60,13 @@ class ModuleCall:
     """Whether it writes to an argument in place."""
     inputs_written: bool
     """Whether an argument is written in place after it, in forward."""
+
+    @property
+    def keeps_inside(self) -> bool:
+        """Whether it keeps more than a share of what it returns: else to recompute it, or to run it
+        in chunks, gives next to nothing.
+        """
+        return self.kept_bytes > _LEAST_INSIDE * self.output_bytes
 
 
 @dataclass(frozen=True)
