@@ -9,9 +9,10 @@
     timeline    how many bytes are allocated when, and the work that is done
     candidates  ways to divide a graph, and the choice among them
     budget      the minimum cuts among them, also with contractions recomputed
-    _inductor   hands the policy to torch.compile; the only file that knows its internals
+    _inductor   hands the policy to torch.compile
+    _inductor_code  counts the bytes of the code that is generated
 
-The last is imported when something is compiled.
+The last two alone know PyTorch's internals, and are imported when something is compiled.
 """
 
 from memopt._compile import api

@@ -1,11 +1,11 @@
-"""The only file of memopt.compile that knows PyTorch's internals. Where one of them is missing, its
-import fails, and torch.compile decides alone.
+"""The file of memopt.compile that hands the policy to PyTorch. It and _inductor_code.py alone know
+PyTorch's internals. Where one of those is missing that this relies upon, its import fails, and
+torch.compile decides alone.
 
 Relied upon: Inductor's option `custom_partitioner_fn`, called with the joint graph after Inductor's
 passes over it, and pickled and asked for a `uuid` to find compiled graphs again; its option
-`layout_optimization`; in
-torch._functorch.partitioners `min_cut_rematerialization_partition`, which takes orders as
-`node.meta["recompute"]`, `cleanup_recompute_tags`, and `_size_of`; `fx_graph_cse`.
+`layout_optimization`; in torch._functorch.partitioners `min_cut_rematerialization_partition`, which
+takes orders as `node.meta["recompute"]`, `cleanup_recompute_tags`, and `_size_of`; `fx_graph_cse`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
 from torch import fx
 from torch._functorch import config, partitioners
 from torch._functorch.compile_utils import fx_graph_cse
@@ -33,6 +34,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_
 
 from memopt._compile.budget import OwnCuts
 from memopt._compile.candidates import (
+    COUNTED,
     EXACT,
     PYTORCH_AGAIN,
     Candidate,
@@ -40,10 +42,11 @@ from memopt._compile.candidates import (
     candidate,
     freely,
     kept_by,
+    lowest,
     within,
 )
 from memopt._compile.graph import JointGraph, read_joint_graph
-from memopt._compile.policy import cut_at, tag
+from memopt._compile.policy import Cut, cut_at, tag
 
 # Reads the share of torch.autograd.graph.region_activation_memory_budget off a node, where PyTorch
 # has that.
@@ -73,74 +76,112 @@ class Partitioner(CustomPartitionerFn):
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> _Halves:
-        # A partitioner changes what it divides: PyTorch's gets copies.
-        untouched = copy.deepcopy(gm.graph)
-        joint = _read(gm, kwargs)
-        own = _asked_share(gm.graph)
-        pytorchs: dict[Candidate, _Halves] = {}
-
-        def ask_pytorch(share: float) -> Candidate:
-            graph = fx.GraphModule(gm, copy.deepcopy(untouched))
-            # At its own the graph is as the user has it, whose mistakes PyTorch tells.
-            with nullcontext() if share == own else _at(share):
-                halves = _partition(graph, joint_inputs, kwargs)
-            cut = cut_at(joint, kept_by(_inputs(halves[1]), joint))
-            error = EXACT if share == 1 else PYTORCH_AGAIN
-            found = candidate(f"PyTorch's at {share}", joint, cut, error)
-            pytorchs[found] = halves
-            return found
-
-        chosen = _chosen(joint, self._budget, own, ask_pytorch)
+        ways = _Ways(gm, joint_inputs, kwargs)
+        chosen = _chosen(ways, self._budget)
         _log.info(
-            "a graph of %d nodes: %d bytes kept for backward, %d at the peak as predicted, %d "
-            "products recomputed, the cut is %s, the peak is at %s",
-            *(len(joint.nodes), chosen.kept, chosen.most, chosen.again, chosen.name, chosen.where),
+            "a graph of %d nodes: %d bytes kept for backward, %d at the peak, %d products "
+            "recomputed, the cut is %s, the peak is at %s",
+            *(len(ways.joint.nodes), chosen.kept, chosen.most, chosen.again, chosen.name),
+            chosen.where,
         )
-        if chosen in pytorchs:
-            return pytorchs[chosen]
-        for node, policy in tag(joint, chosen.cut).items():
-            node.meta["recompute"] = policy
-        with _at(1.0):  # the tags say all
-            return _partition(gm, joint_inputs, kwargs)
+        return ways.halves(chosen)
 
     def uuid(self) -> Any:
         return get_hash_for_files(_FILES, repr(self._budget))
 
 
-def _chosen(
-    joint: JointGraph,
-    budget: int | float | None,
-    own: float,
-    ask_pytorch: Callable[[float], Candidate],
-) -> Candidate:
-    """The way that the graph is divided.
+class _Ways:
+    """The candidates for a graph, with the halves that they divide it into. The partitioner changes
+    what it divides, and gets copies.
+    """
 
-    Args:
-        own: the share that PyTorch itself would keep.
-        ask_pytorch: what its partitioner keeps at a share.
+    def __init__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], kwargs: dict[str, Any]
+    ) -> None:
+        self._whole, self._inputs, self._kwargs = gm, joint_inputs, kwargs
+        self._untouched = copy.deepcopy(gm.graph)
+        self.joint = _read(gm, kwargs)
+        self._prepared = gm.graph
+        self.own_share = _asked_share(gm.graph)
+        self._halves: dict[Cut, _Halves] = {}
+        self._seen: dict[Cut, Candidate] = {}
+
+    def pytorchs(self, share: float) -> Candidate:
+        """What PyTorch's partitioner keeps with this share of what it would save."""
+        graph = copy.deepcopy(self._untouched)
+        # At its own the graph is as the user has it, whose mistakes PyTorch tells.
+        with nullcontext() if share == self.own_share else _at(share):
+            halves = self._partition(graph)
+        names = [node.name for node in halves[1].graph.find_nodes(op="placeholder")]
+        cut = cut_at(self.joint, kept_by(names, self.joint))
+        self._halves[cut] = halves
+        error = EXACT if share == 1 else PYTORCH_AGAIN
+        return candidate(f"PyTorch's at {share}", self.joint, cut, error)
+
+    def halves(self, way: Candidate) -> _Halves:
+        """What this candidate divides the graph into."""
+        if way.cut not in self._halves:
+            graph = copy.deepcopy(self._prepared)
+            orders = tag(self.joint, way.cut)
+            for node, of_copy in zip(self._prepared.nodes, graph.nodes, strict=True):
+                if node in orders:
+                    of_copy.meta["recompute"] = orders[node]
+            with _at(1.0):  # the tags say all
+                self._halves[way.cut] = self._partition(graph)
+        return self._halves[way.cut]
+
+    def look(self, way: Candidate) -> Candidate:
+        """The candidate with the peak of the code that Inductor generates for it. Where sizes are
+        symbols, or there are parts of Inductor that are not known, with what was predicted.
+        """
+        if way.cut not in self._seen:
+            self._seen[way.cut] = self._look(way)
+        return self._seen[way.cut]
+
+    def _look(self, way: Candidate) -> Candidate:
+        if any(isinstance(value, torch.SymInt) for value in self._inputs):
+            return way
+        try:
+            from memopt._compile._inductor_code import peak_of_code
+
+            number = self._kwargs["num_fwd_outputs"]
+            peak = peak_of_code(*self.halves(way), number, self.joint.nbytes)
+        except Exception as error:  # not the user's, and no reason to fail
+            _log.info("peaks are predicted, and not counted in Inductor's code: %r", error)
+            return way
+        most = int(peak.most * COUNTED)
+        return way._replace(most=most, least=peak.most, where=peak.where)
+
+    def _partition(self, graph: fx.Graph) -> _Halves:
+        module = fx.GraphModule(self._whole, graph)
+        return min_cut_rematerialization_partition(module, self._inputs, **self._kwargs)
+
+
+def _chosen(ways: _Ways, budget: int | float | None) -> Candidate:
+    """The way that the graph is divided.
 
     Raises:
         ValueError: none is within the budget.
     """
-    first = ask_pytorch(own)
-    cuts = OwnCuts(joint, first.cut)
+    own = ways.pytorchs(ways.own_share)
+    cuts = OwnCuts(ways.joint, own.cut)
+    less = (ways.pytorchs(share) for share in _SHARES if share < ways.own_share)
     if budget is None:
-        fast = itertools.takewhile(
-            lambda way: about_as_fast(way, first),
-            (ask_pytorch(share) for share in _SHARES if share < own),
-        )
-        return freely(first, [*cuts.without_products(), *fast], joint.is_whole_step())
-    most = int(budget * first.most) if isinstance(budget, float) else budget
-    pytorchs = [first, *(ask_pytorch(share) for share in _SHARES if share != own)]
-    chosen = within(most, [*cuts.fitting(most), *pytorchs])
-    if chosen is None:
-        floor = min([cuts.lowest(), *pytorchs], key=lambda way: way.most)
+        fast = itertools.takewhile(lambda way: about_as_fast(way, own), less)
+        return freely(own, [*cuts.without_products(), *fast], ways.joint.is_whole_step(), ways.look)
+    most = int(budget * ways.look(own).most) if isinstance(budget, float) else budget
+    pytorchs = [own, *(ways.pytorchs(share) for share in _SHARES if share != ways.own_share)]
+    chosen = within(most, lambda aim: [*cuts.fitting(aim), *pytorchs], ways.look)
+    if chosen is not None:
+        return chosen
+    floor = lowest([cuts.lowest(), *pytorchs], ways.look)
+    if floor.most > most:
         raise ValueError(
             f"compile: budget must be at least {floor.most:,} bytes for this graph, even with all "
             f"of its {cuts.contractions} matrix products, convolutions and attentions "
             f"recomputed, got {most:,}; the least has its peak at {floor.where}"
         )
-    return chosen
+    return floor
 
 
 def _asked_share(graph: fx.Graph) -> float:
@@ -177,13 +218,3 @@ def _read(gm: fx.GraphModule, kwargs: dict[str, Any]) -> JointGraph:
         channels_last=inductor_config.layout_optimization,
         nbytes=_size_of,
     )
-
-
-def _inputs(half: fx.GraphModule) -> list[str]:
-    return [node.name for node in half.graph.find_nodes(op="placeholder")]
-
-
-def _partition(
-    gm: fx.GraphModule, joint_inputs: Sequence[object], kwargs: dict[str, Any]
-) -> _Halves:
-    return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)

@@ -40,11 +40,14 @@ def compile(
     In a compiled graph there is no op to swap: the compiler generates the kernels, and decides what
     forward keeps by how it expects to fuse. Here several choices are compared by the peak and the
     work that are predicted for them: torch.compile's own, also at its lower
-    `activation_memory_budget`s, and minimum cuts. These keep what matrix products, convolutions,
+    `activation_memory_budget`s, and minimum cuts, which keep what matrix products, convolutions,
     attention and custom ops produced, the seeds of random draws, and statistics of reductions; all
     else, which is element-wise or a normalisation, is recomputed by the kernels of backward that
     read it. Without a budget the lowest peak is taken that costs at most 1.02 of the work of
     torch.compile's own choice (benchmarks/compile.py measures both).
+    Before a choice is taken, Inductor generates its code, without compiling kernels, and the bytes
+    that this code allocates are counted. That is done one to six times for a graph; each takes
+    about two thirds of the time that torch.compile takes without compiling kernels.
     Gradients are those of torch.compile but for the rounding of fused code.
 
     The model may be converted or not: in a compiled graph both are the same. Regions of
@@ -115,8 +118,10 @@ def compile_options(budget: int | float | str | None = None) -> dict[str, Any]:
             would have. Of the choices within it the one of the least work is taken; matrix products
             and attention are recomputed if it asks for that, those first that cost the fewest
             operations per byte. None (default): the lowest peak in about the work of
-            torch.compile's own choice. The peak is a prediction, which follows Inductor's behaviour
-            on the CPU; elsewhere it was not measured.
+            torch.compile's own choice. The peak is that of the code which Inductor generates. What
+            a kernel takes for itself while it runs is not in it. Where sizes are symbols (dynamic
+            shapes), the peak is a prediction, which follows Inductor's behaviour on the CPU and was
+            up to a quarter too low.
 
     Returns:
         A dict: the policy as Inductor's `custom_partitioner_fn`, and `allow_buffer_reuse` off,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ import torch._functorch.config
 
 from memopt._compile import _inductor
 from memopt._compile.candidates import EXACT, Candidate, candidate
-from memopt._compile.graph import JointGraph
 from memopt._compile.policy import choose
 
 CACHE = Path(__file__).parents[2] / "build" / "inductor"
@@ -37,9 +35,9 @@ def minimum_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     choice = _inductor._chosen
 
-    def chosen(joint: JointGraph, budget: int | float | None, *others: Any) -> Candidate:
+    def chosen(ways: _inductor._Ways, budget: int | float | None) -> Candidate:
         if budget is not None:
-            return choice(joint, budget, *others)
-        return candidate("memopt's", joint, choose(joint), EXACT)
+            return choice(ways, budget)
+        return candidate("memopt's", ways.joint, choose(ways.joint), EXACT)
 
     monkeypatch.setattr(_inductor, "_chosen", chosen)

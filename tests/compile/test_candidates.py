@@ -13,45 +13,106 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._dynamo.utils import counters
 from torch.autograd.graph import region_activation_memory_budget
 
 import memopt
 from memopt._compile._inductor import Partitioner
-from memopt._compile.candidates import Candidate, freely, within
+from memopt._compile.candidates import Candidate, freely, lowest, within
 from memopt._compile.policy import Cut
 from tests.compile.support import blocks, no_kernels, sample, step_bytes
 
 ROOT = Path(__file__).parents[2]
-CUT = Cut(frozenset(), frozenset())
 
 
-def way(name: str, most: int, work: float, kept: int = 0) -> Candidate:
-    return Candidate(name, CUT, kept, most, "", work, 0)
+def way(name: str, most: int, work: float, kept: int = 0, least: int | None = None) -> Candidate:
+    """Each has a cut of its own, as by which they are told apart."""
+    cut = Cut(frozenset([fx.Graph().placeholder(name)]), frozenset())
+    return Candidate(name, cut, kept, most, "", work, 0, most if least is None else least)
+
+
+def as_predicted(way: Candidate) -> Candidate:
+    return way
+
+
+class Code:
+    """The peaks that the candidates' code has, where they are not as predicted; notes which were
+    looked at.
+    """
+
+    def __init__(self, **most: int) -> None:
+        self.most = most
+        self.looks: list[str] = []
+
+    def __call__(self, way: Candidate) -> Candidate:
+        self.looks.append(way.name)
+        return way._replace(most=self.most.get(way.name, way.most))
 
 
 def test_without_a_budget_the_lowest_peak_in_about_the_same_work() -> None:
     own = way("own", 100, 50.0)
     for alone in (False, True):
         ways = [way("low", 80, 50.9), way("lower, slower", 60, 52.0)]
-        assert freely(own, ways, alone).name == "low"
-        assert freely(own, [way("faster, higher", 101, 10.0)], alone).name == "own"
-        assert freely(own, [], alone).name == "own"
+        assert freely(own, ways, alone, as_predicted).name == "low"
+        assert freely(own, [way("faster, higher", 101, 10.0)], alone, as_predicted).name == "own"
+        assert freely(own, [], alone, as_predicted).name == "own"
 
 
 def test_of_equal_peaks_the_one_that_keeps_less_while_others_run() -> None:
     """Where none does, nothing is worked for a peak that is the same."""
-    own, less = way("own", 1000, 50.0, kept=70), way("less", 999, 50.5, kept=60)
-    assert freely(own, [less], alone=False) == less
-    assert freely(own, [less], alone=True) == own
-    assert freely(own, [way("more", 1000, 49.0, kept=80)], alone=False) == own
+    own, less = way("own", 1000, 50.0, kept=70), way("less", 1000, 50.5, kept=60)
+    assert freely(own, [less], False, as_predicted) == less
+    assert freely(own, [less], True, as_predicted) == own
+    assert freely(own, [way("more", 1000, 49.0, kept=80)], False, as_predicted) == own
+
+
+def test_what_was_predicted_to_be_better_is_taken_only_if_its_code_is() -> None:
+    """A look at each, and PyTorch's own where none is better."""
+    own = way("own", 100, 50.0)
+    ways = [way("low", 80, 50.0), way("less low", 90, 50.0)]
+    code = Code(own=95, low=96)
+    assert freely(own, ways, True, code).name == "less low"
+    assert code.looks == ["own", "low", "less low"]
+    assert freely(own, ways, True, Code(own=79)).name == "own"
+    code = Code()
+    assert freely(own, [way("high", 120, 50.0)], True, code) == own
+    assert code.looks == []
+
+
+def fitting(*ways: Candidate) -> Callable[[int], list[Candidate]]:
+    return lambda aim: [way for way in ways if way.least <= aim]
 
 
 def test_within_a_budget_the_least_work() -> None:
-    ways = [way("a", 100, 50.0), way("b", 70, 60.0), way("c", 60, 55.0)]
-    found = [within(budget, ways) for budget in (100, 99, 60, 59)]
+    ways = fitting(way("a", 100, 50.0), way("b", 70, 60.0), way("c", 60, 55.0))
+    found = [within(budget, ways, as_predicted) for budget in (100, 99, 60, 59)]
     assert [f and f.name for f in found] == ["a", "c", "c", None]
+
+
+def test_a_budget_is_kept_by_the_code_and_not_by_the_prediction() -> None:
+    """What is a quarter above its prediction is not taken, and the next is looked for below by as
+    much; what may be lower than predicted is looked at.
+    """
+    ways = fitting(way("a", 100, 50.0), way("b", 90, 60.0), way("c", 70, 70.0))
+    code = Code(a=125, b=112, c=88)
+    found = within(100, ways, code)
+    assert found is not None
+    assert (found.name, found.most, code.looks) == ("c", 88, ["a", "c"])
+
+    ways = fitting(way("sure", 95, 60.0), way("unsure", 110, 50.0, least=90))
+    found = within(100, ways, Code(unsure=99))
+    assert found is not None
+    assert found.name == "unsure"
+    found = within(100, ways, Code())
+    assert found is not None
+    assert found.name == "sure"
+
+
+def test_the_floor_is_the_lowest_of_those_that_were_looked_at() -> None:
+    ways = [way("a", 100, 50.0), way("b", 90, 60.0)]
+    assert lowest(ways, Code(a=80)).name == "a"
+    assert lowest(ways, as_predicted).name == "b"
 
 
 def test_equal_settings_are_equal() -> None:
@@ -99,13 +160,14 @@ def test_one_graph_within_two_budgets(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Llama", "BERT"])
-def test_never_a_higher_peak_than_torch_compile_of_a_real_model(name: str) -> None:
+@pytest.mark.parametrize(("name", "dropout"), [("T5", "0"), ("BERT", "0.1")])
+def test_never_a_higher_peak_than_torch_compile_of_a_real_model(name: str, dropout: str) -> None:
     """By the allocator's count: without a budget, and with the peak that PyTorch's own budget
-    reaches as a budget.
+    reaches as a budget. Of these two the peak was predicted worst: a quarter too low, and a seventh
+    too high.
     """
     pytest.importorskip("transformers")
-    program = [sys.executable, "-m", "tests.compile.peaks", name]
+    program = [sys.executable, "-m", "tests.compile.peaks", name, dropout]
     run = subprocess.run(program, cwd=ROOT, check=True, capture_output=True, text=True)
     peaks = json.loads(run.stdout.splitlines()[-1])
     assert peaks["memopt"] <= peaks["torch"]
