@@ -107,7 +107,7 @@ class _Ways:
         self._seen: dict[Cut, Candidate] = {}
 
     def pytorchs(self, share: float) -> Candidate:
-        """What PyTorch's partitioner keeps with this share of what it would save."""
+        """The choice of PyTorch's partitioner with this share of what it would save."""
         graph = copy.deepcopy(self._untouched)
         # At its own the graph is as the user has it, whose mistakes PyTorch tells.
         with nullcontext() if share == self.own_share else _at(share):
@@ -119,7 +119,7 @@ class _Ways:
         return candidate(f"PyTorch's at {share}", self.joint, cut, error)
 
     def halves(self, way: Candidate) -> _Halves:
-        """What this candidate divides the graph into."""
+        """Forward and backward as this candidate divides them."""
         if way.cut not in self._halves:
             graph = copy.deepcopy(self._prepared)
             orders = tag(self.joint, way.cut)
@@ -130,15 +130,15 @@ class _Ways:
                 self._halves[way.cut] = self._partition(graph)
         return self._halves[way.cut]
 
-    def look(self, way: Candidate) -> Candidate:
+    def count(self, way: Candidate) -> Candidate:
         """The candidate with the peak of the code that Inductor generates for it. Where sizes are
         symbols, or there are parts of Inductor that are not known, with what was predicted.
         """
         if way.cut not in self._seen:
-            self._seen[way.cut] = self._look(way)
+            self._seen[way.cut] = self._count(way)
         return self._seen[way.cut]
 
-    def _look(self, way: Candidate) -> Candidate:
+    def _count(self, way: Candidate) -> Candidate:
         if any(isinstance(value, torch.SymInt) for value in self._inputs):
             return way
         try:
@@ -168,13 +168,15 @@ def _chosen(ways: _Ways, budget: int | float | None) -> Candidate:
     less = (ways.pytorchs(share) for share in _SHARES if share < ways.own_share)
     if budget is None:
         fast = itertools.takewhile(lambda way: about_as_fast(way, own), less)
-        return freely(own, [*cuts.without_products(), *fast], ways.joint.is_whole_step(), ways.look)
-    most = int(budget * ways.look(own).most) if isinstance(budget, float) else budget
+        return freely(
+            own, [*cuts.without_products(), *fast], ways.joint.is_whole_step(), ways.count
+        )
+    most = int(budget * ways.count(own).most) if isinstance(budget, float) else budget
     pytorchs = [own, *(ways.pytorchs(share) for share in _SHARES if share != ways.own_share)]
-    chosen = within(most, lambda aim: [*cuts.fitting(aim), *pytorchs], ways.look)
+    chosen = within(most, lambda aim: [*cuts.fitting(aim), *pytorchs], ways.count)
     if chosen is not None:
         return chosen
-    floor = lowest([cuts.lowest(), *pytorchs], ways.look)
+    floor = lowest([cuts.lowest(), *pytorchs], ways.count)
     if floor.most > most:
         raise ValueError(
             f"compile: budget must be at least {floor.most:,} bytes for this graph, even with all "

@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from memopt._compile.ops import module_path
 
 
-class Peak(NamedTuple):
+class CountedPeak(NamedTuple):
     """The most bytes at any time, and the op that runs then."""
 
     most: int
@@ -39,7 +39,7 @@ def peak_of_code(
     backward: fx.GraphModule,
     outputs: int,
     nbytes: Callable[[fx.Node], int],
-) -> Peak:
+) -> CountedPeak:
     """The peak of a step of these halves. They stay as they are, and their sizes are numbers.
 
     Args:
@@ -69,9 +69,11 @@ def peak_of_code(
     places = [place for place, node in enumerate(inputs) if node.name in donated]
     _follow(backward, values, second, places, is_backward=True)
     return max(
-        Peak(first.most, f"{first.where}, in forward"),
-        Peak(second.most, f"{second.where}, in backward"),
-        Peak(first.now + sum(map(nbytes, arrive)), "what makes the gradients of its outputs"),
+        CountedPeak(first.most, f"{first.where}, in forward"),
+        CountedPeak(second.most, f"{second.where}, in backward"),
+        CountedPeak(
+            first.now + sum(map(nbytes, arrive)), "what makes the gradients of its outputs"
+        ),
     )
 
 

@@ -3,8 +3,8 @@
 memopt's own are minimum cuts, without and with contractions that are recomputed too (budget.py).
 PyTorch's are what its partitioner keeps at an `activation_memory_budget`. Each has its predicted
 peak and work. Without a budget the lowest peak is taken that costs about no more work than
-PyTorch's own choice; within one, the least work. The prediction says in which order they are looked
-at; before one is taken, its peak is counted in the code that Inductor generates for it. As
+PyTorch's own choice; within one, the least work. The prediction says in which order they are
+tried; before one is taken, its peak is counted in the code that Inductor generates for it. As
 PyTorch's choices are among them, none is taken that is worse.
 """
 
@@ -33,7 +33,7 @@ EXACT, AGAIN, PYTORCH_AGAIN = 1.005, 1.02, 1.1
 COUNTED = 1.001
 
 # To generate the code of both halves takes up to half of the time of a compilation without kernels.
-_MOST_LOOKS = 4
+_MOST_COUNTED = 4
 
 
 class Candidate(NamedTuple):
@@ -56,8 +56,8 @@ class Candidate(NamedTuple):
     """The least that `most` may be."""
 
 
-Look = Callable[[Candidate], Candidate]
-"""The candidate with the peak that its code has."""
+Count = Callable[[Candidate], Candidate]
+"""Returns the candidate with the peak that its code has."""
 
 
 def candidate(name: str, joint: JointGraph, cut: Cut, error: float) -> Candidate:
@@ -73,7 +73,7 @@ def about_as_fast(way: Candidate, own: Candidate) -> bool:
     return way.work <= own.work * _ABOUT
 
 
-def freely(own: Candidate, others: Iterable[Candidate], alone: bool, look: Look) -> Candidate:
+def freely(own: Candidate, others: Iterable[Candidate], alone: bool, count: Count) -> Candidate:
     """The candidate of the lowest peak in about no more work than `own`, which is PyTorch's. It may
     not keep more either: what is kept is predicted exactly.
 
@@ -85,9 +85,9 @@ def freely(own: Candidate, others: Iterable[Candidate], alone: bool, look: Look)
     in_order = sorted(better, key=lambda c: (c.most, c.kept, c.work))
     if not in_order or not _is_better(in_order[0], own, alone):
         return own
-    seen = look(own)
-    for way in in_order[: _MOST_LOOKS // 2]:
-        found = look(way)
+    seen = count(own)
+    for way in in_order[: _MOST_COUNTED // 2]:
+        found = count(way)
         if _is_better(found, seen, alone):
             return found
     return seen
@@ -97,7 +97,9 @@ def _is_better(way: Candidate, own: Candidate, alone: bool) -> bool:
     return way.most < own.most or (way.most == own.most and not alone)
 
 
-def within(budget: int, ways: Callable[[int], Iterable[Candidate]], look: Look) -> Candidate | None:
+def within(
+    budget: int, ways: Callable[[int], Iterable[Candidate]], count: Count
+) -> Candidate | None:
     """The candidate of the least work whose peak is within `budget`, if one is found.
 
     Args:
@@ -105,12 +107,12 @@ def within(budget: int, ways: Callable[[int], Iterable[Candidate]], look: Look) 
     """
     seen: dict[Cut, Candidate] = {}
     aim = budget
-    while len(seen) < _MOST_LOOKS:
+    while len(seen) < _MOST_COUNTED:
         maybe = [c for c in ways(aim) if c.least <= aim and c.cut not in seen]
         if not maybe:
             break
         best = min(maybe, key=lambda c: (c.work, c.most))
-        found = seen[best.cut] = look(best)
+        found = seen[best.cut] = count(best)
         if found.most <= budget:
             return found
         if found.most > best.most:  # the others may be as wrong
@@ -118,10 +120,10 @@ def within(budget: int, ways: Callable[[int], Iterable[Candidate]], look: Look) 
     return None
 
 
-def lowest(candidates: Iterable[Candidate], look: Look) -> Candidate:
+def lowest(candidates: Iterable[Candidate], count: Count) -> Candidate:
     """The candidate of the lowest peak."""
     in_order = sorted(candidates, key=lambda c: c.most)
-    return min(map(look, in_order[:_MOST_LOOKS]), key=lambda c: c.most)
+    return min(map(count, in_order[:_MOST_COUNTED]), key=lambda c: c.most)
 
 
 def kept_by(names: Iterable[str], joint: JointGraph) -> frozenset[fx.Node]:

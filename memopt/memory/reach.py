@@ -12,7 +12,6 @@ import array
 import dis
 import enum
 import functools
-import gc
 import sys
 import types
 import weakref
@@ -28,6 +27,7 @@ from memopt._compat import sharding_groups, wraps_tensors
 from memopt._function_code import plain_function
 from memopt.memory import containers as kept
 from memopt.memory.containers import Restore
+from memopt.memory.garbage import no_collection
 from memopt.memory.generators import kept_generator
 
 
@@ -51,15 +51,10 @@ def reached(roots: Iterable[object]) -> Reached:
     walk = _Walk()
     for root in (*roots, *kept.GLOBAL_HOOKS):
         walk.push(root)
-    collects = gc.isenabled()
-    gc.disable()  # it would look through all that is noted again and again, and free nothing
-    try:
+    with no_collection():
         while walk.todo:
             walk.visit(walk.todo.pop())
         walk.leave_alone()
-    finally:
-        if collects:
-            gc.enable()
     return walk.found
 
 

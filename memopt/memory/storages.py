@@ -40,6 +40,10 @@ def storages(tensors: Iterable[Tensor]) -> dict[Hashable, int]:
 
 def storages_of(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
     """The storages whose memory can be read: not of opaque layouts, not on meta."""
+    if _is_plain(tensor):
+        if not tensor.is_meta:
+            yield tensor.untyped_storage()
+        return
     for part in parts_of(tensor):
         if not part.is_meta:
             try:
@@ -77,22 +81,28 @@ def tensors_in(value: object) -> Sequence[Tensor]:
     """The tensors in what an operator takes or returns, or in a batch."""
     if isinstance(value, Tensor):
         return (value,)
-    if type(value) not in (tuple, list):
+    if type(value) is dict:
+        value = list(value.values())
+    elif type(value) not in (tuple, list):
         return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
     found: list[Tensor] = []
     for entry in value:  # type: ignore[attr-defined]
         if isinstance(entry, Tensor):
             found.append(entry)
-        elif isinstance(entry, (tuple, list, dict)):
+        elif isinstance(entry, (tuple, list, dict)) and entry:
             found.extend(tensors_in(entry))
     return found
 
 
 def storage_keys(tensor: Tensor) -> Sequence[int]:
     """The keys of the storages behind a tensor."""
-    if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided:
+    if _is_plain(tensor):
         return (tensor.untyped_storage()._cdata,)
     return [part.untyped_storage()._cdata for part in parts_of(tensor) if has_storage(part)]
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
 
 
 def has_storage(tensor: Tensor) -> bool:

@@ -80,7 +80,6 @@ class HollowLedger(Ledger):
         """Tensors from before the step that forward and backward write: the originals of copies."""
         self._known: set[Piece] = set()
         """Pieces with values."""
-        self._outcomes: dict[Hashable, Any] = {}
         self._computed = False
         """Whether the newest operator ran."""
 
@@ -99,8 +98,7 @@ class HollowLedger(Ledger):
                 f"a prediction has no values, and the step asks for one ({func}, in "
                 f"{self._place().line or 'PyTorch'})"
             )
-        outcome = self._outcome(func, args, kwargs, given)
-        leaves, spec = pytree.tree_flatten(outcome, is_leaf=is_made)
+        leaves, spec = outcome_of(func, args, kwargs, self._on_cpu)
         made = [leaf for leaf in leaves if is_made(leaf)]
         is_small = all(map(_is_small, (*made, *given)))
         if with_values and is_small and torch.Tag.nondeterministic_seeded not in func.tags:
@@ -156,20 +154,6 @@ class HollowLedger(Ledger):
         # What the ledger does not know was not made by an operator: a Python number.
         return self._known.issuperset(self.pieces_of(tensor))
 
-    def _outcome(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor]
-    ) -> Any:
-        """The operator's result, with a Made for each tensor."""
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        key = (func, spec, tuple(map(_described, leaves)))
-        try:
-            found = self._outcomes.get(key)
-        except TypeError:  # an argument without a hash
-            return outcome_of(func, args, kwargs, self._on_cpu)
-        if found is None:
-            found = self._outcomes[key] = outcome_of(func, args, kwargs, self._on_cpu)
-        return found
-
 
 # Of these, values or memory are the point.
 _ALWAYS = frozenset(("set_", "resize_", "lift_fresh", "_unsafe_view"))
@@ -185,12 +169,6 @@ def _nbytes(value: Any) -> int:
 def _is_small(value: Any) -> bool:
     widest = _SMALL if value.dtype.is_floating_point or value.dtype.is_complex else _SMALL_INTEGERS
     return _nbytes(value) <= widest
-
-
-def _described(leaf: object) -> Hashable:
-    if isinstance(leaf, Tensor):
-        return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.storage_offset())
-    return (type(leaf), leaf)
 
 
 def _allocated(made: Made, given: Sequence[Tensor]) -> Tensor:

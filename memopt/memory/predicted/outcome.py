@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,12 +31,62 @@ class Made(NamedTuple):
     """Bytes of its storage, where these are more than its elements take."""
 
 
-def outcome_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_cpu: bool) -> Any:
-    """The result of `func`, with a Made for each tensor.
+class Outcome(NamedTuple):
+    """An operator's result."""
+
+    leaves: list[Any]
+    """Numbers and the like as they are; a Made for each tensor."""
+    spec: pytree.TreeSpec
+
+
+# By operator and description of its arguments: the steps of a plan have most calls in common.
+_known: dict[Hashable, Outcome] = {}
+_MOST_KNOWN = 20_000
+
+
+def outcome_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_cpu: bool) -> Outcome:
+    """The result of `func`.
 
     Raises:
         DependsOnValues: the shapes depend on values.
     """
+    described = _described((args, kwargs))
+    key = None
+    if described is not None:
+        key = (func, described, on_cpu, torch.get_default_dtype())
+        known = _known.get(key)
+        if known is not None:
+            return known
+    found = Outcome(*pytree.tree_flatten(_result(func, args, kwargs, on_cpu), is_leaf=is_made))
+    if key is not None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[key] = found
+    return found
+
+
+def _described(value: Any) -> Hashable:
+    """Returns all that decides about shapes; None: something else may."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.stride(), value.dtype, value.storage_offset()
+    if type(value) in _PLAIN:
+        return type(value), value
+    if type(value) not in (tuple, list, dict):
+        return None
+    keys = tuple(value) if type(value) is dict else ()
+    entries = tuple(_described(entry) for entry in (value.values() if keys else value))
+    return None if None in entries else (keys, entries)
+
+
+_PLAIN = frozenset(
+    (
+        *(int, float, bool, complex, str, type(None)),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+    )
+)
+
+
+def _result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_cpu: bool) -> Any:
     if func in _SOFTMAXES and args[2]:
         return _contiguous(args[0], torch.float32)
     if func in _SOFTMAX_GRADIENTS:

@@ -12,6 +12,7 @@ from torch import nn
 
 from memopt._progress import doing
 from memopt.memory.depth import Depth
+from memopt.memory.garbage import no_collection
 from memopt.memory.ledger import Ledger
 from memopt.memory.predicted.hollow import HollowLedger, hollow_copy
 from memopt.memory.predicted.on_cuda import AsOnCuda, as_on_cuda, counts_on_host
@@ -86,7 +87,7 @@ def hollow_step(
         hollow.model, hollow.optimizer, hollow.batch = model, optimizer, batch
         hollow.context = context
         start = time.perf_counter()
-        with nullcontext() if watch is None else watch(model, ledger):
+        with no_collection(), nullcontext() if watch is None else watch(model, ledger):
             traced(hollow, ledger, prime)
         seconds = time.perf_counter() - start
         return Hollow(ledger, seconds, hollow.primed(), ledger.written)
