@@ -140,7 +140,8 @@ def test_a_floor_does_not_depend_on_times(tmp_path: Path) -> None:
     """Whatever the link's pace was found to be when it is named, and when it is asked for."""
     torch.manual_seed(0)
     model, batch = Chain([4] * 8, features=64), tokens(32)
-    plan = memopt.plan(model, batch, 1 << 30, measure=True, steps=1, offload=tmp_path)
+    options = {"offload": tmp_path, "chunks": False}
+    plan = memopt.plan(model, batch, 1 << 30, measure=True, steps=1, **options)
     floors = set()
     for pace in (1e3, 1e9, 1e15):
         plan.terms = replace(plan.terms, out=pace, back=pace)
@@ -160,11 +161,13 @@ def test_offloading_keeps_its_budget_in_every_step(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, batch = Spaced([4] * 8, features=64), tokens(32)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    without = below(model, batch, optimizer=optimizer)
-    error = below(model, batch, optimizer=optimizer, offload=tmp_path)
+    options: dict[str, Any] = {"optimizer": optimizer, "chunks": False}
+    without = below(model, batch, **options)
+    options["offload"] = tmp_path
+    error = below(model, batch, **options)
     assert error.floor < without.floor
     assert_adds_up(error, sum(p.nbytes for p in model.parameters()), 0)
-    plan = memopt.plan(model, batch, error.floor, optimizer=optimizer, offload=tmp_path, steps=1)
+    plan = memopt.plan(model, batch, error.floor, steps=1, **options)
     assert any(block.away for block in plan.blocks)
     assert plan.assignment.in_step
     assert any("waits at its end until what it offloads has left" in n for n in plan.notes)
@@ -188,8 +191,9 @@ def test_without_room_for_late_copies_nothing_leaves_between_blocks(tmp_path: Pa
     """Nor while backward runs, however slow the link is: here another copy is before theirs."""
     torch.manual_seed(0)
     model, batch = Spaced([4] * 8, features=64), tokens(32)
-    floor = below(model, batch, offload=tmp_path, optimizer=None).floor
-    plan = memopt.plan(model, batch, floor, optimizer=None, offload=tmp_path, measure=False)
+    options = {"optimizer": None, "offload": tmp_path, "chunks": False}
+    floor = below(model, batch, **options).floor
+    plan = memopt.plan(model, batch, floor, measure=False, **options)
     plan.apply(watch=False)
     held = []
 

@@ -29,7 +29,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Chain, Any, memop
     torch.manual_seed(0)
     model, batch = Chain([4] * 6, features=32), tokens(16, 64)
     directory = Path(tmp_path_factory.mktemp("away"))
-    plan = memopt.plan(model, batch, 1 << 30, measure=False, offload=directory)
+    plan = memopt.plan(model, batch, 1 << 30, measure=False, offload=directory, chunks=False)
     plan.terms = replace(plan.terms, out=1e15, back=1e15)
     return model, batch, plan
 
@@ -89,7 +89,7 @@ def test_goes_below_the_floor(planned: tuple[Chain, Any, memopt.Plan]) -> None:
     """
     model, batch, plan = planned
     with pytest.raises(memopt.BudgetTooSmall) as info:
-        memopt.plan(model, batch, 1000, measure=False)
+        memopt.plan(model, batch, 1000, measure=False, chunks=False)
     with pytest.raises(memopt.BudgetTooSmall) as with_offload:
         plan.within(1000)
     assert with_offload.value.floor < info.value.floor
@@ -129,7 +129,7 @@ def test_copies_under_way_are_those_of_the_settings(
     """What is on its way back takes memory: with more copies the floor is higher."""
     model, batch, _ = planned
     copies(2)
-    plan = memopt.plan(model, batch, 1 << 30, measure=False, offload=tmp_path)
+    plan = memopt.plan(model, batch, 1 << 30, measure=False, offload=tmp_path, chunks=False)
     assert plan.terms.copies_in_flight == 2
     floors = []
     for number in (1, 2, 4):
@@ -166,6 +166,6 @@ def test_other_settings_than_the_plan_s_are_refused(
         again = plan.within(plan.budget * 2)
         again.apply(watch=False)
         again.undo()
-    stays = memopt.plan(model, batch, 1 << 30, measure=False)
+    stays = memopt.plan(model, batch, 1 << 30, measure=False, chunks=False)
     stays.apply(watch=False)  # it copies nothing
     stays.undo()

@@ -386,9 +386,9 @@ def test_steps_that_a_plan_runs_by_itself_do_not_warn_of_caches(
 ) -> None:
     """A note says what becomes of them, once; from predictions, timed steps, remedies and apply."""
     model, batch = with_cache()
-    plan = memopt.plan(model, batch, EVERYTHING, steps=1)
+    plan = memopt.plan(model, batch, EVERYTHING, steps=1, chunks=False)
     with pytest.raises(memopt.BudgetTooSmall):
-        memopt.plan(model, batch, "100KB", measure=False)
+        memopt.plan(model, batch, "100KB", measure=False, chunks=False)
     with pytest.raises(memopt.BudgetTooSmall) as error:
         plan.within(1)
     least = plan.within(error.value.floor)
