@@ -52,9 +52,9 @@ def stack(*layers: nn.Module) -> nn.Module:
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
-    "dropout": lambda: (blocks(2, dropout=0.1), sample(4, 64)),
+    "dropout": lambda: (blocks(1, dropout=0.1), sample(4, 64)),
     "gated": lambda: (stack(Gated(64), Gated(64)), sample(4, 64)),
-    "pixels": lambda: (stack(*(Pixels(8) for _ in range(4))), torch.randn(2, 8, 24, 24)),
+    "pixels": lambda: (stack(*(Pixels(8) for _ in range(2))), torch.randn(2, 8, 24, 24)),
 }
 
 
