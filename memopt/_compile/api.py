@@ -46,7 +46,7 @@ def compile(
     read it. Without a budget the lowest peak is taken that costs at most 1.02 of the work of
     torch.compile's own choice (benchmarks/compile.py measures both).
     Before a choice is taken, Inductor generates its code, without compiling kernels, and the bytes
-    that this code allocates are counted. That is done one to six times for a graph; each takes
+    that this code allocates are counted. That is done one to nine times for a graph; each takes
     about two thirds of the time that torch.compile takes without compiling kernels.
     Gradients are those of torch.compile but for the rounding of fused code.
 
