@@ -34,7 +34,6 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_
 
 from memopt._compile.budget import OwnCuts
 from memopt._compile.candidates import (
-    COUNTED,
     EXACT,
     PYTORCH_AGAIN,
     Candidate,
@@ -149,8 +148,7 @@ class _Ways:
         except Exception as error:  # not the user's, and no reason to fail
             _log.info("peaks are predicted, and not counted in Inductor's code: %r", error)
             return way
-        most = int(peak.most * COUNTED)
-        return way._replace(most=most, least=peak.most, where=peak.where)
+        return way._replace(most=peak.most, least=peak.most, where=peak.where)
 
     def _partition(self, graph: fx.Graph) -> _Halves:
         module = fx.GraphModule(self._whole, graph)
@@ -176,7 +174,7 @@ def _chosen(ways: _Ways, budget: int | float | None) -> Candidate:
     chosen = within(most, lambda aim: [*cuts.fitting(aim), *pytorchs], ways.count)
     if chosen is not None:
         return chosen
-    floor = lowest([cuts.lowest(), *pytorchs], ways.count)
+    floor = lowest([*cuts.tried(), *pytorchs], ways.count)
     if floor.most > most:
         raise ValueError(
             f"compile: budget must be at least {floor.most:,} bytes for this graph, even with all "

@@ -24,7 +24,7 @@ from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.graph import GraphLowering
 from torch.utils import _pytree as pytree
 
-from memopt._compile.ops import module_path
+from memopt._compile.ops import elements, has_tensor, module_path
 
 
 class CountedPeak(NamedTuple):
@@ -60,6 +60,12 @@ def peak_of_code(
     values, arrive = _values(inputs), [node for node in inputs if node.name not in kept]
     for node in arrive:
         second.allocate(node.name, nbytes(node), node.name)
+        if _is_number(node):
+            second.allocate(_CALLER, nbytes(node), node.name)
+    for node, result in zip(results[:outputs], returned, strict=False):
+        if _is_number(node):
+            for storage in first.storages.get(result.maybe_get_name() or "", ()):
+                second.allocate(_CALLER, first.nbytes[storage], f"forward's {storage}")
     for place, node in enumerate(inputs):
         if node.name in kept:
             result = kept[node.name]
@@ -75,6 +81,14 @@ def peak_of_code(
             first.now + sum(map(nbytes, arrive)), "what makes the gradients of its outputs"
         ),
     )
+
+
+# Who has a loss and its gradient until backward ends.
+_CALLER = "the caller"
+
+
+def _is_number(node: fx.Node | None) -> bool:
+    return isinstance(node, fx.Node) and has_tensor(node) and elements(node) <= 1
 
 
 def _inputs(half: fx.GraphModule) -> list[fx.Node]:

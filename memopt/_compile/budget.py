@@ -64,9 +64,9 @@ class OwnCuts:
         """How many may be recomputed."""
         return len(self._contractions)
 
-    def lowest(self) -> Candidate:
-        """The one of the lowest peak of those that were looked at."""
-        return min(self._made.values(), key=lambda c: c.most)
+    def tried(self) -> list[Candidate]:
+        """Returns those that were predicted."""
+        return list(self._made.values())
 
     def _fewest(self, budget: int) -> int | None:
         if self._cut(0).most <= budget:

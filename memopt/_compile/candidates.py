@@ -28,9 +28,6 @@ _ABOUT = 1.02
 # T5, where it was a quarter. What PyTorch saves without a budget, and what memopt keeps without
 # recomputing contractions, was followed to the byte in most models.
 EXACT, AGAIN, PYTORCH_AGAIN = 1.005, 1.02, 1.1
-# By how much it may be above what was counted in the code: numbers that the caller holds, as a loss
-# and its gradient.
-COUNTED = 1.001
 
 # To generate the code of both halves takes up to half of the time of a compilation without kernels.
 _MOST_COUNTED = 4

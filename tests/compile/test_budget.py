@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import memopt
-from memopt._compile.candidates import COUNTED
 from tests.compile.support import blocks, no_kernels, sample, step_bytes
 
 pytestmark = pytest.mark.slow  # Inductor generates code
@@ -100,7 +99,7 @@ def test_a_share_is_of_the_peak_of_torch_compile(caplog: pytest.LogCaptureFixtur
         plain = torch.compile(lambda x: model(x).square().mean())
         most = step_bytes(lambda: plain(x), model).most
     for share in (1.0, 0.9):
-        assert Step("gated", share, caplog).most <= share * most * COUNTED
+        assert Step("gated", share, caplog).most <= share * most
 
 
 def test_an_output_counts_until_backward_begins(caplog: pytest.LogCaptureFixture) -> None:
@@ -113,4 +112,5 @@ def test_an_output_counts_until_backward_begins(caplog: pytest.LogCaptureFixture
         most = step_bytes(lambda: (compiled(x) * factor).sum(), model).most
     (record,) = (r for r in caplog.records if r.name == "memopt.compile")
     assert isinstance(record.args, tuple)
-    assert most <= int(str(record.args[2])) <= 1.02 * most
+    outside = 2 * 4  # the loss and its gradient
+    assert most - outside <= int(str(record.args[2])) <= 1.02 * most
