@@ -78,10 +78,11 @@ class Partitioner(CustomPartitionerFn):
         ways = _Ways(gm, joint_inputs, kwargs)
         chosen = _chosen(ways, self._budget)
         _log.info(
-            "a graph of %d nodes: %d bytes kept for backward, %d at the peak, %d products "
+            "a graph of %d nodes: %d bytes kept for backward, %d at the peak (%s), %d products "
             "recomputed, the cut is %s, the peak is at %s",
-            *(len(ways.joint.nodes), chosen.kept, chosen.most, chosen.again, chosen.name),
-            chosen.where,
+            *(len(ways.joint.nodes), chosen.kept, chosen.most),
+            "counted" if ways.is_counted(chosen) else "predicted",
+            *(chosen.again, chosen.name, chosen.where),
         )
         return ways.halves(chosen)
 
@@ -136,6 +137,10 @@ class _Ways:
         if way.cut not in self._seen:
             self._seen[way.cut] = self._count(way)
         return self._seen[way.cut]
+
+    def is_counted(self, way: Candidate) -> bool:
+        """Whether its peak is that of its code."""
+        return self._seen.get(way.cut) == way and way.least == way.most
 
     def _count(self, way: Candidate) -> Candidate:
         if any(isinstance(value, torch.SymInt) for value in self._inputs):

@@ -4,21 +4,24 @@ Inductor lowers, fuses and orders the halves, as it does when it compiles them, 
 the wrapper that allocates, calls kernels and frees. No kernel is compiled, and nothing runs. What
 counts is what timeline.py counts. What a kernel takes for itself while it runs is not seen.
 
-Relied upon: `compile_fx_inner`, which ends in `GraphLowering._compile_to_module`; the lines of the
-wrapper, which are objects; `get_donated_idxs`, which says what backward may write over.
+Relied upon: `compile_fx_inner`, which ends in `GraphLowering._compile_to_module`, of one graph at a
+time (PyTorch holds a lock while it compiles); the lines of the wrapper, which are objects;
+`get_donated_idxs`, which says what backward may write over; where statistics are.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 from torch import fx
+from torch._dynamo.utils import counters
 from torch._functorch._aot_autograd.graph_compile import collect_fw_donated_buffer_idxs
-from torch._inductor import config, graph, ir
+from torch._inductor import config, graph, ir, metrics
 from torch._inductor.codegen import wrapper
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.graph import GraphLowering
@@ -112,6 +115,19 @@ def _with_strides(value: Any, result: Any) -> Any:
     return value if list(value.stride()) == strides else value.as_strided(value.size(), strides)
 
 
+@contextmanager
+def _own_statistics() -> Iterator[None]:
+    """Inductor's statistics are of what is compiled, and this is not."""
+    numbers = {name: getattr(metrics, name) for name in metrics.get_metric_fields()}
+    counted = copy.deepcopy(counters)
+    try:
+        yield
+    finally:
+        vars(metrics).update(numbers)
+        counters.clear()
+        counters.update(counted)
+
+
 class _Done(BaseException):
     """Ends a compilation when its code is there. No Exception: PyTorch would catch it."""
 
@@ -138,6 +154,7 @@ def _follow(
     # Inductor changes the graph that it gets.
     half = fx.GraphModule(half, copy.deepcopy(half.graph))
     with (
+        _own_statistics(),
         mock.patch.object(GraphLowering, "_compile_to_module", read),
         mock.patch.object(graph, "get_donated_idxs", return_value=donated),
         # From its cache a graph would come without its lines.

@@ -83,7 +83,7 @@ def freely(own: Candidate, others: Iterable[Candidate], alone: bool, count: Coun
     if not in_order or not _is_better(in_order[0], own, alone):
         return own
     seen = count(own)
-    for way in in_order[: _MOST_COUNTED // 2]:
+    for way in in_order[:_MOST_COUNTED]:
         found = count(way)
         if _is_better(found, seen, alone):
             return found

@@ -12,8 +12,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch._inductor import metrics
 
 import memopt
+from memopt._compile import _inductor
 from tests.compile.support import blocks, no_kernels, sample, step_bytes
 
 pytestmark = pytest.mark.slow  # Inductor generates code
@@ -70,8 +73,8 @@ class Step:
             self.most = step_bytes(lambda: compiled(x), model).most
         (record,) = (r for r in caplog.records if r.name == "memopt.compile")
         assert isinstance(record.args, tuple)
-        _, self.kept, self.counted, self.run_again = map(int, map(str, record.args[:4]))
-        self.whose = str(record.args[4])
+        self.kept, self.counted = (int(str(n)) for n in record.args[1:3])
+        self.run_again, self.whose = int(str(record.args[4])), str(record.args[5])
         assert self.most <= self.counted <= 1.02 * self.most
 
 
@@ -100,6 +103,24 @@ def test_a_share_is_of_the_peak_of_torch_compile(caplog: pytest.LogCaptureFixtur
         most = step_bytes(lambda: plain(x), model).most
     for share in (1.0, 0.9):
         assert Step("gated", share, caplog).most <= share * most
+
+
+def test_inductor_s_statistics_are_those_of_what_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And not of code that was generated for its bytes alone."""
+    found = []
+    for count in (_inductor._Ways.count, lambda _, way: way):
+        monkeypatch.setattr(_inductor._Ways, "count", count)
+        model, x = MODELS["gated"]()
+        counters.clear()
+        before = metrics.generated_kernel_count
+        with no_kernels():
+            compiled = memopt.compile(lambda x, m=model: m(x).square().mean(), budget=10**9)
+            compiled(x).backward()
+        found.append((metrics.generated_kernel_count - before, counters["inductor"]))
+    assert found[0] == found[1]
+    assert found[0][0] > 0
 
 
 def test_an_output_counts_until_backward_begins(caplog: pytest.LogCaptureFixture) -> None:
