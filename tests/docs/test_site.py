@@ -59,7 +59,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pages(site: Path) -> list[Path]:
     """All but the error's, and the frames in which a browser has looked at them (browser.py)."""
     found = sorted(site.rglob("*.html"))
-    return [p for p in found if p.stem != "404" and not p.stem.startswith("harness-")]
+    return [p for p in found if p.stem != "404" and not p.stem.startswith("harness")]
 
 
 def test_pages_ask_for_nothing_from_a_network(site: Path) -> None:
