@@ -89,7 +89,10 @@ def tensors_in(value: object) -> Sequence[Tensor]:
     for entry in value:  # type: ignore[attr-defined]
         if isinstance(entry, Tensor):
             found.append(entry)
-        elif isinstance(entry, (tuple, list, dict)) and entry:
+        elif isinstance(entry, (tuple, list, dict)):
+            if entry:
+                found.extend(tensors_in(entry))
+        elif type(entry) in pytree.SUPPORTED_NODES:  # a cache of keys and values
             found.extend(tensors_in(entry))
     return found
 
