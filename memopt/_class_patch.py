@@ -130,7 +130,7 @@ def restored_on_error(model: nn.Module) -> Iterator[None]:
     hooks.
     """
     before = [
-        (m, type(m), dict(m.__dict__), [(d, dict(d)) for d in m.__dict__.values() if _is_dict(d)])
+        (m, type(m), dict(m.__dict__), _dicts_of(m))
         for m in model.modules()
         if not isinstance(m, torch.jit.ScriptModule)  # nothing changes these
     ]
@@ -164,8 +164,15 @@ def _rebuild(patch: ClassPatch, make: Callable[..., nn.Module], *arguments: Any)
     return module
 
 
-def _is_dict(value: object) -> bool:
-    return type(value) is dict or isinstance(value, OrderedDict)
+def _dicts_of(module: nn.Module) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
+    """The dictionaries of a module, of submodules and hooks and others, with what is in each. Most
+    are empty, and to copy an OrderedDict takes long.
+    """
+    return [
+        (value, dict(value) if value else {})
+        for value in module.__dict__.values()
+        if type(value) is dict or isinstance(value, OrderedDict)
+    ]
 
 
 def _is_forward_of_class(module: object, value: object) -> bool:

@@ -13,6 +13,7 @@
 #include "../autograd/no_derivative.h"
 #include "../kernels/cpu/kernels.h"
 #include "../ops/supported.h"
+#include "allocations.h"
 #include "buffers.h"
 #include "call_scopes.h"
 #include "chunks.h"
@@ -102,6 +103,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("dtypes", &dtypes,
         "By the dtypes of inputs that the ops take, those of parameters beside them.");
   m.def("device_types", &device_types, "Those that this build has kernels for.");
+  memopt::python::register_allocations(m);
   memopt::python::register_buffers(m);
   memopt::python::register_region(m);
   memopt::python::register_chunks(m);

@@ -16,6 +16,7 @@ from memopt.memory.batches import positions_of, resized, rows_of, slice_of
 from memopt.memory.depth import Depth
 from memopt.memory.peak import bytes_here, peak_of, peak_of_step
 from memopt.memory.predicted.fits import PeakOf, largest, largest_part
+from memopt.memory.predicted.predict import Looks
 from memopt.memory.search import NEVER_FITS, search
 from memopt.memory.sizes import as_bytes, at_least
 from memopt.memory.step import LossLike, OptimizerLike, Step, StepFunction, as_optimizer
@@ -259,10 +260,11 @@ def largest_step(function: Callable[[int], object], budget: object, limit: int) 
 
 def _predicted(fates: Fates, device: str) -> PeakOf:
     known: list[Fates] = []
+    looks = Looks()
 
     def peak(step: Step) -> int:
         if not known:  # what can run in chunks is looked for once
             known.append(fates.with_rows(step))
-        return predicted_trace(step, known[0], device)[0].peak.total
+        return predicted_trace(step, known[0], device, looks)[0].peak.total
 
     return peak

@@ -20,11 +20,11 @@ from memopt._progress import doing, progress
 from memopt.memory.allocator import DeviceBytes
 from memopt.memory.asked import asked_step, check_measure, has_values, home_of, target_of
 from memopt.memory.batches import rows_of
-from memopt.memory.depth import Depth
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import Piece
 from memopt.memory.predicted.hollow import CUDA_GRANULARITY
 from memopt.memory.predicted.outcome import DependsOnValues
+from memopt.memory.predicted.predict import Looks
 from memopt.memory.step import (
     LossLike,
     OptimizerLike,
@@ -131,9 +131,9 @@ def anatomy(
     fates = Fates(recipes, checkpoint, head, chunks, offload=offload, who="anatomy")
     notes: list[str] = []
     predicted, ledger, problem = None, None, None
-    depth = Depth()
+    looks = Looks()
     try:
-        predicted, ledger = predicted_trace(asked, fates, target, depth)
+        predicted, ledger = predicted_trace(asked, fates, target, looks)
     except DependsOnValues as error:
         if measure is False or without_values:
             raise
@@ -149,7 +149,7 @@ def anatomy(
             )
         if offload:
             check_place(fates, home)
-        measured, overhead, allocator, real = depth.run(
+        measured, overhead, allocator, real = looks.depth.run(
             lambda: _measured(asked, fates, home), lambda found: found[0].instants
         )
         pieces = pieces or real
@@ -180,7 +180,7 @@ def anatomy(
         flops_6nd=_six_n_d(model, batch, autocast),
         advice=()
         if not advice or predicted is None or ledger is None
-        else advise(asked, fates, target, predicted, ledger),
+        else advise(asked, fates, target, predicted, ledger, looks),
         overhead=overhead,
         allocator=allocator,
         notes=tuple(notes),

@@ -18,6 +18,7 @@ from memopt.memory.asked import asked_step, check_count, target_of
 from memopt.memory.batches import rows_of
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import GRADIENTS, STATES, WEIGHTS, Entry
+from memopt.memory.predicted.predict import Looks
 from memopt.memory.sizes import as_bytes
 from memopt.memory.step import LossLike, OptimizerLike, Step, StepFunction
 from memopt.memory.trace import Trace, trace_of
@@ -146,12 +147,13 @@ class _Setting:
     weight_bits: Bits | None
     known: dict[tuple[Fates, int], tuple[Trace, Ledger]] = field(default_factory=dict)
     """Predicted steps by their fates and micro-batches: devices change their logs alone."""
+    looks: Looks = field(default_factory=Looks)
 
     def trace(self) -> Trace:
         """The memory of one rank, predicted."""
         key = self.fates, self.step.micro_batches
         if key not in self.known:
-            self.known[key] = predicted_trace(self.step, self.fates, self.target)
+            self.known[key] = predicted_trace(self.step, self.fates, self.target, self.looks)
         trace, ledger = self.known[key]
         if self.ranks == 1 and self.weight_bits is None:
             return trace

@@ -121,8 +121,8 @@ def _remedies(live: Live, in_chunks: Profile | None) -> list[str]:
         who=live.step.who,
     )
     try:
-        now, ledger = predicted_trace(live.step, fates, live.target)
+        now, ledger = predicted_trace(live.step, fates, live.target, live.looks)
     except Exception:  # the model's own, which must not hide what is to be said
         return []
-    found = advise(live.step, fates, live.target, now, ledger)
+    found = advise(live.step, fates, live.target, now, ledger, live.looks)
     return [f"{a.how} would lower it by {as_text(a.saved)}" for a in found[:3]]

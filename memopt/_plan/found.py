@@ -30,6 +30,7 @@ from memopt.memory.calls.tree import CallTree
 from memopt.memory.parallel import is_sharded
 from memopt.memory.paths import is_inside, overlap
 from memopt.memory.predicted.outcome import DependsOnValues
+from memopt.memory.predicted.predict import Looks
 from memopt.memory.speed import speed_of
 from memopt.memory.step import Step
 
@@ -101,6 +102,7 @@ def _peak(step: Step, tree: CallTree, blocks: Sequence[str], target: str) -> int
     inside = {path: replace(_LEAST, parts=parts.get(path, NO_PARTS).inside) for path in blocks}
     ways = (dict.fromkeys(blocks, _LEAST), inside)
     try:
-        return min(predicted(step, Assignment(w), blocks, target, None).nbytes.above for w in ways)
+        looks = Looks()
+        return min(predicted(step, Assignment(w), blocks, target, looks).nbytes.above for w in ways)
     except DependsOnValues:
         return cut_of(tree, blocks).peak

@@ -17,7 +17,7 @@ from memopt.memory.ledger import Ledger, highs_of
 from memopt.memory.parallel import bucket_bytes
 from memopt.memory.pieces import OFFLOADED
 from memopt.memory.predicted.outcome import DependsOnValues
-from memopt.memory.predicted.predict import hollow_step
+from memopt.memory.predicted.predict import predict
 from memopt.memory.step import Step
 from memopt.memory.trace import trace_of
 from memopt.whatif.fates import Fates, offloaded
@@ -58,10 +58,7 @@ def _peak(live: Live, step: Step, assignment: Assignment, terms: Terms) -> int:
     put = partial(assign, assignment=assignment)
     if live.predictable:
         try:
-            hollow = live.depth.run(
-                lambda: hollow_step(step, put, live.target, prime=live.primed),
-                lambda hollow: len(hollow.ledger.ops),
-            )
+            hollow = predict(step, put, live.target, live.looks)
         except DependsOnValues:
             if not live.runs:
                 raise

@@ -28,10 +28,10 @@ from memopt._plan.terms import Terms, uniform
 from memopt.applied import assigned
 from memopt.assignment import KEEP, Assignment, Choice
 from memopt.memory.allocator import free_bytes, most_above
-from memopt.memory.depth import Depth
 from memopt.memory.parallel import bucket_bytes, is_sharded
 from memopt.memory.paths import is_inside
 from memopt.memory.predicted.outcome import DependsOnValues
+from memopt.memory.predicted.predict import Looks
 from memopt.memory.speed import speed_of
 from memopt.memory.step import Step
 from memopt.memory.unchanged import Written, unchanged
@@ -57,13 +57,11 @@ class Live:
     runs: bool = True
     """Whether the model and the batch have values, and are where the plan is for."""
     predictable: bool = True
-    primed: frozenset[str] | None = None
-    """The parameters for which the optimizer has a state after a step, once that is known."""
     _plain: Observed | None = None
     _heads: tuple[str, ...] | None = None
     entry: nn.Module | None = None
     """The module that runs the model: DistributedDataParallel around it; None: the model itself."""
-    depth: Depth = field(default_factory=Depth)
+    looks: Looks = field(default_factory=Looks)
     written: Written = field(default_factory=Written)
     """Everything that steps which were looked at write of what is there before: where time and an
     allocator's bytes are measured, no mode may be on that sees it.
@@ -101,7 +99,7 @@ class Live:
         return self._looked(lambda: self._look(possible))
 
     def _looked(self, look: Callable[[], Observed]) -> Observed:
-        observed = self.depth.run(look, lambda o: len(o.ledger.ops))
+        observed = self.looks.depth.run(look, lambda o: len(o.ledger.ops))
         self.written.add(observed.written.tensors)
         nbytes, buckets = observed.nbytes, bucket_bytes(self.entry)
         nbytes = replace(nbytes, base=nbytes.base + buckets, peak=nbytes.peak + buckets)
@@ -128,9 +126,7 @@ class Live:
 
     def _predicted_plain(self) -> Observed:
         keep = Assignment(dict.fromkeys(self.blocks, KEEP))
-        found = predicted(self.step, keep, self.blocks, self.target, self.primed, with_tree=True)
-        self.primed = found.primed
-        return found
+        return predicted(self.step, keep, self.blocks, self.target, self.looks, with_tree=True)
 
     def heads(self) -> tuple[str, ...]:
         """The linears outside of blocks whose logits can be computed in chunks with their loss."""
@@ -202,9 +198,7 @@ class Live:
     def _look(self, assignment: Assignment) -> Observed:
         if self.predictable:
             try:
-                found = predicted(self.step, assignment, self.blocks, self.target, self.primed)
-                self.primed = found.primed
-                return found
+                return predicted(self.step, assignment, self.blocks, self.target, self.looks)
             except DependsOnValues:
                 if not self.runs:
                     raise
@@ -255,7 +249,7 @@ class Live:
                 yield StepSeconds(assignment, stages, number, timed.behind)
 
     def _seconds(self) -> TimedStages:
-        return self.depth.run(
+        return self.looks.depth.run(
             lambda: measured_seconds(self.step, self.blocks, self.written),
             lambda timed: len(timed.stages),
         )
@@ -266,7 +260,7 @@ class Live:
         """
         device = next(self.step.model.parameters()).device
         if device.type == "cpu":  # without buckets, which are in the base
-            observed = self.depth.run(
+            observed = self.looks.depth.run(
                 lambda: watched(self.step, self.blocks), lambda o: len(o.ledger.ops)
             )
             return ranks.most(observed.nbytes.above)
@@ -279,7 +273,7 @@ class Live:
                 step.forward_and_backward(batch)
 
         with unchanged(*step.roots, written=self.written):
-            above = self.depth.run(lambda: most_above(device, run), lambda above: above)
+            above = self.looks.depth.run(lambda: most_above(device, run), lambda above: above)
         return ranks.most(above)
 
 

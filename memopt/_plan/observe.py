@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +23,7 @@ from memopt.memory.calls.tree import CallTree
 from memopt.memory.ledger import Ledger
 from memopt.memory.peak import of_optimizer
 from memopt.memory.predicted.hollow import CUDA_GRANULARITY
-from memopt.memory.predicted.predict import hollow_step
+from memopt.memory.predicted.predict import Looks, hollow_step
 from memopt.memory.speed import speed_of
 from memopt.memory.step import Step, tensor_attributes
 from memopt.memory.unchanged import Written, unchanged
@@ -49,8 +49,6 @@ class Observed:
     """The calls of all modules, where it was asked for."""
     given: Mapping[str, Given] = field(default_factory=dict)
     """Then, what they get."""
-    primed: frozenset[str] | None = None
-    """The parameters for which the optimizer had a state; None: it was not asked."""
     no_regions: tuple[str, ...] = ()
     """Blocks that are no regions, whatever the assignment says: see Live."""
     again: tuple[str, ...] = ()
@@ -68,14 +66,14 @@ def predicted(
     assignment: Assignment,
     blocks: Sequence[str],
     target: str,
-    prime: Collection[str] | None,
+    looks: Looks,
     with_tree: bool = False,
 ) -> Observed:
     """Look at a step that computes nothing. Nothing is offloaded.
 
     Args:
+        looks: the others at this step.
         with_tree: whether the calls of all modules are recorded.
-        prime: the parameters for which the optimizer has a state after a step; None: not known yet.
 
     Raises:
         DependsOnValues: it looks at values.
@@ -94,10 +92,11 @@ def predicted(
 
     put = partial(assign, assignment=assignment.staying())
     step = replace(step, watching=lambda: watches[0].of_function())
-    found = hollow_step(step, put, target, watch, prime)
+    found = hollow_step(step, put, target, watch, looks.primed)
+    looks.primed = found.primed
     observed = _observed(found.ledger, watches[0], step)
     tree = recorders[0].tree() if recorders else None
-    return replace(observed, primed=found.primed, written=found.written, tree=tree, given=given[-1])
+    return replace(observed, written=found.written, tree=tree, given=given[-1])
 
 
 def watched(step: Step, blocks: Sequence[str]) -> Observed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from memopt._without_native.allocations import Allocations
 from memopt._without_native.call_scopes import (
     CallHooks,
     become_call_hooks,
@@ -22,6 +23,7 @@ from memopt._without_native.plan import PlanChain, PlanFront
 from memopt._without_native.region import RegionSettings, Stop, refuses_hooks, run_region
 
 __all__ = [
+    "Allocations",
     "CallHooks",
     "Flags",
     "NativeLibraryMissing",

@@ -12,23 +12,22 @@
 
     most_above(device, run), free_bytes(device), capacity_of(device)    on both
 
-On the CPU PyTorch's profiler notes each allocation. Memory allocated before does not count, nor
-does memory that an operator allocates and frees inside itself. No dispatch mode is involved: under
-one, memopt's ops write over nothing (csrc/autograd/ownership.h), and need more memory. An
-accelerator's allocator counts by itself, with scratch, and rounded up.
+On the CPU PyTorch tells of each allocation, as it would tell its profiler. Memory allocated before
+does not count, nor does memory that an operator allocates and frees inside itself. No dispatch mode
+is involved: under one, memopt's ops write over nothing (csrc/autograd/ownership.h), and need more
+memory. An accelerator's allocator counts by itself, with scratch, and rounded up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import starmap
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch._C._profiler import _EventType
-from torch.profiler import ProfilerActivity, profile, record_function
 
-_MARK = "memopt: mark"
+from memopt._extension import _C
 
 
 class Instant(NamedTuple):
@@ -49,6 +48,9 @@ class LiveBytes:
     most_with_scratch: int
     """The most bytes at any time, with what operators allocate and free inside themselves."""
 
+    def __init__(self) -> None:
+        self._allocations = _C.Allocations()
+
     @property
     def most(self) -> int:
         """The most bytes at any time."""
@@ -61,25 +63,17 @@ class LiveBytes:
 
     def mark(self) -> None:
         """Notes this moment."""
-        with record_function(_MARK):
-            pass
+        self._allocations.mark()
 
     def __enter__(self) -> LiveBytes:
-        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-        self._profile.__enter__()
-        self.mark()
+        self._allocations.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._profile.__exit__(*error)
-        profiler = self._profile.profiler
-        assert profiler is not None
-        assert profiler.kineto_results is not None
-        events = _Events()
-        events.visit(profiler.kineto_results.experimental_event_tree())
-        begin, *marks = sorted(events.marks)
-        self.timeline = _timeline(begin, events.allocations)
-        with_scratch = _timeline(begin, events.allocations, with_scratch=True)
+        found, (begin, *marks) = self._allocations.stop()
+        events = sorted(starmap(_Event, found), key=lambda event: event.ns)
+        self.timeline = _timeline(begin, events)
+        with_scratch = _timeline(begin, events, with_scratch=True)
         self.most_with_scratch = max(instant.nbytes for instant in with_scratch)
         self.marks = [Instant(ns - begin, _bytes_at(self.timeline, ns - begin)) for ns in marks]
 
@@ -169,54 +163,30 @@ def _on_host(line: str) -> int | None:
     return 1024 * int(lines[line].split()[0])
 
 
-class _Allocation(NamedTuple):
+class _Event(NamedTuple):
     """An allocation (nbytes > 0), or the end of one (nbytes < 0)."""
 
     ns: int
     address: int
     nbytes: int
-    inside: frozenset[int]
-    """The operators that were running."""
+    operator: int
+    """The outermost operator that was running; 0: none."""
 
 
-class _Events:
-    def __init__(self) -> None:
-        self.allocations: list[_Allocation] = []
-        self.marks: list[int] = []
-
-    def visit(self, events: list[Any], inside: frozenset[int] = frozenset()) -> None:
-        for event in events:
-            kind, fields = event.typed
-            within = inside
-            if kind == _EventType.Allocation:
-                self.allocations.append(
-                    _Allocation(event.start_time_ns, fields.ptr, fields.alloc_size, inside)
-                )
-            elif kind == _EventType.TorchOp:
-                if event.name == _MARK:
-                    self.marks.append(event.start_time_ns)
-                elif event.name.startswith(("memopt::_", "aten::")):
-                    within = inside | {event.id}
-            self.visit(event.children, within)
-
-
-def _timeline(
-    begin: int, allocations: list[_Allocation], *, with_scratch: bool = False
-) -> list[Instant]:
-    allocations = sorted(allocations, key=lambda allocation: allocation.ns)
+def _timeline(begin: int, events: list[_Event], *, with_scratch: bool = False) -> list[Instant]:
     begun: dict[int, int] = {}  # by address, the place in the list of what is allocated there
     scratch: set[int] = set()  # these places, where an operator freed what it had allocated
-    for place, (_, address, nbytes, inside) in enumerate(allocations):
+    for place, (_, address, nbytes, operator) in enumerate(events):
         if nbytes > 0:
             begun[address] = place
         elif address in begun:
             beginning = begun.pop(address)
-            if not with_scratch and inside & allocations[beginning].inside:
+            if not with_scratch and operator and operator == events[beginning].operator:
                 scratch.add(beginning)
     live: dict[int, int] = {}
     total = 0
     timeline = [Instant(0, 0)]
-    for place, (ns, address, nbytes, _) in enumerate(allocations):
+    for place, (ns, address, nbytes, _) in enumerate(events):
         if nbytes < 0:
             total -= live.pop(address, 0)
         elif place not in scratch:

@@ -182,10 +182,10 @@ class Ledger(TorchDispatchMode):
         self.phases.append(self.phase)
         self.nodes.append(running_node_number() if self.phase == "backward" else -1)
         given = tensors_in((args, kwargs) if kwargs else args)
-        self._find(given)
-        self._used(given)
+        pieces = [self._read(tensor) for tensor in given]
+        self._used(pieces)
         self._note_writes(func, args, kwargs)
-        result = self.run(func, args, kwargs)
+        result = self.run(func, args, kwargs, given, pieces)
         place: CodePlace | None = None
         results = tensors_in(result)
         for tensor in results:
@@ -203,21 +203,37 @@ class Ledger(TorchDispatchMode):
             self.work.append(work._replace(module=place.module, phase=self.phase))
         return result
 
-    def _find(self, given: Sequence[Tensor]) -> None:
-        """Enter what an operator reads and none has made. (Numbers become tensors on the way.)"""
-        if self.phase != "forward":
-            return
-        for tensor in given:
-            if tensor.dim() and any(key not in self._live for key in storage_keys(tensor)):
-                begin = len(self.log)
-                self.adopt(
-                    WEIGHTS if isinstance(tensor, nn.Parameter) else FUNCTIONALITY, [("", tensor)]
-                )
-                self.late += [entry.piece for entry in self.log[begin:]]
-                del self.log[begin:]
+    def _read(self, tensor: Tensor) -> list[Piece]:
+        """The pieces behind a tensor that an operator reads."""
+        pieces = self.pieces_of(tensor)
+        if len(pieces) < len(storage_keys(tensor)):
+            self._find(tensor)
+            pieces = self.pieces_of(tensor)
+        return pieces
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the operator. For a ledger whose operators compute nothing."""
+    def _find(self, tensor: Tensor) -> None:
+        """Enter what an operator reads and none has made. (Numbers become tensors on the way.)"""
+        if self.phase == "forward" and tensor.dim():
+            begin = len(self.log)
+            self.adopt(
+                WEIGHTS if isinstance(tensor, nn.Parameter) else FUNCTIONALITY, [("", tensor)]
+            )
+            self.late += [entry.piece for entry in self.log[begin:]]
+            del self.log[begin:]
+
+    def run(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        given: Sequence[Tensor],
+        pieces: Sequence[list[Piece]],
+    ) -> Any:
+        """Call the operator. For a ledger whose operators compute nothing.
+
+        Args:
+            given: the tensors among the arguments; `pieces`: those behind each of them.
+        """
         return func(*args, **kwargs)
 
     def _note_scratch(
@@ -276,9 +292,9 @@ class Ledger(TorchDispatchMode):
                 for piece in self.pieces_of(tensor):
                     piece.writes.append(self.instant)
 
-    def _used(self, tensors: Sequence[Tensor]) -> None:
-        for tensor in tensors:
-            for piece in self.pieces_of(tensor):
+    def _used(self, pieces: Sequence[list[Piece]]) -> None:
+        for behind in pieces:
+            for piece in behind:
                 if self.phase == "forward":
                     piece.last_in_forward = self.instant
                 elif self.phase == "backward" and piece.first_in_backward is None:
@@ -339,7 +355,8 @@ class Ledger(TorchDispatchMode):
                 return CodePlace(pieces[0].module, "") if pieces else NOWHERE
             return self._places.get(node._sequence_nr(), NOWHERE)
         frame = sys._getframe(2)
-        place = CodePlace(innermost(frame, self._paths)[0], line_of(frame))
+        module = "" if self.phase == "optimizer" else innermost(frame, self._paths)[0]
+        place = CodePlace(module, line_of(frame))
         self._places[number - 1] = place
         return place
 

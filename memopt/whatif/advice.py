@@ -15,6 +15,7 @@ from memopt._extension import HAS_NATIVE
 from memopt.memory.batches import rows_of
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import ACTIVATIONS, OFFLOADED, STATES, TEMPORARY, Entry, Piece
+from memopt.memory.predicted.predict import Looks
 from memopt.memory.speed import Speed, speed_of
 from memopt.memory.step import Step
 from memopt.memory.trace import Trace, trace_of
@@ -49,12 +50,18 @@ class _Remedy(NamedTuple):
     """A function that gives its trace, and seconds that come on top of the trace's own work."""
 
 
-def advise(step: Step, fates: Fates, target: str, now: Trace, ledger: Ledger) -> tuple[Advice, ...]:
-    """Remedies by bytes of the peak saved per time lost, the best first."""
+def advise(
+    step: Step, fates: Fates, target: str, now: Trace, ledger: Ledger, looks: Looks
+) -> tuple[Advice, ...]:
+    """Remedies by bytes of the peak saved per time lost, the best first.
+
+    Args:
+        now: the trace as it is, and its ledger; `looks`: what was found out with them.
+    """
     speed = speed_of(step)
     before = _seconds(now, speed)
     found = []
-    for remedy in _remedies(step, fates, target, now, ledger):
+    for remedy in _remedies(step, fates, target, now, ledger, looks):
         try:
             trace, extra = remedy.predict()
         except Exception:  # not with this model, whose own error it may be
@@ -67,16 +74,17 @@ def advise(step: Step, fates: Fates, target: str, now: Trace, ledger: Ledger) ->
 
 
 def _remedies(
-    step: Step, fates: Fates, target: str, now: Trace, ledger: Ledger
+    step: Step, fates: Fates, target: str, now: Trace, ledger: Ledger, looks: Looks
 ) -> Iterator[_Remedy]:
     def with_fates(**changes: object) -> Callable[[], tuple[Trace, float]]:
-        return lambda: (predicted_trace(step, replace(fates, **changes), target)[0], 0.0)  # type: ignore[arg-type]
+        other = replace(fates, **changes)  # type: ignore[arg-type]
+        return lambda: (predicted_trace(step, other, target, looks)[0], 0.0)
 
     def with_step(change: Callable[[Step], None]) -> Callable[[], tuple[Trace, float]]:
         def run() -> tuple[Trace, float]:
             other = copy.copy(step)
             change(other)
-            return predicted_trace(other, fates, target)[0], 0.0
+            return predicted_trace(other, fates, target, looks)[0], 0.0
 
         return run
 
@@ -143,7 +151,7 @@ def _remedies(
         yield _Remedy(
             "activations on the host",
             "with memopt.offload(): loss = ...",
-            lambda: _offloading(step, replace(fates, offload="cpu"), target),
+            lambda: _offloading(step, replace(fates, offload="cpu"), target, looks),
         )
     if rows_of(step.who, step.batch) > step.micro_batches:
         yield _Remedy(
@@ -153,11 +161,11 @@ def _remedies(
         )
 
 
-def _offloading(step: Step, fates: Fates, target: str) -> tuple[Trace, float]:
+def _offloading(step: Step, fates: Fates, target: str, looks: Looks) -> tuple[Trace, float]:
     """The trace with offloading, and the seconds that copies add: they go one way at a time, and
     overlap the computation of forward, then of backward.
     """
-    trace, _ = predicted_trace(step, fates, target)
+    trace, _ = predicted_trace(step, fates, target, looks)
     speed = speed_of(step)
     copies = trace.fates.get(OFFLOADED, 0) / speed.link
     forward = _seconds(trace, speed, "forward")

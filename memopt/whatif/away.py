@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
@@ -12,7 +11,6 @@ from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import ACTIVATIONS, OFFLOADED
 from memopt.memory.places import NOWHERE
 from memopt.memory.step import Step
-from memopt.memory.storages import tensors_in
 from memopt.place import directory_of
 from memopt.whatif.fates import Fates
 
@@ -52,10 +50,9 @@ class OffloadLedger(Ledger):
         offload_stats(wait=True)
         super().end_of_forward(loss)
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.phase == "backward":
-            for tensor in tensors_in((args, kwargs)):
-                if not self.pieces_of(tensor):
-                    for piece in self._note(tensor, "offload", self.phase, NOWHERE):
-                        piece.category, piece.fate = ACTIVATIONS, OFFLOADED
-        return super().run(func, args, kwargs)
+    def _find(self, tensor: Tensor) -> None:
+        if self.phase != "backward":
+            super()._find(tensor)
+            return
+        for piece in self._note(tensor, "offload", self.phase, NOWHERE):
+            piece.category, piece.fate = ACTIVATIONS, OFFLOADED

@@ -19,10 +19,9 @@ from memopt._convert.head import find_heads
 from memopt._errors import in_the_name_of
 from memopt.applied import assign
 from memopt.assignment import Assignment, Choice, Paths
-from memopt.memory.depth import Depth
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import ACTIVATIONS, OFFLOADED, REGION_INPUT, Entry, Piece
-from memopt.memory.predicted.predict import predict
+from memopt.memory.predicted.predict import Looks, predict
 from memopt.memory.step import Step
 from memopt.memory.trace import Trace, trace_of
 from memopt.place import Place, check_names_place
@@ -164,19 +163,19 @@ def _chain(model: nn.Module, segments: str, who: str) -> Paths:
 
 
 def predicted_trace(
-    step: Step, fates: Fates, target: str, depth: Depth | None = None
+    step: Step, fates: Fates, target: str, looks: Looks | None = None
 ) -> tuple[Trace, Ledger]:
     """The memory of a step with these fates, predicted; and its ledger.
 
     Args:
         target: "cpu" or "cuda".
-        depth: of other looks at this step.
+        looks: the others at this step: see `predict`.
 
     Raises:
         DependsOnValues: the step looks at values.
     """
     fates = fates.with_rows(step)
-    ledger, seconds, *_ = predict(step, fates.put_on, target, depth)
+    ledger, seconds, *_ = predict(step, fates.put_on, target, looks)
     entries = offloaded(ledger, fates) if fates.offload else None
     return trace_of(ledger, seconds, entries), ledger
 

@@ -58,5 +58,5 @@ def test_layouts_are_pytorchs(dtype: torch.dtype, shapes: Any) -> None:
     one, other = (torch.randn(shape, dtype=dtype) for shape in shapes)
     ends = None if one.dim() == other.dim() == 3 else ENDS
     real = torch._grouped_mm(one, other, offs=ends)
-    (made,), _ = outcome_of(torch.ops.aten._grouped_mm.default, (one, other, ends), {}, True)
+    (made,), *_ = outcome_of(torch.ops.aten._grouped_mm.default, (one, other, ends), {}, True)
     assert (made.shape, made.stride, made.dtype) == (tuple(real.shape), real.stride(), real.dtype)

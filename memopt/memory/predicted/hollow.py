@@ -19,12 +19,11 @@ import copy
 import math
 import mmap
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from memopt._compat import wraps_tensors
 from memopt.memory.ledger import Ledger
@@ -32,7 +31,7 @@ from memopt.memory.pieces import STATES, Piece
 from memopt.memory.places import CodePlace
 from memopt.memory.predicted.outcome import DependsOnValues, Made, is_made, outcome_of
 from memopt.memory.storages import storages, storages_of, tensors_in
-from memopt.memory.unchanged import Written
+from memopt.memory.unchanged import Before, Written
 from memopt.memory.writes import written_by
 
 CUDA_GRANULARITY = 512
@@ -56,8 +55,8 @@ class HollowLedger(Ledger):
     Args:
         target: "cpu" or "cuda", whose allocations are rounded up.
         copies: what the step runs on.
-        see: is called with leaves that are not among the copies: functions close over them, and
-            gradients without values come to be theirs.
+        before: is told of tensors that are not among the copies, as functions close over them:
+            gradients without values come to be theirs, and small ones may be written.
         counts_on_host: the optimizer's counts of steps do not count.
     """
 
@@ -66,14 +65,14 @@ class HollowLedger(Ledger):
         model: nn.Module,
         target: str,
         copies: Copies,
-        see: Callable[[Tensor], None],
+        before: Before,
         counts_on_host: bool = False,
     ) -> None:
         super().__init__(model, CUDA_GRANULARITY if target == "cuda" else 1)
         self._counts_on_host = counts_on_host
         self._on_cpu = target == "cpu"
         self._copies = copies
-        self._see = see
+        self._before = before
         self._outside: set[Hashable] = set()
         """Storages that are neither copies nor of an operator."""
         self.written = Written()
@@ -83,10 +82,17 @@ class HollowLedger(Ledger):
         self._computed = False
         """Whether the newest operator ran."""
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = tensors_in((args, kwargs))
+    def run(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        given: Sequence[Tensor],
+        pieces: Sequence[list[Piece]],
+    ) -> Any:
         self._watch(func, args, kwargs)
-        with_values = all(self._has_values(tensor) for tensor in given)
+        # What the ledger does not know was not made by an operator: a Python number.
+        with_values = all(map(self._known.issuperset, pieces))
         self._computed = True
         name = func.overloadpacket.__name__
         if func.is_view or name in _ALWAYS or torch.Tag.inplace_view in func.tags:
@@ -98,31 +104,33 @@ class HollowLedger(Ledger):
                 f"a prediction has no values, and the step asks for one ({func}, in "
                 f"{self._place().line or 'PyTorch'})"
             )
-        leaves, spec = outcome_of(func, args, kwargs, self._on_cpu)
-        made = [leaf for leaf in leaves if is_made(leaf)]
-        is_small = all(map(_is_small, (*made, *given)))
-        if with_values and is_small and torch.Tag.nondeterministic_seeded not in func.tags:
-            return func(*args, **kwargs)
+        outcome = outcome_of(func, args, kwargs, self._on_cpu)
+        if with_values and torch.Tag.nondeterministic_seeded not in func.tags:
+            made = (leaf for leaf in outcome.leaves if is_made(leaf))
+            if all(map(_is_small, (*made, *given))):
+                return func(*args, **kwargs)
         written = list(written_by(func, args, kwargs))
-        if not written and any(leaf.argument is not None for leaf in made):
-            return func(*args, **kwargs)  # a view, though not declared as one
+        if not written and outcome.is_view:
+            return func(*args, **kwargs)  # though not declared as one
         self._computed = False
         for tensor in written:
             self._known.difference_update(self.pieces_of(tensor))
-        results = [_allocated(leaf, given) if is_made(leaf) else leaf for leaf in leaves]
-        return pytree.tree_unflatten(results, spec)
+        return outcome.form(
+            [_allocated(leaf, given) if is_made(leaf) else leaf for leaf in outcome.leaves]
+        )
 
-    def _find(self, given: Sequence[Tensor]) -> None:
-        for tensor in given:
-            if not self.pieces_of(tensor):  # neither a copy nor of an operator
-                self._see(tensor)
-                self._outside.update(storages([tensor]))
-        super()._find(given)
+    def _find(self, tensor: Tensor) -> None:
+        # Neither a copy nor of an operator.
+        self._before.see(tensor)
+        self._outside.update(storages([tensor]))
+        super()._find(tensor)
 
     def _watch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.phase != "optimizer":
-            for tensor in written_by(func, args, kwargs):
-                is_outside = not self._outside.isdisjoint(storages([tensor]))
+        for tensor in written_by(func, args, kwargs):
+            is_outside = self._outside and not self._outside.isdisjoint(storages([tensor]))
+            if is_outside:
+                self._before.about_to_write(tensor)
+            if self.phase != "optimizer":
                 originals = self._copies.originals.get(_key(tensor), ())
                 self.written.add((tensor,) if is_outside else originals)
 
@@ -149,10 +157,6 @@ class HollowLedger(Ledger):
         super()._know(piece, name, args)
         if self._computed:
             self._known.add(piece)
-
-    def _has_values(self, tensor: Tensor) -> bool:
-        # What the ledger does not know was not made by an operator: a Python number.
-        return self._known.issuperset(self.pieces_of(tensor))
 
 
 # Of these, values or memory are the point.

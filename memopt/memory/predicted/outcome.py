@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +38,10 @@ class Outcome(NamedTuple):
 
     leaves: list[Any]
     """Numbers and the like as they are; a Made for each tensor."""
-    spec: pytree.TreeSpec
+    form: Callable[[list[Any]], Any]
+    """Makes the result of them, or of others in their places."""
+    is_view: bool
+    """Whether some are arguments, or views of them."""
 
 
 # By operator and description of its arguments: the steps of a plan have most calls in common.
@@ -57,12 +62,24 @@ def outcome_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_cpu:
         known = _known.get(key)
         if known is not None:
             return known
-    found = Outcome(*pytree.tree_flatten(_result(func, args, kwargs, on_cpu), is_leaf=is_made))
+    result = _result(func, args, kwargs, on_cpu)
+    leaves, spec = pytree.tree_flatten(result, is_leaf=is_made)
+    is_view = any(is_made(leaf) and leaf.argument is not None for leaf in leaves)
+    found = Outcome(leaves, _form_of(spec), is_view)
     if key is not None:
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
         _known[key] = found
     return found
+
+
+def _form_of(spec: pytree.TreeSpec) -> Callable[[list[Any]], Any]:
+    """A function that is faster than pytree's for the two forms that nearly all results have."""
+    if spec.is_leaf():
+        return itemgetter(0)
+    if spec.type is tuple and spec.num_children == spec.num_leaves:
+        return tuple
+    return partial(pytree.tree_unflatten, treespec=spec)
 
 
 def _described(value: Any) -> Hashable:

@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -37,18 +38,31 @@ class Hollow(NamedTuple):
     """Tensors from before the step that its forward and backward would write."""
 
 
-def predict(step: Step, changes: Changes, target: str, depth: Depth | None = None) -> Hollow:
+@dataclass
+class Looks:
+    """What looks at a step have found out, so that the next ones need less."""
+
+    depth: Depth = field(default_factory=Depth)
+    primed: frozenset[str] | None = None
+    """The parameters for which the optimizer has a state after a step; None: not known yet."""
+
+
+def predict(step: Step, changes: Changes, target: str, looks: Looks | None = None) -> Hollow:
     """A step that computes nothing, on copies, where it is deepest.
 
     Args:
-        depth: the depth that other looks at this step have found.
+        looks: the others at this step, or at one with other options or another batch.
 
     Raises:
         DependsOnValues: the step looks at values.
     """
-    return (depth or Depth()).run(
-        lambda: hollow_step(step, changes, target), lambda hollow: len(hollow.ledger.ops)
+    looks = looks or Looks()
+    hollow = looks.depth.run(
+        lambda: hollow_step(step, changes, target, prime=looks.primed),
+        lambda hollow: len(hollow.ledger.ops),
     )
+    looks.primed = hollow.primed
+    return hollow
 
 
 def hollow_step(
@@ -71,18 +85,19 @@ def hollow_step(
         DependsOnValues: the step looks at values.
     """
     doing("predicting step")
-    with unchanged(*step.roots) as before:
-        (model, optimizer, batch), copies = hollow_copy(
-            (step.model, step.optimizer, step.batch), before.computed()
-        )
-        if changes is not None:
-            changes(model)
+    with unchanged(*step.roots, written=Written()) as before:  # the ledger tells what is written
+        with before.watching():
+            (model, optimizer, batch), copies = hollow_copy(
+                (step.model, step.optimizer, step.batch), before.computed()
+            )
+            if changes is not None:
+                changes(model)
         context: Any = step.context
         if target == "cuda":
             as_on_cuda(optimizer)
             context = AsOnCuda
         on_host = target == "cuda" and counts_on_host(optimizer)
-        ledger = HollowLedger(model, target, copies, before.see, on_host)
+        ledger = HollowLedger(model, target, copies, before, on_host)
         hollow = copy.copy(step)
         hollow.model, hollow.optimizer, hollow.batch = model, optimizer, batch
         hollow.context = context
