@@ -19,8 +19,9 @@ from memopt._plan.watch import (
     forward_spans,
     turns_with,
 )
-from memopt.memory.ledger import Ledger, highs_of, totals_of
+from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import ACTIVATIONS, GRADIENTS, KEPT, REGION_INPUT, Piece
+from memopt.memory.totals import highs_of, totals_of
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from memopt._plan.choose import BudgetTooSmall
 from memopt._plan.live import Live
 from memopt._progress import doing, progress
 from memopt.memory.allocator import most_above
-from memopt.memory.ledger import totals_of
 from memopt.memory.predicted.predict import hollow_step
 from memopt.memory.sizes import as_text, at_least
 from memopt.memory.step import Step
+from memopt.memory.totals import totals_of
 from memopt.memory.unchanged import unchanged
 from memopt.show.sections import Section, Tables
 from memopt.show.shown import Shown

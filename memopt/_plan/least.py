@@ -13,12 +13,13 @@ from memopt._plan.parts import NO_PARTS
 from memopt._plan.terms import Terms
 from memopt.applied import assign
 from memopt.assignment import Assignment, Choice, Paths
-from memopt.memory.ledger import Ledger, highs_of
+from memopt.memory.ledger import Ledger
 from memopt.memory.parallel import bucket_bytes
 from memopt.memory.pieces import OFFLOADED
 from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.predicted.predict import predict
 from memopt.memory.step import Step
+from memopt.memory.totals import highs_of
 from memopt.memory.trace import trace_of
 from memopt.whatif.fates import Fates, offloaded
 

@@ -9,6 +9,7 @@ A step
 
 What it holds
     ledger       every piece of memory of a step, from its birth to its end
+    totals       the bytes alive at each line of its log
     pieces       pieces of memory, their categories and fates
     places       where something was made: a module, a line of user code
     trace        a ledger's summary: moments, timeline, shares

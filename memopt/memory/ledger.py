@@ -25,7 +25,6 @@ import sys
 import weakref
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -361,24 +360,8 @@ class Ledger(TorchDispatchMode):
         return place
 
 
-def highs_of(ledger: Ledger) -> list[int]:
-    """The totals of `totals_of`, each with the most scratch that was allocated then."""
-    totals = totals_of(ledger)
-    highs = list(totals)
-    for place, piece in ledger.scratch:
-        highs[place] = max(highs[place], totals[place] + piece.nbytes)
-    return highs
-
-
 def _are_on_cpu(tensors: Sequence[Tensor]) -> bool:
     return all(tensor.device.type == "cpu" for tensor in tensors)
-
-
-def totals_of(ledger: Ledger) -> list[int]:
-    """Bytes alive before each line of a log, and at its end."""
-    late = sum(piece.nbytes for piece in ledger.late)
-    changes = (entry.sign * entry.piece.nbytes for entry in ledger.log)
-    return list(accumulate(changes, initial=late))
 
 
 class _Hooks(SavedTensors):

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from memopt.memory.allocator import DeviceBytes
-from memopt.memory.ledger import Ledger, highs_of
+from memopt.memory.ledger import Ledger
 from memopt.memory.search import NEVER_FITS
 from memopt.memory.step import Step
 from memopt.memory.storages import parts_of, storages, tensors_in
+from memopt.memory.totals import highs_of
 
 
 def peak_of(function: Callable[[int], object], rows: int) -> int:

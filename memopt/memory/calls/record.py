@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from memopt._compat import is_in_backward, sequence_number
 from memopt._extension import _C
 from memopt.memory.calls.tree import CallTree, HeldStorage, ModuleCall
-from memopt.memory.ledger import Ledger, highs_of, totals_of
+from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import GRADIENTS, Piece
+from memopt.memory.totals import highs_of, totals_of
 
 
 class CallMoment(NamedTuple):

@@ -1,0 +1,23 @@
+"""The bytes that are alive at each line of a ledger's log."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from memopt.memory.ledger import Ledger
+
+
+def totals_of(ledger: Ledger) -> list[int]:
+    """Bytes alive before each line of a log, and at its end."""
+    late = sum(piece.nbytes for piece in ledger.late)
+    changes = (entry.sign * entry.piece.nbytes for entry in ledger.log)
+    return list(accumulate(changes, initial=late))
+
+
+def highs_of(ledger: Ledger) -> list[int]:
+    """The totals of `totals_of`, each with the most scratch that was allocated then."""
+    totals = totals_of(ledger)
+    highs = list(totals)
+    for place, piece in ledger.scratch:
+        highs[place] = max(highs[place], totals[place] + piece.nbytes)
+    return highs
