@@ -1,4 +1,4 @@
-"""What the CPU's allocator does, by PyTorch's profiler, which notes much else as well."""
+"""Events of the CPU's allocator, by PyTorch's profiler, which notes much else as well."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Hollow(NamedTuple):
 
 @dataclass
 class Looks:
-    """What looks at a step have found out, so that the next ones need less."""
+    """Knowledge of a step from earlier looks at it, by which the next ones need less."""
 
     depth: Depth = field(default_factory=Depth)
     primed: frozenset[str] | None = None
