@@ -20,6 +20,7 @@ from memopt._progress import doing, progress
 from memopt.memory.allocator import DeviceBytes
 from memopt.memory.asked import asked_step, check_measure, has_values, home_of, target_of
 from memopt.memory.batches import rows_of
+from memopt.memory.copies import copied
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import Piece
 from memopt.memory.predicted.hollow import CUDA_GRANULARITY
@@ -221,7 +222,7 @@ def _copy_of(step: Step, computed: Iterable[Tensor]) -> Step:
     nested = (tensor for tensor in tensors_in(step.batch) if tensor.is_nested)
     memo = {id(tensor): tensor.detach().clone() for tensor in (*computed, *nested)}
     real = copy.copy(step)
-    real.model, real.optimizer, real.batch = copy.deepcopy(
+    (real.model, real.optimizer, real.batch), _ = copied(
         (step.model, step.optimizer, step.batch), memo
     )
     return real

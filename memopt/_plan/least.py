@@ -13,6 +13,7 @@ from memopt._plan.parts import NO_PARTS
 from memopt._plan.terms import Terms
 from memopt.applied import assign
 from memopt.assignment import Assignment, Choice, Paths
+from memopt.memory.asked import has_values
 from memopt.memory.ledger import Ledger
 from memopt.memory.parallel import bucket_bytes
 from memopt.memory.pieces import OFFLOADED
@@ -34,6 +35,9 @@ def least_peak(live: Live, step: Step, terms: Terms) -> int:
 
     Args:
         terms: whether and where the inputs of regions wait.
+
+    Raises:
+        DependsOnValues: it looks at values, and its batch has none.
     """
     return min(_peak(live, step, assignment, terms) for assignment in _assignments(live))
 
@@ -57,11 +61,12 @@ def least_choices(live: Live) -> dict[Paths, Choice]:
 
 def _peak(live: Live, step: Step, assignment: Assignment, terms: Terms) -> int:
     put = partial(assign, assignment=assignment)
-    if live.predictable:
+    runs = live.runs and has_values(step.model, step.batch)
+    if live.predictable or not runs:
         try:
             hollow = predict(step, put, live.target, live.looks)
         except DependsOnValues:
-            if not live.runs:
+            if not runs:
                 raise
         else:
             ledger = hollow.ledger

@@ -22,12 +22,14 @@ _NOTHING = object()
 
 
 def kept_dict(value: dict[Any, Any]) -> Restore:
-    """Restores the order too. A subclass with methods of its own is written to as a plain dict."""
+    """Restores the order too; an OrderedDict has one beside that of the dict that it is. A subclass
+    with methods of its own is written to as a plain one.
+    """
     kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict
-    before = list(dict.items(value))
+    before = list(kind.items(value))
 
     def restore() -> None:
-        if not _same_pairs(dict.items(value), before):
+        if not _same_pairs(kind.items(value), before):
             kind.clear(value)
             for key, entry in before:
                 kind.__setitem__(value, key, entry)

@@ -117,8 +117,7 @@ class _Walk:
 
     def _tensor(self, value: Tensor) -> None:
         self.found.tensors.append(value)
-        if kept.attributes_of(value) or type(value) not in (Tensor, nn.Parameter):
-            self._object(value)
+        self._object(value)  # any tensor may be given attributes
         if value.is_leaf or value.retains_grad:
             self.push(value.grad)
         for hooks in (value._backward_hooks, getattr(value, "_post_accumulate_grad_hooks", None)):

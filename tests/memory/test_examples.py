@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -157,6 +158,58 @@ def test_the_gradient_of_a_batch() -> None:
     assert x.grad is None
 
 
+class Queues(Blocks):
+    """Writes to tensors that are neither parameters nor buffers, as a queue of keys does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = torch.zeros(LARGE, LARGE)
+        self.deep = {"queues": [Hidden(nn.Linear(1, 1))]}
+        self.deep["queues"][0].queue = torch.zeros(LARGE, LARGE)  # type: ignore[attr-defined]
+        self.slab = torch.zeros(2, LARGE, LARGE)
+        self.view = self.slab[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.plain.data += 1
+        self.deep["queues"][0].queue.add_(1)  # type: ignore[attr-defined]
+        self.view.add_(1)
+        return super().forward(x)
+
+
+def test_large_tensors_in_plain_attributes() -> None:
+    """A plan's timed steps run without a mode: predictions tell what they write."""
+    model, x = Queues(), batch()
+    before = Fingerprint(model)
+    plan = memopt.plan(model, x, ROOM, loss=square, steps=1)
+    assert Fingerprint(model).differences(before) == []
+    plan.apply()
+    plan.undo()
+    assert Fingerprint(model).differences(before) == []
+
+
+def test_the_order_of_an_ordered_dict() -> None:
+    """That of the dict that it is too is another one, once something was moved."""
+    recent = OrderedDict(a=1, b=2)
+    recent.move_to_end("a")
+
+    def forgets() -> None:
+        recent.move_to_end("b")
+
+    memopt.saved_bytes(forgets)
+    assert list(recent) == ["b", "a"]
+
+
+def test_attributes_that_a_tensor_is_given() -> None:
+    x = batch()
+
+    def names(x: Tensor) -> Tensor:
+        x.label = "x"  # type: ignore[attr-defined]
+        return x
+
+    memopt.saved_bytes(names, x)
+    assert not hasattr(x, "label")
+
+
 def test_an_error_in_the_middle() -> None:
     """Of forward and of backward: all that was changed until then is put back."""
     log: list[Tensor] = []
@@ -237,6 +290,13 @@ def test_lazy_modules_stay_lazy() -> None:
     assert Fingerprint(model[0].__dict__).differences(before) == []
     assert type(model[0]) is nn.LazyLinear
     assert model(torch.ones(2, 5)).shape == (2, WIDTH)
+
+
+def test_a_lazy_module_is_to_be_called_before_its_step_is_predicted() -> None:
+    model = nn.Sequential(nn.LazyLinear(WIDTH), nn.ReLU())
+    with pytest.raises(ValueError, match=r"its shape, got '0\.weight'.* call the model"):
+        memopt.anatomy(model, batch(), loss=square)
+    assert type(model[0]) is nn.LazyLinear
 
 
 def test_settings_of_the_thread() -> None:

@@ -32,6 +32,30 @@ def test_the_largest_size_is_the_last_that_fits(most: int) -> None:
     assert largest(step(), lambda size: torch.ones(size, WIDTH), most, 32, rows) == most
 
 
+@pytest.mark.parametrize(("most", "found"), [(2, 0), (4, 0), (5, 5), (13, 13), (99, 32)])
+def test_sizes_that_the_model_is_too_large_for_are_below_those_that_fit(
+    most: int, found: int
+) -> None:
+    """A convolution takes no sequence that is shorter than its kernel."""
+    assert largest(step(), torch.ones, most, 32, from_five) == found
+
+
+def from_five(step: Step) -> int:
+    if rows(step) < 5:
+        raise RuntimeError(f"{rows(step)} for a test")
+    return rows(step)
+
+
+def test_a_model_that_takes_no_size_says_so_itself() -> None:
+    with pytest.raises(RuntimeError, match="1 for a test"):
+        largest(step(), torch.ones, 99, 3, from_five)
+
+
+def test_a_batch_norm_takes_no_single_row() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
+    assert memopt.largest_batch(model, BATCH, 1 << 16, loss=torch.sum) > 100
+
+
 @pytest.mark.parametrize("most", [0, 3, 7, 19])
 def test_a_part_counts_twice_where_other_parts_follow(most: int) -> None:
     """It is predicted as two micro-batches of so many rows."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import memopt
+from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.sizes import as_bytes
 from tests.plan.models import Chain, chain, tokens
 from tests.plan.support import looks
@@ -123,6 +124,20 @@ def test_models_that_cannot_be_planned() -> None:
         memopt.plan(model, batch, EVERYTHING)
     with pytest.raises(TypeError, match=r"compiled=True"):
         memopt.plan(torch.compile(Chain([2])), batch, EVERYTHING)  # type: ignore[arg-type]
+
+
+class Looks(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = super().forward(x)
+        return y.mean() if y.max().item() < 9 else y.sum()
+
+
+def test_other_rows_of_a_step_that_looks_at_values() -> None:
+    """A batch of other rows has none, and the model's device is not at fault."""
+    model = Looks(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in "ab"))
+    plan = memopt.plan(model, torch.ones(2, 8), "1GiB", measure=False)
+    with pytest.raises(DependsOnValues, match="the step asks for one"):
+        plan.largest_batch()
 
 
 def test_a_sample_that_does_not_fit_the_model() -> None:

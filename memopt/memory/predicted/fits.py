@@ -16,8 +16,37 @@ PeakOf = Callable[[Step], int]
 
 
 def largest(step: Step, make: Callable[[int], Any], budget: int, limit: int, peak: PeakOf) -> int:
-    """The largest size, from 0 to `limit`, with which the step on the batch `make(size)` fits."""
-    return search(lambda size: peak(_with(step, make(size), 1)), budget, (1, 2), limit)
+    """The largest size, from 0 to `limit`, with which the step on the batch `make(size)` fits.
+
+    Sizes that the model refuses because they are too small count as fitting, until one runs: a
+    batch norm takes no single row, a convolution no sequence that is shorter than its kernel.
+
+    Raises:
+        Whatever the step raises with a size that is not one of these, or at all.
+    """
+    refused: dict[int, Exception] = {}
+    ran: set[int] = set()
+
+    def peak_of(size: int) -> int:
+        try:
+            found = peak(_with(step, make(size), 1))
+        except Exception as error:
+            if ran:
+                raise
+            refused[size] = error
+            if size > _MOST_REFUSED:  # the model refuses the batch, whatever its size
+                raise next(iter(refused.values())) from None
+            return 0
+        ran.add(size)
+        return found
+
+    size = search(peak_of, budget, (1, 2), limit)
+    if refused and not ran:
+        raise next(iter(refused.values()))
+    return 0 if size in refused else size
+
+
+_MOST_REFUSED = 64
 
 
 def largest_part(step: Step, budget: int, peak: PeakOf) -> int:

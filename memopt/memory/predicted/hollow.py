@@ -15,7 +15,6 @@ Small tensors whose values are known (an optimizer's count of steps, a constant)
 
 from __future__ import annotations
 
-import copy
 import math
 import mmap
 import sys
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from memopt._compat import wraps_tensors
+from memopt.memory.copies import copied
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import STATES, Piece
 from memopt.memory.places import CodePlace
@@ -120,9 +120,10 @@ class HollowLedger(Ledger):
         )
 
     def _find(self, tensor: Tensor) -> None:
-        # Neither a copy nor of an operator.
-        self._before.see(tensor)
-        self._outside.update(storages([tensor]))
+        # Neither of an operator nor a copy. Those in objects are in no piece.
+        if _key(tensor) not in self._copies.originals:
+            self._before.see(tensor)
+            self._outside.update(storages([tensor]))
         super()._find(tensor)
 
     def _watch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -206,8 +207,8 @@ class Copies(NamedTuple):
 
 def hollow_copy(value: T, computed: Iterable[Tensor] = ()) -> tuple[T, Copies]:
     """A deep copy of modules, optimizers and tensors on the CPU, without values, but for small
-    tensors that are not parameters. Copies share memory where the originals do: tied weights, and
-    the parts of a batch.
+    tensors that are not parameters, and for tensors that are neither parameters nor buffers. Copies
+    share memory where the originals do: tied weights, and the parts of a batch.
 
     Args:
         computed: results of autograd somewhere inside, which PyTorch refuses to copy.
@@ -223,7 +224,11 @@ def hollow_copy(value: T, computed: Iterable[Tensor] = ()) -> tuple[T, Copies]:
         originals.setdefault(_key(memo[id(tensor)]), []).append(tensor)
     bases = (base for base, is_hollow in memory.values() if is_hollow)
     hollow = frozenset(base.untyped_storage()._cdata for base in bases)
-    return copy.deepcopy(value, memo), Copies(hollow, originals)
+    result, others = copied(value, memo)
+    for original, copy in others:
+        if isinstance(original, Tensor):
+            originals.setdefault(_key(copy), []).append(original)
+    return result, Copies(hollow, originals)
 
 
 def _key(tensor: Tensor) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from memopt._progress import doing
 from memopt.memory.depth import Depth
@@ -83,8 +84,10 @@ def hollow_step(
 
     Raises:
         DependsOnValues: the step looks at values.
+        ValueError: a parameter has no shape yet.
     """
     doing("predicting step")
+    _check_shapes(step)
     with unchanged(*step.roots, written=Written()) as before:  # the ledger tells what is written
         with before.watching():
             (model, optimizer, batch), copies = hollow_copy(
@@ -106,3 +109,14 @@ def hollow_step(
             traced(hollow, ledger, prime)
         seconds = time.perf_counter() - start
         return Hollow(ledger, seconds, hollow.primed(), ledger.written)
+
+
+def _check_shapes(step: Step) -> None:
+    """Refuses what `torch.nn.LazyLinear` and its like have before their first call."""
+    named = (*step.model.named_parameters(), *step.model.named_buffers())
+    for path, tensor in named:
+        if is_lazy(tensor):
+            raise ValueError(
+                f"{step.who}: every parameter of the model must have its shape, got {path!r}, "
+                "which takes it from the model's first call; call the model once"
+            )

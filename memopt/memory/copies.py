@@ -1,0 +1,59 @@
+"""Deep copies of what a step uses, whatever else it holds."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+T = TypeVar("T")
+
+
+def copied(value: T, memo: Mapping[int, Any]) -> tuple[T, list[tuple[Any, Any]]]:
+    """A deep copy that shares with `value` what Python cannot copy: locks, modules of Python, open
+    files, generators. A step runs with these as with its own.
+
+    Args:
+        memo: the copies that are there already, by the id of the original.
+
+    Returns the copy, and each object inside that was copied with its copy, without those of `memo`.
+
+    Raises:
+        Whatever copying raises, where a module or an optimizer refuses.
+    """
+    shared: dict[int, Any] = {}
+    while True:
+        made = {**memo, **shared}
+        try:
+            copy_ = copy.deepcopy(value, made)
+        except Exception as error:
+            refused = _refused(error)
+            if refused is None or id(refused) in shared or isinstance(refused, _WITH_PARAMETERS):
+                raise
+            shared[id(refused)] = refused
+        else:
+            originals = made.get(id(made), [])  # where deepcopy holds them
+            return copy_, [(one, made[id(one)]) for one in originals if id(one) in made]
+
+
+# Shared ones would run with the user's parameters.
+_WITH_PARAMETERS = (nn.Module, torch.optim.Optimizer)
+
+
+def _refused(error: Exception) -> Any:
+    """The object that was being copied when an error was raised; None if there is none."""
+    found = None
+    trace = error.__traceback__
+    while trace is not None:
+        if _is_copying(trace.tb_frame):
+            found = trace.tb_frame.f_locals.get("x")
+        trace = trace.tb_next
+    return found
+
+
+def _is_copying(frame: FrameType) -> bool:
+    return frame.f_code is copy.deepcopy.__code__

@@ -1,0 +1,85 @@
+"""Proves: what Python cannot copy (locks, modules of Python, files, generators) keeps no step from
+being predicted, planned or measured: copies of a model share it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import memopt
+from memopt.memory.copies import copied
+
+WIDTH = 8
+
+
+class Refuses:
+    def __reduce__(self) -> str:
+        raise TypeError("no copies for a test")
+
+
+def numbers() -> Iterator[int]:
+    yield from range(3)
+
+
+class Holds(nn.Module):
+    def __init__(self, held: object) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in "ab")
+        self.held = {"deep": [held]}
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x.sum()
+
+
+UNCOPIED: list[Callable[[], Any]] = [
+    threading.Lock,
+    threading.local,
+    threading.Event,
+    lambda: math,
+    numbers,
+    lambda: open("/dev/null"),  # noqa: SIM115
+    Refuses,
+    lambda: torch.ones(2, requires_grad=True).sum().grad_fn,
+]
+
+
+@pytest.mark.parametrize("make", UNCOPIED)
+def test_a_step_of_a_model_that_holds_it(make: Callable[[], Any]) -> None:
+    held = make()
+    model, x = Holds(held), torch.ones(4, WIDTH)
+    found, plain = memopt.anatomy(model, x, measure=True), memopt.anatomy(Holds(None), x)
+    assert found.measured is not None
+    assert plain.predicted is not None
+    assert found.measured.peak == plain.predicted.peak
+    memopt.plan(model, x, "1GiB", measure=False).apply()
+    assert model.held["deep"] == [held]
+
+
+def test_all_else_is_copied() -> None:
+    lock, other = threading.Lock(), threading.Lock()
+    value = {"one": [lock, [1], lock], "other": (other, [2])}
+    copy, pairs = copied(value, {})
+    assert copy == value
+    assert copy["one"] is not value["one"]
+    assert copy["one"][1] is not value["one"][1]
+    assert any(one is value["one"] and other is copy["one"] for one, other in pairs)
+
+
+class Once(nn.Linear):
+    def __deepcopy__(self, memo: object) -> Once:
+        raise TypeError("no copies for a test")
+
+
+def test_a_module_that_refuses_is_not_shared() -> None:
+    """The copy would train the user's parameters."""
+    with pytest.raises(TypeError, match="no copies for a test"):
+        memopt.anatomy(nn.Sequential(Once(WIDTH, 1)), torch.ones(1, WIDTH))
