@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -11,6 +13,20 @@ from memopt._plan.bytes import StageBytes, StepBytes
 from memopt._plan.seconds import StageSeconds
 
 T = TypeVar("T")
+
+_is_alone = ContextVar("_is_alone", default=False)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """A scope in which a rank asks no others: one that predicts for itself, and not to take a plan,
+    may be the only one that does.
+    """
+    before = _is_alone.set(True)
+    try:
+        yield
+    finally:
+        _is_alone.reset(before)
 
 
 def least(number: int) -> int:
@@ -84,6 +100,8 @@ def _stage(found: Sequence[StageBytes]) -> StageBytes:
 
 
 def _of_all(value: Any) -> list[Any]:
+    if _is_alone.get():
+        return [value]
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return [value]
     values: list[Any] = [None] * dist.get_world_size()

@@ -19,13 +19,12 @@ from memopt.memory.predicted.predict import Looks
 from memopt.memory.speed import Speed, speed_of
 from memopt.memory.step import Step
 from memopt.memory.trace import Trace, trace_of
-from memopt.whatif.fates import Fates, predicted_trace
+from memopt.whatif.fates import CHUNKS, Fates, predicted_trace
 
 # A remedy that gives less than this share of the peak is not worth a line.
 _LEAST = 0.005
 
 _HEAD_IN_CHUNKS = "memopt.convert (a head in chunks), or functional.linear_cross_entropy"
-_CHUNKS = 8
 
 
 @dataclass(frozen=True)
@@ -121,8 +120,8 @@ def _remedies(
         regions = "" if fates.checkpoint is None else "checkpoint=True, "
         yield _Remedy(
             "MLPs in chunks of rows",
-            f"memopt.convert(model, batch, {regions}chunks={_CHUNKS})",
-            with_fates(recipes=True, chunks=_CHUNKS),
+            f"memopt.convert(model, batch, {regions}chunks={CHUNKS})",
+            with_fates(recipes=True, chunks=CHUNKS),
         )
     if HAS_NATIVE and not fates.recipes:
         yield _Remedy(

@@ -28,6 +28,9 @@ from memopt.place import Place, check_names_place
 
 Checkpoint = Literal["all", "sqrt", "optimal"] | int | None
 
+CHUNKS = 8
+"""The number of chunks that is tried where the user gives none."""
+
 
 @dataclass(frozen=True)
 class Fates:
@@ -50,6 +53,8 @@ class Fates:
     """The place where what is kept for backward waits between its last use in forward and its
     first in backward: with `checkpoint` the regions' inputs, else all of it but the last.
     """
+    planned: tuple[tuple[Paths, Choice], ...] = ()
+    """Choices of a plan, in place of what the options above say."""
     offload_min_bytes: int = 64 * 1024
     keep_last: int = 1
     who: str = field(kw_only=True)
@@ -90,6 +95,8 @@ class Fates:
 
     def assignment(self, model: nn.Module, place: Place | None = None) -> Assignment:
         """Say which of the model's modules get what. Arguments and errors: see `put_on`."""
+        if self.planned:
+            return Assignment(dict(self.planned), place)
         region = Choice(self.recipes, checkpoint=True, offload=float(place is not None))
         choices: dict[Paths, Choice] = {("",): Choice(self.recipes)} if self.recipes else {}
         if self.checkpoint in ("sqrt", "optimal"):
@@ -128,6 +135,8 @@ class Fates:
         return every
 
     def __str__(self) -> str:
+        if self.planned:
+            return "planned"
         words = ["recipes"] if self.recipes else []
         if self.checkpoint is not None:
             words.append(f"checkpoint={self.checkpoint}")
