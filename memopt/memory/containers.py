@@ -11,6 +11,8 @@ import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
@@ -226,13 +228,13 @@ def is_array(value: object) -> bool:
 
 def _same(one: Iterable[Any], before: list[Any]) -> bool:
     now = list(one)
-    return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
+    return len(now) == len(before) and all(map(is_, now, before))
 
 
 def _same_pairs(one: Iterable[tuple[Any, Any]], before: list[tuple[Any, Any]]) -> bool:
     now = list(one)
     return len(now) == len(before) and all(
-        k is key and v is value for (k, v), (key, value) in zip(now, before, strict=True)
+        map(is_, chain.from_iterable(now), chain.from_iterable(before))
     )
 
 

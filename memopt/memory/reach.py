@@ -12,11 +12,12 @@ import array
 import dis
 import enum
 import functools
+import random
 import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,42 +79,9 @@ class _Walk:
             self.found.objects = [one for one in self.found.objects if one not in others]
 
     def visit(self, value: Any) -> None:
-        if isinstance(value, Tensor):
-            self._tensor(value)
-        elif isinstance(value, (dict, list, set, deque, bytearray, array.array, tuple, frozenset)):
-            self._container(value)
-        elif isinstance(value, types.FunctionType):
-            self._function(value)
-        elif isinstance(value, types.CellType):
-            self.found.objects.append(kept.kept_cell(value))
-            self.push(kept.content_of(value))
-        elif isinstance(value, (types.MethodType, types.BuiltinMethodType)):
-            if not isinstance(value.__self__, types.ModuleType):
-                self.push(value.__self__)
-            self.push(getattr(value, "__func__", None))
-        elif isinstance(value, (staticmethod, classmethod)):
-            self.push(value.__func__)
-        elif isinstance(value, property):
-            self._all((value.fget, value.fset, value.fdel))
-        elif isinstance(value, functools.partial):
-            self._all((value.func, value.args, value.keywords, vars(value)))
-        elif isinstance(value, functools._lru_cache_wrapper):
-            self.found.objects.append(kept.kept_cache(value))
-            self.push(value.__wrapped__)
-        elif isinstance(value, weakref.ref):
-            self.push(value())
-        elif isinstance(value, _WEAK):
-            self.found.objects.append(kept.kept_weak(value))
-            is_set = isinstance(value, weakref.WeakSet)
-            self.push(list(value) if is_set else dict(value))
-        elif isinstance(value, type):
-            self._class(value)
-        elif kept.is_array(value):
-            self.found.objects.append(kept.kept_array(value))
-        elif (generator := kept_generator(value)) is not None:
-            self.found.generators.append(generator)
-        elif _is_open(type(value)):  # type: ignore[arg-type]
-            self._object(value)
+        visit = _visit_of(type(value))  # type: ignore[arg-type]
+        if visit is not None:
+            visit(self, value)
 
     def _tensor(self, value: Tensor) -> None:
         self.found.tensors.append(value)
@@ -145,6 +113,43 @@ class _Walk:
                 found.append(kept.kept_set(value))
             self._all(value)
         if type(value) not in _PLAIN:  # a class of the user's, which has attributes too
+            self._object(value)
+
+    def _cell(self, cell: types.CellType) -> None:
+        self.found.objects.append(kept.kept_cell(cell))
+        self.push(kept.content_of(cell))
+
+    def _method(self, value: Any) -> None:
+        if not isinstance(value.__self__, types.ModuleType):
+            self.push(value.__self__)
+        self.push(getattr(value, "__func__", None))
+
+    def _wrapped_method(self, value: Any) -> None:
+        self.push(value.__func__)
+
+    def _property(self, value: property) -> None:
+        self._all((value.fget, value.fset, value.fdel))
+
+    def _partial(self, value: functools.partial[Any]) -> None:
+        self._all((value.func, value.args, value.keywords, vars(value)))
+
+    def _cached(self, value: Any) -> None:
+        self.found.objects.append(kept.kept_cache(value))
+        self.push(value.__wrapped__)
+
+    def _reference(self, value: weakref.ref[Any]) -> None:
+        self.push(value())
+
+    def _weak(self, value: Any) -> None:
+        self.found.objects.append(kept.kept_weak(value))
+        self.push(list(value) if isinstance(value, weakref.WeakSet) else dict(value))
+
+    def _numbers(self, value: Any) -> None:
+        if kept.is_array(value):
+            self.found.objects.append(kept.kept_array(value))
+        elif (generator := kept_generator(value)) is not None:
+            self.found.generators.append(generator)
+        elif _is_open(type(value)):  # type: ignore[arg-type]
             self._object(value)
 
     def _all(self, values: Iterable[object]) -> None:
@@ -243,6 +248,38 @@ def _is_foreign(module: str) -> bool:
     """Whether a module of this name is neither a part of Python, NumPy, PyTorch nor memopt."""
     root = module.partition(".")[0]
     return root not in ("torch", "memopt", "numpy") and root not in sys.stdlib_module_names
+
+
+_Visit = Callable[[_Walk, Any], None]
+_VISITS: tuple[tuple[Any, _Visit], ...] = (
+    (Tensor, _Walk._tensor),
+    ((dict, list, set, deque, bytearray, array.array, tuple, frozenset), _Walk._container),
+    (types.FunctionType, _Walk._function),
+    (types.CellType, _Walk._cell),
+    ((types.MethodType, types.BuiltinMethodType), _Walk._method),
+    ((staticmethod, classmethod), _Walk._wrapped_method),
+    (property, _Walk._property),
+    (functools.partial, _Walk._partial),
+    (functools._lru_cache_wrapper, _Walk._cached),
+    (weakref.ref, _Walk._reference),
+    (_WEAK, _Walk._weak),
+    (type, _Walk._class),
+)
+
+
+@functools.lru_cache(maxsize=4096)
+def _visit_of(cls: type) -> _Visit | None:
+    """The part of the walk for objects of a class; None: it does not go into them."""
+    for kinds, visit in _VISITS:
+        if issubclass(cls, kinds):
+            return visit
+    if issubclass(cls, (torch.Generator, random.Random)) or any(map(_is_numpys, cls.__mro__)):
+        return _Walk._numbers
+    return _Walk._object if _is_open(cls) else None  # type: ignore[arg-type]
+
+
+def _is_numpys(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == "numpy"
 
 
 @functools.lru_cache(maxsize=4096)
