@@ -61,6 +61,41 @@ class Complex(nn.Module):
         return x @ self.weight @ self.weight.mH
 
 
+class Bags(nn.Module):
+    """Bags whose places are kept while a larger layer behind them runs."""
+
+    def __init__(self, mode: str, padding: int | None = None) -> None:
+        super().__init__()
+        self.bags = nn.EmbeddingBag(60, 8, mode=mode, padding_idx=padding)
+        self.behind = nn.Linear(8, 300)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.behind(self.bags(x)))
+
+
+class Spectrum(nn.Module):
+    """A filter of real numbers in frequencies."""
+
+    def __init__(self, width: int, dims: tuple[int, ...]) -> None:
+        super().__init__()
+        self.linear, self.dims = nn.Linear(width, width), dims
+
+    def forward(self, x: Tensor) -> Tensor:
+        waves = torch.fft.rfftn(self.linear(x), dim=self.dims)
+        sizes = [x.shape[dim] for dim in self.dims]
+        return torch.fft.irfftn(waves, s=sizes, dim=self.dims)
+
+
+class Exponential(nn.Module):
+    def __init__(self, width: int, batched: bool) -> None:
+        super().__init__()
+        shape = (4, width, width) if batched else (width, width)
+        self.weight = nn.Parameter(torch.randn(shape) / width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.matrix_exp(self.weight) @ x
+
+
 class Rooted(nn.Module):
     """Whole numbers among others, which are copied to one dtype."""
 
@@ -94,6 +129,20 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "layer norm": lambda: (nn.LayerNorm(56), torch.randn(9, 11, 56)),
     "embedding": lambda: (nn.Embedding(60, 24), torch.randint(0, 60, (5, 17))),
     "embedding bag": lambda: (nn.EmbeddingBag(60, 24), torch.randint(0, 60, (5, 17))),
+    "kept bags": lambda: (Bags("sum"), torch.randint(0, 60, (90, 17))),
+    "kept bags with padding": lambda: (Bags("sum", 0), torch.randint(0, 60, (90, 17))),
+    "kept bags of means": lambda: (Bags("mean"), torch.randint(0, 60, (90, 17))),
+    "kept bags of maxima": lambda: (Bags("max"), torch.randint(0, 60, (90, 17))),
+    "bags of many maxima": lambda: (
+        nn.EmbeddingBag(60, 50, mode="max"),
+        torch.randint(0, 60, (90, 3)),
+    ),
+    "fft": lambda: (Spectrum(24, (1,)), torch.randn(6, 50, 24)),
+    "fft of the last dimension": lambda: (Spectrum(24, (2,)), torch.randn(6, 51, 24)),
+    "fft of two dimensions": lambda: (Spectrum(20, (1, 2)), torch.randn(5, 40, 30, 20)),
+    "fft of three dimensions": lambda: (Spectrum(20, (0, 3, 1)), torch.randn(5, 40, 6, 20)),
+    "matrix exponential": lambda: (Exponential(20, batched=False), torch.randn(20, 20)),
+    "matrix exponentials": lambda: (Exponential(20, batched=True), torch.randn(4, 20, 20)),
     "attention": lambda: (Projected(48, 3), torch.randn(2, 70, 48)),
     "attention, causal and long": lambda: (Projected(32, 2, causal=True), torch.randn(1, 300, 32)),
     "complex product": lambda: (Complex(24, False), torch.randn(40, 24, dtype=torch.complex64)),
@@ -120,7 +169,13 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
 EXACT = frozenset(
     (
         *("linear", "linear, transposed", "layer norm", "embedding", "gru", "rnn"),
-        *("complex product", "complex batches", "whole numbers and roots"),
+        *("kept bags of maxima", "fft", "fft of the last dimension", "fft of two dimensions"),
+        *(
+            "fft of three dimensions",
+            "complex product",
+            "complex batches",
+            "whole numbers and roots",
+        ),
     )
 )
 

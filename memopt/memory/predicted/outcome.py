@@ -117,6 +117,8 @@ def _result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_cpu: bo
         return _loss_over_its_elements(func, args, kwargs, made)
     if func is torch.ops.aten.mkldnn_rnn_layer.default:
         return _with_workspace(args, made)
+    if on_cpu and func is torch.ops.aten._embedding_bag.default:
+        return _bags_on_cpu(made, *args, **kwargs)
     if on_cpu and func is torch.ops.aten.native_layer_norm.default:
         return _layer_norm_on_cpu(args, made)
     if on_cpu and func is torch.ops.aten.native_group_norm_backward.default:
@@ -223,6 +225,35 @@ def _with_workspace(args: tuple[Any, ...], made: Any) -> Any:
         itemsize = source.element_size()
         nbytes = lstm_workspace(steps, rows, inputs, weight.shape[1], itemsize)
     return (*made[:-1], made[-1]._replace(shape=(nbytes,), stride=(1,)))
+
+
+def _bags_on_cpu(
+    made: Any,
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> Any:
+    """Gives each word's bag the memory of one more, unless sums need none, and the places of maxima
+    an element for each bag where there are none.
+    """
+    output, bags, sizes, places = made
+    is_fast = weight.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    if mode == _SUM_OF_BAGS and is_fast and weight.stride(1) == 1 and padding_idx < 0:
+        bags = bags._replace(shape=(0,), stride=(1,))
+    else:
+        bags = bags._replace(storage=(indices.numel() + 1) * bags.dtype.itemsize)
+    if mode != _MAXIMA_OF_BAGS:
+        places = places._replace(shape=sizes.shape, stride=sizes.stride)
+    return output, bags, sizes, places
+
+
+_SUM_OF_BAGS, _MAXIMA_OF_BAGS = 0, 2  # as the operator numbers them
 
 
 def _layer_norm_on_cpu(args: tuple[Any, ...], made: Any) -> Any:

@@ -28,6 +28,7 @@ from memopt.memory.scratch.contractions import (
 from memopt.memory.scratch.head import chunked_loss
 from memopt.memory.scratch.onednn import lstm_scratch
 from memopt.memory.scratch.size import NONE, Scratch, ScratchRule, copy_of
+from memopt.memory.scratch.transforms import fourier, fourier_to_real, matrix_exponential
 
 
 def scratch_of(
@@ -155,6 +156,18 @@ def _of_bags(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Ten
     return Scratch(0, copy_of(given[0]) + 8 * 6 * (places + 1))
 
 
+def _backward_of_bags(
+    args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
+) -> Scratch:
+    """The gradient of maxima is added by their places, column by column."""
+    gradient, places = args[0], args[5]
+    scratch = _of_bags(args, given, results)
+    if places.dim() < 2:
+        return scratch
+    columns = places.nbytes + gradient.nbytes + 16 * places.shape[0]
+    return Scratch(0, max(scratch.margin, columns))
+
+
 def _ctc(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
     """Backward may take as much as forward kept."""
     return Scratch(0, max(tensor.nbytes for tensor in given))
@@ -194,9 +207,13 @@ _RULES: dict[str, ScratchRule] = {
     "binary_cross_entropy_with_logits": _loss_with_logits,
     **dict.fromkeys(("where", "masked_fill", "masked_fill_"), _with_mask),
     "_embedding_bag": _of_bags,
-    "_embedding_bag_backward": _of_bags,
+    "_embedding_bag_backward": _backward_of_bags,
     "_ctc_loss_backward": _ctc,
     "_linear_cross_entropy": chunked_loss,
+    "_fft_r2c": fourier,
+    "_fft_c2c": fourier,
+    "_fft_c2r": fourier_to_real,
+    "linalg_matrix_exp": matrix_exponential,
     "sort": _sorting,
     "median": _sorting,
     "mkldnn_rnn_layer": _lstm,
