@@ -31,6 +31,14 @@ def in_transform() -> bool:
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
+def without_transforms(tensor: Tensor) -> Tensor:
+    """The tensor with the memory, inside the wrappers of torch.func's transforms."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
+
+
 def without_function_modes() -> Any:
     """A context in which no TorchFunctionMode and no `__torch_function__` sees a call."""
     return torch._C.DisableTorchFunction()

@@ -17,6 +17,7 @@ from memopt._convert.head_call import HeadUse, watched_heads
 from memopt._offload.stats import offload_stats
 from memopt.memory.allocator import DeviceBytes, LiveBytes
 from memopt.memory.asked import home_of
+from memopt.memory.modules import seen_modules
 from memopt.memory.paths import is_inside
 from memopt.memory.step import Step
 from memopt.memory.unchanged import Written, unchanged
@@ -93,7 +94,7 @@ def _offloaded_bytes() -> int:
 @contextmanager
 def _counted(model: nn.Module, found: ObservedStep) -> Iterator[None]:
     handles = []
-    for path, module in model.named_modules():
+    for path, module in seen_modules(model).items():
 
         def count(module: nn.Module, args: Any, path: str = path) -> None:
             if is_in_backward():

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.fsdp.wrap import _Policy, _recursive_wrap
 
@@ -18,7 +19,7 @@ from memopt._checkpoint.partition import PartitionChoice, partition_of
 from memopt._checkpoint.probe import left_out
 from memopt._checkpoint.row_modules import checked_rows, not_in_chunks, row_modules
 from memopt._checkpoint.wrapper import checkpoint_wrapper, has_forward
-from memopt._class_patch import restored_on_error
+from memopt._class_patch import check_can_patch, restored_on_error
 from memopt._progress import progress
 from memopt.memory.asked import check_function
 from memopt.memory.step import StepFunction
@@ -139,8 +140,7 @@ def apply_activation_checkpointing(
             is neither `check_fn` nor `batch` and the model has no blocks.
         Whatever the model raises with `batch`, with a note. After any error the model is as before.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{_WHO}: model must be an nn.Module, got {type(model).__name__}")
+    check_can_patch(_WHO, "model", model)
     predicate = as_predicate(f"{_WHO}: check_fn", check_fn)
     if auto_wrap_policy is not None:
         predicate = modules_of_policy(model, auto_wrap_policy).__contains__
@@ -300,7 +300,11 @@ def _left_out(reasons: dict[str, str]) -> tuple[str, ...]:
 
 def _chosen_by(predicate: Predicate, model: nn.Module) -> NamedModules:
     chosen = _submodules(model, predicate)
-    candidates = [(name, module) for name, module in chosen if has_forward(module)]
+    candidates = [  # TorchScript's that were asked for are refused where they are wrapped
+        (name, module)
+        for name, module in chosen
+        if has_forward(module) or isinstance(module, torch.jit.ScriptModule)
+    ]
     if chosen and not candidates:
         name, module = chosen[0]
         raise TypeError(

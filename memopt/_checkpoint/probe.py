@@ -36,6 +36,7 @@ from memopt._checkpoint.region import run_region
 from memopt._checkpoint.settings import region_settings
 from memopt._checkpoint.state import State
 from memopt._compat import in_transform
+from memopt.memory.modules import seen_modules
 from memopt.memory.unchanged import unchanged
 
 # A feature that one call keeps for the next one shows at the second step.
@@ -95,14 +96,24 @@ def cannot_run_again(
             stack.callback(module.register_forward_hook(behind(path)).remove)
         if deciding is not None:
             stack.enter_context(noting_decisions(modules, deciding.add))
-        with torch.no_grad():
-            run()
+        run_without_gradients(run)
         for path, weights in left.items():
             now = _weights(modules[path])
             other = [n for n in now if n not in weights or not _is_one(weights[n], now[n])]
             if other:
                 reasons[path] = f"{_listed(other)} is changed from outside before backward"
     return {path: reasons[path] for path in modules if path in reasons}
+
+
+def run_without_gradients(run: Callable[[], object]) -> None:
+    """Runs a forward without gradients; with them where it differentiates something itself (forces
+    as gradients of an energy) and raises without.
+    """
+    try:
+        with torch.no_grad():
+            run()
+    except RuntimeError:
+        run()
 
 
 def _weights(module: nn.Module) -> dict[str, tuple[float, float]]:
@@ -218,7 +229,8 @@ def _of_one_step(
 @contextmanager
 def _watching_parts(module: nn.Module) -> Iterator[Callable[[], bool]]:
     """Says whether every child that has parameters ran in checkpointing of the module's own."""
-    parts = [child for child in module.children() if next(child.parameters(), None) is not None]
+    children = (one for path, one in seen_modules(module).items() if path and "." not in path)
+    parts = [child for child in children if next(child.parameters(), None) is not None]
     inside: set[nn.Module] = set()
     outside: set[nn.Module] = set()
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
 from memopt._checkpoint.blocks import is_layer
@@ -16,6 +15,7 @@ from memopt._checkpoint.chunks import CallRows
 from memopt._checkpoint.measured import noted_errors, quiet_libraries
 from memopt._checkpoint.naming import by_reason
 from memopt._checkpoint.other import without_own
+from memopt._checkpoint.probe import run_without_gradients
 from memopt._checkpoint.row_stand_ins import Given, given_to_calls, row_modules_among
 from memopt._checkpoint.rows import why_not_rows
 from memopt.memory.asked import has_values, target_of
@@ -153,6 +153,5 @@ def _probed(step: Step, paths: Iterable[str]) -> dict[str, str]:
             module = modules[path]
             hook = module.register_forward_pre_hook(partial(probe, path), with_kwargs=True)
             stack.callback(hook.remove)
-        with torch.no_grad():
-            run()
+        run_without_gradients(run)
     return reasons

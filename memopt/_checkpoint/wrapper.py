@@ -26,6 +26,7 @@ from memopt._class_patch import check_can_patch
 from memopt._compat import checkpoint_options_set_globally
 from memopt._extension import _C
 from memopt._forwards import around_forward, put_around_forward, take_from_forward
+from memopt.memory.modules import seen_modules
 from memopt.place import Place
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -112,7 +113,8 @@ def checkpoint_wrapper(
         preserve_rng_state: draw the same random numbers in the recompute. While a CUDA graph is
             captured the generator's state cannot be read: False, for modules that draw none.
         early_stop: end the recompute as soon as it has made the last tensor that backward wants;
-            as everywhere, `torch.utils.checkpoint.set_checkpoint_early_stop` goes before it.
+            as everywhere, `torch.utils.checkpoint.set_checkpoint_early_stop` goes before it. Has no
+            effect where the module holds one of TorchScript.
         chunks: run each call in that many chunks of rows, also without gradients, see
             `memopt.checkpoint`. The module's own hooks see the whole call, those of modules inside
             see the chunks. Whether the module works on each row alone is known at its first call.
@@ -192,7 +194,11 @@ def settings_of(module: nn.Module) -> Settings | None:
 
 
 def has_forward(module: nn.Module) -> bool:
-    """Whether `module` can be called: nn.ModuleList, nn.ModuleDict and nn.ParameterList cannot."""
+    """Whether Python calls a forward of `module`: nn.ModuleList, nn.ModuleDict and nn.ParameterList
+    have none, and TorchScript's runs without Python.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        return False
     forward = inspect.getattr_static(type(module), "forward")
     return forward is not nn.Module.forward or "forward" in module.__dict__
 
@@ -272,6 +278,9 @@ def set_settings(module: nn.Module, settings: Settings | None) -> None:
     if settings is None:
         take_from_forward(module)
     else:
+        if len(seen_modules(module)) < len(list(module.modules())):
+            # What ends a recompute early does not pass through TorchScript.
+            settings = replace(settings, early_stop=False)
         put_around_forward(module, _region, settings, _refuse_script)
     if settings is not None and settings.maintain_forward_counter:
         _count(module, 0)

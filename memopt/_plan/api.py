@@ -8,6 +8,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import nn
 
+from memopt._class_patch import check_can_patch
 from memopt._errors import in_the_name_of
 from memopt._plan import ranks
 from memopt._plan.compiled import CompiledPlan, compiled_plan
@@ -266,9 +267,8 @@ def _budget(budget: int | float | str | None, model: nn.Module) -> Size:
     return Size(free + sum(storages(model.parameters()).values()), "the memory that is free")
 
 
-def _check_model(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"memopt.plan: model must be an nn.Module, got {type(model).__name__}")
+def _check_model(model: nn.Module) -> None:
+    check_can_patch("memopt.plan", "model", model)
     for path, module in model.named_modules():
         where = f" at {path!r}" if path else ""
         if hasattr(module, "_orig_mod"):

@@ -17,6 +17,7 @@ from memopt._checkpoint.flags import is_recomputing
 from memopt._compat import is_in_backward
 from memopt.memory.backwards import around_backward
 from memopt.memory.ledger import Ledger
+from memopt.memory.modules import seen_modules
 from memopt.memory.storages import Deferred
 
 StampT = TypeVar("StampT")
@@ -96,7 +97,7 @@ class Watch(Generic[StampT]):
             yield
 
     def __enter__(self) -> Watch[StampT]:
-        modules = dict(self.model.named_modules())
+        modules = seen_modules(self.model)
         self._turned = self._is_function = False
         self._backward = True
         self._returned: list[weakref.ref[Tensor]] = []

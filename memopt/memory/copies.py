@@ -37,11 +37,22 @@ def copied(value: T, memo: Mapping[int, Any]) -> tuple[T, list[tuple[Any, Any]]]
             shared[id(refused)] = refused
         else:
             originals = made.get(id(made), [])  # where deepcopy holds them
-            return copy_, [(one, made[id(one)]) for one in originals if id(one) in made]
+            pairs = [(one, made[id(one)]) for one in originals if id(one) in made]
+            for _, one in pairs:
+                if isinstance(one, torch.jit.ScriptModule):
+                    _with_leaves(one)
+            return copy_, pairs
 
 
 # Shared ones would run with the user's parameters.
 _WITH_PARAMETERS = (nn.Module, torch.optim.Optimizer)
+
+
+def _with_leaves(module: nn.Module) -> None:
+    """Makes parameters of their own of what TorchScript copies in the view of autograd."""
+    for parameter in module.parameters():
+        if not parameter.is_leaf:
+            parameter.detach_().requires_grad_()
 
 
 def _refused(error: Exception) -> Any:

@@ -162,13 +162,13 @@ class Ledger(TorchDispatchMode):
         self._live = {}
 
     def __enter__(self) -> Ledger:
-        super().__enter__()  # type: ignore[no-untyped-call]
         self._hooks.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._hooks.__exit__(*error)
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._hooks.__exit__(*error)  # raises where it can say more of the error
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

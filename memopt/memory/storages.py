@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from memopt._compat import wraps_tensors
+from memopt._compat import without_transforms, wraps_tensors
 
 
 class Deferred(Tensor):
@@ -100,7 +100,11 @@ def tensors_in(value: object) -> Sequence[Tensor]:
 def storage_keys(tensor: Tensor) -> Sequence[int]:
     """The keys of the storages behind a tensor."""
     if _is_plain(tensor):
-        return (tensor.untyped_storage()._cdata,)
+        try:
+            return (tensor.untyped_storage()._cdata,)
+        except NotImplementedError:  # a transform of torch.func wraps it
+            inner = without_transforms(tensor)
+            return () if inner is tensor else storage_keys(inner)
     return [part.untyped_storage()._cdata for part in parts_of(tensor) if has_storage(part)]
 
 

@@ -1,5 +1,6 @@
 """Proves: a transform of torch.func inside a model, around which PyTorch allows no saved-tensor
-hooks, is refused in words by whatever counts bytes.
+hooks, is refused in words by whatever counts bytes, and leaves no mode behind; vmap inside one is
+none of these.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import memopt
 
@@ -38,3 +40,35 @@ def test_a_transform_inside_is_refused_in_words(
 
     with pytest.raises(RuntimeError, match=r"memopt counts .* must not call torch.func.grad"):
         count(Slope(), torch.randn(3, 4))
+    assert _get_current_dispatch_mode_stack() == []  # all that ran later met the ledger
+
+
+def test_hooks_that_are_refused_around_a_measurement() -> None:
+    with (
+        torch.autograd.graph.disable_saved_tensors_hooks("none for a test"),
+        pytest.raises(RuntimeError, match="none for a test"),
+    ):
+        memopt.anatomy(nn.Linear(4, 4), torch.randn(3, 4), loss=torch.sum)
+    assert _get_current_dispatch_mode_stack() == []
+
+
+class Rows(nn.Module):
+    """Runs its blocks for each row by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        blocks = (nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)) for _ in "abc")
+        self.blocks = nn.Sequential(*blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows: Tensor = torch.func.vmap(self.blocks)(x)
+        return rows.square().mean()
+
+
+def test_blocks_inside_vmap() -> None:
+    """Their arguments are wrapped, and have no memory of their own."""
+    model, x = Rows(), torch.randn(5, 3, 4)
+    plan = memopt.plan(model, x, "1GiB", measure=False)
+    assert [block.path for block in plan.blocks] == ["blocks.0", "blocks.1", "blocks.2"]
+    with pytest.warns(UserWarning, match="blocks.0.*runs inside a transform of torch.func"):
+        memopt.apply_activation_checkpointing(model, batch=x)

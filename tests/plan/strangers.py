@@ -158,6 +158,20 @@ def batch() -> Tensor:
     return torch.randn(4, 32, 16, generator=torch.Generator().manual_seed(1))
 
 
+class Forces(nn.Module):
+    """Differentiates an energy in its forward, which cannot run without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower = Tower(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        energy = self.tower(x).square().mean()
+        (forces,) = torch.autograd.grad(energy, x, create_graph=True)
+        return energy + forces.square().sum()
+
+
 STRANGERS: dict[str, Callable[[], nn.Module]] = {
     "target first": lambda: Target(True),
     "target last": lambda: Target(False),

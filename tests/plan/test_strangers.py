@@ -19,7 +19,7 @@ from memopt.applied import assigned
 from memopt.assignment import KEEP, Choice
 from memopt.memory.step import Step
 from tests.plan.models import Block, chain
-from tests.plan.strangers import STRANGERS, Siamese, Target, Teacher, batch
+from tests.plan.strangers import STRANGERS, Forces, Siamese, Target, Teacher, batch
 from tests.plan.support import gradients, looks, planned_or_refused, without_regions
 
 
@@ -153,3 +153,14 @@ def test_blocks_that_a_function_kept_by_the_model_calls() -> None:
     plan.apply()
     model(x).backward()
     plan.undo()
+
+
+def test_a_model_that_differentiates_in_its_forward() -> None:
+    """It is probed with gradients, since without it raises."""
+    model, x = Forces(), batch()
+    expected = gradients(model, x)
+    assert memopt.apply_activation_checkpointing(model, batch=x)
+    same = gradients(model, x)
+    assert all(torch.equal(same[name], expected[name]) for name in expected)
+    memopt.unwrap(model)
+    assert memopt.plan(model, x, 1 << 30, measure=False, chunks=False).blocks
