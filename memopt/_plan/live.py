@@ -273,7 +273,10 @@ class Live:
                 step.forward_and_backward(batch)
 
         with unchanged(*step.roots, written=self.written):
+            buffers = [*map(id, step.model.buffers())]
             above = self.looks.depth.run(lambda: most_above(device, run), lambda above: above)
+            if buffers != [*map(id, step.model.buffers())]:  # see watched()
+                above = self.looks.depth.run(lambda: most_above(device, run), lambda above: above)
         return ranks.most(above)
 
 

@@ -104,21 +104,16 @@ def watched(step: Step, blocks: Sequence[str]) -> Observed:
 
     All that it changes is put back.
     """
-    device = device_of(step.who, step.model, step.batch)
-    granularity = CUDA_GRANULARITY if device.type == "cuda" else 1
-    ledger = Ledger(step.model, granularity, device.type)
-    watch = Watch(step.model, blocks, lambda: moment_of(ledger))
     alone = copy.copy(step)
     alone.optimizer, alone.set_to_none = None, True
-    alone.watching = watch.of_function
     with unchanged(*step.roots) as before:
         if next(tensor_attributes(step.model), None) is not None:
             alone.run()  # forward exchanges them: they are then what the step before left
-        step.adopt(ledger)
-        ledger.restart()
-        with ledger, watch:
-            alone.run(ledger)
-        ledger.close()
+        buffers = [*map(id, step.model.buffers())]
+        ledger, watch = _traced(step, alone, blocks)
+        if buffers != [*map(id, step.model.buffers())]:
+            # So it does with these, and those that were there before are held to be put back.
+            ledger, watch = _traced(step, alone, blocks)
     observed = _observed(ledger, watch, step)
     nbytes = observed.nbytes
     states, most = of_optimizer(step)
@@ -134,6 +129,24 @@ def watched(step: Step, blocks: Sequence[str]) -> Observed:
             peak=nbytes.base + states + max(nbytes.above, most),
         ),
     )
+
+
+def _traced(step: Step, alone: Step, blocks: Sequence[str]) -> tuple[Ledger, Watch[Position]]:
+    """Run a forward and backward under a ledger.
+
+    Args:
+        alone: the step without its optimizer.
+    """
+    device = device_of(step.who, step.model, step.batch)
+    granularity = CUDA_GRANULARITY if device.type == "cuda" else 1
+    ledger = Ledger(step.model, granularity, device.type)
+    watch = Watch(step.model, blocks, lambda: moment_of(ledger))
+    step.adopt(ledger)
+    ledger.restart()
+    with ledger, watch:
+        replace(alone, watching=watch.of_function).run(ledger)
+    ledger.close()
+    return ledger, watch
 
 
 def _observed(ledger: Ledger, watch: Watch[Position], step: Step) -> Observed:

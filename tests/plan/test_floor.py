@@ -19,7 +19,7 @@ import memopt
 from memopt._plan.choose import BudgetTooSmall, _at_worst, _largest
 from memopt._plan.terms import evaluated
 from memopt.assignment import KEEP, Choice
-from tests.plan.models import Chain, Spaced, tokens
+from tests.plan.models import Block, Chain, Spaced, tokens
 
 
 def parts_of(error: BudgetTooSmall) -> tuple[str, dict[str, int]]:
@@ -231,3 +231,30 @@ def test_copies_that_leave_late_count_in_backward(tmp_path: Path) -> None:
     largest = _largest(plan.profile, terms, numbers)
     assert [peak(copies) - peak(1) for copies in (2, 3)] == [largest, 2 * largest]
     assert peak(1, in_step=True) == peak(3, in_step=True) == peak(1) - largest
+
+
+class Centred(nn.Module):
+    """Assigns a buffer anew in forward, as DINO's teacher does its centre."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(16) for _ in "ab")
+        self.register_buffer("centre", torch.zeros(1000, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.centre = 0.9 * self.centre + 0.1 * x.mean()
+        for block in self.blocks:
+            x = block(x)
+        return (x - self.centre.mean(0)).square().mean()
+
+
+def test_a_buffer_that_forward_assigns_anew() -> None:
+    """The one that was there before is held to be put back; a step of the user's frees it."""
+    model, x = Centred(), torch.randn(50, 16)
+    with pytest.raises(memopt.BudgetTooSmall) as error:
+        memopt.plan(model, x, 100, optimizer=None, measure=False, chunks=False)
+    floor = error.value.floor
+    plan = memopt.plan(model, x, floor, optimizer=None, measure=False, chunks=False)
+    plan.apply()
+    assert plan.measured_peak == plan.peak <= floor
