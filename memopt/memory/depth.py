@@ -96,10 +96,20 @@ def drawn_at(end: float) -> Iterator[list[None]]:
         options.setdefault("dtype", torch.get_default_dtype())
         return torch.full(shape, end, **options)
 
+    def whole(low: int, high: int) -> int:
+        return high if end == _LARGEST else low
+
+    def of_chance(chance: object, *, generator: object = None, out: object = None) -> Any:
+        if out is not None or not isinstance(chance, torch.Tensor) or chance.numel() != 1:
+            return None
+        return (chance > 0 if end == _LARGEST else chance >= 1).to(chance.dtype)
+
     with ExitStack() as stack:
         instead(torch, "rand", tensor)
+        instead(torch, "bernoulli", of_chance)
         instead(random, "random", one)
         instead(random, "uniform", between)
+        instead(random, "randint", whole)
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             instead(numpy.random, "random", one)

@@ -245,7 +245,8 @@ def computed_attributes(model: nn.Module) -> Iterator[Tensor]:
 def as_optimizer(
     who: str, kind: object, parameters: Sequence[nn.Parameter]
 ) -> torch.optim.Optimizer | None:
-    """An optimizer of the parameters that require gradients, from a class or a function.
+    """An optimizer of the parameters that require gradients, from a class or a function; None where
+    a class has none to make it of.
 
     Raises:
         TypeError: it is none.
@@ -254,13 +255,16 @@ def as_optimizer(
     if kind is None:
         return None
     optimizer = kind
+    trained = [p for p in parameters if p.requires_grad]
+    if not trained and isinstance(kind, type):  # PyTorch's make none of no parameters
+        return None
     if not isinstance(kind, torch.optim.Optimizer):
         if not callable(kind):
             raise TypeError(
                 f"{who}: optimizer must be a torch.optim.Optimizer, a class or function that makes "
                 f"one of parameters, or None, got {type(kind).__name__}"
             )
-        optimizer = kind([p for p in parameters if p.requires_grad])
+        optimizer = kind(trained)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"{who}: optimizer must make a torch.optim.Optimizer, got {type(optimizer).__name__}"

@@ -20,6 +20,9 @@ DRAWS: dict[str, Callable[[], Any]] = {
     "torch, one": lambda: torch.rand(1).item(),
     "python": lambda: random.random(),
     "uniform": lambda: random.uniform(0, 1),
+    "whole": lambda: random.randint(0, 1),
+    "chance": lambda: torch.bernoulli(torch.tensor(0.7)),
+    "chance, one": lambda: torch.bernoulli(torch.tensor([0.3])).item(),
 }
 
 

@@ -299,6 +299,15 @@ def test_a_lazy_module_is_to_be_called_before_its_step_is_predicted() -> None:
     assert type(model[0]) is nn.LazyLinear
 
 
+def test_an_optimizer_of_nothing() -> None:
+    """A frozen model may be asked about, for gradients of its input; PyTorch's AdamW refuses it."""
+    model, x = Blocks().requires_grad_(False), batch().requires_grad_()
+    frozen = memopt.anatomy(model, x, loss=square)
+    assert frozen.peak.total == memopt.anatomy(model, x, loss=square, optimizer=None).peak.total
+    with pytest.raises(ValueError, match=r"the loss must be .* requires_grad=False"):
+        memopt.anatomy(model, batch(), loss=square)
+
+
 def test_settings_of_the_thread() -> None:
     def careless() -> None:
         torch.set_grad_enabled(False)
