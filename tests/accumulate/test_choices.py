@@ -71,6 +71,21 @@ def test_a_counter_makes_no_other_kind(choices: list[int]) -> None:
     assert len(choices) <= 2  # the first call has made the attribute
 
 
+@pytest.mark.parametrize("share", [0.95, 0.75, 0.6])
+def test_a_budget_below_the_whole_step(share: float) -> None:
+    """Its micro-batches are half of the rows, and no larger ones that are two as well."""
+    model, x = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)), torch.randn(500, 16)
+    options: dict[str, Any] = {"loss": lambda y: y.square().mean()}
+    budget = int(share * memopt.anatomy(model, x, optimizer=None, **options).peak.total)
+
+    def step() -> None:
+        memopt.accumulate(model, x, budget=budget, **options)
+        model.zero_grad()
+
+    before = sum(storages([*model.parameters(), x]).values())
+    assert before + allocated_by(step) <= budget
+
+
 @pytest.mark.parametrize("rows", [900, 6000])
 def test_the_whole_batch_is_in_the_budget(rows: int) -> None:
     """Below a megabyte, and above it."""

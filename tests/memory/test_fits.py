@@ -62,6 +62,16 @@ def test_a_part_counts_twice_where_other_parts_follow(most: int) -> None:
     assert largest_part(step(), 2 * most, rows) == most
 
 
+@pytest.mark.parametrize(("most", "found"), [(19, 19), (20, 20), (33, 20), (39, 20), (40, 40)])
+def test_a_part_is_at_most_half_where_the_whole_does_not_fit(most: int, found: int) -> None:
+    """Larger parts would be two as well; a step in two parts does not show what they take."""
+
+    def of_one_part(step: Step) -> int:
+        return -(-rows(step) // step.micro_batches)
+
+    assert largest_part(step(), most, of_one_part) == found
+
+
 def test_the_whole_batch_is_one_step() -> None:
     assert largest_part(step(), ROWS, lambda whole: rows(whole) * whole.micro_batches) == ROWS
 

@@ -66,7 +66,11 @@ def largest_part(step: Step, budget: int, peak: PeakOf) -> int:
         except Exception:  # the model's own: it takes no other number of rows
             return NEVER_FITS
 
-    return search(peak_of_part, budget, (rows, -(-rows // 2)), rows)
+    if peak_of_part(rows) <= budget:
+        return rows
+    # Between half of the rows and all there are two parts, as with half: no fewer, and larger ones.
+    half = -(-rows // 2) if rows > 1 else 0
+    return search(peak_of_part, budget, (half,), half)
 
 
 def _with(step: Step, batch: Any, micro_batches: int) -> Step:
