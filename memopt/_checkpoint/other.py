@@ -18,6 +18,7 @@ from memopt._checkpoint.naming import joined
 from memopt._checkpoint.wrapper import unwrap
 from memopt._class_patch import original_class
 from memopt._function_code import plain_function
+from memopt.memory.frames import first_argument
 
 # Without the native library a region of memopt's calls PyTorch's, and is called by it.
 _REGIONS = str(Path(__file__).parents[1] / "_without_native" / "region.py")
@@ -34,8 +35,7 @@ def is_in_other_checkpointing() -> bool:
         if file == torch_checkpoint.__file__ and inner not in (file, _REGIONS):
             return True
         inner = file
-        names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
-        if names and isinstance(frame.f_locals.get(names[0]), torch.autograd.function.FunctionCtx):
+        if isinstance(first_argument(frame), torch.autograd.function.FunctionCtx):
             return True
         frame = frame.f_back
     return False

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from memopt._compat import sequence_number
+from memopt.memory.frames import first_argument
 from memopt.memory.saved import SavedBytes, SavedTensors, recorded
 from memopt.memory.storages import storages
 
@@ -172,10 +173,9 @@ def innermost(frame: FrameType | None, paths: Mapping[nn.Module, str]) -> tuple[
         code = frame.f_code
         if not function and code.co_filename == _FUNCTIONAL:
             function = code.co_name
-        if code.co_argcount:
-            first = frame.f_locals.get(code.co_varnames[0])
-            if isinstance(first, nn.Module) and first in paths:
-                return paths[first], function
+        first = first_argument(frame)
+        if isinstance(first, nn.Module) and first in paths:
+            return paths[first], function
         frame = frame.f_back
     return "", function
 
