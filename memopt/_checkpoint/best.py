@@ -8,7 +8,9 @@ at home in modules that no region covers, and of arguments that only regions kee
 
 The peak is the bytes that stay, plus the most that one region takes when it is recomputed, with its
 backward. For each bound on the latter the least that stays is found from the leaves to the root: a
-module is a region, or its children are looked at. The set with the least sum is taken.
+module is a region, or its children are looked at. The set with the least sum is taken, or one of
+the next that a predicted step shows to be lower (lowest.py): in backward bytes are let go one after
+another, and the sum does not know which of them are gone when a region is recomputed.
 """
 
 from __future__ import annotations
@@ -72,19 +74,27 @@ class RegionSet:
 
 
 def best_cut(tree: CallTree, without: Collection[str] = (), limit: int | None = None) -> RegionSet:
-    """The cut with the least peak; of several the one that keeps least.
+    """The cut with the least peak by these sums; of several the one that keeps least.
 
     Args:
         without: paths of modules that are no regions.
         limit: a cut that keeps no more bytes goes before one that does.
     """
+    return best_cuts(tree, without, limit)[0]
+
+
+def best_cuts(
+    tree: CallTree, without: Collection[str] = (), limit: int | None = None
+) -> list[RegionSet]:
+    """The best cut, and others that had the least sums under some bound, the best first."""
     ways: list[Mapping[str, CallContext]] = [{}]
     if lifted := _lifted(tree):
         ways.append(lifted)
     cuts = [
         cut for way in ways for cut in _best(places_of(tree, without, way), _floor(tree), limit)
     ]
-    return min(cuts, key=lambda cut: (limit is not None and cut.stays > limit, cut.peak, cut.stays))
+    cuts.sort(key=lambda cut: (limit is not None and cut.stays > limit, cut.peak, cut.stays))
+    return list({frozenset(cut.paths): cut for cut in reversed(cuts)}.values())[::-1]
 
 
 def cut_of(tree: CallTree, paths: Collection[str]) -> RegionSet:

@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from memopt._checkpoint.best import RegionSet, best_cut
+from memopt._checkpoint.best import RegionSet, best_cut, best_cuts
+from memopt._checkpoint.lowest import lowest
 from memopt._checkpoint.naming import joined
 from memopt._checkpoint.other import (
     checkpoints_itself,
@@ -92,13 +93,19 @@ def measured_regions(
     reasons: dict[str, str] = {}
     deciding: set[str] = set()
     known: set[str] = set()
-    for _ in range(_MOST_ROUNDS):
-        cut = best_cut(tree, banned, limit)
+
+    def bad(cut: RegionSet) -> dict[str, str]:
         new = {path: why for path in cut.paths if (why := _why_not(tree, path))}
         fresh = [path for path in cut.paths if path not in known and path not in new]
-        new |= _probed(step, {path: modules[path] for path in fresh}, deciding)
         known.update(fresh)
+        return new | _probed(step, {path: modules[path] for path in fresh}, deciding)
+
+    for _ in range(_MOST_ROUNDS):
+        cuts = best_cuts(tree, banned, limit)
+        cut = cuts[0]
+        new = bad(cut)
         if not new:
+            cut = lowest(step, cuts, limit, lambda other: not bad(other), depth)
             break
         reasons |= new
         banned |= new.keys()
