@@ -14,7 +14,6 @@ from typing import Any
 from torch import nn
 
 from memopt._checkpoint.best import RegionSet, best_cut, best_cuts
-from memopt._checkpoint.lowest import lowest
 from memopt._checkpoint.naming import joined
 from memopt._checkpoint.other import (
     checkpoints_itself,
@@ -23,6 +22,7 @@ from memopt._checkpoint.other import (
     with_own,
     without_own,
 )
+from memopt._checkpoint.predicted_best import lowest_predicted
 from memopt._checkpoint.probe import IN_OTHER_CHECKPOINTING, cannot_run_again
 from memopt._checkpoint.wrapper import has_forward
 from memopt._compat import add_note
@@ -105,7 +105,7 @@ def measured_regions(
         cut = cuts[0]
         new = bad(cut)
         if not new:
-            cut = lowest(step, cuts, limit, lambda other: not bad(other), depth)
+            cut = lowest_predicted(step, cuts, limit, lambda other: not bad(other), depth)
             break
         reasons |= new
         banned |= new.keys()

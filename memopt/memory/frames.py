@@ -1,4 +1,4 @@
-"""What the frames of running functions hold."""
+"""First arguments of running functions, by their frames."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAY_HOLD_IT = frozenset(("locals", "vars", "dir", "eval", "exec", "_getframe", 
 
 
 def first_argument(frame: FrameType) -> object:
-    """What a frame's first argument is bound to now; None where its function has none.
+    """The value that a frame's first argument has now; None where its function has none.
 
     Before Python 3.13 the dict of locals that is read for that stays with its frame. A tensor whose
     name the function binds to another one (`x = layer(x)`) would live on in it, and count at peaks.

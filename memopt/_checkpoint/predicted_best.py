@@ -1,4 +1,4 @@
-"""Of the sets of regions with the least sums (best.py), the one whose predicted step is lowest.
+"""The set of regions whose predicted step is lowest, of those with the least sums (best.py).
 
 On 220 random trees of modules the set with the least sum was the best of all in 201; of the four
 with the least sums one was in each.
@@ -25,7 +25,7 @@ _CLOSE = 1.25
 """The share of the least sum up to which another set's may have the lower peak."""
 
 
-def lowest(
+def lowest_predicted(
     step: Step,
     sets: Sequence[RegionSet],
     limit: int | None,
