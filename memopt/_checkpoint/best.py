@@ -9,8 +9,8 @@ at home in modules that no region covers, and of arguments that only regions kee
 The peak is the bytes that stay, plus the most that one region takes when it is recomputed, with its
 backward. For each bound on the latter the least that stays is found from the leaves to the root: a
 module is a region, or its children are looked at. The set with the least sum is taken, or one of
-the next that a predicted step shows to be lower (predicted_best.py): in backward bytes are let go one after
-another, and the sum does not know which of them are gone when a region is recomputed.
+the next that a predicted step shows to be lower (predicted_best.py): in backward bytes are let go
+one after another, and the sum does not know which are gone when a region is recomputed.
 """
 
 from __future__ import annotations
