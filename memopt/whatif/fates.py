@@ -162,10 +162,13 @@ def _chain(model: nn.Module, segments: str, who: str) -> Paths:
     if not chains or (blocks and not any(holding.values())):
         first = next((path for path, m in model.named_modules() if m in blocks), "")
         where = f", whose {len(blocks)} blocks are called one by one ({first} first)"
+        if len(blocks) == 1:
+            where = f", whose one block, {first}, makes a region of each of its calls"
         raise ValueError(
             f'{who}: checkpoint="{segments}" must have a model whose blocks are in an '
             f"nn.Sequential, got {type(model).__name__} without one{where if blocks else ''}: only "
-            'an nn.Sequential calls several as one; checkpoint="all" or a number k fits'
+            'an nn.Sequential calls several as one; checkpoint="all" or a number k fits, and '
+            "memopt.plan has one region for several blocks that a forward calls in a loop"
         )
     longest = max(chains, key=lambda path: (holding[path], len(chains[path])))
     return paths_in(longest, model.get_submodule(longest))

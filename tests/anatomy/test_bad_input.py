@@ -44,6 +44,19 @@ class _Loop(nn.Module):
         return self.head(x)
 
 
+class _Again(nn.Module):
+    """Calls one block again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList([Block(32, 0.0)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = self.layer[0](x)
+        return x
+
+
 class _Sums(nn.Sequential):
     """Adds to each of its elements what came before it."""
 
@@ -70,8 +83,14 @@ class _Sums(nn.Sequential):
         (
             ValueError,
             r"got _Loop without one, whose 3 blocks are called one by one \(layers.0 first\): only "
-            r'an nn.Sequential calls several as one; checkpoint="all" or a number k fits',
+            r'an nn.Sequential calls several as one; checkpoint="all" or a number k fits, and '
+            "memopt.plan has one region for several blocks",
             {"checkpoint": "optimal", "model": _Loop()},
+        ),
+        (
+            ValueError,
+            r"got _Again without one, whose one block, layer.0, makes a region of each of its ",
+            {"checkpoint": "sqrt", "model": _Again()},
         ),
         (
             ValueError,
