@@ -87,8 +87,9 @@ def apply_activation_checkpointing(
     - The modules in a list of lists, whose elements a loop takes out and calls, as in
       `for attention, feed_forward in self.layers`. A warning says so.
     - Experts are never blocks. A mixture of experts that is in no list is one.
-    - Where all lists hold single layers, the elements of each ModuleList or Sequential that are of
-      one class.
+    - Single layers (a Linear, a convolution, a norm) are never blocks: their regions save nothing.
+
+    A batch finds more: stems, heads, blocks of unlike classes, and whatever is in no list.
 
     From the candidates, in the order of `model.named_modules()`, `skip_first` and `skip_last` are
     left out first; `every` or `fraction` then choose among the rest. A candidate inside another is
@@ -289,8 +290,8 @@ def choose_modules(
 
 
 BY_STRUCTURE = (
-    "the regions were chosen by how the model is written; with a batch they are chosen by what a "
-    "step keeps"
+    "the regions were chosen by how the model is written; a batch finds more, since with one they "
+    "are chosen by what a step keeps"
 )
 
 

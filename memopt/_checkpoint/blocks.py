@@ -5,7 +5,8 @@ residual blocks of a convolutional network. The outermost ones count, since a li
 (of experts, of attention heads) would make small regions of what one region covers. But stages (of
 Swin, ConvNeXt, ResNet), which differ from one another and consist of such lists, are looked into.
 A stage may also hold its blocks as children b1, b2, ... over which its forward loops (timm's
-RegNet); layers and heads that a forward calls by their names are none.
+RegNet); layers and heads that a forward calls by their names are none. Lists of single layers hold
+no blocks: a region around one keeps its input as the layer does.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Blocks(NamedTuple):
 def find_blocks(model: nn.Module) -> Blocks:
     """The blocks of `model`, never itself: see `apply_activation_checkpointing`. Maybe none."""
     search = _Search(model)
-    modules = frozenset(_outermost(search.inside(model) or _lists_of_layers(model)))
+    modules = frozenset(_outermost(search.inside(model)))
     loops = [path for path, parts in search.loops.items() if modules.intersection(parts)]
     if not loops:
         return Blocks(modules, "")
@@ -51,18 +52,6 @@ def _outermost(blocks: list[nn.Module]) -> list[nn.Module]:
     """The blocks that are not inside another one, also where a second path leads there."""
     inner = {m for block in set(blocks) for m in block.modules() if m is not block}
     return [block for block in blocks if block not in inner]
-
-
-def _lists_of_layers(model: nn.Module) -> list[nn.Module]:
-    """The elements of lists that hold one kind, for a model whose lists hold single layers only."""
-    return [
-        layer
-        for container in model.modules()
-        if isinstance(container, (nn.ModuleList, nn.Sequential))
-        and len({original_class(type(child)) for child in container.children()}) == 1
-        and all(is_layer(child) and _size(child) for child in container.children())
-        for layer in container.children()
-    ]
 
 
 class _Search:

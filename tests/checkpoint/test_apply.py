@@ -98,7 +98,7 @@ def test_chooses_among_the_blocks(options: dict[str, Any], numbers: list[int]) -
 
 @given(st.integers(1, 40), st.floats(0, 1))
 def test_a_fraction_is_rounded_and_spread_evenly(depth: int, fraction: float) -> None:
-    model = nn.ModuleList(nn.Linear(1, 1) for _ in range(depth))
+    model = nn.ModuleList(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)) for _ in range(depth))
     chosen = [int(name) for name in apply_activation_checkpointing(model, fraction=fraction)]
     assert len(chosen) == round(fraction * depth)
     # Around the ring of all blocks, gaps differ by one at most.

@@ -149,11 +149,13 @@ NO_BLOCKS: dict[str, Callable[[], nn.Module]] = {
     "gaps between the numbers": lambda: NumberedStage([Block(), nn.Identity(), Block()]),
     "one": lambda: NumberedStage([Block()]),
     "called by their names": CalledByName,
+    "a list of linears": lambda: nn.ModuleList(nn.Linear(SIZE, SIZE) for _ in range(4)),
+    "a list of tables": lambda: nn.ModuleList(nn.Embedding(9, SIZE) for _ in range(4)),
 }
 
 
 @pytest.mark.parametrize("make", NO_BLOCKS.values(), ids=NO_BLOCKS)
-def test_numbered_children_that_are_no_blocks(make: Callable[[], nn.Module]) -> None:
+def test_numbered_children_and_layers_that_are_no_blocks(make: Callable[[], nn.Module]) -> None:
     assert not find_blocks(make()).modules
 
 
