@@ -85,7 +85,7 @@ def measured_regions(
     depth = Depth()
     with noted_errors(who, model), quiet_libraries():
         tree = call_tree(step, without_own, depth)
-        limit = _kept_by_its_own(step, depth)
+        limit = kept_by_its_own(step, depth)
     modules = dict(model.named_modules())
     layers = layers_that_checkpoint(model)
     inside = {m for layer in layers for m in layer.modules() if m is not layer}
@@ -261,8 +261,10 @@ def _why_not(tree: CallTree, path: str) -> str:
     return ""
 
 
-def _kept_by_its_own(step: Step, depth: Depth) -> int | None:
-    """Bytes that the model keeps with gradient checkpointing of its own; None where it has none."""
+def kept_by_its_own(step: Step, depth: Depth) -> int | None:
+    """Bytes that the model keeps with gradient checkpointing of its own, with the arguments that
+    are held for the recompute; None where it has none.
+    """
     if not has_own(step.model):
         return None
     try:
@@ -279,8 +281,8 @@ def _held_for_recompute(model: nn.Module, tree: CallTree) -> int:
     modules = dict(model.named_modules())
     held: set[int] = set()
     for path in outermost_paths(tree.again):
-        layer = path.rpartition(".")[0]
-        region = layer if layer in modules and checkpoints_itself(modules[layer]) else path
+        around = sorted(paths_around(path), key=len, reverse=True)
+        region = next((layer for layer in around if checkpoints_itself(modules[layer])), path)
         for number in tree.calls_of(region):
             held.update(tree.calls[number].inputs)
     return sum(tree.storages[n].nbytes for n in held if not tree.storages[n].savers)

@@ -17,6 +17,7 @@ import memopt
 from memopt._checkpoint.best import ModulePlace, best_cut, places_of, what_stays
 from memopt._checkpoint.measured import measured_regions
 from memopt._checkpoint.wrapper import settings_of
+from memopt.memory.allocator import LiveBytes
 from memopt.memory.calls.measure import call_tree, sum_of_outputs
 from memopt.memory.calls.tree import CallTree, ModuleCall
 from memopt.memory.step import Step
@@ -286,6 +287,33 @@ def test_transformers_checkpointing_keeps_no_less() -> None:
     model.gradient_checkpointing_disable()
     assert memopt.apply_activation_checkpointing(model, batch=tokens)
     assert memopt.saved_bytes(model, **tokens) <= own
+
+
+def test_regions_hold_no_more_than_the_checkpointing_of_t5() -> None:
+    """Its layers hold a list of others, which backward runs again. By the allocator, which sees
+    what checkpoints hold for the recompute.
+    """
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(
+        vocab_size=50, d_model=16, d_ff=64, d_kv=8, num_heads=2, num_layers=2,
+        decoder_start_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.T5ForConditionalGeneration(config).train()
+    ids = torch.randint(0, 50, (4, 32))
+    tokens = {"input_ids": ids, "labels": ids, "use_cache": False}
+
+    def held() -> int:
+        model(**tokens)  # what is made once
+        with LiveBytes() as live:
+            output = model(**tokens)
+        del output
+        return live.left
+
+    model.gradient_checkpointing_enable()
+    own = held()
+    model.gradient_checkpointing_disable()
+    memopt.apply_activation_checkpointing(model, batch=tokens)
+    assert held() <= own
 
 
 def test_of_three_thousand_modules_each_is_looked_at_once_for_each_bound() -> None:
