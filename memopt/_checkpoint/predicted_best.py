@@ -23,6 +23,8 @@ _MOST_SETS = 4
 """The number of sets that are predicted, at most."""
 _CLOSE = 1.25
 """The share of the least sum up to which another set's may have the lower peak."""
+_AS_LOW = 1.01
+"""The share of the lowest peak up to which fewer bytes that are kept are worth more."""
 
 
 def lowest_predicted(
@@ -32,7 +34,8 @@ def lowest_predicted(
     are_possible: Callable[[RegionSet], bool],
     depth: Depth,
 ) -> RegionSet:
-    """The set whose step has the lowest peak; the first where steps cannot be predicted.
+    """The set whose step has the lowest peak, of several about as low the one that keeps least; the
+    first where steps cannot be predicted.
 
     Args:
         sets: the best by sums first, whose modules can be regions.
@@ -53,9 +56,14 @@ def lowest_predicted(
         peaks = {one.paths: _peak(step, one, depth) for one in (first, *close)}
     except Exception:  # a step that looks at values, for one
         return first
-    lower = [one for one in close if peaks[one.paths] < peaks[first.paths]]
-    lower.sort(key=lambda one: peaks[one.paths])
-    return next((one for one in lower if are_possible(one)), first)
+    bound = _AS_LOW * min(peaks.values())
+
+    def rank(one: RegionSet) -> tuple[int, int]:
+        peak = peaks[one.paths]
+        return (0, one.stays) if peak <= bound else (peak, one.stays)
+
+    ranked = sorted((first, *close), key=rank)
+    return next(one for one in ranked if one is first or are_possible(one))
 
 
 def _peak(step: Step, regions: RegionSet, depth: Depth) -> int:

