@@ -39,7 +39,9 @@ class Instant(NamedTuple):
 
 
 class LiveBytes:
-    """Counts the CPU memory that one thread allocates. Its results are set when it has ended."""
+    """Counts the CPU memory that one thread allocates. Its results are set when it has ended. What
+    other threads free of it (those of collectives) seems to be left.
+    """
 
     timeline: list[Instant]
     """An instant after each allocation, and after each end of one; it begins with 0 bytes."""

@@ -6,8 +6,7 @@ FSDP2 (torch.distributed.fsdp.fully_shard on each block, then on the model) hold
 weight, gradient and optimizer state, by rows. Of the unit (a block, or the model's rest) that runs
 it has the whole weights, gathered in one buffer and copied out of it; in backward those of the next
 unit as well, which are prefetched, and the whole gradients of the unit, which one buffer carries to
-the ranks. Where these travel slowly, those of up to three more units may be under way at one time;
-they are not counted. Source: PyTorch's documentation of fully_shard, its implicit prefetching and
+the ranks. Source: PyTorch's documentation of fully_shard, its implicit prefetching and
 reshard_after_forward=True.
 """
 

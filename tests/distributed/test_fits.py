@@ -1,8 +1,8 @@
 """Proves: what `memopt.fits` says of one rank is what processes that train hold, by the allocator,
 under DistributedDataParallel and under FSDP2.
 
-How many units' weights and gradients are under way at one time in FSDP2 depends on how fast they
-travel: seen were one less than predicted and up to three more, hence the tolerance.
+Gradients that travel end where they arrive: in a thread of gloo's, whose frees are not counted. So
+with FSDP2 too much is measured, by no more than what seems to be left when the step has ended.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ class Block(nn.Module):
 class Found(NamedTuple):
     predicted: int
     measured: int
+    unseen: int
+    """Bytes of it that may have ended, in other threads."""
     unit: int
     """Bytes of a block's gradients."""
 
@@ -80,7 +82,7 @@ def peaks(parallel: Parallel, width: int, rows: int) -> Found:
     with LiveBytes() as live:
         step()
     unit = sum(p.nbytes for p in plain[1].parameters())
-    return Found(said.peak, before + live.most, unit)
+    return Found(said.peak, before + live.most, live.left, unit)
 
 
 @pytest.mark.parametrize(("width", "rows"), [(64, 64), (256, 32), (32, 2048)])
@@ -89,7 +91,8 @@ def test_the_peak_of_a_rank(pair: Pair, parallel: Parallel, width: int, rows: in
     """Weights, activations and both at once make the peak."""
     for found in pair.run(peaks, parallel, width, rows):
         if parallel == "ddp":
+            assert found.unseen == 0
             assert found.measured == pytest.approx(found.predicted, rel=1e-3)
-        else:
-            least, most = (found.predicted + units * found.unit for units in (-1, 3))
-            assert 0.98 * least <= found.measured <= 1.02 * most
+        else:  # a unit may have arrived before the next is on its way
+            assert found.measured >= 0.98 * (found.predicted - found.unit)
+            assert found.measured - found.unseen <= 1.02 * found.predicted
