@@ -142,6 +142,19 @@ MEMOPT_HD PartMoments<V> part_moments(V m, V sum_d, V sum_d2, V n) {
   return {m, shift, variance(shift, sum_d2, n) * n};
 }
 
+// y of one element; scale = rstd weight.
+template <class V>
+MEMOPT_HD V channel_affine(V x, V mean, V scale, V bias) {
+  return Math<V>::fma(x - mean, scale, bias);
+}
+
+// dx of one element; mean_g = sum(g)/N, slope = -rstd sum(g xhat)/N. g is centred first, so that a
+// set of equal gradients gives zero.
+template <class V>
+MEMOPT_HD V channel_input_grad(V g, V x, V mean, V mean_g, V slope, V rstd) {
+  return Math<V>::fma(x - mean, slope, g - mean_g) * rstd;
+}
+
 // Everything but x, y, dy and dx has the type of sums. weight, bias: [channels]; null: 1 and 0.
 struct ChannelNormForwardParams {
   const void* x;
@@ -168,8 +181,8 @@ struct ChannelNormBackwardParams {
   void* dweight;  // [channels]; null: not wanted
   void* dbias;    // likewise
   void* means;  // [sets, 2]: sum(g)/N and sum(g xhat)/N; null: the statistics were given, or no dx
-  void* parts;  // [parts, 2] or [parts, 2, channels]: sums of dy and of dy xhat; null: neither
-                // means nor a gradient of weight or bias is wanted
+  void* parts;  // [parts, 2] or of pixels, and on the CPU, [rows of parts, 2, channels]: sums of dy
+                // and of dy xhat; null: neither means nor a gradient of weight or bias is wanted
   ChannelShape shape;
   ScalarType dtype;
   bool stream_stores;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -111,8 +112,12 @@ Tensor wide_parameter(const ChannelNorm& norm, const char* name, const OptionalT
   return contiguous.defined() ? contiguous.to(type) : contiguous;
 }
 
-// How many elements are worth a stage for themselves: they stay in the second-level cache.
-constexpr int64_t kUnitElements = 16384;
+// How many elements all stages are run on, one behind the other. Forward's two read the same
+// tensor, which stays in the cache next to the arithmetic. Backward's write one more than they
+// read, and while that comes from the last-level cache, nothing is gained by going back and forth.
+constexpr int64_t kForwardUnit = 4096;
+constexpr int64_t kBackwardUnit = 65536;
+constexpr int64_t kWhole = std::numeric_limits<int64_t>::max();
 
 // A stage of a kernel: `each` items of a unit, which is what can be computed for itself.
 template <class Params>
@@ -121,10 +126,11 @@ struct Stage {
   int64_t each;
 };
 
-// All stages of a unit, one behind the other, while its elements are in the cache, where there are
-// units for all threads; otherwise stage by stage. The results have the same bits.
+// All stages of `together` elements, one behind the other, where there are units for all threads;
+// otherwise stage by stage. The results have the same bits.
 template <class Params, size_t kStages>
-void run_stages(const Params& p, const std::array<Stage<Params>, kStages>& stages) {
+void run_stages(const Params& p, int64_t together,
+                const std::array<Stage<Params>, kStages>& stages) {
   const ChannelShape& s = p.shape;
   const int64_t units = s.pixels ? s.batch : kernels::set_count(s);
   const int64_t elements = s.batch * s.channels * s.size / units;
@@ -132,7 +138,7 @@ void run_stages(const Params& p, const std::array<Stage<Params>, kStages>& stage
     if (stage.run != nullptr) stage.run(p, begin * stage.each, end * stage.each);
   };
   if (units >= 2 * at::get_num_threads() || units * elements <= kGrainElements) {
-    const int64_t most = std::max<int64_t>(1, kUnitElements / elements);
+    const int64_t most = std::clamp<int64_t>(together / elements, 1, units);
     parallel(units, elements, [&](int64_t begin, int64_t end) {
       for (int64_t unit = begin; unit < end; unit += most) {
         for (const auto& stage : stages) run(stage, unit, std::min(end, unit + most));
@@ -199,12 +205,13 @@ void forward(const ChannelNorm& norm, const Tensor& input, const OptionalTensor&
         const ChannelShape& s = p.shape;
         const Stage<ChannelNormForwardParams> output{cpu.channel_output,
                                                      each_unit(s, kernels::element_parts(s))};
-        if (given) return run_stages(p, std::array{output});
-        run_stages(p, std::array{Stage<ChannelNormForwardParams>{
-                                     cpu.channel_moments, each_unit(s, kernels::moment_parts(s))},
-                                 Stage<ChannelNormForwardParams>{
-                                     cpu.channel_statistics, each_unit(s, kernels::set_count(s))},
-                                 output});
+        if (given) return run_stages(p, kForwardUnit, std::array{output});
+        run_stages(p, kForwardUnit,
+                   std::array{Stage<ChannelNormForwardParams>{
+                                  cpu.channel_moments, each_unit(s, kernels::moment_parts(s))},
+                              Stage<ChannelNormForwardParams>{cpu.channel_statistics,
+                                                              each_unit(s, kernels::set_count(s))},
+                              output});
       },
       MEMOPT_CUDA_KERNEL(channel_norm_forward), p);
 }
@@ -248,11 +255,13 @@ void backward(const ChannelNorm& norm, const Tensor& grad_output, const Tensor& 
       [&](const Kernels& cpu) {
         using OfBackward = Stage<ChannelNormBackwardParams>;
         const int64_t each = each_unit(s, kernels::element_parts(s));
+        const int64_t together = s.pixels || p.stream_stores ? kBackwardUnit : kWhole;
         run_stages(
-            p, std::array{OfBackward{p.parts != nullptr ? cpu.channel_sums : nullptr, each},
-                          OfBackward{has_means ? cpu.channel_means : nullptr,
-                                     each_unit(s, kernels::set_count(s))},
-                          OfBackward{dx.defined() ? cpu.channel_input_gradient : nullptr, each}});
+            p, together,
+            std::array{OfBackward{p.parts != nullptr ? cpu.channel_sums : nullptr, each},
+                       OfBackward{has_means ? cpu.channel_means : nullptr,
+                                  each_unit(s, kernels::set_count(s))},
+                       OfBackward{dx.defined() ? cpu.channel_input_gradient : nullptr, each}});
         if (!has_parameters) return;
         parallel(s.channels, kernels::element_parts(s) / (s.pixels ? 1 : s.channels),
                  [&](int64_t begin, int64_t end) { cpu.channel_parameters(p, begin, end); });

@@ -3,7 +3,7 @@
 // length.
 #pragma once
 
-#include "vec.h"
+#include "sum_lanes.h"
 
 namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE {
 
@@ -30,6 +30,8 @@ MEMOPT_INLINE void for_blocks(int64_t cols, Body&& body) {
 template <class A, int kLevels = 40>
 class Cascade {
  public:
+  MEMOPT_INLINE Cascade() {}
+
   MEMOPT_INLINE void add(A value) {
     int level = 0;
     for (uint64_t carry = count_; carry & 1; carry >>= 1) value = value + levels_[level++];
@@ -38,7 +40,7 @@ class Cascade {
   }
 
   MEMOPT_INLINE A total() const {
-    A sum(0);
+    A sum{};
     int level = 0;
     for (uint64_t left = count_; left != 0; left >>= 1, ++level) {
       if (left & 1) sum = sum + levels_[level];
@@ -48,7 +50,19 @@ class Cascade {
 
  private:
   uint64_t count_ = 0;
-  A levels_[kLevels];
+  union {  // of which nothing is written before it is wanted: a vector's constructor writes zeros
+    A levels_[kLevels];
+  };
 };
+
+// The sum of a row of elements of T, of which block(begin, end) has a block's. Most rows of a
+// convolutional network's last layers are one block.
+template <class T, class Block>
+MEMOPT_INLINE auto sum_blocks(int64_t cols, Block&& block) {
+  if (cols <= kSumBlock<T>) return block(int64_t{0}, cols);
+  Cascade<decltype(block(int64_t{0}, cols))> total;
+  for_blocks<T>(cols, [&](int64_t begin, int64_t end) { total.add(block(begin, end)); });
+  return total.total();
+}
 
 }  // namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE

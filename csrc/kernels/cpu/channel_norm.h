@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <memory>
 
 #include "cascade.h"
@@ -38,6 +39,54 @@ class ChannelArrays {
   int64_t channels_;
   std::unique_ptr<A[]> memory_;
 };
+
+// A number that goes into every element of a plane of T. A NaN of float32 parameters may have
+// digits that UnorderedElements<T> would round to 0.
+template <class T, class A>
+MEMOPT_INLINE A plane_constant(A a) {
+  if constexpr (sizeof(T) == 2) return a == a ? a : std::numeric_limits<A>::quiet_NaN();
+  return a;
+}
+
+// A part of a plane: where it is, its set, and where its sums go.
+struct PlanePart {
+  int64_t begin;
+  int64_t size;
+  int64_t set;
+  int64_t channel;
+  int64_t row;  // of the parts of all samples, sample by sample
+};
+
+// body(part) for the parts [first, last) of planes, set by set. Counted, not divided, from one to
+// the next: a plane of 7 x 7 takes no longer than the divisions.
+template <class Body>
+MEMOPT_INLINE void for_plane_parts(const ChannelShape& s, int64_t first, int64_t last, Body body) {
+  const int64_t of_plane = parts_of_plane(s), planes = planes_of_set(s);
+  const int64_t channels = s.channels, size = s.size, groups = s.groups;
+  int64_t set = first / of_plane / planes, plane = first / of_plane % planes;
+  int64_t in_plane = first % of_plane, i = first;
+  for (; i < last; ++set, plane = 0) {
+    int64_t sample = s.over_batch ? plane : set / groups;
+    int64_t channel = s.over_batch ? set : set % groups * planes + plane;
+    const int64_t next_sample = s.over_batch ? 1 : 0, next_channel = 1 - next_sample;
+    if (of_plane == 1) {
+      const int64_t end = std::min(last, i + planes - plane);
+      for (; i < end; ++i, sample += next_sample, channel += next_channel) {
+        body(PlanePart{(sample * channels + channel) * size, size, set, channel, sample});
+      }
+      continue;
+    }
+    for (; plane < planes && i < last; ++plane, sample += next_sample, channel += next_channel) {
+      for (; in_plane < of_plane && i < last; ++in_plane, ++i) {
+        const int64_t from = in_plane * kPartElements;
+        body(PlanePart{(sample * channels + channel) * size + from,
+                       std::min(size - from, kPartElements), set, channel,
+                       sample * of_plane + in_plane});
+      }
+      in_plane = 0;
+    }
+  }
+}
 
 // A number of each set, of which there are `stride` of them side by side, for each channel of a
 // sample.

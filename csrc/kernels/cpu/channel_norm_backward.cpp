@@ -12,35 +12,36 @@ const T* elements(const void* tensor, int64_t begin) {
   return static_cast<const T*>(tensor) + begin;
 }
 
-// Of dy and of dy xhat.
+// Of dy and of dy (x - mean), over neighbours in one plane. Past a tail's end dy is 0.
+template <class T, class V>
+MEMOPT_INLINE TwoSums<Accumulate<T>> sums_of_block(const T* x, const T* dy, int64_t begin,
+                                                   int64_t end, V mean) {
+  using E = UnorderedElements<T>;
+  using M = Math<V>;
+  Step<V> s{V(0), V(0)}, q{V(0), V(0)};
+  for_steps<T>(begin, end, [&](int64_t j, auto extent) __attribute__((always_inline)) {
+    const Step<V> v = load<E, T>(x + j, extent), g = load<E, T>(dy + j, extent);
+    s = {s.lo + g.lo, s.hi + g.hi};
+    q = {M::fma(g.lo, v.lo - mean, q.lo), M::fma(g.hi, v.hi - mean, q.hi)};
+  });
+  return sum_lanes(s.lo + s.hi, q.lo + q.hi);
+}
+
 template <class T>
-void sums_of_planes(const ChannelNormBackwardParams& p, int64_t begin, int64_t end) {
+void sums_of_planes(const ChannelNormBackwardParams p, int64_t begin, int64_t end) {
   using A = Accumulate<T>;
   using V = typename Elements<T>::V;
-  using M = Math<V>;
-  for (int64_t i = begin; i < end; ++i) {
-    const ChannelPart part = plane_part(p.shape, i);
-    const int64_t set = set_of(p.shape, part.sample, part.channel);
-    const V mean(static_cast<const A*>(p.mean)[set]), rstd(static_cast<const A*>(p.rstd)[set]);
+  A* const parts = static_cast<A*>(p.parts);
+  for_plane_parts(p.shape, begin, end, [&](const PlanePart& part) __attribute__((always_inline)) {
+    const V mean(static_cast<const A*>(p.mean)[part.set]);
     const T* const x = elements<T>(p.x, part.begin);
     const T* const dy = elements<T>(p.dy, part.begin);
-    Cascade<A> sum, product;
-    for_blocks<T>(part.size, [&](int64_t from, int64_t to) {
-      Step<V> s{V(0), V(0)}, q{V(0), V(0)};
-      for_steps<T>(from, to, [&](int64_t j, auto extent) __attribute__((always_inline)) {
-        const Step<V> v = load(x + j, extent), g = load(dy + j, extent);
-        const Step<V> xhat = keep_valid(
-            Step<V>{Centred::normalize(v.lo, mean, rstd), Centred::normalize(v.hi, mean, rstd)},
-            extent);
-        s = {s.lo + g.lo, s.hi + g.hi};
-        q = {M::fma(g.lo, xhat.lo, q.lo), M::fma(g.hi, xhat.hi, q.hi)};
-      });
-      sum.add(sum_lanes(s.lo + s.hi));
-      product.add(sum_lanes(q.lo + q.hi));
-    });
-    static_cast<A*>(p.parts)[2 * i] = sum.total();
-    static_cast<A*>(p.parts)[2 * i + 1] = product.total();
-  }
+    const TwoSums<A> total = sum_blocks<T>(
+        part.size, [&](int64_t from, int64_t to) { return sums_of_block(x, dy, from, to, mean); });
+    A* const to = parts + part.row * 2 * p.shape.channels + part.channel;
+    to[0] = total.first;
+    to[p.shape.channels] = total.second * static_cast<const A*>(p.rstd)[part.set];
+  });
 }
 
 // Numbers of each set for each channel of the sample that is under way.
@@ -85,7 +86,7 @@ void sums_of_pixels(const ChannelNormBackwardParams& p, int64_t begin, int64_t e
       const T* const x = elements<T>(p.x, part.begin + row * channels);
       const T* const dy = elements<T>(p.dy, part.begin + row * channels);
       for_steps<T>(0, channels, [&](int64_t j, auto extent) __attribute__((always_inline)) {
-        const Step<V> mean = load(means + j, extent), rstd = load(rstds + j, extent);
+        const Step<V> mean = load(means + j, extent);
         Step<V> sum{V(0), V(0)}, product{V(0), V(0)};
         if (row > 0) {
           sum = load(sums + j, extent);
@@ -96,18 +97,18 @@ void sums_of_pixels(const ChannelNormBackwardParams& p, int64_t begin, int64_t e
           const Step<V> v = load(x + r * channels + j, extent);
           const Step<V> g = load(dy + r * channels + j, extent);
           sum = {sum.lo + g.lo, sum.hi + g.hi};
-          product = {M::fma(g.lo, Centred::normalize(v.lo, mean.lo, rstd.lo), product.lo),
-                     M::fma(g.hi, Centred::normalize(v.hi, mean.hi, rstd.hi), product.hi)};
+          product = {M::fma(g.lo, v.lo - mean.lo, product.lo),
+                     M::fma(g.hi, v.hi - mean.hi, product.hi)};
         }
         store(sums + j, sum, extent);
         store(products + j, product, extent);
       });
     });
+    for (int64_t c = 0; c < channels; ++c) products[c] *= rstds[c];
   }
 }
 
-// The sums of dy and of dy xhat of the channels [begin, end), over the parts [first, last) of
-// pixels.
+// The sums of dy and of dy xhat of the channels [begin, end), over the rows [first, last) of parts.
 template <class A>
 void sums_of_channels(const A* parts, int64_t channels, int64_t first, int64_t last, int64_t begin,
                       int64_t end, A* sums, A* products) {
@@ -121,77 +122,46 @@ void sums_of_channels(const A* parts, int64_t channels, int64_t first, int64_t l
       });
 }
 
-// each(f) calls f(channel, sum of dy, sum of dy xhat) for parts of the set.
-template <class A, class Each>
-void write_means(const ChannelNormBackwardParams& p, int64_t set, Each each) {
-  const auto* const weights = static_cast<const A*>(p.weight);
-  Cascade<A> g, gx;
-  each([&](int64_t channel, A sum, A product) {
-    const A w = weights == nullptr ? A(1) : weights[channel];
-    g.add(sum * w);
-    gx.add(product * w);
-  });
-  const auto n = static_cast<A>(set_elements(p.shape));
-  A* const means = static_cast<A*>(p.means) + 2 * set;
-  means[0] = g.total() / n;
-  means[1] = gx.total() / n;
-}
-
+// weights: null for 1.
 template <class A>
-void means_of_planes(const ChannelNormBackwardParams& p, int64_t begin, int64_t end) {
-  const ChannelShape& s = p.shape;
-  const int64_t planes = planes_of_set(s), parts = parts_of_plane(s);
-  for (int64_t set = begin; set < end; ++set) {
-    const A* const of_set = static_cast<const A*>(p.parts) + 2 * set * planes * parts;
-    write_means<A>(p, set, [&](auto f) {
-      for (int64_t i = 0; i < planes * parts; ++i) {
-        const int64_t channel = plane_of_set(s, set, i / parts) % s.channels;
-        f(channel, of_set[2 * i], of_set[2 * i + 1]);
-      }
+A weighted_sum(const A* numbers, const A* weights, int64_t n) {
+  using V = typename Elements<A>::V;
+  return sum_blocks<A>(n, [&](int64_t begin, int64_t end) {
+    Step<V> sum{V(0), V(0)};
+    for_steps<A>(begin, end, [&](int64_t i, auto extent) __attribute__((always_inline)) {
+      const Step<V> v = load(numbers + i, extent);
+      const Step<V> w = load_parameter<V>(weights, i, extent, 1.0f);
+      sum = {Math<V>::fma(v.lo, w.lo, sum.lo), Math<V>::fma(v.hi, w.hi, sum.hi)};
     });
-  }
+    return sum_lanes(sum.lo + sum.hi);
+  });
+}
+
+// How many rows of parts a sample has.
+int64_t rows_of_sample(const ChannelShape& s) {
+  return s.pixels ? parts_of_sample(s) : parts_of_plane(s);
 }
 
 template <class A>
-void means_of_pixels(const ChannelNormBackwardParams& p, int64_t begin, int64_t end) {
+void means_of_sets(const ChannelNormBackwardParams& p, int64_t begin, int64_t end) {
   const ChannelShape& s = p.shape;
-  const int64_t each = group_channels(s), of_sample = parts_of_sample(s);
+  const int64_t each = group_channels(s), rows = rows_of_sample(s);
+  const auto* const weights = static_cast<const A*>(p.weight);
+  const auto n = static_cast<A>(set_elements(s));
+  const ChannelArrays<A> arrays(2, std::min(end - begin, s.groups) * each);
   for (int64_t set = begin; set < end;) {
     const int64_t sample = s.over_batch ? 0 : set / s.groups;
     const int64_t first_group = set - sample * s.groups;
     const int64_t groups = std::min(end - set, s.groups - first_group);
-    const ChannelArrays<A> arrays(2, groups * each);
-    sums_of_channels<A>(static_cast<const A*>(p.parts), s.channels,
-                        s.over_batch ? 0 : sample * of_sample,
-                        s.over_batch ? s.batch * of_sample : (sample + 1) * of_sample,
-                        first_group * each, (first_group + groups) * each, arrays[0], arrays[1]);
+    sums_of_channels<A>(static_cast<const A*>(p.parts), s.channels, sample * rows,
+                        (s.over_batch ? s.batch : sample + 1) * rows, first_group * each,
+                        (first_group + groups) * each, arrays[0], arrays[1]);
     for (int64_t i = 0; i < groups; ++i, ++set) {
-      write_means<A>(p, set, [&](auto f) {
-        for (int64_t c = i * each; c < (i + 1) * each; ++c) {
-          f(first_group * each + c, arrays[0][c], arrays[1][c]);
-        }
-      });
+      const A* const w = weights == nullptr ? nullptr : weights + (first_group + i) * each;
+      A* const means = static_cast<A*>(p.means) + 2 * set;
+      means[0] = weighted_sum(arrays[0] + i * each, w, each) / n;
+      means[1] = weighted_sum(arrays[1] + i * each, w, each) / n;
     }
-  }
-}
-
-template <class A>
-void parameters_of_planes(const ChannelNormBackwardParams& p, int64_t begin, int64_t end) {
-  const ChannelShape& s = p.shape;
-  const int64_t parts = parts_of_plane(s);
-  for (int64_t channel = begin; channel < end; ++channel) {
-    Cascade<A> sum, product;
-    for (int64_t sample = 0; sample < s.batch; ++sample) {
-      const int64_t plane =
-          s.over_batch ? channel * s.batch + sample : sample * s.channels + channel;
-      const A* const of_plane = static_cast<const A*>(p.parts) + 2 * plane * parts;
-      for (int64_t i = 0; i < parts; ++i) {
-        sum.add(of_plane[2 * i]);
-        product.add(of_plane[2 * i + 1]);
-      }
-    }
-    if (p.dbias != nullptr) static_cast<A*>(p.dbias)[channel] = sum.total();
-    if (p.dweight != nullptr) static_cast<A*>(p.dweight)[channel] = product.total();
   }
 }
 
@@ -202,37 +172,37 @@ MEMOPT_INLINE V given_input_grad(V g, V rstd) {
 }
 
 template <class T>
-void input_gradient_of_planes(const ChannelNormBackwardParams& p, int64_t begin, int64_t end) {
+void input_gradient_of_planes(const ChannelNormBackwardParams p, int64_t begin, int64_t end) {
   using A = Accumulate<T>;
-  using V = typename Elements<T>::V;
-  for (int64_t i = begin; i < end; ++i) {
-    const ChannelPart part = plane_part(p.shape, i);
-    const int64_t set = set_of(p.shape, part.sample, part.channel);
-    const V w(p.weight == nullptr ? A(1) : static_cast<const A*>(p.weight)[part.channel]);
-    const V rstd(static_cast<const A*>(p.rstd)[set]);
+  using E = UnorderedElements<T>;
+  using V = typename E::V;
+  for_plane_parts(p.shape, begin, end, [&](const PlanePart& part) __attribute__((always_inline)) {
+    const A weight = p.weight == nullptr ? A(1) : static_cast<const A*>(p.weight)[part.channel];
+    const A rstd_of_set = static_cast<const A*>(p.rstd)[part.set];
+    const V w(plane_constant<T>(weight)), rstd(plane_constant<T>(rstd_of_set));
     const T* const dy = elements<T>(p.dy, part.begin);
     T* const dx = static_cast<T*>(p.dx) + part.begin;
     const bool streamed = p.stream_stores && is_aligned(dx);
     if (p.means == nullptr) {
       for_steps<T>(0, part.size, [=](int64_t j, auto extent) __attribute__((always_inline)) {
-        const Step<V> g = load(dy + j, extent);
-        store(dx + j, Step<V>{given_input_grad(g.lo * w, rstd), given_input_grad(g.hi * w, rstd)},
-              extent, streamed);
+        const Step<V> g = load<E, T>(dy + j, extent);
+        const Step<V> d{given_input_grad(g.lo * w, rstd), given_input_grad(g.hi * w, rstd)};
+        store<E, T, V>(dx + j, d, extent, streamed);
       });
-      continue;
+      return;
     }
-    const A* const means = static_cast<const A*>(p.means) + 2 * set;
-    const V mean(static_cast<const A*>(p.mean)[set]), mean_g(means[0]), mean_gx(means[1]);
+    const A* const means = static_cast<const A*>(p.means) + 2 * part.set;
+    const V mean(plane_constant<T>(static_cast<const A*>(p.mean)[part.set])),
+        mean_g(plane_constant<T>(means[0]));
+    const V slope(plane_constant<T>(-rstd_of_set * means[1]));
     const T* const x = elements<T>(p.x, part.begin);
     for_steps<T>(0, part.size, [=](int64_t j, auto extent) __attribute__((always_inline)) {
-      const Step<V> v = load(x + j, extent), g = load(dy + j, extent);
-      const auto of = [&](V one, V grad) __attribute__((always_inline)) {
-        return Centred::input_grad(grad * w, Centred::normalize(one, mean, rstd), mean_g, mean_gx,
-                                   rstd);
-      };
-      store(dx + j, Step<V>{of(v.lo, g.lo), of(v.hi, g.hi)}, extent, streamed);
+      const Step<V> v = load<E, T>(x + j, extent), g = load<E, T>(dy + j, extent);
+      const Step<V> d{channel_input_grad(g.lo * w, v.lo, mean, mean_g, slope, rstd),
+                      channel_input_grad(g.hi * w, v.hi, mean, mean_g, slope, rstd)};
+      store<E, T, V>(dx + j, d, extent, streamed);
     });
-  }
+  });
   if (p.stream_stores) stream_fence();
 }
 
@@ -255,9 +225,10 @@ void input_gradient_of_pixels(const ChannelNormBackwardParams& p, int64_t begin,
       spread(s, part.sample, static_cast<const A*>(p.mean), 1, to[1]);
       spread(s, part.sample, static_cast<const A*>(p.means), 2, to[2]);
       spread(s, part.sample, static_cast<const A*>(p.means) + 1, 2, to[3]);
+      for (int64_t c = 0; c < channels; ++c) to[3][c] *= -to[0][c];
     });
     const A *const rstds = of_sets[0], *const means = of_sets[1];
-    const A *const gs = of_sets[2], *const gxs = of_sets[3];
+    const A *const means_g = of_sets[2], *const slopes = of_sets[3];
     for_row_groups(part.size, [&](int64_t row, auto rows) {
       const T* const x = elements<T>(p.x, part.begin + row * channels);
       const T* const dy = elements<T>(p.dy, part.begin + row * channels);
@@ -265,11 +236,11 @@ void input_gradient_of_pixels(const ChannelNormBackwardParams& p, int64_t begin,
       for_steps<T>(0, channels, [=](int64_t j, auto extent) __attribute__((always_inline)) {
         const Step<V> rstd = load(rstds + j, extent);
         const Step<V> w = load_parameter<V>(weights, j, extent, 1.0f);
-        Step<V> mean{V(0), V(0)}, mean_g = mean, mean_gx = mean;
+        Step<V> mean{V(0), V(0)}, mean_g = mean, slope = mean;
         if (!given) {
           mean = load(means + j, extent);
-          mean_g = load(gs + j, extent);
-          mean_gx = load(gxs + j, extent);
+          mean_g = load(means_g + j, extent);
+          slope = load(slopes + j, extent);
         }
 #pragma GCC unroll 4
         for (int r = 0; r < decltype(rows)::kCount; ++r) {
@@ -280,10 +251,8 @@ void input_gradient_of_pixels(const ChannelNormBackwardParams& p, int64_t begin,
             g = {given_input_grad(g.lo, rstd.lo), given_input_grad(g.hi, rstd.hi)};
           } else {
             const Step<V> v = load(x + at, extent);
-            g = {Centred::input_grad(g.lo, Centred::normalize(v.lo, mean.lo, rstd.lo), mean_g.lo,
-                                     mean_gx.lo, rstd.lo),
-                 Centred::input_grad(g.hi, Centred::normalize(v.hi, mean.hi, rstd.hi), mean_g.hi,
-                                     mean_gx.hi, rstd.hi)};
+            g = {channel_input_grad(g.lo, v.lo, mean.lo, mean_g.lo, slope.lo, rstd.lo),
+                 channel_input_grad(g.hi, v.hi, mean.hi, mean_g.hi, slope.hi, rstd.hi)};
           }
           store(dx + at, g, extent, streamed);
         }
@@ -306,24 +275,17 @@ void channel_sums(const ChannelNormBackwardParams& p, int64_t begin, int64_t end
 }
 
 void channel_means(const ChannelNormBackwardParams& p, int64_t begin, int64_t end) {
-  with_type(p.dtype, [&](auto t) {
-    using A = Accumulate<decltype(t)>;
-    if (p.shape.pixels) {
-      means_of_pixels<A>(p, begin, end);
-    } else {
-      means_of_planes<A>(p, begin, end);
-    }
-  });
+  with_type(p.dtype, [&](auto t) { means_of_sets<Accumulate<decltype(t)>>(p, begin, end); });
 }
 
 void channel_parameters(const ChannelNormBackwardParams& p, int64_t begin, int64_t end) {
   with_type(p.dtype, [&](auto t) {
     using A = Accumulate<decltype(t)>;
-    if (!p.shape.pixels) return parameters_of_planes<A>(p, begin, end);
     auto* const dbias = static_cast<A*>(p.dbias);
     auto* const dweight = static_cast<A*>(p.dweight);
-    sums_of_channels<A>(static_cast<const A*>(p.parts), p.shape.channels, 0, element_parts(p.shape),
-                        begin, end, dbias == nullptr ? nullptr : dbias + begin,
+    sums_of_channels<A>(static_cast<const A*>(p.parts), p.shape.channels, 0,
+                        p.shape.batch * rows_of_sample(p.shape), begin, end,
+                        dbias == nullptr ? nullptr : dbias + begin,
                         dweight == nullptr ? nullptr : dweight + begin);
   });
 }

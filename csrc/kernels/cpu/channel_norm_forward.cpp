@@ -169,6 +169,31 @@ void moments_of_channels(const ChannelNormForwardParams& p, int64_t first, int64
   }
 }
 
+// together() of channels with as many pixels each.
+template <class A>
+Together<A> channels_together(const A* means, const A* shifts, const A* squares, int64_t channels,
+                              A pixels) {
+  using V = typename Elements<A>::V;
+  const PlainRow<A> row{means};
+  const A mean = sum_first_sweep<A>(row, channels, AddStep()) / static_cast<A>(channels);
+  const V middle(mean), n(pixels);
+  const auto [d, d2] = sum_blocks<A>(channels, [&](int64_t begin, int64_t end) {
+    Step<V> sum{V(0), V(0)}, sum_d2{V(0), V(0)};
+    for_steps<A>(begin, end, [&](int64_t i, auto extent) __attribute__((always_inline)) {
+      const Step<V> m = load(means + i, extent), shift = load(shifts + i, extent);
+      const Step<V> m2 = load(squares + i, extent);
+      const Step<V> d =
+          keep_valid(Step<V>{(m.lo - middle) + shift.lo, (m.hi - middle) + shift.hi}, extent);
+      const Step<V> weighted{d.lo * n, d.hi * n};
+      sum = {sum.lo + weighted.lo, sum.hi + weighted.hi};
+      sum_d2 = {sum_d2.lo + Math<V>::fma(weighted.lo, d.lo, m2.lo),
+                sum_d2.hi + Math<V>::fma(weighted.hi, d.hi, m2.hi)};
+    });
+    return sum_lanes(sum.lo + sum.hi, sum_d2.lo + sum_d2.hi);
+  });
+  return {mean, d, d2};
+}
+
 template <class A>
 void statistics_of_pixels(const ChannelNormForwardParams& p, int64_t begin, int64_t end) {
   const ChannelShape& s = p.shape;
@@ -183,43 +208,36 @@ void statistics_of_pixels(const ChannelNormForwardParams& p, int64_t begin, int6
                            s.over_batch ? s.batch * of_sample : (sample + 1) * of_sample, pixels,
                            first_group * each, (first_group + groups) * each, arrays);
     for (int64_t i = 0; i < groups; ++i, ++set) {
-      write_statistics<A>(p, set, together<A>(set_elements(s), [&](auto f) {
-                            for (int64_t c = i * each; c < (i + 1) * each; ++c) {
-                              f(pixels, PartMoments<A>{arrays[0][c], arrays[1][c], arrays[2][c]});
-                            }
-                          }));
+      write_statistics<A>(p, set,
+                          channels_together(arrays[0] + i * each, arrays[1] + i * each,
+                                            arrays[2] + i * each, each, static_cast<A>(pixels)));
     }
   }
 }
 
-template <class V>
-MEMOPT_INLINE Step<V> normalized(Step<V> x, Step<V> mean, Step<V> rstd, Step<V> w, Step<V> b) {
-  return {Centred::affine(Centred::normalize(x.lo, mean.lo, rstd.lo), w.lo, b.lo),
-          Centred::affine(Centred::normalize(x.hi, mean.hi, rstd.hi), w.hi, b.hi)};
-}
-
 template <class T>
-void output_of_planes(const ChannelNormForwardParams& p, int64_t begin, int64_t end) {
+void output_of_planes(const ChannelNormForwardParams p, int64_t begin, int64_t end) {
   using A = Accumulate<T>;
-  using V = typename Elements<T>::V;
-  const auto both = [](A a) { return Step<V>{V(a), V(a)}; };
+  using E = UnorderedElements<T>;
+  using V = typename E::V;
   const auto of_channel = [](const void* parameter, int64_t channel, A otherwise) {
     return parameter == nullptr ? otherwise : static_cast<const A*>(parameter)[channel];
   };
-  for (int64_t i = begin; i < end; ++i) {
-    const ChannelPart part = plane_part(p.shape, i);
-    const int64_t set = set_of(p.shape, part.sample, part.channel);
-    const Step<V> mean = both(static_cast<const A*>(p.mean)[set]);
-    const Step<V> rstd = both(static_cast<const A*>(p.rstd)[set]);
-    const Step<V> w = both(of_channel(p.weight, part.channel, 1));
-    const Step<V> b = both(of_channel(p.bias, part.channel, 0));
+  for_plane_parts(p.shape, begin, end, [&](const PlanePart& part) __attribute__((always_inline)) {
+    const A rstd = static_cast<const A*>(p.rstd)[part.set];
+    const V mean(plane_constant<T>(static_cast<const A*>(p.mean)[part.set]));
+    const V scale(plane_constant<T>(rstd * of_channel(p.weight, part.channel, 1)));
+    const V bias(plane_constant<T>(of_channel(p.bias, part.channel, 0)));
     const T* const x = static_cast<const T*>(p.x) + part.begin;
     T* const y = static_cast<T*>(p.y) + part.begin;
     const bool streamed = p.stream_stores && is_aligned(y);
     for_steps<T>(0, part.size, [=](int64_t j, auto extent) __attribute__((always_inline)) {
-      store(y + j, normalized(load(x + j, extent), mean, rstd, w, b), extent, streamed);
+      const Step<V> v = load<E, T>(x + j, extent);
+      const Step<V> z{channel_affine(v.lo, mean, scale, bias),
+                      channel_affine(v.hi, mean, scale, bias)};
+      store<E, T, V>(y + j, z, extent, streamed);
     });
-  }
+  });
   if (p.stream_stores) stream_fence();
 }
 
@@ -230,7 +248,7 @@ void output_of_pixels(const ChannelNormForwardParams& p, int64_t begin, int64_t 
   const ChannelShape& s = p.shape;
   const int64_t channels = s.channels;
   const ChannelArrays<A> arrays(2, channels);
-  A *const means = arrays[0], *const rstds = arrays[1];
+  A *const means = arrays[0], *const scales = arrays[1];
   const auto* const weights = static_cast<const A*>(p.weight);
   const auto* const biases = static_cast<const A*>(p.bias);
   const bool streamed =
@@ -240,20 +258,23 @@ void output_of_pixels(const ChannelNormForwardParams& p, int64_t begin, int64_t 
     const ChannelPart part = pixels_part(s, i);
     if (part.sample != sample && (sample < 0 || !s.over_batch)) {
       spread(s, part.sample, static_cast<const A*>(p.mean), 1, means);
-      spread(s, part.sample, static_cast<const A*>(p.rstd), 1, rstds);
+      spread(s, part.sample, static_cast<const A*>(p.rstd), 1, scales);
+      for (int64_t c = 0; weights != nullptr && c < channels; ++c) scales[c] *= weights[c];
     }
     sample = part.sample;
     for_row_groups(part.size, [&](int64_t row, auto rows) {
       const T* const x = static_cast<const T*>(p.x) + part.begin + row * channels;
       T* const y = static_cast<T*>(p.y) + part.begin + row * channels;
       for_steps<T>(0, channels, [=](int64_t j, auto extent) __attribute__((always_inline)) {
-        const Step<V> mean = load(means + j, extent), rstd = load(rstds + j, extent);
-        const Step<V> w = load_parameter<V>(weights, j, extent, 1.0f);
-        const Step<V> b = load_parameter<V>(biases, j, extent, 0.0f);
+        const Step<V> mean = load(means + j, extent), scale = load(scales + j, extent);
+        const Step<V> bias = load_parameter<V>(biases, j, extent, 0.0f);
 #pragma GCC unroll 4
         for (int r = 0; r < decltype(rows)::kCount; ++r) {
           const int64_t at = r * channels + j;
-          store(y + at, normalized(load(x + at, extent), mean, rstd, w, b), extent, streamed);
+          const Step<V> v = load(x + at, extent);
+          const Step<V> z{channel_affine(v.lo, mean.lo, scale.lo, bias.lo),
+                          channel_affine(v.hi, mean.hi, scale.hi, bias.hi)};
+          store(y + at, z, extent, streamed);
         }
       });
     });

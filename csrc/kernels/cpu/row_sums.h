@@ -32,8 +32,7 @@ template <class T, class Row, class Add>
 MEMOPT_INLINE Accumulate<T> sum_first_sweep(Row& row, int64_t cols, Add add) {
   using V = typename Elements<T>::V;
   constexpr int64_t kStep = Elements<T>::kStep;
-  Cascade<Accumulate<T>> sum;
-  for_blocks<T>(cols, [&](int64_t begin, int64_t end) {
+  return sum_blocks<T>(cols, [&](int64_t begin, int64_t end) {
     row.start_block(begin, end);
     const Row here = row;  // in registers: for all the compiler knows, a store changes `row`
     Step<V> a{V(0), V(0)};
@@ -48,25 +47,17 @@ MEMOPT_INLINE Accumulate<T> sum_first_sweep(Row& row, int64_t cols, Add add) {
     for_steps<T>(i, end, [&](int64_t j, auto extent) __attribute__((always_inline)) {
       a = add(here.first(j, extent), a);
     });
-    sum.add(sum_lanes((a.lo + a.hi) + (b.lo + b.hi)));
+    return sum_lanes((a.lo + a.hi) + (b.lo + b.hi));
   });
-  return sum.total();
 }
 
 // Of d = x - mean and of d^2, over n elements.
-template <class A>
-struct CentredSums {
-  A d;
-  A d2;
-};
 template <class T>
-CentredSums<Accumulate<T>> centred_sums(const T* x, Accumulate<T> mean, int64_t n) {
+TwoSums<Accumulate<T>> centred_sums(const T* x, Accumulate<T> mean, int64_t n) {
   using V = typename Elements<T>::V;
   using M = Math<V>;
   const V m(mean);
-  Cascade<Accumulate<T>> d_sum;
-  Cascade<Accumulate<T>> d2_sum;
-  for_blocks<T>(n, [&](int64_t begin, int64_t end) {
+  return sum_blocks<T>(n, [&](int64_t begin, int64_t end) {
     Step<V> sum{V(0), V(0)};
     Step<V> squares{V(0), V(0)};
     for_steps<T>(begin, end, [&](int64_t i, auto extent) __attribute__((always_inline)) {
@@ -75,10 +66,8 @@ CentredSums<Accumulate<T>> centred_sums(const T* x, Accumulate<T> mean, int64_t 
       sum = {sum.lo + d.lo, sum.hi + d.hi};
       squares = {M::fma(d.lo, d.lo, squares.lo), M::fma(d.hi, d.hi, squares.hi)};
     });
-    d_sum.add(sum_lanes(sum.lo + sum.hi));
-    d2_sum.add(sum_lanes(squares.lo + squares.hi));
+    return sum_lanes(sum.lo + sum.hi, squares.lo + squares.hi);
   });
-  return {d_sum.total(), d2_sum.total()};
 }
 
 }  // namespace memopt::kernels::cpu::MEMOPT_CPU_NAMESPACE

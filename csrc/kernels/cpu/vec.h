@@ -112,20 +112,38 @@ struct Elements<float> {
   static MEMOPT_INLINE Step<V> load(const float* p) {
     return {V::loadu(p), V::loadu(p + V::size())};
   }
+  static MEMOPT_INLINE void store(float* p, Step<V> s) {
+    s.lo.store(p);
+    s.hi.store(p + V::size());
+  }
+#if defined(CPU_CAPABILITY_AVX512)
+  // Without branches: a tail is a good part of what a short row takes.
+  static MEMOPT_INLINE Step<V> load(const float* p, int64_t count) {
+    return {_mm512_maskz_loadu_ps(lo_lanes(count), p),
+            _mm512_maskz_loadu_ps(hi_lanes(count), p + V::size())};
+  }
+  static MEMOPT_INLINE void store(float* p, Step<V> s, int64_t count) {
+    _mm512_mask_storeu_ps(p, lo_lanes(count), s.lo);
+    if (count > V::size()) _mm512_mask_storeu_ps(p + V::size(), hi_lanes(count), s.hi);
+  }
+  static MEMOPT_INLINE __mmask16 lo_lanes(int64_t count) {
+    return static_cast<__mmask16>((uint32_t{1} << count) - 1);
+  }
+  static MEMOPT_INLINE __mmask16 hi_lanes(int64_t count) {
+    return static_cast<__mmask16>(((uint32_t{1} << count) - 1) >> 16);
+  }
+#else
   static MEMOPT_INLINE Step<V> load(const float* p, int64_t count) {
     const int64_t n = V::size();
     if (count <= n) return {V::loadu(p, count), V(0.0f)};
     return {V::loadu(p), V::loadu(p + n, count - n)};
-  }
-  static MEMOPT_INLINE void store(float* p, Step<V> s) {
-    s.lo.store(p);
-    s.hi.store(p + V::size());
   }
   static MEMOPT_INLINE void store(float* p, Step<V> s, int64_t count) {
     const int64_t n = V::size();
     s.lo.store(p, static_cast<int>(count < n ? count : n));
     if (count > n) s.hi.store(p + n, static_cast<int>(count - n));
   }
+#endif
   static MEMOPT_INLINE void stream(float* p, Step<V> s) {
     stream_vector(p, &s.lo);
     stream_vector(p + V::size(), &s.hi);
@@ -295,10 +313,22 @@ MEMOPT_INLINE Step<V> keep_valid(Step<V> s, Tail) {  // a tail of a plain step i
 }
 #if !defined(MEMOPT_NO_VECTORS)
 MEMOPT_INLINE Step<FloatVec> keep_valid(Step<FloatVec> s, Tail tail) {
+#if defined(CPU_CAPABILITY_AVX512)
+  return {_mm512_maskz_mov_ps(Elements<float>::lo_lanes(tail.count), s.lo),
+          _mm512_maskz_mov_ps(Elements<float>::hi_lanes(tail.count), s.hi)};
+#elif defined(CPU_CAPABILITY_AVX2)
+  const __m256i count = _mm256_set1_epi32(static_cast<int>(tail.count));
+  const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i lo = _mm256_cmpgt_epi32(count, lanes);
+  const __m256i hi = _mm256_cmpgt_epi32(count, _mm256_add_epi32(lanes, _mm256_set1_epi32(8)));
+  return {_mm256_and_ps(s.lo, _mm256_castsi256_ps(lo)),
+          _mm256_and_ps(s.hi, _mm256_castsi256_ps(hi))};
+#else
   const int64_t n = FloatVec::size();
   const FloatVec zero(0.0f);
   return {FloatVec::set(zero, s.lo, tail.count),
           FloatVec::set(zero, s.hi, tail.count < n ? 0 : tail.count - n)};
+#endif
 }
 #endif
 
@@ -338,19 +368,6 @@ MEMOPT_INLINE void for_whole_steps(int64_t n, const std::array<const T*, kIn>& i
     if (out[i] != nullptr) std::copy_n(to[i], left, out[i] + whole);
   }
 }
-
-MEMOPT_INLINE double sum_lanes(double v) {
-  return v;
-}
-#if defined(MEMOPT_NO_VECTORS)
-MEMOPT_INLINE float sum_lanes(float v) {
-  return v;
-}
-#else
-MEMOPT_INLINE float sum_lanes(FloatVec v) {
-  return at::vec::vec_reduce_all<float>([](FloatVec a, FloatVec b) { return a + b; }, v);
-}
-#endif
 
 MEMOPT_INLINE bool is_aligned(const void* p) {
   return reinterpret_cast<uintptr_t>(p) % 64 == 0;
