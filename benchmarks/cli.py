@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 RESULTS = Path(__file__).parent / "results"
 OPS = ("layer_norm", "layer_norm_gelu", "gelu", "rms_norm", "add_norm")
-OPS += ("activation", "gated", "dropout")
+OPS += ("activation", "conv_activation", "gated", "dropout")
 OPS += ("layer_norm_linear", "gelu_linear", "mlp")
 DTYPES = {
     "bfloat16": torch.bfloat16,

@@ -35,11 +35,11 @@ P = 0.1
 GELU = {None: None, "none": "gelu", "tanh": "gelu_tanh"}
 ALL_THREE = [True, True, True]
 
-# Those of convolutional networks, which differ from the others in their function alone.
-NOT_TIMED = ("relu6", "leaky_relu", "elu", "hardsigmoid", "hardswish", "mish")
+CONVOLUTIONAL = ("relu6", "leaky_relu", "elu", "hardsigmoid", "hardswish", "mish")
+"""The activations of convolutional networks alone, a family of their own."""
 
 # Of the activations that take one, the scalar that they are timed with.
-SCALARS: dict[str, float] = {"softcap": 30.0}
+SCALARS: dict[str, float] = {"softcap": 30.0, "leaky_relu": 0.01, "elu": 1.0}
 
 
 def weight_alone(cols: int, dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
@@ -151,6 +151,12 @@ def activation(name: str) -> Op:
         "gelu_tanh": lambda grad, x: aten.gelu_backward(grad, x, approximate="tanh"),
         "silu": aten.silu_backward,
         "relu": lambda grad, x: aten.threshold_backward(grad, x, 0),
+        "relu6": lambda grad, x: aten.hardtanh_backward(grad, x, 0, 6),
+        "leaky_relu": lambda grad, x: aten.leaky_relu_backward(grad, x, scalar, False),
+        "elu": lambda grad, x: aten.elu_backward(grad, scalar, 1, 1, False, x),
+        "hardsigmoid": aten.hardsigmoid_backward,
+        "hardswish": aten.hardswish_backward,
+        "mish": aten.mish_backward,
     }.get(name)
 
     def backward(grad: Tensor, x: Tensor) -> Sequence[Variant]:
@@ -264,8 +270,12 @@ FAMILIES: dict[str, Family] = {
         {
             name: functools.partial(activation, name)
             for name in FORMULAS
-            if not name.startswith("gelu") and name not in NOT_TIMED
+            if not name.startswith("gelu") and name not in CONVOLUTIONAL
         },
+    ),
+    "conv_activation": Family(
+        dict.fromkeys(cli.DIRECTIONS, 1.0),
+        {name: functools.partial(activation, name) for name in CONVOLUTIONAL},
     ),
     "gated": Family(
         dict.fromkeys(cli.DIRECTIONS, 1.3),

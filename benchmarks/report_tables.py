@@ -12,6 +12,7 @@ from benchmarks import head as language_head
 from benchmarks import host_time as whole_steps
 from benchmarks import longest_sequence as sequences
 from benchmarks.cli import RESULTS
+from benchmarks.ops import CONVOLUTIONAL
 from benchmarks.summary import describe, geometric_mean, measured, operation, table
 
 Run = dict[str, Any]
@@ -42,10 +43,11 @@ def under(run: Run, *parts: str) -> str:
 
 def by_threads(names: Sequence[str], labels: dict[tuple[str, str], str]) -> str:
     """The ratio PyTorch's time / memopt's, of each op of `labels`: its name and direction."""
-    settings = [(dtype, threads) for dtype in ("float32", "bfloat16") for threads in (1, 2)]
+    runs = [result(name) for name in names]
+    threads = sorted({case["threads"] for run in runs for case in measured(run)})
+    settings = [(dtype, count) for dtype in ("float32", "bfloat16") for count in threads]
     head = ["op", "direction", "goal", *(f"{d}, {t} thread{'s'[: t - 1]}" for d, t in settings)]
     rows = []
-    runs = [result(name) for name in names]
     for run in runs:
         for (op, direction), label in labels.items():
             cases = [c for c in measured(run) if (operation(c), c["direction"]) == (op, direction)]
@@ -53,8 +55,8 @@ def by_threads(names: Sequence[str], labels: dict[tuple[str, str], str]) -> str:
                 continue
             goal = run["goals"].get(direction)
             row = [label, direction, "" if goal is None else f"{goal:.1f}x"]
-            for dtype, threads in settings:
-                found = [c for c in cases if (c["dtype"], c["threads"]) == (dtype, threads)]
+            for setting in settings:
+                found = [c for c in cases if (c["dtype"], c["threads"]) == setting]
                 ratios = [c["variants"]["memopt"]["ratio"]["median"] for c in found]
                 row.append(
                     f"**{geometric_mean(ratios):.2f}x** ({min(ratios):.2f}x to {max(ratios):.2f}x)"
@@ -77,6 +79,13 @@ def activations() -> str:
     ops = ("silu", "relu", "quick_gelu", "relu_squared", "sigmoid", "softcap")
     return by_threads(
         ("cpu_activation",), {(op, d): op for op in ops for d in ("forward", "backward")}
+    )
+
+
+def convolutional_activations() -> str:
+    directions = ("forward", "backward")
+    return by_threads(
+        ("cpu_conv_activation",), {(op, d): op for op in CONVOLUTIONAL for d in directions}
     )
 
 
@@ -307,6 +316,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "at a glance": at_a_glance,
     "kernels": kernels,
     "activations": activations,
+    "activations of convolutional networks": convolutional_activations,
     "ops of blocks": blocks,
     "demo": demo,
     "host time": host_time,

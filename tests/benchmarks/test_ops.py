@@ -58,6 +58,10 @@ def test_variants_are_those_of_results_on_file(name: str, case: str, form: str |
             assert (variant.forward is not None) == counts, variant.name
 
 
+# PyTorch's derivative of hardsigmoid is float32's sixth in float64 as well, 5e-9 too large.
+SIXTH_OVER_PYTORCHS = 1 / 6 / torch.tensor(1 / 6, dtype=torch.float32).double().item()
+
+
 @pytest.mark.parametrize(("name", "case", "form"), ALL)
 def test_variants_compute_the_same(name: str, case: str, form: str | None) -> None:
     op = op_of(name, case, form)
@@ -67,6 +71,8 @@ def test_variants_compute_the_same(name: str, case: str, form: str | None) -> No
         if "dropout" in case:  # each draws its own mask
             assert all(t.isfinite().all() for tensors in (expected, *others) for t in tensors)
             continue
+        if case == "hardsigmoid" and direction != "forward":
+            expected = [t * SIXTH_OVER_PYTORCHS for t in expected]
         for variant, tensors in zip(variants[1:], others, strict=True):
             # Forward's statistics, and the output that is written again, come last.
             count = len(op.outputs) if direction == "forward" else len(expected)
