@@ -81,8 +81,7 @@ class Partitioner(CustomPartitionerFn):
             "a graph of %d nodes: %d bytes kept for backward, %d at the peak (%s), %d products "
             "recomputed, the cut is %s, the peak is at %s",
             *(len(ways.joint.nodes), chosen.kept, chosen.most),
-            "counted" if ways.is_counted(chosen) else "predicted",
-            *(chosen.again, chosen.name, chosen.where),
+            *(chosen.how, chosen.again, chosen.name, chosen.where),
         )
         return ways.halves(chosen)
 
@@ -138,10 +137,6 @@ class _Ways:
             self._seen[way.cut] = self._count(way)
         return self._seen[way.cut]
 
-    def is_counted(self, way: Candidate) -> bool:
-        """Whether its peak is that of its code."""
-        return self._seen.get(way.cut) == way and way.least == way.most
-
     def _count(self, way: Candidate) -> Candidate:
         if any(isinstance(value, torch.SymInt) for value in self._inputs):
             return way
@@ -153,7 +148,7 @@ class _Ways:
         except Exception as error:  # not the user's, and no reason to fail
             _log.info("peaks are predicted, and not counted in Inductor's code: %r", error)
             return way
-        return way._replace(most=peak.most, least=peak.most, where=peak.where)
+        return way._replace(most=peak.most, least=peak.most, where=peak.where, how="counted")
 
     def _partition(self, graph: fx.Graph) -> _Halves:
         module = fx.GraphModule(self._whole, graph)

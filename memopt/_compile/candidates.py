@@ -51,6 +51,8 @@ class Candidate(NamedTuple):
     """How many contractions are recomputed."""
     least: int
     """The least that `most` may be."""
+    how: str = "predicted"
+    """Or "counted": `most` is that of its code."""
 
 
 Count = Callable[[Candidate], Candidate]

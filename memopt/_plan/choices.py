@@ -12,11 +12,8 @@ from functools import cache
 from memopt._extension import HAS_NATIVE
 from memopt.assignment import Choice
 
-CHOICES = tuple(
-    Choice(recipes, checkpoint)
-    for checkpoint in (False, True)
-    for recipes in ((False, True) if HAS_NATIVE else (False,))
-)
+_RECIPES = (False, True) if HAS_NATIVE else (False,)
+CHOICES = tuple(Choice(recipes, checkpoint) for checkpoint in (False, True) for recipes in _RECIPES)
 """The choices without offloading or parts: keep, recipes, checkpoint, recipes inside a checkpoint.
 (Recipes where there is the native library.)
 """
@@ -29,16 +26,16 @@ EACH = ""
 CHUNKED = "<parts in chunks>"
 """The name for the parts that are regions in chunks of rows, where the block has such."""
 
-_RECIPES = (False, True) if HAS_NATIVE else (False,)
-_LEAST = Choice(recipes=HAS_NATIVE, checkpoint=True)
+LEAST = Choice(recipes=HAS_NATIVE, checkpoint=True)
+"""The choice that keeps least between forward and backward."""
 WITH_PARTS = (
     *(Choice(recipes, parts=(level,)) for level in LEVELS for recipes in _RECIPES),
-    replace(_LEAST, parts=(INSIDE,)),
+    replace(LEAST, parts=(INSIDE,)),
 )
 IN_CHUNKS = (
     Choice(recipes=HAS_NATIVE, parts=(CHUNKED,)),
-    replace(_LEAST, parts=(CHUNKED,)),
-    replace(_LEAST, parts=(INSIDE, CHUNKED)),
+    replace(LEAST, parts=(CHUNKED,)),
+    replace(LEAST, parts=(INSIDE, CHUNKED)),
 )
 SHARING = (
     *(
@@ -46,12 +43,12 @@ SHARING = (
         for parts in ((), (EACH,))
         for recipes in _RECIPES
     ),
-    replace(_LEAST, parts=(EACH, INSIDE)),
+    replace(LEAST, parts=(EACH, INSIDE)),
 )
 """Choices for consecutive calls that share one region."""
 SHARING_IN_CHUNKS = (
-    replace(_LEAST, parts=(EACH, CHUNKED)),
-    replace(_LEAST, parts=(EACH, INSIDE, CHUNKED)),
+    replace(LEAST, parts=(EACH, CHUNKED)),
+    replace(LEAST, parts=(EACH, INSIDE, CHUNKED)),
 )
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 

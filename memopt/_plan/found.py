@@ -21,10 +21,10 @@ from memopt._checkpoint.measured import (
     noted_errors,
     quiet_libraries,
 )
-from memopt._extension import HAS_NATIVE
+from memopt._plan.choices import LEAST
 from memopt._plan.observe import predicted
 from memopt._plan.parts import NO_PARTS, block_parts
-from memopt.assignment import Assignment, Choice
+from memopt.assignment import Assignment
 from memopt.memory.calls.measure import call_tree
 from memopt.memory.calls.tree import CallTree
 from memopt.memory.parallel import is_sharded
@@ -38,7 +38,6 @@ _WORTH_MORE_KINDS = 0.03
 """The share of the peak that other blocks than structure's have to give: each kind of them wants
 predicted steps, and timed ones, of its own.
 """
-_LEAST = Choice(recipes=HAS_NATIVE, checkpoint=True)
 
 
 def found_blocks(step: Step, target: str) -> tuple[str, ...]:
@@ -99,8 +98,8 @@ def _least(step: Step, tree: CallTree, ways: Sequence[Sequence[str]], target: st
 def _peak(step: Step, tree: CallTree, blocks: Sequence[str], target: str) -> int:
     """The least peak with all blocks as regions, with parts of them inside or without."""
     parts = block_parts(tree, speed_of(step), blocks, set(tree.again))
-    inside = {path: replace(_LEAST, parts=parts.get(path, NO_PARTS).inside) for path in blocks}
-    ways = (dict.fromkeys(blocks, _LEAST), inside)
+    inside = {path: replace(LEAST, parts=parts.get(path, NO_PARTS).inside) for path in blocks}
+    ways = (dict.fromkeys(blocks, LEAST), inside)
     try:
         looks = Looks()
         return min(predicted(step, Assignment(w), blocks, target, looks).nbytes.above for w in ways)

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from memopt._extension import HAS_NATIVE
-from memopt._plan.choices import CHUNKED, INSIDE
+from memopt._plan.choices import CHUNKED, INSIDE, LEAST
 from memopt._plan.live import Live
 from memopt._plan.parts import NO_PARTS
 from memopt._plan.terms import Terms
@@ -24,8 +23,7 @@ from memopt.memory.totals import highs_of
 from memopt.memory.trace import trace_of
 from memopt.whatif.fates import Fates, offloaded
 
-_LEAST = Choice(recipes=HAS_NATIVE, checkpoint=True)
-_IN_CHUNKS = replace(_LEAST, parts=(INSIDE, CHUNKED))
+_IN_CHUNKS = replace(LEAST, parts=(INSIDE, CHUNKED))
 
 
 def least_peak(live: Live, step: Step, terms: Terms) -> int:
@@ -43,7 +41,7 @@ def least_peak(live: Live, step: Step, terms: Terms) -> int:
 
 
 def _assignments(live: Live) -> Iterator[Assignment]:
-    plain: dict[Paths, Choice] = {(path,): _LEAST for path in live.blocks}
+    plain: dict[Paths, Choice] = {(path,): LEAST for path in live.blocks}
     yield Assignment(plain).without_regions(live.no_regions)
     choices = least_choices(live)
     if choices != plain:
