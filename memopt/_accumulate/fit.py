@@ -78,7 +78,7 @@ def largest_batch(
 ) -> int:
     """The most rows with which a training step's peak is at most `budget`, as predicted.
 
-    Nothing runs: see `memopt.anatomy`, whose options these are. Takes about five predictions.
+    Nothing runs: see `memopt.anatomy`, whose options these are. Takes some six predictions.
 
         memopt.largest_batch(model, batch, budget="40GiB", autocast=torch.bfloat16)
 

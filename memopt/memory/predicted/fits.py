@@ -8,7 +8,7 @@ from typing import Any
 
 from memopt.memory.batches import part_of, rows_of
 from memopt.memory.predicted.outcome import DependsOnValues
-from memopt.memory.search import NEVER_FITS, search
+from memopt.memory.search import NEVER_FITS, TOO_SMALL, search
 from memopt.memory.step import Step
 
 PeakOf = Callable[[Step], int]
@@ -18,8 +18,8 @@ PeakOf = Callable[[Step], int]
 def largest(step: Step, make: Callable[[int], Any], budget: int, limit: int, peak: PeakOf) -> int:
     """The largest size, from 0 to `limit`, with which the step on the batch `make(size)` fits.
 
-    Sizes that the model refuses because they are too small count as fitting, until one runs: a
-    batch norm takes no single row, a convolution no sequence that is shorter than its kernel.
+    Sizes that the model refuses and that are below all that run count as fitting: a batch norm
+    takes no single row, a convolution no sequence that is shorter than its kernel.
 
     Raises:
         Whatever the step raises with a size that is not one of these, or at all.
@@ -31,16 +31,16 @@ def largest(step: Step, make: Callable[[int], Any], budget: int, limit: int, pea
         try:
             found = peak(_with(step, make(size), 1))
         except Exception as error:
-            if ran:
+            if ran and size > min(ran):
                 raise
             refused[size] = error
             if size > _MOST_REFUSED:  # the model refuses the batch, whatever its size
                 raise next(iter(refused.values())) from None
-            return 0
+            return TOO_SMALL
         ran.add(size)
         return found
 
-    size = search(peak_of, budget, (1, 2), limit)
+    size = search(peak_of, budget, (1, 16), limit)
     if refused and not ran:
         raise next(iter(refused.values()))
     return 0 if size in refused else size
