@@ -196,6 +196,11 @@ def plan(
         model, batch, optimizer, loss, blocks, autocast, micro_batches, device, step=step
     )
     live.chunks = chunks
+    if offload == "cpu" and live.target == "cpu":
+        raise ValueError(
+            "memopt.plan: offload, of a plan for the CPU, must be 'disk' or a path, got 'cpu', "
+            "where everything is already"
+        )
     if measure is True and not live.runs:
         raise ValueError(
             "memopt.plan: measure=True must have a model and a batch with values, on the device "

@@ -96,6 +96,7 @@ def test_a_budget_below_the_floor() -> None:
         ({"micro_batches": 99}, ValueError, "micro_batches must be from 1 to the batch's 4 rows"),
         ({"optimizer": 3}, TypeError, "optimizer must be"),
         ({"offload": "moon"}, ValueError, "offload: must be 'cpu', 'disk' or a path"),
+        ({"offload": "cpu"}, ValueError, "for the CPU, must be 'disk' or a path, got 'cpu'"),
         ({"host_budget": "x"}, ValueError, "host_budget must be"),
         ({"device": "cuda", "measure": True}, ValueError, "measure=True must have a model"),
     ],
