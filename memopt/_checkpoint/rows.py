@@ -187,11 +187,11 @@ class _Probe:
             at = slice(row, row + 1)
             if what := _difference(whole, results, at, at, _SAME_SHAPE):
                 return f"{what} of one row depends on other rows"
-        if self._watch.draws_unseen:
-            return ""
         for first, count in _CHUNKS:
             part = {key: one[first : first + count] for key, one in self._sample.items()}
             results = self._run(part, first)
+            if self._watch.draws_unseen:  # other numbers: the shapes alone are known
+                continue
             if what := _difference(whole, results, slice(first, first + count), slice(None)):
                 return f"{what} of a row depends on its place, or on how many rows there are"
         return ""
@@ -275,7 +275,10 @@ class _Watch(TorchDispatchMode):
             return func(*args, **kwargs)
         if name == "native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-        if func.namespace != "aten" or name.startswith("_scaled_dot_product"):
+        if name.startswith("_scaled_dot_product"):
+            self.draws_unseen |= bool(_given(func, args, kwargs).get("dropout_p"))
+            return func(*args, **kwargs)
+        if func.namespace != "aten":
             self.draws_unseen = True
             return func(*args, **kwargs)
         result = func(*args, **kwargs)
@@ -284,10 +287,13 @@ class _Watch(TorchDispatchMode):
 
 def _goes_over_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether an operator that goes along a dim goes along another one than the last."""
-    names = [argument.name for argument in func._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    dim, dims = given.get("dim", -1), args[0].dim()
+    dim, dims = _given(func, args, kwargs).get("dim", -1), args[0].dim()
     return bool(dims < 2 or dim % dims != dims - 1)
+
+
+def _given(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = [argument.name for argument in func._schema.arguments]
+    return dict(zip(names, args, strict=False)) | kwargs
 
 
 def _as_column(flags: Tensor, like: Tensor) -> Tensor:

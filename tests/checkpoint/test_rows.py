@@ -140,6 +140,31 @@ def test_refused_by_name(name: str, way: str) -> None:
     assert module.training
 
 
+class ToOthers(nn.Module):
+    """Attention of a part's rows to what is beside them: of which part is told by the place."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(H, H)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, others: Tensor) -> Tensor:
+        y = self.linear(x)
+        # As where heads and parts of a batch become one dim.
+        parts = y.reshape(-1, 1, *y.shape[-2:]) + others[:, None, :1] * 0
+        keys = others.unsqueeze(1)
+        return F.scaled_dot_product_attention(parts, keys, keys, dropout_p=self.dropout).squeeze(1)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_attention_to_what_is_beside_the_rows(dropout: float) -> None:
+    """It draws nothing without dropout; with dropout the shapes of chunks tell."""
+    module, x, others = ToOthers(dropout), torch.randn(2, 8, H), torch.randn(2, 5, H)
+    assert module(x, others).shape == x.shape
+    with pytest.raises(ValueError, match=r"got .*ToOthers.*: for rows of \[1, 3\] it returns a t"):
+        checkpoint(module, x, others, chunks=4)
+
+
 ACCEPTED: dict[str, Callable[[], nn.Module]] = {
     "a norm and its MLP": lambda: nn.Sequential(
         nn.LayerNorm(H), nn.Linear(H, 16), nn.GELU(), nn.Dropout(0.5), nn.Linear(16, H)
@@ -151,6 +176,9 @@ ACCEPTED: dict[str, Callable[[], nn.Module]] = {
     "a choice per row": lambda: Function(lambda x: x.gather(-1, x.topk(2, -1)[1])),
     "an embedding": lambda: Function(lambda x: F.embedding(x.argmax(-1), x.new_ones(H, 3))),
     "no gradient": lambda: Function(lambda x: x.detach() + 1),
+    "attention in a row": lambda: Function(
+        lambda x: F.scaled_dot_product_attention(*[x.unflatten(-1, (2, -1))] * 3).flatten(-2)
+    ),
 }
 
 
