@@ -90,9 +90,8 @@ def best_cuts(
     ways: list[Mapping[str, CallContext]] = [{}]
     if lifted := _lifted(tree):
         ways.append(lifted)
-    cuts = [
-        cut for way in ways for cut in _best(places_of(tree, without, way), _floor(tree), limit)
-    ]
+    floor = _floor(tree)
+    cuts = [cut for way in ways for cut in _best(places_of(tree, without, way), floor, limit)]
     cuts.sort(key=lambda cut: (limit is not None and cut.stays > limit, cut.peak, cut.stays))
     return list({frozenset(cut.paths): cut for cut in reversed(cuts)}.values())[::-1]
 
@@ -255,11 +254,19 @@ def what_stays(root: ModulePlace, chosen: Collection[ModulePlace]) -> int:
 
 def _floor(tree: CallTree) -> int:
     """The most that an operator's backward takes above what is kept, whichever regions there are:
-    by calls that call no others.
+    by calls in which no other module may be a region. They may call some, as a layer calls what
+    parametrizes its weight.
     """
-    parents = {call.parent for call in tree.calls}
-    leaves = (call for number, call in enumerate(tree.calls) if number not in parents)
-    return max((call.backward - call.kept_bytes for call in leaves), default=0)
+    places = _from_leaves(places_of(tree, (), {}))
+    possible = {place.path for place in places if place.may_be_region}
+    around: set[int] = set()
+    most = 0
+    for number, call in reversed(list(enumerate(tree.calls))):  # those inside come first
+        if number not in around:
+            most = max(most, call.backward - call.kept_bytes)
+        if number in around or call.path in possible:
+            around.add(call.parent)
+    return most
 
 
 def _from_leaves(root: ModulePlace) -> list[ModulePlace]:
