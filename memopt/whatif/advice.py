@@ -146,7 +146,7 @@ def _remedies(
             "memopt.convert(model, checkpoint=True)",
             with_fates(recipes=True, checkpoint="all"),
         )
-    if HAS_NATIVE and not fates.offload:
+    if HAS_NATIVE and not fates.offload and target != "cpu":  # all of its memory is the host's
         yield _Remedy(
             "activations on the host",
             "with memopt.offload(): loss = ...",

@@ -139,3 +139,9 @@ def test_a_loss_without_logits() -> None:
 def test_nothing_is_said_of_what_gives_nothing() -> None:
     found = advice(Block(512, 0.0), torch.randn(1, 512), loss=torch.sum, optimizer=None)
     assert not found
+
+
+@pytest.mark.parametrize(("device", "helps"), [("cpu", False), ("cuda", True)])
+def test_offloading_helps_where_memory_is_not_the_host_s(device: str, helps: bool) -> None:
+    found = advice(Mlp(blocks=3), device=device)
+    assert any("memopt.offload()" in how for how in found) == helps
