@@ -25,6 +25,7 @@ from memopt.memory.asked import (
     check_measure,
     has_values,
     home_of,
+    is_host,
     target_of,
 )
 from memopt.memory.parallel import is_sharded
@@ -196,7 +197,7 @@ def plan(
         model, batch, optimizer, loss, blocks, autocast, micro_batches, device, step=step
     )
     live.chunks = chunks
-    if offload == "cpu" and live.target == "cpu":
+    if offload == "cpu" and is_host(model, live.target):
         raise ValueError(
             "memopt.plan: offload, of a plan for the CPU, must be 'disk' or a path, got 'cpu', "
             "where everything is already"

@@ -85,6 +85,13 @@ def target_of(who: str, model: nn.Module, device: object) -> str:
     return str(device or ("cuda" if home_of(model).type in ("meta", "cuda") else "cpu"))
 
 
+def is_host(model: nn.Module, target: str) -> bool:
+    """Say whether a step that is predicted for `target` has the host's memory. An accelerator that
+    is none of CUDA's is predicted as a CPU.
+    """
+    return target == "cpu" and home_of(model).type in ("cpu", "meta")
+
+
 def has_values(model: nn.Module, batch: object) -> bool:
     """Say whether no tensor of the model and the batch is on the meta device."""
     return not any(t.is_meta for t in (*model.parameters(), *tensors_in(batch)))

@@ -12,6 +12,7 @@ import torch
 from memopt._checkpoint.blocks import find_blocks
 from memopt._convert.head import find_heads
 from memopt._extension import HAS_NATIVE
+from memopt.memory.asked import is_host
 from memopt.memory.batches import rows_of
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import ACTIVATIONS, OFFLOADED, STATES, TEMPORARY, Entry, Piece
@@ -146,7 +147,7 @@ def _remedies(
             "memopt.convert(model, checkpoint=True)",
             with_fates(recipes=True, checkpoint="all"),
         )
-    if HAS_NATIVE and not fates.offload and target != "cpu":  # all of its memory is the host's
+    if HAS_NATIVE and not fates.offload and not is_host(step.model, target):
         yield _Remedy(
             "activations on the host",
             "with memopt.offload(): loss = ...",
