@@ -14,6 +14,7 @@ from memopt._fits.report import Way
 from memopt._plan import ranks
 from memopt._plan.least import least_choices
 from memopt._plan.live import Live, blocks_of
+from memopt.memory.asked import is_host
 from memopt.memory.batches import rows_of
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import Entry
@@ -117,7 +118,8 @@ def _changes(setting: Setting, with_fates: bool) -> Iterator[Iterable[_Change]]:
         if planned is not None:
             yield [(f"{_plan_call(setting)}, at its floor{_planned_chunks(planned)}", planned)]
     name = f"{call}, " if call else ""
-    if with_fates and HAS_NATIVE and not best.fates.offload:
+    moves = not (best.fates.offload or is_host(setting.step.model, setting.target))
+    if with_fates and HAS_NATIVE and moves:
         away = replace(best, fates=replace(best.fates, offload="cpu"))
         yield [(f"{name}with activations offloaded", away)]
     if with_fates:

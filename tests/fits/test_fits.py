@@ -83,6 +83,18 @@ def test_what_is_proposed_fits(model: nn.Module, batch: Tensor) -> None:
     assert roomy.ways[0].how == "memopt.convert(model)"
 
 
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_offloading_is_proposed_where_bytes_move(device: str, model: nn.Module) -> None:
+    """From the memory of a CPU to itself nothing moves."""
+    batch = torch.empty(4096, 32, device="meta")  # inputs of regions are more than gradients
+    asked = {"loss": loss, "device": device, "optimizer": None}
+    regions = {"recipes": True, "checkpoint": "all"}
+    away = memopt.anatomy(model, batch, offload="cpu", **regions, **asked).peak.total
+    assert away < memopt.anatomy(model, batch, **regions, **asked).peak.total
+    found = memopt.fits(model, batch, away, reserve=0, **asked)
+    assert any("offloaded" in way.how for way in found.ways) == (device == "cuda")
+
+
 def test_states_alone_are_too_large(model: nn.Module, batch: Tensor) -> None:
     """Then no fate of activations is tried: ranks are."""
     weights = sum(p.nbytes for p in model.parameters())
