@@ -13,6 +13,10 @@ NEVER_FITS = 1 << 62
 TOO_SMALL = -NEVER_FITS
 """Bytes of a size that is below those that run: it counts as one that fits."""
 
+# How many times as large the next size may be, and is where peaks do not grow.
+_MOST_AT_ONCE = 16
+_AT_ONCE_IF_FLAT = 4
+
 
 def search(peak: Callable[[int], int], budget: int, first: Sequence[int], limit: int) -> int:
     """The largest size up to `limit` whose peak is within the budget; 0 if none is.
@@ -38,10 +42,6 @@ def search(peak: Callable[[int], int], budget: int, first: Sequence[int], limit:
         known[size] = peak(size)
         low, high = (size, high) if known[size] <= budget else (low, size)
     return low
-
-
-_MOST_AT_ONCE = 16
-_AT_ONCE_IF_FLAT = 4
 
 
 def _beyond(known: dict[int, int], budget: int, low: int) -> int:
@@ -81,7 +81,9 @@ def _not_fitting(known: dict[int, int], budget: int) -> list[int]:
 
 
 def _on_line(known: dict[int, int], sizes: Sequence[int], budget: int) -> int | None:
-    """Where the line through the peaks of two sizes meets the budget."""
+    """The size at which the line through the peaks of two others meets the budget; None: it is flat,
+    or there are no two.
+    """
     if len(sizes) < 2 or known[sizes[0]] == known[sizes[1]]:
         return None
     one, other = sizes
