@@ -81,8 +81,8 @@ def _not_fitting(known: dict[int, int], budget: int) -> list[int]:
 
 
 def _on_line(known: dict[int, int], sizes: Sequence[int], budget: int) -> int | None:
-    """The size at which the line through the peaks of two others meets the budget; None: it is flat,
-    or there are no two.
+    """The size at which the line through the peaks of two others meets the budget; None where it is
+    flat, or there are no two.
     """
     if len(sizes) < 2 or known[sizes[0]] == known[sizes[1]]:
         return None
