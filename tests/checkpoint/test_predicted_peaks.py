@@ -21,10 +21,10 @@ from memopt._checkpoint.measured import MeasuredRegions, measured_regions
 from memopt.assignment import Assignment, Choice
 from memopt.memory.allocator import LiveBytes
 from memopt.memory.calls.measure import sum_of_outputs
-from memopt.memory.ledger import highs_of
 from memopt.memory.peak import bytes_here
 from memopt.memory.predicted.predict import hollow_step
 from memopt.memory.step import Step
+from memopt.memory.totals import highs_of
 from tests.checkpoint.random_trees import TREES, WIDTH, Wide, made
 from tests.checkpoint.test_measured import sets_below
 

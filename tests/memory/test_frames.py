@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from memopt.memory.allocator import LiveBytes
-from memopt.memory.ledger import Ledger, highs_of
+from memopt.memory.ledger import Ledger
+from memopt.memory.totals import highs_of
 
 
 class Renames(nn.Module):
