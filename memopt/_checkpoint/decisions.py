@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from memopt._compat import without_dispatch_modes
+from memopt.memory.arguments import by_name
 
 # They return values and their indices, along a dim.
 _WITH_INDICES = {
@@ -175,9 +176,8 @@ def _kept_of(func: Any, leaf: Any) -> Any:
 
 def _along_a_dim(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], indices: Tensor) -> Any:
     """Values and indices of an operator that chooses along a dim, by the indices."""
-    names = [argument.name for argument in func._schema.arguments]
     defaults = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
-    given = defaults | dict(zip(names, args, strict=False)) | kwargs
+    given = defaults | by_name(func, args, kwargs)
     source, dim = given["self"], given.get("dim", -1)
     if source.dim() == 0:
         return source.clone(), indices

@@ -30,6 +30,7 @@ from memopt._checkpoint.chunks import CallRows
 from memopt._checkpoint.flags import with_flag
 from memopt._checkpoint.naming import region_name, unwrapped
 from memopt._extension import _C
+from memopt.memory.arguments import by_name
 from memopt.memory.unchanged import unchanged
 
 _ROWS = 6
@@ -276,7 +277,7 @@ class _Watch(TorchDispatchMode):
         if name == "native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         if name.startswith("_scaled_dot_product"):
-            self.draws_unseen |= bool(_given(func, args, kwargs).get("dropout_p"))
+            self.draws_unseen |= bool(by_name(func, args, kwargs).get("dropout_p"))
             return func(*args, **kwargs)
         if func.namespace != "aten":
             self.draws_unseen = True
@@ -287,13 +288,8 @@ class _Watch(TorchDispatchMode):
 
 def _goes_over_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether an operator that goes along a dim goes along another one than the last."""
-    dim, dims = _given(func, args, kwargs).get("dim", -1), args[0].dim()
+    dim, dims = by_name(func, args, kwargs).get("dim", -1), args[0].dim()
     return bool(dims < 2 or dim % dims != dims - 1)
-
-
-def _given(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    names = [argument.name for argument in func._schema.arguments]
-    return dict(zip(names, args, strict=False)) | kwargs
 
 
 def _as_column(flags: Tensor, like: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ A step
     batches      a batch and its parts
     depth        steps of random depth, at their deepest
     parallel     models in DDP and FSDP2
+    arguments    an operator's arguments by name
     work, speed  kinds of operators, their operations and bytes, and how long they take
 
 What it holds

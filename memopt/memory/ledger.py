@@ -124,7 +124,10 @@ class Ledger(TorchDispatchMode):
 
     def pieces_of(self, tensor: Tensor) -> list[Piece]:
         """The live pieces behind a tensor."""
-        return [self._live[key][1] for key in storage_keys(tensor) if key in self._live]
+        return self._alive(storage_keys(tensor))
+
+    def _alive(self, keys: Sequence[int]) -> list[Piece]:
+        return [self._live[key][1] for key in keys if key in self._live]
 
     def saved(self, tensor: Tensor, fate: str = KEPT) -> None:
         """The graph holds the tensor itself, or a region does."""
@@ -204,10 +207,11 @@ class Ledger(TorchDispatchMode):
 
     def _read(self, tensor: Tensor) -> list[Piece]:
         """The pieces behind a tensor that an operator reads."""
-        pieces = self.pieces_of(tensor)
-        if len(pieces) < len(storage_keys(tensor)):
+        keys = storage_keys(tensor)
+        pieces = self._alive(keys)
+        if len(pieces) < len(keys):
             self._find(tensor)
-            pieces = self.pieces_of(tensor)
+            pieces = self._alive(keys)
         return pieces
 
     def _find(self, tensor: Tensor) -> None:

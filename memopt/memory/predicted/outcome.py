@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from memopt._compat import depends_on_values
+from memopt.memory.arguments import by_name
 from memopt.memory.scratch.onednn import lstm_workspace
 
 
@@ -298,8 +299,7 @@ def _loss_over_its_elements(
     For a mean or a sum the kernels return the buffer in which they computed each element's loss,
     resized to a scalar. Meta kernels do not show that.
     """
-    names = [argument.name for argument in func._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    given = by_name(func, args, kwargs)
     if given.get("reduction", _MEAN) == _NO_REDUCTION:
         return made
     shape = torch.broadcast_shapes(given["self"].shape, given["target"].shape)
