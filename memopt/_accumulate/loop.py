@@ -17,7 +17,7 @@ from memopt._accumulate.fit import (
 )
 from memopt._accumulate.peers import Peers
 from memopt._accumulate.run import Accumulated, Run
-from memopt._accumulate.weight import Weight, counter
+from memopt._accumulate.weight import Weight, counter, warn_if_not_rows
 from memopt._progress import progress
 from memopt.memory.allocator import allocated_bytes, free_bytes
 from memopt.memory.asked import check_function
@@ -34,7 +34,7 @@ def accumulate(
     micro_batch: int | Literal["auto"] = "auto",
     loss: LossLike = None,
     step: StepFunction = None,
-    weight: Weight = "rows",
+    weight: Weight | None = None,
     labels: str = "labels",
     ignore_index: int = -100,
     budget: int | str | None = None,
@@ -81,10 +81,12 @@ def accumulate(
         step: `step(model, micro_batch)` runs forward and backward itself, see `memopt.plan`. What
             each of its backwards adds to gradients counts with the micro-batch's share; gradients
             that it puts into `.grad` itself do not. The report's loss is the sum of all losses.
-        weight: what the loss is a mean of: "rows"; "tokens", the entries of `labels` that are not
-            `ignore_index`; "next tokens", those but the first of each row, which causal language
-            models of transformers do not predict; or a function of a micro-batch that counts.
-            "sum": the loss is a sum.
+        weight: what the loss is a mean of: "rows" (the default); "tokens", the entries of `labels`
+            that are not `ignore_index`; "next tokens", those but the first of each row, which
+            causal language models of transformers do not predict; or a function of a micro-batch
+            that counts. "sum": the loss is a sum. Where nothing is given and the batch shows that
+            rows have different numbers of targets (`ignore_index` among integers, packed and
+            nested sequences, `num_items_in_batch`), a warning says so.
         labels: the key of the labels in a mapping.
         budget: of "auto", for weights, gradients and, with `optimizer`, its states too. Bytes or a
             string, such as "40GiB". Default: what is free on the device. On the CPU there must be
@@ -127,6 +129,8 @@ def accumulate(
             )
         if micro_batch < 1:
             raise ValueError(f"accumulate: micro_batch must be at least 1, got {micro_batch}")
+        if weight is None:
+            warn_if_not_rows(batch, micro_batch, ignore_index)
         return run.all(min(micro_batch, rows), step_down=False)
     as_optimizer("accumulate", optimizer, ())
     whole = Step(model, batch, optimizer, loss, autocast, function=step, who="accumulate")
@@ -135,10 +139,12 @@ def accumulate(
     if is_sharded(model):
         peers = Peers(model)
         size = peers.least(known or 0) or _choose_alike(whole, budget, scaler, peers)
-        result = run.all_alike(size, peers)
     else:
         size = _choose(whole, budget, device, rows, run) if known is None else known
-        result = run.all(choices.most(kind, size), step_down=True)
+        size = choices.most(kind, size)
+    if weight is None:
+        warn_if_not_rows(batch, size, ignore_index)
+    result = run.all_alike(size, peers) if is_sharded(model) else run.all(size, step_down=True)
     choices.remember(kind, result)
     return result
 

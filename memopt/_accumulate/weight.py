@@ -2,21 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from torch import Tensor
 
-from memopt.memory.batches import rows_of
+from memopt.memory.batches import counts_of_rows, rows_of
 
 Weight = Literal["rows", "sum", "tokens", "next tokens"] | Callable[[Any], float]
 
 
-def counter(weight: Weight, labels: str, ignore_index: int) -> Callable[[Any], float] | None:
+# What transformers' Trainer gives a model: by how much its loss, a sum, is divided.
+_DIVISOR = "num_items_in_batch"
+
+
+def warn_if_not_rows(batch: Any, size: int, ignore_index: int) -> None:
+    """Warns where a batch shows that a mean of its rows' losses may not be its loss: its rows have
+    different numbers of targets, and micro-batches of `size` rows different numbers a row.
+    """
+    if isinstance(batch, Mapping) and batch.get(_DIVISOR) is not None:
+        _warn(f'the batch has {_DIVISOR!r}, by which a sum is divided: weight="sum" is for that')
+        return
+    for path, counts in counts_of_rows(batch, ignore_index).items():
+        parts = [counts[start : start + size] for start in range(0, len(counts), size)]
+        if len({sum(part) / len(part) for part in parts}) > 1:
+            numbers = ", ".join(str(sum(part)) for part in parts[:4])
+            _warn(
+                f"{path} has {numbers}{', ...' if len(parts) > 4 else ''} entries that count in "
+                "its micro-batches. If the loss is a mean of such entries, gradients are those of "
+                'the whole batch with weight="tokens", for transformers\' causal models with '
+                'weight="next tokens", or with a function that counts them'
+            )
+            return
+
+
+def _warn(why: str) -> None:
+    warnings.warn(
+        "accumulate: each micro-batch counts by its rows, which is right where the loss is a mean "
+        f'of rows; but {why}. weight="rows" says that rows are meant',
+        stacklevel=4,
+    )
+
+
+def counter(weight: Weight | None, labels: str, ignore_index: int) -> Callable[[Any], float] | None:
     """Counts what the loss of a part is a mean of; None where it is a sum."""
     if weight == "sum":
         return None
-    if weight == "rows":
+    if weight is None or weight == "rows":
         return lambda part: rows_of("accumulate", part)
     if weight in ("tokens", "next tokens"):
         first = 1 if weight == "next tokens" else 0

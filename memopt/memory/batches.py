@@ -131,6 +131,32 @@ def _rows(leaf: Any) -> int | None:
     return int(leaf.size(0))
 
 
+def counts_of_rows(batch: Any, ignored: int) -> dict[str, list[int]]:
+    """How many entries each row has, by the path of a leaf which shows that rows may differ in it.
+
+    Of packed and nested sequences their lengths; of integers some of which are `ignored`, how many
+    are not.
+    """
+    rows = _first_rows(batch)
+    found: dict[str, list[int]] = {}
+    for path, leaf in pytree.tree_leaves_with_path(as_dict(batch), is_leaf=is_packed):
+        if rows is None or _rows(leaf) != rows:
+            continue
+        if is_packed(leaf):
+            counts = [len(sequence) for sequence in unpack_sequence(leaf)]
+        elif leaf.is_nested:
+            counts = [one.numel() for one in leaf.unbind()]
+        elif leaf.dtype in (torch.int64, torch.int32) and leaf.layout is torch.strided:
+            counted = (leaf != ignored).reshape(rows, -1).sum(1)
+            counts = counted.tolist() if leaf.device.type != "meta" else []
+            if sum(counts) == leaf.numel():
+                continue
+        else:
+            continue
+        found[pytree.keystr(path) or "the batch"] = counts
+    return found
+
+
 def _cut(leaf: Any, start: int, end: int) -> Any:
     if is_packed(leaf):
         sequences = unpack_sequence(leaf)[start:end]

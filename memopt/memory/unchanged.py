@@ -19,10 +19,10 @@ from memopt.memory.generators import kept_random, kept_settings
 from memopt.memory.reach import reached
 from memopt.memory.storages import storages, storages_of
 from memopt.memory.tensors import Contents, KeptTensor, restore_versions, unseen
-from memopt.memory.writes import Writes
+from memopt.memory.writes import Exports, Writes
 
-# Up to so many bytes a storage is copied at once: what writes past the dispatcher (an array of
-# NumPy over the same memory, a kernel that does not say so) writes these, if any.
+# Up to so many bytes a storage is copied at once: a kernel that does not say what it writes writes
+# these, if any.
 _SMALL = 1 << 16
 
 
@@ -65,6 +65,7 @@ class Before:
             devices = {tensor.device for tensor in found.tensors}
             self._random = [*kept_random(devices), *found.generators]
             self._is_sharded = found.is_sharded
+            self._is_compiled = found.is_compiled
             self._contents = Contents()
             for tensor in found.tensors:
                 self._contents.adopt(tensor)
@@ -132,7 +133,10 @@ class Before:
             self.about_to_write(tensor)
             self.written.add([tensor])
 
-        with Writes(self.see, about_to_write):
+        with ExitStack() as stack:
+            if not self._is_compiled:  # all is copied already, and Dynamo would guard on the mode
+                stack.enter_context(Exports(about_to_write))
+            stack.enter_context(Writes(self.see, about_to_write))
             yield
 
     def restore(self) -> None:

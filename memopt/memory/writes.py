@@ -1,7 +1,9 @@
-"""A dispatch mode that sees which storages operators write, before they do.
+"""Modes that see which storages are written, before they are: by operators, or by what is given
+their memory.
 
-It is on only where nothing is measured that a mode would change: under one, memopt's ops write over
-nothing (csrc/autograd/ownership.h), and each operator takes some ten microseconds more.
+They are on only where nothing is measured that a mode would change: under one of dispatch, memopt's
+ops write over nothing (csrc/autograd/ownership.h), and each operator takes some ten microseconds
+more.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt.memory.storages import storages_of, tensors_in
@@ -56,6 +59,28 @@ class Writes(TorchDispatchMode):
 
     def _is_made(self, tensor: Tensor) -> bool:
         return all(storage._cdata in self._made for storage in storages_of(tensor))
+
+
+class Exports(TorchFunctionMode):
+    """Tells of tensors on the CPU whose memory is given to what is no operator: NumPy, a C library.
+
+    Args:
+        exported: is called with each, before.
+    """
+
+    def __init__(self, exported: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self._exported = exported
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _EXPORTS and args[0].device.type == "cpu":
+            self._exported(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+_EXPORTS = frozenset((Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr))
 
 
 def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:

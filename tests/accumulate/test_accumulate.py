@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
 
 import memopt
 from memopt._accumulate import loop
@@ -85,6 +88,50 @@ def test_labels_that_are_ignored(micro_batch: int, weight: Any) -> None:
     result = memopt.accumulate(model, batch, micro_batch=micro_batch, weight=weight)
     assert_close(model, reference)
     assert result.loss.item() == pytest.approx(whole.item(), rel=1e-6)
+
+
+class One(nn.Module):
+    """A loss of whatever it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.weight * 1
+
+
+IGNORED = torch.tensor([[0, 1, 2], [0, -100, -100], [0, 1, -100], [0, 1, 2]])
+SEQUENCES = [torch.zeros(length, 2) for length in (4, 3, 3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "named"),
+    [
+        ({"x": torch.zeros(4, 3), "labels": IGNORED}, "['labels'] has 4, 5 entries"),
+        ((torch.zeros(4, 3), IGNORED), "[1] has 4, 5 entries"),
+        (pack_sequence(SEQUENCES), "the batch has 7, 4 entries"),
+        (torch.nested.nested_tensor(SEQUENCES, layout=torch.jagged), "the batch has 14, 8 entries"),
+        ({"x": torch.zeros(4, 3), "num_items_in_batch": 9}, 'weight="sum"'),
+    ],
+)
+def test_a_batch_that_shows_that_rows_count_differently(batch: Any, named: str) -> None:
+    """A mean of tokens is no mean of rows, and memopt cannot know which of them the loss is."""
+
+    with pytest.warns(UserWarning, match=re.escape(named)) as seen:
+        memopt.accumulate(One(), batch, micro_batch=2)
+    assert seen[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        memopt.accumulate(One(), batch, micro_batch=2, weight="rows")
+
+
+def test_a_batch_whose_micro_batches_count_alike_is_taken_without_a_word() -> None:
+    """Rows of one and three labels, then of two and two; a mask of zeros and ones."""
+    labels = IGNORED[[1, 0, 2, 2]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        memopt.accumulate(One(), {"labels": labels, "mask": labels.ge(0).long()}, micro_batch=2)
 
 
 def test_a_function_that_counts() -> None:

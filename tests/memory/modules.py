@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import ctypes
 import dataclasses
 import functools
 import random
@@ -97,6 +98,7 @@ class Buffers(Habit):
         self.register_buffer("in_place", torch.zeros(WIDTH), persistent=False)
         self.register_buffer("shared", torch.zeros(WIDTH))
         self.register_buffer("large", torch.zeros(40, 1 << 10))
+        self.queues = [torch.zeros(40, 1 << 10) for _ in range(3)]  # 160 KiB each
         self.plain = torch.zeros(WIDTH)
         self.grown = torch.zeros(2)
         self.norm = nn.BatchNorm1d(WIDTH)
@@ -109,6 +111,9 @@ class Buffers(Habit):
             self.plain += 1
             self.grown.resize_(4)
         self.shared.numpy()[:2] += 1
+        np.asarray(self.queues[0])[3] += 1
+        np.from_dlpack(self.queues[1])[4] += 1
+        ctypes.memset(self.queues[2].data_ptr(), 1, 1 << 10)
         return self.norm(x[:, :, None].expand(-1, -1, 2)).mean(-1)  # also of a single row
 
 

@@ -135,6 +135,14 @@ class HollowLedger(Ledger):
                 originals = self._copies.originals.get(_key(tensor), ())
                 self.written.add((tensor,) if is_outside else originals)
 
+    def exported(self, tensor: Tensor) -> None:
+        """Notes a tensor whose memory is given to what is no operator, and may be written there."""
+        originals = self._copies.originals.get(_key(tensor), ())
+        self.written.add(originals)
+        if not originals:
+            self._before.about_to_write(tensor)
+            self.written.add((tensor,))
+
     def adopt(self, category: str, named: Iterable[tuple[str, object]]) -> None:
         named = list(named)
         if category == STATES and self._counts_on_host:

@@ -20,6 +20,7 @@ from memopt.memory.predicted.hollow import HollowLedger, hollow_copy
 from memopt.memory.predicted.on_cuda import AsOnCuda, as_on_cuda, counts_on_host
 from memopt.memory.step import Step, traced
 from memopt.memory.unchanged import Written, unchanged
+from memopt.memory.writes import Exports
 
 MakeWatch = Callable[[nn.Module, Ledger], AbstractContextManager[Any]]
 
@@ -105,7 +106,11 @@ def hollow_step(
         hollow.model, hollow.optimizer, hollow.batch = model, optimizer, batch
         hollow.context = context
         start = time.perf_counter()
-        with no_collection(), nullcontext() if watch is None else watch(model, ledger):
+        with (
+            no_collection(),
+            nullcontext() if watch is None else watch(model, ledger),
+            Exports(ledger.exported),
+        ):
             traced(hollow, ledger, prime)
         seconds = time.perf_counter() - start
         return Hollow(ledger, seconds, hollow.primed(), ledger.written)
