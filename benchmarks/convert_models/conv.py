@@ -6,8 +6,8 @@ backward before convert and after, tensor by tensor.
 
 A convolution saves its input, a batch or group norm its input and statistics, an activation what it
 overwrites or its result, a product both factors. What convert takes away is the result of a norm,
-of an activation, and their sum or product with another tensor, which the next convolution reads:
-they are made again.
+of an activation, their sum or product with another tensor, and what is pooled, interpolated or
+joined of these, which the next convolution reads: they are made again.
 """
 
 from __future__ import annotations
@@ -15,40 +15,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-IMAGES, EDGE = 2, 6
-PIXELS = IMAGES * EDGE * EDGE
-BLOCKS = 2
-
-
-class Kept(NamedTuple):
-    """`count` tensors of so many float32 numbers, before convert and after."""
-
-    what: str
-    numbers: int
-    before: int
-    after: int
-
-
-def always(what: str, numbers: int, count: int = 1) -> Kept:
-    return Kept(what, numbers, count, count)
-
-
-def result(what: str, numbers: int, count: int = 1) -> Kept:
-    """Of an op whose inputs are kept, or made again, after convert."""
-    return Kept(what, numbers, count, 0)
-
-
-def batch_norm(channels: int, count: int = 1) -> list[Kept]:
-    return [
-        always("input of a batch norm", PIXELS * channels, count),
-        always("mean and rstd of a batch norm", channels, 2 * count),
-    ]
+from benchmarks.convert_models.conv_terms import (
+    BLOCKS,
+    EDGE,
+    IMAGES,
+    PIXELS,
+    Kept,
+    always,
+    batch_norm,
+    result,
+)
+from benchmarks.convert_models.joined import detector, detector_keeps, inception, inception_keeps
 
 
 class Bottleneck(nn.Module):
@@ -296,4 +278,6 @@ CONV_MODELS: dict[str, ConvModel] = {
     "MobileNetV3": ConvModel(mobilenet, mobilenet_keeps),
     "ConvNeXt": ConvModel(convnext, convnext_keeps),
     "DDPM's U-Net": ConvModel(unet, unet_keeps),
+    "YOLO": ConvModel(detector, detector_keeps),
+    "Inception": ConvModel(inception, inception_keeps),
 }
