@@ -168,6 +168,23 @@ def test_in_regions_gradients_and_statistics_are_the_same(name: str, region: str
             torch.testing.assert_close(value, expected[buffer])
 
 
+def test_a_convolution_a_norm_and_an_activation_keep_what_in_place_abn_keeps() -> None:
+    """Rota Bulo et al., arXiv:1712.02616: one tensor for the three, their output, from which a leaky
+    ReLU's input is computed again. Here it is the norm's input, for any activation and exactly.
+    """
+    units, width = 5, 4
+    layers: list[nn.Module] = []
+    for _ in range(units):
+        layers += [nn.Conv2d(width, width, 1), nn.BatchNorm2d(width), nn.LeakyReLU(0.01, True)]
+    model = nn.Sequential(*layers, nn.Conv2d(width, width, 1))
+    x = torch.randn(2, width, 6, 6)
+    of_statistics = 2 * width * 4
+    of_in_place_abn = x.nbytes + units * (x.nbytes + of_statistics)
+    assert total(kept(model, x)) == of_in_place_abn + units * x.nbytes
+    memopt.convert(model)
+    assert total(kept(model, x)) == of_in_place_abn
+
+
 SMALL: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     "convnext": (
         "AutoModelForImageClassification",
