@@ -12,15 +12,18 @@ import torch
 from torch import nn
 from torch.distributed.fsdp.wrap import _Policy, _recursive_wrap
 
+from memopt._checkpoint.assigned import join_regions
 from memopt._checkpoint.blocks import find_blocks
 from memopt._checkpoint.chunks import checked_chunks
 from memopt._checkpoint.measured import checked_regions, measured_regions
+from memopt._checkpoint.naming import joined
 from memopt._checkpoint.partition import PartitionChoice, partition_of
 from memopt._checkpoint.probe import left_out
 from memopt._checkpoint.row_modules import checked_rows, not_in_chunks, row_modules
 from memopt._checkpoint.wrapper import checkpoint_wrapper, has_forward
 from memopt._class_patch import check_can_patch, restored_on_error
 from memopt._progress import progress
+from memopt.assignment import Paths
 from memopt.memory.asked import check_function
 from memopt.memory.step import StepFunction
 from memopt.place import Place
@@ -72,7 +75,9 @@ def apply_activation_checkpointing(
     values where the model does not look at values, and does not depend on how the model is written.
     Where transformers, diffusers or timm have gradient checkpointing for the model, modules are
     chosen that keep no more than that, if there are such. Modules that return views of their
-    arguments, write to these in place, keep nothing or run without gradients are none.
+    arguments, write to these in place, keep nothing or run without gradients are none. Of a long
+    chain several in a row may share a region, which keeps less between them, where that lowers the
+    peak and all of them are chosen, without `chunks`, `partition` or a counter.
 
     Without both, candidates are the model's blocks, as far as its structure shows them:
 
@@ -170,6 +175,7 @@ def apply_activation_checkpointing(
         warnings.warn(f"{_WHO}: {note}", stacklevel=2)
     end = max(0, len(found.modules) - skip_last)
     chosen = _choose(found.modules[skip_first:end], every, fraction)
+    are_all = len(chosen) == len(found.modules)
     options: dict[str, Any] = {
         "offload_to_cpu": offload_to_cpu,
         "maintain_forward_counter": maintain_forward_counter,
@@ -197,6 +203,9 @@ def apply_activation_checkpointing(
         for path, module in chosen:
             keeps = path in found.deciding if keep_decisions is None else keep_decisions
             checkpoint_wrapper(module, chunks=in_chunks.get(path), keep_decisions=keeps, **options)
+        if are_all and chunks is None and not (ranks or maintain_forward_counter or keep_decisions):
+            for segment in found.segments:
+                join_regions(model, segment)
     return [name for name, _ in chosen]
 
 
@@ -250,6 +259,8 @@ class FoundModules:
     notes: tuple[str, ...] = ()
     deciding: frozenset[str] = frozenset()
     """Paths of those that choose by values, and keep what they chose."""
+    segments: tuple[Paths, ...] = ()
+    """Those that are called one after another and share a region."""
 
 
 def choose_modules(
@@ -276,7 +287,9 @@ def choose_modules(
         measured = measured_regions(who, model, batch, function=step)
         regions = {model.get_submodule(path) for path in measured.paths}
         modules = _submodules(model, regions.__contains__)
-        return FoundModules(modules, _left_out(measured.reasons), measured.notes, measured.deciding)
+        notes = (*measured.notes, *map(_in_one, measured.segments))
+        left = _left_out(measured.reasons)
+        return FoundModules(modules, left, notes, measured.deciding, measured.segments)
     blocks = find_blocks(model)
     if not blocks.modules:
         raise ValueError(
@@ -293,6 +306,10 @@ BY_STRUCTURE = (
     "the regions were chosen by how the model is written; a batch finds more, since with one they "
     "are chosen by what a step keeps"
 )
+
+
+def _in_one(segment: Paths) -> str:
+    return f"one region of {len(segment)} modules, called in turn: {joined(segment)}"
 
 
 def _left_out(reasons: dict[str, str]) -> tuple[str, ...]:

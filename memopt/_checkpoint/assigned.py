@@ -20,6 +20,8 @@ from memopt._checkpoint.wrapper import (
 )
 from memopt.assignment import KEEP, Assignment, Choice, Paths
 
+REGION = Choice(checkpoint=True)
+
 # On a module whose region is to be undone without the `PutRegion`, of a copy of the model say: the
 # settings it had before, or None.
 _SETTINGS_BEFORE = "_memopt_settings_before"
@@ -60,6 +62,29 @@ def _give(module: nn.Module, settings: Settings | None) -> None:
         unwrap_itself(module)
     else:
         set_settings(module, settings)
+
+
+def choices_of(
+    paths: Iterable[str], segments: Iterable[Paths], choice: Choice = REGION
+) -> dict[Paths, Choice]:
+    """The choices of regions, some of which are joined in segments."""
+    of_first = {segment[0]: segment for segment in segments}
+    inside = {path for segment in of_first.values() for path in segment}
+    return {
+        of_first.get(path, (path,)): choice
+        for path in paths
+        if path in of_first or path not in inside
+    }
+
+
+def join_regions(model: nn.Module, at: Paths) -> None:
+    """Have modules that are regions, and are called one after another, share one."""
+    joined = Joined(at)
+    for number, path in enumerate(at):
+        module = model.get_submodule(path)
+        settings = settings_of(module)
+        assert settings is not None
+        set_settings(module, replace(settings, joined=joined, number=number, alone=False))
 
 
 def put_regions(model: nn.Module, assignment: Assignment, **options: Any) -> list[PutRegion]:

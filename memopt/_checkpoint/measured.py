@@ -15,6 +15,7 @@ from torch import nn
 
 from memopt._checkpoint.best import RegionSet, best_cut, best_cuts
 from memopt._checkpoint.naming import joined
+from memopt._checkpoint.neighbours import WORTH_JOINING, best_segments
 from memopt._checkpoint.other import (
     checkpoints_itself,
     has_own,
@@ -22,10 +23,11 @@ from memopt._checkpoint.other import (
     with_own,
     without_own,
 )
-from memopt._checkpoint.predicted_best import lowest_predicted
+from memopt._checkpoint.predicted_best import are_lower, lowest_predicted
 from memopt._checkpoint.probe import IN_OTHER_CHECKPOINTING, cannot_run_again
 from memopt._checkpoint.wrapper import has_forward
 from memopt._compat import add_note
+from memopt.assignment import Paths
 from memopt.memory.asked import has_values
 from memopt.memory.batches import as_dict
 from memopt.memory.calls.measure import call_tree, sum_of_outputs
@@ -54,6 +56,8 @@ class MeasuredRegions:
     """Notes on the outermost modules that keep nothing."""
     deciding: frozenset[str]
     """Paths of regions that choose by values, and have to keep what they chose."""
+    segments: tuple[Paths, ...] = ()
+    """Those that share a region with the ones that follow."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -112,6 +116,11 @@ def measured_regions(
     else:
         possible = tuple(path for path in cut.paths if path not in reasons)
         cut = RegionSet(possible, cut.stays, cut.working)
+    segments, with_segments = best_segments(tree, cut, deciding)
+    if segments and are_lower(step, cut, segments, WORTH_JOINING, depth):
+        cut = with_segments
+    else:
+        segments = ()
     own = [path for path in outermost_paths(tree.again) if paths_around(path).isdisjoint(cut.paths)]
     reasons |= dict.fromkeys(own, IN_OTHER_CHECKPOINTING)
     told = (
@@ -120,7 +129,7 @@ def measured_regions(
     )
     notes = tuple(f"{what}: {joined(paths)}" for what, paths in told if paths)
     told_of = (*notes, *_why_so_much(tree, cut))
-    return MeasuredRegions(cut, tree, reasons, told_of, frozenset(deciding))
+    return MeasuredRegions(cut, tree, reasons, told_of, frozenset(deciding), segments)
 
 
 def likely_regions(tree: CallTree) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""The set of regions whose predicted step is lowest, of those with the least sums (best.py).
+"""The set of regions whose predicted step is lowest, of those with the least sums (best.py), and
+whether segments of it (neighbours.py) are lower still.
 
 On 220 random trees of modules the set with the least sum was the best of all in 201; of the four
 with the least sums one was in each.
@@ -10,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from memopt._checkpoint.assigned import put_regions
+from memopt._checkpoint.assigned import choices_of, put_regions
 from memopt._checkpoint.best import RegionSet
 from memopt._checkpoint.other import without_own
-from memopt.assignment import Assignment, Choice
+from memopt.assignment import Assignment, Paths
 from memopt.memory.calls.measure import predicted_tree
 from memopt.memory.depth import Depth
 from memopt.memory.parallel import is_sharded
@@ -66,8 +67,23 @@ def lowest_predicted(
     return next(one for one in ranked if one is first or are_possible(one))
 
 
-def _peak(step: Step, regions: RegionSet, depth: Depth) -> int:
-    fates = Assignment({path: Choice(checkpoint=True) for path in regions.paths})
+def are_lower(
+    step: Step, regions: RegionSet, segments: Sequence[Paths], share: float, depth: Depth
+) -> bool:
+    """Whether the peak with segments is below a share of that without them; false where steps
+    cannot be predicted.
+    """
+    if is_sharded(step.model):
+        return False
+    try:
+        alone = _peak(step, regions, depth)
+        return _peak(step, regions, depth, segments) < share * alone
+    except Exception:  # a step that looks at values, for one
+        return False
+
+
+def _peak(step: Step, regions: RegionSet, depth: Depth, segments: Sequence[Paths] = ()) -> int:
+    fates = Assignment(choices_of(regions.paths, segments))
 
     def put(model: nn.Module) -> None:
         without_own(model)

@@ -27,6 +27,7 @@ from memopt._compat import checkpoint_options_set_globally
 from memopt._extension import _C
 from memopt._forwards import around_forward, put_around_forward, take_from_forward
 from memopt.memory.modules import seen_modules
+from memopt.memory.parallel import gathers_parameters
 from memopt.place import Place
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -63,7 +64,8 @@ class Settings:
     """Keep from forward what the module chooses by values."""
 
     joined: Joined | None = None
-    """The region that the module shares with others, which has the settings of its first one."""
+    """The region that the module shares with others, which has the settings of its first one; where
+    FSDP gathers parameters for one module at a time, it is a region of its own."""
 
     number: int = 0
     """The module's number among these."""
@@ -219,7 +221,7 @@ def _region(
         )
         return compiled_region(forward, args, kwargs)
     joined = settings.joined
-    if joined is not None:
+    if joined is not None and not gathers_parameters(module):
         run = functools.partial(_alone, module, forward, settings) if settings.alone else forward
         shared = replace(settings, joined=None, number=0, maintain_forward_counter=False)
         return joined.call(settings.number, run, args, kwargs, _region_settings(shared, False))

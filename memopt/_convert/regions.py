@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from memopt._checkpoint.apply import Modules, as_predicate, choose_modules, modules_in_chunks
-from memopt._checkpoint.assigned import put_regions
+from memopt._checkpoint.assigned import choices_of, put_regions
 from memopt._checkpoint.caches import note_on_caches
 from memopt._checkpoint.chunks import checked_chunks
 from memopt._checkpoint.naming import joined
@@ -17,7 +17,7 @@ from memopt._checkpoint.other import notes_on_own
 from memopt._checkpoint.settings import fate_of_arguments
 from memopt._checkpoint.wrapper import settings_of
 from memopt._convert.swap import swap_of
-from memopt.assignment import Assignment, Choice
+from memopt.assignment import Assignment, Choice, Paths
 from memopt.memory.step import StepFunction
 from memopt.place import Place
 
@@ -60,25 +60,31 @@ class Regions:
         chosen: dict[str, nn.Module] = {}
         notes: dict[str, None] = {}
         deciding: Collection[str] = ()
+        segments: Sequence[Paths] = ()
         if self._are_wanted:
             found = choose_modules("convert", model, self._predicate, batch, self._step)
             chosen, deciding = dict(found.modules), found.deciding
+            segments = found.segments
             notes |= dict.fromkeys((*found.warnings, *found.notes))
         if recipes and self.place is None:
             cheaper = [path for path, module in chosen.items() if _is_one_op(module)]
             if cheaper:
                 notes[f"no regions, since recipes keep less: {joined(cheaper)}"] = None
                 chosen = {path: each for path, each in chosen.items() if path not in cheaper}
+                segments = [one for one in segments if not {*one}.intersection(cheaper)]
         fate = Choice(checkpoint=True, offload=float(self.place is not None))
-        choices = {path: replace(fate, keep_decisions=path in deciding) for path in chosen}
-        if keeping := [path for path in choices if path in deciding]:
+        choices = {
+            at: replace(fate, keep_decisions=at[0] in deciding)
+            for at in choices_of(chosen, () if self.chunks else segments)
+        }
+        if keeping := [path for path in chosen if path in deciding]:
             notes[f"what these choose by values is kept from forward: {joined(keeping)}"] = None
         if self.chunks is not None:
-            in_chunks, told = self._in_chunks(model, self.chunks, list(choices), batch)
+            in_chunks, told = self._in_chunks(model, self.chunks, list(chosen), batch)
             notes |= dict.fromkeys(told)
             for path, count in in_chunks.items():
-                before = choices.get(path, fate)
-                choices[path] = replace(before, chunks=count)
+                before = choices.get((path,), fate)
+                choices[path,] = replace(before, chunks=count)
                 chosen.setdefault(path, model.get_submodule(path))
         assignment = Assignment(choices, self.place)
         for region in put_regions(model, assignment):

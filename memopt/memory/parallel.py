@@ -10,6 +10,13 @@ def is_sharded(model: nn.Module) -> bool:
     return hasattr(model, "set_requires_gradient_sync")
 
 
+def gathers_parameters(module: nn.Module) -> bool:
+    """Whether FSDP, of either kind, has the module's parameters there only around its own calls and
+    its own backward, or those of a module around it.
+    """
+    return getattr(module, "_is_fsdp_managed_module", False)
+
+
 def bucket_bytes(model: nn.Module | None) -> int:
     """Bytes of DistributedDataParallel's buckets, in addition to the gradients.
 

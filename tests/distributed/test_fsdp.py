@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 import memopt
+from memopt._checkpoint.assigned import join_regions
 from tests.checkpoint.support import plain
 from tests.distributed.processes import WORLD_SIZE, Pair
 from tests.distributed.support import (
@@ -82,6 +83,15 @@ def wrapped_parts(body: Body, shard: Shard) -> None:
         shard(layer)
 
 
+def joined_then_sharded(body: Body, shard: Shard) -> None:
+    """One region of all, whose parameters are there one module at a time: each is a region."""
+    for layer in body:
+        memopt.checkpoint_wrapper(layer)
+    join_regions(body, tuple(name for name, _ in body.named_children()))
+    for layer in body:
+        shard(layer)
+
+
 def wrapped_and_sharded_together(body: Body, shard: Shard) -> None:
     """The whole body is one region and one group of parameters."""
     shard(memopt.checkpoint_wrapper(body))
@@ -94,6 +104,7 @@ ARRANGEMENTS = [
     wrapped_around_several,
     wrapped_around_wrapped,
     wrapped_parts,
+    joined_then_sharded,
     wrapped_and_sharded_together,
 ]
 Arrange = Callable[[Body, Shard], None]
