@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 from torch.distributed.fsdp.wrap import _Policy, _recursive_wrap
 
 from memopt._checkpoint.assigned import join_regions
-from memopt._checkpoint.blocks import find_blocks
+from memopt._checkpoint.chosen_modules import (
+    Modules,
+    NamedModules,
+    as_predicate,
+    choose_modules,
+    modules_in_chunks,
+)
 from memopt._checkpoint.chunks import checked_chunks
-from memopt._checkpoint.measured import checked_regions, measured_regions
-from memopt._checkpoint.naming import joined
 from memopt._checkpoint.partition import PartitionChoice, partition_of
-from memopt._checkpoint.probe import left_out
-from memopt._checkpoint.row_modules import checked_rows, not_in_chunks, row_modules
-from memopt._checkpoint.wrapper import checkpoint_wrapper, has_forward
+from memopt._checkpoint.wrapper import checkpoint_wrapper
 from memopt._class_patch import check_can_patch, restored_on_error
 from memopt._progress import progress
-from memopt.assignment import Paths
 from memopt.memory.asked import check_function
 from memopt.memory.step import StepFunction
 from memopt.place import Place
 
-NamedModules = list[tuple[str, nn.Module]]
-
-Predicate = Callable[[nn.Module], bool]
 WrapperFn = Callable[[nn.Module], nn.Module]
-Modules = Predicate | type[nn.Module] | Sequence[type[nn.Module]]
-"""The ways in which a caller says which submodules are meant."""
 
 _WHO = "apply_activation_checkpointing"
 
@@ -207,133 +201,6 @@ def apply_activation_checkpointing(
             for segment in found.segments:
                 join_regions(model, segment)
     return [name for name, _ in chosen]
-
-
-def modules_in_chunks(
-    who: str,
-    model: nn.Module,
-    chunks: int,
-    regions: Sequence[str],
-    predicate: Predicate | None,
-    batch: Any,
-    step: StepFunction = None,
-) -> tuple[dict[str, int], list[str]]:
-    """The modules that run in chunks of rows, by path, and notes for the user.
-
-    Args:
-        regions: paths of the modules that were chosen.
-        predicate: what chose them. Then they are meant themselves; else the modules of the model
-            that work on each row alone are.
-        batch: None: whether a module works on each row alone shows at its first call.
-    """
-    if predicate is None:
-        found = row_modules(who, model, batch, regions, step)
-        return dict.fromkeys(found.paths, chunks), [found.note] if found.note else []
-    reasons = {} if batch is None else checked_rows(who, model, batch, regions, step)
-    paths = [path for path in regions if path not in reasons]
-    return dict.fromkeys(paths, chunks), [not_in_chunks(reasons)] if reasons else []
-
-
-def as_predicate(argument: str, choice: Modules | None) -> Predicate | None:
-    """`choice` as a function of a module; `argument` is what an error message calls it."""
-    if choice is None:
-        return None
-    if isinstance(choice, type) or not callable(choice):
-        classes: Any = tuple(choice) if isinstance(choice, (list, tuple, set)) else (choice,)
-        if classes and all(isinstance(c, type) and issubclass(c, nn.Module) for c in classes):
-            return lambda module: isinstance(module, classes)
-        raise TypeError(
-            f"{argument} must be a function of a module, a subclass of nn.Module, or a "
-            f"sequence of such classes, got {choice!r}"
-        )
-    return choice
-
-
-@dataclass(frozen=True)
-class FoundModules:
-    """Modules that are to be regions, and what a user should know about the choice."""
-
-    modules: NamedModules
-    warnings: tuple[str, ...] = ()
-    """Notes on modules that are no regions though they were asked for, or would be chosen."""
-    notes: tuple[str, ...] = ()
-    deciding: frozenset[str] = frozenset()
-    """Paths of those that choose by values, and keep what they chose."""
-    segments: tuple[Paths, ...] = ()
-    """Those that are called one after another and share a region."""
-
-
-def choose_modules(
-    who: str,
-    model: nn.Module,
-    predicate: Predicate | None,
-    batch: Any = None,
-    step: StepFunction = None,
-) -> FoundModules:
-    """The candidates, and what a user should know about the choice.
-
-    Raises:
-        TypeError, ValueError: there are none.
-        Whatever the model raises with the batch: its own error, with a note.
-    """
-    if predicate is not None:
-        modules = _chosen_by(predicate, model)
-        if batch is None:
-            return FoundModules(modules)
-        reasons, notes, deciding = checked_regions(who, model, batch, dict(modules), step)
-        modules = [(path, module) for path, module in modules if path not in reasons]
-        return FoundModules(modules, (*_left_out(reasons), *notes), deciding=deciding)
-    if batch is not None:
-        measured = measured_regions(who, model, batch, function=step)
-        regions = {model.get_submodule(path) for path in measured.paths}
-        modules = _submodules(model, regions.__contains__)
-        notes = (*measured.notes, *map(_in_one, measured.segments))
-        left = _left_out(measured.reasons)
-        return FoundModules(modules, left, notes, measured.deciding, measured.segments)
-    blocks = find_blocks(model)
-    if not blocks.modules:
-        raise ValueError(
-            f"{who}: without check_fn, model must have an nn.ModuleList, nn.Sequential or "
-            "nn.ModuleDict whose elements are of the same class and have parameters, got "
-            f"{type(model).__name__} without one; check_fn (in convert: checkpoint) chooses "
-            "modules, and with a batch they are chosen by what a step keeps"
-        )
-    modules = _submodules(model, blocks.modules.__contains__)
-    return FoundModules(modules, (blocks.note,) if blocks.note else (), (BY_STRUCTURE,))
-
-
-BY_STRUCTURE = (
-    "the regions were chosen by how the model is written; a batch finds more, since with one they "
-    "are chosen by what a step keeps"
-)
-
-
-def _in_one(segment: Paths) -> str:
-    return f"one region of {len(segment)} modules, called in turn: {joined(segment)}"
-
-
-def _left_out(reasons: dict[str, str]) -> tuple[str, ...]:
-    return (left_out(reasons),) if reasons else ()
-
-
-def _chosen_by(predicate: Predicate, model: nn.Module) -> NamedModules:
-    chosen = _submodules(model, predicate)
-    candidates = [  # TorchScript's that were asked for are refused where they are wrapped
-        (name, module)
-        for name, module in chosen
-        if has_forward(module) or isinstance(module, torch.jit.ScriptModule)
-    ]
-    if chosen and not candidates:
-        name, module = chosen[0]
-        raise TypeError(
-            f"{_WHO}: check_fn (in convert: checkpoint) must choose modules that have "
-            f"a forward, got {type(module).__name__} at {name!r}, which is never called itself"
-        )
-    return candidates
-
-
-def _submodules(model: nn.Module, predicate: Predicate) -> NamedModules:
-    return [(name, m) for name, m in model.named_modules() if m is not model and predicate(m)]
 
 
 def _choose(candidates: NamedModules, every: int | None, fraction: float | None) -> NamedModules:

@@ -20,8 +20,6 @@ from memopt._checkpoint.wrapper import (
 )
 from memopt.assignment import KEEP, Assignment, Choice, Paths
 
-REGION = Choice(checkpoint=True)
-
 # On a module whose region is to be undone without the `PutRegion`, of a copy of the model say: the
 # settings it had before, or None.
 _SETTINGS_BEFORE = "_memopt_settings_before"
@@ -64,14 +62,13 @@ def _give(module: nn.Module, settings: Settings | None) -> None:
         set_settings(module, settings)
 
 
-def choices_of(
-    paths: Iterable[str], segments: Iterable[Paths], choice: Choice = REGION
-) -> dict[Paths, Choice]:
+def region_choices(paths: Iterable[str], segments: Iterable[Paths]) -> dict[Paths, Choice]:
     """The choices of regions, some of which are joined in segments."""
+    region = Choice(checkpoint=True)
     of_first = {segment[0]: segment for segment in segments}
     inside = {path for segment in of_first.values() for path in segment}
     return {
-        of_first.get(path, (path,)): choice
+        of_first.get(path, (path,)): region
         for path in paths
         if path in of_first or path not in inside
     }

@@ -57,7 +57,7 @@ class MeasuredRegions:
     deciding: frozenset[str]
     """Paths of regions that choose by values, and have to keep what they chose."""
     segments: tuple[Paths, ...] = ()
-    """Those that share a region with the ones that follow."""
+    """Paths that are called one after another and share a region."""
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from memopt._checkpoint.assigned import choices_of, put_regions
+from memopt._checkpoint.assigned import put_regions, region_choices
 from memopt._checkpoint.best import RegionSet
 from memopt._checkpoint.other import without_own
 from memopt.assignment import Assignment, Paths
@@ -83,7 +83,7 @@ def are_lower(
 
 
 def _peak(step: Step, regions: RegionSet, depth: Depth, segments: Sequence[Paths] = ()) -> int:
-    fates = Assignment(choices_of(regions.paths, segments))
+    fates = Assignment(region_choices(regions.paths, segments))
 
     def put(model: nn.Module) -> None:
         without_own(model)

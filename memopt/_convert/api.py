@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from memopt._checkpoint.apply import Modules
 from memopt._checkpoint.assigned import revert_region
+from memopt._checkpoint.chosen_modules import Modules
 from memopt._class_patch import check_can_patch, restored_on_error
 from memopt._convert.apply_swaps import apply_swaps, put_originals_back, undo_swap
 from memopt._convert.autocast import (

@@ -8,9 +8,14 @@ from typing import Any
 
 from torch import nn
 
-from memopt._checkpoint.apply import Modules, as_predicate, choose_modules, modules_in_chunks
-from memopt._checkpoint.assigned import choices_of, put_regions
+from memopt._checkpoint.assigned import put_regions, region_choices
 from memopt._checkpoint.caches import note_on_caches
+from memopt._checkpoint.chosen_modules import (
+    Modules,
+    as_predicate,
+    choose_modules,
+    modules_in_chunks,
+)
 from memopt._checkpoint.chunks import checked_chunks
 from memopt._checkpoint.naming import joined
 from memopt._checkpoint.other import notes_on_own
@@ -75,7 +80,7 @@ class Regions:
         fate = Choice(checkpoint=True, offload=float(self.place is not None))
         choices = {
             at: replace(fate, keep_decisions=at[0] in deciding)
-            for at in choices_of(chosen, () if self.chunks else segments)
+            for at in region_choices(chosen, () if self.chunks else segments)
         }
         if keeping := [path for path in chosen if path in deciding]:
             notes[f"what these choose by values is kept from forward: {joined(keeping)}"] = None

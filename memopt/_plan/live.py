@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from torch import nn
 
-from memopt._checkpoint.apply import Modules, as_predicate, choose_modules
 from memopt._checkpoint.blocks import is_layer
+from memopt._checkpoint.chosen_modules import Modules, as_predicate, choose_modules
 from memopt._checkpoint.measured import idle_modules
 from memopt._checkpoint.probe import cannot_run_again
 from memopt._checkpoint.row_stand_ins import row_modules_among

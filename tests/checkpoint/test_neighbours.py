@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import memopt
-from memopt._checkpoint.assigned import choices_of, put_regions
+from memopt._checkpoint.assigned import put_regions, region_choices
 from memopt._checkpoint.measured import MeasuredRegions, measured_regions
 from memopt._checkpoint.neighbours import Chain, _divided
 from memopt._checkpoint.wrapper import settings_of
@@ -76,7 +76,7 @@ def step_of(model: nn.Module) -> Step:
 
 
 def put(model: nn.Module, found: MeasuredRegions, segments: bool = True) -> None:
-    put_regions(model, Assignment(choices_of(found.paths, found.segments if segments else ())))
+    put_regions(model, Assignment(region_choices(found.paths, found.segments if segments else ())))
 
 
 def predicted_peak(model: nn.Module, found: MeasuredRegions, segments: bool = True) -> int:

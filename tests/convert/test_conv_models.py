@@ -169,8 +169,8 @@ def test_in_regions_gradients_and_statistics_are_the_same(name: str, region: str
 
 
 def test_a_convolution_a_norm_and_an_activation_keep_what_in_place_abn_keeps() -> None:
-    """Rota Bulo et al., arXiv:1712.02616: one tensor for the three, their output, from which a leaky
-    ReLU's input is computed again. Here it is the norm's input, for any activation and exactly.
+    """Rota Bulo et al., arXiv:1712.02616: one tensor for the three, their output, from which a
+    leaky ReLU's input is computed again. Here it is the norm's input, for any activation, exactly.
     """
     units, width = 5, 4
     layers: list[nn.Module] = []
