@@ -145,7 +145,8 @@ def _chosen_by(predicate: Predicate, model: nn.Module) -> NamedModules:
         name, module = chosen[0]
         raise TypeError(
             "apply_activation_checkpointing: check_fn (in convert: checkpoint) must choose modules "
-            f"that have a forward, got {type(module).__name__} at {name!r}, which is never called itself"
+            f"that have a forward, got {type(module).__name__} at {name!r}, which is never called "
+            "itself"
         )
     return candidates
 
