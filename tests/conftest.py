@@ -23,6 +23,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+from _pytest.runner import runtestprotocol
+
+from tests.support.seed import seed
 
 ROOT = Path(__file__).parent
 SIMT = ROOT / "simt"
@@ -125,10 +128,27 @@ def _step(number: int, most: int) -> int:
 
 def pytest_collection_finish() -> None:
     """What is there before the first test is there after the last: with 20,000 tests collected,
-    each gc.collect() of a test would look at millions of objects.
+    each gc.collect() of a test would look at millions of objects. What tests import later stays as
+    well (a model's file a family): the collector looks through it a tenth as often as it would.
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(5000, 10, 10)
+
+
+@pytest.hookimpl
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """In a process of xdist's: one message for a test that passed, and not five. Each takes as
+    long, here and where it arrives, as many a test.
+    """
+    config = item.config
+    if not hasattr(config, "workerinput") or config.getoption("xmlpath", None):
+        return None  # pytest's own
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
+        # Fixtures that take long are among --durations.
+        if report.when == "call" or not report.passed or report.duration > 0.05:
+            config.hook.pytest_runtest_logreport(report=report)
+    return True
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -160,7 +180,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True)
 def _same_random_numbers() -> None:
-    torch.manual_seed(0)
+    seed(0)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import memopt
 from memopt.memory.allocator import LiveBytes
+from tests.support.seed import seed
 from tests.support.tiny_transformers import Tiny, loss_of
 
 Step = Callable[[nn.Module], object]
@@ -53,7 +54,7 @@ def of_family(family: Tiny, model: nn.Module, count: bool = True) -> Run:
 def run(model: nn.Module, loss_of_model: Callable[[], Tensor], count: bool = True) -> Run:
     """count: whether to count bytes, which takes longer than a tiny model's step."""
     model.zero_grad(set_to_none=True)
-    torch.manual_seed(2)
+    seed(2)
     live = LiveBytes()
     with counted_forwards(model) as forwards, live if count else nullcontext():
         loss = loss_of_model()

@@ -50,13 +50,12 @@ LARGEST = 20_000_000
 
 
 def is_tried(name: str) -> bool:
-    family, kind = name.split()
-    if family not in transformers.CONFIG_MAPPING:
-        return False
-    if transformers.CONFIG_MAPPING[family] not in KINDS[kind]:
-        return False
     thorough = os.environ.get("MEMOPT_TEST_THOROUGH") == "1"
-    return thorough or zlib.crc32(name.encode()) % 10 == 0 or name in LEFT_OUT
+    if not (thorough or zlib.crc32(name.encode()) % 10 == 0 or name in LEFT_OUT):
+        return False  # asked first: the others import a file of each family
+    family, kind = name.split()
+    known = family in transformers.CONFIG_MAPPING
+    return known and transformers.CONFIG_MAPPING[family] in KINDS[kind]
 
 
 def model_of(family: str, kind: str) -> Tiny:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import memopt.functional as M
+from tests.support.seed import seed
 
 LEVELS = ("none", "activations", "all")
 every_level = pytest.mark.parametrize("recompute", LEVELS)
@@ -77,7 +78,7 @@ def make_tensors(
         shapes["norm_weight"] = (FEATURES,)
     if variant.norm == "layer_norm":
         shapes["norm_bias"] = (FEATURES,)
-    torch.manual_seed(3)
+    seed(3)
     return {
         name: (torch.randn(shape) / 2).to(device, dtype).requires_grad_()
         for name, shape in shapes.items()
@@ -85,7 +86,7 @@ def make_tensors(
 
 
 def fused(variant: Variant, tensors: dict[str, Tensor], recompute: str = "activations") -> Tensor:
-    torch.manual_seed(5)
+    seed(5)
     return M.mlp(
         **{"up_bias": None, **tensors, **variant.options()},  # type: ignore[arg-type]
         recompute=recompute,
@@ -94,7 +95,7 @@ def fused(variant: Variant, tensors: dict[str, Tensor], recompute: str = "activa
 
 def apart(variant: Variant, tensors: dict[str, Tensor]) -> Tensor:
     """The ops one after another."""
-    torch.manual_seed(5)
+    seed(5)
     x = n = tensors["input"]
     norm_weight = tensors.get("norm_weight")
     if variant.norm == "layer_norm":
@@ -118,7 +119,7 @@ def apart(variant: Variant, tensors: dict[str, Tensor]) -> Tensor:
 def gradients(
     y: Tensor, tensors: dict[str, Tensor], create_graph: bool = False
 ) -> dict[str, Tensor]:
-    torch.manual_seed(1)
+    seed(1)
     wanted = {name: t for name, t in tensors.items() if t.requires_grad}
     grads = torch.autograd.grad(
         y, list(wanted.values()), torch.randn_like(y), create_graph=create_graph

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from tests.support.seed import seed
 from tests.support.tiny_changes import CHANGES, STARTS
 from tests.support.tiny_configs import shrunk
 from tests.support.tiny_inputs import candidates
@@ -35,7 +36,7 @@ class Tiny:
 
     def make(self) -> nn.Module:
         """In training mode, without dropout and without a cache; the same weights each time."""
-        torch.manual_seed(0)
+        seed(0)
         with _nan_where_uninitialized():
             model = self._new()
         with torch.no_grad():

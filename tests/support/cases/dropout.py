@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from tests.support import seed as seeds
 from tests.support.philox import keep_mask
 from tests.support.shapes import Dtypes, random_normal
 from tests.support.tolerances import sums_dtype
@@ -73,7 +74,7 @@ class DropoutCase(OpCase):
     reemitted: ClassVar[tuple[str, ...]] = ()
 
     def seed(self) -> None:
-        torch.manual_seed(SEED)
+        seeds.seed(SEED)
 
     def make_call(
         self,
@@ -175,7 +176,7 @@ class DropoutAddNormCase(AddNormCase):
     rows_are_independent: ClassVar[bool] = False
 
     def seed(self) -> None:
-        torch.manual_seed(SEED)
+        seeds.seed(SEED)
 
     def make_call(
         self,
