@@ -1,9 +1,10 @@
-"""The tests in inside/ pass, each file in a process of its own: an accelerator is for the whole of
-a process, and a process that touches device memory ends.
+"""The tests in inside/ pass, in a process of their own: an accelerator is for the whole of a
+process, and a process that touches device memory ends.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,16 +24,28 @@ def _built() -> None:
     build.library()  # here, so that a compiler's message is this fixture's error
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in HERE.glob("inside/test_*.py")))
-def test_inside(name: str, child_environment: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    ran = subprocess.run(
-        [*command, str(HERE / "inside" / name)],
+@pytest.fixture(scope="module")
+def ran(
+    request: pytest.FixtureRequest, child_environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """The selected files of inside/, in one process, which starts once."""
+    here = [item for item in request.session.items if item.path == request.path]
+    names = [item.callspec.params["name"] for item in here if isinstance(item, pytest.Function)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rfE"]
+    return subprocess.run(
+        [*command, *(str(HERE / "inside" / name) for name in names)],
         cwd=ROOT,
         env=child_environment,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1200,
     )
-    if ran.returncode != 0:
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in HERE.glob("inside/test_*.py")))
+def test_inside(name: str, ran: subprocess.CompletedProcess[str]) -> None:
+    # 1: some failed, and are named. Without its last line the process ended before the tests did.
+    ended = ran.returncode in (0, 1) and re.search(r"\d+ passed.* in [\d.]+s", ran.stdout)
+    failed = re.search(rf"^(FAILED|ERROR) \S*/{re.escape(name)}", ran.stdout, re.MULTILINE)
+    if failed or not ended:
         pytest.fail(f"exit status {ran.returncode}\n{ran.stdout}\n{ran.stderr}", pytrace=False)
