@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import memopt
-from tests.support.capability_probe import calls, loss_calls
+from tests.support.capability_probe import LOSS_CHUNK, calls, loss_calls
 from tests.support.cases import VALUE_CASES, OpCase, Results
 from tests.support.forks import run_in_forks
-from tests.support.losses import assert_as_right_as_pytorch, eager, exactly, with_gradients
+from tests.support.losses import assert_as_right_as_pytorch, exactly, pytorchs
 from tests.support.oracle import allowances, assert_results_accurate, exact_results
 from tests.support.tolerances import BETWEEN_IMPLEMENTATIONS, worst_error
 
@@ -66,11 +66,7 @@ def test_accuracy(case: OpCase, capability: str, probe) -> None:
 def test_accuracy_of_losses(capability: str, probe) -> None:
     results = probe(capability)["losses"]
     for name, (tensors, target, upstream, settings) in loss_calls().items():
-        theirs = with_gradients(
-            lambda t=tensors, y=target, s=settings: eager(**t, target=y, **s),
-            list(tensors.values()),
-            upstream,
-        )
+        theirs = pytorchs(tensors, target, upstream, LOSS_CHUNK, **settings)
         exact = exactly(tensors, target, upstream, **settings)
         assert_as_right_as_pytorch(results[name], theirs, exact)
 

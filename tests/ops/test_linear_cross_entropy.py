@@ -24,6 +24,7 @@ from tests.support.losses import (
     exactly,
     head,
     ours,
+    pytorchs,
     with_gradients,
 )
 from tests.support.opchecks import opcheck
@@ -58,7 +59,7 @@ def compare(
     if settings["reduction"] == "none":
         upstream = torch.linspace(0.5, 1.5, rows).to(wanted[0].device, wanted[0].dtype)
     mine = with_gradients(lambda: ours(tensors, target, chunk=chunk, **settings), wanted, upstream)
-    theirs = with_gradients(lambda: eager(**tensors, target=target, **settings), wanted, upstream)
+    theirs = pytorchs(tensors, target, upstream, chunk, **settings)
     assert_as_right_as_pytorch(mine, theirs, exactly(tensors, target, upstream, **settings))
 
 

@@ -44,6 +44,9 @@ LOSSES: dict[str, dict[str, Any]] = {
 }
 
 
+LOSS_CHUNK = 2
+
+
 def loss_calls() -> dict[str, tuple[dict[str, Tensor], Tensor, Tensor | None, dict[str, Any]]]:
     """Heads, targets, upstream gradients and settings of linear_cross_entropy, by name: each width
     with two dtypes, in chunks of 2 of 5 rows, which a bfloat16 weight's gradient is summed over.
@@ -62,7 +65,7 @@ def loss_calls() -> dict[str, tuple[dict[str, Tensor], Tensor, Tensor | None, di
 def loss_results() -> dict[str, list[Tensor]]:
     return {
         name: with_gradients(
-            lambda t=tensors, y=target, s=settings: ours(t, y, chunk=2, **s),
+            lambda t=tensors, y=target, s=settings: ours(t, y, chunk=LOSS_CHUNK, **s),
             list(tensors.values()),
             upstream,
         )

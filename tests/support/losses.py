@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,10 +52,12 @@ def eager(
     z_loss: float = 0.0,
     class_weight: Tensor | None = None,
     reduction: str = "mean",
+    chunk: int | None = None,
     **settings: Any,
 ) -> Tensor:
-    """What a model without memopt writes."""
-    z = F.linear(input, weight, bias) * logit_scale
+    """What a model without memopt writes; its linear in chunks of rows, if that is given."""
+    parts = [input] if chunk is None else input.split(chunk)
+    z = torch.cat([F.linear(part, weight, bias) for part in parts]) * logit_scale
     if softcap is not None:
         z = softcap * torch.tanh(z / softcap)
     loss = F.cross_entropy(z, target, class_weight, reduction=reduction, **settings)
@@ -94,6 +97,25 @@ def with_gradients(
     if upstream is not None:
         upstream = upstream.to(value.dtype)
     return [value.detach(), *torch.autograd.grad(value, list(wanted), upstream)]
+
+
+def pytorchs(
+    tensors: Mapping[str, Tensor],
+    target: Tensor,
+    upstream: Tensor | None,
+    chunk: int | None,
+    **settings: Any,
+) -> list[Tensor]:
+    """The loss and the gradients by PyTorch: the input's by products of as many rows as a chunk of
+    memopt's, since some processors sum one row's products in another order, with larger errors. The
+    others' by one product, which is more accurate than a sum over chunks.
+    """
+    wanted = list(tensors.values())
+    found = with_gradients(lambda: eager(**tensors, target=target, **settings), wanted, upstream)
+    if chunk is not None:
+        chunked = partial(eager, **tensors, target=target, chunk=chunk, **settings)
+        found[1:2] = with_gradients(chunked, wanted[:1], upstream)[1:]
+    return found
 
 
 def exactly(
