@@ -82,7 +82,7 @@ class Listener : public profiler::ProfilerStateBase {
 class Allocations {
  public:
   void start() {
-    TORCH_CHECK(profiler::ProfilerStateBase::get() == nullptr,
+    TORCH_CHECK(!profiler::profilerEnabled(),
                 "memopt: bytes on the CPU can be counted where no profiler is on, got one");
     listener_ = std::make_shared<Listener>();
     profiler::ProfilerStateBase::push(listener_);
