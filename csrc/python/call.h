@@ -40,6 +40,8 @@ class Call : public saved::Function {
   const std::vector<saved::ArgumentTensor>& tensors() const { return tensors_; }
   // What of a converted model's scope the region was called in, and so runs in.
   ModelScope scope() const { return scope_; }
+  // For a function that opens that scope itself, when it is run again.
+  void leave_scope_to_function() { scope_ = ModelScope::none; }
   // Which arguments they are: equal for calls whose tensors have the same numbers in the same
   // places.
   std::string structure() const;
@@ -102,7 +104,7 @@ class Call : public saved::Function {
 
   std::unique_ptr<Objects> objects_;
   std::vector<saved::ArgumentTensor> tensors_;
-  const ModelScope scope_;
+  ModelScope scope_;
 };
 
 }  // namespace memopt::python

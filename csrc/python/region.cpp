@@ -52,8 +52,9 @@ struct Begun {
   ModelScope scope;
 };
 
+// `opens_scope`: fn does so itself when it is run again.
 Begun begin(const py::object& fn, const py::tuple& args, const py::dict& kwargs,
-            const py::object& settings_object, const py::object& owner) {
+            const py::object& settings_object, const py::object& owner, bool opens_scope = false) {
   const auto& settings = settings_object.cast<Settings&>();
   auto call = std::make_unique<Call>(fn, args, kwargs, settings_object, owner);
   auto& made = *call;
@@ -61,7 +62,9 @@ Begun begin(const py::object& fn, const py::tuple& args, const py::dict& kwargs,
   auto region = c10::make_intrusive<saved::Region>(std::move(call), made.tensors(), fate.get(),
                                                    settings.options);
   made.release_tensors();
-  return {std::move(region), made.scope()};
+  const auto scope = made.scope();
+  if (opens_scope) made.leave_scope_to_function();
+  return {std::move(region), scope};
 }
 
 // A call whose saved tensors go to the region.
@@ -98,10 +101,11 @@ py::object forward(const py::object& fn, const py::tuple& args, const py::dict& 
 // hold the region, which lives as long as something of it is wanted in backward.
 class JoinedRegion {
  public:
-  // `replay` is what the recompute calls, with the first call's arguments.
+  // `replay` is what the recompute calls, with the first call's arguments. It makes each call by
+  // again().
   py::object begin_with(const py::object& replay, const py::object& fn, const py::tuple& args,
                         const py::dict& kwargs, const py::object& settings) {
-    auto begun = begin(replay, args, kwargs, settings, py::none());
+    auto begun = begin(replay, args, kwargs, settings, py::none(), /*opens_scope=*/true);
     region_ = c10::weak_intrusive_ptr<saved::Region>(begun.region);
     scope_ = begun.scope;
     settings_ = settings;
@@ -119,6 +123,14 @@ class JoinedRegion {
     auto region = region_->lock();
     TORCH_CHECK(region.defined(), "memopt: a joined region must be alive");
     return call({std::move(region), scope_}, fn, args, kwargs);
+  }
+
+  // Makes a call in the recompute, in a scope of its own as in forward: what a call returns has a
+  // recipe inside of it alone, or the next call would not save it as it did.
+  py::object again(const py::object& fn, const py::tuple& args, const py::dict& kwargs) const {
+    const auto scope = same_scope(scope_);
+    const CallScopesGuard calls;
+    return fn(*args, **kwargs);
   }
 
  private:
@@ -212,7 +224,9 @@ void register_region(py::module_& m) {
       .def("goes_on", &JoinedRegion::goes_on,
            "Whether the region lives, and random generators and autocast are what the last call "
            "left.")
-      .def("go_on", &JoinedRegion::go_on, "go_on(fn, args, kwargs): call fn as the next one.");
+      .def("go_on", &JoinedRegion::go_on, "go_on(fn, args, kwargs): call fn as the next one.")
+      .def("again", &JoinedRegion::again,
+           "again(fn, args, kwargs): make one of the calls in the recompute.");
 
   py::class_<saved::Flags>(m, "Flags", "Where a thread is.")
       .def_readwrite("checkpointing", &saved::Flags::checkpointing)

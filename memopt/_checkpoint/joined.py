@@ -68,13 +68,14 @@ class _Open(threading.local):
 
     def __init__(self) -> None:
         self._region: _C.JoinedRegion | None = None
-        self._replay: weakref.ref[_Replay] = weakref.ref(_Replay(_nothing))
+        self._replay: weakref.ref[_Replay] | None = None
         self._returned: list[weakref.ref[Tensor]] = []
 
     def begin(
         self, run: RunCall, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Any
     ) -> Any:
-        region, replay = _C.JoinedRegion(), _Replay(run)
+        region = _C.JoinedRegion()
+        replay = _Replay(run, region)
         output = region.begin_with(replay, run, args, kwargs, settings)
         self._region, self._replay = region, weakref.ref(replay)
         self._returned = [weakref.ref(tensor) for tensor in _tensors(output)]
@@ -99,8 +100,10 @@ class _Open(threading.local):
         kwargs: dict[str, Any],
         is_last: bool,
     ) -> Any:
-        region, replay = self._region, self._replay()
+        region = self._region
         assert region is not None
+        assert self._replay is not None
+        replay = self._replay()
         assert replay is not None  # it lives as long as the region
         later.run = run
         replay.calls.append(later)
@@ -123,26 +126,27 @@ class _Later:
         self._places = places
         """Places of arguments that the call before it returned, and the tensors' numbers there."""
 
-    def __call__(self, before: Any) -> Any:
+    def __call__(self, before: Any, region: _C.JoinedRegion) -> Any:
         returned = _tensors(before)
         leaves = list(self._leaves)
         for place, number in self._places.items():
             leaves[place] = returned[number]
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
-        return self.run(*args, **kwargs)
+        return region.again(self.run, args, kwargs)
 
 
 class _Replay:
     """The calls of a region, made again."""
 
-    def __init__(self, run: RunCall) -> None:
+    def __init__(self, run: RunCall, region: _C.JoinedRegion) -> None:
         self.run = run
+        self.region = region
         self.calls: list[_Later] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        output = self.run(*args, **kwargs)
+        output = self.region.again(self.run, args, kwargs)
         for later in self.calls:
-            output = later(output)
+            output = later(output, self.region)
         return output
 
 

@@ -90,9 +90,11 @@ def group_option(
             backward=_one_after_another(profile, first, own, [one.backward for one in own]),
             gradients=0,
         )
-    away = min(begin.offloaded, exact.resident)
+    # Less than nothing where the calls end more than they keep: a cache that was there before.
+    resident = max(0, exact.resident)
+    away = min(begin.offloaded, resident)
     return Option(
-        max(0, exact.resident - away),
+        resident - away,
         exact.forward,
         exact.backward,
         sum(one.forward_seconds for one in plain),

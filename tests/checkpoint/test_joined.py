@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import memopt
@@ -109,6 +110,46 @@ def test_bits_are_those_of_the_plain_step(between: str, choice: Choice) -> None:
     assert same_bits(after_a_step(model), wanted)
     gc.collect()
     assert _C.live_regions() == live
+
+
+class Ending(nn.Module):
+    """A block that ends in an op with a recipe, or in a sum with one."""
+
+    def __init__(self, end: str) -> None:
+        super().__init__()
+        self.linear, self.norm, self.end = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), end
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        if self.end == "activation":
+            return F.gelu(y)
+        if self.end == "norm":
+            return self.norm(x + y)
+        y = x + self.norm(y)
+        return y if self.end == "sum" else y.relu_()
+
+
+class Chain(nn.Module):
+    def __init__(self, end: str) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Ending(end) for _ in range(4)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(x).square().mean()
+
+
+@pytest.mark.parametrize("end", ["activation", "norm", "sum", "activated sum"])
+def test_blocks_that_end_in_a_recipe(end: str) -> None:
+    """As those of ResNet and BERT do. The next call saves what they return, in both runs."""
+    torch.manual_seed(0)
+    model = Chain(end)
+    at = tuple(f"blocks.{n}" for n in range(4))
+    with assigned(model, Assignment({(path,): Choice(recipes=True) for path in at})):
+        wanted = after_a_step(model)
+    for inside in ((), ("",)):
+        shared = Choice(recipes=True, checkpoint=True, parts=inside)
+        with assigned(model, Assignment({at[:2]: shared, at[2:]: shared})):
+            assert same_bits(after_a_step(model), wanted)
 
 
 def test_one_input_is_kept() -> None:

@@ -19,6 +19,7 @@ from memopt._plan.bytes import StageBytes, StepBytes
 from memopt._plan.choices import CHOICES
 from memopt._plan.choose import _in_order, choose_plan, solved
 from memopt._plan.curve import curve_of
+from memopt._plan.groups import group_option
 from memopt._plan.levels import Case
 from memopt._plan.observe import Observed
 from memopt._plan.profile import Profile
@@ -26,7 +27,7 @@ from memopt._plan.samples import Look
 from memopt._plan.seconds import StageSeconds
 from memopt._plan.solver import solve
 from memopt._plan.terms import Terms, evaluated, problem, uniform
-from memopt.assignment import Assignment
+from memopt.assignment import Assignment, Choice
 from memopt.memory.ledger import Ledger
 from tests.plan.models import chain
 from tests.plan.support import plans_of
@@ -48,6 +49,17 @@ def test_alike_blocks_are_in_order(share: float) -> None:
     assert len(set(held)) > 1
     whole = problem(plan.profile, plan.terms, CHOICES, with_recipes=True)
     assert plan.seconds <= solve(whole, plan.budget).seconds
+
+
+@pytest.mark.parametrize("offload", [0.0, 0.5, 1.0])
+def test_calls_in_one_region_that_end_more_than_they_keep(offload: float) -> None:
+    """Features that were cached before them, say: of less than nothing, nothing is offloaded."""
+    profile = random_profile(Random(0))
+    shared = Choice(checkpoint=True)
+    profile.exact_groups[0, 2, shared] = StageBytes(-100, 10, 10, 0)
+    choice = replace(shared, offload=offload)
+    option = group_option(profile, 0, 2, choice, with_recipes=False)
+    assert (option.resident, option.offloaded) == (0, 0)
 
 
 def test_in_order_only_where_it_costs_nothing() -> None:
