@@ -62,6 +62,8 @@ class AutocastState:
 
     @classmethod
     def now(cls, device: str) -> AutocastState:
+        if device == "meta":  # PyTorch's own autocast knows no such device
+            return cls(device, False, torch.float32)
         return cls(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
 
     def again(self) -> Any:

@@ -14,7 +14,7 @@ from memopt._progress import progress
 from memopt.memory.asked import asked_step, check_count, target_of
 from memopt.memory.batches import rows_of
 from memopt.memory.pieces import GRADIENTS, STATES, WEIGHTS
-from memopt.memory.sizes import as_bytes
+from memopt.memory.sizes import as_bytes, as_text
 from memopt.memory.step import LossLike, OptimizerLike, StepFunction
 from memopt.place import Place
 from memopt.whatif.fates import Checkpoint, Fates
@@ -97,7 +97,10 @@ def fits(
     target = target_of("memopt.fits", model, device)
     kept = _reserved(reserve, target)
     if kept >= whole:
-        raise ValueError(f"memopt.fits: memory must be above the reserve of {kept} B, got {whole}")
+        raise ValueError(
+            f"memopt.fits: memory must be above the reserve of {as_text(kept)}, got "
+            f"{as_text(whole)}; reserve= chooses another"
+        )
     asked = asked_step(
         "memopt.fits", model, batch, optimizer, loss, autocast, micro_batches, function=step
     )

@@ -118,7 +118,8 @@ def step_bytes(
     return StepBytes(
         base=totals[start],
         above=max(highs[start : end + 1]) - totals[start],
-        optimizer=max(highs[end:]) - totals[start],
+        # Less than before: the step released what it found.
+        optimizer=max(0, max(highs[end:]) - totals[start]),
         stages=tuple(stages),
         peak=max(highs),
         in_order=begins == sorted(begins, reverse=True),

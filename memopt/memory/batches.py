@@ -205,10 +205,18 @@ def loss_in(who: str, output: Any) -> Tensor:
     if loss.numel() != 1 or not loss.requires_grad:
         raise ValueError(
             f"{who}: the loss must be one number that requires a gradient, got shape "
-            f"{list(loss.shape)}, requires_grad={loss.requires_grad}; loss= makes one of the "
-            "model's output"
+            f"{list(loss.shape)}, requires_grad={loss.requires_grad}; {_remedy(loss)}"
         )
     return loss
+
+
+def _remedy(loss: Tensor) -> str:
+    """The way to a loss with a gradient."""
+    if torch.is_inference_mode_enabled():
+        return "torch.inference_mode() is on, in which nothing has a gradient: call this outside"
+    if loss.numel() == 1:
+        return "if the weights are frozen, some must be trained: parameter.requires_grad_()"
+    return "loss= makes one of the model's output"
 
 
 def device_of(who: str, model: torch.nn.Module, batch: object) -> torch.device:

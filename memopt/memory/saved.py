@@ -178,7 +178,7 @@ def check_can_measure(who: str, fn: object) -> None:
         raise TypeError(f"{who}: fn must be a module or a function, got {type(fn).__name__}")
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
-            f"{who}: bytes saved for backward must be counted outside torch.inference_mode(), in "
+            f"{who}: bytes kept for backward must be counted outside torch.inference_mode(), in "
             "which autograd saves nothing, got inference mode on"
         )
 

@@ -120,7 +120,12 @@ class Step:
             at_turn(loss)
 
         own: Any = self.model if model is None else model
-        with self.watching(), around_backward(turn, at_end), self._autocast():
+        with (
+            self.watching(),
+            around_backward(turn, at_end),
+            torch.enable_grad(),
+            self._autocast(),
+        ):
             self.function(own, batch)
         if not backwards:
             raise ValueError(
@@ -142,7 +147,7 @@ class Step:
 
     def forward(self, batch: Any, model: Callable[..., Any] | None = None) -> Tensor:
         """The loss of one of them, with its share of the whole. `model`: in place of its own."""
-        with self._autocast():
+        with torch.enable_grad(), self._autocast():
             output = call(self.model if model is None else model, batch)
             loss = loss_in(self.who, output if self.loss is None else self.loss(output))
             return loss / self.micro_batches if self.micro_batches > 1 else loss

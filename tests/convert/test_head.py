@@ -237,3 +237,12 @@ def test_check_says_head_in_chunks() -> None:
         if each.path == "lm_head"
     )
     assert head.happened == "head in chunks"
+
+
+def test_on_meta_it_is_converted_with_a_batch() -> None:
+    sample = {"words": batch()[0].to("meta"), "target": batch()[1].to("meta")}
+    report = memopt.convert(Decoder().to("meta"), sample)
+    assert "lm_head" in str(report)
+    assert report.bytes_before is not None
+    assert report.bytes_after is not None
+    assert report.bytes_after < report.bytes_before

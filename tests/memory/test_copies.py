@@ -83,3 +83,41 @@ def test_a_module_that_refuses_is_not_shared() -> None:
     """The copy would train the user's parameters."""
     with pytest.raises(TypeError, match="no copies for a test"):
         memopt.anatomy(nn.Sequential(Once(WIDTH, 1)), torch.ones(1, WIDTH))
+
+
+class Packed(nn.Parameter):
+    """A weight that is stored as bytes, as quantized ones are; its attributes say how."""
+
+    form: dict[str, Any]
+
+
+class OfBytes(nn.Module):
+    """Unpacks its weight, and packs it in another order in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+        self.weight = Packed(torch.zeros(WIDTH * WIDTH, dtype=torch.uint8), requires_grad=False)
+        self.weight.form = {"shape": (WIDTH, WIDTH), "scale": torch.ones(1), "turned": False}
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert type(self.weight) is Packed
+        form = self.weight.form
+        if not self.training and not form["turned"]:
+            self.weight.data = self.weight.data.reshape(form["shape"]).T.reshape(-1)
+            form["turned"] = True
+        weight = self.weight.reshape(form["shape"]) * form["scale"]
+        return (self.up(x) @ weight).relu().sum()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_parameters_keep_their_class_and_attributes(training: bool) -> None:
+    model, x = OfBytes().train(training), torch.zeros(4, WIDTH)
+    for _ in range(2):
+        memopt.anatomy(model, x)
+        memopt.plan(model, x, measure=False)
+        assert memopt.check(model, x).predicted_kept is not None
+        assert not model.weight.form["turned"]
+    model(x)
+    memopt.anatomy(model, x)
+    assert model.weight.form["turned"] is not training

@@ -308,6 +308,23 @@ def test_an_optimizer_of_nothing() -> None:
         memopt.anatomy(model, batch(), loss=square)
 
 
+@pytest.mark.parametrize("call", [memopt.anatomy, memopt.check])
+def test_gradients_are_switched_off_around_the_call(call: Any) -> None:
+    plain = call(Blocks(), batch(), loss=square)
+    with torch.no_grad():
+        assert str(call(Blocks(), batch(), loss=square)) == str(plain)
+    with (
+        torch.inference_mode(),
+        pytest.raises(ValueError, match=r"inference_mode\(\) is on, .* call this outside"),
+    ):
+        call(Blocks(), batch(), loss=square)
+
+
+def test_a_frozen_model_is_said_to_be_frozen() -> None:
+    with pytest.raises(ValueError, match=r"weights are frozen, some must be trained"):
+        memopt.anatomy(Blocks().requires_grad_(False), batch(), loss=square)
+
+
 def test_settings_of_the_thread() -> None:
     def careless() -> None:
         torch.set_grad_enabled(False)

@@ -220,3 +220,20 @@ def test_plans_at_the_wrong_time(tmp_path: Path) -> None:
         memopt.Plan.load(tmp_path / "other.json")
     with pytest.raises(ValueError, match="count must be at least 2"):
         plan.pareto(count=1)
+
+
+class Releases(nn.Module):
+    """Releases on its first call more than its optimizer ever takes, as 8-bit weights do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+        self.once: Tensor | None = torch.zeros(1 << 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.once = None
+        return self.layers(x).sum()
+
+
+def test_a_first_step_that_releases_memory() -> None:
+    memopt.plan(Releases(), torch.zeros(2, 4), EVERYTHING, measure=False)

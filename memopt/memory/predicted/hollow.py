@@ -216,7 +216,8 @@ class Copies(NamedTuple):
 def hollow_copy(value: T, computed: Iterable[Tensor] = ()) -> tuple[T, Copies]:
     """A deep copy of modules, optimizers and tensors on the CPU, without values, but for small
     tensors that are not parameters, and for tensors that are neither parameters nor buffers. Copies
-    share memory where the originals do: tied weights, and the parts of a batch.
+    share memory where the originals do: tied weights, and the parts of a batch. Parameters keep
+    their class and attributes: those of quantized weights say how they are packed.
 
     Args:
         computed: results of autograd somewhere inside, which PyTorch refuses to copy.
@@ -227,12 +228,17 @@ def hollow_copy(value: T, computed: Iterable[Tensor] = ()) -> tuple[T, Copies]:
     memo: dict[int, Any] = {}
     memory: dict[Hashable, tuple[Tensor, bool]] = {}
     originals: dict[int, list[Tensor]] = {}
+    attributes: list[tuple[Tensor, dict[str, Any]]] = []
     for tensor in (*_tensors_of(value), *computed):
+        if id(tensor) not in memo and isinstance(tensor, nn.Parameter) and tensor.__dict__:
+            attributes.append((tensor, dict(tensor.__dict__)))
         memo[id(tensor)] = _hollow(tensor, memory)
         originals.setdefault(_key(memo[id(tensor)]), []).append(tensor)
     bases = (base for base, is_hollow in memory.values() if is_hollow)
     hollow = frozenset(base.untyped_storage()._cdata for base in bases)
-    result, others = copied(value, memo)
+    (result, copied_attributes), others = copied((value, [each for _, each in attributes]), memo)
+    for (tensor, _), each in zip(attributes, copied_attributes, strict=True):
+        memo[id(tensor)].__dict__.update(each)
     for original, copy in others:
         if isinstance(original, Tensor):
             originals.setdefault(_key(copy), []).append(original)
@@ -269,7 +275,9 @@ def _hollow(tensor: Tensor, memory: dict[Hashable, tuple[Tensor, bool]]) -> Tens
             memory[key][0].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
         )
     if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(view, requires_grad=tensor.requires_grad)
+        parameter = nn.Parameter(view, requires_grad=tensor.requires_grad)
+        object.__setattr__(parameter, "__class__", type(tensor))
+        return parameter
     return view.requires_grad_(tensor.requires_grad)
 
 
