@@ -39,8 +39,8 @@ need = $(PYTHON) -c "import sys; from importlib.util import find_spec; sys.exit(
 need_tests = $(call need,test,pytest xdist hypothesis numpy rich matplotlib) && \
   { $(PYTHON) -c "from tests.simt.build import cuda_include; cuda_include()" 2>/dev/null \
     || $(PYTHON) -m pip install -r requirements/test.txt; }
-need_models = $(call need,models,transformers accelerate lightning peft) \
-  || echo "Tests on real models are skipped: no transformers, accelerate, lightning or peft here"
+need_models = $(call need,models,transformers accelerate lightning peft trl datasets bitsandbytes) \
+  || echo "Tests on real models are skipped: not all of requirements/models.txt is here"
 need_docs = $(call need,docs,mkdocs mkdocstrings pygments ruff)
 CLANG_FORMAT = $(PYTHON) -c "import clang_format; clang_format.clang_format()"
 CXX_FILES = $(shell git ls-files -co --exclude-standard '*.h' '*.cpp' '*.cu' '*.cuh')
