@@ -60,7 +60,7 @@ def measure(name: str, sizes: Sizes) -> dict[str, Any]:
 
 
 def readme_table(cases: Mapping[str, Any]) -> str:
-    head = ["model", "a layer, bytes a token: before", "after", "saved before", "after", "ratio"]
+    head = ["model", "a layer, bytes a token: before", "after", "kept before", "after", "ratio"]
     rows = []
     for name, case in cases.items():
         layer = case["formulas"]["layer"]

@@ -89,13 +89,13 @@ def markdown(cases: Mapping[str, Any], head: str) -> str:
         ratio = f"{case['ratio']:.2f}x"
         library, _, model = name.partition(": ")
         rows.append([library, model, *kilobytes, ratio, regions, explanation(case)])
-    columns = ["library", "model", "saved before", "after", "ratio", "with regions", "what stays"]
+    columns = ["library", "model", "kept before", "after", "ratio", "with regions", "what stays"]
     return f"{head}\n\n{table(columns, rows)}\n"
 
 
 HEAD = """# What convert saves, model by model
 
-Bytes saved for backward by one forward in training mode (float32, CPU, small random configurations)
+Bytes kept for backward by one forward in training mode (float32, CPU, small random configurations)
 before `memopt.convert(model)` and after; "with regions" is `memopt.convert(model, checkpoint=True)`
 over the same "before", "-" where memopt finds no blocks in the model. Where more than 0.8 stays,
 the last column has the largest shares of what stays, from convert's report.

@@ -33,7 +33,7 @@ def sqrt_segments(stages: int) -> list[int]:
 def optimal_segments(saved_bytes: Sequence[int], input_bytes: Sequence[int]) -> list[int]:
     """The partition with the least peak of activation memory, for stages of any cost.
 
-    With a_i bytes saved for backward by stage i and b_i bytes of input of stage i, a partition into
+    With a_i bytes kept for backward by stage i and b_i bytes of input of stage i, a partition into
     segments j = 1..k that begin at stages s_1 = 0 < s_2 < ... < s_k has
 
         A_j  = sum of a_i over the stages i of segment j

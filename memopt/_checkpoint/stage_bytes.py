@@ -55,7 +55,7 @@ class SavedInStage:
         )
 
     def _running_union(self, start: int, without: Iterable[Hashable]) -> list[int]:
-        """Bytes saved by the stage `start` alone, by it and the next one, and so on."""
+        """Bytes kept by the stage `start` alone, by it and the next one, and so on."""
         seen = set(without)
         total = 0
         totals = []
