@@ -166,7 +166,7 @@ def demo() -> str:
         row.append("" if agreed is None else f"{agreed['reference']}'s, {how}")
         rows.append(row)
     where = f"{run['machine']['processor']}, {run['machine']['cores']} cores"
-    head = ["mode", "step, ms", "saved, MB", "peak, MB", "losses of all steps"]
+    head = ["mode", "step, ms", "kept, MB", "peak, MB", "losses of all steps"]
     return f"*{where}; torch {run['versions']['torch']}.*\n\n{table(head, rows)}\n"
 
 

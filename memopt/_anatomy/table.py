@@ -78,7 +78,7 @@ def _advice(anatomy: Findings) -> Iterator[Section]:
             [as_text(a.peak), as_text(a.saved), f"{a.slower:+.1%}", a.what, a.how]
             for a in anatomy.advice
         ]
-        columns = ("Peak", "saved", "time, estimated", "What", "How")
+        columns = ("Peak", "less", "time, estimated", "What", "How")
         yield Section("What would help", columns, rows, is_urgent=True)
 
 

@@ -26,8 +26,8 @@ class NativeLibraryMissing(RuntimeError):
     def __init__(self, name: str) -> None:
         super().__init__(
             f"memopt.{_CALLED.get(name, name)} needs memopt's native library, which this "
-            "installation has not: install a wheel that was built for this PyTorch, or "
-            "build it with a C++ compiler: pip install --no-build-isolation memopt. Without it "
+            "installation lacks: install a wheel that was built for this PyTorch, or build it in a "
+            "checkout with a C++ compiler: pip install --no-build-isolation . Without it "
             "there are checkpoint, checkpoint_wrapper, apply_activation_checkpointing, plan, fit, "
             "anatomy, largest_batch, saved_bytes and check"
         )

@@ -67,7 +67,7 @@ def _draw_memory(figure: SubFigure, results: list[Result], rows: int, columns: i
 def _draw_profile(
     axes: Axes, name: str, memory: MemoryProfile, eager: MemoryProfile | None
 ) -> None:
-    saved, peak = f"saved {as_text(memory.saved)}", f"peak {as_text(memory.peak)}"
+    saved, peak = f"kept {as_text(memory.saved)}", f"peak {as_text(memory.peak)}"
     if eager is not None:
         axes.step(eager.ms, _mb(eager.live), where="post", color=GREY, linewidth=0.8)
         saved += f", {memory.saved / eager.saved:.2f}x"

@@ -39,7 +39,7 @@ def comparison(results: list[Result]) -> Tables:
         remark = result.failure or _remark(result, agreement(result, results))
         rows.append([name, f"{result.losses[-1]:.3f}", *cells, remark])
     headings = (
-        *("Mode", "final loss", "tokens per s", "step ms", "saved MB", "peak MB"),
+        *("Mode", "final loss", "tokens per s", "step ms", "kept MB", "peak MB"),
         "Losses of all steps",
     )
     below = (
