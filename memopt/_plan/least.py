@@ -14,7 +14,7 @@ from memopt.applied import assign
 from memopt.assignment import Assignment, Choice, Paths
 from memopt.memory.asked import has_values
 from memopt.memory.ledger import Ledger
-from memopt.memory.parallel import bucket_bytes
+from memopt.memory.parallel import bucket_bytes, used_map_bytes
 from memopt.memory.pieces import OFFLOADED
 from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.predicted.predict import predict
@@ -68,9 +68,10 @@ def _peak(live: Live, step: Step, assignment: Assignment, terms: Terms) -> int:
                 raise
         else:
             ledger = hollow.ledger
+            beside = bucket_bytes(live.entry) + used_map_bytes(live.entry)
             if terms.place is None:
-                return max(highs_of(ledger)) + bucket_bytes(live.entry)
-            return _offloaded_peak(ledger, terms, step.who) + bucket_bytes(live.entry)
+                return max(highs_of(ledger)) + beside
+            return _offloaded_peak(ledger, terms, step.who) + beside
     return replace(live, step=step, predictable=False).look(assignment).nbytes.peak
 
 

@@ -28,7 +28,7 @@ from memopt._plan.terms import Terms, uniform
 from memopt.applied import assigned
 from memopt.assignment import KEEP, Assignment, Choice
 from memopt.memory.allocator import free_bytes, most_above
-from memopt.memory.parallel import bucket_bytes, is_sharded
+from memopt.memory.parallel import bucket_bytes, is_sharded, used_map_bytes
 from memopt.memory.paths import is_inside
 from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.predicted.predict import Looks
@@ -102,7 +102,13 @@ class Live:
         observed = self.looks.depth.run(look, lambda o: len(o.ledger.ops))
         self.written.add(observed.written.tensors)
         nbytes, buckets = observed.nbytes, bucket_bytes(self.entry)
-        nbytes = replace(nbytes, base=nbytes.base + buckets, peak=nbytes.peak + buckets)
+        used = used_map_bytes(self.entry)  # above the base, where a step that runs has it
+        nbytes = replace(
+            nbytes,
+            base=nbytes.base + buckets,
+            above=nbytes.above + used,
+            peak=nbytes.peak + buckets + used,
+        )
         kinds, sites, follows = ranks.first((observed.kinds, observed.sites, observed.follows))
         return replace(
             observed,

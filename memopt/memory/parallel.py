@@ -28,3 +28,14 @@ def bucket_bytes(model: nn.Module | None) -> int:
         return 0
     sizes: list[int] = [p.nbytes for p in model.parameters() if p.requires_grad]
     return sum(sizes)
+
+
+def used_map_bytes(model: nn.Module | None) -> int:
+    """Bytes of the map in which DistributedDataParallel(find_unused_parameters=True) notes which
+    parameters had gradients: a step is seen to reach it in backward.
+    """
+    if not isinstance(model, nn.parallel.DistributedDataParallel):
+        return 0
+    if not model.find_unused_parameters:
+        return 0
+    return 4 * sum(p.requires_grad for p in model.parameters())

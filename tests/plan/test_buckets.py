@@ -1,4 +1,6 @@
-"""Proves that the buckets in which DistributedDataParallel reduces gradients count once."""
+"""Proves that the buckets in which DistributedDataParallel reduces gradients count once, and that
+the floor that is named beside them holds.
+"""
 
 from __future__ import annotations
 
@@ -39,4 +41,17 @@ def test_buckets_count_once(group: None, as_views: bool) -> None:
     buckets = 0 if as_views else sum(p.nbytes for p in model.parameters())
     assert expected is not None
     assert plan.measured_peak == expected + buckets
+    plan.undo()
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="PyTorch without torch.distributed")
+def test_the_floor_with_unused_parameters_is_accepted(group: None) -> None:
+    """DDP notes which parameters had gradients, in a tensor that the step reaches in backward."""
+    model, x = Mlp(blocks=3), torch.randn(6, 32)
+    parallel = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    with pytest.raises(memopt.BudgetTooSmall) as below:
+        memopt.plan(parallel, x, 1000, steps=1, optimizer=None)
+    plan = memopt.plan(parallel, x, below.value.floor, steps=1, optimizer=None).apply()
+    assert plan.measured_peak is not None
+    assert plan.measured_peak <= below.value.floor
     plan.undo()
