@@ -154,6 +154,8 @@ def _checked(
     before, after = _kept_by(plain, path), _kept_by(tree, path)
     has_less = before is not None and after is not None and after < before
     kept = RECIPES if with_recipes and has_less else "kept"
+    if with_recipes and (plain is None or tree is None):
+        kept = f"{RECIPES}, not counted"
     wanted = asked.get(path) or (RECIPES if with_recipes else "keep")
     calls = found.with_gradients[path] + found.without_gradients[path]
     again = found.runs_again(path)

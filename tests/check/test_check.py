@@ -270,6 +270,22 @@ def test_a_step_that_looks_at_values_is_counted() -> None:
     assert "bytes by block are not known: DependsOnValues" in str(found)
 
 
+def test_recipes_of_a_step_that_looks_at_values_are_not_said_to_be_kept() -> None:
+    """Their bytes by block are not known then."""
+
+    class Asks(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            assert self[0][0].weight.sum().item() < 1e9
+            return super().forward(x)
+
+    layers = (nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 8))
+    model = Asks(*(nn.Sequential(*layers) for _ in range(3)))
+    memopt.convert(model)
+    found = memopt.check(model, torch.randn(4, 8))
+    assert found.ok
+    assert {block.happened for block in found.blocks} == {"recipes, not counted"}
+
+
 def job() -> tuple[nn.Module, Any]:
     model = Net()
     memopt.checkpoint_wrapper(model.blocks[0])
