@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
-import warnings
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from memopt._errors import warn
 from memopt._extension import _C
 
 Place: TypeAlias = Literal["cpu", "disk"] | os.PathLike[str]
@@ -65,10 +65,7 @@ def checked_directory(who: str, directory: object) -> str:
     path = Path(os.fspath(directory)).resolve()
     _C.check_offload_directory(str(path))
     if _file_system(path) in ("tmpfs", "ramfs"):
-        warnings.warn(
-            f"{who}: {path} is in memory itself: to offload there frees nothing",
-            stacklevel=4,
-        )
+        warn(f"{who}: {path} is in memory itself: to offload there frees nothing")
     return str(path)
 
 

@@ -1,8 +1,11 @@
-"""Proves: an error names the function that the user called, and none that this one calls."""
+"""Proves: an error names the function that the user called, and none that this one calls; a warning
+is of the line that called it.
+"""
 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -198,3 +201,42 @@ def test_what_the_model_raises_is_its_own() -> None:
     for who in set(CALLS) - {"memopt.fit"}:  # it says that the model takes no fewer rows
         with pytest.raises(ValueError, match=r"^rows: convert must be"):
             CALLS[who](Broken(), optimizer=None)
+
+
+class Pairs(nn.Module):
+    """Its blocks are found with a note: a loop takes them out of a list of lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pairs = ((nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)) for _ in range(3))
+        self.layers = nn.ModuleList(nn.ModuleList(pair) for pair in pairs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for one, other in self.layers:
+            x = x + other(one(x))
+        return x.square().mean()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model, x: memopt.anatomy(model, x, checkpoint="all", advice=True),
+        lambda model, x: memopt.apply_activation_checkpointing(model),
+        lambda model, x: memopt.largest_batch(model, x, 1 << 20, checkpoint="all", limit=4),
+    ],
+    ids=["anatomy", "apply_activation_checkpointing", "largest_batch"],
+)
+def test_a_warning_is_of_the_line_that_called_and_comes_once(call: Any) -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        call(Pairs(), torch.randn(2, 4))
+    assert [(one.filename, one.lineno) for one in seen] == [
+        (__file__, call.__code__.co_firstlineno)
+    ]
+
+
+def test_a_plan_says_nothing_of_regions_that_are_not_its_own() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(memopt.BudgetTooSmall):
+            memopt.plan(Pairs(), torch.randn(2, 4), 500, measure=False)

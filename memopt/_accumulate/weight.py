@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from torch import Tensor
 
+from memopt._errors import warn
 from memopt.memory.batches import counts_of_rows, rows_of
 
 Weight = Literal["rows", "sum", "tokens", "next tokens"] | Callable[[Any], float]
@@ -38,10 +38,9 @@ def warn_if_not_rows(batch: Any, size: int, ignore_index: int) -> None:
 
 
 def _warn(why: str) -> None:
-    warnings.warn(
+    warn(
         "accumulate: each micro-batch counts by its rows, which is right where the loss is a mean "
-        f'of rows; but {why}. weight="rows" says that rows are meant',
-        stacklevel=4,
+        f'of rows; but {why}. weight="rows" says that rows are meant'
     )
 
 

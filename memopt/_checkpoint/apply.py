@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ from memopt._checkpoint.chunks import checked_chunks
 from memopt._checkpoint.partition import PartitionChoice, partition_of
 from memopt._checkpoint.wrapper import checkpoint_wrapper
 from memopt._class_patch import check_can_patch, restored_on_error
+from memopt._errors import warn
 from memopt._progress import progress
 from memopt.memory.asked import check_function
 from memopt.memory.step import StepFunction
@@ -166,7 +166,7 @@ def apply_activation_checkpointing(
         raise ValueError(f"{_WHO}: step must be given with a batch, got none")
     found = choose_modules(_WHO, model, predicate, batch, step)
     for note in found.warnings:
-        warnings.warn(f"{_WHO}: {note}", stacklevel=2)
+        warn(f"{_WHO}: {note}")
     end = max(0, len(found.modules) - skip_last)
     chosen = _choose(found.modules[skip_first:end], every, fraction)
     are_all = len(chosen) == len(found.modules)
@@ -187,7 +187,7 @@ def apply_activation_checkpointing(
         paths = [path for path, _ in chosen]
         in_chunks, notes = modules_in_chunks(_WHO, model, chunks, paths, predicate, batch, step)
         for note in notes:
-            warnings.warn(f"{_WHO}: {note}", stacklevel=2)
+            warn(f"{_WHO}: {note}")
         if predicate is not None and batch is not None:
             chosen = [(path, module) for path, module in chosen if path in in_chunks]
         else:

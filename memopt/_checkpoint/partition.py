@@ -7,7 +7,6 @@ its collective, its names, and what is known of each module's inputs.
 from __future__ import annotations
 
 import functools
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from types import BuiltinFunctionType, MethodType
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from memopt._checkpoint.naming import region_name, unwrapped
 from memopt._compat import all_gather_single, device_types_of_group, process_group_named
+from memopt._errors import warn
 from memopt._extension import _C
 
 if TYPE_CHECKING:
@@ -201,10 +201,9 @@ def _owner_and_code(subject: Any) -> tuple[Any, Any]:
 
 def _warn_of_differing(subject: object, arguments: list[tuple[str, float]]) -> None:
     what = ", ".join(f"{name} ({share:.0%} of the bytes)" for name, share in arguments)
-    warnings.warn(
+    warn(
         f"checkpoint: partition: inputs of region {region_name(subject)} differ between the ranks "
         f"of the group and are kept whole: {what}. That costs what it does without partition=; "
         "where no input is identical on all ranks, leave partition= out, or name the group whose "
-        "ranks hold identical inputs (of a mesh: partition=mesh['tp'])",
-        stacklevel=2,
+        "ranks hold identical inputs (of a mesh: partition=mesh['tp'])"
     )

@@ -8,11 +8,12 @@ different tensors.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from memopt._errors import warn
 
 
 def call_uncompiled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -36,7 +37,7 @@ def say_without_effect(who: str, **options: Any) -> None:
 
 @functools.cache
 def _warn_once(message: str) -> None:
-    warnings.warn(message, stacklevel=2)
+    warn(message)
 
 
 def _warn(message: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from memopt._compat import options_of_mode
+from memopt._errors import warn
 from memopt.memory.sizes import as_bytes
 
 _PARTITIONER = "custom_partitioner_fn"
@@ -179,8 +179,7 @@ def _check_model(model: object) -> None:
 
 @functools.cache
 def _say_once(missing: str) -> None:
-    warnings.warn(
+    warn(
         f"memopt.compile: PyTorch {torch.__version__} lacks what the policy needs ({missing}); "
-        "torch.compile decides alone what is saved",
-        stacklevel=4,
+        "torch.compile decides alone what is saved"
     )

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
+from memopt._checkpoint.measured import quiet_libraries
 from memopt._extension import HAS_NATIVE
 from memopt._plan.choose import BudgetTooSmall, Chosen, solved
 from memopt._plan.live import Live
@@ -121,7 +122,8 @@ def _remedies(live: Live, in_chunks: Profile | None) -> list[str]:
         who=live.step.who,
     )
     try:
-        now, ledger = predicted_trace(live.step, fates, live.target, live.looks)
+        with quiet_libraries():  # what is said of other regions is not of this plan's
+            now, ledger = predicted_trace(live.step, fates, live.target, live.looks)
     except Exception:  # the model's own, which must not hide what is to be said
         return []
     found = advise(live.step, fates, live.target, now, ledger, live.looks)

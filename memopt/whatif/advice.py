@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from memopt._checkpoint.blocks import find_blocks
+from memopt._checkpoint.measured import quiet_libraries
 from memopt._convert.head import find_heads
 from memopt._extension import HAS_NATIVE
 from memopt.memory.asked import is_host
@@ -63,7 +64,8 @@ def advise(
     found = []
     for remedy in _remedies(step, fates, target, now, ledger, looks):
         try:
-            trace, extra = remedy.predict()
+            with quiet_libraries():  # what is to be said of the step itself was said
+                trace, extra = remedy.predict()
         except Exception:  # not with this model, whose own error it may be
             continue
         saved = now.peak.total - trace.peak.total

@@ -5,7 +5,6 @@ All are applied to copies.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -16,7 +15,7 @@ from memopt._checkpoint.blocks import find_blocks
 from memopt._checkpoint.chunks import checked_chunks
 from memopt._checkpoint.row_modules import predicted_row_modules
 from memopt._convert.head import find_heads
-from memopt._errors import in_the_name_of
+from memopt._errors import in_the_name_of, warn
 from memopt.applied import assign
 from memopt.assignment import Assignment, Choice, Paths
 from memopt.memory.ledger import Ledger
@@ -121,7 +120,7 @@ class Fates:
                 f"class), got {type(model).__name__} without"
             )
         if blocks.note:
-            warnings.warn(f"{self.who}: {blocks.note}", stacklevel=2)
+            warn(f"{self.who}: {blocks.note}")
         return [path for path, module in model.named_modules() if module in blocks.modules]
 
     def _every(self) -> int:
