@@ -35,7 +35,9 @@ def regions_asked(model: nn.Module) -> dict[str, str]:
         if settings is not None:
             where = "" if settings.offload is None else f", inputs offloaded to {settings.offload}"
             chunks = "" if settings.chunks is None else f" in {settings.chunks} chunks"
-            found[path] = f"{REGION}{chunks}{where}"
+            joined = settings.joined
+            shared = "" if joined is None else f" of {len(joined.paths)} in a row"
+            found[path] = f"{REGION}{shared}{chunks}{where}"
         elif module in layers:
             found[path] = TRANSFORMERS
         elif isinstance(module, CheckpointWrapper):

@@ -230,6 +230,14 @@ def test_convert_says_so_and_revert_undoes_it() -> None:
     assert memopt.saved_bytes(model, X) == plain
 
 
+def test_check_says_which_share_a_region() -> None:
+    model = net()
+    memopt.apply_activation_checkpointing(model, batch=X)
+    blocks = memopt.check(model, X).blocks
+    assert {block.asked for block in blocks} == {"region of 2 in a row"}
+    assert {block.happened for block in blocks} == {"recomputed"}
+
+
 def test_unwrap_undoes_it() -> None:
     model = net()
     memopt.apply_activation_checkpointing(model, batch=X)
