@@ -61,13 +61,14 @@ def curve_svg(plan: Planned, curve: Curve, size: tuple[int, int] = BROAD) -> str
     start, *rest = corners
     path = f"M{start[0]} {start[1]}" + "".join(f"H{x}V{y}" for x, y in rest)
     marks = [mark(chosen, "#c8467c"), *(mark(point, "#5f6b76") for point in curve.settings)]
-    budget = ""
+    budget, paths = "", [corners]
     if left <= plan.budget / MB <= right:
         across = x(plan.budget / MB)
         budget = (
             f'<line class="level" x1="{across}" x2="{across}" y1="{frame.top}" '
             f'y2="{frame.bottom}" stroke="#c0392b" stroke-width="2" stroke-dasharray="6 4"/>'
         )
+        paths.append([(across, frame.top), (across, frame.bottom)])
         said = f"budget {as_text(int(plan.budget))}"
         marks.append(CurveMark(said, said, across, frame.top + LINE / 2, "#c0392b", 0))
     timed = "measured" if plan.is_timed else "estimated for a GPU"
@@ -78,7 +79,7 @@ def curve_svg(plan: Planned, curve: Curve, size: tuple[int, int] = BROAD) -> str
         f"{axis_title(f'forward and backward, ms ({timed})', 4, 14, 'start')}"
         f"{axis_title('peak of the step, MB', frame.right, frame.bottom, 'end', 2.5 * LINE)}"
         f'{budget}<path d="{path}" fill="none" stroke="#3b7dd8" stroke-width="2"/>'
-        f"{''.join(_drawn(marks, frame, corners))}</svg>"
+        f"{''.join(_drawn(marks, frame, paths))}</svg>"
     )
 
 
@@ -90,11 +91,11 @@ def _around(values: list[float]) -> tuple[float, float]:
 
 
 def _drawn(
-    marks: Sequence[CurveMark], frame: Box, path: Sequence[tuple[float, float]] = ()
+    marks: Sequence[CurveMark], frame: Box, paths: Sequence[Sequence[tuple[float, float]]] = ()
 ) -> Iterator[str]:
     """Points and names, the first ones above the others."""
     named = [Named(mark.x, mark.y, CHARACTER * len(mark.name)) for mark in marks]
-    boxes = label_boxes(named, frame, LINE, _RADIUS, path)
+    boxes = label_boxes(named, frame, LINE, _RADIUS, paths)
     for mark, box in reversed(list(zip(marks, boxes, strict=True))):
         to_x, to_y = box.nearest(mark.x, mark.y)
         yield (

@@ -40,17 +40,18 @@ def draw_curve(figure: Any, plan: Planned, curve: Curve) -> None:
         axes.axvline(plan.budget / MB, color=_BUDGET, linestyle="--", linewidth=1, label="budget")
     figure.legend(frameon=False, fontsize=_TEXT, loc="outside lower center", ncols=2)
     axes.grid(alpha=0.25)
-    corners = [(point.peak / MB, 1e3 * point.seconds) for point in curve.plans]
-    _write_names(figure, axes, named, corners)
+    paths = [[(point.peak / MB, 1e3 * point.seconds) for point in curve.plans]]
+    paths.append([(plan.budget / MB, y) for y in reversed(axes.get_ylim())])
+    _write_names(figure, axes, named, paths)
 
 
 def _write_names(
     figure: Any,
     axes: Any,
     named: list[tuple[str, float, float, str]],
-    corners: list[tuple[float, float]],
+    paths: list[list[tuple[float, float]]],
 ) -> None:
-    """Names stand beside the points, none over another or over the line of plans."""
+    """Names stand beside the points, none over another, over the line of plans or the budget's."""
     figure.draw_without_rendering()  # places are in pixels: the axes must have theirs
     pixels = figure.dpi / 72
     extent = axes.get_window_extent()
@@ -64,8 +65,8 @@ def _write_names(
     for text, (_, x, y, _) in zip(texts, named, strict=True):
         across, up = axes.transData.transform((x, y))
         points.append(Named(across, -up, text.get_window_extent().width))
-    path = [(x, -y) for x, y in axes.transData.transform(corners)]
-    boxes = label_boxes(points, frame, 1.5 * _TEXT * pixels, 4 * pixels, path)
+    in_pixels = [[(x, -y) for x, y in axes.transData.transform(path)] for path in paths]
+    boxes = label_boxes(points, frame, 1.5 * _TEXT * pixels, 4 * pixels, in_pixels)
     for text, point, box in zip(texts, points, boxes, strict=True):
         to_x, to_y = box.nearest(point.x, point.y)
         place = box.left, -box.bottom + 0.4 * _TEXT * pixels

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 
@@ -40,18 +40,18 @@ def label_boxes(
     frame: Box,
     line: float,
     radius: float,
-    path: Sequence[tuple[float, float]] = (),
+    paths: Iterable[Sequence[tuple[float, float]]] = (),
 ) -> list[Box]:
     """A box for the name of each point: within the frame, over no other name, over no point and not
-    over the path. The first one has the first choice of places.
+    over a path. The first one has the first choice of places.
 
     Args:
         line: the height of a name.
         radius: of the points.
-        path: the corners of a line that is drawn in steps, to the right and then up or down.
+        paths: the corners of lines that are drawn in steps, to the right and then up or down.
     """
     taken = [Box(p.x - radius, p.y - radius, p.x + radius, p.y + radius) for p in points]
-    for (x, y), (to_x, to_y) in pairwise(path):
+    for (x, y), (to_x, to_y) in chain.from_iterable(map(pairwise, paths)):
         taken.append(Box(min(x, to_x), y - 1, max(x, to_x), y + 1))
         taken.append(Box(to_x - 1, min(y, to_y), to_x + 1, max(y, to_y)))
     boxes: list[Box] = []

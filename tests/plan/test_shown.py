@@ -205,6 +205,9 @@ def test_names_in_the_figure_keep_apart(plan: memopt.Plan) -> None:
     assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
     window = axes.get_window_extent()
     assert all(window.x0 <= box.x0 and box.x1 <= window.x1 for box in boxes)
+    budget, _ = axes.transData.transform((plan.budget / 1e6, 0))
+    assert window.x0 < budget < window.x1
+    assert not any(box.x0 < budget < box.x1 for box in boxes)
     assert axes.get_xlabel() == "peak of the step, MB"
 
 
