@@ -31,7 +31,23 @@ from torch import Tensor, nn
 
 import memopt
 from benchmarks.convert_models.byte_terms import Term
-from benchmarks.convert_models.conv_terms import (
+from benchmarks.convert_models.models import MODELS
+from benchmarks.convert_models.sizes import (
+    SEQUENCES,
+    Sizes,
+    causal,
+    common,
+    gpt2,
+    grouped,
+    modern_bert,
+    positions,
+    side,
+    t5,
+    vit,
+    vit_symbols,
+    whisper,
+)
+from benchmarks.convert_models.terms import (
     ATTENTION,
     COPY,
     COS_SIN,
@@ -58,22 +74,6 @@ from benchmarks.convert_models.conv_terms import (
     rms_norm_read,
     t5_norm,
     times,
-)
-from benchmarks.convert_models.models import MODELS
-from benchmarks.convert_models.sizes import (
-    SEQUENCES,
-    Sizes,
-    causal,
-    common,
-    gpt2,
-    grouped,
-    modern_bert,
-    positions,
-    side,
-    t5,
-    vit,
-    vit_symbols,
-    whisper,
 )
 from memopt.memory.saved import SavedTensors
 

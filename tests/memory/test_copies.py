@@ -115,7 +115,7 @@ def test_parameters_keep_their_class_and_attributes(training: bool) -> None:
     model, x = OfBytes().train(training), torch.zeros(4, WIDTH)
     for _ in range(2):
         memopt.anatomy(model, x)
-        memopt.plan(model, x, measure=False)
+        memopt.plan(model, x, blocks=nn.Linear, measure=False)
         assert memopt.check(model, x).predicted_kept is not None
         assert not model.weight.form["turned"]
     model(x)
