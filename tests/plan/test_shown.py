@@ -11,20 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import memopt
 from memopt.__main__ import main
 from memopt._plan.curve import curve_of
-from memopt._plan.drawing import CurveMark, _drawn
 from memopt._plan.figure import draw_curve
 from memopt._plan.profile import StepSeconds
 from memopt._plan.seconds import StageSeconds
 from memopt.assignment import KEEP, Assignment
 from memopt.memory.sizes import as_text
-from memopt.show.labels import Box
 from tests.plan.models import chain, shared
 from tests.support.browser import dom_of, said_by
 
@@ -205,9 +201,8 @@ def test_names_in_the_figure_keep_apart(plan: memopt.Plan) -> None:
     assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
     window = axes.get_window_extent()
     assert all(window.x0 <= box.x0 and box.x1 <= window.x1 for box in boxes)
-    budget, _ = axes.transData.transform((plan.budget / 1e6, 0))
-    assert window.x0 < budget < window.x1
-    assert not any(box.x0 < budget < box.x1 for box in boxes)
+    budget = axes.transData.transform((plan.budget / 1e6, 0))[0]
+    assert all(budget <= box.x0 or box.x1 <= budget for box in boxes)
     assert axes.get_xlabel() == "peak of the step, MB"
 
 
@@ -276,32 +271,6 @@ def test_names_on_the_curve_keep_apart(plan: memopt.Plan, share: float, tmp_path
     for (text, *one), (other_text, *other) in combinations(boxes, 2):
         is_beside = one[2] <= other[0] or other[2] <= one[0]
         assert is_beside or one[3] <= other[1] + 2 or other[3] <= one[1] + 2, (text, other_text)
-
-
-@given(st.data())
-@settings(max_examples=40, deadline=None)
-def test_names_find_room_wherever_the_points_are(data: st.DataObject) -> None:
-    """Also where all points are one."""
-    names = (
-        "this plan",
-        "keep all",
-        "recipes only",
-        "each block checkpointed",
-        "9 segments (sqrt)",
-    )
-    near = data.draw(st.sampled_from([1.0, 40.0, 1000.0]))
-    places = st.floats(0, 1)
-    marks = [
-        CurveMark(name, "", 400 + near * data.draw(places) / 2, 150 + data.draw(places), "")
-        for name in names
-    ]
-    drawn = "".join(_drawn(marks, Box(56, 30, 990, 340)))
-    found = re.findall(r'class="name halo" x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)<', drawn)
-    assert sorted(name for *_, name in found) == sorted(names)
-    boxes = [(float(x), float(y), len(name) * 6.6) for x, y, name in found]
-    for (x, y, width), (other_x, other_y, other_width) in combinations(boxes, 2):
-        is_beside = x + width <= other_x + 0.2 or other_x + other_width <= x + 0.2
-        assert is_beside or abs(y - other_y) >= 13.8
 
 
 def test_a_block_that_is_called_often_is_one_line() -> None:
