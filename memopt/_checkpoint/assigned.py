@@ -78,10 +78,14 @@ def join_regions(model: nn.Module, at: Paths) -> None:
     """Have modules that are regions, and are called one after another, share one."""
     joined = Joined(at)
     for number, path in enumerate(at):
-        module = model.get_submodule(path)
-        settings = settings_of(module)
-        assert settings is not None
-        set_settings(module, replace(settings, joined=joined, number=number, alone=False))
+        _share(model.get_submodule(path), joined, number, alone=False)
+
+
+def _share(module: nn.Module, joined: Joined, number: int, **changes: Any) -> None:
+    """Have a module that is a region run in one that others share."""
+    settings = settings_of(module)
+    assert settings is not None
+    set_settings(module, replace(settings, joined=joined, number=number, **changes))
 
 
 def put_regions(model: nn.Module, assignment: Assignment, **options: Any) -> list[PutRegion]:
@@ -125,13 +129,8 @@ def put_regions(model: nn.Module, assignment: Assignment, **options: Any) -> lis
                 before = put[path].before if alone else settings_of(module)
                 if not alone:
                     checkpoint_wrapper(module, **options)
-                settings = settings_of(module)
-                assert settings is not None
                 place = _place(assignment, choice)
-                settings = replace(
-                    settings, offload=place, joined=joined, number=number, alone=alone
-                )
-                set_settings(module, settings)
+                _share(module, joined, number, alone=alone, offload=place)
                 put[path] = _put(module, before)
     return list(put.values())
 
