@@ -91,12 +91,22 @@ def _time(more: float) -> str:
 def _runs(blocks: tuple[PlannedBlock, ...]) -> Iterator[list[PlannedBlock]]:
     run: list[PlannedBlock] = []
     for block in blocks:
-        if run and _kind(run[-1]) != _kind(block):
+        if run and not _follows(run[-1], block):
             yield run
             run = []
         run.append(block)
     if run:
         yield run
+
+
+def _follows(block: PlannedBlock, other: PlannedBlock) -> bool:
+    """Whether a row may say "first to last" of both: none that was not called lies between."""
+    if _kind(block) != _kind(other):
+        return False
+    numbers = [one.path.rpartition(".")[2] for one in (block, other)]
+    if not all(map(str.isdigit, numbers)):
+        return True
+    return int(numbers[1]) - int(numbers[0]) in (0, 1)  # 0: called again
 
 
 def _kind(block: PlannedBlock) -> tuple[object, ...]:
@@ -105,7 +115,7 @@ def _kind(block: PlannedBlock) -> tuple[object, ...]:
 
 def _row(run: list[PlannedBlock]) -> list[str]:
     first, last = run[0].path, run[-1].path
-    name = first if len(run) == 1 else f"{first} to {last.rpartition('.')[2]}"
+    name = first if first == last else f"{first} to {last.rpartition('.')[2]}"
     away = sum(block.away for block in run)
     return [
         name,

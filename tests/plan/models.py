@@ -50,6 +50,16 @@ class Spaced(Chain):
         return nn.functional.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
 
 
+class Skipping(Chain):
+    """Its second and third blocks are not called, as where layers are dropped at random."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for k, block in enumerate(self.blocks):
+            x = x if k in (1, 2) else block(x)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
+
+
 class Shared(Chain):
     """The same blocks several times, as in ALBERT."""
 

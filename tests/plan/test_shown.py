@@ -21,7 +21,7 @@ from memopt._plan.profile import StepSeconds
 from memopt._plan.seconds import StageSeconds
 from memopt.assignment import KEEP, Assignment
 from memopt.memory.sizes import as_text
-from tests.plan.models import chain, shared
+from tests.plan.models import Skipping, chain, shared
 from tests.support.browser import dom_of, said_by
 
 EVERYTHING = 1 << 30
@@ -271,6 +271,14 @@ def test_names_on_the_curve_keep_apart(plan: memopt.Plan, share: float, tmp_path
     for (text, *one), (other_text, *other) in combinations(boxes, 2):
         is_beside = one[2] <= other[0] or other[2] <= one[0]
         assert is_beside or one[3] <= other[1] + 2 or other[3] <= one[1] + 2, (text, other_text)
+
+
+def test_a_row_of_blocks_has_none_that_is_not_called() -> None:
+    _, ids = chain()
+    text = str(memopt.plan(Skipping([4] * 5), ids, EVERYTHING, measure=False))
+    rows = [line.split("  ")[0] for line in text.splitlines() if line.startswith("blocks.")]
+    assert rows == ["blocks.0", "blocks.3 to 4"]
+    assert "left as they are: blocks.1, blocks.2" in text
 
 
 def test_a_block_that_is_called_often_is_one_line() -> None:
