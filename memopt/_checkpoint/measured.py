@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,13 +23,13 @@ from memopt._checkpoint.other import (
 from memopt._checkpoint.predicted_best import are_lower, lowest_predicted
 from memopt._checkpoint.probe import IN_OTHER_CHECKPOINTING, cannot_run_again
 from memopt._checkpoint.wrapper import has_forward
-from memopt._compat import add_note
 from memopt.assignment import Paths
 from memopt.memory.asked import has_values
 from memopt.memory.batches import as_dict
 from memopt.memory.calls.measure import call_tree, sum_of_outputs
 from memopt.memory.calls.tree import CallTree
 from memopt.memory.depth import Depth
+from memopt.memory.messages import noted_errors, quiet_libraries
 from memopt.memory.parallel import is_sharded
 from memopt.memory.paths import outermost_paths, overlap, paths_around
 from memopt.memory.step import LossLike, Step, StepFunction
@@ -295,26 +292,3 @@ def _held_for_recompute(model: nn.Module, tree: CallTree) -> int:
         for number in tree.calls_of(region):
             held.update(tree.calls[number].inputs)
     return sum(tree.storages[n].nbytes for n in held if not tree.storages[n].savers)
-
-
-@contextmanager
-def noted_errors(who: str, model: nn.Module) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        kind = type(model).__name__
-        add_note(error, f"{who}: {kind} raised this with the batch. It is as it was before.")
-        raise
-
-
-@contextmanager
-def quiet_libraries() -> Iterator[None]:
-    """Turns off logs and warnings of libraries about a step that does not count."""
-    before = logging.root.manager.disable
-    logging.disable(max(before, logging.WARNING))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

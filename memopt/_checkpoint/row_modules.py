@@ -12,7 +12,6 @@ from torch import nn
 
 from memopt._checkpoint.blocks import is_layer
 from memopt._checkpoint.chunks import CallRows
-from memopt._checkpoint.measured import noted_errors, quiet_libraries
 from memopt._checkpoint.naming import by_reason
 from memopt._checkpoint.other import without_own
 from memopt._checkpoint.probe import run_without_gradients
@@ -24,6 +23,7 @@ from memopt.memory.calls.measure import call_tree, sum_of_outputs
 from memopt.memory.calls.record import CallRecorder
 from memopt.memory.calls.tree import CallTree
 from memopt.memory.ledger import Ledger
+from memopt.memory.messages import noted_errors, quiet_libraries
 from memopt.memory.parallel import is_sharded
 from memopt.memory.paths import is_inside, paths_around
 from memopt.memory.predicted.predict import hollow_step

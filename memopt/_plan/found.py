@@ -18,8 +18,6 @@ from memopt._checkpoint.blocks import find_blocks
 from memopt._checkpoint.measured import (
     likely_regions,
     measured_regions,
-    noted_errors,
-    quiet_libraries,
 )
 from memopt._plan.choices import LEAST
 from memopt._plan.observe import predicted
@@ -27,6 +25,7 @@ from memopt._plan.parts import NO_PARTS, block_parts
 from memopt.assignment import Assignment
 from memopt.memory.calls.measure import call_tree
 from memopt.memory.calls.tree import CallTree
+from memopt.memory.messages import noted_errors, quiet_libraries
 from memopt.memory.parallel import is_sharded
 from memopt.memory.paths import is_inside, overlap
 from memopt.memory.predicted.outcome import DependsOnValues

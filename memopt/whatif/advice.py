@@ -10,12 +10,12 @@ from typing import NamedTuple
 import torch
 
 from memopt._checkpoint.blocks import find_blocks
-from memopt._checkpoint.measured import quiet_libraries
 from memopt._convert.head import find_heads
 from memopt._extension import HAS_NATIVE
 from memopt.memory.asked import is_host
 from memopt.memory.batches import rows_of
 from memopt.memory.ledger import Ledger
+from memopt.memory.messages import quiet_libraries
 from memopt.memory.pieces import ACTIVATIONS, OFFLOADED, STATES, TEMPORARY, Entry, Piece
 from memopt.memory.predicted.predict import Looks
 from memopt.memory.speed import Speed, speed_of
