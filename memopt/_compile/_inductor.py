@@ -174,7 +174,7 @@ def _chosen(ways: _Ways, budget: int | float | None) -> Candidate:
     chosen = within(most, lambda aim: [*cuts.fitting(aim), *pytorchs], ways.count)
     if chosen is not None:
         return chosen
-    floor = lowest([*cuts.tried(), *pytorchs], ways.count)
+    floor = lowest(cuts.tried(), pytorchs, ways.count)
     if floor.most > most:
         raise ValueError(
             f"compile: budget must be at least {floor.most:,} bytes for this graph, even with all "

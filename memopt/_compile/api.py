@@ -46,8 +46,9 @@ def compile(
     read it. Without a budget the lowest peak is taken that costs at most 1.02 of the work of
     torch.compile's own choice (benchmarks/compile.py measures both).
     Before a choice is taken, Inductor generates its code, without compiling kernels, and the bytes
-    that this code allocates are counted. That is done one to nine times for a graph; each takes
-    about two thirds of the time that torch.compile takes without compiling kernels.
+    that this code allocates are counted. That is done one to five times for most graphs, and up to
+    thirteen times before a budget is refused; each takes about two thirds of the time that
+    torch.compile takes without compiling kernels.
     Gradients are those of torch.compile but for the rounding of fused code.
 
     The model may be converted or not: in a compiled graph both are the same. Regions of

@@ -119,10 +119,13 @@ def within(
     return None
 
 
-def lowest(candidates: Iterable[Candidate], count: Count) -> Candidate:
-    """The candidate of the lowest peak."""
-    in_order = sorted(candidates, key=lambda c: c.most)
-    return min(map(count, in_order[:_MOST_COUNTED]), key=lambda c: c.most)
+def lowest(own: Iterable[Candidate], pytorchs: Iterable[Candidate], count: Count) -> Candidate:
+    """The candidate of the lowest peak. PyTorch's, whose predictions err most, are all counted: no
+    budget is refused that one of them keeps.
+    """
+    in_order = sorted(own, key=lambda c: c.most)
+    counted = map(count, (*in_order[:_MOST_COUNTED], *pytorchs))
+    return min(counted, key=lambda c: c.most)
 
 
 def kept_by(names: Iterable[str], joint: JointGraph) -> frozenset[fx.Node]:

@@ -111,8 +111,17 @@ def test_a_budget_is_kept_by_the_code_and_not_by_the_prediction() -> None:
 
 def test_the_floor_is_the_lowest_of_those_that_were_looked_at() -> None:
     ways = [way("a", 100, 50.0), way("b", 90, 60.0)]
-    assert lowest(ways, Code(a=80)).name == "a"
-    assert lowest(ways, as_predicted).name == "b"
+    assert lowest(ways, [], Code(a=80)).name == "a"
+    assert lowest(ways, [], as_predicted).name == "b"
+
+
+def test_each_of_pytorch_s_choices_is_looked_at_before_a_budget_is_refused() -> None:
+    """However high it was predicted. Of memopt's, four."""
+    own = [way(f"own {k}", 50 + k, 60.0) for k in range(6)]
+    pytorchs = [way(f"PyTorch's {k}", 90 + k, 70.0) for k in range(5)]
+    code = Code(**{"PyTorch's 4": 40})
+    assert lowest(own, pytorchs, code).name == "PyTorch's 4"
+    assert code.looks == [c.name for c in (*own[:4], *pytorchs)]
 
 
 def test_equal_settings_are_equal() -> None:

@@ -24,7 +24,7 @@ _SIZES: dict[str, tuple[int, str]] = {
         2,
         "num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers depth "
         "num_encoder_layers num_decoder_layers decoder_num_hidden_layers encoder_num_layers "
-        "decoder_num_layers num_blocks",
+        "decoder_num_layers num_blocks num_layers_per_stack",
     ),
     "heads": (
         HEADS,
