@@ -50,7 +50,7 @@ def random_normal(*size: int, seed: int = 0) -> Tensor:
     return _drawn(size, seed).clone()
 
 
-@lru_cache(maxsize=64)  # to draw them takes fifty times as long as a copy: a quarter of the ops' tests
+@lru_cache(maxsize=64)  # to draw them takes fifty times as long as to copy them
 def _drawn(size: tuple[int, ...], seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(size, generator=generator, dtype=torch.float64)
