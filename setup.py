@@ -125,7 +125,7 @@ def nvcc_output(home: Path, option: str) -> str:
 
 
 def architectures(home: Path) -> str:
-    """What TORCH_CUDA_ARCH_LIST says, or its default (see the top of this file)."""
+    """The value of TORCH_CUDA_ARCH_LIST, or its default (see the top of this file)."""
     given = os.environ.get("TORCH_CUDA_ARCH_LIST") or "default"
     if given not in ("default", "all"):
         return given
@@ -173,8 +173,8 @@ DECLARED = re.compile(
 
 
 def local_names(text: str) -> dict[str, str]:
-    """What a source declares in unnamed namespaces, where a line that begins a declaration is not
-    indented (.clang-format). With the whole line of an alias: equal ones may stand side by side.
+    """Names that a source declares in unnamed namespaces, where a line that begins a declaration is
+    not indented (.clang-format). An alias has its whole line: equal ones may stand side by side.
     """
     names = {}
     blocks = r"^namespace \{\n(.*?)^\}  // namespace$"
@@ -191,7 +191,7 @@ def local_names(text: str) -> dict[str, str]:
 
 
 def host_sources() -> dict[str, list[str]]:
-    """What is compiled together, under the name of each part."""
+    """The sources that are compiled together, under the name of each part."""
     joined: dict[str, list[str]] = {}
     for folder in HOST_FOLDERS:
         room: list[int] = []  # of each part: lines to go, and what its files declare
@@ -267,7 +267,7 @@ def write_if_changed(path: Path, text: str) -> None:
 
 
 def options(command: Sequence[str]) -> str:
-    """Of a command, without the compiler's name, which may be two words (ccache gcc)."""
+    """A command's options, without the compiler's name, which may be two words (ccache gcc)."""
     return shlex.join(itertools.dropwhile(lambda word: not word.startswith("-"), command))
 
 
@@ -348,7 +348,7 @@ class BuildExtension(build_ext):
 
 
 def build_macros(cuda_home: Path | None) -> list[str]:
-    """What memopt.build_info() says of the build."""
+    """Macros for what memopt.build_info() says of the build."""
     version = re.search(r'__version__ = "(.+)"', Path("memopt/_version.py").read_text())
     macros = {
         "MEMOPT_VERSION": version.group(1),

@@ -1,4 +1,4 @@
-"""What a checkpointed region costs on the host beyond the plain call, forward and backward.
+"""The host time of a checkpointed region beyond the plain call, forward and backward.
 
 Tiny modules, one thread, float32: what is left is bookkeeping. Every contender does the same step,
 `backward(forward(x), grad)`, in turns with the others as in harness.py, and per round
@@ -94,7 +94,7 @@ class CountCalls(nn.Module):
 class Case:
     name: str
     shape: tuple[int, ...]
-    """Of the input."""
+    """The input's shape."""
     make: Callable[[], nn.Module]
 
     def make_input(self) -> Tensor:

@@ -50,7 +50,7 @@ def has_device(op: str, device: str) -> bool:
 
 
 def command(op: str) -> str:
-    """What runs a benchmark; the options follow."""
+    """The command that runs a benchmark; options follow it."""
     return f"python -m benchmarks.{f'ops {op}' if op in OPS else op}"
 
 
@@ -122,7 +122,7 @@ def parse_ways(
 
 
 def in_time(op: str, args: argparse.Namespace, cases: Mapping[str, T]) -> Iterator[tuple[str, T]]:
-    """Those that parse_ways's options ask for, until the time is over."""
+    """The cases that parse_ways's options ask for, until the time is over."""
     deadline = time.monotonic() + 60 * args.minutes
     for name, case in cases.items():
         if args.filter not in name:

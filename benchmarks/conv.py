@@ -57,7 +57,7 @@ class Net(NamedTuple):
 
 
 class Loss(nn.Module):
-    """Of the logits or the image that a model returns."""
+    """The loss of the logits or of the image that a model returns."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -68,7 +68,7 @@ def _sample(inputs: Any) -> Any:
 
 
 def explanation(case: Mapping[str, Any]) -> str:
-    """What stays, of the largest shares, where more than EXPLAINED stays."""
+    """Names the largest shares of what stays, where more than EXPLAINED stays."""
     if case["ratio"] <= EXPLAINED:
         return ""
     shares = [
@@ -93,7 +93,7 @@ def markdown(cases: Mapping[str, Any], head: str) -> str:
     return f"{head}\n\n{table(columns, rows)}\n"
 
 
-HEAD = """# What convert saves, model by model
+HEAD = """# Bytes that convert saves, model by model
 
 Bytes kept for backward by one forward in training mode (float32, CPU, small random configurations)
 before `memopt.convert(model)` and after; "with regions" is `memopt.convert(model, checkpoint=True)`

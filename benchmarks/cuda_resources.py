@@ -1,5 +1,5 @@
-"""What the compiler made of the CUDA kernels: registers, memory of threads (spills), widths of
-accesses to memory, and how many warps a multiprocessor can hold. No GPU is needed.
+"""Resources of the compiled CUDA kernels: registers, memory of threads (spills), widths of accesses
+to memory, and how many warps a multiprocessor can hold. No GPU is needed.
 
 `python -m benchmarks.cuda_resources [--out FILE.json]` reads the objects that the build left (of a
 build with MEMOPT_CUDA=1, with the compiler's full optimisation) with the CUDA toolkit's cuobjdump
@@ -30,7 +30,7 @@ from benchmarks.summary import table
 OP = "cuda_resources"
 ROOT = Path(__file__).parent.parent
 REGISTERS, MOST_WARPS = 65536, 64
-"""Of a multiprocessor of compute capability 8.0, 9.0 or 10.0."""
+"""A multiprocessor of compute capability 8.0, 9.0 or 10.0 has so many."""
 
 _RESOURCES = re.compile(r"Function (\S+?):?\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _ARCH = re.compile(r"^arch = (\S+)", re.MULTILINE)
@@ -65,7 +65,7 @@ def find_cuobjdump() -> str | None:
 
 
 def newest_objects() -> list[Path]:
-    """Those of the CUDA kernels in the build folder that was written last."""
+    """The object files of the CUDA kernels in the build folder that was written last."""
     folders = [path.parent for path in ROOT.glob("build/ninja/*/cuda/norm_forward.o")]
     if not folders:
         return []
@@ -108,7 +108,7 @@ def _kind(access: tuple[str, str]) -> str:
 
 
 def resident_warps(registers: int) -> int:
-    """That a multiprocessor has registers for: they are given out by 8 to a thread."""
+    """The warps that a multiprocessor has registers for: a thread gets a multiple of 8."""
     each = -(-registers // 8) * 8 * 32
     return min(MOST_WARPS, REGISTERS // each)
 

@@ -62,7 +62,7 @@ ELEMENTWISE = ("gated", "gelu", "activation", "dropout")
 
 
 def steps(out: Path, demo_out: Path) -> list[Step]:
-    """In the order of importance: what comes last may find no time left."""
+    """The steps in the order of importance: the last ones may find no time left."""
 
     def tests(name: str, seconds: float, *options: str) -> Step:
         quiet = ["-q", "--tb=short", "--maxfail=100", "--durations=15", "-p", "no:cacheprovider"]
@@ -152,7 +152,7 @@ def chosen(all_steps: Sequence[Step], names: str) -> list[Step]:
 
 
 def exit_status(outcomes: Sequence[Outcome]) -> int:
-    """Of the tests alone: a benchmark that fails shows in the summary."""
+    """The exit status of the tests alone: a benchmark that fails shows in the summary."""
     statuses = [outcome.status for outcome in outcomes if outcome.step.is_test]
     if any(status.startswith("failed") for status in statuses):
         return 1

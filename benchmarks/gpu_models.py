@@ -169,7 +169,7 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """The tokens of a step."""
         return 2 * self.pairs * self.model.sizes.tokens
 
 

@@ -29,11 +29,11 @@ class Variant:
 
     name: str
     run: Thunk
-    """What is timed; takes and needs nothing, its result is dropped."""
+    """The call that is timed; it takes and needs nothing, its result is dropped."""
     forward: Thunk | None = None
     """The part of `run` whose saved tensors are counted; None where no graph is recorded."""
     parameters: Sequence[torch.Tensor] = ()
-    """Not counted as saved: the model keeps them alive anyway."""
+    """Tensors that do not count as saved: the model keeps them alive anyway."""
     is_peer: bool = False
     """Another library's: where it cannot do a case, that is recorded and the case goes on."""
     extra_bytes: int = 0
@@ -82,7 +82,7 @@ class Effort:
     sample_seconds: float = 0.008
     """Length of one sample, from which the number of calls in it follows."""
     seed: int = 0
-    """Of the order within the rounds."""
+    """The seed of the order within the rounds."""
 
 
 CUDA = Effort(rounds=9, case_seconds=0.6, sample_seconds=0.004)
@@ -91,7 +91,7 @@ QUICK = Effort(rounds=5, min_rounds=3, case_seconds=0.4, sample_seconds=0.003)
 
 
 def effort_of(args: argparse.Namespace, full: Effort, on_cuda: Effort | None = None) -> Effort:
-    """What a command's options ask for; without `on_cuda` a GPU gets the full one too."""
+    """The effort that a command's options name; without `on_cuda` a GPU gets the full one too."""
     effort = QUICK if args.quick else full
     if on_cuda is not None and not args.quick and args.device == "cuda":
         effort = on_cuda

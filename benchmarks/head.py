@@ -47,7 +47,7 @@ CHUNKS = 8
 
 
 class Size(NamedTuple):
-    """Of a head, and of how many tokens have a loss."""
+    """The sizes of a head, and how many tokens have a loss."""
 
     tokens: int
     width: int
@@ -168,7 +168,7 @@ def chunked_by_liger(head: Head) -> Loss:
 
 
 def ways_on(device: torch.device, compiles: bool) -> dict[str, Callable[[Head], Loss]]:
-    """What changes a head, by name, of what is installed."""
+    """Functions that change a head, by name; packages that are not installed have none."""
     ways: dict[str, Callable[[Head], Loss]] = {
         EAGER: lambda head: head,
         "memopt.convert": converted,
@@ -221,7 +221,7 @@ def made(
 
 
 def exact_gradient(head: Head, x: Tensor, target: Tensor) -> Tensor:
-    """Of the input, in float64."""
+    """The gradient of the input, in float64."""
     x = x.detach().double().requires_grad_()
     return torch.autograd.grad(copy.deepcopy(head).double()(x, target), x)[0]
 

@@ -38,7 +38,7 @@ SIZE = ModelSize(layers=8, width=128, heads=4, context=128)
 BATCH, STEPS, QUICK_STEPS = 8, 150, 3
 LEARNING_RATE = 1e-3
 SHARE = 0.35
-"""Of the peak that eager's activations and temporary buffers have."""
+"""The budget as a share of the peak of eager's activations and temporary buffers."""
 
 COLORS = {"eager": "#5f6b76", "convert": "#2a9d8f", "plan": "#3b7dd8"}
 TITLES = {

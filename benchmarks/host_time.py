@@ -162,7 +162,7 @@ def count(name: str) -> None:
 
 
 def instructions(name: str) -> dict[str, int]:
-    """Of one step of each way; empty where there is no valgrind."""
+    """The instructions of one step of each way; empty where there is no valgrind."""
     if shutil.which("valgrind") is None or not torch._C._valgrind_supported_platform():
         return {}
     with tempfile.TemporaryDirectory() as folder:

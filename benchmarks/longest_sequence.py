@@ -142,8 +142,8 @@ def head_of(model: nn.Module) -> str:
 
 
 def planned_choices(shape: Shape) -> tuple[Choice, Choice]:
-    """What a plan that needs least has in the first layer, whose input may have no gradient, and
-    in the others.
+    """The choices of the plan that needs least: those of the first layer, whose input may have no
+    gradient, and those of the others.
     """
     step = step_of(shape, FEW[0], TOKENS)
     blocks = layer_paths(step.model)

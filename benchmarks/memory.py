@@ -53,7 +53,7 @@ def peak_bytes(fn: Callable[[], object], device: torch.device) -> int:
 def step_bytes(
     forward: Callable[[], Tensor], device: torch.device, scratch: bool = False
 ) -> tuple[int, int]:
-    """Of a step whose `forward` gives the loss: bytes that are held when forward has ended, and the
+    """Bytes of a step whose `forward` gives the loss: those held when forward has ended, and the
     most at any time until backward has; above what was there before. scratch: on the CPU with what
     operators allocate and free inside themselves, as it is on a GPU.
     """

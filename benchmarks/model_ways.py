@@ -1,4 +1,4 @@
-"""What benchmarks/models.py measures: models of transformers, and the ways in which they train."""
+"""Models of transformers, and ways to train them, which benchmarks/models.py measures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.memory import step_bytes
 from memopt._checkpoint.blocks import find_blocks
 
 TIMES = {"cpu": 2, "cuda": 8}
-"""So many times two sequences are a batch."""
+"""A batch is so many times two sequences."""
 DROPOUT = {
     "GPT-2": ("attn_pdrop", "embd_pdrop", "resid_pdrop"),
     "BERT": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
@@ -31,13 +31,13 @@ DROPOUT = {
 """The names of the config's probabilities."""
 EAGER = "eager"
 SHARE = 0.5
-"""Of eager's peak, that a plan may take."""
+"""The share of eager's peak that a plan may take."""
 
 
 Made = tuple[nn.Module, dict[str, Tensor]]
 """A model and its batch."""
 Change = Callable[[nn.Module, dict[str, Tensor]], Any]
-"""What makes a model one that trains in some way; returns what is called in its place, or None."""
+"""Changes a model, to train in some way; returns what is called in its place, or None."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Way:
 
 
 def measured(model: nn.Module, batch: Mapping[str, Tensor], call: Any = None) -> Way:
-    """Of a model that is changed already; `call` is its compiled form."""
+    """The way of a model that is changed already; `call` is its compiled form."""
     is_compiled, call = call is not None, model if call is None else call
     device = next(model.parameters()).device
 

@@ -72,7 +72,7 @@ def case_of(
 
 
 def fits(taken: int, room: int, each: float | None) -> int | None:
-    """So many, of `each` bytes, where `taken` of them leave `room`; None: that is not known."""
+    """How many of `each` bytes fit where `taken` of them leave `room`; None if not known."""
     return taken + int(room / each) if each is not None and each > 0 else None
 
 
@@ -102,7 +102,7 @@ def report(run: Mapping[str, Any]) -> str:
 
 
 def plain_cases(cases: Mapping[str, Any]) -> dict[str, Any]:
-    """Those without dropout, which have all ways."""
+    """The cases without dropout, which have all ways."""
     return {name: case for name, case in cases.items() if "dropout" not in name}
 
 

@@ -1,4 +1,4 @@
-"""What offloading costs and frees, against what PyTorch and one's own hooks do, in one run.
+"""Time and bytes of offloading, against PyTorch's and hooks of one's own, in one run.
 
 A stack of GPT blocks does training steps without an optimizer, in each of these ways in turns:
 

@@ -1,5 +1,5 @@
-"""What benchmarks/offload.py measures of the machine, and what follows: whether the link hides the
-copies, and the peak by the formulas of that file.
+"""Measurements of the machine for benchmarks/offload.py, and what follows from them: whether the
+link hides the copies, and the peak by the formulas of that file.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _seconds(fn: Callable[[], object]) -> float:
 def arithmetic(
     size: Size, stack: Stack, bandwidth: Mapping[str, float], device: torch.device
 ) -> dict[str, Any]:
-    """What the link can hide, from the times of this run."""
+    """The copies that the link can hide, from the times of this run."""
     clock = StepClock(device)
     with torch.no_grad():
         run = functools.partial(through, stack.blocks, stack.x)

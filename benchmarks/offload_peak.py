@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
     )
     (way,) = [way for way in found if way.name == asked["way"]]
     step = stack.step_of(way)
-    # What PyTorch imports at a first step is no way's own.
+    # Modules that PyTorch imports at a first step count for no way.
     tiny = Stack(Size(64, 128, 1, 1, "float32"), cpu)
     tiny.step_of(Way("imports", checkpoint_wrapper))()
     before = _resident("VmRSS")

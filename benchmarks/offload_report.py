@@ -53,7 +53,7 @@ def report(run: Mapping[str, Any]) -> str:
 
 
 def verdict(case: Mapping[str, Any]) -> str:
-    """What the arithmetic says, and whether the goals were reached, in one line."""
+    """Sums up the arithmetic, and whether the goals were reached, in one line."""
     found = case["arithmetic"]
     whole, variants = case["stack"] == WHOLE, case["variants"]
     speed = (

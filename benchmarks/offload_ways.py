@@ -30,7 +30,7 @@ MIN_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class Size:
-    """Of a stack of pre-LN GPT blocks and its input."""
+    """The sizes of a stack of pre-LN GPT blocks and of its input."""
 
     width: int
     sequence: int
@@ -44,14 +44,14 @@ class Size:
 
     @property
     def input_bytes(self) -> int:
-        """Of one block."""
+        """The bytes of one block's input."""
         itemsize: int = getattr(torch, self.dtype).itemsize
         return self.batch * self.sequence * self.width * itemsize
 
     @property
     def forward_operations(self) -> int:
-        """Of one block: multiplications and additions of its products; causal attention has half of
-        the pairs.
+        """Multiplications and additions of one block's products; causal attention has half of the
+        pairs.
         """
         h, s = self.width, self.sequence
         return self.batch * s * (24 * h * h + 2 * s * h)
@@ -65,7 +65,7 @@ class Way:
     wrap: Callable[[nn.Module], nn.Module]
     around: Callable[[], AbstractContextManager[object]] = nullcontext
     files: FileHooks | None = None
-    """What `around` returns, where it counts its own bytes."""
+    """The hooks that `around` returns, where they count their own bytes."""
     is_peer: bool = True
 
 
@@ -178,7 +178,8 @@ def _offload(
 
 
 class FileHooks(saved_tensors_hooks):
-    """What one writes oneself: each saved tensor to a file in forward, and from there in backward.
+    """Hooks as one writes them oneself: each saved tensor goes to a file in forward, and comes back
+    in backward.
 
     With `sync` a file is on the disk, and not in the page cache alone, when its write is over.
     Small tensors stay, and so do parameters and views of them.

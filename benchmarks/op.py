@@ -1,4 +1,4 @@
-"""What an op's benchmark is made of: PyTorch's form and memopt's, of the same tensors.
+"""An op's benchmark: PyTorch's form and memopt's, of the same tensors.
 
 From that follow the variants of each direction. Forward and backward alone may have variants of
 their own, for ops below autograd, so that no graph is timed; where there are none, forward is the
@@ -24,17 +24,17 @@ from benchmarks.harness import Variant
 from benchmarks.inputs import random_matrix
 
 Function = Callable[..., Any]
-"""Of activations and parameters, to a tensor or several."""
+"""A function of activations and parameters, which returns a tensor or several."""
 
 Elements = Callable[[int, int], tuple[int, int]]
-"""Of rows and columns: the elements that forward and backward read and write at the least."""
+"""Takes rows and columns; the elements that forward and backward read and write at the least."""
 
 AGAIN = "memopt+y"
 """The backward that also writes the op's output again, which so has more bytes to write."""
 
 
 def moved(forward: int, backward: int) -> Elements:
-    """So many matrices of rows x cols; parameters are negligible."""
+    """Counts so many matrices of rows x cols; parameters are negligible."""
     return lambda rows, cols: (forward * rows * cols, backward * rows * cols)
 
 
@@ -52,17 +52,17 @@ class Op:
     statistics: int = 0
     """The float32 that forward writes for each row, and backward reads."""
     widths: tuple[int, ...] = (1,)
-    """Of the activations, in `cols`."""
+    """The activations' widths, in `cols`."""
     outputs: tuple[int, ...] = (1,)
-    """Of the outputs."""
+    """The outputs' widths."""
     parameters: Callable[[int, torch.dtype, str], tuple[Tensor, ...]] = no_parameters
     """Made for cols, dtype and device; they require grad."""
     with_graph: bool = False
     """Whether forward alone records its graph: for ops that compute otherwise without one."""
     forward: Callable[..., Sequence[Variant]] = lambda *inputs: ()
-    """Of the inputs: variants of forward alone."""
+    """A function of the inputs: variants of forward alone."""
     backward: Callable[..., Sequence[Variant]] = lambda grad, *inputs: ()
-    """Of the output's gradient and the inputs: variants of backward alone."""
+    """A function of the output's gradient and the inputs: variants of backward alone."""
     others: Mapping[str, Function] = field(default_factory=dict)
     """Further variants of forward+backward."""
     peers: Callable[[Sequence[str]], Mapping[str, Function]] = lambda names: {}
@@ -147,7 +147,7 @@ def again(op: Callable[..., object], grad: Tensor, *rest: Any, **named: Any) -> 
 
 
 def ideal_bytes(op: Op, direction: str, rows: int, cols: int, dtype: torch.dtype) -> int:
-    """What has to be read and written at the least."""
+    """The bytes that have to be read and written at the least."""
     alone = dict(zip(("forward", "backward"), op.elements(rows, cols), strict=True))
     elements = [alone[part] for part in direction.split("+")]
     return sum(elements) * dtype.itemsize + len(elements) * 4 * op.statistics * rows

@@ -17,7 +17,7 @@ from benchmarks.op import Op
 
 ours = memopt.functional
 LEVELS = {"memopt": "activations", "memopt, none": "none", "memopt, all": "all"}
-"""Of recomputation: what an MLP writes again."""
+"""Levels of recomputation: what an MLP writes again."""
 
 
 def layer_norm_linear() -> Op:
@@ -49,7 +49,7 @@ def gelu_linear(form: str) -> Op:
     """rows x 4 cols in; the Linear is the second one of an MLP, from 4 cols to cols."""
 
     def elements(rows: int, cols: int) -> tuple[int, int]:
-        """As those of layer_norm_linear."""
+        """Counts as for layer_norm_linear."""
         return 5 * rows * cols + 4 * cols * cols, 9 * rows * cols + 8 * cols * cols
 
     return Op(

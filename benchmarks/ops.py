@@ -38,7 +38,7 @@ ALL_THREE = [True, True, True]
 CONVOLUTIONAL = ("relu6", "leaky_relu", "elu", "hardsigmoid", "hardswish", "mish")
 """The activations of convolutional networks alone, a family of their own."""
 
-# Of the activations that take one, the scalar that they are timed with.
+# The scalar that activations with one are timed with.
 SCALARS: dict[str, float] = {"softcap": 30.0, "leaky_relu": 0.01, "elu": 1.0}
 
 
@@ -142,7 +142,7 @@ def added(norm: str, p: float | None = None) -> Op:
 
 
 def activation(name: str) -> Op:
-    """What a model without memopt writes, and for backward ATen's op where there is one."""
+    """An activation as models without memopt write it; for backward ATen's op, if there is one."""
     scalar = SCALARS.get(name)
     eager = formula(name, scalar)
     named = {"activation": name, "activation_scalar": scalar}

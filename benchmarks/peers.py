@@ -16,7 +16,7 @@ PACKAGES = {"compile": "torch", "liger": "liger_kernel", "apex": "apex", "flash_
 
 
 def missing(names: Iterable[str]) -> list[str]:
-    """Those of `names` whose package is not installed."""
+    """The ones of `names` whose package is not installed."""
     return [name for name in names if find_spec(PACKAGES[name]) is None]
 
 
@@ -29,7 +29,7 @@ def compiled(names: Iterable[str], fn: Callable[..., Tensor]) -> dict[str, Calla
 
 
 def layer_norms(names: Iterable[str]) -> dict[str, LayerNorm]:
-    """Those of `names` that are installed, as functions of (x, weight, bias) over the last
+    """The ones of `names` that are installed, as functions of (x, weight, bias) over the last
     dimension.
     """
     names = list(names)

@@ -47,7 +47,7 @@ FULL = Effort(rounds=200, min_rounds=7, case_seconds=200.0, sample_seconds=0.05)
 PLAIN = "plain"
 RECIPES = "recipes in every block"
 SHARES = (0.5, 0.25)
-"""Of the plain step's peak."""
+"""Budgets as shares of the plain step's peak."""
 
 SIZES = {
     "chain": Sizes(12, 128, 4, 256),
@@ -70,13 +70,13 @@ class Way(NamedTuple):
     """Bytes, with the weights and the input: as a budget counts."""
     run: Callable[[], None]
     predicted: float | None = None
-    """Of a plan: its time over the plain step's."""
+    """The predicted time of a plan over the plain step's."""
 
 
 def way(
     model: nn.Module, x: Tensor, run: Callable[[], None], predicted: float | None = None
 ) -> Way:
-    """Of a step that leaves gradients. Their memory counts."""
+    """The way of a step that leaves gradients. Their memory counts."""
     run()
     model.zero_grad(set_to_none=True)
     most = peak_bytes(run, next(model.parameters()).device)

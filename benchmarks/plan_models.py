@@ -58,7 +58,7 @@ class Turn(nn.Module):
 
 
 class Wide(Block):
-    """Its middle is 16 times as wide."""
+    """A block whose middle is 16 times as wide."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__(width, heads)
@@ -93,7 +93,7 @@ def layers_of(name: str, sizes: Sizes) -> list[nn.Module]:
 
 
 class Model(nn.Module):
-    """Its forward is the loss."""
+    """A model whose forward returns the loss."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         super().__init__()

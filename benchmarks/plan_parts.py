@@ -45,7 +45,7 @@ OP = "plan_parts"
 FULL = Effort(rounds=25, min_rounds=7, case_seconds=60.0, sample_seconds=0.05)
 PLAIN, WHOLE, PARTS, PLAN = "plain", "whole blocks", "parts", "plan"
 SHARES = (0.75, 0.6, 0.5)
-"""Of the plain step's peak."""
+"""Budgets as shares of the plain step's peak."""
 SIZES = {
     "GPT-2": Sizes(n=12, h=256, heads=8, kv_heads=8, m=1024, words=512, tokens=256),
     "Llama": Sizes(n=12, h=256, heads=8, kv_heads=4, m=688, words=512, tokens=256),
@@ -60,7 +60,7 @@ WITHOUT_RECIPES = {
 class Chosen(NamedTuple):
     assignment: Assignment
     predicted: float
-    """Its time over the plain step's."""
+    """The predicted time over the plain step's."""
     peak: int
 
 
@@ -118,8 +118,8 @@ def measure(family: str, sizes: Sizes, effort: Effort) -> dict[str, Any]:
 
 
 def gone(variants: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    """By share of the peak, the part of the time that whole blocks add which parts do not add: as
-    predicted, and of real steps' medians.
+    """The part of the time that whole blocks add and parts do not, by share of the peak: predicted,
+    and of real steps' medians.
     """
     found = {}
     for share in SHARES:

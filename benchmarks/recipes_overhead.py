@@ -1,4 +1,4 @@
-"""What memopt.recipes() costs on the host per tensor that autograd saves, forward and backward.
+"""The host time of memopt.recipes() per tensor that autograd saves, forward and backward.
 
 Tiny tensors, one thread: what is left is bookkeeping. A step saves the same number of tensors of
 one kind; contenders do it in turns as in harness.py. Ops that recipes know save without hooks

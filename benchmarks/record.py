@@ -179,7 +179,7 @@ def _caches() -> dict[str, str]:
 
 
 def _output(*command: str) -> str | None:
-    """What a command prints, or None if it is not there or fails."""
+    """The output of a command, or None if it is not there or fails."""
     try:
         return subprocess.run(
             command, capture_output=True, text=True, check=True, timeout=10

@@ -164,7 +164,7 @@ def summary(cases: Mapping[str, Any]) -> str:
     )
 
 
-HEAD = """# What default regions keep, model by model
+HEAD = """# Bytes that default regions keep, model by model
 
 Bytes kept for backward by one forward in training mode (float32, CPU, small random configurations),
 without those of the batch, and as parts of them: with `apply_activation_checkpointing(model)`, "-"

@@ -38,7 +38,7 @@ NAMED_BY_ALL = ("machine", "versions")
 
 
 def problems() -> list[str]:
-    """What the pages show without a result behind it, in words."""
+    """Lists what the pages show without a result behind it, in words."""
     found = []
     for page in PAGES:
         text = page.read_text()

@@ -46,7 +46,7 @@ def claim_of_compiled_budgets() -> str:
 
 
 def _compiled() -> tuple[list[float], list[float], list[float]]:
-    """Of memopt.compile by torch.compile, for each family: bytes held, peaks and times."""
+    """Ratios of memopt.compile to torch.compile, for each family: bytes held, peaks and times."""
     cases = [c["variants"] for n, c in result("cpu_compile")["cases"].items() if n != "curve"]
     pairs = [(ways["memopt.compile"], ways["torch.compile"]) for ways in cases]
     return (
@@ -276,4 +276,4 @@ CLAIMS: dict[str, tuple[Callable[[], str], ...]] = {
     "from-torch-checkpoint.md": (claim_of_regions,),
     "recipes.md": (claim_of_hooks,),
 }
-"""By page; each must stand in its own, bold or not."""
+"""Claims by page; each must stand in its own, bold or not."""

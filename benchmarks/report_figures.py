@@ -46,7 +46,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "cpu_plan": _plans,
     "cuda_plan": _plans,
 }
-"""Those that their results are enough for. The demo draws its own."""
+"""The figures that their results are enough for. The demo draws its own."""
 
 
 def results_of(figure: str) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ def result_file(name: str) -> Path:
 
 
 def result(name: str) -> Run:
-    """What the file of that name holds."""
+    """Reads the results' file of that name."""
     run: Run = json.loads(result_file(name).read_text())
     return run
 
@@ -245,7 +245,7 @@ _GPU_WAYS = (
 
 
 def at_a_glance() -> str:
-    """What the first table of the README says: peaks, times and batches, before and after."""
+    """The first table of the README: peaks, times and batches, before and after."""
     head = (
         "model",
         "device",

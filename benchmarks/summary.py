@@ -1,4 +1,4 @@
-"""What the JSON files of the ops hold, as Markdown tables.
+"""Markdown tables of the ops' JSON files.
 
 Cases are grouped by op, direction, element type and threads; a group's figure is the geometric mean
 over its sizes, with its worst and best case. `python -m memopt bench --report` makes them anew.

@@ -1,4 +1,4 @@
-"""What `make docs` adds to MkDocs: pages work when they are opened from disk, since the search's
+"""Additions of `make docs` to MkDocs: pages work when they are opened from disk, since the search's
 index is a script, which a page may load where it may not fetch a file, and Pygments colours code
 when the pages are built; cells of wide tables know their heading, which css/memopt.css shows on a
 telephone; the page of examples has their code, and those of the API all names; and pages show the
@@ -85,7 +85,7 @@ def _with_entries(text: str) -> str:
 
 
 def _public(module: str) -> Iterator[tuple[str, str]]:
-    """Where each function and class of a package is defined, and its name. Nothing is imported."""
+    """Yields where each name of a package is defined, and the name; imports nothing."""
     for node in _tree(_ROOT.joinpath(*module.split("."), "__init__.py")).body:
         if not isinstance(node, ast.ImportFrom):
             continue

@@ -25,7 +25,7 @@ def log_probs_of_logits(model: transformers.PreTrainedModel, ids: torch.Tensor) 
 
 
 def log_probs(model: transformers.PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
-    """Of the words of the answers, each from what is before it."""
+    """Log-probabilities of the answers' words, each from what is before it."""
     hidden = model.model(input_ids=ids).last_hidden_state[:, PROMPT - 1 : -1]
     return linear_log_probs(hidden, model.lm_head.weight, ids[:, PROMPT:])
 

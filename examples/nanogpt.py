@@ -22,7 +22,7 @@ class GPTConfig:
 
 
 class LayerNorm(nn.Module):
-    """With an optional bias."""
+    """A layer norm with an optional bias."""
 
     def __init__(self, ndim: int, bias: bool) -> None:
         super().__init__()

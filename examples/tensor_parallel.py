@@ -83,7 +83,7 @@ PLAN = {
 
 
 class Forward:
-    """What a forward leaves allocated, in bytes, as the allocator counts it."""
+    """Counts the bytes that a forward leaves allocated, as the allocator counts them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,17 +1,28 @@
-"""Proves: docstrings of memopt, and texts below fields, begin with a subject or a verb, so that
-they can be read without the line above them.
+"""Proves: docstrings, texts below fields and headings of the documentation begin with a subject or
+a verb, so that they can be read without the line above them.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FILES = sorted((ROOT / "memopt").rglob("*.py"))
+FOLDERS = ("benchmarks", "docs_theme", "examples", "memopt")
+TO_BE_DONE = [ROOT / "benchmarks" / "compile.py"]
+FILES = [
+    ROOT / "setup.py",
+    *sorted(f for name in FOLDERS for f in (ROOT / name).rglob("*.py") if f not in TO_BE_DONE),
+]
+PAGES = sorted(
+    page
+    for pattern in ("*.md", "*/*.md", "docs/api/*.md", "tests/*/README.md")
+    for page in ROOT.glob(pattern)
+)
 
 HEADLESS = """
 As At Before Beside But By For In Its Not Of On One's So That Those To What Where Which With Within
@@ -42,6 +53,23 @@ def headless(source: str) -> list[str]:
 @pytest.mark.parametrize("file", FILES, ids=[str(f.relative_to(ROOT)) for f in FILES])
 def test_docstrings_begin_with_a_subject_or_a_verb(file: Path) -> None:
     assert headless(file.read_text()) == []
+
+
+def headless_headings(page: str) -> list[str]:
+    """The headings that begin so; lines of code blocks are none."""
+    prose = re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", prose, flags=re.MULTILINE)
+    return [text for text in headings if re.match(r"(Of|What|The same|So)\b", text)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(f.relative_to(ROOT)) for f in PAGES])
+def test_headings_begin_with_a_subject_or_a_verb(page: Path) -> None:
+    assert headless_headings(page.read_text()) == []
+
+
+def test_a_headless_heading_is_found() -> None:
+    page = "# A page\n\n## What it costs\n\n```python\n# What is code\n```\n\n## Costs\n"
+    assert headless_headings(page) == ["What it costs"]
 
 
 @pytest.mark.parametrize(

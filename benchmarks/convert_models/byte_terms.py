@@ -1,4 +1,4 @@
-"""What a part of a model keeps for backward, as multiples of its sizes.
+"""Terms of the bytes that a part of a model keeps for backward: multiples of its sizes.
 
     Term("the input", h=2)                              2 h bytes a token
     Term("a norm's mean and rstd", count=2, one=4)      two tensors of 4 bytes a token

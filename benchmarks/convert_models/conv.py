@@ -196,7 +196,7 @@ def convnext_keeps() -> Iterable[Kept]:
 
 
 class ResidualBlock(nn.Module):
-    """Of DDPM's U-Net, Ho et al., arXiv:2006.11239."""
+    """The residual block of DDPM's U-Net, Ho et al., arXiv:2006.11239."""
 
     def __init__(self, channels: int, out: int, embedding: int) -> None:
         super().__init__()

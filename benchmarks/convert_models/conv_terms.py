@@ -1,4 +1,4 @@
-"""What a convolutional network keeps for backward, in terms: tensors, before convert and after."""
+"""Tensors that a convolutional network keeps for backward, in terms, before convert and after."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def always(what: str, numbers: int, count: int = 1) -> Kept:
 
 
 def result(what: str, numbers: int, count: int = 1) -> Kept:
-    """Of an op whose inputs are kept, or made again, after convert."""
+    """The result of an op whose inputs are kept, or made again, after convert."""
     return Kept(what, numbers, count, 0)
 
 

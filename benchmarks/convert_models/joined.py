@@ -12,7 +12,7 @@ from benchmarks.convert_models.conv_terms import BLOCKS, PIXELS, Kept, always, b
 
 
 class ConvNormAct(nn.Module):
-    """What detectors and Inception are made of."""
+    """The convolution of detectors and of Inception: a norm and an activation are behind it."""
 
     def __init__(self, channels: int, out: int, edge: int, act: nn.Module, stride: int = 1) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class ConvNormAct(nn.Module):
 
 
 class CrossStage(nn.Module):
-    """Of YOLOv8 (C2f): halves of a result, one of them through a bottleneck, all joined."""
+    """YOLOv8's C2f: halves of a result, one of them through a bottleneck, all joined."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class CrossStage(nn.Module):
 
 
 class PyramidPooling(nn.Module):
-    """Of YOLOv5 (SPPF): poolings of poolings, all joined."""
+    """YOLOv5's SPPF: poolings of poolings, all joined."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""What the models of models.py keep for backward in bfloat16 with PyTorch's fused attention, term
-by term, before convert and after.
+"""Tensors that the models of models.py keep for backward in bfloat16 with PyTorch's fused
+attention, term by term, before convert and after.
 
 Symbols: n layers; h the width; m the MLP's; heads, kv_heads; kv the width of all key heads
 together; r the part of a head that is rotated; W words; T tokens of each of the two sequences.
@@ -81,11 +81,11 @@ from memopt.memory.saved import SavedTensors
 @dataclass(frozen=True)
 class ModelTerms:
     layer: Terms
-    """Of one layer; of one encoder and one decoder layer."""
+    """Terms of one layer; in an encoder-decoder of one layer of each."""
 
     rest: Terms
     changes: Callable[[Sizes], dict[str, Any]]
-    """Of the config, by its own names."""
+    """Changes to the config, by its own names."""
 
     inputs: Callable[[Sizes], dict[str, Any]] = field(default=lambda s: {"tokens": s.tokens})
     more: Callable[[Sizes], dict[str, int]] = field(default=lambda s: {})
@@ -98,7 +98,7 @@ class ModelTerms:
         return symbols | self.more(s)
 
     def terms(self, s: Sizes) -> tuple[list[Term], list[Term]]:
-        """Before and after."""
+        """The terms before and after convert."""
         all_terms = times(self.layer, s.n) + self.rest
         return [*all_terms.both, *all_terms.before], [*all_terms.both, *all_terms.after]
 
@@ -243,7 +243,7 @@ def model_and_inputs(name: str, sizes: Sizes) -> tuple[nn.Module, dict[str, Tens
 
 
 def count(model: nn.Module, inputs: dict[str, Tensor]) -> SavedTensors:
-    """What one forward saves beside parameters and buffers."""
+    """Counts what one forward saves beside parameters and buffers."""
     with SavedTensors(exclude=[*model.parameters(), *model.buffers()]) as saved:
         output = model(**inputs)
     del output

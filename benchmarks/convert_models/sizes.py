@@ -62,7 +62,7 @@ def modern_bert(s: Sizes) -> dict[str, Any]:
 
 
 def vit(s: Sizes) -> dict[str, Any]:
-    """As many patches as tokens fit in a square."""
+    """The config of a picture with as many patches as tokens fit in a square."""
     changes = {**common(s), "image_size": 8 * side(s)}
     del changes["vocab_size"]
     return changes
@@ -107,5 +107,5 @@ def whisper(s: Sizes) -> dict[str, Any]:
 
 
 def positions(s: Sizes) -> int:
-    """Of the encoder."""
+    """The number of the encoder's positions."""
     return 4 * s.tokens // 5

@@ -40,7 +40,7 @@ def times(terms: Terms, number: int) -> Terms:
 
 
 def of(rows: str, terms: Terms) -> Terms:
-    """Of other rows than tokens, whose number is a symbol."""
+    """The terms for other rows than tokens, whose number is a symbol."""
     return terms.each(
         lambda term: Term(
             term.what,
@@ -77,7 +77,7 @@ def rms_norm(count: int, what: str = "RMSNorms", width: str = "h", rows: str = "
 
 
 def rms_norm_read(count: int) -> Terms:
-    """By linears."""
+    """The terms of RMS norms whose outputs linears read."""
     return rms_norm(count) + Terms(before=(Term("RMSNorms: output", count=count, h=2),))
 
 

@@ -136,7 +136,7 @@ class Conformer(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """Of several periods; returns the features of every layer too."""
+    """A discriminator of several periods; returns the features of every layer too."""
 
     def __init__(self) -> None:
         super().__init__()

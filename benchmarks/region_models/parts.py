@@ -22,7 +22,7 @@ class InOrder(nn.ModuleList):
 
 
 class Residual(nn.Module):
-    """What is inside, added to its input."""
+    """Adds the result of the module inside to its input."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Residual(nn.Module):
 
 
 class Attention(nn.Module):
-    """Of queries, and of keys and values from elsewhere."""
+    """Attention of queries to keys and values from elsewhere."""
 
     def __init__(self, width: int, heads: int = 4) -> None:
         super().__init__()

@@ -118,7 +118,7 @@ class Experts(nn.Module):
 
 
 class OneLayer(nn.Module):
-    """The same layer again and again (ALBERT, Universal Transformer)."""
+    """One layer that runs again and again (ALBERT, Universal Transformer)."""
 
     def __init__(self, times: int = 6) -> None:
         super().__init__()
