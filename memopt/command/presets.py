@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from memopt._errors import UsageError
+from memopt.command.configs import config_by_name
 
 
 class Job(NamedTuple):
@@ -77,23 +80,14 @@ def preset(name: str, batch: int, seq: int, device: str = "meta") -> Job:
 
 
 def from_config(name: str, batch: int, seq: int, sizes: dict[str, Any]) -> Job:
-    """Make a model by the name of a config of transformers: its class ("LlamaConfig"), its model
-    type ("llama"), or a folder or repository with a config.json. `sizes` are changed in it.
+    """Make a model by the name of a config of transformers, see `config_by_name`. `sizes` are
+    changed in it.
 
     Raises:
         UsageError: there is none, or no model with a loss for it.
     """
     transformers = _transformers()
-    try:
-        if hasattr(transformers, name):
-            config = getattr(transformers, name)(**sizes)
-        elif name in transformers.models.auto.configuration_auto.CONFIG_MAPPING:
-            config = transformers.AutoConfig.for_model(name, **sizes)
-        else:
-            config = transformers.AutoConfig.from_pretrained(name, **sizes)
-    except (OSError, ValueError, TypeError) as error:
-        message = str(error).splitlines()[0]
-        raise UsageError(f"--config: no config of transformers, got {name!r}: {message}") from None
+    config = config_by_name(transformers, name, sizes)
     for head in _HEADS:
         try:
             with torch.device("meta"):
@@ -111,20 +105,41 @@ def from_callable(path: str) -> Job:
         UsageError: it is not found, or returns something else.
     """
     module_name, _, name = path.partition(":")
+    if not (module_name and name):
+        raise UsageError(
+            f"model: must be module:callable, such as my_module:model_and_batch, got {path!r}"
+        )
     try:
         function: Any = importlib.import_module(module_name)
-        for part in name.split("."):
-            function = getattr(function, part)
-    except (ImportError, AttributeError, ValueError) as error:
+    except ImportError as error:
+        raise UsageError(
+            f"model: must be module:callable of a module that is found from here, got {path!r}: "
+            f"{error}"
+        ) from None
+    try:
+        function = operator.attrgetter(name)(function)
+    except AttributeError as error:
         raise UsageError(f"model: must be module:callable, got {path!r}: {error}") from None
     if not callable(function):
         raise UsageError(f"model: must be module:callable, got {type(function).__name__} at {path}")
+    if _needs_arguments(function):
+        raise UsageError(f"model: must be callable without arguments, got {path!r}")
     made = _on_meta(function)
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
         raise UsageError(
             f"model: {path} must return a model and its batch, got {type(made).__name__}"
         )
     return Job(*made)
+
+
+def _needs_arguments(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return True
+    except ValueError:  # of some built-in functions, whose signature is not known
+        pass
+    return False
 
 
 def _on_meta(function: Callable[[], Any]) -> Any:
