@@ -6,6 +6,7 @@ python examples/accelerate_loop.py    # or: accelerate launch examples/accelerat
 
 import torch
 from accelerate import Accelerator
+from step_cost import compared, step_cost
 from torch import nn
 
 from memopt.integrations.accelerate import apply_memopt
@@ -31,14 +32,18 @@ def main() -> None:
     torch.manual_seed(0)
     accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=2)
     model = Model()
-    data = torch.utils.data.TensorDataset(torch.randn(64, 64), torch.randn(64, 64))
+    data = torch.utils.data.TensorDataset(torch.randn(4096, 64), torch.randn(4096, 64))
     model, optimizer, batches = accelerator.prepare(
         model,
         torch.optim.AdamW(model.parameters()),
-        torch.utils.data.DataLoader(data, batch_size=16),
+        torch.utils.data.DataLoader(data, batch_size=1024),
     )
+    x, target = next(iter(batches))
+    before = step_cost(model, lambda: accelerator.backward(model(x, target)))
     effect = apply_memopt(accelerator, model, optimizer, batches, convert=True, checkpoint=True)
     accelerator.print(effect.text)  # with budget="22GiB" it is a plan
+    after = step_cost(model, lambda: accelerator.backward(model(x, target)))
+    accelerator.print(compared(before, after))
     for x, target in batches:
         with accelerator.accumulate(model):
             loss = model(x, target)

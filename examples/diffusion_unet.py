@@ -4,6 +4,7 @@ python examples/diffusion_unet.py
 """
 
 import torch
+from step_cost import compared, step_cost
 from torch import Tensor, nn
 
 import memopt
@@ -65,11 +66,13 @@ def main() -> None:
     batch = {"images": images, "noise": noise, "t": torch.rand(8, 1, device=device)}
     optimizer = torch.optim.AdamW(model.parameters())
 
+    before = step_cost(model, lambda: model(**batch).backward())
     everything = memopt.plan(model, batch, optimizer=optimizer, blocks=Block)
     budget = int(0.7 * everything.plain_peak)
     plan = memopt.plan(model, batch, budget, optimizer=optimizer, blocks=Block)
     print(plan)
     plan.apply()
+    print(compared(before, step_cost(model, lambda: model(**batch).backward())))
     for step in range(5):
         loss = model(**batch)
         loss.backward()

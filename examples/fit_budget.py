@@ -8,6 +8,7 @@ import sys
 
 import torch
 import transformers
+from step_cost import compared, step_cost
 
 import memopt
 
@@ -30,11 +31,13 @@ def main() -> None:
     ids = torch.randint(512, (16, 128), device=device)
     batch = {"input_ids": ids, "labels": ids}
     optimizer = torch.optim.AdamW(model.parameters())
+    before = step_cost(model, lambda: model(**batch).loss.backward())
 
     fitted = memopt.fit(
         model, batch, sys.argv[1] if len(sys.argv) > 1 else "24MB", optimizer=optimizer
     )
     print(fitted.plan)
+    print(compared(before, step_cost(model, lambda: fitted(batch))))
     for step in range(3):
         result = fitted(batch)  # forward and backward; gradients of the whole batch
         optimizer.step()

@@ -11,10 +11,10 @@ trainer.py.)
 
 import torch
 import transformers
+from step_cost import compared, step_cost
 
 import memopt
 from memopt.functional import linear_log_probs
-from memopt.memory.allocator import LiveBytes
 
 PROMPT, ANSWER, GROUP, CLIP = 8, 64, 8, 0.2
 
@@ -51,17 +51,13 @@ def main() -> None:
     prompt = torch.randint(3, 8000, (1, PROMPT)).expand(GROUP, -1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
-    peaks = {}
-    for way in (log_probs_of_logits, log_probs):
-        ids = torch.cat([prompt, torch.randint(3, 8000, (GROUP, ANSWER))], dim=1)
-        with LiveBytes() as live:
-            way(model, ids).mean().backward()
-        model.zero_grad()
-        peaks[way.__name__] = live.most / 1e6
-    print(", ".join(f"{name}: peak {peak:.1f} MB" for name, peak in peaks.items()))
-    assert peaks["log_probs"] < 0.6 * peaks["log_probs_of_logits"]
-
+    ids = torch.cat([prompt, torch.randint(3, 8000, (GROUP, ANSWER))], dim=1)
+    before = step_cost(model, lambda: log_probs_of_logits(model, ids).mean().backward())
     memopt.convert(model, head=False)  # norms and gates; the head is in chunks already
+    after = step_cost(model, lambda: log_probs(model, ids).mean().backward())
+    print(compared(before, after))
+    assert after.peak < 0.6 * before.peak
+
     for step in range(3):
         ids = model.generate(
             prompt, max_new_tokens=ANSWER, min_new_tokens=ANSWER, do_sample=True, pad_token_id=0

@@ -6,6 +6,7 @@ python examples/lightning_module.py
 
 import lightning
 import torch
+from step_cost import compared, step_cost
 from torch import nn
 
 from memopt.integrations.lightning import MemoptLightningCallback
@@ -31,7 +32,7 @@ class Classifier(lightning.LightningModule):
 
 def main() -> None:
     lightning.seed_everything(0)
-    data = torch.utils.data.TensorDataset(torch.randn(256, 32), torch.randint(4, (256,)))
+    data = torch.utils.data.TensorDataset(torch.randn(2048, 32), torch.randint(4, (2048,)))
     memory = MemoptLightningCallback(convert=True)  # or budget="22GiB"
     trainer = lightning.Trainer(
         max_epochs=1,
@@ -42,8 +43,15 @@ def main() -> None:
         enable_model_summary=False,
     )
     model = Classifier()
-    trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=32))
+    x, target = data[:256]
+
+    def step() -> None:
+        nn.functional.cross_entropy(model.net(x), target).backward()
+
+    before = step_cost(model, step)
+    trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=256))
     print(memory.effect.text)
+    print(compared(before, step_cost(model, step)))
     print(f"{trainer.global_step} steps, loss {trainer.callback_metrics['loss']:.3f}")
 
 

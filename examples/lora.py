@@ -10,6 +10,7 @@ import tempfile
 import peft
 import torch
 import transformers
+from step_cost import compared, step_cost
 
 import memopt
 
@@ -38,9 +39,11 @@ def main() -> None:
     model = peft.get_peft_model(base, lora).train()  # from_pretrained leaves it in evaluation
     ids = torch.randint(512, (4, 128), device=model.device)
     batch = {"input_ids": ids, "labels": ids}
+    before = step_cost(model, lambda: model(**batch).loss.backward())
 
     print(memopt.convert(model, batch, checkpoint=True))
-    print(memopt.check(model, batch))  # the peak, and the plain one
+    print(memopt.check(model, batch))  # what was asked of each block, and what happened
+    print(compared(before, step_cost(model, lambda: model(**batch).loss.backward())))
 
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-3)

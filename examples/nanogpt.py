@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from step_cost import compared, step_cost
 from torch import Tensor, nn
 
 import memopt
@@ -86,16 +87,9 @@ def main() -> None:
     model = GPT(config).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
 
-    def loss_of(output: tuple[Tensor, Tensor]) -> Tensor:
-        return output[1]
-
-    def peak() -> float:
-        step = memopt.anatomy(model, get_batch(), optimizer=optimizer, loss=loss_of)
-        return step.peak.total / 1e6
-
-    before = peak()
+    before = step_cost(model, lambda: model(*get_batch())[1].backward())
     print(memopt.convert(model, get_batch()))  # norms, GELU, and the logits in chunks
-    print(f"peak of a step: {before:.1f} MB before, {peak():.1f} MB after")
+    print(compared(before, step_cost(model, lambda: model(*get_batch())[1].backward())))
 
     for step in range(5):
         _, loss = model(*get_batch())

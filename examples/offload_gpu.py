@@ -10,10 +10,10 @@ import tempfile
 from pathlib import Path
 
 import torch
+from step_cost import compared, step_cost
 from torch import nn
 
 import memopt
-from memopt.memory.allocator import LiveBytes
 
 
 class Block(nn.Module):
@@ -28,23 +28,11 @@ class Block(nn.Module):
         return x + self.mlp(self.norm(x))
 
 
-def step(model: nn.Module, x: torch.Tensor, place: str | Path | None) -> tuple[float, float]:
-    """The loss, and the peak in MB beyond what was there before."""
-    model.zero_grad()
-    on_gpu = x.device.type == "cuda"
-    if on_gpu:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    with LiveBytes() as live:
-        if place is None:
-            loss = model(x).square().mean()
-        else:
-            with memopt.offload(place):  # forward alone: backward fetches by itself
-                loss = model(x).square().mean()
-        loss.backward()
-    peak = torch.cuda.max_memory_allocated() - before if on_gpu else live.most
-    return loss.item(), peak / 1e6
+def loss_of(model: nn.Module, x: torch.Tensor, place: str | Path | None = None) -> torch.Tensor:
+    if place is None:
+        return model(x).square().mean()
+    with memopt.offload(place):  # forward alone: backward fetches by itself
+        return model(x).square().mean()
 
 
 def main() -> None:
@@ -54,15 +42,16 @@ def main() -> None:
     place = "cpu" if device == "cuda" else Path(scratch.name)
     model = nn.Sequential(*(Block(256) for _ in range(8))).to(device)
     x = torch.randn(1024, 256, device=device)
-    for name, where in (("kept", None), ("offloaded", place)):
-        loss, peak = step(model, x, where)
-        print(f"{name}: loss {loss:.6f}, peak {peak:.1f} MB")
+    plain = step_cost(model, lambda: loss_of(model, x).backward())
+    offloaded = step_cost(model, lambda: loss_of(model, x, place).backward())
+    print(f"offloaded: {compared(plain, offloaded)}")
     print(memopt.offload.stats())
+    assert torch.equal(loss_of(model, x), loss_of(model, x, place))
 
     # Regions keep their inputs alone, and these may wait elsewhere too: the least memory of all.
     memopt.apply_activation_checkpointing(model, offload=place)
-    loss, peak = step(model, x, None)
-    print(f"regions, their inputs offloaded: loss {loss:.6f}, peak {peak:.1f} MB")
+    regions = step_cost(model, lambda: loss_of(model, x).backward())
+    print(f"regions, their inputs offloaded: {compared(plain, regions)}")
     scratch.cleanup()
 
 

@@ -10,6 +10,7 @@ them, so that no sequence sees another, and with FlashAttention takes the length
 
 import torch
 import transformers
+from step_cost import compared, step_cost
 
 import memopt
 
@@ -50,8 +51,10 @@ def main() -> None:
     print(f"packed {loss:.5f}, one by one {alone / count:.5f}")
     assert abs(loss - alone / count) < 1e-4
 
+    before = step_cost(model, lambda: model(**batch).loss.backward())
     print(memopt.convert(model, batch, checkpoint=True))
-    print(memopt.check(model, batch))  # the peak, and the plain one
+    print(memopt.check(model, batch))  # what was asked of each block, and what happened
+    print(compared(before, step_cost(model, lambda: model(**batch).loss.backward())))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step, lengths in enumerate([LENGTHS, (128, 128), (60, 70, 80, 46)]):  # any mix of lengths
         loss = model(**packed(lengths)).loss

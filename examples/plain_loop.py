@@ -1,9 +1,10 @@
-"""A plain training loop: recipes with one line, and the peak before and after.
+"""A plain training loop: recipes with one line, peak and time before and after.
 
 python examples/plain_loop.py
 """
 
 import torch
+from step_cost import compared, step_cost
 from torch import nn
 
 import memopt
@@ -38,13 +39,9 @@ def main() -> None:
     def loss_of(output: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
-    def peak() -> float:  # predicted: nothing runs
-        step = memopt.anatomy(model, x, optimizer=optimizer, loss=loss_of)
-        return step.peak.total / 1e6
-
-    before = peak()
+    before = step_cost(model, lambda: loss_of(model(x)).backward())
     print(memopt.convert(model, x))  # in place; memopt.revert(model) undoes it
-    print(f"peak of a step: {before:.1f} MB before, {peak():.1f} MB after")
+    print(compared(before, step_cost(model, lambda: loss_of(model(x)).backward())))
 
     for step in range(10):
         loss = loss_of(model(x))

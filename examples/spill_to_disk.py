@@ -7,6 +7,7 @@ import sys
 import tempfile
 
 import torch
+from step_cost import compared, step_cost
 from torch import nn
 
 import memopt
@@ -21,6 +22,14 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with tempfile.TemporaryDirectory() as scratch:
         folder = sys.argv[1] if len(sys.argv) > 1 else scratch
+
+        def spilled_step() -> None:
+            with memopt.offload("disk", directory=folder):
+                loss = model(x).square().mean()
+            loss.backward()
+
+        plain = step_cost(model, lambda: model(x).square().mean().backward())
+        print(compared(plain, step_cost(model, spilled_step)))
         for step in range(5):
             with memopt.offload("disk", directory=folder):
                 loss = model(x).square().mean()

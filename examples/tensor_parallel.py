@@ -17,6 +17,7 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from step_cost import step_cost
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -106,8 +107,10 @@ class Forward:
 
 def train(
     mesh: DeviceMesh, device: torch.device, layers: int, steps: int, partition: bool
-) -> tuple[list[Tensor], int]:
-    """The losses and the last gradients, and the bytes that this rank's last forward kept."""
+) -> tuple[list[Tensor], int, float]:
+    """The losses and the last gradients, the bytes that this rank's last forward kept, and the
+    seconds of a step.
+    """
     torch.manual_seed(0)
     model = Model(layers).to(device)
     for block in model.blocks:
@@ -129,7 +132,12 @@ def train(
         results.append(loss.detach())
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
-    return results + local, nbytes
+    results += [g.clone() for g in local]
+
+    def step_again() -> None:
+        F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+
+    return results, nbytes, step_cost(model, step_again).seconds
 
 
 def run(rank: int, port: int, layers: int, steps: int) -> None:
@@ -143,8 +151,8 @@ def run(rank: int, port: int, layers: int, steps: int) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("nccl" if on_gpus else "gloo", rank=rank, world_size=RANKS)
     mesh = init_device_mesh(device.type, (RANKS,), mesh_dim_names=("tp",))
-    whole, whole_bytes = train(mesh, device, layers, steps, partition=False)
-    split, split_bytes = train(mesh, device, layers, steps, partition=True)
+    whole, whole_bytes, whole_seconds = train(mesh, device, layers, steps, partition=False)
+    split, split_bytes, split_seconds = train(mesh, device, layers, steps, partition=True)
     assert all(torch.equal(a, b) for a, b in zip(whole, split, strict=True))
     inputs = layers * BATCH * TOKENS * HIDDEN * 4
     if rank == 0:
@@ -155,6 +163,7 @@ def run(rank: int, port: int, layers: int, steps: int) -> None:
         print(f"the same with partition=mesh:        {split_bytes:>10,} bytes")
         print(f"saved of the blocks' {inputs:,} bytes: {whole_bytes - split_bytes:>10,} bytes")
         print("losses and gradients: the same bits")
+        print(f"time of a step: {split_seconds / whole_seconds:.2f}x")
     dist.destroy_process_group()
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from step_cost import Cost, compared, step_cost
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -78,21 +79,26 @@ class Transformer(nn.Module):
         return self.output(self.norm(x))
 
 
-def train(device: torch.device, config: ActivationCheckpointConfig) -> list[float]:
+def train(device: torch.device, config: ActivationCheckpointConfig) -> tuple[list[float], Cost]:
+    """The losses, and the cost of a step on this rank."""
     torch.manual_seed(0)
     model = Transformer().to(device)
     tokens = torch.randint(512, (4, 129), device=device)
     model = parallelize(model, tokens[:, :-1], config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def loss_of() -> Tensor:
+        pred = model(tokens[:, :-1])
+        return F.cross_entropy(pred.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
     losses = []
     for _ in range(3):
-        pred = model(tokens[:, :-1])
-        loss = F.cross_entropy(pred.flatten(0, 1).float(), tokens[:, 1:].flatten())
+        loss = loss_of()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    return losses
+    return losses, step_cost(model, lambda: loss_of().backward())
 
 
 def run(rank: int, port: int) -> None:
@@ -103,10 +109,11 @@ def run(rank: int, port: int) -> None:
         torch.set_num_threads(1)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("nccl" if on_gpus else "gloo", rank=rank, world_size=RANKS)
-    plain = train(device, ActivationCheckpointConfig("none"))
-    full = train(device, ActivationCheckpointConfig("full"))
+    plain, before = train(device, ActivationCheckpointConfig("none"))
+    full, after = train(device, ActivationCheckpointConfig("full"))
     if rank == 0:
         print("losses", *(f"{loss:.4f}" for loss in full))
+        print(compared(before, after))
     torch.testing.assert_close(full, plain, rtol=1e-4, atol=0)
     dist.destroy_process_group()
 

@@ -8,6 +8,7 @@ import tempfile
 
 import torch
 import transformers
+from step_cost import compared, step_cost
 
 import memopt
 from memopt.integrations.transformers import MemoptCallback
@@ -37,6 +38,8 @@ def main() -> None:
         use_cache=False,
     )
     model = transformers.LlamaForCausalLM(config)
+    batch = torch.utils.data.default_collate([Words()[i] for i in range(4)])
+    before = step_cost(model, lambda: model(**batch).loss.backward())
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
             folder,
@@ -54,7 +57,9 @@ def main() -> None:
         )
         trainer.train()
         model.save_pretrained(folder)  # a checkpoint like any other: it loads without memopt
-    print(memopt.check(model, next(iter(trainer.get_train_dataloader()))))  # peak, and plain peak
+    model.cpu()
+    print(memopt.check(model, batch))  # what was asked of each block, and what happened
+    print(compared(before, step_cost(model, lambda: model(**batch).loss.backward())))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ python examples/vision_transformer.py
 
 import torch
 import transformers
+from step_cost import compared, step_cost
 
 import memopt
 
@@ -29,9 +30,11 @@ def main() -> None:
     }
     print(memopt.anatomy(model, batch))
 
+    before = step_cost(model, lambda: model(**batch).loss.backward())
     print(memopt.convert(model, batch))
     memopt.apply_activation_checkpointing(model, every=2)
-    print(memopt.check(model, batch))  # what each block was asked, what happened, the peak
+    print(memopt.check(model, batch))  # what each block was asked, what happened
+    print(compared(before, step_cost(model, lambda: model(**batch).loss.backward())))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     for step in range(5):
         loss = model(**batch).loss

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from memopt._compat import depends_on_values
 from memopt.memory.arguments import by_name
+from memopt.memory.predicted.int8 import INT8_KERNELS
 from memopt.memory.scratch.onednn import lstm_workspace
 
 
@@ -149,7 +150,7 @@ def _by_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if any(argument.name == "device" for argument in func._schema.arguments):
         kwargs = {**kwargs, "device": torch.device("meta")}
     try:
-        result = func(*args, **kwargs)
+        result = INT8_KERNELS.get(func.name(), func)(*args, **kwargs)
     except (RuntimeError, ValueError, TypeError, AssertionError) as error:
         if depends_on_values(error):
             raise DependsOnValues(
