@@ -74,7 +74,7 @@ class MemoptLightningCallback(Callback):
                 f"{type(pl_module).__name__} with automatic_optimization=False; memopt.plan takes "
                 "the model inside it"
             )
-        step = TrainingStep(pl_module, batch)
+        step = training_step_of(pl_module, batch)
         micro_batches = trainer.accumulate_grad_batches
         optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
         with step.quiet():
@@ -103,8 +103,15 @@ class MemoptLightningCallback(Callback):
             each.log_metrics(metrics, step=trainer.global_step)
 
 
+def training_step_of(module: Any, batch: Any) -> TrainingStep:
+    """The training step of a LightningModule, which reports call by that module's class."""
+    named: type[TrainingStep] = type(type(module).__name__, (TrainingStep,), {})
+    return named(module, batch)
+
+
 class TrainingStep(nn.Module):
-    """A LightningModule's training_step as the forward of a module.
+    """A LightningModule's training_step as the forward of a module with the same children, under
+    the same names.
 
     `arguments` are the first batch as this forward takes it: a mapping, or positional ones.
     """
@@ -114,14 +121,17 @@ class TrainingStep(nn.Module):
 
     def __init__(self, module: Any, batch: Any) -> None:
         super().__init__()
-        self.module = module
+        object.__setattr__(self, "module", module)  # no child, which names would begin with
+        self._modules, self._parameters = module._modules, module._parameters
+        self._buffers = module._buffers
+        self._non_persistent_buffers_set = module._non_persistent_buffers_set
         trainer = module.trainer
         self._trainer = lambda: trainer  # copies of the module have none
         self._kind = type(batch)
         is_one = not isinstance(batch, (dict, tuple, list))
         self.arguments = (batch,) if is_one else batch
         self._is_one = is_one
-        self.train(module.training)
+        self.training = module.training  # that of children is theirs
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.module._trainer is None:

@@ -28,6 +28,7 @@ class Net(nn.Module):
         super().__init__()
         self.blocks = nn.Sequential(*(ResidualBlock(WIDTH) for _ in range(4)))
         self.head = nn.Linear(WIDTH, 1)
+        self.frozen = nn.Identity()
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return nn.functional.mse_loss(self.head(self.blocks(x)), y)
@@ -75,7 +76,11 @@ def with_lightning(
             self.net = net()
             self.seen: list[float] = []
 
+        def on_train_start(self) -> None:
+            self.net.frozen.eval()  # as users do with a backbone that is not trained
+
         def training_step(self, batch: Any, index: int) -> Tensor:
+            assert not self.net.frozen.training
             loss = self.net(*batch)
             self.log("loss", loss)
             self.seen.append(loss.item() if not self.trainer.sanity_checking else 0)
@@ -121,6 +126,8 @@ def test_lightning_with_a_budget(tmp_path: Path) -> None:
         < first["memopt/plain_peak_bytes"]
     )
     assert callback.effect is not None
+    assert "Module within" in callback.effect.text
+    assert "\nnet.blocks.0" in callback.effect.text
     callback.effect.undo()
 
 
