@@ -93,44 +93,9 @@ def convert(
       a formula in the forward.
     - Modules that your own rules know, which are asked first: see `memopt.convert.rule`.
 
-    The modules of the second and third kind are recognised by their structure, and by comparing
-    what they compute with the formula. This is done on stand-ins with small tensors of their own on
-    the CPU: no tensor of the model is read or written, no module of it is called, and it may be on
-    any device, meta included. Modules that no rule knows stay as they are.
-
-    A swapped module's class is a subclass of the one it had. A module without submodules may be
-    shared with other models, so it stays as it is, and a double takes its place in this model until
-    `revert`: another object with the same `__dict__`, so that the parameters, buffers and hooks of
-    both are the same, whichever they are set on. A reference from before goes on computing with
-    PyTorch's ops. A module with hooks, with submodules, or that one of this model's modules keeps
-    in a plain attribute, stays the same object, and so is swapped for every model that holds it.
-    Parameters, buffers, state_dict keys, hooks and the training flag stay, and so do copies and
-    pickles (which need memopt to load). Calls that memopt's ops do not support, with other dtypes
-    or devices or with distributed tensors, run the module's own forward. So does a module that was
-    recognised by a comparison, once a number, string or function among its attributes was changed
-    (except a norm's eps). Results differ by rounding; dropout draws other random numbers. The
-    activation in front of a gated product is not called as a module, unless it has a hook.
-
-    Recipes (see `memopt.recipes`) are on in the calls of the model and of those of its modules that
-    have submodules, by a pair of PyTorch's hooks on each: inside `model(x)` and `model.encoder(x)`,
-    and so in whatever `training_step` or `encode_text` calls that way. So the tensors that these
-    ops return are not stored for backward by whatever uses them. Where the code outside calls
-    modules without submodules one by one, or a `forward` in place of its module, no hook runs:
-    `with memopt.recipes():` around it turns them on. transformers' gradient checkpointing and other
-    code that asks for classes, methods and attributes finds what it found before, of every module
-    that is not swapped. A copy of a torch.fx.GraphModule loses PyTorch's hooks, and recipes with
-    them, until it is converted.
-
-    The head, the linear that makes logits, returns lazy logits in training: a tensor with their
-    shape, dtype and device that is not computed. Views, shifts, casts to float32, masks of rows,
-    numbers as factors and soft caps of it are lazy too. cross_entropy, nll_loss and gather of its
-    log_softmax, and logsumexp, are `linear_cross_entropy` and `linear_log_probs`, in chunks of
-    rows. Anything else computes the logits once, for all who ask.
-
-    Converting again swaps what has been added since. If that is nothing, the report says so.
-    Convert before torch.compile, DistributedDataParallel and FSDP. Under torch.compile with its
-    default backend the converted modules run their own forwards, which Inductor fuses; what is
-    saved there is a matter of `memopt.compile`. Other backends and torch.export get memopt's ops.
+    Results differ by rounding, dropout draws other random numbers, and all else stays: parameters,
+    buffers, state_dict keys, hooks, copies, transformers' gradient checkpointing. The rest is under
+    Details, below the arguments.
 
     Args:
         model: changed in place.
@@ -203,6 +168,48 @@ def convert(
         Whatever the model's forward raises with `batch`: its own error, with a note.
 
     After any error the model is as before.
+
+    Details:
+        The modules of the second and third kind are recognised by their structure, and by comparing
+        what they compute with the formula. This is done on stand-ins with small tensors of their
+        own on the CPU: no tensor of the model is read or written, no module of it is called, and it
+        may be on any device, meta included. Modules that no rule knows stay as they are.
+
+        A swapped module's class is a subclass of the one it had. A module without submodules may be
+        shared with other models, so it stays as it is, and a double takes its place in this model
+        until `revert`: another object with the same `__dict__`, so that the parameters, buffers and
+        hooks of both are the same, whichever they are set on. A reference from before goes on
+        computing with PyTorch's ops. A module with hooks, with submodules, or that one of this
+        model's modules keeps in a plain attribute, stays the same object, and so is swapped for
+        every model that holds it. Parameters, buffers, state_dict keys, hooks and the training flag
+        stay, and so do copies and pickles (which need memopt to load). Calls that memopt's ops do
+        not support, with other dtypes or devices or with distributed tensors, run the module's own
+        forward. So does a module that was recognised by a comparison, once a number, string or
+        function among its attributes was changed (except a norm's eps). Results differ by rounding;
+        dropout draws other random numbers. The activation in front of a gated product is not called
+        as a module, unless it has a hook.
+
+        Recipes (see `memopt.recipes`) are on in the calls of the model and of those of its modules
+        that have submodules, by a pair of PyTorch's hooks on each: inside `model(x)` and
+        `model.encoder(x)`, and so in whatever `training_step` or `encode_text` calls that way. So
+        the tensors that these ops return are not stored for backward by whatever uses them. Where
+        the code outside calls modules without submodules one by one, or a `forward` in place of its
+        module, no hook runs: `with memopt.recipes():` around it turns them on. transformers'
+        gradient checkpointing and other code that asks for classes, methods and attributes finds
+        what it found before, of every module that is not swapped. A copy of a torch.fx.GraphModule
+        loses PyTorch's hooks, and recipes with them, until it is converted.
+
+        The head, the linear that makes logits, returns lazy logits in training: a tensor with their
+        shape, dtype and device that is not computed. Views, shifts, casts to float32, masks of
+        rows, numbers as factors and soft caps of it are lazy too. cross_entropy, nll_loss and
+        gather of its log_softmax, and logsumexp, are `linear_cross_entropy` and `linear_log_probs`,
+        in chunks of rows. Anything else computes the logits once, for all who ask.
+
+        Converting again swaps what has been added since. If that is nothing, the report says so.
+        Convert before torch.compile, DistributedDataParallel and FSDP. Under torch.compile with its
+        default backend the converted modules run their own forwards, which Inductor fuses; what is
+        saved there is a matter of `memopt.compile`. Other backends and torch.export get memopt's
+        ops.
     """
     require_native("convert")
     _check_model(model)
