@@ -24,7 +24,7 @@ def config_by_name(transformers: Any, name: str, sizes: dict[str, Any]) -> Any:
     """
     auto = transformers.models.auto.configuration_auto
     known, classes = auto.CONFIG_MAPPING, auto.CONFIG_MAPPING_NAMES  # known's values are imported
-    kind = getattr(transformers, name, None)
+    kind: Any = getattr(transformers, name, None)
     is_class = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedConfig)
     if is_class or name in known:
         config_class = kind if is_class else known[name]
