@@ -61,16 +61,16 @@ FAMILIES = {
     "GPT-NeoX": SIZES,
     **dict.fromkeys(("RoBERTa", "Qwen3", "Gemma", "Mistral", "Whisper", "ModernBERT"), ONE_LAYER),
 }
-"""Those of one layer take half as long to compile."""
+"""Models of one layer take half as long to compile."""
 SMALLEST = Sizes(n=1, h=32, heads=4, kv_heads=2, m=64, words=99, tokens=16)
 
 TORCH, MEMOPT = "torch.compile", "memopt.compile"
 SHARES = (0.7, 0.5, 0.3, 0.0)
-"""Of `activation_memory_budget`, of what plain torch.compile saves."""
+"""Values of `activation_memory_budget`: shares of what plain torch.compile saves."""
 AT, LOWEST = " at the peak of ", " at its lowest peak"
 _MOST_WAYS = 64
 BUDGETS = (0.8, 0.75, 0.7)
-"""Of memopt.compile, of plain torch.compile's peak."""
+"""Budgets of memopt.compile, as shares of plain torch.compile's peak."""
 
 
 class Block(nn.Module):
@@ -91,7 +91,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Its forward is the loss."""
+    """A model whose forward returns the loss."""
 
     def __init__(self, layers: int, width: int) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Way(NamedTuple):
 
 
 def way(forward: Callable[[], Tensor], model: nn.Module) -> Way:
-    """Of a step whose `forward` gives the loss; compiles it."""
+    """The way of a step whose `forward` gives the loss; compiles it."""
 
     def run() -> None:
         model.zero_grad(set_to_none=True)
@@ -275,7 +275,7 @@ def verdict(cases: Mapping[str, Any]) -> str:
 
 
 def of_budgets(name: str, variants: Mapping[str, Any]) -> str:
-    """At how many of torch.compile's peaks memopt.compile is no higher and no slower."""
+    """Counts torch.compile's peaks at which memopt.compile is no higher and no slower."""
     if not has_budgets(variants):
         return ""
     number, missed = len(torchs_of(variants)), missed_peaks(variants)
