@@ -137,6 +137,10 @@ class _Ways:
             self._seen[way.cut] = self._count(way)
         return self._seen[way.cut]
 
+    def counted(self) -> list[Candidate]:
+        """Returns those that were counted."""
+        return list(self._seen.values())
+
     def _count(self, way: Candidate) -> Candidate:
         if any(isinstance(value, torch.SymInt) for value in self._inputs):
             return way
@@ -174,7 +178,9 @@ def _chosen(ways: _Ways, budget: int | float | None) -> Candidate:
     chosen = within(most, lambda aim: [*cuts.fitting(aim), *pytorchs], ways.count)
     if chosen is not None:
         return chosen
-    floor = lowest(cuts.tried(), pytorchs, ways.count)
+    # PyTorch's, whose predictions err most, among those that are counted: no budget is refused that
+    # one of them keeps.
+    floor = lowest(cuts.tried(), [*pytorchs, *ways.counted()], ways.count)
     if floor.most > most:
         raise ValueError(
             f"compile: budget must be at least {floor.most:,} bytes for this graph, even with all "

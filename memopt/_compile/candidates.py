@@ -119,12 +119,15 @@ def within(
     return None
 
 
-def lowest(own: Iterable[Candidate], pytorchs: Iterable[Candidate], count: Count) -> Candidate:
-    """The candidate of the lowest peak. PyTorch's, whose predictions err most, are all counted: no
-    budget is refused that one of them keeps.
+def lowest(predicted: Iterable[Candidate], sure: Iterable[Candidate], count: Count) -> Candidate:
+    """The candidate of the lowest peak.
+
+    Args:
+        predicted: of these the lowest few are counted.
+        sure: all of these are.
     """
-    in_order = sorted(own, key=lambda c: c.most)
-    counted = map(count, (*in_order[:_MOST_COUNTED], *pytorchs))
+    in_order = sorted(predicted, key=lambda c: c.most)
+    counted = map(count, (*in_order[:_MOST_COUNTED], *sure))
     return min(counted, key=lambda c: c.most)
 
 

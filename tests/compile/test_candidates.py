@@ -115,8 +115,8 @@ def test_the_floor_is_the_lowest_of_those_that_were_looked_at() -> None:
     assert lowest(ways, [], as_predicted).name == "b"
 
 
-def test_each_of_pytorch_s_choices_is_looked_at_before_a_budget_is_refused() -> None:
-    """However high it was predicted. Of memopt's, four."""
+def test_what_is_surely_looked_at_before_a_budget_is_refused() -> None:
+    """PyTorch's choices, however high they were predicted. Of memopt's, four."""
     own = [way(f"own {k}", 50 + k, 60.0) for k in range(6)]
     pytorchs = [way(f"PyTorch's {k}", 90 + k, 70.0) for k in range(5)]
     code = Code(**{"PyTorch's 4": 40})
