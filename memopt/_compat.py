@@ -57,6 +57,9 @@ def in_jit_trace() -> bool:
 # In that thread what a tensor's shape holds are tensors, too. None where nothing is traced.
 tracing_state = torch._C._get_tracing_state
 
+# Of batch norms of every kind: their constructor, parameters and running statistics.
+BatchNormBase = nn.modules.batchnorm._BatchNorm
+
 
 def wraps_tensors(tensor: Tensor) -> bool:
     """Whether `tensor` is of a subclass that holds other tensors (DTensor, for one), which

@@ -25,11 +25,6 @@ Results4 forward_by(const Options& o, const variable_list& reads, const Optional
                  o.eps, o.norm, for_backward, with_variance);
 }
 
-// Itself where it has that type: below autograd no op may return its argument.
-Tensor as_type(const Tensor& tensor, at::ScalarType type) {
-  return tensor.scalar_type() == type ? tensor : tensor.to(type);
-}
-
 // As PyTorch moves them: the variance without bias.
 void move_running(const Options& o, const variable_list& in, const Tensor& mean,
                   const Tensor& variance) {
@@ -89,6 +84,18 @@ Tensor ChannelNormOp::differentiable_forward(const Options& o, const variable_li
   return differentiable_channel_norm(o, reads, extras);
 }
 
+void check_batch_norm(const char* op, const Tensor& input, const OptionalTensor& running_mean,
+                      const OptionalTensor& running_var) {
+  ops::check_channels(op, input, /*num_groups=*/1);
+  const c10::SymInt channels = input.sym_size(1);
+  ops::check_parameters(op, input, channels, running_mean, running_var,
+                        {"running_mean", "running_var"}, "channels");
+  for (const OptionalTensor& statistic : {running_mean, running_var}) {
+    TORCH_CHECK(!statistic.has_value() || !statistic->defined() || !statistic->requires_grad(), op,
+                ": running statistics must not require a gradient");
+  }
+}
+
 namespace {
 
 Tensor group_norm(const Tensor& input, int64_t num_groups, const OptionalTensor& weight,
@@ -113,18 +120,11 @@ Tensor batch_norm(const Tensor& input, const OptionalTensor& running_mean,
                   const OptionalTensor& running_var, const OptionalTensor& weight,
                   const OptionalTensor& bias, bool training, double momentum, double eps) {
   constexpr const char* name = "batch_norm";
-  ops::check_channels(name, input, /*num_groups=*/1);
-  const c10::SymInt channels = input.sym_size(1);
-  ops::check_parameters(name, input, channels, running_mean, running_var,
-                        {"running_mean", "running_var"}, "channels");
+  check_batch_norm(name, input, running_mean, running_var);
   const Tensor mean = value_or_undefined(running_mean), var = value_or_undefined(running_var);
   TORCH_CHECK(training || (mean.defined() && var.defined()), name,
               ": running_mean and running_var must be given unless training, got ",
               mean.defined() ? "no running_var" : "no running_mean");
-  for (const Tensor& statistic : {mean, var}) {
-    TORCH_CHECK(!statistic.defined() || !statistic.requires_grad(), name,
-                ": running statistics must not require a gradient");
-  }
   const Options o{.norm = name,
                   .groups = 1,
                   .eps = eps,

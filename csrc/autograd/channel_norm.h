@@ -1,4 +1,5 @@
-// group_norm, instance_norm and batch_norm: one op. Formulas: kernels/channel_norm.h.
+// group_norm, instance_norm and batch_norm: one op. Formulas: kernels/channel_norm.h. (Batch norm
+// across ranks: sync_batch_norm.h.)
 //
 // Saved: input, 2 bytes an element in bfloat16, and mean and rstd of each set, 8 bytes. The output
 // is a function of these, weight and bias, element by element: its recipe is one kernel that reads
@@ -10,6 +11,15 @@
 #include "op.h"
 
 namespace memopt::autograd {
+
+// Itself where it has that type: below autograd no op may return its argument.
+inline Tensor as_type(const Tensor& tensor, at::ScalarType type) {
+  return tensor.scalar_type() == type ? tensor : tensor.to(type);
+}
+
+// A batch norm's arguments, which errors name.
+void check_batch_norm(const char* op, const Tensor& input, const OptionalTensor& running_mean,
+                      const OptionalTensor& running_var);
 
 struct ChannelNormOp : OpDefaults {
   struct Options {

@@ -1,6 +1,6 @@
 // PyTorch's group_norm, instance_norm and batch_norm inside a converted model, where memopt's ops
 // take them: torch.nn's modules call these, and so does what a SyncBatchNorm does in evaluation or
-// for itself alone. In training across ranks it calls other ops, which stay PyTorch's.
+// for itself alone. (In training across ranks its forward is memopt.nn.SyncBatchNorm's.)
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/batch_norm_ops.h>

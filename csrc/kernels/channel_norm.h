@@ -160,10 +160,11 @@ struct ChannelNormForwardParams {
   const void* x;
   const void* weight;
   const void* bias;
-  void* y;         // in x's order
+  void* y;         // in x's order; null: not wanted
   void* mean;      // [sets]; written by moments, read for y
-  void* rstd;      // likewise
+  void* rstd;      // likewise; null: not wanted, and neither is y
   void* variance;  // [sets]; null: not wanted
+  void* shift;     // [sets], what mean lacks of the mean (PartMoments); null: not wanted
   void* parts;     // [parts, 3] PartMoments, or of pixels [parts, 3, channels]
   ChannelShape shape;
   double eps;
@@ -180,7 +181,8 @@ struct ChannelNormBackwardParams {
   void* dx;       // null: not wanted
   void* dweight;  // [channels]; null: not wanted
   void* dbias;    // likewise
-  void* means;  // [sets, 2]: sum(g)/N and sum(g xhat)/N; null: the statistics were given, or no dx
+  void* means;  // [sets, 2]: sum(g)/N and sum(g xhat)/N; null: the statistics were given, or no dx.
+                // Written where there are parts, given otherwise (those of a batch across ranks)
   void* parts;  // [parts, 2] or of pixels, and on the CPU, [rows of parts, 2, channels]: sums of dy
                 // and of dy xhat; null: neither means nor a gradient of weight or bias is wanted
   ChannelShape shape;

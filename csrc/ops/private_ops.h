@@ -61,8 +61,8 @@ Results3 _norm_backward_(const Tensor& grad_output, const Tensor& x, int64_t nor
                          std::string_view kind, bool zero_centered_weight,
                          NormActivation activation);
 
-// kind: "group_norm", "instance_norm", "batch_norm". Without mean and rstd the statistics are those
-// of input, and are returned if they are wanted; otherwise they are constants.
+// kind: "group_norm", "instance_norm", "batch_norm", "sync_batch_norm". Without mean and rstd the
+// statistics are those of input, and are returned if they are wanted; otherwise they are constants.
 Results4 _channel_norm_forward(const Tensor& input, int64_t groups, const OptionalTensor& mean,
                                const OptionalTensor& rstd, const OptionalTensor& weight,
                                const OptionalTensor& bias, double eps, std::string_view kind,
@@ -72,6 +72,16 @@ Results3 _channel_norm_backward(const Tensor& grad_output, const Tensor& input, 
                                 const OptionalTensor& weight, const OptionalTensor& bias,
                                 bool given_statistics, std::array<bool, 3> output_mask,
                                 std::string_view kind);
+
+// Batch norm's steps on one rank of several; between them the ranks exchange what they have.
+// Moments of each channel: the mean is mean + shift. Sums of each channel: of grad_output, and of
+// its products with xhat. means [channels, 2]: of both over all ranks, after weight.
+Results3 _sync_batch_norm_moments(const Tensor& input);
+Results2 _sync_batch_norm_sums(const Tensor& grad_output, const Tensor& input, const Tensor& mean,
+                               const Tensor& rstd);
+Tensor _sync_batch_norm_input_gradient(const Tensor& grad_output, const Tensor& input,
+                                       const Tensor& mean, const Tensor& rstd,
+                                       const OptionalTensor& weight, const Tensor& means);
 
 Results2 _dropout_forward(const Tensor& input, double p, bool for_backward);
 Tensor _dropout_backward(const Tensor& grad_output, const Tensor& rng_state, double p);

@@ -17,9 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import memopt.nn
 from memopt._compat import sharding_groups
 
 T = TypeVar("T")
+
+# They exchange numbers in a forward that others may not run.
+_EXCHANGE = (nn.SyncBatchNorm, memopt.nn.SyncBatchNorm)
 
 
 class Peers:
@@ -39,7 +43,7 @@ class Peers:
             ("parameters sharded over one dimension", {mesh.ndim for mesh in meshes} == {1}),
             (
                 "no SyncBatchNorm",
-                not any(isinstance(m, nn.SyncBatchNorm) for m in model.modules()),
+                not any(isinstance(m, _EXCHANGE) for m in model.modules()),
             ),
         )
         for wanted, is_met in reasons:

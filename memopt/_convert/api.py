@@ -83,9 +83,9 @@ def convert(
     A list of rules says which modules are swapped:
 
     - torch.nn's LayerNorm, RMSNorm, GELU, SiLU, ReLU, ReLU6, LeakyReLU, ELU, Hardswish,
-      Hardsigmoid, Mish, Sigmoid and Dropout, and subclasses of them that keep the forward; the
-      activation function of torch.nn's transformer layers. With inplace=True an activation goes on
-      writing over its input (see `memopt.functional.activation_`).
+      Hardsigmoid, Mish, Sigmoid, Dropout and SyncBatchNorm, and subclasses of them that keep the
+      forward; the activation function of torch.nn's transformer layers. With inplace=True an
+      activation goes on writing over its input (see `memopt.functional.activation_`).
     - Any module that computes one of these norms or memopt's activations, whatever its class is
       called: those of transformers and timm, or your own. Norms may also be over channels, without
       a weight, with 1 + weight, or F.normalize times the root of the size.

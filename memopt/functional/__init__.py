@@ -59,6 +59,7 @@ from memopt.functional.norm import (
     layer_norm_gelu,
     rms_norm,
 )
+from memopt.functional.sync_batch_norm import sync_batch_norm
 
 __all__ = [
     "activation_dropout",
@@ -91,5 +92,6 @@ __all__ = [
     "swiglu",
     "swiglu_linear",
     "swiglu_packed",
+    "sync_batch_norm",
 ]
 __all__ += _activations

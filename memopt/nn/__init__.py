@@ -26,6 +26,7 @@ from memopt.nn.layer_norm_gelu import LayerNormGELU
 from memopt.nn.mlp import MLP
 from memopt.nn.norm_linear import LayerNormLinear, RMSNormLinear
 from memopt.nn.rms_norm import RMSNorm
+from memopt.nn.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "ELU",
@@ -59,4 +60,5 @@ __all__ = [
     "SiLU",
     "Sigmoid",
     "SwiGLU",
+    "SyncBatchNorm",
 ]

@@ -241,10 +241,13 @@ def too_little() -> str:
 
 def refused() -> list[str]:
     messages = []
-    plain = nn.Sequential(block(), nn.SyncBatchNorm(SIZE)).double()
+    plain, ours = (
+        fully_shard(nn.Sequential(block(), kind(SIZE)).double())
+        for kind in (nn.SyncBatchNorm, memopt.nn.SyncBatchNorm)
+    )
     mesh = init_device_mesh("cpu", (WORLD_SIZE, 1), mesh_dim_names=("replicate", "shard"))
     twice = fully_shard(block().double(), mesh=mesh)
-    for model in (fully_shard(plain), twice):
+    for model in (plain, ours, twice):
         try:
             memopt.accumulate(model, batch(0, ROWS).double(), loss=square, budget=1 << 30)
         except ValueError as error:
@@ -342,6 +345,7 @@ def test_a_budget_that_is_too_small_for_one_process(pair: Pair) -> None:
 
 
 def test_auto_is_refused_where_processes_could_not_go_back(pair: Pair) -> None:
-    for one, other in pair.run(refused):
+    for one, memopt_s, other in pair.run(refused):
         assert "must have no SyncBatchNorm" in one
+        assert "must have no SyncBatchNorm" in memopt_s
         assert "must have parameters sharded over one dimension" in other

@@ -86,11 +86,7 @@ class Chain(nn.Module):
 
 
 class AcrossRanks(nn.Module):
-    """Centres by the mean over the batches of all processes, as SyncBatchNorm does on GPUs.
-
-    SyncBatchNorm itself refuses the CPU inside a process group; tests/checkpoint/test_batch_norm.py
-    has it without one.
-    """
+    """Centres by the mean over the batches of all processes."""
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - dist_functional.all_reduce(x.mean(0)) / 2).exp()
@@ -132,6 +128,7 @@ CASES = {
     "batch norm": Case(once, extra=lambda: nn.BatchNorm1d(SIZE)),
     "nested batch norm": Case(last_only, nest=True, extra=lambda: nn.BatchNorm1d(SIZE)),
     "collective in a region": Case(once, extra=AcrossRanks),
+    "batch norm over all processes": Case(once, extra=lambda: memopt.nn.SyncBatchNorm(SIZE)),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},

@@ -371,13 +371,21 @@ OF_LOSSES = (
 )
 """Checked in the test files of these ops."""
 
+OF_SYNC_BATCH_NORM = (
+    "sync_batch_norm",
+    "_sync_batch_norm_moments",
+    "_sync_batch_norm_sums",
+    "_sync_batch_norm_input_gradient",
+)
+"""Checked in tests/nn/test_sync_batch_norm.py."""
+
 
 def test_every_op_of_the_library_is_checked() -> None:
     """No op is forgotten by the tests above."""
     cases = OP_CASES + CHANNEL_NORM_CASES  # the latter in test_channel_norm_calls.py
     by_cases = {op for case in cases for op in (case.public_op, case.forward_op, case.backward_op)}
     checked = {op.name() for op in by_cases}
-    named = (*_linears(False), *_writing(), *OF_LOSSES, "activation_")
+    named = (*_linears(False), *_writing(), *OF_LOSSES, *OF_SYNC_BATCH_NORM, "activation_")
     checked |= {f"memopt::{name}" for name in named}
     everything = {
         name for name in torch._C._dispatch_get_all_op_names() if name.startswith("memopt::")

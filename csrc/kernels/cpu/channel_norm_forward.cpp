@@ -102,7 +102,8 @@ void write_statistics(const ChannelNormForwardParams& p, int64_t set, const Toge
   const auto n = static_cast<A>(elements);
   const Moments<A> m = moments(t.mean, t.d, t.d2, elements, p.eps);
   static_cast<A*>(p.mean)[set] = m.mean;
-  static_cast<A*>(p.rstd)[set] = m.rstd;
+  if (p.rstd != nullptr) static_cast<A*>(p.rstd)[set] = m.rstd;
+  if (p.shift != nullptr) static_cast<A*>(p.shift)[set] = (t.mean - m.mean) + t.d / n;
   if (p.variance != nullptr) static_cast<A*>(p.variance)[set] = variance(t.d / n, t.d2, n);
 }
 

@@ -150,7 +150,8 @@ __global__ void __launch_bounds__(kSetThreads) channel_statistics(ChannelNormFor
     if (threadIdx.x != 0) continue;
     const Moments<A> m = moments(mean, sums.first, sums.second, elements, p.eps);
     static_cast<A*>(p.mean)[set] = m.mean;
-    static_cast<A*>(p.rstd)[set] = m.rstd;
+    if (p.rstd != nullptr) static_cast<A*>(p.rstd)[set] = m.rstd;
+    if (p.shift != nullptr) static_cast<A*>(p.shift)[set] = (mean - m.mean) + sums.first / n;
     if (p.variance != nullptr) {
       static_cast<A*>(p.variance)[set] = variance(sums.first / n, sums.second, n);
     }
@@ -240,7 +241,7 @@ cudaError_t forward_of_pixels(const ChannelNormForwardParams& p, const DeviceLim
       error = launch_sets<A>(channel_statistics<A, true>, set_count(s),
                              entries_of_pixels(s, 0).count, limits, stream, p);
     }
-    if (error != cudaSuccess) return error;
+    if (error != cudaSuccess || p.y == nullptr) return error;
     return launch_pixels<T, kAccess>(channel_output_of_pixels<T, kAccess>, limits, stream, p);
   });
 }
@@ -258,7 +259,7 @@ cudaError_t forward_of_planes(const ChannelNormForwardParams& p, const DeviceLim
     if (error != cudaSuccess) return error;
     error = launch_sets<A>(channel_statistics<A, false>, set_count(s),
                            runs_of_set(s) * parts_of_run(s), limits, stream, p);
-    if (error != cudaSuccess) return error;
+    if (error != cudaSuccess || p.y == nullptr) return error;
   }
   return with_part_access<T>(s.size, {p.x, p.y}, [&](auto a) {
     return launch_parts<A>(channel_output_of_planes<T, decltype(a)::value>, element_parts(s),

@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 import memopt.nn
 from memopt._class_patch import original_class
 from memopt._convert.match import Answer, Context, Reason
-from memopt._convert.swap import TorchSwap
+from memopt._convert.swap import Plain, TorchSwap
+from memopt.functional.sync_batch_norm import group_of_ranks
+
+
+@dataclass(frozen=True)
+class SyncBatchNormSwap(TorchSwap):
+    """On one rank and in evaluation PyTorch's forward calls batch_norm, which is memopt's inside
+    the calls of a converted model.
+    """
+
+    def calls_one_function(self) -> bool:
+        return False
+
+    def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
+        if not module.training or group_of_ranks(module.process_group)[0] == 1:
+            return plain(module, input)
+        if input.device.type == "cpu":  # which PyTorch's refuses
+            output: Tensor = self.base.forward(module, input)
+            return output
+        return super().run(module, input, plain)
+
 
 SWAPS: dict[type[nn.Module], TorchSwap] = {
     nn.LayerNorm: TorchSwap(memopt.nn.LayerNorm, ("weight", "bias")),
     nn.RMSNorm: TorchSwap(memopt.nn.RMSNorm, ("weight",)),
+    nn.SyncBatchNorm: SyncBatchNormSwap(
+        memopt.nn.SyncBatchNorm, ("weight", "bias", "running_mean", "running_var")
+    ),
     nn.GELU: TorchSwap(memopt.nn.GELU),
     nn.SiLU: TorchSwap(memopt.nn.SiLU),
     nn.ReLU: TorchSwap(memopt.nn.ReLU, saves_input_for_output=True),

@@ -32,18 +32,61 @@ def forward(run: Run, case: ChannelNormCase, call: Call, statistics: bool) -> tu
     """
     shape, sums = _shape(case, call), sums_dtype(call.input.dtype)
     given = dict(zip(case.saved, case._given(call), strict=True)) if not case.training else {}
-    sets = call.input.shape[1] if case.over_batch else (call.input.shape[0], call.num_groups)
-    sets = (sets,) if isinstance(sets, int) else sets
+    batch, channels = call.input.shape[:2]
+    sets = (channels,) if case.over_batch else (batch, call.num_groups)
     saved = given or {name: run.memory.empty(*sets, dtype=sums) for name in case.saved}
     on_device = {name: run.memory.put(t) if given else t for name, t in saved.items()}
-    parts = None
-    if not given:
-        runs = shape["batch"] if case.over_batch else 1
-        elements = math.prod(call.input.shape) // (math.prod(sets) * runs)
-        number = math.prod(sets) * runs * math.ceil(elements / PART_ELEMENTS)
-        parts = run.memory.empty(_pixel_parts(shape) or number, 3, dtype=sums)
+    parts = None if given else _moment_parts(run, case, call, shape, sets)
     y = _launch_forward(run, case, call, shape, on_device, parts)
     return Results(output=y), saved
+
+
+def moments(run: Run, case: ChannelNormCase, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, what it lacks of the mean, and variance of each channel: no output."""
+    shape, sets = _shape(case, call), (call.input.shape[1],)
+    dtype = sums_dtype(call.input.dtype)
+    mean, shift, variance = (run.memory.empty(*sets, dtype=dtype) for _ in range(3))
+    run.launch(
+        "channel_norm_forward",
+        x=run.put("x", _in_memory(call.input, shape)),
+        mean=mean,
+        shift=shift,
+        variance=variance,
+        parts=_moment_parts(run, case, call, shape, sets),
+        shape=shape,
+        dtype=call.input.dtype,
+    )
+    return mean, shift, variance
+
+
+def input_gradient(
+    run: Run, case: ChannelNormCase, call: Call, saved: Saved, means: Tensor
+) -> Tensor:
+    """By means that are given, as those over several ranks are."""
+    shape = _shape(case, call)
+    x = run.put("x", _in_memory(call.input, shape))
+    dx = run.empty("dx", x.shape, x.dtype)
+    run.launch(
+        "channel_norm_backward",
+        **_common(run, call, shape),
+        dy=run.put("dy", _in_memory(call.grad_output, shape)),
+        x=x,
+        mean=run.memory.put(saved["mean"]),
+        rstd=run.memory.put(saved["rstd"]),
+        dx=dx,
+        means=run.memory.put(means),
+    )
+    return _as_tensor(dx, call, shape)
+
+
+def _moment_parts(
+    run: Run, case: ChannelNormCase, call: Call, shape: dict[str, Any], sets: tuple[int, ...]
+) -> Tensor:
+    runs = shape["batch"] if case.over_batch else 1
+    elements = math.prod(call.input.shape) // (math.prod(sets) * runs)
+    number = math.prod(sets) * runs * math.ceil(elements / PART_ELEMENTS)
+    dtype = sums_dtype(call.input.dtype)
+    return run.memory.empty(_pixel_parts(shape) or number, 3, dtype=dtype)
 
 
 def again(run: Run, case: ChannelNormCase, call: Call, saved: Saved) -> Tensor:

@@ -1,0 +1,181 @@
+// The norms over channels below autograd: backward (kernels/channel_norm.h).
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <limits>
+#include <string_view>
+
+#include "channel_norm.h"
+#include "checks.h"
+#include "declare.h"
+#include "private_ops.h"
+#include "tensors.h"
+
+namespace memopt::ops {
+namespace {
+
+using kernels::ChannelNormBackwardParams;
+using kernels::ChannelShape;
+using kernels::cpu::Kernels;
+
+// How many elements all stages are run on, one behind the other. They write one tensor more than
+// forward's, and while what they read comes from the last-level cache, nothing is gained by going
+// back and forth.
+constexpr int64_t kBackwardUnit = 65536;
+constexpr int64_t kWhole = std::numeric_limits<int64_t>::max();
+
+// What forward's statistics are to the gradient of the input.
+enum class Statistics { kOwn, kGiven };
+
+// Undefined where they are not wanted.
+struct Gradients {
+  Tensor dx;
+  Tensor dweight;
+  Tensor dbias;
+};
+
+// means_given: of all ranks, [sets, 2] as ChannelNormBackwardParams has them; undefined for those
+// of this input.
+void backward(const ChannelNorm& norm, const Tensor& grad_output, const Tensor& input,
+              const Tensor& mean, const Tensor& rstd, const OptionalTensor& weight,
+              Statistics statistics, const Tensor& means_given, const Gradients& out) {
+  const Tensor &dx = out.dx, &dweight = out.dweight, &dbias = out.dbias;
+  const at::ScalarType sums = accumulate_type(input);
+  const Tensor w = wide_parameter(norm, "weight", weight, sums);
+  if (input.numel() == 0) {
+    for (const Tensor& gradient : {dweight, dbias}) {
+      if (gradient.defined()) gradient.zero_();
+    }
+    return;
+  }
+  const Tensor x = input.contiguous(order_of(norm, input));
+  const Tensor dy = grad_output.contiguous(order_of(norm, input));
+  ChannelNormBackwardParams p{};
+  p.dy = dy.const_data_ptr();
+  p.x = x.const_data_ptr();
+  p.weight = const_data(w);
+  p.mean = mean.const_data_ptr();
+  p.rstd = rstd.const_data_ptr();
+  p.dx = mutable_data(dx);
+  p.dweight = mutable_data(dweight);
+  p.dbias = mutable_data(dbias);
+  p.shape = shape_of(norm, input);
+  p.dtype = scalar_type(input);
+  p.stream_stores = exceeds_cache(input, 3);
+  const ChannelShape& s = p.shape;
+  const auto options = input.options().dtype(sums);
+  const bool has_means = dx.defined() && statistics == Statistics::kOwn && !means_given.defined();
+  const bool has_parameters = dweight.defined() || dbias.defined();
+  Tensor parts, means = means_given;
+  if (has_means) means = at::empty({kernels::set_count(s), 2}, options);
+  if (has_means || has_parameters) parts = empty_parts(s, kernels::element_parts(s), 2, options);
+  p.means = mutable_data(means);
+  p.parts = mutable_data(parts);
+  launch(
+      norm.op(), input,
+      [&](const Kernels& cpu) {
+        using OfBackward = Stage<ChannelNormBackwardParams>;
+        const int64_t each = each_unit(s, kernels::element_parts(s));
+        const int64_t together = s.pixels || p.stream_stores ? kBackwardUnit : kWhole;
+        run_stages(
+            p, together,
+            std::array{OfBackward{p.parts != nullptr ? cpu.channel_sums : nullptr, each},
+                       OfBackward{has_means ? cpu.channel_means : nullptr,
+                                  each_unit(s, kernels::set_count(s))},
+                       OfBackward{dx.defined() ? cpu.channel_input_gradient : nullptr, each}});
+        if (!has_parameters) return;
+        parallel(s.channels, kernels::element_parts(s) / (s.pixels ? 1 : s.channels),
+                 [&](int64_t begin, int64_t end) { cpu.channel_parameters(p, begin, end); });
+      },
+      MEMOPT_CUDA_KERNEL(channel_norm_backward), p);
+}
+
+// A parameter's gradient in its own dtype.
+Tensor narrowed(const Tensor& gradient, const OptionalTensor& parameter) {
+  return gradient.defined() ? gradient.to(parameter->scalar_type()) : gradient;
+}
+
+}  // namespace
+
+Results3 _channel_norm_backward(const Tensor& grad_output, const Tensor& input, int64_t groups,
+                                const Tensor& mean, const Tensor& rstd,
+                                const OptionalTensor& weight, const OptionalTensor& bias,
+                                bool given_statistics, std::array<bool, 3> output_mask,
+                                std::string_view kind) {
+  const ChannelNorm norm = parse_channel_norm(kind, groups, /*backward=*/true);
+  check_channel_norm(norm, input, weight, bias);
+  check_like_input(norm.op(), "grad_output", grad_output, input);
+  check_statistics_of_sets(norm, input, "mean", mean);
+  check_statistics_of_sets(norm, input, "rstd", rstd);
+  const c10::SymDimVector channels{input.sym_size(1)};
+  const Tensor dx = output_mask[0] ? empty_in_order(norm, input) : Tensor();
+  const Tensor dweight = empty_of(output_mask[1] && is_given(weight), channels, input);
+  const Tensor dbias = empty_of(output_mask[2] && is_given(bias), channels, input);
+  const bool any = dx.defined() || dweight.defined() || dbias.defined();
+  if (any && !input.is_meta()) {
+    backward(norm, grad_output, input, mean, rstd, weight,
+             given_statistics ? Statistics::kGiven : Statistics::kOwn, Tensor(),
+             {dx, dweight, dbias});
+  }
+  return {dx, narrowed(dweight, weight), narrowed(dbias, bias)};
+}
+
+namespace {
+
+ChannelNorm check_sync_batch_norm(const Tensor& grad_output, const Tensor& input,
+                                  const Tensor& mean, const Tensor& rstd,
+                                  const OptionalTensor& weight) {
+  const ChannelNorm norm = parse_channel_norm("sync_batch_norm", 1, /*backward=*/true);
+  check_channel_norm(norm, input, weight, std::nullopt);
+  check_like_input(norm.op(), "grad_output", grad_output, input);
+  check_statistics_of_sets(norm, input, "mean", mean);
+  check_statistics_of_sets(norm, input, "rstd", rstd);
+  return norm;
+}
+
+}  // namespace
+
+Results2 _sync_batch_norm_sums(const Tensor& grad_output, const Tensor& input, const Tensor& mean,
+                               const Tensor& rstd) {
+  const ChannelNorm norm = check_sync_batch_norm(grad_output, input, mean, rstd, std::nullopt);
+  const c10::SymDimVector channels{input.sym_size(1)};
+  const Gradients sums{Tensor(), empty_of(true, channels, input), empty_of(true, channels, input)};
+  if (!input.is_meta()) {
+    backward(norm, grad_output, input, mean, rstd, std::nullopt, Statistics::kOwn, Tensor(), sums);
+  }
+  return {sums.dbias, sums.dweight};
+}
+
+Tensor _sync_batch_norm_input_gradient(const Tensor& grad_output, const Tensor& input,
+                                       const Tensor& mean, const Tensor& rstd,
+                                       const OptionalTensor& weight, const Tensor& means) {
+  const ChannelNorm norm = check_sync_batch_norm(grad_output, input, mean, rstd, weight);
+  const c10::SymDimVector shape{input.sym_size(1), 2};
+  TORCH_CHECK(means.scalar_type() == mean.scalar_type() && means.device() == input.device() &&
+                  means.is_contiguous() && means.sym_sizes().equals(shape),
+              norm.op(), ": means must be a contiguous ", mean.scalar_type(), " tensor of shape ",
+              shape, " on ", input.device(), ", got ", means.scalar_type(), " of shape ",
+              means.sym_sizes(), " on ", means.device());
+  Tensor dx = empty_in_order(norm, input);
+  if (!input.is_meta()) {
+    backward(norm, grad_output, input, mean, rstd, weight, Statistics::kOwn, means,
+             {dx, Tensor(), Tensor()});
+  }
+  return dx;
+}
+
+MEMOPT_DECLARE_PRIVATE(
+    _channel_norm_backward, {},
+    "_channel_norm_backward(Tensor grad_output, Tensor input, int groups, Tensor mean,"
+    " Tensor rstd, Tensor? weight, Tensor? bias, bool given_statistics, bool[3] output_mask, *,"
+    " str norm) -> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)");
+MEMOPT_DECLARE_PRIVATE(
+    _sync_batch_norm_sums, {},
+    "_sync_batch_norm_sums(Tensor grad_output, Tensor input, Tensor mean, Tensor rstd)"
+    " -> (Tensor sum, Tensor product)");
+MEMOPT_DECLARE_PRIVATE(
+    _sync_batch_norm_input_gradient, {},
+    "_sync_batch_norm_input_gradient(Tensor grad_output, Tensor input, Tensor mean, Tensor rstd,"
+    " Tensor? weight, Tensor means) -> Tensor");
+
+}  // namespace memopt::ops

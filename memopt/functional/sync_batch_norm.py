@@ -1,0 +1,69 @@
+"""Batch norm over the batches of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from memopt._extension import ops
+from memopt.functional.arguments import names_arguments
+from memopt.functional.channel_norm import batch_norm
+
+
+def group_of_ranks(process_group: object) -> tuple[int, str]:
+    """How many ranks the group has (None: all of them) and its name. One, where no process group
+    was initialised.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return 1, ""
+    group: Any = dist.group.WORLD if process_group is None else process_group
+    size = dist.get_world_size(group)
+    if size < 1:
+        raise ValueError("sync_batch_norm: process_group must be one that this rank is in")
+    return size, group.group_name
+
+
+@names_arguments
+def sync_batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    process_group: object = None,
+) -> Tensor:
+    """batch_norm in training by the statistics of all ranks' inputs together; with gloo on the CPU.
+
+    Each rank may have another number of samples, or none, and must call it, and run its backward,
+    in the order in which the others do. Forward gathers 16 bytes a channel from each rank, backward
+    adds up as many over the ranks; gradients of weight and bias are this rank's alone, as
+    torch.nn.SyncBatchNorm has them. The running statistics move as batch_norm's, on all ranks in
+    the same bits. Saves for backward what batch_norm saves, and 8 bytes. A checkpointed region
+    gathers again when it recomputes; a recipe does not. On one rank this is batch_norm.
+
+    Args:
+        input: (N, C) or (N, C, *); every rank's has C channels.
+        running_mean, running_var, weight, bias, momentum, eps: as for batch_norm.
+        process_group: of the ranks; None for all. Default None.
+
+    Returns:
+        A tensor of input's shape and dtype; contiguous, or in channels-last if input is.
+
+    Raises:
+        RuntimeError: as for batch_norm, where on the CPU all ranks together have one value to a
+            channel; or backward runs with create_graph=True.
+        ValueError: this rank is not in the group.
+    """
+    size, name = group_of_ranks(process_group)
+    if size == 1:
+        return batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps)
+    output: Tensor = ops.sync_batch_norm(
+        *(input, running_mean, running_var, weight, bias, momentum, eps),
+        group_size=size,
+        group_name=name,
+    )
+    return output
