@@ -17,8 +17,8 @@ from memopt.functional.sync_batch_norm import group_of_ranks
 
 @dataclass(frozen=True)
 class SyncBatchNormSwap(TorchSwap):
-    """On one rank and in evaluation PyTorch's forward calls batch_norm, which is memopt's inside
-    the calls of a converted model.
+    """A batch norm across ranks. On one rank and in evaluation PyTorch's forward calls batch_norm,
+    which is memopt's inside the calls of a converted model.
     """
 
     def calls_one_function(self) -> bool:
