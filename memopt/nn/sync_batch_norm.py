@@ -76,8 +76,7 @@ class SyncBatchNorm(BatchNormBase):
     def convert_sync_batchnorm(cls, module: nn.Module, process_group: object = None) -> nn.Module:
         """torch.nn.SyncBatchNorm's, with modules of this class in the place of all batch norms."""
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group)
-        each: Any
-        for each in converted.modules():
-            if type(each) is nn.SyncBatchNorm:  # made just now
-                each.__class__ = cls
+        made: list[Any] = [m for m in converted.modules() if type(m) is nn.SyncBatchNorm]
+        for each in made:
+            each.__class__ = cls
         return converted

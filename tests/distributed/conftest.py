@@ -1,4 +1,4 @@
-"""The pair of processes, and the four, one of each for all tests of this folder."""
+"""The pair of processes, the three and the four, one of each for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     pair = Pair(tmp_path_factory.mktemp("pair"))
     yield pair
     pair.close()
+
+
+@pytest.fixture(scope="session")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    three = World(tmp_path_factory.mktemp("three"), size=3)
+    yield three
+    three.close()
 
 
 @pytest.fixture(scope="session")
