@@ -1,5 +1,5 @@
-"""Proves, of modules and models with batch norm across ranks: they are batch norms over all batches,
-in a group of some ranks too; recipes, regions and compilers change no bit; convert reaches
+"""Proves, of modules and models with batch norm across ranks: they are batch norms over all
+batches, in a group of some ranks too; recipes, regions and compilers change no bit; convert reaches
 torch.nn.SyncBatchNorm; models train in DistributedDataParallel.
 """
 
