@@ -1,5 +1,5 @@
-"""Proves: the benchmark of compilation compares ways of one round, and its first step is compiled in
-a process of its own.
+"""Proves: the benchmark of compilation compares ways of one round, which take turns, and counts the
+processor time of its processes.
 """
 
 from __future__ import annotations
