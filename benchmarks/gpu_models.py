@@ -7,8 +7,8 @@ is there, in the order of their importance. Ways: transformers' own gradient che
 model's, `gradient_checkpointing_enable`), **convert**, **regions**, both, plans for half and a
 quarter of eager's peak, and Liger-Kernel where it is installed and knows the model; offloaded:
 memopt's regions, PyTorch's `save_on_cpu` and transformers' `{"offload": True}`; compiled:
-`torch.compile`, with half of its `activation_memory_budget`, and `memopt.compile`. A way that a
-model does not take is left out, and the file says why.
+`torch.compile` at several of its `activation_memory_budget`s, and `memopt.compile`, also with the
+peak of each as its budget. A way that a model does not take is left out, and the file says why.
 
 Columns: peak in GB beyond the weights; step over eager's in the same round; tokens (or patches) a
 second; the longest sequence that has eager's peak.
@@ -47,6 +47,7 @@ from benchmarks.model_ways import (
     Change,
     Made,
     Way,
+    begin_compiling,
     both,
     every_block,
     maker,
@@ -197,7 +198,7 @@ def measure(case: Case, device: torch.device, effort: Effort) -> dict[str, Any]:
     make, changes = case.make(device), dict(GROUPS[case.group])
     if not case.group and case.model.family in LIGER and find_spec("liger_kernel") is not None:
         changes["Liger-Kernel"] = _with_liger(case.model.family)
-    torch.compiler.reset()
+    begin_compiling()
     ways: dict[str, Way] = {}
     stats: dict[str, dict[str, Any]] = {}
     failed: dict[str, str] = {}

@@ -113,22 +113,50 @@ def both(model: nn.Module, batch: Mapping[str, Tensor], offload: str | None = No
     every_block(model, functools.partial(memopt.checkpoint_wrapper, offload=offload))
 
 
-def half_of_torch_s_budget(model: nn.Module, batch: Mapping[str, Tensor]) -> Callable[..., Any]:
-    """torch.compile with half of its budget, which it reads when it compiles."""
-    compiled = torch.compile(model)
+def torch_within(share: float) -> Change:
+    """torch.compile with a share of what it would save, which it reads when it compiles."""
 
-    def call(**inputs: Tensor) -> Any:
-        with torch._functorch.config.patch(activation_memory_budget=0.5):
-            return compiled(**inputs)
+    def change(model: nn.Module, batch: Mapping[str, Tensor]) -> Callable[..., Any]:
+        compiled = torch.compile(model)
 
-    return call
+        def call(**inputs: Tensor) -> Any:
+            with torch._functorch.config.patch(activation_memory_budget=share):
+                return compiled(**inputs)
+
+        return call
+
+    return change
 
 
+def memopt_within(share: float) -> Change:
+    """memopt.compile with the peak of torch.compile's step as its budget."""
+
+    def change(model: nn.Module, batch: Mapping[str, Tensor]) -> Callable[..., Any]:
+        peak = measured(model, batch, torch_within(share)(model, dict(batch))).peak
+        compiled: Callable[..., Any] = memopt.compile(model, budget=peak)
+        return compiled
+
+    return change
+
+
+SHARES = (0.7, 0.5, 0.3, 0.0)
+"""Of torch.compile's `activation_memory_budget`."""
 COMPILED_WAYS: dict[str, Change] = {
-    "torch.compile": lambda model, batch: torch.compile(model),
-    "torch.compile, budget 0.5": half_of_torch_s_budget,
+    "torch.compile": torch_within(1.0),
+    **{f"torch.compile, budget {share}": torch_within(share) for share in SHARES},
     "memopt.compile": lambda model, batch: memopt.compile(model),
+    "memopt.compile, peak of torch's": memopt_within(1.0),
+    **{f"memopt.compile, peak of {share}": memopt_within(share) for share in SHARES},
 }
+_MOST_COMPILED = 64
+
+
+def begin_compiling() -> None:
+    """Forget what was compiled. Beyond the limit, which is for each function, ways would run
+    without a graph.
+    """
+    torch.compiler.reset()
+    torch._dynamo.config.recompile_limit = _MOST_COMPILED
 
 
 def ways_of(make: Callable[[], Made], compiles: bool, hides: bool) -> dict[str, Way]:
@@ -155,9 +183,12 @@ def ways_of(make: Callable[[], Made], compiles: bool, hides: bool) -> dict[str, 
     if hides:
         add("convert and regions, offloaded", functools.partial(both, offload="cpu"))
     add("memopt.plan, half", planned)
-    torch.compiler.reset()
+    begin_compiling()
     for name, change in COMPILED_WAYS.items() if compiles else ():
-        add(name, change)
+        try:
+            add(name, change)
+        except torch._dynamo.exc.BackendCompilerFailed as error:  # a budget that is not kept
+            print(f"  {name}: {error}", flush=True)
     return ways
 
 

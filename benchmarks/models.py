@@ -4,8 +4,9 @@ Models of transformers with a real vocabulary; a step is forward, loss and backw
 float32, on a GPU larger and in bfloat16. Ways: **eager**; each block under `torch.utils.checkpoint`
 (and FairScale's wrapper, where it is installed); **memopt**'s recipes, regions, both, a plan for
 half of eager's peak, and on a GPU regions whose inputs wait in the host's memory; `torch.compile`,
-with half of its `activation_memory_budget`, and `memopt.compile`. The compiled ways, which take the
-longest, are left out with dropout and but for two models.
+also at `activation_memory_budget`s of 0.7, 0.5, 0.3 and 0, and `memopt.compile`, also with the
+peak of each of these as its budget. The compiled ways, which take the longest, are left out with
+dropout and but for two models (compile.py has them for seven).
 
 Bytes are the allocator's: what is held when forward ends, and the most at any time, beyond weights.
 `row_bytes` is what one more row of the batch adds to the peak, and `rows_fit` how many rows have
