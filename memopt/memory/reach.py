@@ -270,6 +270,8 @@ _VISITS: tuple[tuple[Any, _Visit], ...] = (
 @functools.lru_cache(maxsize=4096)
 def _visit_of(cls: type) -> _Visit | None:
     """The part of the walk for objects of a class; None: it does not go into them."""
+    if issubclass(cls, types.ModuleType):  # one that loads its parts when they are asked for
+        return None
     for kinds, visit in _VISITS:
         if issubclass(cls, kinds):
             return visit
