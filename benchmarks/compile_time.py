@@ -71,7 +71,7 @@ def child(name: str, way: str) -> None:
 
 
 def processor_seconds() -> float:
-    """Of this process and of its children that have ended."""
+    """The seconds that this process and its children that have ended took."""
     whose = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     used = [resource.getrusage(who) for who in whose]
     return sum(each.ru_utime + each.ru_stime for each in used)

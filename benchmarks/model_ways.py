@@ -145,7 +145,7 @@ def memopt_within(share: float) -> Change:
 
 
 SHARES = (0.7, 0.5, 0.3, 0.0)
-"""Of torch.compile's `activation_memory_budget`."""
+"""Values of torch.compile's `activation_memory_budget`."""
 COMPILED_WAYS: dict[str, Change] = {
     "torch.compile": torch_within(1.0),
     **{f"torch.compile, budget {share}": torch_within(share) for share in SHARES},

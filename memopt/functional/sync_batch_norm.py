@@ -57,7 +57,13 @@ def sync_batch_norm(
         RuntimeError: as for batch_norm, where on the CPU all ranks together have one value to a
             channel; or backward runs with create_graph=True.
         ValueError: this rank is not in the group.
+        TypeError: process_group is of another kind.
     """
+    if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
+        raise TypeError(
+            "sync_batch_norm: process_group must be a ProcessGroup or None, got "
+            f"{type(process_group).__name__}"
+        )
     size, name = group_of_ranks(process_group)
     if size == 1:
         return batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps)
