@@ -212,9 +212,17 @@ def test_the_allocator_agrees(case: str) -> None:
     "case", ["linear", "conv1d", "conv2d", "conv3d", "attention", "gru", "lstm", "layer norm"]
 )
 def test_under_autocast(case: str) -> None:
-    """Casts, products and sums of 16 bits."""
+    """Casts, products and sums of 16 bits. Some processors have no LSTM of these."""
     torch.manual_seed(0)
-    assert_holds(*CASES[case](), autocast=torch.bfloat16)
+    model, batch = CASES[case]()
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            model(batch)
+    except RuntimeError as error:
+        if "could not create a primitive" not in str(error):
+            raise
+        pytest.skip("oneDNN has no such kernel for this processor")
+    assert_holds(model, batch, autocast=torch.bfloat16)
 
 
 @pytest.mark.parametrize("case", ["linear", "conv2d", "attention", "layer norm"])
