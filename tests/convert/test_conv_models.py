@@ -19,7 +19,7 @@ from benchmarks.convert_models.conv import CONV_MODELS
 from memopt._convert.recipes import turn_recipes_off
 from memopt.memory.allocator import LiveBytes
 from memopt.memory.saved import SavedTensors
-from tests.convert.support import DRAWS, Draw, NoNarrowing, Results, assert_as_accurate
+from tests.convert.support import Draw, NoNarrowing, Results, assert_as_accurate
 
 every_model = pytest.mark.parametrize("name", CONV_MODELS)
 
@@ -102,7 +102,8 @@ def test_gradients_are_as_accurate_as_before(name: str, layout: torch.memory_for
             oracle = step(exact.double(), x.double())
         return step(converted(model), x), step(model, x), oracle
 
-    assert_as_accurate(map(draw, DRAWS))
+    # Sums over few values: five draws would have means up to a tenth off.
+    assert_as_accurate(map(draw, range(15)))
 
 
 @every_model
