@@ -146,10 +146,12 @@ def error(value: Tensor, exact: Tensor) -> float:
 def limit_of(torchs: float, dtype: torch.dtype) -> float:
     """PyTorch's error and two roundings of the dtype (of which both have made many, at other
     places: neither is always the nearer one), or where that is less the error of few roundings: two
-    where products are rounded to 16 bits, sixteen where they are sums of float32 or float64.
+    where products are rounded to 16 bits, sixteen where they are sums of float32. For float64 twice
+    as many: what they are compared with is of float64 itself, and has as large an error.
     """
     eps = torch.finfo(dtype).eps
-    return max(torchs + eps, eps * (1 if dtype.itemsize == 2 else 8))
+    few = {2: 1, 4: 8, 8: 16}[dtype.itemsize]
+    return max(torchs + eps, eps * few)
 
 
 def assert_as_right_as_pytorch(
