@@ -140,13 +140,30 @@ Make = Callable[[], tuple[nn.Module, Callable[[], Tensor]]]
 """A new model, and its forward to the loss."""
 
 
+def begin_compiling() -> None:
+    """Forget what was compiled. Beyond the limit, which is for each function, ways would run
+    without a graph.
+    """
+    torch.compiler.reset()
+    torch._dynamo.config.recompile_limit = _MOST_WAYS
+
+
+def own_backend() -> Callable[[Any, Any], Any]:
+    """Inductor as a backend that equals no other: of equal ones, whatever the share that they were
+    compiled with, the graph behind a break is one.
+    """
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        return compile_fx(graph, inputs)
+
+    return backend
+
+
 class Compiled:
     """The compiled ways of one model, by name. A budget below the floor has none."""
 
     def __init__(self, make: Make) -> None:
-        torch.compiler.reset()
-        # Beyond the limit, which is for each function, ways would run without a graph.
-        torch._dynamo.config.recompile_limit = _MOST_WAYS
+        begin_compiling()
         self._make = make
         self.ways: dict[str, Way] = {}
         self._tried = 0
@@ -154,13 +171,8 @@ class Compiled:
     def torchs(self, share: float = 1.0) -> str:
         """The name of torch.compile's way with a share of what it would save."""
         name = TORCH if share == 1 else f"{TORCH} {share}"
-
-        # Of its own: of equal backends, whatever the share, the graph behind a break is one.
-        def backend(graph: Any, inputs: Any) -> Any:
-            return compile_fx(graph, inputs)
-
         with torch._functorch.config.patch(activation_memory_budget=share):
-            self._add(name, functools.partial(torch.compile, backend=backend))
+            self._add(name, functools.partial(torch.compile, backend=own_backend()))
         return name
 
     def memopts(self, name: str, budget: int | float | None = None) -> int | None:
@@ -188,17 +200,22 @@ class Compiled:
         self.ways[name] = way(compile(of_its_own(forward, self._tried)), model)
 
 
-def family(name: str, sizes: Sizes, shares: Sequence[float] = ()) -> dict[str, Way]:
-    """The ways of a family; with `shares` of torch.compile's budget, at each of its peaks."""
+def in_float32(name: str, sizes: Sizes) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The model of a family, and its inputs."""
     from benchmarks.convert_models.model_terms import model_and_inputs  # needs transformers
 
+    model, inputs = model_and_inputs(name, sizes)
+    return model.float(), {k: v.float() if v.is_floating_point() else v for k, v in inputs.items()}
+
+
+def family(name: str, sizes: Sizes, shares: Sequence[float] = ()) -> dict[str, Way]:
+    """The ways of a family; with `shares` of torch.compile's budget, at each of its peaks."""
+
     def make() -> tuple[nn.Module, Callable[[], Tensor]]:
-        model, inputs = model_and_inputs(name.removesuffix(DROPOUT), sizes)
-        model = model.float()
+        model, inputs = in_float32(name.removesuffix(DROPOUT), sizes)
         for module in model.modules() if name.endswith(DROPOUT) else ():
             if isinstance(module, nn.Dropout):
                 module.p = 0.1
-        inputs = {k: v.float() if v.is_floating_point() else v for k, v in inputs.items()}
         return model, lambda: model(**inputs).loss
 
     compiled = Compiled(make)

@@ -54,12 +54,9 @@ def child(name: str, way: str) -> None:
     import torch
 
     import memopt
-    from benchmarks.compile import ONE_LAYER
-    from benchmarks.convert_models.model_terms import model_and_inputs
+    from benchmarks.compile import ONE_LAYER, in_float32
 
-    model, inputs = model_and_inputs(name, ONE_LAYER)
-    model = model.float()
-    inputs = {k: v.float() if v.is_floating_point() else v for k, v in inputs.items()}
+    model, inputs = in_float32(name, ONE_LAYER)
     compile: Any = {TORCH: torch.compile, MEMOPT: memopt.compile}[way]
     forward = compile(lambda: model(**inputs).loss)
     taken = []

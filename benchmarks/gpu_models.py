@@ -39,6 +39,7 @@ import memopt
 from benchmarks import record
 from benchmarks.cli import has_device, in_time, parse_ways
 from benchmarks.clocks import StepClock
+from benchmarks.compile import begin_compiling
 from benchmarks.convert_models.sizes import Sizes
 from benchmarks.harness import Effort, compared, effort_of
 from benchmarks.model_ways import (
@@ -47,7 +48,6 @@ from benchmarks.model_ways import (
     Change,
     Made,
     Way,
-    begin_compiling,
     both,
     every_block,
     maker,

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch._functorch.config
 from torch import Tensor, nn
-from torch._inductor.compile_fx import compile_fx
 from torch.utils.checkpoint import checkpoint
 
 import memopt
+from benchmarks.compile import begin_compiling, own_backend
 from benchmarks.convert_models.sizes import Sizes
 from benchmarks.memory import step_bytes
 from memopt._checkpoint.blocks import find_blocks
@@ -117,12 +117,8 @@ def both(model: nn.Module, batch: Mapping[str, Tensor], offload: str | None = No
 def torch_within(share: float) -> Change:
     """torch.compile with a share of what it would save, which it reads when it compiles."""
 
-    # Its own: PyTorch would take the graph of an equal backend, whatever the share was.
-    def backend(graph: Any, inputs: Any) -> Any:
-        return compile_fx(graph, inputs)
-
     def change(model: nn.Module, batch: Mapping[str, Tensor]) -> Callable[..., Any]:
-        compiled = torch.compile(model, backend=backend)
+        compiled = torch.compile(model, backend=own_backend())
 
         def call(**inputs: Tensor) -> Any:
             with torch._functorch.config.patch(activation_memory_budget=share):
@@ -153,15 +149,6 @@ COMPILED_WAYS: dict[str, Change] = {
     "memopt.compile, peak of torch's": memopt_within(1.0),
     **{f"memopt.compile, peak of {share}": memopt_within(share) for share in SHARES},
 }
-_MOST_COMPILED = 64
-
-
-def begin_compiling() -> None:
-    """Forget what was compiled. Beyond the limit, which is for each function, ways would run
-    without a graph.
-    """
-    torch.compiler.reset()
-    torch._dynamo.config.recompile_limit = _MOST_COMPILED
 
 
 def ways_of(make: Callable[[], Made], compiles: bool, hides: bool) -> dict[str, Way]:

@@ -15,10 +15,7 @@ from dataclasses import replace
 
 from memopt._checkpoint.best import cut_of
 from memopt._checkpoint.blocks import find_blocks
-from memopt._checkpoint.measured import (
-    likely_regions,
-    measured_regions,
-)
+from memopt._checkpoint.measured import likely_regions, measured_regions
 from memopt._plan.choices import LEAST
 from memopt._plan.observe import predicted
 from memopt._plan.parts import NO_PARTS, block_parts
