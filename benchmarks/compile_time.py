@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 
 from benchmarks import record
 from benchmarks.cli import RESULTS
+from benchmarks.clocks import processor_seconds
 from benchmarks.summary import describe, table
 
 OP = "compile_time"
@@ -65,13 +65,6 @@ def child(name: str, way: str) -> None:
         forward().backward()
         taken.append(processor_seconds() - before)
     print(taken[0] - taken[1])
-
-
-def processor_seconds() -> float:
-    """The seconds that this process and its children that have ended took."""
-    whose = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    used = [resource.getrusage(who) for who in whose]
-    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def measure(name: str, rounds: int) -> dict[str, Any]:

@@ -6,10 +6,11 @@ fixtures that are made for it: on a busy machine it is steadier than the time by
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Iterator
 
 import pytest
+
+from benchmarks.clocks import processor_seconds
 
 LIMIT = 0.4
 """Seconds, on a machine that runs other things as well; idle, a third of a second."""
@@ -17,17 +18,12 @@ LIMIT = 0.4
 seconds: dict[str, float] = {}
 
 
-def _now() -> float:
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    began = _now()
+    began = processor_seconds()
     result = yield
     name = f"{item.path.name}::{item.nodeid.partition('[')[0].rpartition('::')[2]}"
-    seconds[name] = max(seconds.get(name, 0.0), _now() - began)
+    seconds[name] = max(seconds.get(name, 0.0), processor_seconds() - began)
     return result
 
 
