@@ -13,16 +13,24 @@ from memopt.functional.channel_norm import batch_norm
 
 
 def group_of_ranks(process_group: object) -> tuple[int, str]:
-    """How many ranks the group has (None: all of them) and its name. One, where no process group
-    was initialised.
+    """How many ranks the group has (None: all of them), 0 where this rank is not in it, and its
+    name. One rank where no process group was initialised.
     """
-    if not (dist.is_available() and dist.is_initialized()):
+    if not dist.is_available():
         return 1, ""
+    # torch.distributed.new_group gives a number to a rank that is not in the group.
+    is_outside = process_group == dist.GroupMember.NON_GROUP_MEMBER
+    if not (process_group is None or is_outside or isinstance(process_group, dist.ProcessGroup)):
+        raise TypeError(
+            "sync_batch_norm: process_group must be a ProcessGroup or None, got "
+            f"{type(process_group).__name__}"
+        )
+    if not dist.is_initialized():
+        return 1, ""
+    if is_outside:
+        return 0, ""
     group: Any = dist.group.WORLD if process_group is None else process_group
-    size = dist.get_world_size(group)
-    if size < 1:
-        raise ValueError("sync_batch_norm: process_group must be one that this rank is in")
-    return size, group.group_name
+    return dist.get_world_size(group), group.group_name
 
 
 @names_arguments
@@ -59,12 +67,9 @@ def sync_batch_norm(
         ValueError: this rank is not in the group.
         TypeError: process_group is of another kind.
     """
-    if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
-        raise TypeError(
-            "sync_batch_norm: process_group must be a ProcessGroup or None, got "
-            f"{type(process_group).__name__}"
-        )
     size, name = group_of_ranks(process_group)
+    if size == 0:
+        raise ValueError("sync_batch_norm: process_group must be one that this rank is in")
     if size == 1:
         return batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps)
     output: Tensor = ops.sync_batch_norm(

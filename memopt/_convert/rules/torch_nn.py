@@ -17,15 +17,15 @@ from memopt.functional.sync_batch_norm import group_of_ranks
 
 @dataclass(frozen=True)
 class SyncBatchNormSwap(TorchSwap):
-    """A batch norm across ranks. On one rank and in evaluation PyTorch's forward calls batch_norm,
-    which is memopt's inside the calls of a converted model.
+    """A batch norm across ranks. On one rank, outside its group and in evaluation PyTorch's forward
+    calls batch_norm, which is memopt's inside the calls of a converted model.
     """
 
     def calls_one_function(self) -> bool:
         return False
 
     def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
-        if not module.training or group_of_ranks(module.process_group)[0] == 1:
+        if not module.training or group_of_ranks(module.process_group)[0] < 2:
             return plain(module, input)
         if input.device.type == "cpu":  # which PyTorch's refuses
             output: Tensor = self.base.forward(module, input)
