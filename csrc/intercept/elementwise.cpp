@@ -1,18 +1,26 @@
-// PyTorch's sums and products inside a converted model. They are PyTorch's own; the registry of
-// recipes is told of them where a recipe may make them again: of those with an operand that has
-// one, and of sums of a float32 residual and a branch in 16 bits (saved/residual_sum.cpp).
+// PyTorch's sums, differences, products and quotients inside a converted model. They are PyTorch's
+// own; the registry of recipes is told of them where a recipe may make them again: of those with an
+// operand that has one, and of sums of a float32 residual and a branch in 16 bits
+// (saved/residual_sum.cpp). Rotary embedding behind a norm of queries and keys is made of these:
+// attention keeps what the norms keep, and the cosines and sines.
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/add_ops.h>
+#include <ATen/ops/div.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/neg_ops.h>
+#include <ATen/ops/rsub_ops.h>
+#include <ATen/ops/sub.h>
+#include <ATen/ops/sub_ops.h>
 #include <torch/library.h>
 
 #include <utility>
 
 #include "here.h"
 #include "key.h"
+#include "made_of.h"
 #include "savers.h"
 #include "taken.h"
 
@@ -34,8 +42,34 @@ bool are_operands(const Here& now, const Tensor& self, const Tensor& other) {
          !is_number(other) && supports(self) && supports(other);
 }
 
-autograd::Recipe sum_of(const Tensor& self, const Tensor& other) {
-  return {{self, other}, [](const auto& read) { return at::add(read[0], read[1]); }};
+template <class Run>
+autograd::Recipe of_both(const Tensor& self, const Tensor& other, Run run) {
+  return {{self, other}, [run](const auto& read) { return run(read[0], read[1]); }};
+}
+
+// Tells the registry of a result of PyTorch's, where one of the operands may have a recipe. With a
+// number it is made of the other one alone.
+template <class Run>
+void note(const Tensor& result, const Tensor& self, const Tensor& other, bool is_sum, Run run) {
+  if (is_number(other)) {
+    note_made_of(result, self, [&]() -> autograd::Recipe {
+      return {{self}, [other, run](const auto& read) { return run(read[0], other); }};
+    });
+    return;
+  }
+  if (!result.requires_grad()) return;
+  const Here now = here();
+  if (!now.functions || !are_operands(now, self, other)) return;
+  const PassOn pass_on;
+  now.recipes->add_made_of(result, of_both(self, other, run), is_sum);
+}
+
+Tensor plus(const Tensor& self, const Tensor& other) {
+  return at::add(self, other);
+}
+
+bool are_alike(const Tensor& self, const Tensor& other) {
+  return self.dtype() == other.dtype() || is_number(other);
 }
 
 bool is_residual(const Tensor& residual, const Tensor& branch) {
@@ -45,17 +79,24 @@ bool is_residual(const Tensor& residual, const Tensor& branch) {
 Tensor add(DispatchKeySet keys, const Tensor& self, const Tensor& other, const at::Scalar& alpha) {
   Tensor sum = at::_ops::add_Tensor::redispatch(below_intercept(keys), self, other, alpha);
   if (!sum.requires_grad() || !alpha.equal(1)) return sum;
+  if (are_alike(self, other)) {
+    note(sum, self, other, /*is_sum=*/true, plus);
+    return sum;
+  }
   const Here now = here();
   if (!now.functions) return sum;
   const PassOn pass_on;
-  if (self.dtype() == other.dtype()) {
-    if (are_operands(now, self, other))
-      now.recipes->add_made_of(sum, sum_of(self, other), /*is_sum=*/true);
-    return sum;
-  }
   if (is_residual(self, other)) now.recipes->add_sum(sum, self, other);
   if (is_residual(other, self)) now.recipes->add_sum(sum, other, self);
   return sum;
+}
+
+Tensor sub(DispatchKeySet keys, const Tensor& self, const Tensor& other, const at::Scalar& alpha) {
+  Tensor difference = at::_ops::sub_Tensor::redispatch(below_intercept(keys), self, other, alpha);
+  if (!alpha.equal(1) || !are_alike(self, other)) return difference;
+  note(difference, self, other, /*is_sum=*/true,
+       [](const Tensor& from, const Tensor& what) { return at::sub(from, what); });
+  return difference;
 }
 
 // Whether `other` is a tensor of its own that can be added to `self` in place, and is held for
@@ -75,22 +116,23 @@ Tensor& add_(DispatchKeySet keys, Tensor& self, const Tensor& other, const at::S
   at::_ops::add__Tensor::redispatch(below_intercept(keys), self, other, alpha);
   if (before.defined()) {
     const PassOn pass_on;
-    now.recipes->add_made_of(self, sum_of(before, other), /*is_sum=*/true);
+    now.recipes->add_made_of(self, of_both(before, other, plus), /*is_sum=*/true);
   }
   return self;
 }
 
 Tensor mul(DispatchKeySet keys, const Tensor& self, const Tensor& other) {
   Tensor product = mul_of_torch(keys, self, other);
-  if (!product.requires_grad()) return product;
-  const Here now = here();
-  if (now.functions && are_operands(now, self, other)) {
-    const PassOn pass_on;
-    now.recipes->add_made_of(
-        product, {{self, other}, [](const auto& read) { return at::mul(read[0], read[1]); }},
-        /*is_sum=*/false);
-  }
+  note(product, self, other, /*is_sum=*/false,
+       [](const Tensor& one, const Tensor& by) { return at::mul(one, by); });
   return product;
+}
+
+Tensor div(DispatchKeySet keys, const Tensor& self, const Tensor& other) {
+  Tensor quotient = div_of_torch(keys, self, other);
+  note(quotient, self, other, /*is_sum=*/false,
+       [](const Tensor& one, const Tensor& by) { return at::div(one, by); });
+  return quotient;
 }
 
 }  // namespace
@@ -98,7 +140,11 @@ Tensor mul(DispatchKeySet keys, const Tensor& self, const Tensor& other) {
 TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
   m.impl("add.Tensor", add);
   m.impl("add_.Tensor", add_);
+  m.impl("sub.Tensor", sub);
   m.impl("mul.Tensor", mul);
+  m.impl("div.Tensor", div);
+  MEMOPT_MADE_OF(neg)
+  m.impl("rsub.Scalar", TORCH_FN((MadeOf<at::_ops::rsub_Scalar>::Call::call)));
 }
 
 }  // namespace memopt::intercept

@@ -2,7 +2,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
-#include <limits>
 #include <string_view>
 
 #include "channel_norm.h"
@@ -18,11 +17,9 @@ using kernels::ChannelNormBackwardParams;
 using kernels::ChannelShape;
 using kernels::cpu::Kernels;
 
-// How many elements all stages are run on, one behind the other. They write one tensor more than
-// forward's, and while what they read comes from the last-level cache, nothing is gained by going
-// back and forth.
+// How many elements all stages are run on, one behind the other: more than forward's, since they
+// read two tensors, each of which is a stream.
 constexpr int64_t kBackwardUnit = 65536;
-constexpr int64_t kWhole = std::numeric_limits<int64_t>::max();
 
 // What forward's statistics are to the gradient of the input.
 enum class Statistics { kOwn, kGiven };
@@ -61,7 +58,7 @@ void backward(const ChannelNorm& norm, const Tensor& grad_output, const Tensor& 
   p.dbias = mutable_data(dbias);
   p.shape = shape_of(norm, input);
   p.dtype = scalar_type(input);
-  p.stream_stores = exceeds_cache(input, 3);
+  p.stream_stores = exceeds_cache(input, 2);  // dx beside one of those that it is made of
   const ChannelShape& s = p.shape;
   const auto options = input.options().dtype(sums);
   const bool has_means = dx.defined() && statistics == Statistics::kOwn && !means_given.defined();
@@ -76,9 +73,8 @@ void backward(const ChannelNorm& norm, const Tensor& grad_output, const Tensor& 
       [&](const Kernels& cpu) {
         using OfBackward = Stage<ChannelNormBackwardParams>;
         const int64_t each = each_unit(s, kernels::element_parts(s));
-        const int64_t together = s.pixels || p.stream_stores ? kBackwardUnit : kWhole;
         run_stages(
-            p, together,
+            p, kBackwardUnit,
             std::array{OfBackward{p.parts != nullptr ? cpu.channel_sums : nullptr, each},
                        OfBackward{has_means ? cpu.channel_means : nullptr,
                                   each_unit(s, kernels::set_count(s))},

@@ -31,7 +31,7 @@ void check_more_than_one_value(const ChannelNorm& norm, const Tensor& input) {
 
 // How many elements all stages are run on, one behind the other: these read the same tensor, which
 // stays in the cache next to the arithmetic.
-constexpr int64_t kForwardUnit = 4096;
+constexpr int64_t kForwardUnit = 2048;
 
 // Undefined where they are not wanted.
 struct Outputs {

@@ -73,11 +73,11 @@ class UserHandle : public Handle {
     const Aside aside;
     const auto object = object_of(object_);
     const py::object restored = object.attr("restore")();
-    TORCH_CHECK_TYPE(THPVariable_Check(restored.ptr()), "memopt.saved_tensors(): restore() of ",
+    TORCH_CHECK_TYPE(THPVariable_Check(restored.ptr()), "saved_tensors: restore() of ",
                      class_of(object), " must return a tensor, got ", class_of(restored));
     const auto& tensor = THPVariable_Unpack(restored.ptr());
     const auto got = saved::Metadata::of(tensor);
-    TORCH_CHECK_VALUE(got == packed_, "memopt.saved_tensors(): restore() of ", class_of(object),
+    TORCH_CHECK_VALUE(got == packed_, "saved_tensors: restore() of ", class_of(object),
                       " must return a tensor like the one that was packed, ", packed_.text(),
                       ", got ", got.text());
     return tensor;
@@ -98,8 +98,8 @@ class UserFate : public Fate {
     const auto fate = object_of(object_);
     const auto packed = fate.attr("pack")(wrap(saved::detached(tensor)));
     if (packed.is_none()) return {};
-    TORCH_CHECK_TYPE(py::hasattr(packed, "restore"), "memopt.saved_tensors(): pack() of ",
-                     class_of(fate), " must return an object with a method restore, or None, got ",
+    TORCH_CHECK_TYPE(py::hasattr(packed, "restore"), "saved_tensors: pack() of ", class_of(fate),
+                     " must return an object with a method restore, or None, got ",
                      class_of(packed));
     return c10::make_intrusive<saved::Unwritten>(tensor,
                                                  c10::make_intrusive<UserHandle>(tensor, packed));
@@ -116,7 +116,7 @@ std::optional<saved::OffloadOptions> offload_of(py::handle value) {
     saved::OffloadOptions options;
     options.directory = saved::OffloadTarget::limits().directory;
     TORCH_CHECK_VALUE(!options.directory.empty(),
-                      "memopt.saved_tensors(): 'disk' needs the directory of "
+                      "saved_tensors: 'disk' needs the directory of "
                       "memopt.offload.configure(directory=), got none");
     return options;
   }
@@ -161,7 +161,7 @@ class Asked : public Fate {
     if (is_text(answer, kKeep)) return saved::keep(tensor);
     if (is_text(answer, kRecipe)) return registry_->take(tensor);
     if (is_built_in(answer)) return offload_for(answer)->take(tensor);
-    TORCH_CHECK_TYPE(is_fate_of_a_user(answer), "memopt.saved_tensors(): a policy must answer ",
+    TORCH_CHECK_TYPE(is_fate_of_a_user(answer), "saved_tensors: a policy must answer ",
                      "'keep', 'recipe', 'cpu', 'disk' or an object with a method pack, got ",
                      std::string(py::repr(answer)));
     return UserFate(answer).take(tensor);
@@ -191,14 +191,13 @@ class Asked : public Fate {
 }  // namespace
 
 void check_policy(py::handle policy) {
-  TORCH_CHECK_VALUE(
-      !PyUnicode_Check(policy.ptr()) || is_built_in(policy),
-      "memopt.saved_tensors(): policy must be 'keep', 'recipe', 'cpu' or 'disk' if it "
-      "is a string, got ",
-      std::string(py::repr(policy)));
+  TORCH_CHECK_VALUE(!PyUnicode_Check(policy.ptr()) || is_built_in(policy),
+                    "saved_tensors: policy must be 'keep', 'recipe', 'cpu' or 'disk' if it "
+                    "is a string, got ",
+                    std::string(py::repr(policy)));
   TORCH_CHECK_TYPE(
       is_built_in(policy) || is_fate_of_a_user(policy) || PyCallable_Check(policy.ptr()) != 0,
-      "memopt.saved_tensors(): policy must be a string, a path, an object with a method pack "
+      "saved_tensors: policy must be a string, a path, an object with a method pack "
       "or a callable, got ",
       std::string(py::repr(policy)));
 }

@@ -124,14 +124,14 @@ class SavedTensors {
       return entered.thread == std::this_thread::get_id();
     });
     TORCH_CHECK(last != entered_.rend(),
-                "memopt.saved_tensors(): a scope must be left once, by the thread that entered it, "
+                "saved_tensors: a scope must be left once, by the thread that entered it, "
                 "got an exit in a thread that has not entered it");
     const bool had_hooks = last->scope != nullptr;
     entered_.erase(std::next(last).base());
     if (had_hooks && raised.size() == 3 && compat::refuses_hooks(raised[1])) {
       TORCH_CHECK(
           false,
-          "memopt.saved_tensors(): torch.func.grad, vjp, jacrev and hessian must not "
+          "saved_tensors: torch.func.grad, vjp, jacrev and hessian must not "
           "be called inside this scope, memopt.recipes() or memopt.offload(), since PyTorch "
           "allows no saved tensor hooks around them");
     }

@@ -119,7 +119,7 @@ void DeviceBuffers::settle(const std::unordered_set<c10::StorageImpl*>* constant
   try {
     if (bytes != 0) made = std::make_shared<Arena>(device_, bytes);
   } catch (const c10::Error&) {
-    TORCH_WARN("memopt.checkpoint.buffers: ", device_, " has no space for one piece of ", bytes,
+    TORCH_WARN("checkpoint.buffers: ", device_, " has no space for one piece of ", bytes,
                " bytes: the inputs of regions are kept as they are");
   }
   const std::lock_guard<std::mutex> lock(mutex_);

@@ -148,7 +148,7 @@ class Offload : public Fate {
 
   void warn_of_cap(size_t size) {
     if (account_->has_warned.exchange(true)) return;
-    TORCH_WARN("memopt.offload: max_bytes must be at least the size of a tensor for it to be ",
+    TORCH_WARN("offload: max_bytes must be at least the size of a tensor for it to be ",
                "offloaded, got max_bytes=", options_.max_bytes, " for a tensor of ", size,
                " bytes, which stays where it is");
   }

@@ -64,7 +64,7 @@ std::unique_ptr<Room> StreamBackend::reserve(size_t bytes) {
 
 std::string StreamBackend::no_room(size_t bytes) {
   const auto use = pool_->use();
-  return c10::str("memopt.offload: ", bytes, " bytes stay on ", device_.device(),
+  return c10::str("offload: ", bytes, " bytes stay on ", device_.device(),
                   ", since the pool of host memory has no space for them: ", use.in_use, " of ",
                   use.allocated, " bytes are in use, and it may grow to ", most_host_bytes_,
                   " (memopt.offload.configure)");

@@ -33,7 +33,7 @@ void free_with_pages(void* block) {
 // own is.
 at::Tensor mapped_tensor(size_t bytes) {
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  TORCH_CHECK(data != MAP_FAILED, "memopt.offload: the system has no ", bytes, " bytes left");
+  TORCH_CHECK(data != MAP_FAILED, "offload: the system has no ", bytes, " bytes left");
   c10::profiledCPUMemoryReporter().New(data, bytes);
   return at::for_blob(data, {static_cast<int64_t>(bytes)})
       .options(at::TensorOptions().dtype(at::kByte))
@@ -103,10 +103,9 @@ offload::Slab pinned_slab(size_t bytes) {
     auto* data = tensor->mutable_data_ptr();
     return {data, std::move(tensor), /*pinned=*/true};
   } catch (const c10::Error&) {
-    TORCH_WARN_ONCE(
-        "memopt.offload: the host's memory cannot be pinned here, so that copies to it ",
-        "are slower and hold the host up (memory limits of a container or of WSL, or ",
-        "ulimit -l, are the usual cause)");
+    TORCH_WARN_ONCE("offload: the host's memory cannot be pinned here, so that copies to it ",
+                    "are slower and hold the host up (memory limits of a container or of WSL, or ",
+                    "ulimit -l, are the usual cause)");
     return offload::pageable_slab(bytes);
   }
 }

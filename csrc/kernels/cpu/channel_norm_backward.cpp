@@ -82,28 +82,24 @@ void sums_of_pixels(const ChannelNormBackwardParams& p, int64_t begin, int64_t e
     const A *const means = statistics[0], *const rstds = statistics[1];
     A* const sums = static_cast<A*>(p.parts) + i * 2 * channels;
     A* const products = sums + channels;
-    for_row_groups(part.size, [&](int64_t row, auto rows) {
-      const T* const x = elements<T>(p.x, part.begin + row * channels);
-      const T* const dy = elements<T>(p.dy, part.begin + row * channels);
+    for (int64_t pixel = 0; pixel < part.size; ++pixel) {
+      const T* const x = elements<T>(p.x, part.begin + pixel * channels);
+      const T* const dy = elements<T>(p.dy, part.begin + pixel * channels);
       for_steps<T>(0, channels, [&](int64_t j, auto extent) __attribute__((always_inline)) {
+        const Step<V> v = load(x + j, extent), g = load(dy + j, extent);
         const Step<V> mean = load(means + j, extent);
         Step<V> sum{V(0), V(0)}, product{V(0), V(0)};
-        if (row > 0) {
+        if (pixel > 0) {
           sum = load(sums + j, extent);
           product = load(products + j, extent);
         }
-#pragma GCC unroll 4
-        for (int r = 0; r < decltype(rows)::kCount; ++r) {
-          const Step<V> v = load(x + r * channels + j, extent);
-          const Step<V> g = load(dy + r * channels + j, extent);
-          sum = {sum.lo + g.lo, sum.hi + g.hi};
-          product = {M::fma(g.lo, v.lo - mean.lo, product.lo),
-                     M::fma(g.hi, v.hi - mean.hi, product.hi)};
-        }
-        store(sums + j, sum, extent);
-        store(products + j, product, extent);
+        store(sums + j, Step<V>{sum.lo + g.lo, sum.hi + g.hi}, extent);
+        store(products + j,
+              Step<V>{M::fma(g.lo, v.lo - mean.lo, product.lo),
+                      M::fma(g.hi, v.hi - mean.hi, product.hi)},
+              extent);
       });
-    });
+    }
     for (int64_t c = 0; c < channels; ++c) products[c] *= rstds[c];
   }
 }
@@ -229,35 +225,26 @@ void input_gradient_of_pixels(const ChannelNormBackwardParams& p, int64_t begin,
     });
     const A *const rstds = of_sets[0], *const means = of_sets[1];
     const A *const means_g = of_sets[2], *const slopes = of_sets[3];
-    for_row_groups(part.size, [&](int64_t row, auto rows) {
-      const T* const x = elements<T>(p.x, part.begin + row * channels);
-      const T* const dy = elements<T>(p.dy, part.begin + row * channels);
-      T* const dx = static_cast<T*>(p.dx) + part.begin + row * channels;
+    for (int64_t pixel = 0; pixel < part.size; ++pixel) {
+      const T* const x = elements<T>(p.x, part.begin + pixel * channels);
+      const T* const dy = elements<T>(p.dy, part.begin + pixel * channels);
+      T* const dx = static_cast<T*>(p.dx) + part.begin + pixel * channels;
       for_steps<T>(0, channels, [=](int64_t j, auto extent) __attribute__((always_inline)) {
         const Step<V> rstd = load(rstds + j, extent);
         const Step<V> w = load_parameter<V>(weights, j, extent, 1.0f);
-        Step<V> mean{V(0), V(0)}, mean_g = mean, slope = mean;
-        if (!given) {
-          mean = load(means + j, extent);
-          mean_g = load(means_g + j, extent);
-          slope = load(slopes + j, extent);
+        Step<V> g = load(dy + j, extent);
+        g = {g.lo * w.lo, g.hi * w.hi};
+        if (given) {
+          g = {given_input_grad(g.lo, rstd.lo), given_input_grad(g.hi, rstd.hi)};
+        } else {
+          const Step<V> v = load(x + j, extent), mean = load(means + j, extent);
+          const Step<V> mean_g = load(means_g + j, extent), slope = load(slopes + j, extent);
+          g = {channel_input_grad(g.lo, v.lo, mean.lo, mean_g.lo, slope.lo, rstd.lo),
+               channel_input_grad(g.hi, v.hi, mean.hi, mean_g.hi, slope.hi, rstd.hi)};
         }
-#pragma GCC unroll 4
-        for (int r = 0; r < decltype(rows)::kCount; ++r) {
-          const int64_t at = r * channels + j;
-          Step<V> g = load(dy + at, extent);
-          g = {g.lo * w.lo, g.hi * w.hi};
-          if (given) {
-            g = {given_input_grad(g.lo, rstd.lo), given_input_grad(g.hi, rstd.hi)};
-          } else {
-            const Step<V> v = load(x + at, extent);
-            g = {channel_input_grad(g.lo, v.lo, mean.lo, mean_g.lo, slope.lo, rstd.lo),
-                 channel_input_grad(g.hi, v.hi, mean.hi, mean_g.hi, slope.hi, rstd.hi)};
-          }
-          store(dx + at, g, extent, streamed);
-        }
+        store(dx + j, g, extent, streamed);
       });
-    });
+    }
   }
   if (streamed) stream_fence();
 }

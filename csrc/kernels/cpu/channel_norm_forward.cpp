@@ -31,43 +31,34 @@ void moments_of_pixels(const T* x, int64_t pixels, int64_t channels, Accumulate<
   using V = typename Elements<T>::V;
   using M = Math<V>;
   const V n(static_cast<A>(pixels));
-  for_row_groups(pixels, [&](int64_t row, auto rows) {
-    const T* const from = x + row * channels;
+  for (int64_t pixel = 0; pixel < pixels; ++pixel) {
+    const T* const from = x + pixel * channels;
     for_steps<T>(0, channels, [&](int64_t i, auto extent) __attribute__((always_inline)) {
       Step<V> sum{V(0), V(0)};
-      if (row > 0) sum = load(mean + i, extent);
-#pragma GCC unroll 4
-      for (int r = 0; r < decltype(rows)::kCount; ++r) {
-        const Step<V> v = load(from + r * channels + i, extent);
-        sum = {sum.lo + v.lo, sum.hi + v.hi};
-      }
-      store(mean + i, sum, extent);
+      if (pixel > 0) sum = load(mean + i, extent);
+      const Step<V> v = load(from + i, extent);
+      store(mean + i, Step<V>{sum.lo + v.lo, sum.hi + v.hi}, extent);
     });
-  });
+  }
   for_steps<T>(0, channels, [&](int64_t i, auto extent) __attribute__((always_inline)) {
     const Step<V> sum = load(mean + i, extent);
     store(mean + i, Step<V>{sum.lo / n, sum.hi / n}, extent);
   });
-  for_row_groups(pixels, [&](int64_t row, auto rows) {
-    const T* const from = x + row * channels;
+  for (int64_t pixel = 0; pixel < pixels; ++pixel) {
+    const T* const from = x + pixel * channels;
     for_steps<T>(0, channels, [&](int64_t i, auto extent) __attribute__((always_inline)) {
-      const Step<V> m = load(mean + i, extent);
+      const Step<V> m = load(mean + i, extent), v = load(from + i, extent);
       Step<V> sum{V(0), V(0)}, squares{V(0), V(0)};
-      if (row > 0) {
+      if (pixel > 0) {
         sum = load(shift + i, extent);
         squares = load(m2 + i, extent);
       }
-#pragma GCC unroll 4
-      for (int r = 0; r < decltype(rows)::kCount; ++r) {
-        const Step<V> v = load(from + r * channels + i, extent);
-        const Step<V> e{v.lo - m.lo, v.hi - m.hi};
-        sum = {sum.lo + e.lo, sum.hi + e.hi};
-        squares = {M::fma(e.lo, e.lo, squares.lo), M::fma(e.hi, e.hi, squares.hi)};
-      }
-      store(shift + i, sum, extent);
-      store(m2 + i, squares, extent);
+      const Step<V> e{v.lo - m.lo, v.hi - m.hi};
+      store(shift + i, Step<V>{sum.lo + e.lo, sum.hi + e.hi}, extent);
+      store(m2 + i, Step<V>{M::fma(e.lo, e.lo, squares.lo), M::fma(e.hi, e.hi, squares.hi)},
+            extent);
     });
-  });
+  }
   for (int64_t i = 0; i < channels; ++i) {
     const auto m = part_moments(mean[i], shift[i], m2[i], static_cast<A>(pixels));
     shift[i] = m.shift;
@@ -263,22 +254,18 @@ void output_of_pixels(const ChannelNormForwardParams& p, int64_t begin, int64_t 
       for (int64_t c = 0; weights != nullptr && c < channels; ++c) scales[c] *= weights[c];
     }
     sample = part.sample;
-    for_row_groups(part.size, [&](int64_t row, auto rows) {
-      const T* const x = static_cast<const T*>(p.x) + part.begin + row * channels;
-      T* const y = static_cast<T*>(p.y) + part.begin + row * channels;
+    for (int64_t pixel = 0; pixel < part.size; ++pixel) {
+      const T* const x = static_cast<const T*>(p.x) + part.begin + pixel * channels;
+      T* const y = static_cast<T*>(p.y) + part.begin + pixel * channels;
       for_steps<T>(0, channels, [=](int64_t j, auto extent) __attribute__((always_inline)) {
+        const Step<V> v = load(x + j, extent);
         const Step<V> mean = load(means + j, extent), scale = load(scales + j, extent);
         const Step<V> bias = load_parameter<V>(biases, j, extent, 0.0f);
-#pragma GCC unroll 4
-        for (int r = 0; r < decltype(rows)::kCount; ++r) {
-          const int64_t at = r * channels + j;
-          const Step<V> v = load(x + at, extent);
-          const Step<V> z{channel_affine(v.lo, mean.lo, scale.lo, bias.lo),
-                          channel_affine(v.hi, mean.hi, scale.hi, bias.hi)};
-          store(y + at, z, extent, streamed);
-        }
+        const Step<V> z{channel_affine(v.lo, mean.lo, scale.lo, bias.lo),
+                        channel_affine(v.hi, mean.hi, scale.hi, bias.hi)};
+        store(y + j, z, extent, streamed);
       });
-    });
+    }
   }
   if (streamed) stream_fence();
 }
