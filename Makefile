@@ -2,7 +2,8 @@
 #
 #   make demo       train a small GPT in seven modes, print what each costs and draw it (ARGS="--steps 50")
 #   make test       the fast tests: three minutes with the build, all subsystems, each family of ops once (ARGS="-k name" goes to pytest)
-#   make test-full  all tests: every variant of an op, and the slow ones
+#   make test-full  all that a test proves: every variant of an op, and the slow ones; 13 to 25 minutes on two cores
+#   make test-thorough  all tests: of those that take longest every combination, an hour on two cores
 #   make test-versions  builds and runs the fast tests with each PyTorch of VERSIONS, in environments made for it
 #   make wheels     wheels into dist/: for each Python here and each PyTorch of VERSIONS, and one without a native library
 #   make test-processors  the tests of accuracy as on older processors: of ATen, MKL and memopt alike
@@ -26,6 +27,8 @@ PROCESSORS ?= MKL_CBWR=COMPATIBLE,ATEN_CPU_CAPABILITY=default,MEMOPT_CPU_CAPABIL
 JOBS ?= auto
 ARGS ?=
 STARTED := $(shell date +%s)
+# pip would compile every file of PyTorch and of transformers, on one core. Python compiles what is imported: a part of it.
+export PIP_NO_COMPILE ?= 1
 PYTHON ?= $(shell \
   for environment in "$${VIRTUAL_ENV:-none}" "$${CONDA_PREFIX:-none}"; do \
     if [ -x "$$environment/bin/python" ]; then echo "$$environment/bin/python"; exit; fi; \
@@ -56,21 +59,27 @@ TESTS_OF_ACCURACY = tests/ops/test_accuracy.py tests/ops/test_kernel_accuracy.py
 TESTS_OF_THREADS = tests/accelerator tests/accumulate tests/checkpoint tests/distributed tests/examples tests/offload \
   tests/recipes --deselect "tests/accelerator/test_accelerator.py::test_inside[test_benchmark.py]"
 
-.PHONY: demo test test-full test-versions test-processors test-delays wheels sanitize lint format docs bench bench-gpu build torch clean
+.PHONY: demo needs test test-full test-thorough test-versions test-processors test-delays wheels sanitize lint format docs bench bench-gpu build torch clean
 
 demo: build
 	@$(call need,demo,rich matplotlib numpy)
 	$(PYTHON) -m memopt demo $(ARGS)
+
+# What test-full and test-thorough need beside the build.
+needs: torch
+	@$(need_tests)
+	@$(need_models)
+	@$(need_docs)
 
 test: build
 	@$(need_tests)
 	@$(need_models)
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-full: build
-	@$(need_tests)
-	@$(need_models)
-	@$(need_docs)
+test-full: build needs
+	$(PYTEST) -m "not thorough" $(ARGS)
+
+test-thorough: build needs
 	$(PYTEST) $(ARGS)
 
 test-versions:

@@ -59,6 +59,11 @@ def around_calls(module: nn.Module, key: str) -> BeforeCall | None:
     return _before(module).get(key)
 
 
+def has_around_calls(module: nn.Module) -> bool:
+    """Whether anything of memopt's is around the calls of `module`."""
+    return any(map(_is_ours, _before(module)))
+
+
 def others_hooks(hooks: dict[Any, Any]) -> bool:
     """Whether one of a module's dictionaries of hooks has some that are not memopt's."""
     return not all(map(_is_ours, hooks))

@@ -27,7 +27,7 @@ def in_the_name_of(who: str, *callees: str) -> Iterator[None]:
     """Raises the errors of other public functions in the name of `who`, which calls them. Also a
     decorator.
 
-        @in_the_name_of("memopt.fit", "memopt.plan")        # "memopt.fit: budget must be ..."
+        @in_the_name_of("fit", "plan")        # "fit: budget must be ...", of memopt.fit
 
     Args:
         callees: the names that those errors begin with.

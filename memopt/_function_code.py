@@ -33,8 +33,15 @@ AROUND = "_memopt_around_forward"
 _PLAIN = "_memopt_plain"
 _USERS = "_memopt_users"
 
-# The functions whose code was exchanged, by the key that is in the new code.
-_functions: dict[str, weakref.ref[types.FunctionType]] = {}
+
+class _Functions:
+    """The functions whose code was exchanged, weakly: attributes named by the key that is in the
+    new code. TorchDynamo looks at the one that a call asks for; of a dict it walks all, and fails
+    where one of another model ends meanwhile.
+    """
+
+
+_functions = _Functions()
 _lock = threading.RLock()  # an object may end while another one is made
 _NOTHING: dict[str, Any] = {}
 
@@ -75,6 +82,11 @@ def plain_function(function: Any) -> Any:
         return function
     plain = function.__dict__.get(_PLAIN)
     return _with_code(function, code) if plain is None else plain
+
+
+def others_attributes(function: types.FunctionType) -> dict[str, Any]:
+    """A function's attributes, but for those that go with its code."""
+    return {k: v for k, v in function.__dict__.items() if k not in (_PLAIN, _USERS)}
 
 
 def ask_for(asked: Asked, cls: type[nn.Module]) -> None:
@@ -133,9 +145,10 @@ def _with_code(function: types.FunctionType, code: types.CodeType) -> types.Func
 
 
 def _exchange_code(function: types.FunctionType) -> None:
-    known = (key for key, reference in _functions.items() if reference() is function)
+    there = vars(_functions).copy()  # others end at any time
+    known = (key for key, reference in there.items() if reference() is function)
     key = next(known, None) or secrets.token_hex(8)
-    _functions[key] = weakref.ref(function, lambda _: _functions.pop(key, None))
+    setattr(_functions, key, weakref.ref(function, lambda _: vars(_functions).pop(key, None)))
     function.__dict__[_PLAIN] = _with_code(function, function.__code__)
     function.__code__ = _asking(function.__code__, key)
     forget_compiled_code()
@@ -187,7 +200,7 @@ def _asking(code: types.CodeType, key: str) -> types.CodeType:
 def _run(key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of a function whose code was exchanged."""
     module = args[0]
-    function: Any = (_functions[key] if key in _functions else _find(key, module))()
+    function: Any = (getattr(_functions, key, None) or _find(key, module))()
     plain = getattr(function, _PLAIN, None) or plain_function(function)
     bound: Callable[..., Callable[..., Any]]
     if torch.compiler.is_compiling():  # it looks after attributes, and knows no types.MethodType
@@ -204,5 +217,7 @@ def _find(key: str, module: Any) -> weakref.ref[types.FunctionType]:
     for cls in type(module).__mro__:
         function = cls.__dict__.get("forward")
         if isinstance(function, types.FunctionType) and key in function.__code__.co_consts:
-            return _functions.setdefault(key, weakref.ref(function))
+            found: weakref.ref[types.FunctionType]
+            found = vars(_functions).setdefault(key, weakref.ref(function))
+            return found
     raise LookupError(f"memopt: {type(module).__name__}.forward was copied without its class")

@@ -12,13 +12,12 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from memopt._call_hooks import put_around_calls, remove_from_calls
-from memopt._checkpoint.assigned import PutRegion, PutSegments, put_regions, put_segments
+from memopt._checkpoint.assigned import PutRegion, PutSegments, below, put_regions, put_segments
 from memopt._class_patch import restored_on_error
 from memopt._convert import convert, revert
 from memopt._convert.functions import functions_paused
 from memopt._convert.head import make_lazy
-from memopt._convert.recipes import has_recipes
-from memopt._convert.swap import SwappedModule
+from memopt._convert.recipes import is_converted
 from memopt._extension import _C
 from memopt._offload.api import MIN_BYTES, offload
 from memopt._offload.stats import offload_stats
@@ -49,7 +48,7 @@ class Applied:
                 assignment converted. The model is as before then.
         """
         mine = set(self.converted)
-        more = [m for m in self.model.modules() if _is_converted(m) and m not in mine]
+        more = [m for m in self.model.modules() if is_converted(m) and m not in mine]
         if mine and more:
             raise ValueError(
                 "undo: model must not be converted while a plan that converts is on it, got "
@@ -62,7 +61,7 @@ class Applied:
             region.take_off()
         for module, key in self.scopes:
             remove_from_calls(module, key)
-        if any(_is_converted(module) for module in mine.intersection(self.model.modules())):
+        if any(is_converted(module) for module in mine.intersection(self.model.modules())):
             revert(self.model)
 
 
@@ -84,7 +83,7 @@ def assign(model: nn.Module, assignment: Assignment) -> Applied:
             convert(model, skip=list(own) or None, head=False)
         heads = {model.get_submodule(path): path for path in assignment.heads}
         make_lazy(model, heads)
-        put.converted = [m for m in model.modules() if _is_converted(m)]
+        put.converted = [m for m in model.modules() if is_converted(m)]
         for path in own:
             module = model.get_submodule(path)
             _put_scope(put, module, _FUNCTIONS, _enter_own_functions, _leave_functions)
@@ -104,7 +103,12 @@ def assign(model: nn.Module, assignment: Assignment) -> Applied:
 
 def _check_paths(model: nn.Module, assignment: Assignment) -> None:
     there = {path for path, _ in model.named_modules(remove_duplicate=False)}
-    missing = [path for at in assignment.choices for path in at if path not in there]
+    named = (
+        path
+        for at, choice in assignment.choices.items()
+        for path in below(at, ("", *choice.parts, *choice.in_chunks))
+    )
+    missing = [path for path in named if path not in there]
     if missing:
         raise ValueError(
             f"assign: paths must be those of the model's modules, got {missing[0]!r} for "
@@ -125,10 +129,6 @@ def assigned(model: nn.Module, assignment: Assignment) -> Iterator[None]:
 def _put_scope(put: Applied, module: nn.Module, key: str, enter: Any, leave: Any) -> None:
     put_around_calls(module, key, enter, leave)
     put.scopes.append((module, key))
-
-
-def _is_converted(module: nn.Module) -> bool:
-    return isinstance(module, SwappedModule) or has_recipes(module)
 
 
 def _wait_for_copies(module: nn.Module, args: Any, output: Any) -> None:

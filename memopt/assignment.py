@@ -52,6 +52,14 @@ class Choice:
     nothing else asks for them (memopt.convert).
     """
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for numbers out of their range, as a file that was edited may hold."""
+        if not 0 <= self.offload <= 1:
+            raise ValueError(f"offload must be from 0 to 1, got {self.offload}")
+        for name, number in (("chunks", self.chunks), ("segments", self.segments)):
+            if isinstance(number, int) and number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}")
+
     def without_parts(self) -> Choice:
         """The choice without regions inside, and whole: no region of it runs in chunks."""
         return replace(self, parts=(), chunks=None, in_chunks=("",))

@@ -116,7 +116,5 @@ def saved_tensors(policy: Policy) -> AbstractContextManager[None]:
     if torch.compiler.is_compiling():
         return nullcontext()
     if isinstance(policy, os.PathLike):
-        return _C.SavedTensors(
-            _C.Offload(directory=directory_of("memopt.saved_tensors: policy", policy))
-        )
+        return _C.SavedTensors(_C.Offload(directory=directory_of("saved_tensors: policy", policy)))
     return _C.SavedTensors(policy)

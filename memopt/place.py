@@ -28,6 +28,15 @@ def check_names_place(who: str, place: object) -> None:
         )
 
 
+def check_is_elsewhere(who: str, place: object) -> None:
+    """Raises ValueError where a step on the CPU is to have its activations in host memory."""
+    if place == "cpu":
+        raise ValueError(
+            f"{who}: offload, of a step on the CPU, must be 'disk' or a path, got 'cpu', where "
+            "everything is already"
+        )
+
+
 def directory_of(who: str, place: object, directory: object = None) -> str:
     """The directory of a place; "" for host memory.
 

@@ -7,8 +7,11 @@ rules of autocast and attention) is in files named test_on_cuda.py, whose tests 
 `make test` leaves out the tests that bear the mark `slow`, here or in slow.txt: those that take
 more than about a third of a second; the interpreter's, which compile the CUDA kernels as C++; of
 tests that run over all ops those of a family's further cases, which differ from its first one in a
-keyword; and of a test with more than 40 combinations all but every k-th. `make test-full` runs
-everything.
+keyword; and of a test with more than 40 combinations all but every k-th.
+
+`make test-full` leaves out those that bear the mark `thorough`, here or by thorough.txt: of the
+tests that take longest some of their combinations, where others show the same behaviour.
+`make test-thorough` runs everything.
 """
 
 from __future__ import annotations
@@ -20,6 +23,11 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from time import perf_counter
+
+# Inductor compiles in the test's own process: workers of its own for each process of tests, which
+# import PyTorch first, took half of the compiled models' processor time.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 import hypothesis
 import pytest
@@ -30,7 +38,14 @@ from tests.support.seed import seed
 
 ROOT = Path(__file__).parent
 SIMT = ROOT / "simt"
-SLOW = {line for line in (ROOT / "slow.txt").read_text().splitlines() if not line.startswith("#")}
+
+
+def _lines(name: str) -> list[str]:
+    return [line for line in (ROOT / name).read_text().splitlines() if not line.startswith("#")]
+
+
+SLOW = set(_lines("slow.txt"))
+THOROUGH = {line.split()[0]: int(line.split()[1]) for line in _lines("thorough.txt")}
 
 # The files that take longest in `make test-full`, the longest first: begun first, so that none of
 # them is what one process still runs when the others have ended. They need not be the ones that
@@ -87,7 +102,8 @@ def _devices() -> list[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: runs in `make test-full` only")
+    config.addinivalue_line("markers", "slow: not in `make test`")
+    config.addinivalue_line("markers", "thorough: in `make test-thorough` alone")
     # xdist would begin with the files that have the most tests, and end with those that have one.
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
@@ -97,6 +113,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     cases = sys.modules.get("tests.support.cases")  # None where no test of ops is among them
     combinations: dict[str, list[pytest.Item]] = {}
+    met: Counter[str] = Counter()
     for item in items:
         case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
         further = (
@@ -108,6 +125,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         elif not item.get_closest_marker("slow"):
             combinations.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        test = f"{item.path.relative_to(ROOT)}::{name}"
+        if test in THOROUGH and item.get_closest_marker("slow"):
+            if met[test] % THOROUGH[test]:
+                item.add_marker(pytest.mark.thorough)
+            met[test] += 1
     tests = Counter(item.path for item in items)
     rank = {ROOT / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: (rank.get(item.path, len(rank)), -tests[item.path], item.path))
@@ -185,6 +207,18 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _few_objects_to_look_through() -> Iterator[None]:
+    """What a file leaves that took long (models' code, mostly) is not looked through again by each
+    gc.collect() of a later test: a third of a second, for tests of a hundredth.
+    """
+    began = perf_counter()
+    yield
+    if perf_counter() - began > 20:
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _same_random_numbers() -> None:
     seed(0)
@@ -202,6 +236,23 @@ def _no_state_of_libraries() -> Iterator[None]:
         os.environ.pop("ACCELERATE_MIXED_PRECISION", None)
     if (dynamo := sys.modules.get("torch._dynamo")) is not None:
         dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
+def _no_function_stays_exchanged() -> Iterator[None]:
+    """Whatever a test did or raised, PyTorch's functions are its own again."""
+    yield
+    exchanged = sys.modules.get("memopt.memory.exchanged")
+    assert exchanged is None or not exchanged._stand_ins
+
+
+@pytest.fixture
+def collector_off() -> Iterator[None]:
+    """For tests that count what is alive: garbage of an earlier test does not end in the middle."""
+    from memopt.memory.garbage import no_collection
+
+    with no_collection():
+        yield
 
 
 @pytest.fixture

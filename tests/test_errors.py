@@ -4,9 +4,11 @@ is of the line that called it.
 
 from __future__ import annotations
 
+import ast
 import re
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,17 +45,17 @@ X = torch.ones(4, 4)
 
 # What each is called with, and the name that its errors begin with.
 CALLS: dict[str, Call] = {
-    "memopt.plan": lambda model, batch=X, **options: memopt.plan(
+    "plan": lambda model, batch=X, **options: memopt.plan(
         model, batch, **{"budget": BUDGET, "measure": False, **options}
     ),
-    "memopt.plan, compiled": lambda model, batch=X, **options: memopt.plan(
+    "plan, compiled": lambda model, batch=X, **options: memopt.plan(
         model, batch, **{"budget": BUDGET, "compiled": True, **options}
     ),
     "anatomy": lambda model, batch=X, **options: memopt.anatomy(model, batch, **options),
     "accumulate": lambda model, batch=X, **options: memopt.accumulate(
         model, batch, **{"budget": BUDGET, **options}
     ),
-    "memopt.fit": lambda model, batch=X, **options: memopt.fit(
+    "fit": lambda model, batch=X, **options: memopt.fit(
         model, batch, **{"budget": BUDGET, "optimizer": None, **options}
     ),
     "largest_batch": lambda model, batch=X, **options: memopt.largest_batch(
@@ -147,7 +149,30 @@ def test_of_a_model_that_convert_does_not_take(who: str) -> None:
     refused(who, lambda: CALLS[who](model, recipes=True), "model must not be quantised")
 
 
-@pytest.mark.parametrize("who", ["memopt.plan", "memopt.fit"])
+class Lazy(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = super().forward(x)
+        return output.square().mean()
+
+
+LAZY: dict[str, Call] = {
+    **{who: CALLS[who] for who in ("plan", "anatomy", "largest_batch")},
+    "apply_activation_checkpointing": lambda model: memopt.apply_activation_checkpointing(
+        model, batch=X
+    ),
+    "convert": lambda model: memopt.convert(model, X, checkpoint=True),
+}
+
+
+@pytest.mark.parametrize("who", LAZY)
+def test_of_parameters_that_have_no_shape_yet(who: str) -> None:
+    model = Lazy(*(nn.Sequential(nn.LazyLinear(8), nn.LazyLinear(4)) for _ in range(2)))
+    refused(who, lambda: LAZY[who](model), "got '0.0.weight', which takes it from the model's")
+    model(X)
+    LAZY[who](model)
+
+
+@pytest.mark.parametrize("who", ["plan", "fit"])
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -162,7 +187,7 @@ def test_of_a_plan(who: str, options: dict[str, Any], words: str) -> None:
     refused(who, lambda: CALLS[who](model, optimizer=sgd(model), **options), words)
 
 
-@pytest.mark.parametrize("who", ["memopt.plan", "memopt.plan, compiled", "memopt.fit"])
+@pytest.mark.parametrize("who", ["plan", "plan, compiled", "fit"])
 def test_of_a_model_that_is_converted_already(who: str) -> None:
     model = Rows()
     memopt.convert(model)
@@ -171,14 +196,14 @@ def test_of_a_model_that_is_converted_already(who: str) -> None:
 
 def test_of_a_plan_that_is_there() -> None:
     model = Rows()
-    plan = CALLS["memopt.plan"](model, optimizer=None)
+    plan = CALLS["plan"](model, optimizer=None)
     refused("Plan.within", lambda: plan.within(1), "budget must be at least")
     refused("Plan.largest_batch", lambda: plan.largest_batch("much"), "budget must be bytes")
     refused("Plan.apply", lambda: plan.apply(3), "model must be an nn.Module")
 
 
 def test_of_a_batch_that_a_fitted_model_gets() -> None:
-    fitted = CALLS["memopt.fit"](model := Rows(), optimizer=sgd(model), steps=1)
+    fitted = CALLS["fit"](model := Rows(), optimizer=sgd(model), steps=1)
     refused("Fitted", lambda: fitted({"x": 3}), "batch must hold a tensor")
 
 
@@ -198,9 +223,33 @@ def test_what_the_model_raises_is_its_own() -> None:
         def forward(self, x: Tensor) -> Tensor:
             raise ValueError("rows: convert must be something else")
 
-    for who in set(CALLS) - {"memopt.fit"}:  # it says that the model takes no fewer rows
+    for who in set(CALLS) - {"fit"}:  # it says that the model takes no fewer rows
         with pytest.raises(ValueError, match=r"^rows: convert must be"):
             CALLS[who](Broken(), optimizer=None)
+
+
+class Words(Rows):
+    """Rows of an embedding with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.embedding(x)[..., 0])
+
+
+def test_of_a_step_whose_default_optimizer_does_not_take_its_gradients() -> None:
+    with pytest.raises(RuntimeError, match="does not support sparse gradients") as info:
+        memopt.anatomy(Words(), torch.tensor([[0, 1]]))
+    notes = info.value.__notes__  # type: ignore[attr-defined]
+    assert "anatomy: the step of AdamW raised this; optimizer= takes others" in notes
+    memopt.anatomy(Words(), torch.tensor([[0, 1]]), optimizer=torch.optim.SGD)
+
+
+@pytest.mark.parametrize("who", ["largest_batch", "longest_sequence"])
+def test_of_a_step_that_cannot_be_predicted(who: str) -> None:
+    refused(who, lambda: CALLS[who](Words(), torch.tensor([[0, 1]])), "is torch.sparse_coo")
 
 
 class Pairs(nn.Module):
@@ -240,3 +289,22 @@ def test_a_plan_says_nothing_of_regions_that_are_not_its_own() -> None:
         warnings.simplefilter("error")
         with pytest.raises(memopt.BudgetTooSmall):
             memopt.plan(Pairs(), torch.randn(2, 4), 500, measure=False)
+
+
+def test_messages_name_a_function_without_memopt() -> None:
+    """As PyTorch's ops do, and memopt's: "layer_norm: weight must have ...", "plan: budget ..."."""
+    calls = [
+        (path, call)
+        for path in Path(memopt.__file__).parent.rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+    ]
+    texts = [
+        (path, text.value)
+        for path, call in calls
+        for argument in (*call.args, *(keyword.value for keyword in call.keywords))
+        for text in ast.walk(argument)
+        if isinstance(text, ast.Constant) and isinstance(text.value, str)
+    ]
+    assert sum(text.startswith("plan: ") for _, text in texts) > 10
+    assert not [one for one in texts if re.match(r"memopt\.[\w.]+: ", one[1])]

@@ -26,7 +26,7 @@ CSRC_LAYERS = ("kernels", "ops", "autograd", "offload", "saved", "intercept", "p
 # Each package or module of memopt may import itself and the ones before it. Those of one line do
 # not know each other. The demo is a user of the public names in __init__.
 MEMOPT_LAYERS = (
-    {"_version", "_compat", "_errors", "_progress"},
+    {"_version", "_arguments", "_compat", "_errors", "_progress"},
     {"_C", "_class_patch", "_without_native"},
     {"_extension", "_function_code"},
     {"_forwards"},

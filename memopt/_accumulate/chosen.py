@@ -160,9 +160,23 @@ def _closed_over(value: object) -> Hashable:
     return _identity(value)
 
 
+class _Same:
+    """A key that is equal for the very same object, and for no later one."""
+
+    def __init__(self, value: object) -> None:
+        self._reference = weakref.ref(value)
+        self._id = id(value)
+
+    def __hash__(self) -> int:
+        return self._id
+
+    def __eq__(self, other: object) -> bool:
+        mine = self._reference()
+        return isinstance(other, _Same) and mine is not None and mine is other._reference()
+
+
 def _identity(value: object) -> Hashable:
-    """A key for the object itself. A weak reference equals that of no later object."""
     try:
-        return weakref.ref(value)
-    except TypeError:
+        return _Same(value)
+    except TypeError:  # it takes no weak references
         return id(value)

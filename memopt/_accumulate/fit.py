@@ -10,8 +10,9 @@ from torch import nn
 
 from memopt._accumulate.peers import Peers
 from memopt._accumulate.run import Run
+from memopt._arguments import check_count
 from memopt._progress import progress
-from memopt.memory.asked import check_function, target_of
+from memopt.memory.asked import check_function, check_module, target_of
 from memopt.memory.batches import positions_of, resized, rows_of, slice_of
 from memopt.memory.depth import Depth
 from memopt.memory.peak import bytes_here, peak_of, peak_of_step
@@ -38,7 +39,7 @@ def largest_batch(
     step: StepFunction = ...,
     optimizer: OptimizerLike = ...,
     autocast: torch.dtype | None = ...,
-    device: str | None = ...,
+    device: str | torch.device | None = ...,
     recipes: bool = ...,
     head: bool = ...,
     chunks: int | None = ...,
@@ -68,7 +69,7 @@ def largest_batch(
     step: StepFunction = None,
     optimizer: OptimizerLike = torch.optim.AdamW,
     autocast: torch.dtype | None = None,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     recipes: bool = False,
     head: bool = False,
     chunks: int | None = None,
@@ -107,7 +108,7 @@ def largest_batch(
     if not isinstance(model, nn.Module) and callable(model):
         return largest_step(model, batch if budget is None else budget, limit)
     fates = Fates(recipes, checkpoint, head, chunks, offload=offload, who="largest_batch")
-    asked, wanted = _step("largest_batch", model, budget, loss, step, optimizer, autocast)
+    asked, wanted = _step("largest_batch", model, budget, loss, step, optimizer, autocast, limit)
     return _largest(asked, batch, 0, wanted, fates, device, limit)
 
 
@@ -121,7 +122,7 @@ def longest_sequence(
     step: StepFunction = None,
     optimizer: OptimizerLike = torch.optim.AdamW,
     autocast: torch.dtype | None = None,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     recipes: bool = False,
     head: bool = False,
     chunks: int | None = None,
@@ -135,7 +136,7 @@ def longest_sequence(
     of the length. Of a model with a table of positions its size is the limit.
     """
     fates = Fates(recipes, checkpoint, head, chunks, offload=offload, who="longest_sequence")
-    asked, wanted = _step("longest_sequence", model, budget, loss, step, optimizer, autocast)
+    asked, wanted = _step("longest_sequence", model, budget, loss, step, optimizer, autocast, limit)
     limit = min(limit, positions_of(model, limit))
     return _largest(asked, batch, 1, wanted, fates, device, limit)
 
@@ -222,18 +223,19 @@ def checked_budget(who: str, budget: object, model: nn.Module) -> int:
 
 def _step(
     who: str,
-    model: object,
+    model: nn.Module,
     budget: int | str | None,
     loss: LossLike,
     function: StepFunction,
     optimizer: OptimizerLike,
     autocast: torch.dtype | None,
+    limit: int,
 ) -> tuple[Step, int]:
     """A step without a batch, and the budget in bytes, of arguments that were checked."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{who}: model must be an nn.Module, got {type(model).__name__}")
-    check_function(who, function, loss)
+    check_module(who, model)
+    check_function(who, function, loss, autocast)
     nbytes = checked_budget(who, budget, model)
+    check_count(who, "limit", limit)
     made = as_optimizer(who, optimizer, list(model.parameters()))
     return Step(model, None, made, loss, autocast, function=function, who=who), nbytes
 
@@ -244,7 +246,7 @@ def _largest(
     dim: int,
     budget: int,
     fates: Fates,
-    device: str | None,
+    device: str | torch.device | None,
     limit: int,
 ) -> int:
     make = batch if callable(batch) else resized(batch, dim, step.who)
@@ -255,6 +257,7 @@ def _largest(
 def largest_step(function: Callable[[int], object], budget: object, limit: int) -> int:
     """The most rows with which the function's peak, as measured, is within the budget."""
     allowed = as_bytes("largest_batch: budget", budget)
+    check_count("largest_batch", "limit", limit)
     return search(lambda rows: peak_of(function, rows), allowed, (1, 2), limit)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -20,10 +20,11 @@ from memopt._accumulate.run import Accumulated, Run
 from memopt._accumulate.weight import Weight, counter, warn_if_not_rows
 from memopt._progress import progress
 from memopt.memory.allocator import allocated_bytes, free_bytes
-from memopt.memory.asked import check_function
+from memopt.memory.asked import check_function, check_module
 from memopt.memory.batches import as_dict, device_of, rows_of
-from memopt.memory.parallel import bucket_bytes, is_sharded
+from memopt.memory.parallel import bucket_bytes, is_sharded, without_ddp
 from memopt.memory.predicted.outcome import DependsOnValues
+from memopt.memory.predicted.predict import check_shapes
 from memopt.memory.step import LossLike, Step, StepFunction, as_optimizer
 
 
@@ -84,9 +85,9 @@ def accumulate(
         weight: what the loss is a mean of: "rows" (the default); "tokens", the entries of `labels`
             that are not `ignore_index`; "next tokens", those but the first of each row, which
             causal language models of transformers do not predict; or a function of a micro-batch
-            that counts. "sum": the loss is a sum. Where nothing is given and the batch shows that
-            rows have different numbers of targets (`ignore_index` among integers, packed and
-            nested sequences, `num_items_in_batch`), a warning says so.
+            that counts, so that those of a batch add up. "sum": the loss is a sum. Where nothing is
+            given and the batch shows that rows have different numbers of targets (`ignore_index`
+            among integers, packed and nested sequences, `num_items_in_batch`), a warning says so.
         labels: the key of the labels in a mapping.
         budget: of "auto", for weights, gradients and, with `optimizer`, its states too. Bytes or a
             string, such as "40GiB". Default: what is free on the device. On the CPU there must be
@@ -101,25 +102,30 @@ def accumulate(
     Raises:
         TypeError: an argument is of another kind, or the model returns no loss.
         ValueError: an argument is out of its range; tensors are on another device; nothing counts
-            (all labels are ignored); "auto" on the CPU without a budget, or with an FSDP2 model
-            whose processes cannot go back together (HSDP, SyncBatchNorm, PyTorch before 2.13);
-            `step` runs no backward, or one with create_graph.
+            (all labels are ignored); a budget without "auto"; "auto" on the CPU without a budget,
+            or with an FSDP2 model whose processes cannot go back together (HSDP, SyncBatchNorm,
+            PyTorch before 2.13); `step` runs no backward, or one with create_graph.
         torch.OutOfMemoryError: one row does not fit; or memory ran out while gradients were being
             reduced, or with a `micro_batch` given in rows.
 
     Source: the normalisation is that of transformers' Trainer since 2024 (num_items_in_batch).
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"accumulate: model must be an nn.Module, got {type(model).__name__}")
+    check_module("accumulate", model)
     batch = as_dict(batch)
     device = device_of("accumulate", model, batch)
     rows = rows_of("accumulate", batch)
-    check_function("accumulate", step, loss)
+    check_function("accumulate", step, loss, autocast)
     if step is not None and scaler is not None:
         raise ValueError(
             "accumulate: scaler must not be given with step, which scales its losses itself, got "
             f"{type(scaler).__name__}"
         )
+    if scaler is not None and not callable(getattr(scaler, "scale", None)):
+        raise TypeError(
+            "accumulate: scaler must be a torch.amp.GradScaler or None, got "
+            f"{type(scaler).__name__}"
+        )
+    as_optimizer("accumulate", optimizer, ())
     count = counter(weight, labels, ignore_index)
     run = Run(model, batch, loss, count, scaler, autocast, device, step)
     if micro_batch != "auto":
@@ -129,11 +135,16 @@ def accumulate(
             )
         if micro_batch < 1:
             raise ValueError(f"accumulate: micro_batch must be at least 1, got {micro_batch}")
+        if budget is not None:
+            raise ValueError(
+                'accumulate: budget must be given with micro_batch="auto" alone, which keeps to '
+                f"it, got micro_batch={micro_batch}"
+            )
         if weight is None:
             warn_if_not_rows(batch, micro_batch, ignore_index)
         return run.all(min(micro_batch, rows), step_down=False)
-    as_optimizer("accumulate", optimizer, ())
     whole = Step(model, batch, optimizer, loss, autocast, function=step, who="accumulate")
+    check_shapes(whole)
     choices, kind = choices_of(model), Kind(whole, repr(budget))
     known = choices.rows(kind)
     if is_sharded(model):
@@ -157,7 +168,9 @@ def _choose(step: Step, budget: int | str | None, device: torch.device, rows: in
     else:  # where nothing is given, the buckets are among what is not free
         nbytes = checked_budget("accumulate", budget, step.model) - bucket_bytes(step.model)
     try:
-        return largest_micro_batch(_unwrapped(step), nbytes, is_free, device.type)
+        return largest_micro_batch(
+            replace(step, model=without_ddp(step.model)), nbytes, is_free, device.type
+        )
     except DependsOnValues:
         if is_free:
             return rows  # and fewer, when memory runs out
@@ -196,11 +209,3 @@ def _free(device: torch.device) -> int:
             f'accumulate: micro_batch="auto" on {device.type} must have a budget in bytes, got None'
         )
     return free
-
-
-def _unwrapped(step: Step) -> Step:
-    """Return the model without DDP, whose reducer is no part of a copy."""
-    inner = copy.copy(step)
-    if isinstance(step.model, nn.parallel.DistributedDataParallel):
-        inner.model = step.model.module
-    return inner

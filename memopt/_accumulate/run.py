@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from memopt._accumulate.peers import Peers
 from memopt._accumulate.sync import syncing
 from memopt._accumulate.undo import before_backward, before_forward, gradients_watched
+from memopt._accumulate.weight import total_of, warn_if_not_whole, warn_of_a_step_inside
 from memopt.memory.backwards import weighted_backward
 from memopt.memory.batches import call, loss_in, rows_of, slice_of
+from memopt.memory.parallel import gathers_parameters, is_sharded
 from memopt.memory.step import LossLike, StepFunction, function_name
 
 
@@ -56,12 +58,7 @@ class Run:
         self._autocast = autocast
         self._device = device
         self._rows = rows_of("accumulate", batch)
-        self._total = 1.0 if count is None else float(count(batch))
-        if self._total <= 0:
-            raise ValueError(
-                "accumulate: weight must count something in the batch, got 0: are all labels "
-                "ignored?"
-            )
+        self._total = total_of(count, batch)
 
     def all(self, size: int, step_down: bool) -> Accumulated:
         """Every micro-batch. `step_down`: with fewer rows where memory runs out."""
@@ -117,6 +114,7 @@ class Run:
                     sum_of_losses += loss
         if peers.most(int(peers.failed)):
             return None
+        self._check_shares(sum(share for _, share in mine))
         return Accumulated(sum_of_losses.float(), size, number, 0)
 
     def _parts(self, size: int) -> Iterator[tuple[Any, float]]:
@@ -140,6 +138,17 @@ class Run:
     def _share(self, part: Any) -> float:
         return 1.0 if self._count is None else float(self._count(part)) / self._total
 
+    def _versions(self) -> list[int]:
+        """Counts of how often the weights were written; none where they are gathered for calls."""
+        if any(is_sharded(m) or gathers_parameters(m) for m in self._model.modules()):
+            return []
+        trained = (p for p in self._model.parameters() if p.requires_grad)
+        return [p._version for p in trained if not p.is_inference()]
+
+    def _check_shares(self, shares: float) -> None:
+        if self._count is not None:
+            warn_if_not_whole(shares)
+
     def _from(
         self,
         size: int,
@@ -147,8 +156,9 @@ class Run:
         failures: int,
     ) -> Accumulated:
         sum_of_losses = torch.zeros((), dtype=torch.float64, device=self._device)
-        start, number = 0, 0
+        start, number, shares = 0, 0, 0.0
         end_of_rows = self._last_counted()
+        weights = self._versions() if size < end_of_rows else []
         while start < end_of_rows:
             end = min(start + size, end_of_rows)
             part = slice_of(self._batch, start, end)
@@ -174,7 +184,10 @@ class Run:
                     before.restore()
                     self._give_back()
                     continue
-            start, number = end, number + 1
+            if weights and number == 0 and end < end_of_rows and self._versions() != weights:
+                warn_of_a_step_inside()
+            start, number, shares = end, number + 1, shares + share
+        self._check_shares(shares)
         return Accumulated(sum_of_losses.float(), size, number, failures)
 
     def _give_back(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor
@@ -46,6 +48,10 @@ def _warn(why: str) -> None:
 
 def counter(weight: Weight | None, labels: str, ignore_index: int) -> Callable[[Any], float] | None:
     """Counts what the loss of a part is a mean of; None where it is a sum."""
+    if not isinstance(labels, str):
+        raise TypeError(f"accumulate: labels must be a key of the batch, a str, got {labels!r}")
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        raise TypeError(f"accumulate: ignore_index must be an int, got {ignore_index!r}")
     if weight == "sum":
         return None
     if weight is None or weight == "rows":
@@ -74,4 +80,51 @@ def counter(weight: Weight | None, labels: str, ignore_index: int) -> Callable[[
             'accumulate: weight must be "rows", "sum", "tokens", "next tokens" or a function of a '
             f"micro-batch, got {weight!r}"
         )
-    return weight
+    return partial(_counted_by, weight)
+
+
+def _counted_by(weight: Callable[[Any], float], part: Any) -> float:
+    """The number that a function of the user's counts."""
+    found = weight(part)
+    try:
+        number = float(found)
+    except (TypeError, ValueError, RuntimeError):  # of a tensor of several
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise ValueError(
+            "accumulate: weight must return a number of at least 0 for a micro-batch, got "
+            f"{found!r}"
+        )
+    return number
+
+
+def total_of(count: Callable[[Any], float] | None, batch: Any) -> float:
+    """The number that the whole batch counts; of a sum 1.
+
+    Raises:
+        ValueError: nothing.
+    """
+    total = 1.0 if count is None else float(count(batch))
+    if total <= 0:
+        raise ValueError(
+            "accumulate: weight must count something in the batch, got 0: are all labels ignored?"
+        )
+    return total
+
+
+def warn_if_not_whole(total_of_shares: float) -> None:
+    """Warns where the micro-batches of a batch have counted more, or less, than the whole of it."""
+    if abs(total_of_shares - 1) > 1e-3:
+        warn(
+            "accumulate: weight must count so that the micro-batches of a batch add up to it, got "
+            f"counts of {total_of_shares:.4g} times the batch's, and gradients as much larger"
+        )
+
+
+def warn_of_a_step_inside() -> None:
+    """Warns where an optimizer has stepped in the backward of a micro-batch."""
+    warn(
+        "accumulate: weights must stay as they are until the last micro-batch of a batch, got ones "
+        "that a micro-batch has written, as an optimizer does that steps in backward, in hooks of "
+        "parameters: each micro-batch is a step of its own then"
+    )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Iterable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -14,16 +14,23 @@ from torch import Tensor, nn
 from memopt._anatomy.findings import AllocatorRow
 from memopt._anatomy.formulas import formulas, shape_of
 from memopt._anatomy.report import Anatomy
+from memopt._arguments import check_flags
 from memopt._checkpoint.blocks import find_blocks
 from memopt._checkpoint.caches import note_on_caches
 from memopt._progress import doing, progress
 from memopt.memory.allocator import DeviceBytes
-from memopt.memory.asked import asked_step, check_measure, has_values, home_of, target_of
+from memopt.memory.asked import (
+    asked_step,
+    check_measure,
+    check_module,
+    has_values,
+    home_of,
+    target_of,
+)
 from memopt.memory.batches import rows_of
 from memopt.memory.copies import copied
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import Piece
-from memopt.memory.predicted.hollow import CUDA_GRANULARITY
 from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.predicted.predict import Looks
 from memopt.memory.step import (
@@ -51,7 +58,7 @@ def anatomy(
     step: StepFunction = None,
     optimizer: OptimizerLike = torch.optim.AdamW,
     measure: bool | Literal["auto"] = "auto",
-    device: str | None = None,
+    device: str | torch.device | None = None,
     autocast: torch.dtype | None = None,
     micro_batches: int = 1,
     set_to_none: bool = True,
@@ -120,8 +127,8 @@ def anatomy(
     Source: the categories are those of torch.profiler's memory timeline; the prediction is the
     ledger's own. Overhead: see `Anatomy.overhead`.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"anatomy: model must be an nn.Module, got {type(model).__name__}")
+    check_module("anatomy", model)
+    check_flags("anatomy", set_to_none=set_to_none, advice=advice)
     target = target_of("anatomy", model, device)
     check_measure("anatomy", measure)
     asked = asked_step(
@@ -199,7 +206,7 @@ def _measured(
             real = _copy_of(step, before.computed())
             apply_fates(real, fates)
             kind = OffloadLedger if fates.offload else Ledger
-            ledger = kind(real.model, CUDA_GRANULARITY if is_cuda else 1, device)
+            ledger = kind(real.model, device)
             real.run()
         _synchronize(is_cuda)
         start = time.perf_counter()
@@ -221,11 +228,8 @@ def _copy_of(step: Step, computed: Iterable[Tensor]) -> Step:
     # PyTorch copies no results of autograd deeply, and loses the sizes of nested tensors.
     nested = (tensor for tensor in tensors_in(step.batch) if tensor.is_nested)
     memo = {id(tensor): tensor.detach().clone() for tensor in (*computed, *nested)}
-    real = copy.copy(step)
-    (real.model, real.optimizer, real.batch), _ = copied(
-        (step.model, step.optimizer, step.batch), memo
-    )
-    return real
+    (model, optimizer, batch), _ = copied((step.model, step.optimizer, step.batch), memo)
+    return replace(step, model=model, optimizer=optimizer, batch=batch)
 
 
 def _synchronize(is_cuda: bool) -> None:

@@ -19,8 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from memopt.memory.pieces import (
     ACTIVATIONS,
@@ -31,7 +30,7 @@ from memopt.memory.pieces import (
     TEMPORARY,
     WEIGHTS,
 )
-from memopt.memory.storages import storages
+from memopt.memory.storages import storages, tensors_in
 from memopt.whatif.fates import Fates
 
 
@@ -181,7 +180,7 @@ def _attribute(config: Any, name: str) -> Any:
 
 def _tokens(model: nn.Module, batch: Any, config: Any) -> tuple[int, int] | None:
     """Rows and length."""
-    leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+    leaves = tensors_in(batch)
     for leaf in leaves:
         if not leaf.is_floating_point() and leaf.dim() == 2:
             return leaf.shape[0], leaf.shape[1]
@@ -218,7 +217,7 @@ def formulas(
     trained = [p for p in model.parameters() if p.requires_grad]
     weights = sum(storages(model.parameters()).values())
     gradients = sum(storages(trained).values())
-    inputs = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+    inputs = tensors_in(batch)
     casts = sum(p.numel() for p in model.parameters() if p.dim() > 1)
     found = dict.fromkeys(CATEGORIES, 0)
     found[WEIGHTS] = weights

@@ -11,6 +11,7 @@ from memopt._anatomy.figure import draw_timeline
 from memopt._anatomy.findings import Findings
 from memopt._anatomy.page import anatomy_page, step_parts
 from memopt._anatomy.table import anatomy_tables
+from memopt._arguments import as_path
 from memopt._snapshot.write import write_snapshot
 from memopt.show.figure import write_figure
 from memopt.show.sections import Section, Tables, text_of
@@ -28,7 +29,7 @@ class Anatomy(Shown, Findings):
         """Return JSON; also written to `path`, if there is one."""
         text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
         if path is not None:
-            Path(path).write_text(text + "\n")
+            as_path("Anatomy.to_json", path).write_text(text + "\n")
         return text
 
     def to_html(self, path: str | Path | None = None, *, formula: bool = False) -> str:
@@ -37,7 +38,7 @@ class Anatomy(Shown, Findings):
         """
         text = anatomy_page(self, formula)
         if path is not None:
-            Path(path).write_text(text)
+            as_path("Anatomy.to_html", path).write_text(text)
         return text
 
     def to_snapshot(self, path: str | Path) -> None:
@@ -45,7 +46,7 @@ class Anatomy(Shown, Findings):
         opens, and that `memopt.anatomy.read_snapshot` reads. Addresses are invented, times are the
         numbers of operators.
         """
-        write_snapshot(path, self.pieces)
+        write_snapshot(as_path("Anatomy.to_snapshot", path), self.pieces)
 
     def parts_of_page(self) -> Iterator[str | Section]:
         """Return the page below the timeline, as a part of another report's."""
@@ -53,7 +54,8 @@ class Anatomy(Shown, Findings):
 
     def to_png(self, path: str | Path) -> None:
         """The timeline, drawn. Needs matplotlib."""
-        write_figure(Path(path), (11, 5), lambda figure: draw_timeline(figure, self))
+        file = as_path("Anatomy.to_png", path)
+        write_figure(file, (11, 5), lambda figure: draw_timeline(figure, self))
 
     def tables(self) -> Tables:
         return anatomy_tables(self)

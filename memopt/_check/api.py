@@ -23,7 +23,7 @@ from memopt._checkpoint.blocks import find_blocks
 from memopt._convert.head_call import HeadUse, watched_heads
 from memopt._errors import in_the_name_of
 from memopt._progress import doing, progress
-from memopt.memory.asked import check_function, has_values
+from memopt.memory.asked import check_function, check_module, has_values
 from memopt.memory.batches import as_dict
 from memopt.memory.calls.measure import predicted_tree, sum_of_outputs
 from memopt.memory.calls.tree import CallTree
@@ -31,7 +31,7 @@ from memopt.memory.paths import is_inside, outermost_paths, overlap, paths_aroun
 from memopt.memory.step import LossLike, Step, StepFunction
 
 
-@in_the_name_of("memopt.check")
+@in_the_name_of("check")
 @progress("memopt.check")
 def check(
     model: nn.Module,
@@ -73,9 +73,8 @@ def check(
         FateWithoutEffect: with `strict`, something took no effect. The message is the report.
         Whatever the step raises: its own error.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"memopt.check: model must be an nn.Module, got {type(model).__name__}")
-    check_function("memopt.check", step, loss)
+    check_module("check", model)
+    check_function("check", step, loss)
     asked_for = Step(
         model,
         as_dict(batch),
@@ -83,7 +82,7 @@ def check(
         loss or sum_of_outputs,
         autocast,
         function=step,
-        who="memopt.check",
+        who="check",
     )
     runs = has_values(model, asked_for.batch)
     asked, with_recipes = regions_asked(model), asks_for_recipes(model)
@@ -92,7 +91,7 @@ def check(
     with watched_heads() as uses:
         tree, _ = _predicted(asked_for, None)
     if not runs and tree is None:
-        raise RuntimeError(f"memopt.check: the step must be one that can be predicted, {why}")
+        raise RuntimeError(f"check: the step must be one that can be predicted, {why}")
     doing("running step")
     found = observed(asked_for) if runs else _calls_in(tree, uses)
     notes = [f"bytes by block are not known: {why}"] if why else []

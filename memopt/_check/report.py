@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from memopt._arguments import as_path
 from memopt.memory.sizes import as_text
 from memopt.show.sections import Section, Tables
 from memopt.show.shown import Shown
@@ -117,7 +118,9 @@ class Check(Shown):
 
     def to_json(self, path: str | Path) -> None:
         """Write all fields to a file, as JSON."""
-        Path(path).write_text(json.dumps({**asdict(self), "ok": self.ok}, indent=1) + "\n")
+        as_path("Check.to_json", path).write_text(
+            json.dumps({**asdict(self), "ok": self.ok}, indent=1) + "\n"
+        )
 
 
 def _bytes(nbytes: int | None) -> str:

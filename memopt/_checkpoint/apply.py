@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.fsdp.wrap import _Policy, _recursive_wrap
 
+from memopt._arguments import check_count
 from memopt._checkpoint.assigned import join_regions
 from memopt._checkpoint.chosen_modules import (
     Modules,
@@ -24,6 +25,7 @@ from memopt._class_patch import check_can_patch, restored_on_error
 from memopt._errors import warn
 from memopt._progress import progress
 from memopt.memory.asked import check_function
+from memopt.memory.calls.measure import step_with
 from memopt.memory.step import StepFunction
 from memopt.place import Place
 
@@ -150,9 +152,9 @@ def apply_activation_checkpointing(
             f"{_WHO}: every and fraction must not be given together, got "
             f"every={every!r} and fraction={fraction!r}"
         )
-    _check_count("every", 1 if every is None else every, least=1)
-    _check_count("skip_first", skip_first, least=0)
-    _check_count("skip_last", skip_last, least=0)
+    check_count(_WHO, "every", 1 if every is None else every)
+    check_count(_WHO, "skip_first", skip_first, least=0)
+    check_count(_WHO, "skip_last", skip_last, least=0)
     _check_fraction(0 if fraction is None else fraction)
     checked_chunks(_WHO, chunks)
     if chunks is not None and predicate is None and batch is None:
@@ -164,7 +166,8 @@ def apply_activation_checkpointing(
     check_function(_WHO, step, None)
     if step is not None and batch is None:
         raise ValueError(f"{_WHO}: step must be given with a batch, got none")
-    found = choose_modules(_WHO, model, predicate, batch, step)
+    probed = step_with(_WHO, model, batch, step)
+    found = choose_modules(probed, predicate)
     for note in found.warnings:
         warn(f"{_WHO}: {note}")
     end = max(0, len(found.modules) - skip_last)
@@ -185,7 +188,7 @@ def apply_activation_checkpointing(
     in_chunks: dict[str, int] = {}
     if chunks is not None:
         paths = [path for path, _ in chosen]
-        in_chunks, notes = modules_in_chunks(_WHO, model, chunks, paths, predicate, batch, step)
+        in_chunks, notes = modules_in_chunks(probed, chunks, paths, predicate)
         for note in notes:
             warn(f"{_WHO}: {note}")
         if predicate is not None and batch is not None:
@@ -258,14 +261,6 @@ def _check_no_options(options: dict[str, Any]) -> None:
             f"{_WHO}: options of memopt.checkpoint_wrapper must not be "
             f"given with another checkpoint_wrapper_fn, got {', '.join(given)}"
         )
-
-
-def _check_count(name: str, value: object, least: int) -> None:
-    rule = f"{_WHO}: {name} must be an int of at least {least}, got {value!r}"
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(rule)
-    if value < least:
-        raise ValueError(rule)
 
 
 def _check_fraction(value: object) -> None:

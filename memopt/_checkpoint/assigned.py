@@ -102,7 +102,7 @@ def put_regions(model: nn.Module, assignment: Assignment, **options: Any) -> lis
     modules = dict(model.named_modules(remove_duplicate=False))
     for at, choice in assignment.choices.items():
         place = _place(assignment, choice)
-        regions = dict.fromkeys(regions_of(at, choice), None if choice.checkpoint else place)
+        regions = dict.fromkeys(below(at, choice.parts), None if choice.checkpoint else place)
         if choice.checkpoint and len(at) == 1:
             regions[at[0]] = place
         in_chunks = _in_chunks(at, choice)
@@ -141,17 +141,13 @@ def _put(module: nn.Module, before: Settings | None) -> PutRegion:
     return PutRegion(module, settings, before)
 
 
-def regions_of(at: Paths, choice: Choice) -> Paths:
-    """The paths of the parts that a choice makes regions."""
-    return _below(at, choice.parts)
-
-
 def _in_chunks(at: Paths, choice: Choice) -> Paths:
     """The paths of the regions that run in chunks."""
-    return () if choice.chunks is None else _below(at, choice.in_chunks)
+    return () if choice.chunks is None else below(at, choice.in_chunks)
 
 
-def _below(at: Paths, parts: Iterable[str]) -> Paths:
+def below(at: Paths, parts: Iterable[str]) -> Paths:
+    """The paths of parts of modules, whose own are from there; the empty one is the module."""
     return tuple(f"{path}.{part}".strip(".") for path in at for part in parts)
 
 

@@ -6,7 +6,6 @@ The engine is C++ (csrc/saved/buffered.h). This file picks the modules, and repo
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
@@ -16,6 +15,8 @@ from torch import nn
 
 from memopt._checkpoint.wrapper import BUFFERS, Settings, region_settings_of, settings_of
 from memopt._extension import _C
+from memopt.memory.asked import check_module
+from memopt.memory.batches import arguments_of
 from memopt.memory.unchanged import unchanged
 
 __all__ = ["CheckpointBuffers", "DeviceBuffers", "RunsSteps", "checkpoint_buffers"]
@@ -152,10 +153,7 @@ def checkpoint_buffers(model: nn.Module, batch: Any = None) -> CheckpointBuffers
     Optimizations Toward Training Trillion Parameter Models", 2020, section 6.3), which needs the
     number of regions and inputs of equal size.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"checkpoint.buffers: model must be an nn.Module, got {type(model).__name__}"
-        )
+    check_module("checkpoint.buffers", model)
     wrapped = [module for module in model.modules() if settings_of(module) is not None]
     if not wrapped:
         raise ValueError(
@@ -215,12 +213,7 @@ def _nothing() -> None:
 
 
 def _run(model: nn.Module, batch: Any) -> None:
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = {}
-    if isinstance(batch, Mapping):
-        kwargs = batch
-    else:
-        args = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+    args, kwargs = arguments_of(batch)
     with unchanged(model, args, kwargs), torch.enable_grad():
         model(*args, **kwargs)
 

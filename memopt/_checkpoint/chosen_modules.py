@@ -18,7 +18,7 @@ from memopt._checkpoint.probe import left_out
 from memopt._checkpoint.row_modules import checked_rows, not_in_chunks, row_modules
 from memopt._checkpoint.wrapper import has_forward
 from memopt.assignment import Paths
-from memopt.memory.step import StepFunction
+from memopt.memory.step import Step
 
 NamedModules = list[tuple[str, nn.Module]]
 
@@ -28,26 +28,20 @@ Modules = Predicate | type[nn.Module] | Sequence[type[nn.Module]]
 
 
 def modules_in_chunks(
-    who: str,
-    model: nn.Module,
-    chunks: int,
-    regions: Sequence[str],
-    predicate: Predicate | None,
-    batch: Any,
-    step: StepFunction = None,
+    step: Step, chunks: int, regions: Sequence[str], predicate: Predicate | None
 ) -> tuple[dict[str, int], list[str]]:
     """The modules that run in chunks of rows, by path, and notes for the user.
 
     Args:
+        step: without a batch it shows at a module's first call whether it works on each row alone.
         regions: paths of the modules that were chosen.
         predicate: what chose them. Then they are meant themselves; else the modules of the model
             that work on each row alone are.
-        batch: None: whether a module works on each row alone shows at its first call.
     """
     if predicate is None:
-        found = row_modules(who, model, batch, regions, step)
+        found = row_modules(step, regions)
         return dict.fromkeys(found.paths, chunks), [found.note] if found.note else []
-    reasons = {} if batch is None else checked_rows(who, model, batch, regions, step)
+    reasons = {} if step.batch is None else checked_rows(step, regions)
     paths = [path for path in regions if path not in reasons]
     return dict.fromkeys(paths, chunks), [not_in_chunks(reasons)] if reasons else []
 
@@ -81,28 +75,26 @@ class FoundModules:
     """Paths that are called one after another and share a region."""
 
 
-def choose_modules(
-    who: str,
-    model: nn.Module,
-    predicate: Predicate | None,
-    batch: Any = None,
-    step: StepFunction = None,
-) -> FoundModules:
+def choose_modules(step: Step, predicate: Predicate | None) -> FoundModules:
     """The candidates, and what a user should know about the choice.
+
+    Args:
+        step: without a batch the model's structure alone is looked at.
 
     Raises:
         TypeError, ValueError: there are none.
         Whatever the model raises with the batch: its own error, with a note.
     """
+    model = step.model
     if predicate is not None:
         modules = _chosen_by(predicate, model)
-        if batch is None:
+        if step.batch is None:
             return FoundModules(modules)
-        reasons, notes, deciding = checked_regions(who, model, batch, dict(modules), step)
+        reasons, notes, deciding = checked_regions(step, dict(modules))
         modules = [(path, module) for path, module in modules if path not in reasons]
         return FoundModules(modules, (*_left_out(reasons), *notes), deciding=deciding)
-    if batch is not None:
-        measured = measured_regions(who, model, batch, function=step)
+    if step.batch is not None:
+        measured = measured_regions(step)
         regions = {model.get_submodule(path) for path in measured.paths}
         modules = _submodules(model, regions.__contains__)
         notes = (*measured.notes, *map(_in_one, measured.segments))
@@ -111,7 +103,7 @@ def choose_modules(
     blocks = find_blocks(model)
     if not blocks.modules:
         raise ValueError(
-            f"{who}: without check_fn, model must have an nn.ModuleList, nn.Sequential or "
+            f"{step.who}: without check_fn, model must have an nn.ModuleList, nn.Sequential or "
             "nn.ModuleDict whose elements are of the same class and have parameters, got "
             f"{type(model).__name__} without one; check_fn (in convert: checkpoint) chooses "
             "modules, and with a batch they are chosen by what a step keeps"

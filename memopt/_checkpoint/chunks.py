@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from memopt._arguments import check_count
 from memopt._checkpoint.naming import region_name
 from memopt._compat import wraps_tensors
 from memopt._extension import _C
@@ -26,14 +27,7 @@ def checked_chunks(who: str, chunks: object) -> int | None:
     Raises:
         TypeError, ValueError: it is not None, nor an int of at least 1.
     """
-    if chunks is None:
-        return None
-    rule = f"{who}: chunks must be an int of at least 1, got {chunks!r}"
-    if isinstance(chunks, bool) or not isinstance(chunks, int):
-        raise TypeError(rule)
-    if chunks < 1:
-        raise ValueError(rule)
-    return chunks
+    return None if chunks is None else check_count(who, "chunks", chunks)
 
 
 class CallRows:

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from memopt.memory.storages import tensors_in
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _MEMOPT = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -46,7 +47,7 @@ class OperatorLog(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = tensors_in((args, kwargs))
         self.operators.append(Operator(str(func), ", ".join(map(_describe, tensors))))
         self.lines.append(_calling_line())
         return func(*args, **(kwargs or {}))

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from memopt._checkpoint.caches import has_cache, may_have_caches
 from memopt._checkpoint.region import is_region, run_region
 from memopt._extension import _C, HAS_NATIVE
+from memopt.memory.storages import tensors_in
 
 RunCall = Callable[..., Any]
 
@@ -78,7 +79,7 @@ class _Open(threading.local):
         replay = _Replay(run, region)
         output = region.begin_with(replay, run, args, kwargs, settings)
         self._region, self._replay = region, weakref.ref(replay)
-        self._returned = [weakref.ref(tensor) for tensor in _tensors(output)]
+        self._returned = [weakref.ref(tensor) for tensor in tensors_in(output)]
         return output
 
     def follow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Later | None:
@@ -113,7 +114,7 @@ class _Open(threading.local):
             self._region = None
             raise
         self._region = None if is_last else region
-        self._returned = [weakref.ref(tensor) for tensor in _tensors(output)]
+        self._returned = [weakref.ref(tensor) for tensor in tensors_in(output)]
         return output
 
 
@@ -127,7 +128,7 @@ class _Later:
         """Places of arguments that the call before it returned, and the tensors' numbers there."""
 
     def __call__(self, before: Any, region: _C.JoinedRegion) -> Any:
-        returned = _tensors(before)
+        returned = tensors_in(before)
         leaves = list(self._leaves)
         for place, number in self._places.items():
             leaves[place] = returned[number]
@@ -151,10 +152,6 @@ class _Replay:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None: ...
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _kept(leaf: Any, is_passed_on: bool) -> Any:

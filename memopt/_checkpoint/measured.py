@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 from torch import nn
 
@@ -25,15 +23,14 @@ from memopt._checkpoint.probe import IN_OTHER_CHECKPOINTING, cannot_run_again
 from memopt._checkpoint.wrapper import has_forward
 from memopt.assignment import Paths
 from memopt.memory.asked import has_values
-from memopt.memory.batches import as_dict
-from memopt.memory.calls.measure import call_tree, sum_of_outputs
+from memopt.memory.calls.measure import call_tree
 from memopt.memory.calls.tree import CallTree
 from memopt.memory.depth import Depth
-from memopt.memory.messages import noted_errors, quiet_libraries
+from memopt.memory.messages import noted_errors
 from memopt.memory.parallel import is_sharded
 from memopt.memory.paths import outermost_paths, overlap, paths_around
-from memopt.memory.step import LossLike, Step, StepFunction
-from memopt.memory.unchanged import unchanged
+from memopt.memory.predicted.predict import check_shapes
+from memopt.memory.step import Step
 
 _MUCH = 0.8
 """The share of the bytes kept without regions above which a note says what stays."""
@@ -61,32 +58,20 @@ class MeasuredRegions:
         return self.cut.paths
 
 
-def measured_regions(
-    who: str,
-    model: nn.Module,
-    batch: Any,
-    loss: LossLike = None,
-    function: StepFunction = None,
-) -> MeasuredRegions:
-    """The modules whose regions give the least peak, none inside another.
+def measured_regions(step: Step) -> MeasuredRegions:
+    """The modules whose regions give a step's forward and backward the least peak, none inside
+    another.
 
     A step is predicted, or runs where it cannot be; then the model runs forward to see which of the
     modules can be recomputed. Where the model has gradient checkpointing of its own, modules are
     chosen that keep no more than that, if there are such.
 
-    Args:
-        who: the function that the user called, for messages.
-        loss: makes the loss of what the model returns; None: see `sum_of_outputs`.
-        function: runs forward and backward itself.
-
     Raises:
         Whatever the model raises with the batch: its own error, with a note.
     """
-    step = Step(model, batch, None, loss or sum_of_outputs, function=function, who=who)
-    depth = Depth()
-    with noted_errors(who, model), quiet_libraries():
-        tree = call_tree(step, without_own, depth)
-        limit = kept_by_its_own(step, depth)
+    model, depth = step.model, Depth()
+    tree = call_tree(step, without_own, depth)
+    limit = kept_by_its_own(step, depth)
     modules = dict(model.named_modules())
     layers = layers_that_checkpoint(model)
     inside = {m for layer in layers for m in layer.modules() if m is not layer}
@@ -163,11 +148,7 @@ def _why_so_much(tree: CallTree, cut: RegionSet) -> tuple[str, ...]:
 
 
 def checked_regions(
-    who: str,
-    model: nn.Module,
-    batch: Any,
-    modules: Mapping[str, nn.Module],
-    function: StepFunction = None,
+    step: Step, modules: Mapping[str, nn.Module]
 ) -> tuple[dict[str, str], tuple[str, ...], frozenset[str]]:
     """Checks the modules that a user chose, by path: those that cannot be regions, and why; notes
     on the others; and those that choose by values.
@@ -175,9 +156,8 @@ def checked_regions(
     Raises:
         Whatever the model raises with the batch: its own error, with a note.
     """
-    idle = idle_modules(who, model, batch, None, modules, function)
+    idle = idle_modules(step, modules)
     deciding: set[str] = set()
-    step = Step(model, batch, None, sum_of_outputs, function=function, who=who)
     reasons = _probed(step, modules, deciding)
     left = [path for path in modules if path not in reasons]
     told: defaultdict[str, list[str]] = defaultdict(list)
@@ -192,20 +172,11 @@ def checked_regions(
     return reasons, notes, frozenset(deciding)
 
 
-def idle_modules(
-    who: str,
-    model: nn.Module,
-    batch: Any,
-    loss: LossLike,
-    paths: Iterable[str],
-    function: StepFunction = None,
-) -> dict[str, str]:
+def idle_modules(step: Step, paths: Iterable[str]) -> dict[str, str]:
     """Modules, by path, that a step never calls with gradients, and what its batch does."""
-    step = Step(model, batch, None, loss or sum_of_outputs, function=function, who=who)
-    with noted_errors(who, model), quiet_libraries():
-        tree = call_tree(step, without_own)
+    tree = call_tree(step, without_own)
     called = {call.path for call in tree.calls}
-    with_gradients = {call.path for call in tree.calls if call.with_gradients}
+    with_gradients = tree.with_gradients
     return {
         path: "calls without gradients alone" if path in called else "never calls"
         for path in paths
@@ -222,14 +193,14 @@ def _probed(step: Step, modules: Mapping[str, nn.Module], deciding: set[str]) ->
     model = step.model
     if not modules or not has_values(model, step.batch) or is_sharded(model):
         return {}
-    run = partial(step.output, as_dict(step.batch))
-    with noted_errors(step.who, model), unchanged(*step.roots):
-        return cannot_run_again(model, run, modules, deciding)
+    check_shapes(step)
+    with noted_errors(step.who, model):
+        return cannot_run_again(step, modules, deciding)
 
 
 def without_gradients(tree: CallTree) -> list[str]:
     """The outermost modules whose calls all run without gradients, and that call others."""
-    with_gradients = {call.path for call in tree.calls if call.with_gradients}
+    with_gradients = tree.with_gradients
     around = {tree.calls[call.parent].path for call in tree.calls if call.parent >= 0}
     return list(
         dict.fromkeys(

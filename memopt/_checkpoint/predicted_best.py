@@ -51,19 +51,16 @@ def lowest_predicted(
         for one in others
         if one.peak <= _CLOSE * first.peak and (most is None or one.stays <= most)
     ]
-    if not close or is_sharded(step.model):
+    tried = (first, *close)
+    peaks = _peaks(step, [(one, ()) for one in tried], depth) if close else None
+    if peaks is None:
         return first
-    try:
-        peaks = {one.paths: _peak(step, one, depth) for one in (first, *close)}
-    except Exception:  # a step that looks at values, for one
-        return first
-    bound = _AS_LOW * min(peaks.values())
-
-    def rank(one: RegionSet) -> tuple[int, int]:
-        peak = peaks[one.paths]
-        return (0, one.stays) if peak <= bound else (peak, one.stays)
-
-    ranked = sorted((first, *close), key=rank)
+    bound = _AS_LOW * min(peaks)
+    rank = {
+        one.paths: (0 if peak <= bound else peak, one.stays)
+        for one, peak in zip(tried, peaks, strict=True)
+    }
+    ranked = sorted(tried, key=lambda one: rank[one.paths])
     return next(one for one in ranked if one is first or are_possible(one))
 
 
@@ -73,20 +70,27 @@ def are_lower(
     """Whether the peak with segments is below a share of that without them; false where steps
     cannot be predicted.
     """
+    peaks = _peaks(step, [(regions, ()), (regions, segments)], depth)
+    return peaks is not None and peaks[1] < share * peaks[0]
+
+
+def _peaks(
+    step: Step, ways: Sequence[tuple[RegionSet, Sequence[Paths]]], depth: Depth
+) -> list[int] | None:
+    """The peak with each set of regions and its segments; None where steps cannot be predicted."""
+
+    def peak_of(regions: RegionSet, segments: Sequence[Paths]) -> int:
+        fates = Assignment(region_choices(regions.paths, segments))
+
+        def put(model: nn.Module) -> None:
+            without_own(model)
+            put_regions(model, fates)
+
+        return depth.run(lambda: predicted_tree(step, put), lambda tree: len(tree.calls)).peak
+
     if is_sharded(step.model):
-        return False
+        return None
     try:
-        alone = _peak(step, regions, depth)
-        return _peak(step, regions, depth, segments) < share * alone
+        return [peak_of(*way) for way in ways]
     except Exception:  # a step that looks at values, for one
-        return False
-
-
-def _peak(step: Step, regions: RegionSet, depth: Depth, segments: Sequence[Paths] = ()) -> int:
-    fates = Assignment(region_choices(regions.paths, segments))
-
-    def put(model: nn.Module) -> None:
-        without_own(model)
-        put_regions(model, fates)
-
-    return depth.run(lambda: predicted_tree(step, put), lambda tree: len(tree.calls)).peak
+        return None

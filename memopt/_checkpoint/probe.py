@@ -34,9 +34,12 @@ from memopt._checkpoint.naming import by_reason
 from memopt._checkpoint.other import is_in_other_checkpointing
 from memopt._checkpoint.region import run_region
 from memopt._checkpoint.settings import region_settings
-from memopt._checkpoint.state import State
+from memopt._checkpoint.state import State, version_of
 from memopt._compat import in_transform
+from memopt.memory.backwards import own_backward
 from memopt.memory.modules import seen_modules
+from memopt.memory.step import Step
+from memopt.memory.storages import tensors_in
 from memopt.memory.unchanged import unchanged
 
 # A feature that one call keeps for the next one shows at the second step.
@@ -46,16 +49,12 @@ IN_OTHER_CHECKPOINTING = "it runs inside checkpointing of the model's own"
 
 
 def cannot_run_again(
-    model: nn.Module,
-    run: Callable[[], object],
-    modules: Mapping[str, nn.Module],
-    deciding: set[str] | None = None,
+    step: Step, modules: Mapping[str, nn.Module], deciding: set[str] | None = None
 ) -> dict[str, str]:
     """The paths of those of `modules` that must not be regions, and why.
 
     Args:
-        run: a forward of `model` on a sample: a functools.partial, or a function of the user's.
-            All that it holds is put back.
+        step: the model's forward is run on its first micro-batch. All that it uses is put back.
         modules: by path in the model. Those that the sample never calls are not told of.
         deciding: gets the paths of those that choose by values, which may come out otherwise.
 
@@ -84,19 +83,20 @@ def cannot_run_again(
 
     def behind(path: str) -> Callable[[nn.Module, Any, Any], None]:
         def leaving(module: nn.Module, args: Any, output: Any) -> None:
-            left[path] = _weights(module)
+            if not in_transform():  # where these have no values of their own, and there is a reason
+                left[path] = _weights(module)
 
         return leaving
 
     with ExitStack() as stack:
-        stack.enter_context(unchanged(model, run))
+        stack.enter_context(unchanged(*step.roots))
         for path, module in modules.items():
             hook = module.register_forward_pre_hook(before(path), with_kwargs=True)
             stack.callback(hook.remove)
             stack.callback(module.register_forward_hook(behind(path)).remove)
         if deciding is not None:
             stack.enter_context(noting_decisions(modules, deciding.add))
-        run_without_gradients(run)
+        run_without_gradients(step)
         for path, weights in left.items():
             now = _weights(modules[path])
             other = [n for n in now if n not in weights or not _is_one(weights[n], now[n])]
@@ -105,15 +105,16 @@ def cannot_run_again(
     return {path: reasons[path] for path in modules if path in reasons}
 
 
-def run_without_gradients(run: Callable[[], object]) -> None:
-    """Runs a forward without gradients; with them where it differentiates something itself (forces
-    as gradients of an energy) and raises without.
+def run_without_gradients(step: Step) -> None:
+    """Runs a forward without gradients; with them where it raises without: it differentiates
+    something itself (forces as gradients of an energy), or a step of the user's looks at gradients.
     """
+    batch = step.batches()[0]
     try:
         with torch.no_grad():
-            run()
-    except RuntimeError:
-        run()
+            step.output(batch)
+    except Exception:
+        step.output(batch)
 
 
 def _weights(module: nn.Module) -> dict[str, tuple[float, float]]:
@@ -136,15 +137,6 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
 
 
-def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments in a tensor, a tuple or list of positional ones, or a mapping of keywords."""
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    if isinstance(batch, (tuple, list)):
-        return tuple(batch), {}
-    return (batch,), {}
-
-
 def left_out(reasons: Mapping[str, str]) -> str:
     """The message about modules that do not become regions."""
     return f"no regions, since these cannot be recomputed as they ran: {by_reason(reasons)}"
@@ -157,7 +149,7 @@ def _reason(module: nn.Module, args: Any, kwargs: Any) -> str:
     if may_have_caches() and has_cache(args, kwargs):
         return ""  # regions deal with these themselves
     for early_stop in (False, True):
-        with unchanged(module, args, kwargs), torch.enable_grad():
+        with unchanged(module, args, kwargs), torch.enable_grad(), own_backward():
             for step in range(_STEPS):
                 with _watching_parts(module) as checkpoints_itself:
                     reason = _of_one_step(module, args, kwargs, 1.0 + step / 2, early_stop)
@@ -192,7 +184,7 @@ def _of_one_step(
 
     def run(*args: Any, **kwargs: Any) -> Any:
         output = module.forward(*args, **kwargs)
-        outputs.append([t.detach().clone() for t in _tensors(output)])
+        outputs.append([t.detach().clone() for t in tensors_in(output)])
         return output
 
     args, kwargs = pytree.tree_map(copied, (args, kwargs))
@@ -202,8 +194,8 @@ def _of_one_step(
     except Exception:  # the model's own: it will raise it itself
         return None
     first = State(module, (args, kwargs))
-    results = [t for t in _tensors(output) if t.requires_grad]
-    if any(map(_version, _tensors((args, kwargs)))):
+    results = [t for t in tensors_in(output) if t.requires_grad]
+    if any(map(version_of, tensors_in((args, kwargs)))):
         return "it writes to its arguments in place"
     if not results or not start.changes(first):
         return None
@@ -241,14 +233,6 @@ def _watching_parts(module: nn.Module) -> Iterator[Callable[[], bool]]:
         for part in parts:
             stack.callback(part.register_forward_pre_hook(called).remove)
         yield lambda: bool(inside) and not outside
-
-
-def _tensors(value: object) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,62 +18,50 @@ from memopt._checkpoint.probe import run_without_gradients
 from memopt._checkpoint.row_stand_ins import Given, given_to_calls, row_modules_among
 from memopt._checkpoint.rows import why_not_rows
 from memopt.memory.asked import has_values, target_of
-from memopt.memory.batches import as_dict
-from memopt.memory.calls.measure import call_tree, sum_of_outputs
+from memopt.memory.calls.measure import call_tree
 from memopt.memory.calls.record import CallRecorder
 from memopt.memory.calls.tree import CallTree
 from memopt.memory.ledger import Ledger
-from memopt.memory.messages import noted_errors, quiet_libraries
+from memopt.memory.messages import noted_errors
 from memopt.memory.parallel import is_sharded
 from memopt.memory.paths import is_inside, paths_around
 from memopt.memory.predicted.predict import hollow_step
-from memopt.memory.step import Step, StepFunction
+from memopt.memory.step import Step
 from memopt.memory.unchanged import unchanged
 
 
 @dataclass(frozen=True)
 class RowModules:
-    """Modules that work on each row alone, by path, and why others do not."""
+    """Modules that work on each row alone, by path."""
 
     paths: tuple[str, ...]
-    reasons: dict[str, str]
     note: str = ""
     """The reason, where there are none."""
 
 
-def row_modules(
-    who: str,
-    model: nn.Module,
-    batch: Any,
-    regions: Collection[str] = (),
-    function: StepFunction = None,
-) -> RowModules:
+def row_modules(step: Step, regions: Collection[str] = ()) -> RowModules:
     """The outermost modules that work on each row alone and keep tensors of their own.
 
     The tree of calls of a step says what each call keeps; a forward with the batch shows each
     module's arguments to the probe (rows.py).
 
     Args:
-        who: the function that the user called, for messages.
         regions: paths of modules that are regions of their own. No module around one is taken.
-        function: runs forward and backward itself.
 
     Raises:
         Whatever the model raises with the batch: its own error, with a note.
     """
-    if not has_values(model, batch) or is_sharded(model):
-        return RowModules((), {}, "nothing runs in chunks, since the model has no whole values")
-    step = Step(model, batch, None, sum_of_outputs, function=function, who=who)
-    with noted_errors(who, model), quiet_libraries():
-        tree = call_tree(step, without_own)
+    model = step.model
+    if not has_values(model, step.batch) or is_sharded(model):
+        return RowModules((), "nothing runs in chunks, since the model has no whole values")
+    tree = call_tree(step, without_own)
     around = {outer for path in regions for outer in paths_around(path)}
     modules = dict(model.named_modules())
     candidates = [path for path in _candidates(tree, modules) if path not in around]
     reasons = _probed(step, candidates)
     paths = tuple(path for path in candidates if reasons.get(path) == "")
-    why = {path: reason for path, reason in reasons.items() if reason}
     note = "" if paths else "nothing runs in chunks, since no module works on each row alone"
-    return RowModules(paths, why, note)
+    return RowModules(paths, note)
 
 
 def predicted_row_modules(step: Step) -> tuple[str, ...]:
@@ -92,8 +80,7 @@ def predicted_row_modules(step: Step) -> tuple[str, ...]:
             given.append(mine)
             yield
 
-    alone = replace(step, optimizer=None, set_to_none=True)
-    hollow_step(alone, without_own, target_of(step.who, step.model, None), watch, prime=())
+    hollow_step(step.alone(), without_own, target_of(step.who, step.model, None), watch)
     modules = dict(step.model.named_modules())
     candidates = {path: modules[path] for path in _candidates(trees[0].tree(), modules)}
     return row_modules_among(step.who, candidates, given[0], step.autocast)
@@ -112,14 +99,11 @@ def _candidates(tree: CallTree, modules: Mapping[str, nn.Module]) -> dict[str, N
     )
 
 
-def checked_rows(
-    who: str, model: nn.Module, batch: Any, paths: Iterable[str], function: StepFunction = None
-) -> dict[str, str]:
+def checked_rows(step: Step, paths: Iterable[str]) -> dict[str, str]:
     """The reasons of a user's modules, by path, that do not work on each row alone."""
-    if not has_values(model, batch) or is_sharded(model):
+    if not has_values(step.model, step.batch) or is_sharded(step.model):
         return {}
-    found = _probed(Step(model, batch, None, function=function, who=who), paths)
-    return {path: reason for path, reason in found.items() if reason}
+    return {path: reason for path, reason in _probed(step, paths).items() if reason}
 
 
 def not_in_chunks(reasons: dict[str, str]) -> str:
@@ -144,14 +128,13 @@ def _probed(step: Step, paths: Iterable[str]) -> dict[str, str]:
         else:
             reasons[path] = why_not_rows(module.forward, rows, [module])
 
-    model, run = step.model, partial(step.output, as_dict(step.batch))
-    modules = dict(model.named_modules())
+    modules = dict(step.model.named_modules())
     with ExitStack() as stack:
-        stack.enter_context(noted_errors(step.who, model))
-        stack.enter_context(unchanged(model, run))
+        stack.enter_context(noted_errors(step.who, step.model))
+        stack.enter_context(unchanged(*step.roots))
         for path in paths:
             module = modules[path]
             hook = module.register_forward_pre_hook(partial(probe, path), with_kwargs=True)
             stack.callback(hook.remove)
-        run_without_gradients(run)
+        run_without_gradients(step)
     return reasons

@@ -5,6 +5,7 @@ The call runs on a sample of six rows, forward and backward. It works on rows al
 - what it returns for a row, and the gradient of the row, stay when all other rows are exchanged,
 - both are what they are in a chunk of three rows, and of one: nothing depends on a row's place,
 - it changes nothing that the next call would find (statistics, counters, tensors kept for later),
+  nor its arguments: a chunk's lists and dicts are its own, and the caller would look into others,
 - it draws no decisions across rows: it does not sort or count rows, nor sum over those before one.
   A capacity of experts, say, shows at no small sample.
 
@@ -29,8 +30,10 @@ from memopt._checkpoint.caches import has_cache, may_have_caches
 from memopt._checkpoint.chunks import CallRows
 from memopt._checkpoint.flags import with_flag
 from memopt._checkpoint.naming import region_name, unwrapped
+from memopt._checkpoint.state import ArgumentState
 from memopt._extension import _C
 from memopt.memory.arguments import by_name
+from memopt.memory.backwards import own_backward
 from memopt.memory.unchanged import unchanged
 
 _ROWS = 6
@@ -124,6 +127,7 @@ def why_not_rows(fn: Callable[..., Any], rows: CallRows, modules: list[nn.Module
     with ExitStack() as stack:
         stack.enter_context(unchanged(fn, modules, args, kwargs))
         stack.enter_context(torch.enable_grad())
+        stack.enter_context(own_backward())
         stack.enter_context(with_flag("disabled"))
         stack.enter_context(saved_tensors_hooks(_itself, _itself))  # a region around sees nothing
         for module in modules:
@@ -217,10 +221,13 @@ class _Probe:
         for key, one in given.items():
             leaf = one.detach().reshape(*sizes, *one.shape[1:])
             leaves[key] = leaf.requires_grad_() if leaf.is_floating_point() else leaf
-        args, kwargs = self._rows.call_with(lambda leaf: leaves[id(leaf)].clone())
+        arguments = self._rows.call_with(lambda leaf: leaves[id(leaf)].clone())
+        before = ArgumentState(arguments)
         torch.manual_seed(_SEED)
         with self._watch:
-            results = pytree.tree_leaves(self._fn(*args, **kwargs))
+            results = pytree.tree_leaves(self._fn(*arguments[0], **arguments[1]))
+            if what := before.written(ArgumentState(arguments)):
+                raise _NoRows(f"it writes to its arguments ({what})")
             outputs = [leaf for leaf in results if isinstance(leaf, Tensor)]
             if others := [leaf for leaf in results if not isinstance(leaf, (Tensor, *_PLAIN))]:
                 raise _NoRows(f"it returns an object of {type(others[0]).__name__}")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import random
 import types
 from collections.abc import Iterator, Mapping
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+
+from memopt.memory.generators import generator_state, state_for_all
+from memopt.memory.iterators import is_iterator_class, position
 
 # How deep objects are looked into that are neither containers nor modules.
 _DEPTH = 4
@@ -27,48 +30,67 @@ class _Leaf(NamedTuple):
 
 class State:
     """Parameters, buffers and other attributes of a module and of those in it, as copies: numbers,
-    tensors, containers of these, and generators of random numbers. The same of objects that it is
-    called with, such as a cache of keys and values.
+    tensors, containers of these, iterators, and generators of random numbers, those that Python
+    and NumPy have for all among them. The same of objects that it is called with, such as a cache
+    of keys and values.
     """
 
     def __init__(self, module: nn.Module, arguments: object = ()) -> None:
-        self._leaves: dict[str, _Leaf] = {}
+        self._leaves = {name: _Leaf(value, 0, 0) for name, value in state_for_all().items()}
         seen: set[int] = set()
         for path, part in module.named_modules():
             for name, value in _attributes(part):
                 self._leaves |= _leaves(f"{path}.{name}" if path else name, value, seen, 0)
-        for value in pytree.tree_leaves(arguments):
-            if not isinstance(value, (Tensor, *_PLAIN)):
-                self._leaves |= _leaves(f"the argument {type(value).__name__}", value, seen, 0)
+        self._leaves |= _of_arguments(arguments, seen)
 
     def changes(self, later: State) -> list[str]:
         """Names of what was written, exchanged or changed since, be it by the same values."""
-        return [name for name in self._names(later) if self._was_touched(name, later)]
+        return _touched(self._leaves, later._leaves)
 
     def differing(self, later: State) -> list[str]:
         """Names of what has other values."""
         mine, other = self._leaves, later._leaves
         return [
             name
-            for name in self._names(later)
+            for name in _names(mine, other)
             if name not in mine
             or name not in other
             or not _is_same(mine[name].value, other[name].value)
         ]
 
-    def _names(self, later: State) -> list[str]:
-        return list(dict.fromkeys((*self._leaves, *later._leaves)))
 
-    def _was_touched(self, name: str, later: State) -> bool:
-        mine, other = self._leaves.get(name), later._leaves.get(name)
-        if mine is None or other is None:
-            return True
-        is_other_object = isinstance(mine.value, Tensor) and mine.identity != other.identity
-        return (
-            is_other_object
-            or mine.version != other.version
-            or not _is_same(mine.value, other.value)
-        )
+def _names(one: dict[str, _Leaf], other: dict[str, _Leaf]) -> list[str]:
+    return list(dict.fromkeys((*one, *other)))
+
+
+def _touched(mine: dict[str, _Leaf], later: dict[str, _Leaf]) -> list[str]:
+    return [
+        name
+        for name in _names(mine, later)
+        if name not in mine or name not in later or _was_touched(mine[name], later[name])
+    ]
+
+
+def _was_touched(one: _Leaf, other: _Leaf) -> bool:
+    is_other_object = isinstance(one.value, Tensor) and one.identity != other.identity
+    return is_other_object or one.version != other.version or not _is_same(one.value, other.value)
+
+
+class ArgumentState:
+    """A call's arguments at one moment: their containers, tensors, and objects of the user's."""
+
+    def __init__(self, arguments: object) -> None:
+        self._leaves, self._spec = pytree.tree_flatten(arguments)
+        self._versions = [version_of(leaf) for leaf in self._leaves if isinstance(leaf, Tensor)]
+        self._objects = _of_arguments(arguments, set())
+
+    def written(self, later: ArgumentState) -> str:
+        """Names what the call has written into the same arguments; empty if nothing."""
+        if self._spec != later._spec or not all(map(is_, self._leaves, later._leaves)):
+            return "a container"
+        if self._versions != later._versions:
+            return "a tensor, in place"
+        return next(iter(_touched(self._objects, later._objects)), "")
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -83,6 +105,15 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
 _OF_MODULES = frozenset(nn.Module().__dict__) - {"training"}
 
 
+def _of_arguments(arguments: object, seen: set[int]) -> dict[str, _Leaf]:
+    """The objects among a call's arguments, without its tensors."""
+    found: dict[str, _Leaf] = {}
+    for value in pytree.tree_leaves(arguments):
+        if not isinstance(value, (Tensor, *_PLAIN)):
+            found |= _leaves(f"the argument {type(value).__name__}", value, seen, 0)
+    return found
+
+
 def _leaves(name: str, value: Any, seen: set[int], depth: int) -> dict[str, _Leaf]:
     if isinstance(value, _PLAIN):
         return {name: _Leaf(value, 0, 0)}
@@ -90,12 +121,12 @@ def _leaves(name: str, value: Any, seen: set[int], depth: int) -> dict[str, _Lea
         return {}
     if isinstance(value, Tensor):
         # No tensor is looked at twice, but each under every name.
-        version = 0 if value.is_inference() else value._version
-        return {name: _Leaf(value.detach().clone(), id(value), version)}
-    if isinstance(value, torch.Generator):
-        return {name: _Leaf(value.get_state(), 0, 0)}
-    if isinstance(value, random.Random):
-        return {name: _Leaf(value.getstate(), 0, 0)}
+        return {name: _Leaf(value.detach().clone(), id(value), version_of(value))}
+    state = generator_state(value)
+    if state is not None:
+        return {name: _Leaf(state, 0, 0)}
+    if is_iterator_class(type(value)):
+        return {name: _Leaf(position(value), 0, 0)}
     seen.add(id(value))
     found: dict[str, _Leaf] = {}
     if isinstance(value, Mapping):
@@ -112,6 +143,11 @@ def _leaves(name: str, value: Any, seen: set[int], depth: int) -> dict[str, _Lea
     for key, entry in entries:
         found |= _leaves(key, entry, seen, depth + 1)
     return found
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was written; 0 where that is not counted."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _of_set(entry: Any) -> Any:

@@ -181,6 +181,6 @@ def _check_model(model: object) -> None:
 @functools.cache
 def _say_once(missing: str) -> None:
     warn(
-        f"memopt.compile: PyTorch {torch.__version__} lacks what the policy needs ({missing}); "
+        f"compile: PyTorch {torch.__version__} lacks what the policy needs ({missing}); "
         "torch.compile decides alone what is saved"
     )

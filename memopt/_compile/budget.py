@@ -26,7 +26,6 @@ from memopt._compile.ops import (
     op_name,
     operations,
     policy_of,
-    value_bytes,
 )
 from memopt._compile.policy import Cut, choose
 
@@ -44,7 +43,10 @@ class OwnCuts:
             pytorchs: PyTorch's own choice, of which parts are kept.
         """
         self._joint = joint
-        self._contractions = sorted(_contractions(joint), key=_operations_per_byte)
+        # Those first whose recompute takes the fewest operations for each byte of its output.
+        self._contractions = sorted(
+            _contractions(joint), key=lambda node: operations(node) / max(joint.nbytes(node), 1)
+        )
         self._made: dict[tuple[int, int], Candidate] = {}
         self._parts: list[fx.Node] = []
         self._parts = self._worth_keeping(pytorchs)
@@ -136,8 +138,3 @@ def _contractions(joint: JointGraph) -> list[fx.Node]:
         for node in joint.nodes
         if node in joint.computed and is_contraction(node) and policy_of(node) is None
     ]
-
-
-def _operations_per_byte(node: fx.Node) -> float:
-    """The operations of a recompute, for each byte of its output."""
-    return operations(node) / max(value_bytes(node), 1)

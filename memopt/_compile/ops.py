@@ -184,14 +184,6 @@ def elements(node: fx.Node) -> int:
     return sum(hint(v.numel()) for v in values if isinstance(v, torch.Tensor))
 
 
-def value_bytes(node: fx.Node) -> int:
-    """The bytes of a node's tensor or tensors."""
-    value = node.meta.get("val")
-    values = value if isinstance(value, (tuple, list)) else [value]
-    tensors = [v for v in values if isinstance(v, torch.Tensor)]
-    return sum(math.prod(map(hint, t.shape)) * t.element_size() for t in tensors)
-
-
 def device_kind(nodes: Iterable[fx.Node]) -> str:
     """The device of the first tensor that is not on the CPU, or "cpu"."""
     devices = (n.meta["val"].device.type for n in nodes if has_tensor(n))

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from memopt._arguments import check_flags
 from memopt._checkpoint.assigned import revert_region
 from memopt._checkpoint.chosen_modules import Modules
 from memopt._class_patch import check_can_patch, restored_on_error
@@ -27,7 +28,7 @@ from memopt._convert.head import (
 )
 from memopt._convert.head_call import watched_heads
 from memopt._convert.match import Context, Match, Reason, match
-from memopt._convert.recipes import has_recipes, turn_recipes_off, turn_recipes_on
+from memopt._convert.recipes import has_recipes, is_converted, turn_recipes_off, turn_recipes_on
 from memopt._convert.regions import Regions
 from memopt._convert.register import registered_rules
 from memopt._convert.remaining import remaining
@@ -213,13 +214,14 @@ def convert(
     """
     require_native("convert")
     _check_model(model)
+    check_flags("convert", recipes=recipes, functional=functional, head=head)
     check_autocast_norms(autocast_norms)
     check_function("convert", step, None)
     if step is not None and batch is None:
         raise ValueError("convert: step must be given with a batch, got none")
     regions = Regions(checkpoint, offload, chunks, step)
     before = None if batch is None or step is not None else measure_sample(model, batch)
-    was_converted = _was_converted(model) and (has_recipes(model) or not recipes)
+    was_converted = any(map(is_converted, model.modules())) and (has_recipes(model) or not recipes)
     left_alone = skipped(model, skip)
     matches = match(Context(model, recipes, left_alone), (*registered_rules(), *RULES))
     matches = with_autocast_norms(matches, autocast_norms)
@@ -357,10 +359,6 @@ def _has_kernels(model: nn.Module) -> bool:
     return not devices or any(map(has_kernels_for, devices))
 
 
-def _was_converted(model: nn.Module) -> bool:
-    return any(isinstance(m, SwappedModule) or has_recipes(m) for m in model.modules())
-
-
 def _check_model(model: nn.Module) -> None:
     check_can_patch("convert", "model", model)
     # Before this module of PyTorch's is imported, nothing is compiled.
@@ -372,7 +370,8 @@ def _check_model(model: nn.Module) -> None:
                 "convert: model must not be compiled, got "
                 f"{type(module).__name__}{where}; convert it before torch.compile"
             )
-        if type(module).__module__.startswith(("torch.ao.nn", "torch.nn.quantized")):
+        # Those of torch.ao.nn.qat train, and only round what they compute.
+        if type(module).__module__.startswith("torch.") and "quantized" in type(module).__module__:
             raise TypeError(
                 "convert: model must not be quantised (it has no gradients), got "
                 f"{type(module).__module__}.{type(module).__qualname__}{where}"

@@ -117,7 +117,7 @@ class HeadCall:
 
     def _refuse(self, why: str) -> None:
         raise RuntimeError(
-            f"memopt.convert: the logits of {self.path or 'the head'} must be used before what "
+            f"convert: the logits of {self.path or 'the head'} must be used before what "
             f"they are made of changes: they are computed when they are asked for, and its input "
             f"or weights {why}; use them earlier, or convert with head=False"
         )

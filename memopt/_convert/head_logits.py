@@ -154,7 +154,7 @@ def _check_inputs(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
         pending = pending_of(leaf)
         if pending is not None and pending.call.use.losses:
             raise RuntimeError(
-                "memopt.convert: a gradient with respect to logits must be of a loss that was made "
+                "convert: a gradient with respect to logits must be of a loss that was made "
                 "of the logits themselves, and this one was computed in chunks of rows, without "
                 "them; convert with head=False"
             )
@@ -184,7 +184,7 @@ class _Edges(torch.autograd.Function):
         pending: Pending = ctx.pending
         if torch.is_grad_enabled():
             raise NotImplementedError(
-                "memopt.convert: create_graph=True must not meet logits that code below Python's "
+                "convert: create_graph=True must not meet logits that code below Python's "
                 "functions was given; convert with head=False"
             )
         call = pending.call

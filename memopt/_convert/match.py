@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from memopt._class_patch import original_class
 from memopt._compat import is_parametrized
 from memopt._convert.probe import own_attributes, quiet
 from memopt._convert.swap import ClassSwap, Swap, SwappedModule
+from memopt.memory.known import known_facts
 from memopt.memory.unchanged import Written, unchanged
 
 ResultT = TypeVar("ResultT")
@@ -66,6 +68,23 @@ class Context:
         self.paths: dict[nn.Module, str] = {module: path for path, module in model.named_modules()}
         self.answers: dict[nn.Module, Answer] = {}
         self._remembered: dict[Hashable, Any] = {}
+        self._probing = ExitStack()
+        self._is_probing = False
+
+    @contextmanager
+    def matching(self) -> Iterator[None]:
+        """A scope in which rules are asked; what their probes change is put back behind it."""
+        with quiet(), self._probing:
+            yield
+
+    def begin_probing(self) -> None:
+        """A stand-in has attributes of the module's own, and functions among them may reach
+        anything. A walk over all of it, so not where nothing is probed.
+        """
+        if not self._is_probing:
+            as_before = unchanged(*self.paths, gradients=True, written=Written(), waits=False)
+            self._probing.enter_context(as_before)
+            self._is_probing = True
 
     def path(self, module: nn.Module) -> str:
         """The module's path in the model, as `named_modules()` has it."""
@@ -79,21 +98,30 @@ class Context:
         self, probe: Callable[[nn.Module], ResultT], module: nn.Module, *key: Hashable
     ) -> ResultT:
         """`probe(module)`, which is called once for modules that are equal: of one class, with
-        equal attributes, parameters of equal shapes and dtypes, and submodules of the same classes.
+        equal attributes, parameters of equal shapes and dtypes, and submodules of the same classes;
+        and once for all copies of a model that is predicted.
 
         Args:
             key: what else the result depends on.
         """
+        attributes = own_attributes(module)
         alike = (
             getattr(probe, "__code__", probe),
             original_class(type(module)),
-            tuple(sorted((k, _key(v)) for k, v in own_attributes(module).items())),
+            tuple(sorted((k, _key(v)) for k, v in attributes.items())),
             tuple((k, p is not None and (p.shape, p.dtype)) for k, p in module._parameters.items()),
             tuple((k, type(m)) for k, m in module._modules.items()),
             key,
         )
         if alike not in self._remembered:
-            self._remembered[alike] = probe(module)
+            known = known_facts()
+            # Of another copy of the model objects are others: there its place says which it is.
+            is_plain = all(isinstance(value, _PLAIN) for value in attributes.values())
+            fact = alike if is_plain else (*alike[:2], self.path(module), key)
+            if fact not in known:
+                self.begin_probing()
+                known[fact] = probe(module)
+            self._remembered[alike] = known[fact]
         result: ResultT = self._remembered[alike]
         return result
 
@@ -123,9 +151,7 @@ def match(context: Context, rules: Sequence[Rule]) -> list[Match]:
     and TorchScript's.
     """
     matches = []
-    # A stand-in has attributes of the module's own, and functions among them may reach anything.
-    as_before = unchanged(*context.paths, gradients=True, written=Written(), waits=False)
-    with as_before, quiet():
+    with context.matching():
         for module in reversed(list(context.paths)):
             if isinstance(module, (SwappedModule, torch.jit.ScriptModule)):
                 continue
@@ -147,6 +173,8 @@ def match(context: Context, rules: Sequence[Rule]) -> list[Match]:
 
 def _first_answer(rules: Sequence[Rule], module: nn.Module, context: Context) -> Answer | None:
     for rule in rules:
+        if not name_of(rule).startswith("memopt."):  # a user's may run what it likes
+            context.begin_probing()
         try:
             answer = rule(module, context)
         except Exception as error:
@@ -175,9 +203,12 @@ def _describe(module: nn.Module, context: Context) -> str:
     return f"{type(module).__name__} at {path!r}" if path else type(module).__name__
 
 
+_PLAIN = (bool, int, float, str, type(None))
+
+
 def _key(value: object) -> str:
     """A key, the same for attributes that are equal; they all live while modules are matched."""
-    if isinstance(value, (bool, int, float, str, type(None))):
+    if isinstance(value, _PLAIN):
         return repr(value)
     if isinstance(value, tuple):
         return repr(tuple(map(_key, value)))

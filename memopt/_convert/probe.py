@@ -137,7 +137,11 @@ def constants_of(module: nn.Module, read: str | float = "") -> Constants:
 def are_constant(module: nn.Module, constants: Constants) -> bool:
     """Whether the module's attributes still have these values. Runs before every call."""
     attributes = module.__dict__
-    return all(attributes.get(name, _MISSING) == value for name, value in constants)
+    # A loop: all() of a generator is a call for each.
+    for name, value in constants:  # noqa: SIM110
+        if attributes.get(name, _MISSING) != value:
+            return False
+    return True
 
 
 def has_containers(module: nn.Module) -> bool:

@@ -24,6 +24,7 @@ from memopt._compat import (
     is_parametrized,
     let_higher_order_ops_pass,
 )
+from memopt._convert.swap import SwappedModule
 from memopt._extension import _C
 
 let_higher_order_ops_pass(_C.INTERCEPT_KEY)  # csrc/intercept/key.h
@@ -31,8 +32,8 @@ let_higher_order_ops_pass(_C.INTERCEPT_KEY)  # csrc/intercept/key.h
 _KEY = _C.RECIPES_KEY
 
 _TRANSFORM_INSIDE = (
-    "memopt.convert: a model whose code calls torch.func.grad, vjp, jacrev or hessian must be "
-    "converted with recipes=False, since PyTorch allows no saved tensor hooks around them"
+    "convert: a model whose code calls torch.func.grad, vjp, jacrev or hessian must have "
+    "memopt.convert(model, recipes=False), since PyTorch allows no saved tensor hooks around them"
 )
 
 # Their fast path in evaluation asks whether any module inside has hooks.
@@ -122,6 +123,11 @@ def _may_be_entered(module: nn.Module) -> bool:
 def has_recipes(module: nn.Module) -> bool:
     """Whether `turn_recipes_on` has put hooks around its calls."""
     return around_calls(module, _KEY) is not None
+
+
+def is_converted(module: nn.Module) -> bool:
+    """Whether a module is swapped, or has recipes around its calls."""
+    return isinstance(module, SwappedModule) or has_recipes(module)
 
 
 def has_functions(module: nn.Module) -> bool:

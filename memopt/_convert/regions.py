@@ -23,7 +23,8 @@ from memopt._checkpoint.settings import fate_of_arguments
 from memopt._checkpoint.wrapper import settings_of
 from memopt._convert.swap import swap_of
 from memopt.assignment import Assignment, Choice, Paths
-from memopt.memory.step import StepFunction
+from memopt.memory.calls.measure import step_with
+from memopt.memory.step import Step, StepFunction
 from memopt.place import Place
 
 
@@ -66,8 +67,9 @@ class Regions:
         notes: dict[str, None] = {}
         deciding: Collection[str] = ()
         segments: Sequence[Paths] = ()
+        step = step_with("convert", model, batch, self._step)
         if self._are_wanted:
-            found = choose_modules("convert", model, self._predicate, batch, self._step)
+            found = choose_modules(step, self._predicate)
             chosen, deciding = dict(found.modules), found.deciding
             segments = found.segments
             notes |= dict.fromkeys((*found.warnings, *found.notes))
@@ -85,7 +87,7 @@ class Regions:
         if keeping := [path for path in chosen if path in deciding]:
             notes[f"what these choose by values is kept from forward: {joined(keeping)}"] = None
         if self.chunks is not None:
-            in_chunks, told = self._in_chunks(model, self.chunks, list(chosen), batch)
+            in_chunks, told = self._in_chunks(step, self.chunks, list(chosen))
             notes |= dict.fromkeys(told)
             for path, count in in_chunks.items():
                 before = choices.get((path,), fate)
@@ -102,19 +104,18 @@ class Regions:
         return assignment
 
     def _in_chunks(
-        self, model: nn.Module, chunks: int, regions: list[str], batch: Any
+        self, step: Step, chunks: int, regions: list[str]
     ) -> tuple[dict[str, int], list[str]]:
         """The modules that run in chunks, by path, and notes."""
         predicate = self._predicate
         if predicate is not None:
-            mine = [path for path in regions if predicate(model.get_submodule(path))]
-            return modules_in_chunks("convert", model, chunks, mine, predicate, batch, self._step)
-        if batch is None:
+            regions = [path for path in regions if predicate(step.model.get_submodule(path))]
+        elif step.batch is None:
             raise ValueError(
                 "convert: chunks needs a batch, to find the modules that work on each row alone, "
                 f"or a checkpoint that chooses them, got chunks={chunks!r} and neither"
             )
-        return modules_in_chunks("convert", model, chunks, regions, None, batch, self._step)
+        return modules_in_chunks(step, chunks, regions, predicate)
 
 
 def _is_one_op(module: nn.Module) -> bool:

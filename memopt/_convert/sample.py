@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 
 from memopt._checkpoint.naming import joined
-from memopt._checkpoint.probe import arguments_of
 from memopt._compat import add_note
 from memopt._progress import doing
 from memopt.memory.attribution import Attribution, attribute
+from memopt.memory.batches import arguments_of
 from memopt.memory.saved import SavedBytes, check_can_measure, saved_bytes
 from memopt.memory.sizes import as_text
 

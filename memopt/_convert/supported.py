@@ -45,6 +45,11 @@ def supports(input: object, *parameters: Tensor | None) -> bool:
     return True
 
 
+def is_plain(input: object) -> bool:
+    """Whether this is PyTorch's own tensor, outside of every transform."""
+    return type(input) in _PLAIN and not in_transform()
+
+
 def has_kernels_for(device: torch.device) -> bool:
     """Whether this build of memopt computes on such a device at all."""
     return device.type in _DEVICES

@@ -73,24 +73,28 @@ class ClassSwap(Swap):
     def make_forward(self, generated: type, plain: Forward) -> Forward:
         """The forward of the class `generated`, in place of `plain`."""
         run = self._run_if_kept_anyway if self.needs_kept_input() else self.run
-        by_function = self.calls_one_function()
+        by_function = self.by_function(plain)
 
         def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not isinstance(self, generated):  # reverted; code that kept the method calls it
                 return type(self).forward(self, *args, **kwargs)
             if len(args) != 1 or kwargs:
                 args = inspect.signature(plain).bind(self, *args, **kwargs).args[1:]
-            if by_function and not is_dynamo_compiling() and _C.functions_take(args[0]):
-                return plain(self, args[0])
+            if by_function is not None and not is_dynamo_compiling() and _C.functions_take(args[0]):
+                return by_function(self, args[0])
             return run(self, args[0], plain)
 
         return forward
 
-    def calls_one_function(self) -> bool:
-        """Whether the original forward does no more than call a function of PyTorch's which memopt
-        computes inside the calls of a converted model (csrc/intercept/functions.h).
+    def by_function(self, plain: Plain) -> Plain | None:
+        """The forward where PyTorch's functions are memopt's anyway, inside the calls of a
+        converted model (csrc/intercept/functions.h): fewer calls of Python than `run`. None: there
+        is no function of PyTorch's for it.
+
+        Args:
+            plain: the original forward.
         """
-        return False
+        return None
 
     def _run_if_kept_anyway(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
         return self.run(module, input, plain) if is_kept_anyway(input) else plain(module, input)
@@ -128,8 +132,8 @@ class TorchSwap(ClassSwap):
     def needs_kept_input(self) -> bool:
         return self.saves_input_for_output and not self.in_place
 
-    def calls_one_function(self) -> bool:
-        return not self.lowers
+    def by_function(self, plain: Plain) -> Plain | None:
+        return None if self.lowers else plain  # which does no more than call it
 
     def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
         found = module._parameters  # quicker than attributes, but a parametrization's are not there

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from memopt._arguments import check_count
 from memopt._errors import in_the_name_of
 from memopt._fits.report import Fits
 from memopt._fits.ways import Setting, ways_of
 from memopt._progress import progress
-from memopt.memory.asked import asked_step, check_count, target_of
+from memopt.memory.asked import asked_step, check_module, target_of
 from memopt.memory.batches import rows_of
 from memopt.memory.pieces import GRADIENTS, STATES, WEIGHTS
 from memopt.memory.sizes import as_bytes, as_text
@@ -25,7 +26,7 @@ from memopt.whatif.ranks import Parallel
 _RESERVE_ON_CUDA = 1 << 30
 
 
-@in_the_name_of("memopt.fits", "memopt.anatomy", "anatomy")
+@in_the_name_of("fits", "anatomy")
 @progress("memopt.fits")
 def fits(
     model: nn.Module,
@@ -46,7 +47,7 @@ def fits(
     parallel: Parallel = "fsdp",
     weight_bits: Bits | None = None,
     reserve: int | str | None = None,
-    device: str | None = None,
+    device: str | torch.device | None = None,
 ) -> Fits:
     """Say whether a training step fits into a device's memory, by how much, and what would help.
 
@@ -86,25 +87,24 @@ def fits(
     Source: see memopt/whatif/ranks.py and quantized.py for what a rank holds. A test holds both
     kinds of ranks to the peak of processes that train.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"memopt.fits: model must be an nn.Module, got {type(model).__name__}")
-    check_count("memopt.fits", "ranks", ranks)
+    check_module("fits", model)
+    check_count("fits", "ranks", ranks)
     if parallel not in ("fsdp", "ddp"):
-        raise ValueError(f'memopt.fits: parallel must be "fsdp" or "ddp", got {parallel!r}')
+        raise ValueError(f'fits: parallel must be "fsdp" or "ddp", got {parallel!r}')
     if weight_bits not in (None, 4, 8):
-        raise ValueError(f"memopt.fits: weight_bits must be 4, 8 or None, got {weight_bits!r}")
-    whole = as_bytes("memopt.fits: memory", memory)
-    target = target_of("memopt.fits", model, device)
+        raise ValueError(f"fits: weight_bits must be 4, 8 or None, got {weight_bits!r}")
+    whole = as_bytes("fits: memory", memory)
+    target = target_of("fits", model, device)
     kept = _reserved(reserve, target)
     if kept >= whole:
         raise ValueError(
-            f"memopt.fits: memory must be above the reserve of {as_text(kept)}, got "
+            f"fits: memory must be above the reserve of {as_text(kept)}, got "
             f"{as_text(whole)}; reserve= chooses another"
         )
     asked = asked_step(
-        "memopt.fits", model, batch, optimizer, loss, autocast, micro_batches, function=step
+        "fits", model, batch, optimizer, loss, autocast, micro_batches, function=step
     )
-    fates = Fates(recipes, checkpoint, head, chunks, offload=offload, who="memopt.fits")
+    fates = Fates(recipes, checkpoint, head, chunks, offload=offload, who="fits")
     fates = fates.with_rows(asked)
     setting = Setting(asked, fates, target, ranks, parallel, weight_bits)
     trace = setting.trace()
@@ -126,7 +126,7 @@ def fits(
         parallel=parallel if ranks > 1 else "",
         weight_bits=weight_bits,
         quantized=len(quantized_weights(model)) if weight_bits else 0,
-        rows=rows_of("memopt.fits", batch),
+        rows=rows_of("fits", batch),
         fates=str(fates),
         ways=ways,
     )
@@ -137,4 +137,4 @@ def _reserved(reserve: int | str | None, target: str) -> int:
         return _RESERVE_ON_CUDA if target == "cuda" else 0
     if reserve == 0 and not isinstance(reserve, bool):
         return 0
-    return int(as_bytes("memopt.fits: reserve", reserve))
+    return int(as_bytes("fits: reserve", reserve))

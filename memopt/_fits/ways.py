@@ -12,6 +12,7 @@ from memopt._convert.head import find_heads
 from memopt._extension import HAS_NATIVE
 from memopt._fits.report import Way
 from memopt._plan import ranks
+from memopt._plan.choices import LEAST
 from memopt._plan.least import least_choices
 from memopt._plan.live import Live, blocks_of
 from memopt.memory.asked import is_host
@@ -137,17 +138,14 @@ def _calls(setting: Setting, with_chunks: bool) -> Iterator[_Change]:
     chunks = {"recipes": True, "chunks": CHUNKS, "rows": rows}
     regions: dict[str, Any] = {"checkpoint": "all"}
     wanted: list[tuple[str, bool, dict[str, Any]]] = [
-        ("memopt.convert(model)", HAS_NATIVE, {"recipes": True}),
-        (f"memopt.convert(model, batch, chunks={CHUNKS})", HAS_NATIVE and bool(rows), chunks),
+        ("memopt.convert(model)", True, {"recipes": True}),
+        (f"memopt.convert(model, batch, chunks={CHUNKS})", bool(rows), chunks),
         ("memopt.apply_activation_checkpointing(model)", has_blocks, regions),
-        (
-            "memopt.convert(model, checkpoint=True)",
-            HAS_NATIVE and has_blocks,
-            {"recipes": True, **regions},
-        ),
+        ("memopt.convert(model, checkpoint=True)", has_blocks, {"recipes": True, **regions}),
     ]
     for call, is_there, options in wanted:
         fates = replace(setting.fates, **options)
+        is_there = is_there and (HAS_NATIVE or not fates.recipes)
         if is_there and fates != setting.fates:
             yield call, replace(setting, fates=fates)
 
@@ -183,7 +181,7 @@ def _planned(setting: Setting) -> Setting | None:
         return None
     fates = replace(
         setting.fates,
-        recipes=HAS_NATIVE,
+        recipes=LEAST.recipes,
         checkpoint="all",
         chunks=None,
         rows=(),

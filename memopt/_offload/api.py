@@ -75,7 +75,7 @@ def offload(
     Source: Rhu et al., "vDNN: Virtualized Deep Neural Networks" (2016), for copies that overlap the
     computation; here for any eager module.
     """
-    who = "memopt.offload"
+    who = "offload"
     where = directory_of(f"{who}: to", to, directory)
     options = _C.Offload(
         directory=where,
@@ -113,7 +113,7 @@ def configure_offload(
         TypeError, ValueError: an argument is of another kind or out of its range.
         OSError: no file can be made in `directory`.
     """
-    who = "memopt.offload.configure"
+    who = "offload.configure"
     copies = _count(who, "copies_in_flight", copies_in_flight)
     if copies < 1:
         raise ValueError(f"{who}: copies_in_flight must be at least 1, got {copies_in_flight}")

@@ -8,6 +8,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import nn
 
+from memopt._arguments import check_count, check_flags
 from memopt._class_patch import check_can_patch
 from memopt._errors import in_the_name_of
 from memopt._plan import ranks
@@ -21,18 +22,17 @@ from memopt._progress import progress
 from memopt.memory.allocator import free_bytes
 from memopt.memory.asked import (
     asked_step,
-    check_count,
     check_measure,
     has_values,
     home_of,
     is_host,
     target_of,
 )
-from memopt.memory.parallel import is_sharded
-from memopt.memory.sizes import Size, as_bytes
+from memopt.memory.parallel import is_sharded, without_ddp
+from memopt.memory.sizes import Size, as_bytes, as_text
 from memopt.memory.step import LossLike, OptimizerLike, StepFunction
 from memopt.memory.storages import storages
-from memopt.place import Place, copies_in_flight, directory_of
+from memopt.place import Place, check_is_elsewhere, copies_in_flight, directory_of
 
 
 @overload
@@ -52,7 +52,7 @@ def plan(
     chunks: bool = True,
     measure: bool | Literal["auto"] = "auto",
     steps: int = 3,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     compiled: Literal[False] = False,
 ) -> Plan: ...
 @overload
@@ -66,9 +66,9 @@ def plan(
     loss: LossLike = None,
     autocast: torch.dtype | None = None,
     micro_batches: int = 1,
-    device: str | None = None,
+    device: str | torch.device | None = None,
 ) -> CompiledPlan: ...
-@in_the_name_of("memopt.plan", "assign", "convert", "checkpoint_wrapper")
+@in_the_name_of("plan", "assign", "convert", "checkpoint_wrapper")
 @progress("memopt.plan")
 def plan(
     model: nn.Module,
@@ -86,7 +86,7 @@ def plan(
     chunks: bool = True,
     measure: bool | Literal["auto"] = "auto",
     steps: int = 3,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     compiled: bool = False,
 ) -> Plan | CompiledPlan:
     """Choose a fate for each block of a model, so that a training step's peak is within `budget`
@@ -170,6 +170,7 @@ def plan(
     Beaumont et al., "Optimal checkpointing for heterogeneous chains" (2019) and "Efficient
     combination of rematerialization and offloading" (2021), with fates for choices.
     """
+    check_flags("plan", compiled=compiled)
     if compiled:
         _alone(
             {
@@ -183,38 +184,38 @@ def plan(
         )
         live = live_of(model, batch, optimizer, loss, None, autocast, micro_batches, device, False)
         return compiled_plan(live, ranks.least(_budget(budget, model)))
-    check_measure("memopt.plan", measure)
-    check_count("memopt.plan", "steps", steps)
+    check_measure("plan", measure)
+    check_count("plan", "steps", steps)
     if not isinstance(chunks, bool):
         raise TypeError(
-            "memopt.plan: chunks must be True or False, since a plan chooses how many, got "
-            f"{chunks!r}"
+            f"plan: chunks must be True or False, since a plan chooses how many, got {chunks!r}"
         )
-    room = None if host_budget is None else as_bytes("memopt.plan: host_budget", host_budget)
+    room = None if host_budget is None else as_bytes("plan: host_budget", host_budget)
+    if room is not None and offload is None:
+        raise ValueError(
+            f"plan: host_budget must be given with offload, which takes it, got {as_text(room)}"
+        )
     if offload is not None:
-        directory_of("memopt.plan: offload", offload)
+        directory_of("plan: offload", offload)
     live = live_of(
         model, batch, optimizer, loss, blocks, autocast, micro_batches, device, step=step
     )
-    live.chunks = chunks
-    if offload == "cpu" and is_host(model, live.target):
-        raise ValueError(
-            "memopt.plan: offload, of a plan for the CPU, must be 'disk' or a path, got 'cpu', "
-            "where everything is already"
-        )
+    live.chunks = live.chunks and chunks
+    if is_host(model, live.target):
+        check_is_elsewhere("plan", offload)
     if measure is True and not live.runs:
         raise ValueError(
-            "memopt.plan: measure=True must have a model and a batch with values, on the device "
+            "plan: measure=True must have a model and a batch with values, on the device "
             f"that the plan is for, got {live.target} as that device and "
             f"{next(model.parameters()).device.type} as the model's"
         )
     live.steps = steps if measure is not False else 0
     wanted = ranks.least(_budget(budget, model))
-    terms = Terms(head=chunks, chunks=chunks)
+    terms = Terms()
     if offload is not None:
         speeds = speeds_to(offload, next(model.parameters()).device, live.runs and live.steps > 0)
-        copies = ranks.most(copies_in_flight("memopt.plan", offload))
-        terms = Terms(offload, *speeds, room, copies, head=chunks, chunks=chunks)
+        copies = ranks.most(copies_in_flight("plan", offload))
+        terms = Terms(offload, *speeds, room, copies)
     return made(live, live.profile(), wanted, terms)
 
 
@@ -223,7 +224,7 @@ def _alone(given: Mapping[str, object]) -> None:
     for name, value in given.items():
         if value not in (None, "auto"):
             raise ValueError(
-                f"memopt.plan: compiled=True must be without {name}, since memopt.compile chooses "
+                f"plan: compiled=True must be without {name}, since memopt.compile chooses "
                 f"what each graph keeps and apply() measures a step, got {value!r}"
             )
 
@@ -236,50 +237,48 @@ def live_of(
     blocks: BlocksLike,
     autocast: torch.dtype | None,
     micro_batches: int = 1,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     with_blocks: bool = True,
     step: StepFunction = None,
 ) -> Live:
     """The step that is planned, of arguments that are checked."""
     _check_model(model)
-    entry = None
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        entry, model = model, model.module
-    target = target_of("memopt.plan", model, device)
+    entry, model = model, without_ddp(model)
+    target = target_of("plan", model, device)
     asked = asked_step(
-        "memopt.plan", model, batch, optimizer, loss, autocast, micro_batches, function=step
+        "plan", model, batch, optimizer, loss, autocast, micro_batches, function=step
     )
     runs = has_values(model, asked.batch) and target == home_of(model).type
     return Live(
         asked,
-        blocks_of(asked, blocks, target) if with_blocks else (),
+        blocks_of(asked, blocks, target, runs) if with_blocks else (),
         target,
         steps=0,
         runs=runs,
         predictable=not is_sharded(model),
-        entry=entry,
+        entry=None if entry is model else entry,
     )
 
 
 def _budget(budget: int | float | str | None, model: nn.Module) -> Size:
     if budget is not None:
-        return as_bytes("memopt.plan: budget", budget)
+        return as_bytes("plan: budget", budget)
     device = home_of(model)
     free = None if any(p.is_meta for p in model.parameters()) else free_bytes(device)
     if free is None:
         raise ValueError(
-            "memopt.plan: budget must be given where the device does not say what is free, got None"
+            "plan: budget must be given where the device does not say what is free, got None"
         )
     return Size(free + sum(storages(model.parameters()).values()), "the memory that is free")
 
 
 def _check_model(model: nn.Module) -> None:
-    check_can_patch("memopt.plan", "model", model)
+    check_can_patch("plan", "model", model)
     for path, module in model.named_modules():
         where = f" at {path!r}" if path else ""
-        if hasattr(module, "_orig_mod"):
+        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
             raise TypeError(
-                f"memopt.plan: model must not be compiled, got {type(module).__name__}{where}; "
+                f"plan: model must not be compiled, got {type(module).__name__}{where}; "
                 "memopt.plan(model, batch, budget, compiled=True).apply() compiles it"
             )
-    check_is_plain("memopt.plan", model)
+    check_is_plain("plan", model)

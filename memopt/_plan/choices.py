@@ -12,6 +12,8 @@ from functools import cache
 from memopt._extension import HAS_NATIVE
 from memopt.assignment import Choice
 
+ONLY_RECIPES = Choice(recipes=HAS_NATIVE)
+"""Recipes alone, where there is the native library, which has them."""
 _RECIPES = (False, True) if HAS_NATIVE else (False,)
 CHOICES = tuple(Choice(recipes, checkpoint) for checkpoint in (False, True) for recipes in _RECIPES)
 """The choices without offloading or parts: keep, recipes, checkpoint, recipes inside a checkpoint.
@@ -26,14 +28,14 @@ EACH = ""
 CHUNKED = "<parts in chunks>"
 """The name for the parts that are regions in chunks of rows, where the block has such."""
 
-LEAST = Choice(recipes=HAS_NATIVE, checkpoint=True)
+LEAST = replace(ONLY_RECIPES, checkpoint=True)
 """The choice that keeps least between forward and backward."""
 WITH_PARTS = (
     *(Choice(recipes, parts=(level,)) for level in LEVELS for recipes in _RECIPES),
     replace(LEAST, parts=(INSIDE,)),
 )
 IN_CHUNKS = (
-    Choice(recipes=HAS_NATIVE, parts=(CHUNKED,)),
+    replace(ONLY_RECIPES, parts=(CHUNKED,)),
     replace(LEAST, parts=(CHUNKED,)),
     replace(LEAST, parts=(INSIDE, CHUNKED)),
 )
@@ -44,19 +46,17 @@ SHARING = (
         for recipes in _RECIPES
     ),
     replace(LEAST, parts=(EACH, INSIDE)),
-)
-"""Choices for consecutive calls that share one region."""
-SHARING_IN_CHUNKS = (
     replace(LEAST, parts=(EACH, CHUNKED)),
     replace(LEAST, parts=(EACH, INSIDE, CHUNKED)),
 )
+"""Choices for consecutive calls that share one region."""
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 
 
 @cache
-def choices_with(offload: bool, chunks: bool = False) -> tuple[Choice, ...]:
-    """All that a plan may choose from for one call."""
-    alone = (*CHOICES, *WITH_PARTS, *(IN_CHUNKS if chunks and HAS_NATIVE else ()))
+def choices_with(offload: bool) -> tuple[Choice, ...]:
+    """All that a plan may choose from for one call, where its block has the parts."""
+    alone = (*CHOICES, *WITH_PARTS, *IN_CHUNKS)
     if not offload:
         return alone
     away = [
@@ -68,14 +68,13 @@ def choices_with(offload: bool, chunks: bool = False) -> tuple[Choice, ...]:
 
 
 @cache
-def sharing_with(offload: bool, chunks: bool = False) -> tuple[Choice, ...]:
+def sharing_with(offload: bool) -> tuple[Choice, ...]:
     """All that a plan may choose from for calls that share a region, which the native library
     makes.
     """
     if not HAS_NATIVE:
         return ()
-    every = (*SHARING, *(SHARING_IN_CHUNKS if chunks else ()))
-    return (*every, *(replace(choice, offload=1.0) for choice in every if offload))
+    return (*SHARING, *(replace(choice, offload=1.0) for choice in SHARING if offload))
 
 
 def inside(choice: Choice) -> Choice:

@@ -16,6 +16,7 @@ from memopt._plan.shared import fixed_choices
 from memopt._plan.solver import BelowFloor, Option, Timeline, solve
 from memopt._plan.terms import Terms, as_chosen, evaluated, link_times, problem, questions, uniform
 from memopt.assignment import Assignment, Choice, Paths
+from memopt.memory.sizes import at_least
 
 # How often a plan is predicted, and solved again with what that taught.
 _MOST_ROUNDS = 8
@@ -47,6 +48,16 @@ class BudgetTooSmall(ValueError):
         """The least budget that a plan was found for."""
 
 
+def too_much_measured(measured: int, budget: int, what: str) -> BudgetTooSmall:
+    """The error where no step took as little as predicted. `what`: the last one that was tried."""
+    needed, got = at_least(measured, budget)
+    return BudgetTooSmall(
+        f"plan: budget must be at least what a step takes, got {got}, but {needed} "
+        f"were measured with the last {what} that was predicted to fit",
+        measured,
+    )
+
+
 def choose_plan(profile: Profile, budget: int, look: Look, terms: Terms) -> tuple[Chosen, bool]:
     """The plan with the least added time; and whether it is within the budget. Else it is the one
     that needs least.
@@ -68,7 +79,7 @@ def choose_plan(profile: Profile, budget: int, look: Look, terms: Terms) -> tupl
         else:
             now = _again(profile, terms, solution)
             aim = min(aim, budget) - max(0, chosen.peak - max(now.peak, budget))
-    for choice, head in product(CHOICES, range(1 + (terms.head and profile.has_head))):
+    for choice, head in product(CHOICES, range(1 + profile.has_head)):
         solution = uniform(profile, choice, terms, head=bool(head))
         if _ways(solution) not in found and _may_be_faster(solution, found.values(), budget):
             found[_ways(solution)] = _predicted(profile, solution, look, terms)
@@ -80,8 +91,7 @@ def choose_plan(profile: Profile, budget: int, look: Look, terms: Terms) -> tupl
     if least.peak > budget and terms.place is not None:
         if not terms.in_step:
             return choose_plan(profile, budget, look, replace(terms, in_step=True))
-        here = Terms(head=terms.head, chunks=terms.chunks)
-        staying, fits = choose_plan(profile, budget, look, here)
+        staying, fits = choose_plan(profile, budget, look, Terms())
         if staying.peak < least.peak:
             return staying, fits
     return replace(least, solution=timed), least.peak <= budget
@@ -240,7 +250,7 @@ def _with_groups(profile: Profile, budget: int, terms: Terms) -> Iterator[Timeli
                     choice = terms.every[number]
                     yield option_of(profile, first, count, choice, with_recipes=with_recipes)
 
-            asked = profile.grouped(groups, link_times(profile, terms), options, terms.head)
+            asked = profile.grouped(groups, link_times(profile, terms), options)
             try:
                 found: Timeline = solve(asked, budget)
             except BelowFloor as error:

@@ -8,7 +8,7 @@ from typing import Any
 from memopt._compile import compile
 from memopt._errors import in_the_name_of
 from memopt._plan import ranks
-from memopt._plan.choose import BudgetTooSmall
+from memopt._plan.choose import BudgetTooSmall, too_much_measured
 from memopt._plan.live import Live
 from memopt._progress import doing, progress
 from memopt.memory.allocator import most_above
@@ -54,7 +54,7 @@ class CompiledPlan(Shown):
         title = f"{type(self.live.step.model).__name__}, compiled, within {as_text(self.budget)}"
         return Tables(f"{title}\n{peak}", [Section("", ("Part", "bytes"), parts)], ())
 
-    @in_the_name_of("CompiledPlan.apply", "memopt.plan", "compile")
+    @in_the_name_of("CompiledPlan.apply", "plan", "compile")
     @progress("CompiledPlan.apply")
     def apply(self, **options: Any) -> Any:
         """Compile the model, run a step of it, and measure its peak. If that is above the budget,
@@ -80,12 +80,7 @@ class CompiledPlan(Shown):
             self.graph_budget -= measured - self.budget
             if self.graph_budget <= 0:
                 break
-        needed, got = at_least(measured, self.budget)
-        raise BudgetTooSmall(
-            f"memopt.plan: budget must be at least what a step takes, got {got}, but {needed} "
-            "were measured with the last graph that was predicted to fit",
-            measured,
-        )
+        raise too_much_measured(measured, self.budget, "graph")
 
     def _above(self, step: Step, compiled: Any) -> int:
         """The most bytes of a forward and a backward above what is there already."""
@@ -100,7 +95,7 @@ class CompiledPlan(Shown):
                     step.forward(batch, compiled).backward()  # is compiled
             except torch._dynamo.exc.FailOnRecompileLimitHit as error:
                 raise RuntimeError(
-                    "memopt.plan: a compiled step cannot be measured where PyTorch compiles the "
+                    "plan: a compiled step cannot be measured where PyTorch compiles the "
                     "model no more: in this process it did so "
                     f"{torch._dynamo.config.recompile_limit} times "
                     "(torch._dynamo.config.recompile_limit). Call torch._dynamo.reset() before"
@@ -130,7 +125,7 @@ def compiled_plan(live: Live, budget: int) -> CompiledPlan:
     if base + max(optimizer, 1) > budget:
         needed, got = at_least(base + optimizer, budget)
         raise BudgetTooSmall(
-            f"memopt.plan: budget must be above {needed}, which weights, gradients, optimizer "
+            f"plan: budget must be above {needed}, which weights, gradients, optimizer "
             f"states and the batch take, got {got}",
             base + optimizer,
         )
@@ -145,7 +140,7 @@ def _too_small(error: BaseException, plan: CompiledPlan) -> BudgetTooSmall | Non
         return None
     said = text[start:].splitlines()[0]
     return BudgetTooSmall(
-        f"memopt.plan: of a budget of {as_text(plan.budget)} there are left for a compiled graph "
+        f"plan: of a budget of {as_text(plan.budget)} there are left for a compiled graph "
         f"{as_text(plan.graph_budget)}: {said}",
         plan.budget,
     )

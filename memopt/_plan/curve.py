@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from memopt._extension import HAS_NATIVE
+from memopt._plan.choices import CHOICES
 from memopt._plan.choose import solved
 from memopt._plan.profile import Profile
 from memopt._plan.solver import Stage, evaluate
@@ -40,8 +40,6 @@ def curve_of(profile: Profile, terms: Terms, count: int, plain_peak: int | None 
     Args:
         plain_peak: that of a step without a plan, where it is known better than by the arithmetic.
     """
-    if count < 2:
-        raise ValueError(f"Plan.pareto: count must be at least 2, got {count}")
     least, fastest = (solved(profile, budget, terms) for budget in (0, UNLIMITED))
     step = (fastest.peak - least.peak) / (count - 1)
     between = (solved(profile, least.peak + int(step * n), terms) for n in range(1, count - 1))
@@ -54,11 +52,12 @@ def curve_of(profile: Profile, terms: Terms, count: int, plain_peak: int | None 
 def _settings(profile: Profile, terms: Terms) -> Iterator[Point]:
     for name, choice in (
         ("keep all", KEEP),
-        *((("recipes only", Choice(recipes=True)),) if HAS_NATIVE else ()),
+        ("recipes only", Choice(recipes=True)),
         ("each block checkpointed", Choice(checkpoint=True)),
     ):
-        solution = uniform(profile, choice, terms, head=choice.recipes and terms.head)
-        yield Point(name, solution.peak, solution.seconds)
+        if choice in CHOICES:
+            solution = uniform(profile, choice, terms, head=choice.recipes)
+            yield Point(name, solution.peak, solution.seconds)
     yield _segmented(profile, terms, math.isqrt(len(profile.paths)))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -10,20 +11,21 @@ import torch
 from torch import nn
 
 from memopt._accumulate import Accumulated, accumulate
-from memopt._accumulate.weight import Weight
-from memopt._errors import in_the_name_of
+from memopt._accumulate.weight import Weight, counter, total_of
+from memopt._errors import in_the_name_of, warn
 from memopt._plan import ranks
 from memopt._plan.api import live_of, plan
 from memopt._plan.choose import BudgetTooSmall
 from memopt._plan.least import least_peak
-from memopt._plan.live import BlocksLike
+from memopt._plan.live import BlocksLike, Live
 from memopt._plan.plan import Plan
 from memopt._plan.terms import Terms
 from memopt._progress import progress
-from memopt.memory.batches import as_dict, rows_of, slice_of
+from memopt.memory.batches import as_dict, part_of, rows_of, slice_of
 from memopt.memory.predicted.fits import largest_part
-from memopt.memory.sizes import as_bytes, as_text
+from memopt.memory.sizes import Size, as_bytes, as_text, at_least
 from memopt.memory.step import LossLike, StepFunction
+from memopt.memory.storages import tensors_in
 from memopt.show.sections import Tables
 from memopt.show.shown import Shown
 
@@ -40,6 +42,8 @@ class Fitted(Shown):
     """Rows of a micro-batch."""
     micro_batches: int
     """How many the sample has of them."""
+    batch_bytes: int
+    """The sample's, which the budget has room for."""
     _options: dict[str, Any]
 
     def __repr__(self) -> str:
@@ -60,8 +64,16 @@ class Fitted(Shown):
     @in_the_name_of("Fitted", "accumulate")
     def __call__(self, batch: Any) -> Accumulated:
         """Forward and backward of a batch, in micro-batches; the gradients are those of the whole.
-        See `memopt.accumulate`. The optimizer's step is yours.
+        See `memopt.accumulate`. The optimizer's step is yours. A batch of more bytes than the one
+        that was planned with is warned of.
         """
+        nbytes = _bytes_of(batch)
+        if nbytes > self.batch_bytes:
+            warn(
+                "Fitted: a batch must be no larger than the one that was planned with, "
+                f"{as_text(self.batch_bytes)}, got {as_text(nbytes)}: its step may take more than "
+                "the budget"
+            )
         return accumulate(self.model, batch, micro_batch=self.micro_batch, **self._options)
 
     def undo(self) -> None:
@@ -69,7 +81,7 @@ class Fitted(Shown):
         self.plan.undo()
 
 
-@in_the_name_of("memopt.fit", "memopt.plan", "assign", "convert", "checkpoint_wrapper")
+@in_the_name_of("fit", "accumulate", "plan", "assign", "convert", "checkpoint_wrapper")
 @progress("memopt.fit")
 def fit(
     model: nn.Module,
@@ -94,11 +106,12 @@ def fit(
             optimizer.step()
             optimizer.zero_grad()
 
-    The rows are shared evenly among as few micro-batches as there can be.
+    The rows are shared among as few micro-batches as there can be.
 
     Args:
         model: changed in place; `Fitted.undo` gives it back. With values.
-        batch: of the size that training has.
+        batch: of the size that training has. It is not held: what `Fitted.plan` predicts later is
+            predicted without its values.
         budget: for all of a step's memory. Bytes or a string, such as "40GiB".
         optimizer: the one that trains the model's parameters.
         loss, step, autocast: see `memopt.plan`.
@@ -109,54 +122,74 @@ def fit(
         BudgetTooSmall: a ValueError: one row does not fit.
         TypeError, ValueError: as `memopt.plan` and `memopt.accumulate`. The model is as before.
     """
-    wanted = as_bytes("memopt.fit: budget", budget)
+    wanted = as_bytes("fit: budget", budget)
     batch = as_dict(batch)
-    rows = rows_of("memopt.fit", batch)
+    rows = rows_of("fit", batch)
+    count = counter(weight, "labels", -100)
     live = live_of(model, batch, optimizer, loss, blocks, autocast, step=step)
+    if live.runs:
+        total_of(count, batch)
     live.probe()
     most = ranks.least(largest_part(live.step, wanted, partial(least_peak, live, terms=Terms())))
+    options: dict[str, Any] = {
+        "optimizer": optimizer,
+        "loss": loss,
+        "step": step,
+        "blocks": blocks,
+        "autocast": autocast,
+    }
     if most == 0:
-        sample, parts = slice_of(batch, 0, min(2, rows)), min(2, rows)
-        try:
-            with in_the_name_of("memopt.fit", "memopt.plan"):  # it raises, and says why
-                plan(
-                    model,
-                    sample,
-                    wanted,
-                    optimizer=optimizer,
-                    loss=loss,
-                    step=step,
-                    blocks=blocks,
-                    autocast=autocast,
-                    micro_batches=parts,
-                    measure=False,
-                )
-        except BudgetTooSmall:
-            raise
-        except Exception as error:
-            raise BudgetTooSmall(
-                f"memopt.fit: budget must hold a step of the whole batch where the model takes no "
-                f"fewer rows, got {as_text(wanted)}; with fewer it raises "
-                f"{type(error).__name__}: {error}",
-                wanted,
-            ) from error
-        raise BudgetTooSmall(
-            f"memopt.fit: budget must hold a step of one row, got {as_text(wanted)}", wanted
-        )
-    count = -(-rows // most)
-    size = -(-rows // count)
+        raise _too_small(live, wanted, options)
+    number = -(-rows // most)
+    size = -(-rows // number)
     chosen = plan(
         model,
         slice_of(batch, 0, min(2 * size, rows)),
         wanted,
-        optimizer=optimizer,
-        loss=loss,
-        step=step,
-        blocks=blocks,
-        autocast=autocast,
-        micro_batches=1 if count == 1 else 2,
+        **options,
+        micro_batches=1 if number == 1 else 2,
         steps=steps,
     )
     chosen.apply()
-    options = {"loss": loss, "step": step, "weight": weight, "autocast": autocast}
-    return Fitted(model, chosen, size, count, options)
+    of_batches = {"loss": loss, "step": step, "weight": weight, "autocast": autocast}
+    return Fitted(model, chosen, size, number, _bytes_of(batch), of_batches)
+
+
+def _bytes_of(batch: Any) -> int:
+    return sum(tensor.nbytes for tensor in tensors_in(as_dict(batch)))
+
+
+def _too_small(live: Live, wanted: Size, options: Mapping[str, Any]) -> BudgetTooSmall:
+    """The error where no micro-batch fits: what one takes of as few rows as the model does, of 1,
+    2, 4 and so on.
+
+    Args:
+        options: of `plan`, which says more of a budget below its floor.
+    """
+    rows, size = rows_of("fit", live.step.batch), 1
+    refused: Exception | None = None
+    while size == 1 or 2 * size <= rows:
+        sample, rest = part_of(live.step.batch, min(2 * size, rows))
+        parts = min(2, rows)
+        try:
+            plan(live.step.model, sample, wanted, micro_batches=parts, measure=False, **options)
+        except BudgetTooSmall as error:
+            return error
+        except Exception as error:
+            refused, size = refused or error, 2 * size
+            continue
+        step = replace(live.step, batch=sample, micro_batches=parts)
+        least = rest + least_peak(live, step, terms=Terms())
+        needed, got = at_least(least, wanted)
+        return BudgetTooSmall(
+            f"fit: budget must be at least {needed}, for micro-batches of {size} "
+            f"row{'s' * (size > 1)} beside the whole batch, got {got}",
+            least,
+        )
+    whole = BudgetTooSmall(
+        f"fit: budget must hold a step of the whole batch where the model takes no fewer rows, got "
+        f"{as_text(wanted)}; with fewer it raises {type(refused).__name__}: {refused}",
+        least_peak(live, replace(live.step, micro_batches=1), terms=Terms()),
+    )
+    whole.__cause__ = refused
+    return whole

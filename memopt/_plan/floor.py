@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
-from memopt._extension import HAS_NATIVE
+from memopt._plan.choices import LEAST
 from memopt._plan.choose import BudgetTooSmall, Chosen, solved
 from memopt._plan.live import Live
 from memopt._plan.profile import Profile
@@ -37,7 +36,7 @@ def too_small(
     largest_first = sorted(parts.items(), key=lambda item: -item[1])
     floor, got = at_least(least.peak, budget)
     lines = [
-        f"memopt.plan: budget must be at least {floor}, the floor, got {got}",
+        f"plan: budget must be at least {floor}, the floor, got {got}",
         f"  the floor's peak is in {_PHASES.get(phase, phase)}:",
         *(f"    {as_text(nbytes)} of {in_words(name)}" for name, nbytes in largest_first if nbytes),
     ]
@@ -60,17 +59,19 @@ def _on_chunks(profile: Profile, terms: Terms, least: Chosen) -> Iterator[str]:
     """Say what runs in chunks of rows in the plan that needs least, and the floors without."""
     heads = least.assignment.heads
     parts = set(least.assignment.where(lambda choice: choice.chunks is not None))
+    first = profile.uncorrected()
     for said, is_there, others in (
-        (f"the head in chunks ({', '.join(heads)})", bool(heads), replace(terms, head=False)),
+        (f"the head in chunks ({', '.join(heads)})", bool(heads), first.without_head()),
         (
             f"MLPs in chunks (in {len(parts)} of {len(profile.blocks)} blocks)",
             bool(parts),
-            replace(terms, chunks=False),
+            first.without_rows(),
         ),
     ):
-        without = solved(profile.uncorrected(), 0, others).peak if is_there else 0
+        without = solved(others, 0, terms).peak if is_there else 0
         if without > least.peak:
-            yield f"  it has {said}: without, the floor is about {as_text(without)}"
+            bound, _ = at_least(without, least.peak)  # rounded up, as the floor itself is
+            yield f"  it has {said}: without, the floor is about {bound}"
 
 
 def _peak_of(least: Chosen, trace: Trace) -> tuple[str, Counter[str], tuple[Large, ...]]:
@@ -115,7 +116,7 @@ def _remedies(live: Live, in_chunks: Profile | None) -> list[str]:
         for part in parts.rows
     }
     fates = Fates(
-        recipes=HAS_NATIVE,
+        recipes=LEAST.recipes,
         checkpoint="all",
         chunks=max((count or 1 for count in rows.values()), default=None),
         rows=tuple(rows),

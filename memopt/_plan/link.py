@@ -46,7 +46,7 @@ def speeds_to(place: Place, device: torch.device, runs: bool) -> Speeds:
 
 def _timed(place: Place, device: torch.device) -> list[tuple[int, float]]:
     """Bytes and seconds, out and back, until now."""
-    directory = directory_of("memopt.plan: offload", place)
+    directory = directory_of("plan: offload", place)
     for row in offload_stats(wait=True).places:
         if row.directory == directory and torch.device(row.device).type == device.type:
             return [(way.bytes_timed, way.busy_seconds) for way in (row.out, row.back)]

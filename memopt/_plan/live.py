@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,27 +12,29 @@ from torch import nn
 from memopt._checkpoint.blocks import is_layer
 from memopt._checkpoint.chosen_modules import Modules, as_predicate, choose_modules
 from memopt._checkpoint.measured import idle_modules
-from memopt._checkpoint.probe import cannot_run_again
 from memopt._checkpoint.row_stand_ins import row_modules_among
 from memopt._convert.head import find_heads, probed_heads
 from memopt._extension import HAS_NATIVE
 from memopt._plan import ranks
-from memopt._plan.found import found_blocks
+from memopt._plan.choices import ONLY_RECIPES
+from memopt._plan.found import cannot_be_regions, found_blocks
 from memopt._plan.observe import Observed, predicted, watched
 from memopt._plan.parts import BlockParts, block_parts, chunks_for, row_candidates
-from memopt._plan.profile import Profile, StepSeconds
+from memopt._plan.profile import Profile, StepSeconds, check_skips_some
 from memopt._plan.samples import profile_of
 from memopt._plan.seconds import TimedStages, measured_seconds
 from memopt._plan.terms import Terms, uniform
 from memopt.applied import assigned
-from memopt.assignment import KEEP, Assignment, Choice
+from memopt.assignment import KEEP, Assignment
 from memopt.memory.allocator import free_bytes, most_above
+from memopt.memory.batches import Unheld
+from memopt.memory.calls.measure import without_optimizer
 from memopt.memory.parallel import bucket_bytes, is_sharded, used_map_bytes
 from memopt.memory.paths import is_inside
 from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.predicted.predict import Looks
 from memopt.memory.speed import speed_of
-from memopt.memory.step import Step
+from memopt.memory.step import Step, with_its_buffers
 from memopt.memory.unchanged import Written, unchanged
 
 BlocksLike = Modules | Sequence[str] | None
@@ -67,11 +68,38 @@ class Live:
     allocator's bytes are measured, no mode may be on that sees it.
     """
 
-    chunks: bool = True
+    chunks: bool = HAS_NATIVE
     """Whether the head and parts of blocks may run in chunks of rows."""
 
     no_regions: dict[str, str] = field(default_factory=dict)
     """Blocks that cannot be recomputed as they ran, and why, once that is known."""
+    _unheld: Unheld | None = None
+    """The batch, once its memory was let go of."""
+    _ran: bool = False
+    """Whether the step runs with that batch."""
+
+    def let_go(self) -> None:
+        """Hold no memory of the batch any more: it would be there beside those of training. What is
+        predicted from then on is without its values, and nothing runs; see `take_back`.
+        """
+        if self._unheld is None:
+            self._unheld, self._ran = Unheld(self.step.batch), self.runs
+        self.step, self.runs = replace(self.step, batch=self._unheld.without_values), False
+
+    def take_back(self) -> None:
+        """Have the batch again, if somebody else has held it."""
+        batch = None if self._unheld is None else self._unheld.found()
+        if batch is not None:
+            self.step, self.runs, self._unheld = replace(self.step, batch=batch), self._ran, None
+
+    def _check_batch(self, error: Exception | None = None) -> None:
+        """Raises ValueError where a step has to run, or needs values, and the batch is gone."""
+        if self._unheld is not None and not self.runs:
+            raise ValueError(
+                f"{self.step.who}: the batch that the plan was made with must still be there, "
+                f"since a step of {type(self.step.model).__name__} looks at values, got none: "
+                "nobody has held it since the plan was applied; make the plan anew"
+            ) from error
 
     def probe(self) -> None:
         """Find the blocks that cannot be regions, by a forward of the model. Nothing where it has
@@ -80,16 +108,7 @@ class Live:
         self.no_regions = self._cannot_run_again(self.blocks)
 
     def _cannot_run_again(self, paths: Sequence[str]) -> dict[str, str]:
-        if not paths or not self.runs or is_sharded(self.step.model):
-            return {}
-        modules = dict(self.step.model.named_modules())
-        with unchanged(*self.step.roots, written=Written()):
-            found = cannot_run_again(
-                self.step.model,
-                lambda: self.step.output(self.step.batches()[0]),
-                {path: modules[path] for path in paths},
-            )
-        return ranks.joined_ranks(found)
+        return cannot_be_regions(self.step, paths) if self.runs else {}
 
     def look(self, assignment: Assignment) -> Observed:
         """A step with an assignment: predicted, or where it asks for values watched. The most bytes
@@ -99,7 +118,7 @@ class Live:
         return self._looked(lambda: self._look(possible))
 
     def _looked(self, look: Callable[[], Observed]) -> Observed:
-        observed = self.looks.depth.run(look, lambda o: len(o.ledger.ops))
+        observed = self.looks.depth.run(look, lambda o: len(o.ledger.ops), check_skips_some)
         self.written.add(observed.written.tensors)
         nbytes, buckets = observed.nbytes, bucket_bytes(self.entry)
         used = used_map_bytes(self.entry)  # above the base, where a step that runs has it
@@ -137,7 +156,7 @@ class Live:
     def heads(self) -> tuple[str, ...]:
         """The linears outside of blocks whose logits can be computed in chunks with their loss."""
         if self._heads is None:
-            self._heads = ranks.first(self._found_heads() if self.chunks and HAS_NATIVE else ())
+            self._heads = ranks.first(self._found_heads() if self.chunks else ())
         return self._heads
 
     def _found_heads(self) -> tuple[str, ...]:
@@ -185,7 +204,7 @@ class Live:
         by block.
         """
         tree, modules = plain.tree, dict(self.step.model.named_modules())
-        if tree is None or not self.chunks or not HAS_NATIVE:
+        if tree is None or not self.chunks:
             return {}
         found = {}
         for block in blocks:
@@ -205,11 +224,13 @@ class Live:
         if self.predictable:
             try:
                 return predicted(self.step, assignment, self.blocks, self.target, self.looks)
-            except DependsOnValues:
+            except DependsOnValues as error:
+                self._check_batch(error)
                 if not self.runs:
                     raise
                 self.predictable = False
-        with assigned(self.step.model, assignment.staying()):
+        self._check_batch()
+        with self.looks.facts(self.step), assigned(self.step.model, assignment.staying()):
             return watched(self.step, self.blocks)
 
     def profile(self) -> Profile:
@@ -221,7 +242,7 @@ class Live:
             above = [(sample, observed.nbytes.above) for sample, observed in samples]
             # Where some blocks have recipes the others pay as well, since what they save passes a
             # hook too. So each is timed without the other.
-            for choice in dict.fromkeys((KEEP, Choice(recipes=HAS_NATIVE))):
+            for choice in dict.fromkeys((KEEP, ONLY_RECIPES)):
                 # The head, which is in chunks in the samples, is whole in these.
                 whole = uniform(profile, choice, Terms()).peak - profile.base
                 above.append((profile.uniform(choice), whole))
@@ -248,7 +269,7 @@ class Live:
         for number in range(self.steps):
             for sample in samples:
                 assignment = profile.handed_on(sample, number)
-                with assigned(self.step.model, assignment):
+                with self.looks.facts(self.step), assigned(self.step.model, assignment):
                     self._seconds()
                     timed = self._seconds()
                 stages = ranks.with_longest(timed.stages)
@@ -270,23 +291,21 @@ class Live:
                 lambda: watched(self.step, self.blocks), lambda o: len(o.ledger.ops)
             )
             return ranks.most(observed.nbytes.above)
-        step = copy.copy(self.step)
-        if self.entry is not None:
-            step.model = self.entry
+        step = self.step if self.entry is None else replace(self.step, model=self.entry)
 
         def run() -> None:
             for batch in step.batches():
                 step.forward_and_backward(batch)
 
         with unchanged(*step.roots, written=self.written):
-            buffers = [*map(id, step.model.buffers())]
-            above = self.looks.depth.run(lambda: most_above(device, run), lambda above: above)
-            if buffers != [*map(id, step.model.buffers())]:  # see watched()
-                above = self.looks.depth.run(lambda: most_above(device, run), lambda above: above)
+            above = with_its_buffers(
+                step.model,
+                lambda: self.looks.depth.run(lambda: most_above(device, run), lambda above: above),
+            )
         return ranks.most(above)
 
 
-def blocks_of(step: Step, blocks: BlocksLike, target: str) -> tuple[str, ...]:
+def blocks_of(step: Step, blocks: BlocksLike, target: str, runs: bool = False) -> tuple[str, ...]:
     """The paths of a model's blocks: given, or found (found.py).
 
     Raises:
@@ -297,26 +316,27 @@ def blocks_of(step: Step, blocks: BlocksLike, target: str) -> tuple[str, ...]:
     if isinstance(blocks, (list, tuple)) and all(isinstance(path, str) for path in blocks):
         paths = _given(step, blocks)
     elif blocks is None:
-        paths = found_blocks(step, target)
+        paths = found_blocks(step, target, runs)
         if not paths:
             raise ValueError(
-                "memopt.plan: model must have blocks (an nn.ModuleList, nn.Sequential or "
+                "plan: model must have blocks (an nn.ModuleList, nn.Sequential or "
                 "nn.ModuleDict of modules of one class, or modules whose regions lower the peak), "
                 f"or blocks= must name them, got {type(model).__name__} without"
             )
     else:
-        predicate = as_predicate("memopt.plan: blocks", cast("Modules | None", blocks))
-        paths = tuple(path for path, _ in choose_modules("memopt.plan", model, predicate).modules)
+        predicate = as_predicate("plan: blocks", cast("Modules | None", blocks))
+        paths = tuple(
+            path for path, _ in choose_modules(replace(step, batch=None), predicate).modules
+        )
     if not paths:
         raise ValueError(
-            f"memopt.plan: blocks must choose submodules of the model, got none in "
-            f"{type(model).__name__}"
+            f"plan: blocks must choose submodules of the model, got none in {type(model).__name__}"
         )
     for path in paths:
         around = next((other for other in paths if is_inside(path, other)), None)
         if around is not None:
             raise ValueError(
-                f"memopt.plan: no block may be inside another, got {path!r} inside {around!r}"
+                f"plan: no block may be inside another, got {path!r} inside {around!r}"
             )
     return paths
 
@@ -326,17 +346,17 @@ def _given(step: Step, blocks: Sequence[Any]) -> tuple[str, ...]:
     missing = [path for path in blocks if path not in modules or not path]
     if missing or not blocks:
         raise ValueError(
-            "memopt.plan: blocks must be paths of the model's submodules, got "
+            "plan: blocks must be paths of the model's submodules, got "
             f"{missing[0] if missing else 'none'!r}"
         )
     twice = next((path for path, count in Counter(blocks).items() if count > 1), None)
     if twice is not None:
-        raise ValueError(f"memopt.plan: blocks must name each module once, got {twice!r} twice")
-    idle = idle_modules("memopt.plan", step.model, step.batch, step.loss, blocks, step.function)
+        raise ValueError(f"plan: blocks must name each module once, got {twice!r} twice")
+    idle = idle_modules(without_optimizer(step), blocks)
     if idle:
         path, why = next(iter(idle.items()))
         raise ValueError(
-            "memopt.plan: blocks must be called in the model's forward with gradients enabled, got "
+            "plan: blocks must be called in the model's forward with gradients enabled, got "
             f"{path!r}, which the batch {why}"
         )
     return tuple(map(str, blocks))

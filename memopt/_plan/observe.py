@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
@@ -22,10 +21,9 @@ from memopt.memory.calls.record import CallRecorder
 from memopt.memory.calls.tree import CallTree
 from memopt.memory.ledger import Ledger
 from memopt.memory.peak import of_optimizer
-from memopt.memory.predicted.hollow import CUDA_GRANULARITY
 from memopt.memory.predicted.predict import Looks, hollow_step
 from memopt.memory.speed import speed_of
-from memopt.memory.step import Step, tensor_attributes
+from memopt.memory.step import Step, with_its_buffers
 from memopt.memory.unchanged import Written, unchanged
 
 
@@ -91,11 +89,10 @@ def predicted(
         return stack
 
     put = partial(assign, assignment=assignment.staying())
-    step = replace(step, watching=lambda: watches[0].of_function())
-    found = hollow_step(step, put, target, watch, looks.primed)
-    looks.primed = found.primed
-    observed = _observed(found.ledger, watches[0], step)
-    tree = recorders[0].tree() if recorders else None
+    step = replace(step, watching=lambda: watches[-1].of_function())
+    found = hollow_step(step, put, target, watch, looks)
+    observed = _observed(found.ledger, watches[-1], step)
+    tree = recorders[-1].tree() if recorders else None
     return replace(observed, written=found.written, tree=tree, given=given[-1])
 
 
@@ -104,16 +101,10 @@ def watched(step: Step, blocks: Sequence[str]) -> Observed:
 
     All that it changes is put back.
     """
-    alone = copy.copy(step)
-    alone.optimizer, alone.set_to_none = None, True
+    alone = step.alone()
     with unchanged(*step.roots) as before:
-        if next(tensor_attributes(step.model), None) is not None:
-            alone.run()  # forward exchanges them: they are then what the step before left
-        buffers = [*map(id, step.model.buffers())]
-        ledger, watch = _traced(step, alone, blocks)
-        if buffers != [*map(id, step.model.buffers())]:
-            # So it does with these, and those that were there before are held to be put back.
-            ledger, watch = _traced(step, alone, blocks)
+        alone.settle()
+        ledger, watch = with_its_buffers(step.model, lambda: _traced(step, alone, blocks))
     observed = _observed(ledger, watch, step)
     nbytes = observed.nbytes
     states, most = of_optimizer(step)
@@ -138,8 +129,7 @@ def _traced(step: Step, alone: Step, blocks: Sequence[str]) -> tuple[Ledger, Wat
         alone: the step without its optimizer.
     """
     device = device_of(step.who, step.model, step.batch)
-    granularity = CUDA_GRANULARITY if device.type == "cuda" else 1
-    ledger = Ledger(step.model, granularity, device.type)
+    ledger = Ledger(step.model, device.type)
     watch = Watch(step.model, blocks, lambda: moment_of(ledger))
     step.adopt(ledger)
     ledger.restart()
@@ -153,7 +143,7 @@ def _observed(ledger: Ledger, watch: Watch[Position], step: Step) -> Observed:
     check_runs_once(watch)
     if not watch.calls or watch.start is None:
         raise ValueError(
-            "memopt.plan: blocks must be called in the model's forward with gradients enabled, "
+            "plan: blocks must be called in the model's forward with gradients enabled, "
             f"got {', '.join(watch.paths)}, which were not"
         )
     return Observed(

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from memopt._call_hooks import has_around_calls
 from memopt._checkpoint.other import says_that_it_checkpoints
 from memopt._class_patch import Patched
 from memopt._forwards import around_forward
@@ -36,18 +37,12 @@ def check_is_plain(who: str, model: nn.Module) -> None:
                 f"{_TURN_OFF}"
             )
         wrapped = isinstance(module, Patched) or around_forward(module) is not None
-        if wrapped or _has_scopes(module):
+        if wrapped or has_around_calls(module):
             where = f" at {path!r}" if path else ""
             raise ValueError(
                 f"{who}: model must be without regions and not converted, since a plan chooses "
                 f"both, got {type(module).__name__}{where}; {_UNDO}"
             )
-
-
-def _has_scopes(module: nn.Module) -> bool:
-    """Whether recipes or a plan are around its calls."""
-    hooks: dict[Any, Any] = module._forward_pre_hooks
-    return any(isinstance(key, str) and key.startswith("memopt") for key in hooks)
 
 
 def check_runs_once(watch: Watch[Any]) -> None:
@@ -56,7 +51,7 @@ def check_runs_once(watch: Watch[Any]) -> None:
     mine = [path for path in watch.paths if _runs_again(modules[path], watch.again)]
     if mine:
         raise ValueError(
-            "memopt.plan: model must not recompute its blocks in backward by itself, since a plan "
+            "plan: model must not recompute its blocks in backward by itself, since a plan "
             f"chooses them, got checkpointing of its own around {_listed(mine)}; {_TURN_OFF}"
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,11 +11,12 @@ from typing import Any
 
 from torch import nn
 
+from memopt._arguments import as_path, check_count, check_flags
 from memopt._checkpoint.caches import note_on_caches
 from memopt._checkpoint.probe import left_out
 from memopt._errors import in_the_name_of
 from memopt._plan import ranks, stored
-from memopt._plan.choose import BudgetTooSmall, Chosen, choose_plan
+from memopt._plan.choose import Chosen, choose_plan, too_much_measured
 from memopt._plan.curve import Curve, curve_of
 from memopt._plan.figure import draw_curve
 from memopt._plan.floor import too_small
@@ -31,8 +33,9 @@ from memopt.applied import Applied, assign
 from memopt.assignment import KEEP
 from memopt.memory.allocator import capacity_of
 from memopt.memory.batches import positions_of, resized
+from memopt.memory.parallel import without_ddp
 from memopt.memory.predicted.fits import largest
-from memopt.memory.sizes import as_bytes, as_text, at_least
+from memopt.memory.sizes import as_bytes, as_text
 from memopt.memory.trace import trace_of
 from memopt.place import copies_in_flight
 from memopt.show.figure import write_figure
@@ -51,18 +54,20 @@ class Plan(Shown, Planned):
     live: Live | None = field(default=None, repr=False)
     _applied: Applied | None = field(default=None, repr=False)
 
-    @in_the_name_of("Plan.apply", "memopt.plan", "assign", "convert", "checkpoint_wrapper")
+    @in_the_name_of("Plan.apply", "plan", "assign", "convert", "checkpoint_wrapper")
     @progress("Plan.apply")
     def apply(self, model: nn.Module | None = None, *, watch: bool = True) -> Plan:
         """Put the fates on a model, in place; `undo` takes them off.
 
         The model that the plan was made for then runs one forward and backward; all that these
         change is put back. If its peak is above the budget, a plan is made for a budget that is
-        lower by the difference, at most three times in all.
+        lower by the difference, at most three times in all. From then on the plan holds no memory
+        of the batch, which would be there beside those of training: where nobody else holds it,
+        later plans and sizes are predicted without its values, and no step of it runs.
 
         Args:
             model: default: the one that the plan was made for. Another one must have the same
-                blocks; nothing of it is measured.
+                blocks, also inside DistributedDataParallel; nothing of it is measured.
             watch: whether the step runs.
 
         Returns:
@@ -75,9 +80,13 @@ class Plan(Shown, Planned):
             BudgetTooSmall: what was measured is above the budget with every plan tried. The model
                 is as before.
         """
+        check_flags("Plan.apply", watch=watch)
         if self._applied is not None:
             raise ValueError("Plan.apply: the plan must not be on a model already; undo it first")
+        model = model if model is None else without_ddp(model)
         is_own = self.live is not None and model in (None, self.live.step.model)
+        if self.live is not None:
+            self.live.take_back()
         if model is None:
             if self.live is None:
                 raise TypeError("Plan.apply: a loaded plan must be given a model, got None")
@@ -87,15 +96,19 @@ class Plan(Shown, Planned):
         self._check_copies()
         if self.live is None or not is_own or not watch or not self.live.runs:
             self._applied = assign(model, self.assignment)
+            self.measured_peak = None
         else:
             self._applied = self._apply_and_watch(self.live)
+        if self.live is not None and is_own:
+            self.live.let_go()
         return self
 
     def _apply_and_watch(self, live: Live) -> Applied:
         model = live.step.model
         budget = self.budget
         for _ in range(_MOST_TRIES):
-            put = assign(model, self.assignment)
+            with live.looks.facts(live.step):
+                put = assign(model, self.assignment)
             try:
                 above = live.watch()
             except BaseException:
@@ -112,27 +125,27 @@ class Plan(Shown, Planned):
             if not fits:
                 break
             self._take(chosen)
-        needed, got = at_least(measured, self.budget)
-        raise BudgetTooSmall(
-            f"memopt.plan: budget must be at least what a step takes, got {got}, but {needed} "
-            "were measured with the last plan that was predicted to fit",
-            measured,
-        )
+        raise too_much_measured(measured, self.budget, "plan")
 
-    @in_the_name_of("Plan.run_step", "memopt.plan")
+    @in_the_name_of("Plan.run_step", "plan")
     def run_step(self) -> None:
         """Run one forward and backward of the model that the plan was made for, with what is on it
         now; all that these change is put back.
 
         Raises:
-            ValueError: the plan was loaded, or its model or batch has no values.
+            ValueError: the plan was loaded, its model or batch has no values, or the plan is on its
+                model and nobody else has held the batch.
         """
+        if self.live is not None:
+            self.live.take_back()
         if self.live is None or not self.live.runs:
             raise ValueError(
                 "Plan.run_step: the plan must be of a model and a batch that can run, got "
-                f"{'a loaded one' if self.live is None else 'one of a model without values'}"
+                f"{'a loaded one' if self.live is None else 'one without values'}"
             )
         self.live.watch()
+        if self._applied is not None:
+            self.live.let_go()
 
     @in_the_name_of("Plan.undo", "undo")
     def undo(self) -> None:
@@ -149,15 +162,15 @@ class Plan(Shown, Planned):
         self._applied = None
         self.measured_peak = None
 
-    @in_the_name_of("Plan.within", "memopt.plan", "assign", "convert", "checkpoint_wrapper")
+    @in_the_name_of("Plan.within", "plan", "assign", "convert", "checkpoint_wrapper")
     @progress("Plan.within")
     def within(self, budget: int | str) -> Plan:
         """The plan for another budget, of the same numbers: nothing is timed again. Copies of
         offloading are those that may be under way now.
 
         Raises:
-            TypeError, ValueError: the plan was loaded, or it, another plan, regions or a conversion
-                are on its model.
+            TypeError, ValueError: the plan was loaded; it, another plan, regions or a conversion
+                are on its model; or steps of it cannot be predicted, and nobody has held the batch.
             BudgetTooSmall: there is none.
         """
         live = self._free("Plan.within")
@@ -179,12 +192,15 @@ class Plan(Shown, Planned):
         """Step time against peak over all budgets, with the usual settings; also drawn to `path`,
         a PNG, if there is one (which needs matplotlib).
         """
+        check_count("Plan.pareto", "count", count, least=2)
         curve = curve_of(self.profile, self.terms, count, self.plain_peak)
         if path is not None:
-            write_figure(Path(path), (8, 5), lambda figure: draw_curve(figure, self, curve))
+            write_figure(
+                as_path("Plan.pareto", path), (8, 5), lambda figure: draw_curve(figure, self, curve)
+            )
         return curve
 
-    @in_the_name_of("Plan.largest_batch", "memopt.plan", "assign", "convert", "checkpoint_wrapper")
+    @in_the_name_of("Plan.largest_batch", "plan", "assign", "convert", "checkpoint_wrapper")
     @progress("Plan.largest_batch")
     def largest_batch(self, budget: int | str | None = None, limit: int = 1 << 16) -> int:
         """The most rows with which some plan stays within a budget, as predicted.
@@ -202,22 +218,21 @@ class Plan(Shown, Planned):
         """
         return self._largest("Plan.largest_batch", 0, budget, limit)
 
-    @in_the_name_of(
-        "Plan.longest_sequence", "memopt.plan", "assign", "convert", "checkpoint_wrapper"
-    )
+    @in_the_name_of("Plan.longest_sequence", "plan", "assign", "convert", "checkpoint_wrapper")
     @progress("Plan.longest_sequence")
     def longest_sequence(self, budget: int | str | None = None, limit: int = 1 << 20) -> int:
         """The longest sequence with which some plan stays within a budget, as predicted. As
         `largest_batch`, but tensors are resized in their second dimension. Of a model with a table
         of positions its size is the limit.
         """
-        if self.live is not None:
-            limit = min(limit, positions_of(self.live.step.model, limit))
         return self._largest("Plan.longest_sequence", 1, budget, limit)
 
     def _largest(self, who: str, dim: int, budget: int | str | None, limit: int) -> int:
         live = self._free(who)
         wanted = self.budget if budget is None else as_bytes(f"{who}: budget", budget)
+        check_count(who, "limit", limit)
+        if dim:
+            limit = min(limit, positions_of(live.step.model, limit))
         make = resized(live.step.batch, dim, who)
         peak = partial(least_peak, live, terms=self.terms)
         return largest(live.step, make, wanted, limit, peak)
@@ -228,26 +243,42 @@ class Plan(Shown, Planned):
 
     def save(self, path: str | Path) -> None:
         """Write JSON, with the numbers that it was made of; see `load`."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
+        as_path("Plan.save", path).write_text(
+            json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """A plan that was saved, for `apply(model)` on a model of the same architecture.
 
         Raises:
-            ValueError: the file holds no plan.
+            ValueError: the file holds no plan, one of another format, or one that is damaged.
         """
-        return cls(**stored.fields_of(stored.read(Path(path))))
+        return cls(**stored.load(as_path("Plan.load", path)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle is what `save` writes: for another process, or `torch.save`."""
+        return _from_dict, (type(self), self.to_dict())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Plan:
+        other = memo[id(self)] = object.__new__(type(self))
+        vars(other).update(copy.deepcopy(vars(self), memo))
+        return other
 
     def to_html(self, path: str | Path | None = None, anatomy: PartOfPage | None = None) -> str:
         """Return one page that needs no network: the step's bytes with the plan, and below them
         those without it; also written to `path`, if there is one. With an `anatomy` (what
         `memopt.anatomy` returned) of the step without the plan, its tables come behind.
         """
+        file = None if path is None else as_path("Plan.to_html", path)
+        if anatomy is not None and not hasattr(anatomy, "parts_of_page"):
+            raise TypeError(
+                f"Plan.to_html: anatomy must be what memopt.anatomy returned, got {anatomy!r}"
+            )
         capacity = None if self.live is None else capacity_of(self.live.target)
         text = plan_page(self, self.pareto(), anatomy, capacity)
-        if path is not None:
-            Path(path).write_text(text)
+        if file is not None:
+            file.write_text(text)
         return text
 
     def _free(self, who: str) -> Live:
@@ -257,6 +288,7 @@ class Plan(Shown, Planned):
         if self._applied is not None and self._applied.model is self.live.step.model:
             raise ValueError(f"{who}: the plan must not be on its model; undo it first")
         check_is_plain(who, self.live.step.model)
+        self.live.take_back()
         return self.live
 
     def _take(self, chosen: Chosen) -> None:
@@ -289,6 +321,10 @@ class Plan(Shown, Planned):
                     f"Plan.apply: model must have the plan's blocks, got {type(model).__name__} "
                     f"with {found.get(path, 'nothing')} at {path!r} in place of {look}"
                 )
+
+
+def _from_dict(kind: type[Plan], data: dict[str, Any]) -> Plan:
+    return kind(**stored.fields_of(data))
 
 
 def made(live: Live, profile: Profile, budget: int, terms: Terms) -> Plan:

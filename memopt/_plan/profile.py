@@ -210,14 +210,12 @@ class Profile:
         only: Mapping[str, Choice] | None = None,
         *,
         with_recipes: bool,
-        head: bool = True,
     ) -> Problem:
         """State the problem for the solver: the stages before, of the calls, and after.
 
         Args:
             only: blocks with one choice.
             with_recipes: whether some block has recipes.
-            head: whether it may run in chunks.
         """
 
         def options(number: int, _: int) -> Iterator[Option]:
@@ -225,21 +223,19 @@ class Profile:
             mine = choices if only is None or path not in only else (only[path],)
             return (self.option(number, choice, with_recipes=with_recipes) for choice in mine)
 
-        return self.grouped([1] * len(self.paths), link, options, head)
+        return self.grouped([1] * len(self.paths), link, options)
 
     def grouped(
         self,
         groups: Sequence[int],
         link: LinkTimes,
         options_of: Callable[[int, int], Iterable[Option]],
-        head: bool = True,
     ) -> Problem:
         """State the problem with consecutive calls as one stage.
 
         Args:
             groups: how many calls each stage is of.
             options_of: the options of the stage that begins with a call, and is of so many.
-            head: whether it may run in chunks.
         """
         stages = [Stage((self._end(BEFORE),), self.gradients[0])]
         first = 0
@@ -247,7 +243,7 @@ class Profile:
             first += length
             options = tuple(options_of(first - length, length))
             stages.append(Stage(options, self.gradients[first]))
-        behind = (AFTER, WITH_HEAD) if head and self.has_head else (AFTER,)
+        behind = (AFTER, WITH_HEAD) if self.has_head else (AFTER,)
         stages.append(Stage(tuple(map(self._end, behind)), self.gradients[-1]))
         return Problem(tuple(stages), self.base, self.optimizer, link)
 
@@ -271,6 +267,15 @@ class Profile:
             exact={},
             exact_groups={},
         )
+
+    def without_head(self) -> Profile:
+        """Return it as it is where the head does not run in chunks."""
+        return replace(self, ends={n: end for n, end in self.ends.items() if n != WITH_HEAD})
+
+    def without_rows(self) -> Profile:
+        """Return it as it is where no part of a block runs in chunks of rows."""
+        parts = {path: replace(mine, rows=()) for path, mine in self.parts.items()}
+        return replace(self, parts=parts)
 
     def _end(self, name: str) -> Option:
         nbytes, seconds = self.ends[name]
@@ -337,10 +342,25 @@ def _median(seconds: Sequence[StageSeconds]) -> StageSeconds:
 def check_same_calls(first: Sequence[str], other: Sequence[str]) -> None:
     """Raises ValueError where a step calls other blocks than the first one did."""
     if other != first:
-        odd = Counter(first) - Counter(other) or Counter(other)
-        raise ValueError(
-            "memopt.plan: model must call the same blocks in every step, got one that calls "
-            f"{len(first)} and one that calls {len(other)} ({next(iter(odd))} differs); for a "
-            "model that skips layers by numbers of its own, turn that off for planning: the plan "
-            "holds for steps that skip some"
-        )
+        raise _other_calls(first, other)
+
+
+def check_skips_some(deepest: Observed, other: Observed) -> None:
+    """Raises ValueError where a step whose random numbers are others does more than to leave out
+    some of the calls.
+    """
+    calls = iter(deepest.paths)
+    if not all(path in calls for path in other.paths):
+        raise _other_calls(deepest.paths, other.paths)
+
+
+def _other_calls(first: Sequence[str], other: Sequence[str]) -> ValueError:
+    odd = next(
+        iter(Counter(first) - Counter(other) or Counter(other) - Counter(first)), "the order"
+    )
+    return ValueError(
+        "plan: model must call the same blocks in every step, got one that calls "
+        f"{len(first)} and one that calls {len(other)} ({odd} differs); for a "
+        "model that skips or mixes layers by numbers of its own, turn that off for planning: the "
+        "plan holds for steps that skip some"
+    )

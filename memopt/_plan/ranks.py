@@ -68,7 +68,7 @@ def with_most(nbytes: StepBytes) -> StepBytes:
         return nbytes
     if len({len(step.stages) for step in steps}) > 1:
         raise ValueError(
-            "memopt.plan: all ranks must plan a model with the same blocks, got "
+            "plan: all ranks must plan a model with the same blocks, got "
             f"{[len(step.stages) - 2 for step in steps]} calls of blocks"
         )
     return StepBytes(

@@ -33,21 +33,16 @@ class Terms:
     """Whether each block waits at its end until what it offloads has left: slower, and less is on
     its way at one time.
     """
-    head: bool = True
-    """Whether the head may run in chunks of rows with its loss."""
-    chunks: bool = True
-    """Whether parts of blocks may run in chunks of rows."""
 
     @property
     def choices(self) -> tuple[Choice, ...]:
         """Choices of one call."""
-        return choices_with(offload=self.place is not None, chunks=self.chunks)
+        return choices_with(offload=self.place is not None)
 
     @property
     def every(self) -> tuple[Choice, ...]:
         """Choices of one call, and behind them those of calls that share a region."""
-        offload = self.place is not None
-        return (*self.choices, *sharing_with(offload=offload, chunks=self.chunks))
+        return (*self.choices, *sharing_with(offload=self.place is not None))
 
 
 def problem(
@@ -61,9 +56,7 @@ def problem(
     """State the problem for the solver, with some of the choices. `only`: blocks with one.
     `with_recipes`: whether some block has recipes.
     """
-    return profile.problem(
-        choices, link_times(profile, terms), only, with_recipes=with_recipes, head=terms.head
-    )
+    return profile.problem(choices, link_times(profile, terms), only, with_recipes=with_recipes)
 
 
 def link_times(profile: Profile, terms: Terms) -> LinkTimes:

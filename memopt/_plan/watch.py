@@ -11,14 +11,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from memopt._checkpoint.flags import is_recomputing
 from memopt._compat import is_in_backward
 from memopt.memory.backwards import around_backward
 from memopt.memory.ledger import Ledger
 from memopt.memory.modules import seen_modules
-from memopt.memory.storages import Deferred
+from memopt.memory.storages import Deferred, tensors_in
 
 StampT = TypeVar("StampT")
 N = TypeVar("N", bound=float)
@@ -127,7 +126,7 @@ class Watch(Generic[StampT]):
             self.calls, self.start, self._turned = [], self.stamp(), False
 
     def _ended(self, module: nn.Module, args: Any, output: Any) -> None:
-        for tensor in _tensors(output):
+        for tensor in tensors_in(output):
             # A hook on what nobody has computed would have it computed.
             is_there = not isinstance(tensor, Deferred) or tensor.made() is not None
             if tensor.requires_grad and tensor.grad_fn is not None and is_there:
@@ -144,7 +143,7 @@ class Watch(Generic[StampT]):
         def entered(module: nn.Module, args: Any, kwargs: Any) -> None:
             if is_in_backward() or not torch.is_grad_enabled():
                 return
-            inputs = _tensors((args, kwargs))
+            inputs = tensors_in((args, kwargs))
             returned = [tensor for ref in self._returned if (tensor := ref()) is not None]
             follows = any(one is other for one in inputs for other in returned)
             call = BlockCall(path, _kind(module, inputs), self.stamp(), follows=follows)
@@ -168,14 +167,14 @@ class Watch(Generic[StampT]):
         if call is None:
             return
         call.end = self.stamp()
-        self._returned = [weakref.ref(tensor) for tensor in _tensors(output)]
+        self._returned = [weakref.ref(tensor) for tensor in tensors_in(output)]
 
         def begins(gradient: Tensor) -> None:
             self._turns(gradient)
             if call.backward is None and self._backward:
                 call.backward = self.stamp()
 
-        for tensor in _tensors(output):
+        for tensor in tensors_in(output):
             if tensor.requires_grad and tensor.grad_fn is not None:
                 tensor.register_hook(begins)
 
@@ -288,10 +287,6 @@ def turns_with(
 ) -> list[tuple[N, N]]:
     """Convert the stamps of backward passes; where none were watched, there is one."""
     return [(convert(b), convert(e)) for b, e in watch_turns] or [(turn, end)]
-
-
-def _tensors(value: object) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _kind(module: nn.Module, inputs: Sequence[Tensor]) -> Hashable:

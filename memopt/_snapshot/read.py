@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from memopt._arguments import as_path
 from memopt._snapshot.report import LargeBlock, Snapshot
 from memopt._snapshot.stacks import Frame, settled, users_line, where, written_category
 
@@ -57,13 +58,13 @@ def read_snapshot(path: str | Path, device: int = 0) -> Snapshot:
         ValueError: the file is no snapshot, or has nothing of this device.
         OSError: it cannot be read.
     """
-    snapshot = _loaded(Path(path))
+    snapshot = _loaded(as_path("anatomy.read_snapshot", path))
     segments = [s for s in snapshot["segments"] if s.get("device", 0) == device]
     traces = snapshot.get("device_traces", [])
     events = traces[device] if device < len(traces) else []
     if not segments and not events:
         raise ValueError(
-            f"memopt.anatomy.read_snapshot: device must be one of the snapshot's, got {device}"
+            f"anatomy.read_snapshot: device must be one of the snapshot's, got {device}"
         )
     blocks = [block for segment in segments for block in segment["blocks"]]
     active = [block for block in blocks if block["state"].startswith("active")]
@@ -158,12 +159,12 @@ def _loaded(path: Path) -> dict[str, Any]:
         raise
     except Exception as error:
         raise ValueError(
-            f"memopt.anatomy.read_snapshot: path must be a snapshot of PyTorch's, got {path}, "
+            f"anatomy.read_snapshot: path must be a snapshot of PyTorch's, got {path}, "
             f"which is none: {error}"
         ) from error
     if not isinstance(found, dict) or "segments" not in found:
         raise ValueError(
-            f"memopt.anatomy.read_snapshot: path must be a snapshot of PyTorch's, got {path}, "
+            f"anatomy.read_snapshot: path must be a snapshot of PyTorch's, got {path}, "
             'which has no "segments"'
         )
     return found

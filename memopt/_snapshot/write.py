@@ -18,7 +18,7 @@ _ROUND = 512
 _FIRST_ADDRESS = 1 << 32
 
 
-def write_snapshot(path: str | Path, pieces: Sequence[Piece]) -> None:
+def write_snapshot(path: Path, pieces: Sequence[Piece]) -> None:
     """Write pieces of memory to a file that PyTorch's viewer opens. Pieces of no bytes are left
     out.
     """
@@ -30,7 +30,7 @@ def write_snapshot(path: str | Path, pieces: Sequence[Piece]) -> None:
         "allocator_settings": {},
         "external_annotations": [],
     }
-    Path(path).write_bytes(pickle.dumps(snapshot))
+    path.write_bytes(pickle.dumps(snapshot))
 
 
 def _placed(pieces: Iterable[Piece]) -> Iterable[tuple[int, Piece]]:

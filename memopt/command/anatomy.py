@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -143,7 +142,7 @@ def finished(
         print(made.text)
         return made.status
     except (UsageError, ValueError, DependsOnValues, OSError) as error:
-        text = re.sub(rf"^(memopt\.)?{args.command}: ", "", str(error))
+        text = str(error).removeprefix(f"{args.command}: ")
         print(f"memopt {args.command}: {text}", file=sys.stderr)
         return USAGE_ERROR
 

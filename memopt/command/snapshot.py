@@ -25,7 +25,7 @@ def snapshot_command(args: argparse.Namespace) -> int:
         if args.json is not None:
             write_fields(found, args.json)
     except (ValueError, OSError) as error:
-        text = str(error).removeprefix("memopt.anatomy.read_snapshot: ")
+        text = str(error).removeprefix("anatomy.read_snapshot: ")
         print(f"memopt snapshot: {text}", file=sys.stderr)
         return USAGE_ERROR
     print(found)

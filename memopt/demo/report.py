@@ -43,7 +43,7 @@ def comparison(results: list[Result]) -> Tables:
         "Losses of all steps",
     )
     below = (
-        "Below each figure: relative to eager. Step: the median. Saved: held for backward when "
+        "Below each figure: relative to eager. Step: the median. Kept: for backward, when "
         "forward ends. Peak: of forward and backward. Both without weights and optimizer state; "
         "1 MB is 10^6 bytes."
     )

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from memopt._extension import ops
 from memopt.functional.arguments import names_arguments
-from memopt.functional.channel_norm import batch_norm
 
 
 def group_of_ranks(process_group: object) -> tuple[int, str]:
@@ -70,8 +69,6 @@ def sync_batch_norm(
     size, name = group_of_ranks(process_group)
     if size == 0:
         raise ValueError("sync_batch_norm: process_group must be one that this rank is in")
-    if size == 1:
-        return batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps)
     output: Tensor = ops.sync_batch_norm(
         *(input, running_mean, running_var, weight, bias, momentum, eps),
         group_size=size,

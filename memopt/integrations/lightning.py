@@ -21,7 +21,7 @@ except ImportError:
         ) from missing
 
 from memopt.integrations.wanted import Effect, Peak, Wanted, logger, put_on
-from memopt.memory.batches import repeated
+from memopt.memory.batches import is_packed, repeated
 from memopt.place import Place
 
 _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -128,7 +128,7 @@ class TrainingStep(nn.Module):
         trainer = module.trainer
         self._trainer = lambda: trainer  # copies of the module have none
         self._kind = type(batch)
-        is_one = not isinstance(batch, (dict, tuple, list))
+        is_one = is_packed(batch) or not isinstance(batch, (dict, tuple, list))
         self.arguments = (batch,) if is_one else batch
         self._is_one = is_one
         self.training = module.training  # that of children is theirs

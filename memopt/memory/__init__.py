@@ -4,6 +4,7 @@ A step
     step         one training step under a ledger
     batches      a batch and its parts
     depth        steps of random depth, at their deepest
+    draws        random numbers at an end of their range
     parallel     models in DDP and FSDP2
     arguments    an operator's arguments by name
     work, speed  kinds of operators, their operations and bytes, and how long they take
@@ -18,6 +19,7 @@ What it holds
     attribution  the modules and nodes of the graph that keep them
     allocator    allocators' figures: live bytes, peaks, free bytes, on every device
     peak         the peak of a step that runs
+    exchanged    functions of modules and classes, exchanged for a while
     search       the largest size whose peak is within a budget
     sizes        sizes in bytes as memopt reads and says them
     scratch/     memory that CPU kernels allocate inside themselves

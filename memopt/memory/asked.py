@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memopt._arguments import check_count
 from memopt.memory.batches import as_dict, device_of, rows_of
 from memopt.memory.step import LossLike, OptimizerLike, Step, StepFunction, as_optimizer
 from memopt.memory.storages import tensors_in
@@ -39,14 +40,29 @@ def asked_step(
     if not all(tensor.is_meta for tensor in tensors_in(batch)):
         device_of(who, model, batch)
     made = as_optimizer(who, optimizer, list(model.parameters()))
-    check_function(who, function, loss)
-    step = Step(model, batch, made, loss, autocast, micro_batches, set_to_none, who=who)
-    step.function = function
-    return step
+    check_function(who, function, loss, autocast)
+    return Step(
+        *(model, batch, made, loss, autocast, micro_batches, set_to_none),
+        function=function,
+        who=who,
+    )
 
 
-def check_function(who: str, function: object, loss: LossLike) -> None:
-    """Raises TypeError or ValueError where `step=` is no function of a model and a batch."""
+def check_function(who: str, function: object, loss: object, autocast: object = None) -> None:
+    """Raises TypeError or ValueError where `step=` is no function of a model and a batch, `loss=`
+    none of an output, or `autocast=` no dtype to compute in.
+    """
+    if autocast is not None and not (
+        isinstance(autocast, torch.dtype) and autocast.is_floating_point
+    ):
+        raise TypeError(
+            f"{who}: autocast must be a dtype of floating-point numbers, such as torch.bfloat16, "
+            f"got {autocast!r}"
+        )
+    if loss is not None and not callable(loss):
+        raise TypeError(
+            f"{who}: loss must be a function of what the model returns, got {type(loss).__name__}"
+        )
     if function is None:
         return
     if not callable(function):
@@ -69,6 +85,12 @@ def check_function(who: str, function: object, loss: LossLike) -> None:
         return
 
 
+def check_module(who: str, model: object) -> None:
+    """Raises TypeError where the model is none."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{who}: model must be an nn.Module, got {type(model).__name__}")
+
+
 def home_of(model: nn.Module) -> torch.device:
     """Return the device of a model's parameters; without any, the CPU."""
     return next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -80,9 +102,10 @@ def target_of(who: str, model: nn.Module, device: object) -> str:
     Args:
         device: as it was asked for. None: the model's; of a model on meta, "cuda".
     """
-    if device not in (None, "cpu", "cuda"):
+    given = device.type if isinstance(device, torch.device) else device
+    if given not in (None, "cpu", "cuda"):
         raise ValueError(f'{who}: device must be "cpu", "cuda" or None, got {device!r}')
-    return str(device or ("cuda" if home_of(model).type in ("meta", "cuda") else "cpu"))
+    return str(given or ("cuda" if home_of(model).type in ("meta", "cuda") else "cpu"))
 
 
 def is_host(model: nn.Module, target: str) -> bool:
@@ -97,11 +120,6 @@ def has_values(model: nn.Module, batch: object) -> bool:
     return not any(t.is_meta for t in (*model.parameters(), *tensors_in(batch)))
 
 
-def check_count(who: str, name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{who}: {name} must be an int of at least 1, got {value!r}")
-
-
 def check_measure(who: str, measure: object) -> None:
-    if measure not in (True, False, "auto"):
+    if not (isinstance(measure, bool) or measure == "auto"):
         raise ValueError(f'{who}: measure must be True, False or "auto", got {measure!r}')

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from memopt._compat import is_in_backward
+from memopt.memory.exchanged import exchanged
 
 AtTurn = Callable[[Tensor], object]
 """Called with the first tensor that a backward begins at."""
@@ -19,12 +21,13 @@ AtEnd = Callable[[], object]
 @contextmanager
 def around_backward(at_turn: AtTurn, at_end: AtEnd) -> Iterator[None]:
     """Tell of each backward in this context. One whose own graph is wanted (create_graph, of a
-    gradient penalty) counts as a part of forward: what it saves is for a backward to come.
+    gradient penalty) counts as a part of forward: what it saves is for a backward to come. One that
+    a backward runs (a reentrant checkpoint's) is a part of that.
     """
 
     def run(engine: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
         create_graph = args[2] if len(args) > 2 else kwargs.get("create_graph", False)
-        if create_graph:
+        if create_graph or is_in_backward():
             return engine(outputs, *args, **kwargs)
         at_turn(outputs[0])
         try:
@@ -70,10 +73,17 @@ def weighted_backward(who: str, weight: float) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def no_backward() -> Iterator[None]:
-    """Backward does nothing in this context; gradients that are asked for are zeros."""
+    """Backward computes nothing in this context; gradients that are asked for are zeros, and so are
+    those that leaves would get, where a step clips or looks at them. Without gradients there is no
+    graph that tells of leaves.
+    """
 
     def run(engine: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
         inputs = args[3] if len(args) > 3 else ()
+        if kwargs.get("accumulate_grad", False):
+            for leaf in inputs or _leaves_of(outputs):
+                if isinstance(leaf, Tensor) and leaf.is_leaf and leaf.grad is None:
+                    leaf.grad = torch.zeros_like(leaf)
         return tuple(torch.zeros_like(each) for each in inputs if isinstance(each, Tensor))
 
     with _in_place_of_the_engine(run):
@@ -81,16 +91,33 @@ def no_backward() -> Iterator[None]:
 
 
 @contextmanager
-def _in_place_of_the_engine(run: Callable[..., Any]) -> Iterator[None]:
-    """Tensor.backward, autograd.backward and autograd.grad all call this one function."""
-    autograd: Any = torch.autograd
-    engine = autograd._engine_run_backward
-
-    def instead(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        return run(engine, outputs, *args, **kwargs)
-
-    autograd._engine_run_backward = instead
-    try:
+def own_backward() -> Iterator[None]:
+    """PyTorch's backward, of what runs beside a function in one of the contexts above."""
+    engines: Any = torch.autograd.graph
+    engine = engines._engine_run_backward  # the function itself; torch.autograd calls it by a name
+    with _in_place_of_the_engine(lambda _, *args, **kwargs: engine(*args, **kwargs)):
         yield
-    finally:
-        autograd._engine_run_backward = engine
+
+
+def _leaves_of(outputs: Any) -> Iterator[Tensor]:
+    """Yield the leaves that get gradients by a backward from these tensors, or edges."""
+    outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
+    edges = (
+        get_gradient_edge(out) if isinstance(out, Tensor) else out
+        for out in outputs
+        if not isinstance(out, Tensor) or out.requires_grad
+    )
+    nodes = [edge.node for edge in edges]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if hasattr(node, "variable"):
+            yield node.variable
+        fresh = {after for after, _ in node.next_functions if after is not None} - seen
+        seen |= fresh
+        nodes += fresh
+
+
+def _in_place_of_the_engine(run: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Tensor.backward, autograd.backward and autograd.grad all call this one function."""
+    return exchanged(torch.autograd, "_engine_run_backward", run)

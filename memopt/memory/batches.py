@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,8 +23,22 @@ def rows_of(who: str, batch: object) -> int:
     """
     rows = _first_rows(batch)
     if rows is None:
-        raise ValueError(f"{who}: batch must hold a tensor with a first dimension, got none")
+        raise ValueError(
+            f"{who}: batch must hold a tensor with a first dimension, got {_without(batch)}"
+        )
     return rows
+
+
+def _without(batch: object) -> str:
+    """Says what a batch is in which no tensor was found."""
+    leaves = pytree.tree_leaves(batch)
+    unknown = next((type(leaf).__name__ for leaf in leaves if hasattr(leaf, "__dict__")), "")
+    if not unknown:
+        return "none"
+    return (
+        f"none: {unknown} is no container that PyTorch knows "
+        "(torch.utils._pytree.register_dataclass tells it of one)"
+    )
 
 
 def parts(who: str, batch: Any, rows: int) -> list[Any]:
@@ -77,7 +92,7 @@ def resized(batch: Any, dim: int, who: str) -> Callable[[int], Any]:
             f"{who}: batch must be a function that makes one where rows have lengths of their own, "
             f"got a {type(ragged).__name__} ({getattr(ragged, 'layout', 'packed')})"
         )
-    leaves = [leaf for leaf in pytree.tree_leaves(sample) if isinstance(leaf, Tensor)]
+    leaves = tensors_in(sample)
     now = next((leaf.shape[dim] for leaf in leaves if leaf.dim() > dim), None)
     if now is None:
         raise ValueError(f"{who}: batch must hold a tensor of more than {dim} dimensions, got none")
@@ -94,6 +109,37 @@ def resized(batch: Any, dim: int, who: str) -> Callable[[int], Any]:
         return pytree.tree_map(resize, sample)
 
     return make
+
+
+def without_values(batch: Any) -> Any:
+    """A batch of meta tensors in the place of its own, whose memory may go. Rows that have lengths
+    of their own stay.
+    """
+
+    def meta(leaf: Any) -> Any:
+        return leaf.to("meta") if isinstance(leaf, Tensor) and not _is_ragged(leaf) else leaf
+
+    return pytree.tree_map(meta, as_dict(batch), is_leaf=is_packed)
+
+
+class Unheld:
+    """A batch whose tensors are not kept alive. Rows that have lengths of their own are."""
+
+    def __init__(self, batch: Any) -> None:
+        self.without_values = without_values(batch)
+        leaves, self._structure = pytree.tree_flatten(as_dict(batch), is_leaf=is_packed)
+        self._leaves = [leaf if _is_ragged(leaf) else _weakly(leaf) for leaf in leaves]
+
+    def found(self) -> Any | None:
+        """The batch, as long as somebody else holds all of it."""
+        leaves = [leaf() if isinstance(leaf, weakref.ref) else leaf for leaf in self._leaves]
+        pairs = zip(leaves, self._leaves, strict=True)
+        is_gone = any(new is None for new, old in pairs if isinstance(old, weakref.ref))
+        return None if is_gone else pytree.tree_unflatten(leaves, self._structure)
+
+
+def _weakly(leaf: Any) -> Any:
+    return weakref.ref(leaf) if isinstance(leaf, Tensor) else leaf
 
 
 def positions_of(model: torch.nn.Module, otherwise: int) -> int:
@@ -174,13 +220,21 @@ def as_dict(batch: Any) -> Any:
     return dict(batch) if isinstance(batch, Mapping) else batch
 
 
-def call(model: Any, batch: Any) -> Any:
-    """`model` with the batch as keyword arguments, as positional ones, or as the only one."""
+def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments in a mapping of keywords, a tuple or list of positional ones, or the only one.
+    A PackedSequence, which is a tuple too, is one.
+    """
     if isinstance(batch, Mapping):
-        return model(**batch)
+        return (), dict(batch)
     if isinstance(batch, (tuple, list)) and not is_packed(batch):
-        return model(*batch)
-    return model(batch)
+        return tuple(batch), {}
+    return (batch,), {}
+
+
+def call(model: Any, batch: Any) -> Any:
+    """`model` with the batch as its arguments."""
+    args, kwargs = arguments_of(batch)
+    return model(*args, **kwargs)
 
 
 def loss_in(who: str, output: Any) -> Tensor:
@@ -214,6 +268,8 @@ def _remedy(loss: Tensor) -> str:
     """The way to a loss with a gradient."""
     if torch.is_inference_mode_enabled():
         return "torch.inference_mode() is on, in which nothing has a gradient: call this outside"
+    if not torch.is_grad_enabled():
+        return "torch.no_grad() is on, in which no graph is made: call this outside"
     if loss.numel() == 1:
         return "if the weights are frozen, some must be trained: parameter.requires_grad_()"
     return "loss= makes one of the model's output"
@@ -229,8 +285,13 @@ def device_of(who: str, model: torch.nn.Module, batch: object) -> torch.device:
     device = torch.device("cpu") if first is None else first.device
     for path, leaf in pytree.tree_leaves_with_path(as_dict(batch)):
         if isinstance(leaf, Tensor) and leaf.device != device:
+            taken_away = (
+                ". accelerate's cpu_offload and disk_offload leave parameters on meta: ask first, "
+                "or accelerate.hooks.remove_hook_from_submodules(model) brings them back"
+            )
             raise ValueError(
                 f"{who}: the batch must be on the model's device, {device}, got "
                 f"{pytree.keystr(path) or 'a tensor'} on {leaf.device}"
+                f"{taken_away if any(hasattr(m, '_hf_hook') for m in model.modules()) else ''}"
             )
     return device

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from memopt._function_code import others_attributes
+
 Restore = Callable[[], None]
 """Makes one object what it was."""
 
@@ -35,6 +37,20 @@ def kept_dict(value: dict[Any, Any]) -> Restore:
             kind.clear(value)
             for key, entry in before:
                 kind.__setitem__(value, key, entry)
+
+    return restore
+
+
+def kept_attributes(function: types.FunctionType) -> Restore:
+    """Restores a function's attributes, but for those that go with its code (_function_code.py)."""
+    before = others_attributes(function)
+
+    def restore() -> None:
+        now = others_attributes(function)
+        if not _same_pairs(now.items(), list(before.items())):
+            for name in now:
+                del function.__dict__[name]
+            function.__dict__.update(before)
 
     return restore
 
@@ -92,6 +108,17 @@ def kept_bytes(value: bytearray | array.array[Any]) -> Restore:
     def restore() -> None:
         if value != before:
             value[:] = before  # type: ignore[assignment]
+
+    return restore
+
+
+def kept_stream(value: Any) -> Restore:
+    """Restores the text or the bytes of a StringIO or BytesIO, and the place in it."""
+    before = value.__getstate__()
+
+    def restore() -> None:
+        if not value.closed and value.__getstate__() != before:
+            value.__setstate__(before)
 
     return restore
 
@@ -166,11 +193,28 @@ def attributes_of(value: Any) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def slot_values(value: Any) -> Iterator[Any]:
+def slots_of(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the descriptors of an object's slots that are set, with what is in them."""
     for slot in _slots(type(value)):
         entry = _slot_of(slot, value)
         if entry is not _NOTHING:
-            yield entry
+            yield slot, entry
+
+
+def kept_script(module: torch.jit.ScriptModule) -> Restore:
+    """Restores the attributes that TorchScript holds: numbers, and containers by what is in them.
+    Of a module that was loaded from a file nothing tells which there are.
+    """
+    script: Any = module
+    concrete = script.__dict__.get("_concrete_type")
+    names = () if concrete is None else concrete.get_attributes()
+    before = [(name, script._c.getattr(name)) for name in names]  # of containers it makes copies
+
+    def restore() -> None:
+        for name, value in before:
+            script._c.setattr(name, value)
+
+    return restore
 
 
 def kept_class(cls: type) -> Restore:

@@ -30,6 +30,7 @@ def copied(value: T, memo: Mapping[int, Any]) -> tuple[T, list[tuple[Any, Any]]]
         made = {**memo, **shared}
         try:
             copy_ = copy.deepcopy(value, made)
+            _with_attributes(made)
         except Exception as error:
             refused = _refused(error)
             if refused is None or id(refused) in shared or isinstance(refused, _WITH_PARAMETERS):
@@ -46,6 +47,20 @@ def copied(value: T, memo: Mapping[int, Any]) -> tuple[T, list[tuple[Any, Any]]]
 
 # Shared ones would run with the user's parameters.
 _WITH_PARAMETERS = (nn.Module, torch.optim.Optimizer)
+
+
+def _with_attributes(made: dict[int, Any]) -> None:
+    """Gives optimizers that were copied the attributes of their own. PyTorch's state of an
+    optimizer, which a deep copy takes, has groups and states alone, and a class of others may hold
+    more that its step reads. What can be called is left out: a scheduler's `step` runs the user's.
+    """
+    own = torch.optim.Optimizer.__getstate__
+    for one in list(made.get(id(made), [])):
+        if isinstance(one, torch.optim.Optimizer) and type(one).__getstate__ is own:
+            there = vars(made[id(one)])
+            for name, value in vars(one).items():
+                if name not in there and not callable(value):
+                    there[name] = copy.deepcopy(value, made)
 
 
 def _with_leaves(module: nn.Module) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextvars
+import pickle
 import random
 import sys
 from collections.abc import Callable, Iterable
@@ -13,23 +15,51 @@ import torch
 from memopt.memory.containers import Restore
 
 
-def kept_generator(value: object) -> Restore | None:
-    """Restores a generator of PyTorch, Python or NumPy; None for any other object."""
+def _access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:
+    """Return what reads and what sets the state of a generator of PyTorch, Python or NumPy; None
+    for any other object, and for one without a state.
+    """
     if isinstance(value, torch.Generator):
-        return _set(value.set_state, value.get_state())
+        return value.get_state, value.set_state
     if isinstance(value, random.Random):
-        if isinstance(value, random.SystemRandom):  # has no state
-            return None
-        return partial(value.setstate, value.getstate())
+        is_of_system = isinstance(value, random.SystemRandom)
+        return None if is_of_system else (value.getstate, value.setstate)
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is None:
         return None
     if isinstance(value, numpy.RandomState):
-        return partial(value.set_state, value.get_state(legacy=False))
+        return partial(value.get_state, legacy=False), value.set_state
     bits = value.bit_generator if isinstance(value, numpy.Generator) else value
     if isinstance(bits, numpy.BitGenerator):
-        return partial(setattr, bits, "state", bits.state)
+        return partial(getattr, bits, "state"), partial(setattr, bits, "state")
     return None
+
+
+def kept_generator(value: object) -> Restore | None:
+    """Restores a generator; None for any other object."""
+    access = _access(value)
+    if access is None:
+        return None
+    read, write = access
+    return _set(write, read())
+
+
+def generator_state(value: object) -> object:
+    """The state of a generator, to be compared; None for any other object."""
+    access = _access(value)
+    if access is None:
+        return None
+    state = access[0]()
+    return pickle.dumps(state) if isinstance(state, dict) else state  # NumPy's, of arrays
+
+
+def state_for_all() -> dict[str, object]:
+    """The states of the generators that Python and NumPy have for all, by name."""
+    found: dict[str, object] = {"the state of Python's random": random.getstate()}
+    numpy: Any = sys.modules.get("numpy.random")
+    if numpy is not None:
+        found["the state of numpy.random"] = pickle.dumps(numpy.get_state(legacy=False))
+    return found
 
 
 def kept_random(devices: Iterable[torch.device]) -> list[Restore]:
@@ -63,10 +93,11 @@ def _has_generator(device: torch.device) -> bool:
 
 
 def kept_settings(kinds: Iterable[str]) -> list[Restore]:
-    """Restores the thread's settings: whether gradients are on, the default dtype, and autocast on
-    devices of these kinds.
+    """Restores the thread's settings: whether gradients are on, the default dtype, autocast on
+    devices of these kinds, and context variables that have a value.
     """
     found: list[Restore] = [
+        _set(_set_context, contextvars.copy_context()),
         _set(torch.set_grad_enabled, torch.is_grad_enabled()),
         partial(_set_default_dtype, torch.get_default_dtype()),
         partial(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled()),
@@ -83,6 +114,13 @@ def kept_settings(kinds: Iterable[str]) -> list[Restore]:
 
 def _set(function: Callable[[Any], object], state: Any) -> Restore:
     return lambda: (function(state), None)[1]
+
+
+def _set_context(before: contextvars.Context) -> None:
+    """Sets what has another value now. A variable that had none cannot be without one again."""
+    for variable, value in before.items():
+        if variable.get(None) is not value:
+            variable.set(value)
 
 
 def _set_default_dtype(dtype: torch.dtype) -> None:

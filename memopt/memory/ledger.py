@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -34,6 +34,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memopt._compat import running_node, running_node_number, sequence_number
 from memopt._extension import _C
 from memopt.memory.attribution import innermost
+from memopt.memory.exchanged import exchanged
+from memopt.memory.paths import owner_of
 from memopt.memory.pieces import (
     ACTIVATIONS,
     FUNCTIONALITY,
@@ -54,17 +56,22 @@ from memopt.memory.storages import has_storage, parts_of, storage_keys, tensors_
 from memopt.memory.work import Work, work_of
 from memopt.memory.writes import written_by
 
+_CUDA_GRANULARITY = 512
+"""CUDA's caching allocator rounds up to a multiple of this, in bytes."""
+
 
 class Ledger(TorchDispatchMode):
     """Records the memory of one device while it is entered.
 
     Args:
         model: gives the paths of modules.
-        granularity: bytes that an allocation is rounded up to a multiple of; 512 on CUDA.
         device: the type of the device that counts; None: all devices.
+        target: that whose allocator is meant, which rounds sizes up on CUDA. Default: `device`.
     """
 
-    def __init__(self, model: nn.Module, granularity: int = 1, device: str | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, device: str | None = None, target: str | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.pieces: list[Piece] = []
         self.log: list[Entry] = []
@@ -85,7 +92,7 @@ class Ledger(TorchDispatchMode):
         """The number of the autograd node whose backward ran at each instant; else -1."""
         self.total = 0
         self.phase = "forward"
-        self._granularity = granularity
+        self._granularity = _CUDA_GRANULARITY if (target or device) == "cuda" else 1
         self._device = device
         self._on_cpu = device in (None, "cpu")
         """Whether kernels are the CPU's, whose scratch counts."""
@@ -109,7 +116,7 @@ class Ledger(TorchDispatchMode):
         """Enter memory allocated before the step, in a category; a piece that has one keeps it."""
         for name, value in named:
             for tensor in tensors_in(value):
-                for piece in self._note(tensor, name, "before", CodePlace(_owner(name), "")):
+                for piece in self._note(tensor, name, "before", CodePlace(owner_of(name), "")):
                     piece.category = piece.category or category
                     if category == WEIGHTS:
                         self._weights.add(id(piece))
@@ -120,7 +127,7 @@ class Ledger(TorchDispatchMode):
             for tensor in tensors_in(value):
                 for piece in self.pieces_of(tensor):
                     if not piece.category or piece.phase == "backward":
-                        piece.category, piece.fate, piece.module = category, "", _owner(name)
+                        piece.category, piece.fate, piece.module = category, "", owner_of(name)
 
     def pieces_of(self, tensor: Tensor) -> list[Piece]:
         """The live pieces behind a tensor."""
@@ -158,6 +165,10 @@ class Ledger(TorchDispatchMode):
         self.ops, self.phases, self.marks, self.work = ["before"], ["before"], [], []
         self.saved_pieces, self.nodes = [], [-1]
 
+    def alike(self, key: Hashable, run: Callable[[], object]) -> None:
+        """Call what does the same in every step of one key."""
+        run()
+
     def close(self) -> None:
         """End the record: no piece ends from now on. Pieces without a category were temporary."""
         for piece in self.pieces:
@@ -166,11 +177,14 @@ class Ledger(TorchDispatchMode):
 
     def __enter__(self) -> Ledger:
         self._hooks.__enter__()
+        self._states = exchanged(torch, "get_rng_state", self._note_state)
+        self._states.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        vars(self).pop("_states").__exit__(*error)  # a generator, which nothing can copy
         self._hooks.__exit__(*error)  # raises where it can say more of the error
 
     def __torch_dispatch__(
@@ -239,6 +253,14 @@ class Ledger(TorchDispatchMode):
         """
         return func(*args, **kwargs)
 
+    def _note_state(self, get: Callable[[], Tensor]) -> Tensor:
+        """Note the generator's state, of 5 KB, which no operator makes and a checkpoint holds."""
+        state = get()
+        if self._on_cpu:
+            for piece in self._note(state, "get_rng_state", self.phase, self._place()):
+                self._know(piece, "get_rng_state", ())
+        return state
+
     def _note_scratch(
         self,
         func: Any,
@@ -250,7 +272,8 @@ class Ledger(TorchDispatchMode):
         """Note what the kernel allocated and freed, in addition to what it returned."""
         scratch = scratch_of(func, args, given, results)
         nbytes = scratch.known + scratch.margin
-        if not nbytes or (self._device is None and not _are_on_cpu(given)):
+        is_elsewhere = self._device is None and any(t.device.type != "cpu" for t in given)
+        if not nbytes or is_elsewhere:
             return
         place = self._place()
         piece = Piece(
@@ -260,8 +283,7 @@ class Ledger(TorchDispatchMode):
             self.instant,
             self.phase,
             f"{name} (scratch)",
-            place.module,
-            place.line,
+            *place,
             TEMPORARY,
             died=self.instant,
             margin=scratch.margin,
@@ -323,13 +345,10 @@ class Ledger(TorchDispatchMode):
                     found.append(known[1])
                 continue
             nbytes = -(-size // self._granularity) * self._granularity
-            instant = self.instant
-            piece = Piece(
-                nbytes, tuple(part.shape), part.dtype, instant, phase, op, place.module, place.line
-            )
+            piece = Piece(nbytes, tuple(part.shape), part.dtype, self.instant, phase, op, *place)
             self._live[key] = (weakref.ref(storage, partial(self._end, key)), piece)
             self.pieces.append(piece)
-            self.log.append(Entry(instant, 1, piece))
+            self.log.append(Entry(self.instant, 1, piece))
             self.total += nbytes
             found.append(piece)
         return found
@@ -364,10 +383,6 @@ class Ledger(TorchDispatchMode):
         return place
 
 
-def _are_on_cpu(tensors: Sequence[Tensor]) -> bool:
-    return all(tensor.device.type == "cpu" for tensor in tensors)
-
-
 class _Hooks(SavedTensors):
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(dropped=False)
@@ -378,11 +393,6 @@ class _Hooks(SavedTensors):
         if ledger is not None:
             ledger.saved(tensor, REGION_INPUT if _C.keeps_arguments() else KEPT)
         return super()._pack(tensor)
-
-
-def _owner(name: str) -> str:
-    """The module of a parameter's name."""
-    return name.rpartition(".")[0]
 
 
 @lru_cache(maxsize=4096)

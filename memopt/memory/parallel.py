@@ -5,6 +5,16 @@ from __future__ import annotations
 from torch import nn
 
 
+def without_ddp(model: nn.Module) -> nn.Module:
+    """The module that DistributedDataParallel runs, whose reducer is no part of a step; another
+    model itself.
+    """
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        inside: nn.Module = model.module
+        return inside
+    return model
+
+
 def is_sharded(model: nn.Module) -> bool:
     """Whether the model is FSDP2's, each of whose forwards is a collective."""
     return hasattr(model, "set_requires_gradient_sync")

@@ -10,6 +10,11 @@ def paths_around(path: str) -> set[str]:
     return {"", *(path[:end] for end, char in enumerate(path) if char == ".")} if path else set()
 
 
+def owner_of(name: str) -> str:
+    """The path of the module that a parameter's or a buffer's full name names."""
+    return name.rpartition(".")[0]
+
+
 def is_inside(path: str, other: str) -> bool:
     """Whether a module is inside another one."""
     return other in paths_around(path)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from memopt.memory.allocator import DeviceBytes
 from memopt.memory.ledger import Ledger
 from memopt.memory.search import NEVER_FITS
-from memopt.memory.step import Step
+from memopt.memory.step import Step, tables_of
 from memopt.memory.storages import parts_of, storages, tensors_in
 from memopt.memory.totals import highs_of
 
@@ -52,7 +51,7 @@ def bytes_here(step: Step) -> int:
     """Bytes on the device before a step: weights, gradients, optimizer states, the batch."""
     leaves = [*step.model.parameters(), *step.model.buffers(), *_states(step)]
     leaves += [p.grad for p in step.model.parameters() if p.grad is not None]
-    leaves += [leaf for leaf in pytree.tree_leaves(step.batch) if isinstance(leaf, Tensor)]
+    leaves += tensors_in(step.batch)
     return sum(storages(leaves).values())
 
 
@@ -64,13 +63,17 @@ def of_optimizer(step: Step) -> tuple[int, int]:
         return 0, 0
     trained = [p for group in step.optimizer.param_groups for p in group["params"]]
     sizes = [_nbytes(parameter) for parameter in trained]
-    missing = sum(_nbytes(p) for p in trained if p not in step.optimizer.state)
-    return int(missing * _states_share(step.optimizer)), sum(sizes) + 2 * max(sizes, default=0)
+    optimizer, missing = step.optimizer, [p for p in trained if p not in step.optimizer.state]
+    shares = {dims: _states_share(optimizer, dims) for dims in {p.dim() for p in missing}}
+    states = sum(_nbytes(parameter) * shares[parameter.dim()] for parameter in missing)
+    return int(states), sum(sizes) + 2 * max(sizes, default=0)
 
 
-def _states(step: Step) -> list[Tensor]:
-    states = [] if step.optimizer is None else [dict(s) for s in step.optimizer.state.values()]
-    return [leaf for leaf in pytree.tree_leaves(states) if isinstance(leaf, Tensor)]
+def _states(step: Step) -> Sequence[Tensor]:
+    if step.optimizer is None:
+        return ()
+    states = [dict(state) for state in step.optimizer.state.values()]
+    return [*tensors_in(states), *tables_of(step.optimizer)]
 
 
 def _nbytes(parameter: Tensor) -> int:
@@ -78,9 +81,12 @@ def _nbytes(parameter: Tensor) -> int:
     return sum(part.nbytes for part in parts_of(parameter))
 
 
-def _states_share(optimizer: torch.optim.Optimizer) -> float:
-    """Bytes of state by bytes of parameters, tried on a small one."""
-    parameter = nn.Parameter(torch.zeros(1 << 12))
+def _states_share(optimizer: torch.optim.Optimizer, dims: int) -> float:
+    """Bytes of state by bytes of parameters, tried on a small one of as many dimensions: Adafactor
+    factors matrices alone, and Muon takes nothing else.
+    """
+    side = max(2, round(4096 ** (1 / max(1, dims))))
+    parameter = nn.Parameter(torch.zeros((side,) * dims))
     kind: Any = type(optimizer)
     known = inspect.signature(kind).parameters
     trial = kind([parameter], **{k: v for k, v in optimizer.defaults.items() if k in known})

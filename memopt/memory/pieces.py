@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -70,6 +71,13 @@ class Entry(NamedTuple):
     instant: int
     sign: int
     piece: Piece
+
+
+def in_order(log: Iterable[Entry]) -> list[Entry]:
+    """The lines by their instants, in each first what begins, then what ends: an operator's
+    arguments are still there when it has its results.
+    """
+    return sorted(log, key=lambda entry: (entry.instant, -entry.sign))
 
 
 class Mark(NamedTuple):

@@ -12,8 +12,11 @@ import array
 import dis
 import enum
 import functools
+import io
+import queue
 import random
 import sys
+import threading
 import types
 import weakref
 from collections import deque
@@ -25,11 +28,12 @@ import torch
 from torch import Tensor, nn
 
 from memopt._compat import sharding_groups, wraps_tensors
-from memopt._function_code import plain_function
+from memopt._function_code import others_attributes, plain_function
 from memopt.memory import containers as kept
 from memopt.memory.containers import Restore
 from memopt.memory.garbage import no_collection
 from memopt.memory.generators import kept_generator
+from memopt.memory.iterators import LentIterators, is_iterator_class, reduced
 
 
 @dataclass
@@ -39,6 +43,8 @@ class Reached:
     tensors: list[Tensor] = field(default_factory=list)
     objects: list[Restore] = field(default_factory=list)
     generators: list[Restore] = field(default_factory=list)
+    iterators: LentIterators = field(default_factory=lambda: LentIterators((), ()))
+    """Iterators, which cannot be put back: a run gets copies."""
     steps_in_backward: bool = False
     """Whether a tensor has a hook that runs when its gradient is there: an optimizer may step."""
     is_sharded: bool = False
@@ -56,6 +62,7 @@ def reached(roots: Iterable[object]) -> Reached:
         while walk.todo:
             walk.visit(walk.todo.pop())
         walk.leave_alone()
+        walk.found.iterators = LentIterators(walk.iterators, list(walk.seen.values()))
     return walk.found
 
 
@@ -63,13 +70,14 @@ class _Walk:
     def __init__(self) -> None:
         self.found = Reached()
         self.todo: list[Any] = []
-        self._seen: dict[int, object] = {}  # held, so that no id is used twice
+        self.seen: dict[int, object] = {}  # held, so that no id is used twice
+        self.iterators: list[Any] = []
         self._dicts: dict[int, Restore] = {}
         self._left_alone: set[int] = set()
 
     def push(self, value: object) -> None:
-        if type(value) not in _ATOMS and id(value) not in self._seen:
-            self._seen[id(value)] = value
+        if type(value) not in _ATOMS and id(value) not in self.seen:
+            self.seen[id(value)] = value
             self.todo.append(value)
 
     def leave_alone(self) -> None:
@@ -144,6 +152,17 @@ class _Walk:
         self.found.objects.append(kept.kept_weak(value))
         self.push(list(value) if isinstance(value, weakref.WeakSet) else dict(value))
 
+    def _iterator(self, value: Any) -> None:
+        self.iterators.append(value)
+        self._all(reduced(value))
+
+    def _of_thread(self, value: threading.local) -> None:
+        self.push(vars(value))  # this thread's
+
+    def _stream(self, value: Any) -> None:
+        if not value.closed:
+            self.found.objects.append(kept.kept_stream(value))
+
     def _numbers(self, value: Any) -> None:
         if kept.is_array(value):
             self.found.objects.append(kept.kept_array(value))
@@ -164,15 +183,17 @@ class _Walk:
     def _function(self, function: types.FunctionType) -> None:
         if (function.__module__ or "").startswith("memopt."):
             return  # hooks of a measurement that is under way
+        attributes = others_attributes(function)
         plain = plain_function(function)
+        if attributes or plain is not function:
+            self.found.objects.append(kept.kept_attributes(function))
         if plain is not function:
             self.push(plain)
             return
         self._all(function.__closure__ or ())
         self._all((function.__defaults__, function.__kwdefaults__))
-        attributes = function.__dict__
         if attributes:
-            self.push(attributes)
+            self._pairs(attributes.items())
             # What torch.compiler.disable wraps has the attribute too, and runs as it is written.
             if "_torchdynamo_orig_callable" in attributes:
                 self.found.is_compiled |= not attributes.get("_torchdynamo_disable", False)
@@ -206,7 +227,7 @@ class _Walk:
         attributes = kept.attributes_of(value) or {}
         self.found.objects.append(kept.kept_object(value))
         self._pairs(attributes.items())
-        self._all(kept.slot_values(value))
+        self._all(entry for _, entry in kept.slots_of(value))
         self.push(type(value))
         if is_sharded:  # by a class of PyTorch's, made of the user's
             self._all(type(value).__bases__)
@@ -216,6 +237,7 @@ class _Walk:
 
     def _module(self, module: nn.Module) -> None:
         if isinstance(module, torch.jit.ScriptModule):
+            self.found.objects.append(kept.kept_script(module))
             self.push([*module.parameters(), *module.buffers()])
             return
         if hasattr(module, "_orig_mod") or module.__dict__.get("_compiled_call_impl") is not None:
@@ -237,6 +259,11 @@ _ATOMS = frozenset(
         *(types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType),
         *(types.MethodDescriptorType, types.ClassMethodDescriptorType, types.MethodWrapperType),
     )
+)
+# Objects of Python's and PyTorch's classes that are there to hold what a user puts into them.
+_OBJECTS = (
+    *(nn.Module, torch.optim.Optimizer),
+    *(types.SimpleNamespace, queue.Queue),
 )
 _OF_RANKS = ("torch.nn.parallel.", "torch.distributed.")
 _PLAIN = frozenset((dict, list, set, deque, bytearray, array.array, tuple, frozenset))
@@ -264,6 +291,8 @@ _VISITS: tuple[tuple[Any, _Visit], ...] = (
     (weakref.ref, _Walk._reference),
     (_WEAK, _Walk._weak),
     (type, _Walk._class),
+    (threading.local, _Walk._of_thread),
+    ((io.StringIO, io.BytesIO), _Walk._stream),
 )
 
 
@@ -275,6 +304,8 @@ def _visit_of(cls: type) -> _Visit | None:
     for kinds, visit in _VISITS:
         if issubclass(cls, kinds):
             return visit
+    if is_iterator_class(cls):
+        return _Walk._iterator
     if issubclass(cls, (torch.Generator, random.Random)) or any(map(_is_numpys, cls.__mro__)):
         return _Walk._numbers
     return _Walk._object if _is_open(cls) else None  # type: ignore[arg-type]
@@ -287,7 +318,7 @@ def _is_numpys(cls: type) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _is_open(cls: type) -> bool:
     """Whether the walk goes into objects of a class."""
-    if issubclass(cls, (nn.Module, torch.optim.Optimizer, types.SimpleNamespace)):
+    if issubclass(cls, _OBJECTS):
         return True
     if issubclass(cls, (enum.Enum, BaseException)):
         return False
@@ -317,7 +348,8 @@ def _is_state(value: Any, namespace: dict[str, Any]) -> bool:
     return (
         type(value).__module__ == file
         or kept.is_array(value)
-        or isinstance(value, (torch.Generator, *_WEAK, torch.optim.Optimizer))
+        or isinstance(value, (torch.Generator, threading.local, *_WEAK, *_OBJECTS))
+        or is_iterator_class(type(value))
         or type(value).__module__ in ("collections", "random", "numpy.random._generator")
     )
 

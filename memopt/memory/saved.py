@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -19,11 +19,10 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from memopt._compat import view_base
 from memopt._extension import _C
-from memopt.memory.storages import storages
+from memopt.memory.storages import storages, tensors_in
 from memopt.memory.unchanged import Written, unchanged
 
 __all__ = [
@@ -123,7 +122,7 @@ class Recorded(Generic[SavedT]):
 
     output: object
     saved: SavedT
-    inputs: list[Tensor]
+    inputs: Sequence[Tensor]
 
     def bytes(self) -> SavedBytes:
         of_inputs = storages(self.inputs)
@@ -142,7 +141,7 @@ def recorded(
 ) -> Iterator[Recorded[SavedT]]:
     """Runs `fn` as saved_bytes does, under what `record` makes of the arguments of SavedTensors."""
     modules = _C.modules_reached(fn, args, kwargs)
-    inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    inputs = tensors_in((args, kwargs))
     constant = [t for m in modules for t in (*m.parameters(), *m.buffers(), *held_by(m))]
     saved = record(exclude=constant, parameters=False, dropped=False)
     with unchanged(fn, args, kwargs, written=Written()) as before:

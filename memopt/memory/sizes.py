@@ -42,7 +42,7 @@ def as_bytes(who: str, size: object) -> Size:
     else:
         number = float(size)
     if not 1 <= number < 1 << 62:
-        raise ValueError(f"{who} must be at least one byte, got {size!r}")
+        raise ValueError(f"{who} must be at least one byte and below 2^62, got {size!r}")
     given = size.strip() if isinstance(size, str) else getattr(size, "given", "")
     return Size(size if isinstance(size, int) else int(number), given)
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from memopt._compat import add_note
 from memopt.memory.backwards import around_backward, no_backward
 from memopt.memory.batches import as_dict, call, loss_in, parts, rows_of
 from memopt.memory.ledger import Ledger
@@ -21,6 +23,11 @@ from memopt.memory.saved import held_by
 from memopt.memory.storages import tensors_in
 
 OptimizerLike = torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None
+
+T = TypeVar("T")
+
+States = Mapping[str, Mapping[str, Any]]
+"""An optimizer's states, by the names of parameters."""
 
 LossLike = Callable[[Any], Tensor] | None
 
@@ -56,6 +63,17 @@ class Step:
         """All that it uses, for `unchanged`."""
         return self.model, self.batch, self.loss, self.optimizer, self.function
 
+    def alone(self) -> Step:
+        """Return its forward and backward, without the optimizer, which leave no gradients."""
+        return replace(self, optimizer=None, set_to_none=True)
+
+    def settle(self) -> None:
+        """Run it where forward exchanges tensors that modules hold as attributes: they are then
+        what the step before left.
+        """
+        if next(tensor_attributes(self.model), None) is not None:
+            self.run()
+
     def run(self, ledger: Ledger | None = None) -> None:
         """The step, told to the ledger."""
         with self.context():
@@ -73,10 +91,14 @@ class Step:
         if self.optimizer is None:
             self.model.zero_grad(set_to_none=self.set_to_none)
             return
-        if ledger is not None:
+        if ledger is None:
+            self._step(self.optimizer)
+        else:
             ledger.phase = "optimizer"
-        self.optimizer.step()
-        if ledger is not None:
+            with_gradients = frozenset(
+                n for n, p in self.model.named_parameters() if p.grad is not None
+            )
+            ledger.alike(with_gradients, partial(self._step, self.optimizer))
             ledger.assign(STATES, self._states())
         self.optimizer.zero_grad(set_to_none=self.set_to_none)
 
@@ -94,20 +116,18 @@ class Step:
         batch: Any,
         at_turn: Callable[[Tensor], object] = _nothing,
         at_end: Callable[[], object] = _nothing,
-        model: Callable[..., Any] | None = None,
     ) -> None:
         """Run them for a micro-batch.
 
         Args:
             at_turn: called before each backward, with the tensor that it begins at.
             at_end: called behind each backward.
-            model: in place of the step's own.
 
         Raises:
             ValueError: the step's function ran no backward.
         """
         if self.function is None:
-            loss = self.forward(batch, model)
+            loss = self.forward(batch)
             at_turn(loss)
             loss.backward()
             del loss
@@ -119,14 +139,13 @@ class Step:
             backwards.append(None)
             at_turn(loss)
 
-        own: Any = self.model if model is None else model
         with (
             self.watching(),
             around_backward(turn, at_end),
             torch.enable_grad(),
             self._autocast(),
         ):
-            self.function(own, batch)
+            self.function(self.model, batch)
         if not backwards:
             raise ValueError(
                 f"{self.who}: step must run backward, got a function that ran none "
@@ -166,20 +185,42 @@ class Step:
         device = next((p.device.type for p in self.model.parameters()), "cpu")
         return torch.autocast(device, dtype=self.autocast)
 
-    def prime(self, names: Collection[str]) -> None:
-        """Have the optimizer make its state for parameters of these names."""
+    def _step(self, optimizer: torch.optim.Optimizer) -> None:
+        try:
+            optimizer.step()
+        except Exception as error:  # sparse gradients, for most of them
+            kind = type(optimizer).__name__
+            add_note(error, f"{self.who}: the step of {kind} raised this; optimizer= takes others")
+            raise
+
+    def prime(self, states: States) -> None:
+        """Have the optimizer's states as they are after a step: see `states`."""
         if self.optimizer is None:
             return
-        for name, parameter in self.model.named_parameters():
-            if name in names:
-                parameter.grad = torch.empty_like(parameter)
-        self.optimizer.step()
+        named = {name: p for name, p in self.model.named_parameters() if name in states}
+        if type(self.optimizer) in _ALIKE:
+            for name, parameter in named.items():
+                if parameter not in self.optimizer.state:
+                    self.optimizer.state[parameter] = _like(states[name])
+            return
+        for parameter in named.values():
+            parameter.grad = torch.empty_like(parameter)
+        self._step(self.optimizer)
         self.optimizer.zero_grad(set_to_none=self.set_to_none)
 
-    def primed(self) -> frozenset[str]:
-        """Names of the parameters for which the optimizer has a state."""
-        states = {} if self.optimizer is None else self.optimizer.state
-        return frozenset(name for name, p in self.model.named_parameters() if p in states)
+    def states(self, known: States) -> States:
+        """The optimizer's state for each parameter that has one, by name, but for those that are
+        known; without memory for its tensors.
+        """
+        if self.optimizer is None:
+            return {}
+        found = self.optimizer.state
+        alone = type(self.optimizer) in _ALIKE
+        return {
+            name: _outlined(found[p]) if alone else {}
+            for name, p in self.model.named_parameters()
+            if p in found and name not in known
+        }
 
     def adopt(self, ledger: Ledger) -> None:
         """Enter memory that is allocated before the step."""
@@ -201,18 +242,59 @@ class Step:
         }
         for parameter, state in self.optimizer.state.items():
             yield names.get(parameter, ""), list(dict(state).values())
+        yield "", tables_of(self.optimizer)
+
+
+def tables_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The tensors in an optimizer's own attributes, which belong to no parameter: maps of numbers
+    in 8 bits.
+    """
+    own = {k: v for k, v in vars(optimizer).items() if k not in ("state", "param_groups")}
+    return [tensor for tensor in tensors_in(own) if not isinstance(tensor, nn.Parameter)]
+
+
+_ALIKE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+"""The optimizers whose steps make nothing but states: tensors like the parameter, and a count."""
+
+
+class _Number(NamedTuple):
+    """A tensor of one number: a count of steps."""
+
+    value: int | float | bool
+    dtype: torch.dtype
+
+
+def _outlined(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state without memory: its tensors are on meta, those of one number are numbers."""
+
+    def outlined(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return copy(value)
+        return value.to("meta") if value.dim() else _Number(value.item(), value.dtype)
+
+    return {key: outlined(value) for key, value in state.items()}
+
+
+def _like(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state with memory for tensors as large as those of an outlined one."""
+
+    def alike(value: Any) -> Any:
+        if isinstance(value, _Number):
+            return torch.tensor(value.value, dtype=value.dtype)
+        return torch.zeros_like(value, device="cpu") if isinstance(value, Tensor) else copy(value)
+
+    return {key: alike(value) for key, value in state.items()}
 
 
 def function_name(function: object) -> str:
     return getattr(function, "__qualname__", type(function).__name__)
 
 
-def traced(step: Step, ledger: Ledger, prime: Collection[str] | None = None) -> tuple[float, float]:
+def traced(step: Step, ledger: Ledger, prime: States | None = None) -> tuple[float, float]:
     """Traces the second of two steps: in the first the optimizer makes its state.
 
     Args:
-        prime: names of the parameters that have one after the first step. With them there is no
-            first step: the optimizer steps with any gradients.
+        prime: the states after the first step. With them there is none.
 
     Returns the seconds of both.
     """
@@ -223,6 +305,7 @@ def traced(step: Step, ledger: Ledger, prime: Collection[str] | None = None) -> 
         if prime is not None:
             ledger.phase = "optimizer"
             step.prime(prime)
+            ledger.assign(STATES, step._states())
             seconds.append(0.0)
         for _ in range(1 if seconds else 2):
             for leaf, gradient in gradients:  # each step has a batch of its own
@@ -235,6 +318,15 @@ def traced(step: Step, ledger: Ledger, prime: Collection[str] | None = None) -> 
     return seconds[0], seconds[1]
 
 
+def with_its_buffers(model: nn.Module, run: Callable[[], T]) -> T:
+    """Return what `run` finds; where it exchanged buffers of the model, what a second run finds: in
+    the first those that were there before, which are held to be put back, count as well.
+    """
+    before = [*map(id, model.buffers())]
+    found = run()
+    return found if before == [*map(id, model.buffers())] else run()
+
+
 def tensor_attributes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The tensors in plain attributes of modules, which are neither parameters nor buffers, each
     with a name below its module's path.
@@ -242,13 +334,6 @@ def tensor_attributes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for path, module in model.named_modules():
         for tensor in held_by(module):
             yield f"{path}.attribute" if path else "attribute", tensor
-
-
-def computed_attributes(model: nn.Module) -> Iterator[Tensor]:
-    """Attributes that are results of autograd, as `torch.nn.utils.weight_norm` leaves them for the
-    next forward to replace. PyTorch refuses to copy these.
-    """
-    return (tensor for _, tensor in tensor_attributes(model) if not tensor.is_leaf)
 
 
 def as_optimizer(

@@ -21,6 +21,16 @@ class Deferred(Tensor):
         raise NotImplementedError
 
 
+class _Key(StorageWeakRef):
+    """A weak reference that is its own copy: a copy of PyTorch's frees what it does not own."""
+
+    def __deepcopy__(self, memo: object) -> _Key:
+        return self
+
+    def __reduce__(self) -> str:
+        raise TypeError("a key of a storage cannot be pickled: it is an address of this process")
+
+
 def storages(tensors: Iterable[Tensor]) -> dict[Hashable, int]:
     """The distinct storages behind `tensors` and the bytes of each.
 
@@ -34,7 +44,7 @@ def storages(tensors: Iterable[Tensor]) -> dict[Hashable, int]:
             except NotImplementedError:  # of a layout that is opaque: counted each time
                 found[object()] = part.numel() * part.element_size()
             else:
-                found[StorageWeakRef(storage)] = storage.nbytes()
+                found[_Key(storage)] = storage.nbytes()  # type: ignore[no-untyped-call]
     return found
 
 

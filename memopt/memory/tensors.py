@@ -45,9 +45,6 @@ class Contents:
         """It was reached, so its memory is there again at the end, even where it was released."""
         self._adopted.update(storage._cdata for storage in storages_of(tensor))
 
-    def is_adopted(self, storage: torch.UntypedStorage) -> bool:
-        return storage._cdata in self._adopted
-
     def keep(self, tensor: Tensor) -> None:
         for storage in storages_of(tensor):
             if storage._cdata not in self._copies:

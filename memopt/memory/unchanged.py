@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from torch import Tensor
 
 from memopt.memory.generators import kept_random, kept_settings
+from memopt.memory.iterators import LentIterators
 from memopt.memory.reach import reached
 from memopt.memory.storages import storages, storages_of
 from memopt.memory.tensors import Contents, KeptTensor, restore_versions, unseen
@@ -60,7 +61,7 @@ class Before:
     ) -> None:
         with unseen():
             found = reached(roots)
-            self._objects = found.objects
+            self._objects, self._iterators = found.objects, found.iterators
             self._tensors = {id(tensor): KeptTensor(tensor) for tensor in found.tensors}
             devices = {tensor.device for tensor in found.tensors}
             self._random = [*kept_random(devices), *found.generators]
@@ -118,11 +119,16 @@ class Before:
             if one.gradient is not None and tensor.is_leaf:
                 tensor.grad = None
 
+    def lend(self) -> None:
+        """Whatever runs from now on, until all is restored, moves copies of iterators."""
+        self._iterators.lend()
+
     def rehearse(self, run: Callable[[], object]) -> None:
         """Run something, and put everything back. In later runs no mode has to see it."""
         with self.watching():
             run()
         self.restore()
+        self.lend()
         self.without_gradients()
 
     @contextmanager
@@ -142,6 +148,7 @@ class Before:
     def restore(self) -> None:
         """Everything is as it was then, also after an error in the middle."""
         with unseen():
+            self._iterators.take_back()
             for restore in self._objects:
                 restore()
             tensors = self._alive()
@@ -159,7 +166,7 @@ class Before:
     def forget(self) -> None:
         """Hold nothing any more, whoever holds this."""
         self._objects, self._tensors, self._random = [], {}, []
-        self._contents = Contents()
+        self._contents, self._iterators = Contents(), LentIterators((), ())
 
 
 @contextmanager
@@ -180,6 +187,7 @@ def unchanged(
     with ExitStack() as stack:
         stack.callback(before.forget)
         stack.callback(before.restore)
+        before.lend()
         if not gradients:
             before.without_gradients()
         if written is None:

@@ -66,7 +66,7 @@ def advise(
         try:
             with quiet_libraries():  # what is to be said of the step itself was said
                 trace, extra = remedy.predict()
-        except Exception:  # not with this model, whose own error it may be
+        except Exception:  # not with this model, or without the native library
             continue
         saved = now.peak.total - trace.peak.total
         if saved > _LEAST * now.peak.total:
@@ -82,25 +82,21 @@ def _remedies(
         other = replace(fates, **changes)  # type: ignore[arg-type]
         return lambda: (predicted_trace(step, other, target, looks)[0], 0.0)
 
-    def with_step(change: Callable[[Step], None]) -> Callable[[], tuple[Trace, float]]:
-        def run() -> tuple[Trace, float]:
-            other = copy.copy(step)
-            change(other)
-            return predicted_trace(other, fates, target, looks)[0], 0.0
-
-        return run
+    def with_step(**changes: object) -> Callable[[], tuple[Trace, float]]:
+        other = replace(step, **changes)  # type: ignore[arg-type]
+        return lambda: (predicted_trace(other, fates, target, looks)[0], 0.0)
 
     if not step.set_to_none:
         yield _Remedy(
             "drop gradients between steps",
             "optimizer.zero_grad(set_to_none=True)",
-            with_step(_set_to_none),
+            with_step(set_to_none=True),
         )
     if step.optimizer is not None and _is_foreach(step.optimizer, target):
         yield _Remedy(
             "an optimizer without temporary lists of all parameters",
             f"{type(step.optimizer).__name__}(..., fused=True)",
-            with_step(_one_by_one),
+            with_step(optimizer=_one_by_one(step.optimizer)),
         )
     states = [p for p in ledger.pieces if p.category == STATES and p.dtype == torch.float32]
     if sum(piece.nbytes for piece in states) > _LEAST * now.peak.total:
@@ -119,14 +115,14 @@ def _remedies(
             "functional.linear_cross_entropy",
             lambda: (_as_if(now, ledger, _scaled(ledger, logits, 0)), 0.0),
         )
-    if HAS_NATIVE and fates.chunks is None:
+    if fates.chunks is None:
         regions = "" if fates.checkpoint is None else "checkpoint=True, "
         yield _Remedy(
             "MLPs in chunks of rows",
             f"memopt.convert(model, batch, {regions}chunks={CHUNKS})",
             with_fates(recipes=True, chunks=CHUNKS),
         )
-    if HAS_NATIVE and not fates.recipes:
+    if not fates.recipes:
         yield _Remedy(
             "recipes: norms and activations are recomputed",
             "memopt.convert(model)",
@@ -143,7 +139,6 @@ def _remedies(
             "memopt.apply_activation_checkpointing(model)",
             with_fates(checkpoint="all"),
         )
-    if HAS_NATIVE and fates.checkpoint is None and find_blocks(step.model).modules:
         yield _Remedy(
             "recipes inside regions",
             "memopt.convert(model, checkpoint=True)",
@@ -155,11 +150,12 @@ def _remedies(
             "with memopt.offload(): loss = ...",
             lambda: _offloading(step, replace(fates, offload="cpu"), target, looks),
         )
-    if rows_of(step.who, step.batch) > step.micro_batches:
+    rows = rows_of(step.who, step.batch)
+    if rows > step.micro_batches:
         yield _Remedy(
             "gradient accumulation",
-            f"memopt.accumulate(model, batch, micro_batch={_half(step)})",
-            with_step(_split),
+            f"memopt.accumulate(model, batch, micro_batch={-(-rows // (2 * step.micro_batches))})",
+            with_step(micro_batches=min(rows, 2 * step.micro_batches)),
         )
 
 
@@ -179,19 +175,6 @@ def _seconds(trace: Trace, speed: Speed, *phases: str) -> float:
     return sum(speed.seconds(row) for row in trace.work if not phases or row.phase in phases)
 
 
-def _set_to_none(step: Step) -> None:
-    step.set_to_none = True
-
-
-def _half(step: Step) -> int:
-    rows = rows_of(step.who, step.batch)
-    return -(-rows // (2 * step.micro_batches))
-
-
-def _split(step: Step) -> None:
-    step.micro_batches = min(rows_of(step.who, step.batch), 2 * step.micro_batches)
-
-
 def _is_foreach(optimizer: torch.optim.Optimizer, target: str) -> bool:
     group = optimizer.param_groups[0]
     if "foreach" not in group or group.get("fused"):
@@ -199,14 +182,13 @@ def _is_foreach(optimizer: torch.optim.Optimizer, target: str) -> bool:
     return bool(group["foreach"]) or (group["foreach"] is None and target == "cuda")
 
 
-def _one_by_one(step: Step) -> None:
-    """Have the step take no temporary tensors: the fused kernels have none."""
-    assert step.optimizer is not None
-    other = copy.copy(step.optimizer)
+def _one_by_one(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return one whose step takes no temporary tensors: the fused kernels have none."""
+    other = copy.copy(optimizer)
     other.param_groups = [
         {**group, "foreach": False, "fused": True} for group in other.param_groups
     ]
-    step.optimizer = other
+    return other
 
 
 def _logits(step: Step, ledger: Ledger) -> Iterator[Piece]:

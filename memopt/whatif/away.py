@@ -11,7 +11,7 @@ from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import ACTIVATIONS, OFFLOADED
 from memopt.memory.places import NOWHERE
 from memopt.memory.step import Step
-from memopt.place import directory_of
+from memopt.place import check_is_elsewhere, directory_of
 from memopt.whatif.fates import Fates
 
 
@@ -22,11 +22,8 @@ def check_place(fates: Fates, device: str) -> None:
             f'{fates.who}: measure with offload must have checkpoint=None, "all" or a number, got '
             f'"{fates.checkpoint}", whose regions keep their inputs'
         )
-    if device == "cpu" and fates.offload == "cpu":
-        raise ValueError(
-            f"{fates.who}: offload, measured on the CPU, must be 'disk' or a path, got 'cpu', "
-            "where everything is already"
-        )
+    if device == "cpu":
+        check_is_elsewhere(fates.who, fates.offload)
     directory_of(f"{fates.who}: offload", fates.offload)
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from torch import nn
 
+from memopt._arguments import check_flags
 from memopt._checkpoint.assigned import calls_in_turn, paths_in
 from memopt._checkpoint.blocks import find_blocks
 from memopt._checkpoint.chunks import checked_chunks
@@ -19,7 +20,7 @@ from memopt._errors import in_the_name_of, warn
 from memopt.applied import assign
 from memopt.assignment import Assignment, Choice, Paths
 from memopt.memory.ledger import Ledger
-from memopt.memory.pieces import ACTIVATIONS, OFFLOADED, REGION_INPUT, Entry, Piece
+from memopt.memory.pieces import ACTIVATIONS, OFFLOADED, REGION_INPUT, Entry, Piece, in_order
 from memopt.memory.predicted.predict import Looks, predict
 from memopt.memory.step import Step
 from memopt.memory.trace import Trace, trace_of
@@ -63,6 +64,7 @@ class Fates:
         if self.offload is not None:
             check_names_place(f"{self.who}: offload", self.offload)
         checked_chunks(self.who, self.chunks)
+        check_flags(self.who, recipes=self.recipes, head=self.head)
 
     def with_rows(self, step: Step) -> Fates:
         """Find the modules of the step's model that can run in chunks, for fates that know them.
@@ -211,8 +213,7 @@ def offloaded(ledger: Ledger, fates: Fates) -> list[Entry]:
         assert back is not None  # else it does not leave
         log.append(Entry(max(piece.last_in_forward, piece.born), -1, piece))
         log.append(Entry(back, 1, piece))
-    # In each instant first what comes, then what goes: an operator's arguments are still there.
-    return sorted(log, key=lambda entry: (entry.instant, -entry.sign))
+    return in_order(log)
 
 
 def _leaves(piece: Piece, fates: Fates) -> bool:

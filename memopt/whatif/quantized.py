@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from memopt.memory.pieces import TEMPORARY, WEIGHTS, Entry, Piece
+from memopt.memory.pieces import TEMPORARY, WEIGHTS, Entry, Piece, in_order
 
 Bits = Literal[4, 8]
 _BLOCK = 64
@@ -67,4 +67,4 @@ def with_quantized_weights(
     changed = [entry._replace(piece=stored(entry.piece)) for entry in log]
     if largest and steps:
         changed += [Entry(first, 1, whole), Entry(last, -1, whole)]
-    return sorted(changed, key=lambda entry: (entry.instant, -entry.sign))
+    return in_order(changed)

@@ -25,7 +25,7 @@ from torch import nn
 from memopt._checkpoint.blocks import find_blocks
 from memopt.memory.ledger import Ledger
 from memopt.memory.paths import is_inside
-from memopt.memory.pieces import GRADIENTS, STATES, TEMPORARY, WEIGHTS, Entry, Piece
+from memopt.memory.pieces import GRADIENTS, STATES, TEMPORARY, WEIGHTS, Entry, Piece, in_order
 
 Parallel = Literal["ddp", "fsdp"]
 _OF_OPTIMIZER = "optimizer"
@@ -64,8 +64,7 @@ def log_of_rank(
     mine = [entry for old in log for entry in _sharded(old, ranks, units, parts)]
     mine += [entry for unit in units for entry in _gathered(unit)]
     mine += _prefetched(units)
-    # In each instant first what comes, then what goes.
-    return sorted(mine, key=lambda entry: (entry.instant, -entry.sign))
+    return in_order(mine)
 
 
 def _units(ledger: Ledger, model: nn.Module) -> list[_Unit]:

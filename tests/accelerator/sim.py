@@ -176,8 +176,8 @@ def _let_go_of_graphs(device: int) -> None:
         torch.autograd.grad(empty.view(0), empty, empty.detach())
 
 
-def reset_peak(device: int = 0) -> None:
-    load().sim_reset_peak(device)
+def reset_peak() -> None:
+    load().sim_reset_peak(0)
 
 
 def pinned() -> PinnedCounts:

@@ -7,7 +7,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +44,14 @@ def ran(
     )
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in HERE.glob("inside/test_*.py")))
+def _files() -> Iterator[Any]:
+    """The benchmarks' ways to their end are `thorough`: a thread for each stream takes a minute."""
+    for path in sorted(HERE.glob("inside/test_*.py")):
+        is_benchmark = path.name in ("test_benchmark.py", "test_gpu_models.py")
+        yield pytest.param(path.name, marks=[pytest.mark.thorough] * is_benchmark, id=path.name)
+
+
+@pytest.mark.parametrize("name", _files())
 def test_inside(name: str, ran: subprocess.CompletedProcess[str]) -> None:
     # 1: some failed, and are named. Without its last line the process ended before the tests did.
     ended = ran.returncode in (0, 1) and re.search(r"\d+ passed.* in [\d.]+s", ran.stdout)

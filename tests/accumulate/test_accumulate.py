@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 import warnings
 from collections.abc import Callable
@@ -17,6 +18,8 @@ import memopt
 from memopt._accumulate import loop
 
 ROWS, WIDTH, WORDS = 10, 16, 11
+INF, NAN = math.inf, math.nan
+LAZY = nn.Sequential(nn.LazyLinear(8, dtype=torch.float64))
 
 
 def net(dropout: float = 0.0, dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -302,6 +305,31 @@ def test_auto_fits_the_budget() -> None:
         (ValueError, "weight must be", {"weight": "words", "micro_batch": 2}),
         (TypeError, "that maps 'labels' to a tensor", {"weight": "tokens", "micro_batch": 2}),
         (ValueError, "got 0: are all labels ignored", {"weight": lambda _: 0, "micro_batch": 2}),
+        (ValueError, "must return a number .* got -1", {"weight": lambda _: -1, "micro_batch": 2}),
+        (
+            ValueError,
+            "must return a number .* got nan",
+            {"weight": lambda _: NAN, "micro_batch": 2},
+        ),
+        (
+            ValueError,
+            "must return a number .* got inf",
+            {"weight": lambda _: INF, "micro_batch": 2},
+        ),
+        (
+            ValueError,
+            "must return a number .* got None",
+            {"weight": lambda _: None, "micro_batch": 2},
+        ),
+        (
+            ValueError,
+            r"must return .* got tensor\(",
+            {"weight": lambda part: part[0], "micro_batch": 2},
+        ),
+        (TypeError, "scaler must be a torch.amp.GradScaler", {"scaler": 3, "micro_batch": 2}),
+        (TypeError, "autocast must be a dtype .* got 'bf16'", {"autocast": "bf16"}),
+        (TypeError, "loss must be a function .* got str", {"loss": "mean", "micro_batch": 2}),
+        (ValueError, "must have its shape, got '0.weight'", {"model": LAZY, "budget": 1 << 20}),
         (ValueError, "on the model's device", {"batch": torch.empty(4, WIDTH, device="meta")}),
         (ValueError, "one number that requires a gradient", {"micro_batch": 2}),
     ],
@@ -311,3 +339,34 @@ def test_bad_input(error: type[Exception], words: str, options: dict[str, Any]) 
     batch = options.pop("batch", torch.randn(4, WIDTH).double())
     with pytest.raises(error, match=words):
         memopt.accumulate(model, batch, **options)
+
+
+def test_counts_that_do_not_add_up() -> None:
+    """One for each micro-batch: gradients were as many times too large, without a word."""
+    x = torch.randn(ROWS, WIDTH, dtype=torch.float64)
+    with pytest.warns(UserWarning, match="add up to it, got counts of 3 times the batch's") as seen:
+        memopt.accumulate(net(), x, micro_batch=4, loss=torch.mean, weight=lambda part: 1)
+    assert seen[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        memopt.accumulate(net(), x, micro_batch=4, loss=torch.mean, weight=len)
+
+
+def test_without_a_graph() -> None:
+    with torch.no_grad(), pytest.raises(ValueError, match=r"torch.no_grad\(\) is on"):
+        memopt.accumulate(net(), torch.randn(2, WIDTH).double(), micro_batch=1, loss=torch.mean)
+
+
+def test_an_optimizer_that_steps_in_backward() -> None:
+    """Each micro-batch was a step of its own, without a word. With one that is right."""
+    model, x = net(), torch.randn(ROWS, WIDTH, dtype=torch.float64)
+    for parameter in model.parameters():
+        optimizer = torch.optim.SGD([parameter], 0.1)
+        parameter.register_post_accumulate_grad_hook(lambda _, step=optimizer.step: step())
+    with pytest.warns(UserWarning, match="accumulate: weights must stay as they are until") as seen:
+        memopt.accumulate(model, x, micro_batch=4, loss=torch.mean)
+    assert len(seen) == 1
+    assert seen[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        memopt.accumulate(model, x, micro_batch=ROWS, loss=torch.mean)

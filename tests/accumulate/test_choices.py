@@ -197,12 +197,41 @@ def test_an_optimizer_that_runs_the_step_itself_is_refused(kind: Any) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
     x = torch.randn(6, 8)
     for call in (memopt.anatomy, memopt.plan, memopt.largest_batch):
-        name = "memopt.plan" if call is memopt.plan else call.__name__
         arguments = (model, x) if call is memopt.anatomy else (model, x, 1 << 20)
-        with pytest.raises(ValueError, match=f"{name}: optimizer must step without a closure"):
+        with pytest.raises(
+            ValueError, match=f"{call.__name__}: optimizer must step without a closure"
+        ):
             call(*arguments, optimizer=kind, loss=torch.mean)  # type: ignore[operator]
     with pytest.raises(ValueError, match="accumulate: optimizer must step without a closure"):
         memopt.accumulate(
             model, x, budget=1 << 20, loss=torch.mean, optimizer=kind(model.parameters())
         )
     assert all(p.grad is None for p in model.parameters())
+
+
+class Scaled:
+    """A function that is compared by value, and so has no hash."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Scaled) and other.by == self.by
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, y: Tensor) -> Tensor:
+        return self.by * y.square().mean()
+
+
+def test_functions_without_a_hash(choices: list[int]) -> None:
+    """Of the user's, and a region's own, which a plan puts on modules."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), torch.randn(6, 8)
+    memopt.checkpoint_wrapper(model[0])
+    for loss, anew in ((once := Scaled(2.0), 1), (once, 1), (Scaled(2.0), 2)):
+        memopt.accumulate(model, x, budget=1 << 20, loss=loss)
+        model.zero_grad()
+        assert len(choices) == anew
+    memopt.unwrap(model)
+    memopt.accumulate(model, x, budget=1 << 20, loss=once)
+    assert len(choices) == 3

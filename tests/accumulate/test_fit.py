@@ -100,3 +100,11 @@ def test_a_device_that_nothing_is_predicted_for(size: Callable[..., int]) -> Non
     """As of anatomy and plan: it was taken for the CPU's by some of the rules, in silence."""
     with pytest.raises(ValueError, match=f"{size.__name__}: device must be .*, got 'tpu'"):
         size(Mlp(), torch.randn(2, 32), 1 << 30, device="tpu")
+
+
+@pytest.mark.parametrize("size", [memopt.largest_batch, memopt.longest_sequence])
+def test_a_limit_that_is_no_number(size: Callable[..., int]) -> None:
+    with pytest.raises(TypeError, match=f"^{size.__name__}: limit must be an int .*, got 1.5"):
+        size(Mlp(), torch.randn(2, 32), 1 << 30, limit=1.5)
+    with pytest.raises(ValueError, match=r"^largest_batch: limit must be an int .*, got 0"):
+        memopt.largest_batch(lambda rows: None, 1 << 30, limit=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,7 +105,7 @@ class _Sums(nn.Sequential):
         ),
         (
             ValueError,
-            "offload, measured on the CPU, must be 'disk' or a path, got 'cpu'",
+            "offload, of a step on the CPU, must be 'disk' or a path, got 'cpu'",
             {"offload": "cpu", "measure": True},
         ),
         (TypeError, "offload: must be 'cpu', 'disk' or a path, got bool", {"offload": True}),
@@ -119,6 +120,7 @@ class _Sums(nn.Sequential):
             },
         ),
         (ValueError, "a tensor with a first dimension, got none", {"inputs": {}}),
+        (ValueError, "got none: SimpleNamespace is no container", {"inputs": SimpleNamespace(x=X)}),
         (
             ValueError,
             "must be on the model's device, cpu, got .*'y'.* on meta",

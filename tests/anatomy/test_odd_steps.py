@@ -125,3 +125,14 @@ def test_rows_first_in_a_recurrent_layer(kind: Any) -> None:
     assert report.predicted is not None
     assert report.measured is not None
     assert report.predicted.peak.total == report.measured.peak.total
+
+
+def test_while_pytorch_looks_for_nan_in_gradients() -> None:
+    """There are no values to look at, and nothing is predicted otherwise."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.GELU()), torch.randn(2, 4)
+    peaks = []
+    for looks in (False, True):
+        with torch.autograd.set_detect_anomaly(looks):
+            peaks.append(memopt.anatomy(model, x, loss=torch.sum, measure=False).peak)
+            assert torch.is_anomaly_check_nan_enabled()
+    assert peaks[0] == peaks[1]

@@ -73,6 +73,7 @@ def test_the_tables_have_counts_where_there_are_some() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough  # minutes of valgrind
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="counts instructions by valgrind")
 def test_a_step_takes_the_host_no_more_instructions_than_promised() -> None:
     """The goals with a margin for other versions of Python and PyTorch. BERT has the most."""

@@ -39,7 +39,7 @@ def test_plans_see_all_blocks() -> None:
     for name, sizes in plan.SIZES.items():
         model = plan.Model(plan.layers_of(name, sizes))
         blocks = [m for m in model.layers if isinstance(m, plan.Block)]
-        step = Step(model, (), None, who="memopt.plan")
+        step = Step(model, (), None, who="plan")
         assert len(blocks_of(step, plan.Block, "cpu")) == len(blocks) >= sizes.layers
 
 

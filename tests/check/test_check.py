@@ -307,7 +307,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_bad_input() -> None:
-    with pytest.raises(TypeError, match=r"^memopt\.check: model must be an nn\.Module, got int"):
+    with pytest.raises(TypeError, match=r"^check: model must be an nn\.Module, got int"):
         memopt.check(3, X)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="expected input with shape"):
         memopt.check(Net(), torch.randn(3, 5))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import warnings
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
@@ -20,6 +22,10 @@ MOVES = {
     "deep": "table",
     "generator": "generator",
     "Python's generator": "chance",
+    "NumPy's generator": "numbers",
+    "Python's random": "the state of Python's random",
+    "NumPy's random": "the state of numpy.random",
+    "iterator": "turns",
     "parameter": "b.weight",
     "frozen codebook": "codes",
     "features of the last call": "features",
@@ -62,6 +68,7 @@ class Stateful(nn.Module):
         self.mean = torch.zeros(features)
         self.codes = nn.Parameter(torch.zeros(features), requires_grad=False)
         self.generator, self.chance = torch.Generator().manual_seed(0), random.Random(0)
+        self.numbers, self.turns = np.random.default_rng(0), itertools.count()
         self.features: Tensor | None = None
         self.last: Tensor | None = None
 
@@ -87,6 +94,14 @@ class Stateful(nn.Module):
             return x + torch.randn(x.shape, generator=self.generator)
         elif self.kind == "Python's generator":
             return x * self.chance.random()
+        elif self.kind == "NumPy's generator":
+            return x * self.numbers.random()
+        elif self.kind == "Python's random":
+            return x * random.random()
+        elif self.kind == "NumPy's random":
+            return x * np.random.rand()
+        elif self.kind == "iterator":
+            return x * (1 + next(self.turns))
         elif self.kind == "parameter":
             with torch.no_grad():
                 self.b.weight.mul_(0.99)

@@ -5,7 +5,11 @@ break, and compiled functions work inside regions that run eagerly, batch norm s
 from __future__ import annotations
 
 import copy
+import itertools
+import sys
+import threading
 import warnings
+import weakref
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,7 @@ from torch._dynamo.testing import EagerAndRecordGraphs
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 import memopt
+from memopt import _function_code
 from memopt._checkpoint import checkpoint, checkpoint_wrapper, ops_worth_saving, uncompiled
 from tests.checkpoint.support import mlp
 from tests.support.bits import assert_same_bits
@@ -183,3 +188,40 @@ def test_exported_as_the_plain_module() -> None:
     module = checkpoint_wrapper(mlp())
     exported = torch.export.export(module, (x,)).module()
     assert torch.equal(exported(x), module(x))
+
+
+def test_models_that_come_and_go_meanwhile_do_not_disturb_a_compilation() -> None:
+    """The classes of others, in another thread or by the garbage collector."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x)
+
+    def come_and_go() -> None:
+        for number in itertools.count():
+            if ended.is_set():
+                return
+            names = [f"{number}, {place}" for place in range(50)]
+            there.update((name, weakref.ref(Block.forward)) for name in names)
+            for name in names:
+                there.pop(name)
+
+    there = vars(_function_code._functions)
+    ended = threading.Event()
+    others = threading.Thread(target=come_and_go)
+    switching = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    others.start()
+    try:
+        for _ in range(3):
+            torch._dynamo.reset()
+            region = checkpoint_wrapper(Block())
+            torch.compile(region, backend="eager", fullgraph=True)(torch.ones(2, 4))
+    finally:
+        ended.set()
+        others.join()
+        sys.setswitchinterval(switching)

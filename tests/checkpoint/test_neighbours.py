@@ -23,7 +23,7 @@ from memopt._checkpoint.neighbours import Chain, _divided
 from memopt._checkpoint.wrapper import settings_of
 from memopt.assignment import Assignment
 from memopt.memory.allocator import LiveBytes
-from memopt.memory.calls.measure import sum_of_outputs
+from memopt.memory.calls.measure import step_with, sum_of_outputs
 from memopt.memory.peak import bytes_here
 from memopt.memory.predicted.predict import hollow_step
 from memopt.memory.step import Step
@@ -102,7 +102,7 @@ def test_a_long_chain_runs_in_segments() -> None:
     """36 blocks that keep as much as two of what they pass on: nine segments of four."""
     model = net(36)
     plain = step_results(lambda: model(X), [*model.parameters()])
-    found = measured_regions("test", model, X)
+    found = measured_regions(step_with("test", model, X))
     assert [len(segment) for segment in found.segments] == [4] * 9
     assert memopt.apply_activation_checkpointing(model, batch=X) == list(found.paths)
     assert memopt.saved_bytes(model, X) - X.nbytes == found.cut.stays
@@ -133,7 +133,7 @@ def test_the_predicted_peak_is_the_measured_one_and_no_higher_than_alone(
         return step_results(lambda: model(X), parameters)
 
     plain = results()
-    found = measured_regions("test", model, X)
+    found = measured_regions(step_with("test", model, X))
     expected = predicted_peak(model, found)
     assert expected <= predicted_peak(model, found, segments=False)
     put(model, found)
@@ -195,7 +195,7 @@ def test_where_each_has_options_of_its_own_it_is_a_region_of_its_own(
 
 
 def test_what_is_read_elsewhere_is_kept_and_not_passed_on() -> None:
-    assert measured_regions("test", net(beside=True), X).segments == ()
+    assert measured_regions(step_with("test", net(beside=True), X)).segments == ()
 
 
 class Choosing(Block):
@@ -209,7 +209,7 @@ class Choosing(Block):
 def test_modules_that_choose_by_values_stay_alone() -> None:
     torch.manual_seed(0)
     model = Net([Choosing() if n in (4, 9) else Block() for n in range(16)])
-    found = measured_regions("test", model, X)
+    found = measured_regions(step_with("test", model, X))
     assert found.segments
     inside = {path for segment in found.segments for path in segment}
     assert found.deciding == {"blocks.4", "blocks.9"}

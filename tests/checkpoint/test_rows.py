@@ -210,6 +210,22 @@ def test_a_probe_changes_nothing_and_runs_once() -> None:
     assert module[2].training
 
 
+def test_a_probe_puts_back_what_the_step_holds() -> None:
+    """It runs the step's function, and that may write down each of its calls."""
+    calls: list[Tensor] = []
+
+    def step(model: nn.Module, x: Tensor) -> None:
+        calls.append(x)
+        model(x).square().mean().backward()
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 8)))
+    chosen = memopt.apply_activation_checkpointing(
+        model, check_fn=nn.Sequential, batch=torch.randn(6, 8), chunks=2, step=step
+    )
+    assert list(chosen) == ["1"]
+    assert calls == []
+
+
 def test_a_module_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     probed: list[list[nn.Module]] = []
 

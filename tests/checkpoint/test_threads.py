@@ -230,7 +230,7 @@ threads = [
 for thread in threads:
     thread.start()
     time.sleep(0.2)
-threads[0].join(8)
+threads[0].join(3)
 threads[1].join(1)
 print("stuck" if any(thread.is_alive() for thread in threads) else "ended", flush=True)
 os._exit(0)

@@ -25,6 +25,8 @@ from memopt import checkpoint
 from memopt._extension import _C
 from tests.recipes.test_without_hooks import LEAVES, SAVERS, X
 
+pytestmark = pytest.mark.usefixtures("collector_off")
+
 # Ops that may not run twice, or whose op saves more than is known.
 HOOKED = {"NativeBatchNormBackward0"}
 

@@ -169,11 +169,11 @@ def test_one_graph_within_two_budgets(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "dropout"), [("T5", "0"), ("BERT", "0.1")])
+@pytest.mark.parametrize(("name", "dropout"), [("BERT", "0.1"), ("T5", "0")])
 def test_never_a_higher_peak_than_torch_compile_of_a_real_model(name: str, dropout: str) -> None:
     """By the allocator's count: without a budget, and with the peak that PyTorch's own budget
-    reaches as a budget. Of these two the peak was predicted worst: a quarter too low, and a seventh
-    too high.
+    reaches as a budget. Of these two the peak was predicted worst: a seventh too high, and a
+    quarter too low.
     """
     pytest.importorskip("transformers")
     program = [sys.executable, "-m", "tests.compile.peaks", name, dropout]

@@ -50,6 +50,7 @@ def test_needs_less_and_has_the_gradients(dynamic: bool) -> None:
 
 
 @slow
+@pytest.mark.thorough
 @pytest.mark.usefixtures("minimum_cut")
 def test_graph_breaks_and_autocast() -> None:
     class Broken(nn.Module):

@@ -5,6 +5,7 @@ the model is as it was.
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -208,3 +209,18 @@ def test_a_second_measurement_that_fails_undoes_all() -> None:
         memopt.convert(model, torch.ones(2, 8))
     assert ", converted; as it was, it did not." in raised.value.__notes__[0]
     assert state(model) == before
+
+
+def test_quantisation_aware_training_is_training() -> None:
+    """torch.ao.nn.qat's layers have gradients, unlike what they become afterwards."""
+    model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")  # type: ignore[assignment]
+        torch.ao.quantization.prepare_qat(model, inplace=True)
+    plain, x = copy.deepcopy(model), torch.randn(4, 8)
+    assert [entry.path for entry in memopt.convert(model, x).swapped] == ["0", "2"]
+    for one in (model, plain):
+        one(x).square().sum().backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)

@@ -31,6 +31,8 @@ from tests.nn.test_block_bytes import (
 from tests.support.blocks import GPT2Block, LlamaBlock, angles, rotated
 from tests.support.byte_table import assert_kept
 
+pytestmark = pytest.mark.usefixtures("collector_off")
+
 
 def states(calls: int) -> tuple[Term, ...]:
     return (Term("dropout: seed and offset", count=calls, per_call=16),) if calls else ()

@@ -6,18 +6,15 @@ without it, and are as right as the plain model's.
 Bits alone would not show that it is on: with and without it they are the same. Families that are
 not tried are named with the reason, and the reason is true.
 
-Each family is tried in five steps of one model. Some thirty are tried `thoroughly` as well: on a
-model of its own, with what a sample leaves behind, and with regions in its place. This takes
-MEMOPT_TEST_THOROUGH=1 for all families.
+Each family is tried in five steps of one model, and once more on a model of its own, with what a
+sample leaves behind, and with regions in its place.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import os
 import re
-import zlib
 from typing import Any
 
 import pytest
@@ -49,6 +46,7 @@ from tests.support.families import (
     TOO_LARGE,
 )
 from tests.support.fingerprint import Fingerprint
+from tests.support.selection import is_one_in
 from tests.support.tiny_transformers import (
     Tiny,
     checkpointing_families,
@@ -74,15 +72,21 @@ def calls_functions(name: str, model: nn.Module) -> bool:
     return name in CALLS_FUNCTIONS or any(isinstance(m, norms) for m in inside)
 
 
-def is_thorough(name: str) -> bool:
-    """Chosen by the name, so that a family that is added changes no other's choice."""
-    chosen = zlib.crc32(name.encode()) % 32 == 0
-    return name in QUICK or chosen or os.environ.get("MEMOPT_TEST_THOROUGH") == "1"
+def families(one_in: int) -> pytest.MarkDecorator:
+    """Parametrizes a test by all families: a few are quick, and but for one in so many the others
+    are `thorough`.
+    """
+    marks = {
+        name: [pytest.mark.slow, *[pytest.mark.thorough] * (not is_one_in(one_in, name))]
+        for name in FAMILIES
+        if name not in QUICK
+    }
+    return pytest.mark.parametrize(
+        "name", [pytest.param(f, marks=marks.get(f, ())) for f in FAMILIES]
+    )
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(f, marks=() if f in QUICK else pytest.mark.slow) for f in FAMILIES]
-)
+@families(one_in=6)
 def test_each_layer_runs_as_often_and_holds_no_more(name: str) -> None:
     family = tiny(name)
     model = family.make()
@@ -107,20 +111,30 @@ def test_each_layer_runs_as_often_and_holds_no_more(name: str) -> None:
     bits = same_bits(alone, plain) and not calls_functions(name, model)
     assert same_bits(after, converted) or not bits
     assert_as_right(family, after, converted)
-    if is_thorough(name):
-        thoroughly(family, alone, converted, bits)
 
 
-def thoroughly(family: Tiny, alone: Run, converted: Run, bits: bool) -> None:
-    """A new model. A sample leaves all as it was: hooks that a first call installs, attributes,
-    buffers. Converted before its first call it has the same gradients; with regions too.
+@families(one_in=48)
+def test_before_its_first_call(name: str) -> None:
+    """A sample leaves all as it was: hooks that a first call installs, attributes, buffers.
+    Converted before its first call a model has the gradients of one that was called before; with
+    regions too.
     """
+    family = tiny(name)
     model, inputs = family.make(), family.inputs()
     checkpoint(model)
     fingerprint = Fingerprint(model, inputs)
     memopt.convert(model, inputs)
     memopt.revert(model)
     assert Fingerprint(model, inputs).differences(fingerprint) == []
+
+    other = family.make()
+    plain = of_family(family, other, count=False)
+    checkpoint(other)
+    alone = of_family(family, other)
+    no_longer_checkpoint(other)
+    convert(other)
+    converted = of_family(family, other, count=False)
+    bits = same_bits(alone, plain) and not calls_functions(name, other)
 
     no_longer_checkpoint(model)
     convert(model)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
 
 import memopt
 from memopt._convert.match import SAVES_ITS_OUTPUT
@@ -303,3 +304,10 @@ def test_transforms_of_torch_func_differentiate_a_converted_model() -> None:
     memopt.convert(model)
     for name, gradient in torch.func.grad(loss)(parameters).items():
         torch.testing.assert_close(gradient, expected[name])
+
+
+def test_a_packed_sequence_is_one_argument() -> None:
+    """Though it is a tuple."""
+    batch = pack_sequence([torch.randn(3, 4), torch.randn(2, 4)])
+    report = memopt.convert(nn.LSTM(4, 4), batch)
+    assert report.bytes_before == report.bytes_after == memopt.saved_bytes(nn.LSTM(4, 4), batch)

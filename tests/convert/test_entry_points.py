@@ -382,7 +382,7 @@ def test_a_transform_in_forward_names_the_way_out() -> None:
     memopt.convert(model)
     torch.testing.assert_close(model.score(x), expected)  # no call of a module is around it
     with pytest.raises(
-        RuntimeError, match=r"^memopt.convert: .*recipes=False.*saved tensor hooks"
+        RuntimeError, match=r"^convert: .*recipes=False.*saved tensor hooks"
     ) as raised:
         model(x)
     assert "recipes=False" in raised.value.__notes__[0]

@@ -42,7 +42,9 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "a module": nn.ReLU(),
 }
 LEFT: dict[str, Callable[[Tensor], Tensor]] = {
-    "in place": lambda x: F.relu(x * 1, inplace=True) + (x * 1).sigmoid_() + (x * 1).relu_(),
+    "in place": lambda x: (
+        F.relu(x.cumsum(-1), inplace=True) + x.cumsum(-1).sigmoid_() + x.cumsum(-1).relu_()
+    ),
     "dropout in place": lambda x: F.dropout(x.clone(), 0.0, inplace=True),
     "dropout of nothing": lambda x: F.dropout(x, 0.0) + F.dropout(x, 0.5, training=False),
     "sparse": lambda x: F.relu(x.to_sparse()).to_dense(),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.util
-import os
 from pathlib import Path
 from typing import Any
 
@@ -208,19 +207,29 @@ def test_trl_takes_log_probabilities_of_lazy_logits() -> None:
     assert not uses[0].were_made
 
 
+def test_blocks_that_are_compiled_leave_the_head_in_chunks() -> None:
+    """A model that is compiled whole makes its logits in the graph; one whose blocks are compiled
+    each by itself makes none.
+    """
+    model = Language()
+    expected = gradients(model, loss_of(model(words())))
+    memopt.convert(model)
+    model.block.compile(backend="aot_eager")
+    with watched_heads() as uses:
+        actual = gradients(model, loss_of(model(words())))
+    assert [use.losses for use in uses] == [1]
+    assert not any(use.were_made for use in uses)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("dtype", "features"),
     [
-        (torch.float32, 768),
+        (torch.float32, 48),
         (torch.bfloat16, 48),
+        pytest.param(torch.float32, 768, marks=[pytest.mark.slow, pytest.mark.thorough]),
         # Twelve minutes on a processor that multiplies no numbers of 16 bits.
-        pytest.param(
-            *(torch.bfloat16, 768),
-            marks=pytest.mark.skipif(
-                os.environ.get("MEMOPT_TEST_THOROUGH") != "1",
-                reason="needs MEMOPT_TEST_THOROUGH=1",
-            ),
-        ),
+        pytest.param(torch.bfloat16, 768, marks=[pytest.mark.slow, pytest.mark.thorough]),
     ],
     ids=str,
 )

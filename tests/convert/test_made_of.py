@@ -18,6 +18,8 @@ import memopt
 from memopt._extension import _C
 from tests.convert.support import kept_bytes
 
+pytestmark = pytest.mark.usefixtures("collector_off")
+
 WIDTH, EDGE = 4, 6
 ONE = 2 * WIDTH * EDGE * EDGE * 4
 STATISTICS = 2 * WIDTH * EDGE * 8
@@ -42,10 +44,29 @@ class Model(nn.Module):
         return self.last(result).mean() + self.beside(h)  # type: ignore[no-any-return]
 
 
+def rotate_half(x: Tensor) -> Tensor:
+    """As rotary embedding does, with cosines and sines that `h` stands for here."""
+    one, other = x.chunk(2, -1)
+    return torch.cat((-other, one), -1)
+
+
+def rotate_pairs(x: Tensor, h: Tensor) -> Tensor:
+    one, other, angle = x[..., ::2], x[..., 1::2], h[..., ::2]
+    return torch.stack((one * angle - other * angle, one * angle + other * angle), -1).flatten(-2)
+
+
 FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "a sum": lambda normed, h: normed + h,
     "the other way": lambda normed, h: h + normed,
     "torch.add": torch.add,
+    "a difference": lambda normed, h: normed - h,
+    "the other way round": lambda normed, h: h - normed,
+    "negated": lambda normed, h: -normed,
+    "times a number": lambda normed, h: 0.5 * normed,
+    "by a number": lambda normed, h: normed / 3,
+    "plus a number": lambda normed, h: normed + 2.0,
+    "minus a number": lambda normed, h: normed - 2,
+    "from a number": lambda normed, h: 1 - normed,
     "over the norm's output": lambda normed, h: normed.add_(h),
     "+=": lambda normed, h: normed.__iadd__(h),
     "of what it is made of": lambda normed, h: normed.add_(F.relu(normed)),
@@ -104,6 +125,9 @@ PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "a product": lambda normed, h: normed * h,
     "with a gate": lambda normed, h: F.silu(normed) * h,
     "torch.mul": torch.mul,
+    "a quotient": lambda normed, h: normed / (h.sigmoid() + 1),
+    "rotated": lambda normed, h: normed * h + rotate_half(normed) * h,
+    "rotated in pairs": lambda normed, h: rotate_pairs(normed, h),
 }
 ALL = {**FUNCTIONS, **POOLED, **PRODUCTS}
 

@@ -93,6 +93,8 @@ def test_a_mode_alone_trains_as_among_others(out: Path, tmp_path: Path, run_demo
     assert alone["agreement"] is None
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_bfloat16_and_a_text_of_ones_own(
     tmp_path: Path, run_demo: RunDemo, capsys: pytest.CaptureFixture[str]
 ) -> None:

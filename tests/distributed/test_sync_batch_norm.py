@@ -84,10 +84,9 @@ class Batch(NamedTuple):
         return call.replace(**{name: part(name, t) for name, t in everything.items()})
 
 
-def normalised(leaves: Call, group: Any = None) -> Tensor:
+def normalised(leaves: Call) -> Tensor:
     return memopt.functional.sync_batch_norm(
-        *(leaves.input, leaves.running_mean, leaves.running_var, leaves.weight, leaves.bias),
-        process_group=group,
+        *(leaves.input, leaves.running_mean, leaves.running_var, leaves.weight, leaves.bias)
     )
 
 

@@ -29,6 +29,8 @@ PAGES = [
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SLOW = ("plan.md", "anatomy.md", "api/plan.md", "api/anatomy.md", "api/check.md")
 """Pages whose blocks predict and measure training steps."""
+THOROUGH = ("api/plan.md", "index.md")
+"""Pages whose blocks are much like those of other pages: the longest."""
 OF_MODELS = ("transformers", "matplotlib", "rich")
 """What the pages use beside PyTorch."""
 
@@ -37,6 +39,11 @@ def _name(page: Path) -> str:
     """Its path in docs/, or in the repository."""
     docs = ROOT / "docs"
     return page.relative_to(docs if page.is_relative_to(docs) else ROOT).as_posix()
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    slow = [pytest.mark.slow] * (name in SLOW + THOROUGH)
+    return slow + [pytest.mark.thorough] * (name in THOROUGH)
 
 
 def names() -> dict[str, Any]:
@@ -70,7 +77,7 @@ def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 @pytest.mark.usefixtures("_as_before")
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(p, marks=[pytest.mark.slow] * (_name(p) in SLOW), id=_name(p)) for p in PAGES],
+    [pytest.param(page, marks=_marks(_name(page)), id=_name(page)) for page in PAGES],
 )
 def test_the_blocks_of_a_page_run(page: Path) -> None:
     text = page.read_text()

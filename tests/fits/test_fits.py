@@ -167,19 +167,19 @@ BAD = {
     "bits": ({"weight_bits": 3}, ValueError, r"weight_bits must be 4, 8 or None, got 3"),
     "memory": ({"memory": "big"}, ValueError, r"memory must be bytes or a string"),
     "reserve": ({"reserve": "2GB"}, ValueError, r"memory must be above .* 2,000\.0 MB, got 1GB"),
-    "negative": ({"reserve": -1}, ValueError, r"reserve must be at least one byte, got -1"),
+    "negative": ({"reserve": -1}, ValueError, r"reserve must be at least one byte .*, got -1"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input(name: str, model: nn.Module, batch: Tensor) -> None:
     options, kind, words = BAD[name]
-    with pytest.raises(kind, match=r"memopt\.fits: " + words):
+    with pytest.raises(kind, match=r"^fits: " + words):
         memopt.fits(model, batch, **{"memory": "1GB", "loss": loss, **options})
 
 
 def test_no_module() -> None:
-    with pytest.raises(TypeError, match=r"memopt\.fits: model must be an nn\.Module, got int"):
+    with pytest.raises(TypeError, match=r"^fits: model must be an nn\.Module, got int"):
         memopt.fits(3, torch.zeros(1), "1GB")  # type: ignore[arg-type]
 
 

@@ -107,6 +107,33 @@ def with_lightning(
     return module.seen, counts, rows
 
 
+def with_accelerate(accumulation: int = 1, **options: Any) -> tuple[list[float], Counter[int]]:
+    """Train; with options of apply_memopt, if there are any."""
+    accelerate = pytest.importorskip("accelerate")
+    from memopt.integrations.accelerate import apply_memopt
+
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=accumulation)
+    model, counts, losses = net(), Counter[int](), []
+    forwards_of(model, counts)
+    torch.manual_seed(1)
+    model, optimizer, batches = accelerator.prepare(
+        model, torch.optim.AdamW(model.parameters()), loader()
+    )
+    if options:
+        effect = apply_memopt(accelerator, model, optimizer, batches, **options)
+        limit = options.get("budget")
+        assert limit is None or effect.metrics["memopt/peak_bytes"] <= limit
+        counts.clear()
+    for batch in batches:
+        with accelerator.accumulate(model):
+            loss = model(*batch)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    return losses, counts
+
+
 def test_lightning_with_a_budget(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     from memopt.integrations.lightning import MemoptLightningCallback
@@ -157,35 +184,40 @@ def test_lightning_with_manual_optimization_is_refused() -> None:
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_accelerate(accumulation: int) -> None:
-    accelerate = pytest.importorskip("accelerate")
-    from memopt.integrations.accelerate import apply_memopt
-
-    def trained(limit: int | None) -> tuple[list[float], Counter[int]]:
-        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=accumulation)
-        model, counts, losses = net(), Counter[int](), []
-        forwards_of(model, counts)
-        torch.manual_seed(1)
-        model, optimizer, batches = accelerator.prepare(
-            model, torch.optim.AdamW(model.parameters()), loader()
-        )
-        if limit is not None:
-            effect = apply_memopt(accelerator, model, optimizer, batches, limit, measure=False)
-            assert effect.metrics["memopt/peak_bytes"] <= limit
-        for batch in batches:
-            with accelerator.accumulate(model):
-                loss = model(*batch)
-                accelerator.backward(loss)
-                optimizer.step()
-                optimizer.zero_grad()
-                losses.append(loss.item())
-        return losses, counts
-
-    losses, plain = trained(None)
+    losses, plain = with_accelerate(accumulation)
     gradients = sum(p.nbytes for p in net().parameters())
-    found, counts = trained(budget() + (accumulation > 1) * gradients)
+    limit = budget() + (accumulation > 1) * gradients
+    found, counts = with_accelerate(accumulation, budget=limit, measure=False)
     torch.testing.assert_close(found, losses, rtol=1e-4, atol=0)
     assert set(plain.values()) == {STEPS}
     assert max(counts.values()) == 2 * STEPS
+
+
+def test_accelerate_with_a_plan_s_file_and_a_place(tmp_path: Path) -> None:
+    """The first run writes the plan, the second reads it; a place for regions' inputs is used."""
+    pytest.importorskip("accelerate")
+    losses, _ = with_accelerate()
+    file = tmp_path / "plan.json"
+    written, counts = with_accelerate(budget=budget(), plan=file, measure=False)
+    assert file.exists()
+    read, again = with_accelerate(plan=file)
+    assert (read, again) == (written, counts)
+    torch.testing.assert_close(read, losses, rtol=1e-4, atol=0)
+    memopt.offload.stats(reset=True)
+    options = {"convert": True, "checkpoint": True, "offload": tmp_path}
+    away, counts = with_accelerate(**options)
+    assert set(counts.values()) == {2 * STEPS}
+    assert sum(place.out.bytes for place in memopt.offload.stats(wait=True).places) > 0
+    torch.testing.assert_close(away, losses, rtol=1e-4, atol=0)
+
+
+def test_weights_that_accelerate_took_away_are_named() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model, batch = accelerate.cpu_offload(net(), "cpu"), next(iter(loader()))
+    with pytest.raises(ValueError, match=r"cpu_offload .* leave parameters on meta: ask first"):
+        memopt.plan(model, batch, "1MB", measure=False)
+    accelerate.hooks.remove_hook_from_submodules(model)
+    assert memopt.plan(model, batch, "64MB", measure=False).peak > 0
 
 
 def test_a_library_that_is_missing_is_named() -> None:

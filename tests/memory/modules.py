@@ -6,7 +6,11 @@ import collections
 import ctypes
 import dataclasses
 import functools
+import io
+import itertools
+import queue
 import random
+import threading
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,6 +23,7 @@ from torch import Tensor, nn
 
 WIDTH = 8
 CALLS = 0
+IDS = itertools.count()
 LOG: list[Tensor] = []
 TABLE = nn.Parameter(torch.ones(WIDTH))
 
@@ -170,6 +175,40 @@ class Draws(Habit):
         return F.dropout(x, 0.5, self.training)
 
 
+class Iterates(Habit):
+    """Moves iterators, which no method sets back, and what else Python has to put things into."""
+
+    numbers = itertools.count(10)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.turns, self.rows = (
+            itertools.count(3),
+            itertools.cycle("ab"),
+            iter([1] * 999),
+        )
+        self.pairs = enumerate(self.rows)
+        self.held = {"again": [self.calls], "slot": Slotted(0, None)}
+        self.held["slot"].last = itertools.count()  # type: ignore[attr-defined]
+        closed_over = itertools.count()
+        self.next = lambda: next(closed_over)
+        self.queue: queue.Queue[int] = queue.Queue()
+        self.queue.put(1)
+        self.text, self.bytes = io.StringIO("first "), io.BytesIO(b"first ")
+        self.local = threading.local()
+        self.local.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        next(self.calls), next(self.turns), next(self.pairs), next(self.numbers), next(IDS)
+        next(self.held["slot"].last), self.next()  # type: ignore[attr-defined]
+        assert next(self.held["again"][0]) == next(self.calls) - 1  # type: ignore[index]
+        self.queue.put(self.queue.get() + 1)
+        self.text.write("and this")
+        self.bytes.write(b"and this")
+        self.local.calls += 1
+        return x
+
+
 class FirstCall(Habit):
     """Installs things when it is called first, as transformers does."""
 
@@ -203,6 +242,7 @@ HABITS: tuple[type[Habit], ...] = (
     Momentum,
     Closes,
     Draws,
+    Iterates,
     FirstCall,
 )
 

@@ -121,3 +121,40 @@ def test_parameters_keep_their_class_and_attributes(training: bool) -> None:
     model(x)
     memopt.anatomy(model, x)
     assert model.weight.form["turned"] is not training
+
+
+class WithTable(torch.optim.SGD):
+    """Reads attributes of its own when it steps, as those of bitsandbytes do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, 0.1)
+        self.table, self.begun = {"signed": torch.zeros(300)}, False
+
+    def step(self, closure: Any = None) -> None:
+        self.begun = self.begun or bool(len(self.table))
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["map"] = self.table["signed"]
+        super().step()
+
+
+def test_an_optimizer_with_attributes_of_its_own() -> None:
+    """PyTorch copies an optimizer without them. What they hold is there before the first step."""
+    model, x = Holds(None), torch.ones(4, WIDTH)
+    optimizer = WithTable(model.parameters())
+    found = memopt.anatomy(model, x, optimizer=optimizer, measure=True)
+    for trace in (found.predicted, found.measured):
+        assert trace is not None
+        assert trace.peak.by_category["optimizer states"] == optimizer.table["signed"].nbytes
+    memopt.plan(model, x, "1GiB", optimizer=optimizer, steps=1).apply().undo()
+    assert not optimizer.begun
+    assert not optimizer.state
+
+
+def test_a_schedulers_step_stays_the_users() -> None:
+    """It is an attribute that calls the user's optimizer, with the user's parameters."""
+    model, x = Holds(None), torch.ones(4, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    torch.optim.lr_scheduler.ConstantLR(optimizer)
+    before = [p.detach().clone() for p in model.parameters()]
+    memopt.anatomy(model, x, optimizer=optimizer, measure=False)
+    assert all(map(torch.equal, before, model.parameters()))

@@ -5,6 +5,7 @@ run can be told of where nothing of it could be reached.
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 from collections import OrderedDict
 from collections.abc import Callable
@@ -72,7 +73,7 @@ class Hidden:
     """Holds weights where no walk over Python's objects comes to."""
 
     def __init__(self, weight: Tensor) -> None:
-        self.pairs = map(lambda _: weight, iter(int, 1))
+        self.pairs = (weight for _ in itertools.repeat(None))
 
     def __call__(self, y: Tensor) -> Tensor:
         return square(y * next(self.pairs))
@@ -90,7 +91,7 @@ def test_frozen_weights_that_only_an_operator_reaches() -> None:
     """They are copied when they are written first, and are written back."""
     frozen = torch.ones(LARGE, LARGE)
     before, version = frozen.clone(), frozen._version
-    hidden = map(lambda _: frozen[1:3], iter(int, 1))
+    hidden = (frozen[1:3] for _ in itertools.repeat(None))
 
     def around(y: Tensor) -> Tensor:
         with torch.no_grad():
@@ -348,3 +349,25 @@ def test_generators_in_any_container() -> None:
     before = Fingerprint(draws)
     memopt.saved_bytes(draws)
     assert Fingerprint(draws).differences(before) == []
+
+
+class Scripted(nn.Module):
+    """Counts its calls, by attributes that TorchScript holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.sizes = 0, torch.jit.Attribute([0], list[int])
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.sizes.append(x.size(0))  # type: ignore[attr-defined]
+        return x * 2
+
+
+def test_attributes_of_a_scripted_module() -> None:
+    script: Any = torch.jit.script(Scripted())
+    model, x = Blocks(script), batch()
+    memopt.saved_bytes(model, x)
+    memopt.anatomy(model, x, loss=square, measure=True)
+    memopt.plan(model, x, ROOM, loss=square, measure=False)
+    assert (script.calls, script.sizes) == (0, [0])

@@ -4,6 +4,7 @@ it names the moment of the peak and the line that made it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,6 +34,9 @@ class Marks:
 
     def assign(self, category: str, named: object) -> None:
         pass
+
+    def alike(self, key: object, run: Callable[[], object]) -> None:
+        run()
 
 
 def counted(ledger: Ledger) -> tuple[int, int, int]:

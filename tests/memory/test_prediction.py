@@ -366,6 +366,16 @@ def test_pictures_with_channels_last() -> None:
     assert_predicted(memopt.anatomy(Pictures(), last, measure=True))
 
 
+def test_transposed_convolutions_over_volumes() -> None:
+    """Without oneDNN, of one image, the result has the memory of a tensor like the input."""
+    for rows in (1, 2):
+        volumes = torch.randn(rows, 4, 6, 6, 6)
+        model = nn.Sequential(
+            nn.Conv3d(4, 8, 3, padding=1), nn.ConvTranspose3d(8, 2, 3, padding=1), nn.GELU()
+        )
+        assert_predicted(memopt.anatomy(model, volumes, loss=Tensor.sum, measure=True))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems hand out what they do not have")
 def test_tensors_larger_than_the_memory_of_this_machine() -> None:
     """Weights, activations and temporary buffers alike: nothing is reserved for them."""

@@ -120,6 +120,10 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "conv2d of an image": lambda: (nn.Conv2d(3, 20, 5, stride=2), image(4, 3, 40, 40)),
     "conv2d by channel": lambda: (nn.Conv2d(24, 24, 3, groups=24), image(2, 24, 20, 20)),
     "conv2d in groups": lambda: (nn.Conv2d(24, 36, 3, groups=3), image(2, 24, 20, 20)),
+    "conv1d in groups, places skipped": lambda: (
+        nn.Conv1d(128, 256, 5, stride=2, dilation=2, groups=2),
+        image(1, 128, 28),
+    ),
     "conv3d": lambda: (nn.Conv3d(6, 12, 3), image(2, 6, 10, 10, 10)),
     "conv3d in double": lambda: (nn.Conv3d(4, 6, 3).double(), image(2, 4, 8, 8, 8).double()),
     "conv of one row": lambda: (nn.Conv2d(5, 7, 3), image(1, 5, 16, 16)),

@@ -4,6 +4,8 @@ inside of dicts, lists and tuples too.
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections import OrderedDict, namedtuple
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from memopt.memory.storages import tensors_in
+from memopt.memory.storages import storages, tensors_in
 
 Pair = namedtuple("Pair", ["first", "second"])
 
@@ -44,3 +46,11 @@ ONE, OTHER = torch.ones(1), torch.ones(2)
 def test_tensors_are_found_in_order(held: Any) -> None:
     found, leaves = tensors_in(held), pytree.tree_leaves(held)
     assert list(map(id, found)) == [id(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def test_a_key_is_its_own_copy() -> None:
+    """A copy of PyTorch's weak reference frees what it does not own: the heap was damaged."""
+    key = next(iter(storages([ONE])))
+    assert copy.deepcopy(key) is key
+    with pytest.raises(TypeError, match="a key of a storage cannot be pickled"):
+        pickle.dumps(key)

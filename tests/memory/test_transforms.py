@@ -6,6 +6,7 @@ none of these.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -72,3 +73,34 @@ def test_blocks_inside_vmap() -> None:
     assert [block.path for block in plan.blocks] == ["blocks.0", "blocks.1", "blocks.2"]
     with pytest.warns(UserWarning, match="blocks.0.*runs inside a transform of torch.func"):
         memopt.apply_activation_checkpointing(model, batch=x)
+
+
+class Ensemble(nn.Module):
+    """Calls its members as one, on their stacked parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(
+            nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)) for _ in "ab"
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        parameters, buffers = torch.func.stack_module_state(list(self.members))
+
+        def one(parameters: Any, buffers: Any) -> Tensor:
+            output: Tensor = torch.func.functional_call(
+                self.members[0], (parameters, buffers), (x,)
+            )
+            return output
+
+        return torch.func.vmap(one)(parameters, buffers).square().mean()
+
+
+def test_stacked_parameters_inside_vmap() -> None:
+    """What a member holds meanwhile has no values of its own, which a probe could sum."""
+    model, x = Ensemble(), torch.randn(5, 4)
+    memopt.plan(model, x, "1GiB", measure=False)
+    with pytest.warns(UserWarning, match="members.0.*runs inside a transform of torch.func"):
+        memopt.apply_activation_checkpointing(
+            model, check_fn=lambda module: module is model.members[0], batch=x
+        )

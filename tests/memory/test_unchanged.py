@@ -5,6 +5,8 @@ same objects and has the same version counters, also after an error in the middl
 
 from __future__ import annotations
 
+import contextvars
+import gc
 import types
 import weakref
 from collections.abc import Callable
@@ -102,6 +104,7 @@ def test_nothing_changes_in_random_models(
     habits: list[list[type[Habit]]], primed: bool, runs: list[Run]
 ) -> None:
     things = made(habits, primed)
+    gc.collect()  # copies of an earlier model in a cycle of its own, which still shared the classes
     before = Fingerprint(*things)
     for run in runs:
         run(*things)
@@ -157,6 +160,63 @@ def doubled(x: Tensor) -> Tensor:
 
 as_written = torch.compiler.disable(doubled)
 compiled = torch.compile(doubled, backend="eager")
+
+
+def noted(forward: Any) -> Any:
+    """A decorator that leaves an attribute, as functools.wraps does."""
+    forward.note = []
+    return forward
+
+
+def test_functions_with_attributes_have_their_code_again() -> None:
+    """What is around a forward goes with the models that asked for it, also where these are the
+    copies of a prediction and the function has attributes, which are put back.
+    """
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.linear = nn.LayerNorm(4), nn.Linear(4, 4)
+
+        @noted
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(self.norm(x))
+
+    code = Block.forward.__code__
+    model, x = nn.Sequential(*(Block() for _ in range(3))), torch.ones(2, 4)
+    memopt.convert(model, x, checkpoint=True)
+    memopt.revert(model)
+    gc.collect()
+    assert Block.forward.__code__ is code
+    assert vars(Block.forward) == {"note": []}
+    memopt.checkpoint_wrapper(model[0])
+    with unchanged(model):
+        Block.forward.note.append(1)
+        Block.forward.other = 2
+    assert Block.forward.__code__ is not code
+    del model
+    gc.collect()
+    assert Block.forward.__code__ is code
+    assert vars(Block.forward) == {"note": []}
+
+
+CALLS: contextvars.ContextVar[int] = contextvars.ContextVar("calls", default=0)
+
+
+class CountsInContext(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        CALLS.set(CALLS.get() + 1)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
+def test_context_variables_have_their_values_again(run: Run) -> None:
+    CALLS.set(5)
+    blocks = (nn.Sequential(nn.LayerNorm(4), CountsInContext(4, 4), nn.GELU()) for _ in range(3))
+    model = nn.Sequential(*blocks)
+    optimizer = torch.optim.SGD(model.parameters())
+    run(model, {"input": torch.ones(2, 4)}, torch.sum, optimizer)
+    assert CALLS.get() == 5
 
 
 def test_modules_of_python_are_not_entered_whatever_their_class() -> None:

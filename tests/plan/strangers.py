@@ -240,9 +240,17 @@ class OfBlocks(nn.Module):
 class Partly(Block):
     """A block that runs its widest part again itself."""
 
+    keeps_state = False
+    """Whether PyTorch's checkpoint holds the state of the generator from forward to backward."""
+
     def forward(self, x: Tensor) -> Tensor:
-        wide = checkpoint(self.up, self.norm(x), use_reentrant=False, preserve_rng_state=False)
+        y, keeps = self.norm(x), self.keeps_state
+        wide = checkpoint(self.up, y, use_reentrant=False, preserve_rng_state=keeps)
         return x + self.down(self.activation(wide))
+
+
+class PartlyWithState(Partly):
+    keeps_state = True
 
 
 def wrapped() -> nn.Module:

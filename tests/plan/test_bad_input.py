@@ -4,7 +4,9 @@ is as it was.
 
 from __future__ import annotations
 
-import itertools
+import copy
+import ctypes
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -64,7 +66,7 @@ def test_a_budget_below_the_floor() -> None:
     text = str(info.value)
     first, *items = text.splitlines()
     assert re.fullmatch(
-        r"memopt.plan: budget must be at least [\d.,]+ MB, the floor, got 100KB \(0.1 MB\)", first
+        r"^plan: budget must be at least [\d.,]+ MB, the floor, got 100KB \(0.1 MB\)", first
     )
     assert all(len(line) < 130 and line.startswith("  ") for line in items)
     for words in ("of weights", "the largest piece is", "would lower it by"):
@@ -96,7 +98,11 @@ def test_a_budget_below_the_floor() -> None:
         ({"micro_batches": 99}, ValueError, "micro_batches must be from 1 to the batch's 4 rows"),
         ({"optimizer": 3}, TypeError, "optimizer must be"),
         ({"offload": "moon"}, ValueError, "offload: must be 'cpu', 'disk' or a path"),
-        ({"offload": "cpu"}, ValueError, "for the CPU, must be 'disk' or a path, got 'cpu'"),
+        (
+            {"offload": "cpu"},
+            ValueError,
+            "of a step on the CPU, must be 'disk' or a path, got 'cpu'",
+        ),
         ({"host_budget": "x"}, ValueError, "host_budget must be"),
         ({"device": "cuda", "measure": True}, ValueError, "measure=True must have a model"),
     ],
@@ -125,6 +131,10 @@ def test_models_that_cannot_be_planned() -> None:
         memopt.plan(model, batch, EVERYTHING)
     with pytest.raises(TypeError, match=r"compiled=True"):
         memopt.plan(torch.compile(Chain([2])), batch, EVERYTHING)  # type: ignore[arg-type]
+    in_place = Chain([2])
+    in_place.blocks[0].compile(backend="eager")
+    with pytest.raises(TypeError, match=r"must not be compiled, got Block at 'blocks.0'"):
+        memopt.plan(in_place, batch, EVERYTHING)
 
 
 class Looks(nn.Sequential):
@@ -160,11 +170,13 @@ class Stumbles(nn.Module):
     def __init__(self, at: int) -> None:
         super().__init__()
         self.inner, _ = chain()
-        # A number would be put back after each step. Nor is this probed, as it holds a list.
-        self.calls, self.at, self.notes = itertools.count(1), at, [""]
+        # A number of Python's would be put back after each step. Nor is this probed, as it holds a
+        # list.
+        self.calls, self.at, self.notes = ctypes.c_int(0), at, [""]
 
     def forward(self, ids: Tensor) -> Tensor:
-        if next(self.calls) == self.at:
+        self.calls.value += 1
+        if self.calls.value == self.at:
             self.inner.blocks[0](self.inner.embed(ids))
             raise OSError("the disk is full")
         return self.inner(ids)
@@ -185,7 +197,7 @@ def test_a_watched_step_that_raises() -> None:
     model, batch = Stumbles(0), tokens()
     plan = memopt.plan(model, batch, EVERYTHING, measure=False)
     before = looks(model)
-    model.at = next(model.calls) + 1
+    model.at = model.calls.value + 1
     with pytest.raises(OSError, match="the disk is full"):
         plan.apply()
     assert looks(model) == before
@@ -218,8 +230,96 @@ def test_plans_at_the_wrong_time(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ValueError, match="must hold a plan"):
         memopt.Plan.load(tmp_path / "other.json")
-    with pytest.raises(ValueError, match="count must be at least 2"):
+    with pytest.raises(ValueError, match="count must be an int of at least 2"):
         plan.pareto(count=1)
+    with pytest.raises(
+        TypeError, match=r"^Plan.pareto: count must be an int of at least 2, got 2.5"
+    ):
+        plan.pareto(count=2.5)  # type: ignore[arg-type]
+    for size in (plan.largest_batch, plan.longest_sequence):
+        with pytest.raises(ValueError, match=f"^Plan.{size.__name__}: limit must be .*, got 0"):
+            size(limit=0)
+
+
+@pytest.fixture(scope="module")
+def saved() -> dict[str, Any]:
+    return memopt.plan(*chain(), EVERYTHING, measure=False).to_dict()
+
+
+def changed(saved: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy with another value at a path of keys and numbers; `...`: without it."""
+    found: Any = copy.deepcopy(saved)
+    keys = [int(key) if key.isdigit() else key for key in path.split()]
+    inner = found
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    if value is ...:
+        del inner[keys[-1]]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("format", "memopt plan 1", "of this memopt's format, .*, got 'memopt plan 1', of memopt"),
+        ("format", "another", "that was saved, got something else"),
+        ("blocks", ..., "as it was saved, got no blocks"),
+        ("heads", None, "got None for heads"),
+        ("peak", "much", "got 'much' for peak"),
+        ("in_step", 1, "got 1 for in_step"),
+        ("signature", [1], r"got \[1\] for signature"),
+        ("signature", {}, "got the block 'blocks.0', which its signature lacks"),
+        ("blocks 0 choice recipes", ..., r"got no blocks\[0\].choice.recipes"),
+        ("blocks 0 choice more", 1, r"got an unknown blocks\[0\].choice.more"),
+        ("blocks 0 choice segments", [2], r"got \[2\] for blocks\[0\].choice.segments"),
+        ("budget", -5, "got -5 for budget"),
+        (
+            "blocks 0 choice offload",
+            5.0,
+            r"got blocks\[0\].choice, whose offload must be from 0 to 1, got 5.0",
+        ),
+        ("blocks 0 choice chunks", 0, r"whose chunks must be at least 1, got 0"),
+        ("profile gradients 0", 0.5, r"got 0.5 for profile.gradients\[0\]"),
+    ],
+)
+def test_a_damaged_file(
+    saved: dict[str, Any], path: str, value: Any, said: str, tmp_path: Path
+) -> None:
+    """A part of another kind was Python's error, or was taken."""
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(changed(saved, path, value)))
+    with pytest.raises(ValueError, match=rf"^Plan.load: {re.escape(str(file))} must hold .*{said}"):
+        memopt.Plan.load(file)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[" * 100_000])
+def test_a_file_that_is_no_json(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_bytes(content)
+    with pytest.raises(ValueError, match="must hold a plan that was saved, got something else"):
+        memopt.Plan.load(tmp_path / "plan.json")
+
+
+def test_a_part_that_the_model_lacks(saved: dict[str, Any], tmp_path: Path) -> None:
+    """The signature tells parameters, and a part may have none."""
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(changed(saved, "blocks 0 choice parts", ["gate"])))
+    model, _ = chain()
+    before = looks(model)
+    with pytest.raises(ValueError, match=r"^Plan.apply: paths must be .* got 'blocks.0.gate'"):
+        memopt.Plan.load(file).apply(model)
+    assert looks(model) == before
+
+
+def test_a_measured_peak_is_of_the_model_that_it_was_measured_of(
+    saved: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(changed(saved, "measured_peak", 1000)))
+    plan = memopt.Plan.load(file)
+    assert plan.measured_peak == 1000
+    plan.apply(chain()[0])
+    assert plan.measured_peak is None
 
 
 class Releases(nn.Module):

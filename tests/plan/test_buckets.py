@@ -55,3 +55,14 @@ def test_the_floor_with_unused_parameters_is_accepted(group: None) -> None:
     assert plan.measured_peak is not None
     assert plan.measured_peak <= below.value.floor
     plan.undo()
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="PyTorch without torch.distributed")
+def test_a_plan_is_put_on_the_module_inside(group: None, tmp_path: Path) -> None:
+    """Of the model that it was made for, and of another one: it was said to lack the blocks."""
+    parallel = nn.parallel.DistributedDataParallel(Mlp(blocks=3))
+    plan = memopt.plan(parallel, torch.randn(6, 32), "10MB", measure=False).apply(parallel)
+    assert plan.measured_peak is not None
+    plan.undo()
+    plan.save(tmp_path / "plan.json")
+    memopt.Plan.load(tmp_path / "plan.json").apply(parallel).undo()

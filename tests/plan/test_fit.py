@@ -4,8 +4,14 @@ within it, and gradients are those of the whole batch but for rounding.
 
 from __future__ import annotations
 
+import gc
+import warnings
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import memopt
 from tests.plan.models import Chain, chain, tokens
@@ -66,9 +72,79 @@ def test_not_even_one_row() -> None:
     assert looks(model) == before
 
 
+def test_a_larger_batch_is_warned_of() -> None:
+    model, batch = chain()
+    optimizer = torch.optim.AdamW(model.parameters())
+    fitted = memopt.fit(model, batch, EVERYTHING, optimizer=optimizer, steps=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted(batch)
+        fitted(batch[:2])
+    with pytest.warns(UserWarning, match=r"Fitted: a batch must be no larger than .* 2,048 B, got"):
+        fitted(torch.cat([batch, batch]))
+
+
 def test_bad_input() -> None:
     model, batch = chain()
-    with pytest.raises(ValueError, match=r"memopt.fit: budget must be bytes"):
+    with pytest.raises(ValueError, match=r"^fit: budget must be bytes"):
         memopt.fit(model, batch, "plenty", optimizer=torch.optim.AdamW(model.parameters()))
     with pytest.raises(ValueError, match="batch must hold a tensor"):
         memopt.fit(model, {}, "1GB", optimizer=torch.optim.AdamW(model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("weight", "said"),
+    [("words", "fit: weight must be"), ("tokens", "fit: weight=.* a batch that maps 'labels'")],
+)
+def test_a_weight_that_cannot_count_is_refused_before_the_plan(weight: Any, said: str) -> None:
+    """It was refused by the first batch of training, with the plan on the model."""
+    model, batch = chain()
+    before = looks(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises((TypeError, ValueError), match=said):
+        memopt.fit(model, batch, EVERYTHING, optimizer=optimizer, weight=weight)
+    assert looks(model) == before
+
+
+def normed() -> tuple[nn.Module, torch.Tensor]:
+    """Takes no single row."""
+    torch.manual_seed(0)
+    blocks = (
+        nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Linear(64, 16))
+        for _ in range(3)
+    )
+    return nn.Sequential(*blocks), torch.randn(16, 16)
+
+
+def test_the_fewest_rows_that_the_model_takes() -> None:
+    """It was said to take the whole batch alone. The floor that is named is one."""
+    model, batch = normed()
+    optimizer = torch.optim.SGD(model.parameters())
+    options: Any = {"optimizer": optimizer, "loss": lambda y: y.square().mean(), "steps": 1}
+    with pytest.raises(
+        memopt.BudgetTooSmall, match=r"^fit: budget must be at .*, the floor"
+    ) as told:
+        memopt.fit(model, batch, 40_000, **options)
+    plan = memopt.plan(
+        model, batch[:4], told.value.floor, micro_batches=2, measure=False, **options
+    )
+    assert plan.peak <= told.value.floor
+
+
+def test_the_sample_does_not_stay() -> None:
+    """It was there beside the batches of training, which the budget has one of."""
+    model, batch = chain()
+    sample = batch.clone()
+    fitted = memopt.fit(
+        model, sample, EVERYTHING, optimizer=torch.optim.SGD(model.parameters()), steps=1
+    )
+    memory = StorageWeakRef(sample.untyped_storage())
+    del sample
+    gc.collect()
+    assert memory.expired()
+    fitted(batch)
+    fitted.undo()
+    assert fitted.plan.within(EVERYTHING).plain_peak == fitted.plan.plain_peak
+    fitted.plan.apply().undo()
+    with pytest.raises(ValueError, match=r"^Plan.run_step: .* without values"):
+        fitted.plan.run_step()

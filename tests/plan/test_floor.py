@@ -258,3 +258,15 @@ def test_a_buffer_that_forward_assigns_anew() -> None:
     plan = memopt.plan(model, x, floor, optimizer=None, measure=False, chunks=False)
     plan.apply()
     assert plan.measured_peak == plan.peak <= floor
+
+
+def test_the_floor_without_chunks_is_said_to_be_no_lower() -> None:
+    """Rounded up as the floor is: it was said to be "about 0.1 MB", with a floor of 0.2 MB."""
+    model, batch = Chain([4] * 2, 16), tokens(4, 8)
+    plan = memopt.plan(model, batch, 1 << 30, measure=False)
+    with pytest.raises(BudgetTooSmall) as told:
+        plan.within(100_000)
+    floor = re.findall(r"at least ([\d.]+) MB, the floor", str(told.value))
+    without = re.findall(r"without, the floor is about ([\d.]+) MB", str(told.value))
+    assert all(float(each) >= float(floor[0]) for each in without)
+    assert "without, the floor is about" in str(told.value)

@@ -15,6 +15,7 @@ from memopt._checkpoint.blocks import find_blocks
 from memopt._plan import found as found_module
 from memopt._plan.plan import Plan
 from tests.plan.models import Block
+from tests.plan.strangers import Tower
 from tests.plan.support import looks, planned_or_refused
 
 WIDTH = 16
@@ -156,10 +157,47 @@ def test_a_batch_that_the_model_refuses_is_named() -> None:
     with pytest.raises(RuntimeError, match="normalized_shape") as error:
         memopt.plan(model, torch.randn(2, 3), 1 << 30, measure=False)
     (note,) = error.value.__notes__
-    assert note == "memopt.plan: Stem raised this with the batch. It is as it was before."
+    assert note == "plan: Stem raised this with the batch. It is as it was before."
     assert looks(model) == before
 
 
 def test_a_block_that_is_given_twice_is_named() -> None:
     with pytest.raises(ValueError, match=r"must name each module once, got 'blocks.0' twice"):
         planned(Stem(), blocks=["blocks.0", "blocks.1", "blocks.0"])
+
+
+class Remembers(nn.Module):
+    """A wide layer that reads what its call before left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(16, 1024), nn.Linear(1024, 16)
+        self.before: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        longer = x if self.before is None else torch.cat([self.before, x], 1)
+        self.before = x[:, :1].detach()
+        return self.narrow(self.wide(longer).tanh())[:, -x.shape[1] :]
+
+
+class WithMemory(Tower):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = Remembers(), Remembers()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.stem.before = self.head.before = None
+        return self.head(super().forward(self.stem(x))).square().mean()
+
+
+def test_blocks_are_compared_without_regions_that_cannot_run_again() -> None:
+    """The tree of calls shows that stem and head keep most, and their recompute would not be their
+    forward (diffusers' Magvit).
+    """
+    model, x = WithMemory(), torch.randn(4, 32, 16)
+    plan = memopt.plan(model, x, 1 << 30, measure=False)
+    found, error = planned_or_refused(plan, 1)
+    assert error is not None
+    found = plan.within(error.floor).apply()
+    model(x).backward()
+    found.undo()

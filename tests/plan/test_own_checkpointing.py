@@ -13,7 +13,7 @@ from torch import nn
 
 import memopt
 from tests.plan.models import Chain, chain
-from tests.plan.strangers import CHECKPOINTED, InLoop, OfBlocks, Partly, batch
+from tests.plan.strangers import CHECKPOINTED, InLoop, OfBlocks, Partly, PartlyWithState, batch
 from tests.plan.support import allocated_above, gradients, looks, without_regions
 
 
@@ -64,10 +64,11 @@ def test_transformers_gradient_checkpointing(family: str) -> None:
     assert looks(model) == before
 
 
-def test_parts_of_blocks_that_run_again_count_in_both_peaks() -> None:
+@pytest.mark.parametrize("block", [Partly, PartlyWithState])
+def test_parts_of_blocks_that_run_again_count_in_both_peaks(block: type[nn.Module]) -> None:
     """The plain peak is that of the user's step; a smaller budget is kept, and bits stay."""
     torch.manual_seed(0)
-    model, x = OfBlocks(Partly), batch()
+    model, x = OfBlocks(block), batch()
     plan = memopt.plan(model, x, 1 << 30, measure=False, optimizer=None)
     assert any("own checkpointing recomputes blocks.0.up" in note for note in plan.notes)
     base = plan.profile.base

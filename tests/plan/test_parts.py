@@ -78,9 +78,14 @@ def decoder() -> tuple[Decoder, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def rich() -> Plan:
-    model, batch = decoder()
-    return memopt.plan(model, batch, 1 << 30, measure=False, optimizer=None)
+def held() -> tuple[Decoder, Tensor]:
+    """The batch too, which a plan that was on its model holds no more."""
+    return decoder()
+
+
+@pytest.fixture(scope="module")
+def rich(held: tuple[Decoder, Tensor]) -> Plan:
+    return memopt.plan(*held, 1 << 30, measure=False, optimizer=None)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ ops without regions in every bit; and a plan that is taken off leaves nothing be
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -307,3 +308,20 @@ def test_a_block_that_is_not_called() -> None:
     assert any("not called in forward" in note and "blocks.3" in note for note in plan.notes)
     plan = plan.within(int(0.7 * plan.plain_peak)).apply()
     assert plan.measured_peak == plan.peak
+
+
+def test_a_copy_of_a_plan_is_for_the_copy_of_its_model() -> None:
+    """As where a module that holds its plan is copied: each comes off its own model."""
+    model, batch = chain()
+    plan = memopt.plan(model, batch, EVERYTHING, measure=False)
+    before = looks(model)
+    plan.apply()
+    other = copy.deepcopy(plan)
+    assert other.live is not None
+    twin = other.live.step.model
+    assert twin is not model
+    other.undo()
+    assert gradients(twin, batch).keys() == gradients(model, batch).keys()
+    plan.undo()
+    assert looks(model) == before
+    assert [look[2:] for look in looks(twin)] == [look[2:] for look in before]

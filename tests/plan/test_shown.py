@@ -362,6 +362,8 @@ def with_cache() -> tuple[nn.Module, dict[str, Tensor]]:
     return transformers.GPT2LMHeadModel(config), {"input_ids": ids, "labels": ids}
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_steps_that_a_plan_runs_by_itself_do_not_warn_of_caches(
     recwarn: pytest.WarningsRecorder,
 ) -> None:

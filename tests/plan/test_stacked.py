@@ -62,7 +62,7 @@ def test_what_is_on_a_model_is_refused_by_name_and_kept(
         "Plan.apply: model": lambda: plan.apply(watch=False),
         "Plan.within": lambda: plan.within(EVERYTHING),
         "Plan.largest_batch": plan.largest_batch,
-        "memopt.plan": lambda: memopt.plan(model, batch, EVERYTHING, measure=False, chunks=False),
+        "plan": lambda: memopt.plan(model, batch, EVERYTHING, measure=False, chunks=False),
     }
     for who, call in calls.items():
         with pytest.raises(ValueError, match=f"{who}.*must be without regions and not converted"):

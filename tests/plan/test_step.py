@@ -70,11 +70,28 @@ def gan(models: nn.ModuleList, noise: Tensor) -> None:
     F.softplus(-discriminator(fake)).mean().backward()
 
 
+def sharpness(model: Tower, x: Tensor) -> None:
+    """Sharpness-aware minimization: the gradients where the first ones lead uphill."""
+    model(x).square().mean().backward()
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    with torch.no_grad():
+        norm = torch.stack([p.grad.norm() for p in parameters]).norm()
+        before = [p.clone() for p in parameters]
+        for parameter in parameters:
+            parameter.add_(0.05 / norm * parameter.grad)
+    model.zero_grad()
+    model(x).square().mean().backward()
+    with torch.no_grad():
+        for parameter, weights in zip(parameters, before, strict=True):
+            parameter.copy_(weights)
+
+
 STEPS: dict[str, tuple[Callable[[], nn.Module], Function]] = {
     "plain": (Tower, plain),
     "two backwards": (Tower, two_backwards),
     "twice through one graph": (Tower, twice_through_one_graph),
     "a gradient penalty": (Tower, gradient_penalty),
+    "sharpness": (Tower, sharpness),
     "a GAN": (lambda: nn.ModuleList([Tower(), Tower(3)]), gan),
 }
 

@@ -105,7 +105,7 @@ def test_a_mixture_of_choices_for_blocks_that_are_called_twice() -> None:
     assert len(set(found.assignment.choices.values())) > 1
 
 
-STEPS = itertools.count(1)  # an iterator, which nobody can copy or put back
+STEPS = (n for n in itertools.count(1))  # a generator, which nobody can copy or put back
 
 
 class Skips(nn.Module):

@@ -21,6 +21,8 @@ from memopt.memory.allocator import LiveBytes
 from tests.recipes.support import FEATURES, assert_same_gradients, gradients, leaf
 from tests.support.record_ops import RecordOps
 
+pytestmark = pytest.mark.usefixtures("collector_off")
+
 X = leaf(6, FEATURES)
 W, B = leaf(FEATURES, seed=1), leaf(FEATURES, seed=2)
 LINEARS = [leaf(FEATURES, FEATURES, seed=3 + i) for i in range(3)]

@@ -19,6 +19,8 @@ from memopt._extension import _C
 from tests.recipes.support import assert_same_gradients, gradients, kept_bytes, leaf
 from tests.support.cases.activation import SCALARS
 
+pytestmark = pytest.mark.usefixtures("collector_off")
+
 SHAPE = (2, 6, 3, 5)
 FEATURES = SHAPE[-1]
 ONE = 2 * 6 * 3 * 5 * 4

@@ -17,6 +17,8 @@ import memopt.functional as M
 from memopt._extension import _C
 from tests.recipes.support import FEATURES, leaf
 
+pytestmark = pytest.mark.usefixtures("collector_off")
+
 X = leaf(6, FEATURES)
 TURNED = leaf(FEATURES, 6, seed=7)
 W, B = leaf(FEATURES, seed=1), leaf(FEATURES, seed=2)

@@ -26,6 +26,8 @@ from tests.checkpoint.support import Watch, collector_disabled
 from tests.recipes.model import FEATURES, LEAVES, B, W, X, model
 from tests.recipes.support import leaf
 
+pytestmark = pytest.mark.usefixtures("collector_off")
+
 
 class Exact:
     """A fate that copies a tensor."""

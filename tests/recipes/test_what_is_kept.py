@@ -16,6 +16,8 @@ from torch import Tensor
 import memopt.functional as M
 from tests.recipes.support import FEATURES, assert_same_gradients, kept_bytes, leaf
 
+pytestmark = pytest.mark.usefixtures("collector_off")
+
 ROWS = 6
 ONE = ROWS * FEATURES * 4  # a float32 activation
 

@@ -21,6 +21,8 @@ from memopt._extension import _C
 from memopt.memory.allocator import LiveBytes
 from tests.recipes.support import FEATURES, gradients, leaf
 
+pytestmark = pytest.mark.usefixtures("collector_off")
+
 ROWS = 6
 SHAPE = (2, 4, ROWS, FEATURES)
 X, OTHER = leaf(*SHAPE), leaf(*SHAPE, seed=1)

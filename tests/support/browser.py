@@ -39,10 +39,10 @@ def dom_of(page: Path, profile: Path, width: int = 1100, query: str = "") -> str
     return run.stdout
 
 
-def picture_of(page: Path, profile: Path, width: int = 1100) -> Path:
+def picture_of(page: Path, profile: Path) -> Path:
     """The page drawn, as a PNG beside it."""
     picture = page.with_suffix(".png")
-    command = [*_command(profile, width), f"--screenshot={picture}", page.as_uri()]
+    command = [*_command(profile, 1100), f"--screenshot={picture}", page.as_uri()]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     return picture
 

@@ -13,7 +13,12 @@ its state. It is written apart from memopt/memory, so that both would have to mi
 from __future__ import annotations
 
 import functools
+import io
+import itertools
+import queue
 import random
+import re
+import threading
 import types
 import weakref
 from collections import deque
@@ -72,6 +77,12 @@ class Fingerprint:
         elif isinstance(value, (np.random.Generator, np.random.RandomState)):
             state = getattr(value, "bit_generator", value)
             self.entries[f"{path}:state"] = str(getattr(state, "state", None) or value.get_state())
+        elif isinstance(value, (itertools.count, itertools.cycle, type(iter([])))):
+            self.entries[f"{path}:place"] = re.sub(" at 0x[0-9a-f]+", "", str(value.__reduce__()))
+        elif isinstance(value, (io.StringIO, io.BytesIO)):
+            self.entries[f"{path}:written"] = (value.getvalue(), value.tell())
+        elif isinstance(value, (queue.Queue, threading.local)):
+            yield f"{path}:dict", vars(value)
         elif isinstance(value, functools._lru_cache_wrapper):
             yield f"{path}()", value.__wrapped__
         elif isinstance(value, types.FunctionType):

@@ -17,7 +17,8 @@ What each file proves, from its first lines; `python -m tests.support.map` write
 Folders mirror memopt's. What several share is in `support/`: the ops' cases in `support/cases/`,
 from which an op gets most of its tests. `simt/` runs the CUDA kernels without a GPU, `accelerator/`
 has a device of its own, `offload/cpp` and `plan/cpp` are programs in C++. `make test` leaves out
-what is slow: `conftest.py`, `slow.txt`.
+what is slow (`conftest.py`, `slow.txt`), `make test-full` some combinations of what takes longest
+(`thorough.txt`).
 """
 
 

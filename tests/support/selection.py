@@ -7,6 +7,7 @@ test that crosses all lists runs hundreds of times to see what some dozens of ru
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -53,6 +54,13 @@ def each_value(*lists: Sequence[Any], turn: int = 0) -> list[tuple[Any, ...]]:
         tuple(values[(k + by) % len(values)] for values, by in zip(lists, shifts, strict=True))
         for k in range(length)
     ]
+
+
+def is_one_in(number: int, name: str) -> bool:
+    """Whether it is one of the names, one in so many, that `make test-full` runs. Chosen by the
+    name, so that one that is added changes no other's choice.
+    """
+    return zlib.crc32(name.encode()) % number == 0
 
 
 def every_op_with(cases: Iterable[OpCase], **lists: Sequence[Any]) -> pytest.MarkDecorator:

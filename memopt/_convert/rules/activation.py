@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import memopt.nn
 from memopt import functional
@@ -24,7 +26,7 @@ from memopt._convert.probe import (
     stand_in,
     takes_one_tensor,
 )
-from memopt._convert.supported import supports
+from memopt._convert.supported import is_plain, supports
 from memopt._convert.swap import ClassSwap, Plain, TorchSwap, swap_of
 from memopt.functional.activation import SCALAR_NAMES, formula
 
@@ -37,6 +39,13 @@ SAVE_THEIR_OUTPUT = frozenset(("relu", "sigmoid"))
 
 # What is left for this reason may be no activation at all.
 NO_ACTIVATION = "memopt has no op for what it computes"
+
+# PyTorch's functions, which inside the calls of a converted model are memopt's.
+_PYTORCHS: dict[str, Function] = {
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "silu": torch._C._nn.silu,
+}
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _REQUIRED = frozenset((torch.float32, torch.bfloat16))
@@ -66,6 +75,22 @@ class ActivationSwap(ClassSwap):
 
     def needs_recipes(self) -> bool:
         return self.name in SAVE_THEIR_OUTPUT
+
+    def by_function(self, plain: Plain) -> Plain | None:
+        function = _PYTORCHS.get(self.name)
+        if function is None:
+            return None
+
+        def run(module: Any, input: Tensor) -> Tensor:
+            if (
+                is_plain(input)
+                and input.dtype in self.dtypes
+                and are_constant(module, self.constants)
+            ):
+                return function(input)
+            return self.run(module, input, plain)
+
+        return run
 
     def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
         if (

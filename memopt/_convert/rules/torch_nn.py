@@ -21,8 +21,8 @@ class SyncBatchNormSwap(TorchSwap):
     calls batch_norm, which is memopt's inside the calls of a converted model.
     """
 
-    def calls_one_function(self) -> bool:
-        return False
+    def by_function(self, plain: Plain) -> Plain | None:
+        return None
 
     def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
         if not module.training or group_of_ranks(module.process_group)[0] < 2:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,10 +15,10 @@ from memopt.memory.calls.record import CallRecorder
 from memopt.memory.calls.tree import CallTree
 from memopt.memory.depth import Depth
 from memopt.memory.ledger import Ledger
+from memopt.memory.messages import noted_errors, quiet_libraries
 from memopt.memory.parallel import is_sharded
-from memopt.memory.predicted.hollow import CUDA_GRANULARITY
 from memopt.memory.predicted.predict import Changes, hollow_step
-from memopt.memory.step import Step, tensor_attributes
+from memopt.memory.step import Step, StepFunction
 from memopt.memory.unchanged import unchanged
 
 _STEP_AND_MODEL = 2
@@ -32,7 +32,7 @@ def call_tree(step: Step, changes: Changes, depth: Depth | None = None) -> CallT
     step looks at them, or the model cannot be copied.
 
     Raises:
-        Whatever the step raises: its own error.
+        Whatever the step raises: its own error, with a note.
     """
 
     def look() -> CallTree:
@@ -47,9 +47,10 @@ def call_tree(step: Step, changes: Changes, depth: Depth | None = None) -> CallT
                 if len(found.calls) > _STEP_AND_MODEL or not has_values(step.model, step.batch):
                     return found
         with torch.enable_grad():
-            return _real(_alone(step), changes, home_of(step.model))
+            return _real(step.alone(), changes, home_of(step.model))
 
-    return (depth or Depth()).run(look, lambda tree: len(tree.calls))
+    with noted_errors(step.who, step.model), quiet_libraries():
+        return (depth or Depth()).run(look, lambda tree: len(tree.calls))
 
 
 def predicted_tree(step: Step, changes: Changes) -> CallTree:
@@ -62,35 +63,42 @@ def predicted_tree(step: Step, changes: Changes) -> CallTree:
 
     def watch(model: nn.Module, ledger: Ledger) -> CallRecorder:
         recorders.append(CallRecorder(model, ledger))
-        return recorders[0]
+        return recorders[-1]
 
     target = target_of(step.who, step.model, None)
     with torch.enable_grad():
-        hollow_step(_alone(step), changes, target, watch, prime=())
-    return recorders[0].tree()
-
-
-def _alone(step: Step) -> Step:
-    """A step without the optimizer."""
-    alone = copy.copy(step)
-    alone.optimizer, alone.set_to_none = None, True
-    return alone
+        hollow_step(step.alone(), changes, target, watch)
+    return recorders[-1].tree()
 
 
 def _real(step: Step, changes: Changes, device: torch.device) -> CallTree:
-    ledger = Ledger(step.model, CUDA_GRANULARITY if device.type == "cuda" else 1, device.type)
+    ledger = Ledger(step.model, device.type)
     recorder = CallRecorder(step.model, ledger)
     with unchanged(*step.roots):
         if changes is not None:
             changes(step.model)
-        if next(tensor_attributes(step.model), None) is not None:
-            step.run()  # forward exchanges them: they are then what the step before left
+        step.settle()
         step.adopt(ledger)
         ledger.restart()
         with ledger, recorder:
             step.run(ledger)
         ledger.close()
     return recorder.tree()
+
+
+def step_with(who: str, model: nn.Module, batch: Any, function: StepFunction = None) -> Step:
+    """A forward and backward of a model whose loss is not known.
+
+    Args:
+        batch: None, where there is none, and nothing runs.
+        function: runs forward and backward itself; `step=` of the function that the user called.
+    """
+    return Step(model, batch, None, sum_of_outputs, function=function, who=who)
+
+
+def without_optimizer(step: Step) -> Step:
+    """A step's forward and backward of the whole batch at once, whether it names a loss or not."""
+    return replace(step, optimizer=None, loss=step.loss or sum_of_outputs, micro_batches=1)
 
 
 def sum_of_outputs(output: Any) -> Tensor:

@@ -87,6 +87,11 @@ class CallTree:
         """Held for backward when forward has ended."""
         return self.calls[0].kept_bytes
 
+    @property
+    def with_gradients(self) -> set[str]:
+        """The paths of modules that have a call with gradients enabled."""
+        return {call.path for call in self.calls if call.with_gradients}
+
     def calls_of(self, path: str) -> tuple[int, ...]:
         """The numbers of a module's calls."""
         return tuple(number for number, call in enumerate(self.calls) if call.path == path)

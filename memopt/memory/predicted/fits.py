@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from memopt.memory.batches import part_of, rows_of
@@ -29,7 +29,7 @@ def largest(step: Step, make: Callable[[int], Any], budget: int, limit: int, pea
 
     def peak_of(size: int) -> int:
         try:
-            found = peak(_with(step, make(size), 1))
+            found = peak(replace(step, batch=make(size), micro_batches=1))
         except Exception as error:
             if ran and size > min(ran):
                 raise
@@ -57,10 +57,10 @@ def largest_part(step: Step, budget: int, peak: PeakOf) -> int:
 
     def peak_of_part(size: int) -> int:
         if size == rows:
-            return peak(_with(step, step.batch, 1))
+            return peak(replace(step, micro_batches=1))
         part, whole = part_of(step.batch, min(2 * size, rows))
         try:
-            return whole + peak(_with(step, part, 2))
+            return whole + peak(replace(step, batch=part, micro_batches=2))
         except DependsOnValues:
             raise
         except Exception:  # the model's own: it takes no other number of rows
@@ -71,9 +71,3 @@ def largest_part(step: Step, budget: int, peak: PeakOf) -> int:
     # Between half of the rows and all there are two parts, as with half: no fewer, and larger ones.
     half = -(-rows // 2) if rows > 1 else 0
     return search(peak_of_part, budget, (half,), half)
-
-
-def _with(step: Step, batch: Any, micro_batches: int) -> Step:
-    other = copy.copy(step)
-    other.batch, other.micro_batches = batch, micro_batches
-    return other

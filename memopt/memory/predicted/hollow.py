@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import mmap
 import sys
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -30,12 +30,10 @@ from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import STATES, Piece
 from memopt.memory.places import CodePlace
 from memopt.memory.predicted.outcome import DependsOnValues, Made, is_made, outcome_of
+from memopt.memory.predicted.repeated import Part, begin_of, part_since, repeat
 from memopt.memory.storages import storages, storages_of, tensors_in
 from memopt.memory.unchanged import Before, Written
 from memopt.memory.writes import written_by
-
-CUDA_GRANULARITY = 512
-"""CUDA's caching allocator rounds up to a multiple of this, in bytes."""
 
 T = TypeVar("T")
 
@@ -58,6 +56,7 @@ class HollowLedger(Ledger):
         before: is told of tensors that are not among the copies, as functions close over them:
             gradients without values come to be theirs, and small ones may be written.
         counts_on_host: the optimizer's counts of steps do not count.
+        parts: notes that this ledger repeats, or adds: see `alike`.
     """
 
     def __init__(
@@ -67,8 +66,10 @@ class HollowLedger(Ledger):
         copies: Copies,
         before: Before,
         counts_on_host: bool = False,
+        parts: dict[Hashable, Part] | None = None,
     ) -> None:
-        super().__init__(model, CUDA_GRANULARITY if target == "cuda" else 1)
+        super().__init__(model, target=target)
+        self._parts = {} if parts is None else parts
         self._counts_on_host = counts_on_host
         self._on_cpu = target == "cpu"
         self._copies = copies
@@ -135,6 +136,18 @@ class HollowLedger(Ledger):
                 originals = self._copies.originals.get(_key(tensor), ())
                 self.written.add((tensor,) if is_outside else originals)
 
+    def alike(self, key: Hashable, run: Callable[[], object]) -> None:
+        """Repeats the notes of what ran in an earlier step by this key, where it left nothing."""
+        part = self._parts.get(key)
+        if part is not None:
+            repeat(part, self)
+            return
+        begin = begin_of(self)
+        run()
+        part = part_since(begin, self)
+        if part is not None:
+            self._parts[key] = part
+
     def exported(self, tensor: Tensor) -> None:
         """Notes a tensor whose memory is given to what is no operator, and may be written there."""
         originals = self._copies.originals.get(_key(tensor), ())
@@ -150,7 +163,7 @@ class HollowLedger(Ledger):
         super().adopt(category, named)
         for _, value in named:
             for tensor in tensors_in(value):
-                if tensor.untyped_storage()._cdata not in self._copies.hollow:
+                if _key(tensor) not in self._copies.hollow:
                     self._known.update(self.pieces_of(tensor))
 
     def close(self) -> None:
@@ -161,6 +174,10 @@ class HollowLedger(Ledger):
         if self._counts_on_host and phase == "optimizer" and op == "aten.lift_fresh.default":
             return []  # a Python number that became a tensor
         return super()._note(tensor, op, phase, place)
+
+    def _note_state(self, get: Callable[[], Tensor]) -> Tensor:
+        self._computed = True
+        return super()._note_state(get)
 
     def _know(self, piece: Piece, name: str, args: tuple[Any, ...]) -> None:
         super()._know(piece, name, args)

@@ -87,6 +87,8 @@ def _form_of(spec: pytree.TreeSpec) -> Callable[[list[Any]], Any]:
 def _described(value: Any) -> Hashable:
     """Returns all that decides about shapes; None: something else may."""
     if isinstance(value, Tensor):
+        if value.layout is not torch.strided:
+            return None
         return tuple(value.shape), value.stride(), value.dtype, value.storage_offset()
     if type(value) in _PLAIN:
         return type(value), value
@@ -114,7 +116,8 @@ def _result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_cpu: bo
         return _grouped_product(*args, **kwargs)
     made = _by_meta_kernel(func, args, kwargs)
     if func is torch.ops.aten.convolution.default:
-        return _in_layout_of(args[:2], made)
+        made = _in_layout_of(args[:2], made)
+        return _transposed_on_cpu(args, made) if on_cpu else made
     if func in _LOSSES:
         return _loss_over_its_elements(func, args, kwargs, made)
     if func is torch.ops.aten.mkldnn_rnn_layer.default:
@@ -256,6 +259,14 @@ def _bags_on_cpu(
 
 
 _SUM_OF_BAGS, _MAXIMA_OF_BAGS = 0, 2  # as the operator numbers them
+
+
+def _transposed_on_cpu(args: tuple[Any, ...], made: Made) -> Made:
+    """Gives the result of a transposed convolution over volumes the memory of the input where that
+    is more: without oneDNN its kernel resizes a tensor like the input.
+    """
+    source, kernel = args[0], str(torch._C._select_conv_backend(*args))
+    return made._replace(storage=source.nbytes) if "SlowTranspose3d" in kernel else made
 
 
 def _layer_norm_on_cpu(args: tuple[Any, ...], made: Any) -> Any:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from memopt._progress import doing
 from memopt.memory.depth import Depth
 from memopt.memory.garbage import no_collection
+from memopt.memory.known import Facts, with_facts
 from memopt.memory.ledger import Ledger
 from memopt.memory.predicted.hollow import HollowLedger, hollow_copy
 from memopt.memory.predicted.on_cuda import AsOnCuda, as_on_cuda, counts_on_host
-from memopt.memory.step import Step, traced
+from memopt.memory.predicted.outcome import DependsOnValues
+from memopt.memory.predicted.repeated import Part
+from memopt.memory.step import States, Step, traced
 from memopt.memory.unchanged import Written, unchanged
 from memopt.memory.writes import Exports
 
@@ -34,10 +37,19 @@ class Hollow(NamedTuple):
 
     ledger: Ledger
     seconds: float
-    primed: frozenset[str]
-    """The parameters for which the optimizer has a state then."""
     written: Written
     """Tensors from before the step that its forward and backward would write."""
+
+
+@dataclass
+class OfOptimizer:
+    """Knowledge of an optimizer's steps, which are alike whatever the rest of a step does."""
+
+    optimizer: torch.optim.Optimizer | None
+    states: States | None = None
+    """Set after a step: its states."""
+    parts: dict[Hashable, Part] = field(default_factory=dict)
+    """A ledger's notes of a step with states, by what has gradients."""
 
 
 @dataclass
@@ -45,8 +57,22 @@ class Looks:
     """Knowledge of a step from earlier looks at it, by which the next ones need less."""
 
     depth: Depth = field(default_factory=Depth)
-    primed: frozenset[str] | None = None
-    """The parameters for which the optimizer has a state after a step; None: not known yet."""
+    optimizers: dict[int, OfOptimizer] = field(default_factory=dict)
+    models: dict[nn.Module, Facts] = field(default_factory=dict)
+
+    def facts(self, step: Step) -> AbstractContextManager[None]:
+        """A context in which what is found of the step's model, or of a copy, is known from then
+        on.
+        """
+        return with_facts(self.models.setdefault(step.model, {}))
+
+    def of(self, step: Step) -> OfOptimizer:
+        """Return what is known of its optimizer. Steps without one leave no state."""
+        key, optimizer = id(step.optimizer), step.optimizer
+        if key not in self.optimizers or self.optimizers[key].optimizer is not optimizer:
+            none: States | None = {} if optimizer is None and step.set_to_none else None
+            self.optimizers[key] = OfOptimizer(optimizer, none)
+        return self.optimizers[key]
 
 
 def predict(step: Step, changes: Changes, target: str, looks: Looks | None = None) -> Hollow:
@@ -59,12 +85,10 @@ def predict(step: Step, changes: Changes, target: str, looks: Looks | None = Non
         DependsOnValues: the step looks at values.
     """
     looks = looks or Looks()
-    hollow = looks.depth.run(
-        lambda: hollow_step(step, changes, target, prime=looks.primed),
+    return looks.depth.run(
+        lambda: hollow_step(step, changes, target, looks=looks),
         lambda hollow: len(hollow.ledger.ops),
     )
-    looks.primed = hollow.primed
-    return hollow
 
 
 def hollow_step(
@@ -72,7 +96,7 @@ def hollow_step(
     changes: Changes,
     target: str,
     watch: MakeWatch | None = None,
-    prime: Collection[str] | None = None,
+    looks: Looks | None = None,
 ) -> Hollow:
     """A step that computes nothing, on copies, after `changes` to the model's.
 
@@ -80,15 +104,31 @@ def hollow_step(
     tensors without values; it is put back.
 
     Args:
-        watch: makes a context to run the step in, of the model's copy and the ledger.
-        prime: see `traced`.
+        watch: makes a context to run the step in, of the model's copy and the ledger. It is called
+            again where the step has to run once more.
+        looks: see `predict`.
 
     Raises:
         DependsOnValues: the step looks at values.
         ValueError: a parameter has no shape yet.
     """
+    check_shapes(step)
+    looks = looks or Looks()
+    known = looks.of(step)
+    is_first = known.states is None
+    with looks.facts(step):
+        found, new = _hollow_step(step, changes, target, watch, known)
+        known.states = {**(known.states or {}), **new}
+        if new and not is_first:  # it made states: next time they are there before it
+            found, _ = _hollow_step(step, changes, target, watch, known)
+    return found
+
+
+def _hollow_step(
+    step: Step, changes: Changes, target: str, watch: MakeWatch | None, known: OfOptimizer
+) -> tuple[Hollow, States]:
+    """The step, and the optimizer's states after it that were not known."""
     doing("predicting step")
-    _check_shapes(step)
     with unchanged(*step.roots, written=Written()) as before:  # the ledger tells what is written
         with before.watching():
             (model, optimizer, batch), copies = hollow_copy(
@@ -101,22 +141,26 @@ def hollow_step(
             as_on_cuda(optimizer)
             context = AsOnCuda
         on_host = target == "cuda" and counts_on_host(optimizer)
-        ledger = HollowLedger(model, target, copies, before, on_host)
-        hollow = copy.copy(step)
-        hollow.model, hollow.optimizer, hollow.batch = model, optimizer, batch
-        hollow.context = context
+        ledger = HollowLedger(model, target, copies, before, on_host, known.parts)
+        hollow = replace(step, model=model, optimizer=optimizer, batch=batch, context=context)
         start = time.perf_counter()
         with (
             no_collection(),
+            # Nothing is looked for in gradients that have no values.
+            torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled(), check_nan=False),
             nullcontext() if watch is None else watch(model, ledger),
             Exports(ledger.exported),
         ):
-            traced(hollow, ledger, prime)
+            try:
+                traced(hollow, ledger, known.states)
+            except DependsOnValues as error:
+                error.args = (f"{step.who}: {error}",)
+                raise
         seconds = time.perf_counter() - start
-        return Hollow(ledger, seconds, hollow.primed(), ledger.written)
+        return Hollow(ledger, seconds, ledger.written), hollow.states(known.states or {})
 
 
-def _check_shapes(step: Step) -> None:
+def check_shapes(step: Step) -> None:
     """Refuses what `torch.nn.LazyLinear` and its like have before their first call."""
     named = (*step.model.named_parameters(), *step.model.named_buffers())
     for path, tensor in named:

@@ -96,6 +96,8 @@ def convolution_backward(
         blocked = _uncropped(gradient, options) + padded(source)
         sums = torch.get_num_threads() * padded(weight, 2, 4)
         blocked += padded(weight, 2) + _aside(source, weight, gradient, options)
+        if _by_product(source, weight, options):
+            blocked += padded(weight, 2)  # in the order of the product, for each of its gradients
         return Scratch(0, copied + 2 * blocked + sums + 64 * KiB)
     columns = _columns(source, weight, gradient, options.transposed)
     parts = 2 * source.nbytes + 2 * _uncropped(gradient, options)
@@ -127,12 +129,9 @@ def _uncropped(result: Tensor, options: _Options) -> int:
 
 def _aside(source: Tensor, weight: Tensor, result: Tensor, options: _Options) -> int:
     """Bytes that kernels without blocks take: sums in float32, of two threads at the most, where
-    windows are single places or the convolution is transposed; and a product for each image, where
-    groups are not single channels, or places are skipped.
+    windows are single places or the convolution is transposed; and what `_by_product` is for.
     """
-    groups = options.groups
-    is_depthwise = groups == source.shape[1] == weight.shape[0]
-    by_product = (groups > 1 and not is_depthwise) or max(options.dilation) > 1
+    groups, by_product = options.groups, _by_product(source, weight, options)
     if not by_product and not options.transposed and math.prod(weight.shape[2:]) > 1:
         return 0
     threads = torch.get_num_threads()
@@ -143,6 +142,16 @@ def _aside(source: Tensor, weight: Tensor, result: Tensor, options: _Options) ->
     whole = _columns(source, weight, result, options.transposed)
     each = whole // max(1, source.shape[0] * groups) * 4 // min(4, source.element_size())
     return sums + threads * each
+
+
+def _by_product(source: Tensor, weight: Tensor, options: _Options) -> bool:
+    """Whether it may be a product for each image, of the windows of all positions: where groups are
+    not single channels, places are skipped, or the processor is older than oneDNN's kernels.
+    """
+    groups = options.groups
+    is_depthwise = groups == source.shape[1] == weight.shape[0]
+    is_old = torch.backends.cpu.get_cpu_capability() == "DEFAULT"
+    return (groups > 1 and not is_depthwise) or max(options.dilation) > 1 or is_old
 
 
 def _columns(source: Tensor, weight: Tensor, result: Tensor, transposed: bool) -> int:

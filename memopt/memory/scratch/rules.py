@@ -34,13 +34,15 @@ from memopt.memory.scratch.transforms import fourier, fourier_to_real, matrix_ex
 def scratch_of(
     func: Any, args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
 ) -> Scratch:
-    """The scratch of an operator on the CPU.
+    """The scratch of an operator on the CPU; nothing is known of those of sparse tensors.
 
     Args:
         args: the positional arguments; `given`: the tensors among all of them.
     """
     rule = _rule_of(func)
-    return NONE if rule is None else rule(args, given, results)
+    if rule is None or any(tensor.layout is not torch.strided for tensor in (*given, *results)):
+        return NONE
+    return rule(args, given, results)
 
 
 @lru_cache(maxsize=4096)

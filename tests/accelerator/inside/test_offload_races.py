@@ -63,6 +63,15 @@ def _is_right(
     )
 
 
+def _shows(
+    step: Callable[[nn.Module, Tensor], list[Tensor]], slow: Callable[[], None], fault: sim.Fault
+) -> bool:
+    """Whether a planted fault changes a bit in one of five runs: where other work holds the host
+    up, what is late may be in time once.
+    """
+    return any(not _is_right(step, slow, fault) for _ in range(5))
+
+
 def _slow_kernels() -> None:
     sim.delay(sim.Kind.KERNEL, 5e-4)
 
@@ -94,7 +103,7 @@ def test_late_streams_change_no_bit_and_missing_waits_show(
         return _step(model, x, offload=True)
 
     assert _is_right(step, slow, sim.Fault.NONE)
-    assert not _is_right(step, slow, fault)
+    assert _shows(step, slow, fault)
 
 
 def test_the_current_stream_is_asked_for_each_time(side_stream: torch.Stream) -> None:
@@ -112,7 +121,7 @@ def test_the_current_stream_is_asked_for_each_time(side_stream: torch.Stream) ->
         sim.delay(sim.Kind.HOST_TO_DEVICE, 2e-3)
 
     assert _is_right(step, slow, sim.Fault.NONE)
-    assert not _is_right(step, slow, sim.Fault.STREAM_IS_REMEMBERED)
+    assert _shows(step, slow, sim.Fault.STREAM_IS_REMEMBERED)
 
 
 def test_what_is_not_contiguous_is_copied_as_it_lies() -> None:
