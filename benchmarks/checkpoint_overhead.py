@@ -36,7 +36,7 @@ from benchmarks import record
 from benchmarks.cli import parse_ways
 from benchmarks.clocks import Clock, CpuClock
 from benchmarks.harness import QUICK, Effort, alternate, spread
-from benchmarks.summary import describe, table
+from benchmarks.summary import describe, quartiles, table
 from memopt.memory.saved import SavedTensors
 
 Forward = Callable[[Tensor], Tensor]
@@ -274,7 +274,7 @@ def report(run: Mapping[str, Any]) -> str:
             differences = [found[k] for k in ("added_us", "beyond_us") if k in found]
             ratios = [found[k] for k in ("added_over_torch", "beyond_over_torch") if k in found]
             row = [name, f"{found['us']['median']:.1f}"]
-            row += [f"{d['median']:.1f} ({d['q1']:.1f} to {d['q3']:.1f})" for d in differences]
+            row += [quartiles(d, 1) for d in differences]
             row += [f"{r['median']:.2f}x ({r['q1']:.2f}-{r['q3']:.2f})" for r in ratios]
             rows.append(row + [""] * (len(head) - len(row)))
         rows += [[name, f"not measured: {why}", *[""] * 4] for name, why in case["failed"].items()]

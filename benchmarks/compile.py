@@ -43,7 +43,7 @@ from benchmarks.cli import in_time, parse_ways
 from benchmarks.clocks import CpuClock
 from benchmarks.convert_models.sizes import Sizes
 from benchmarks.harness import Effort, compared, effort_of
-from benchmarks.summary import describe, table
+from benchmarks.summary import describe, quartiles, table
 from memopt.memory.allocator import LiveBytes
 
 OP = "compile"
@@ -267,7 +267,7 @@ def tables(run: Mapping[str, Any]) -> str:
         for label, found in case["variants"].items():
             over = found["over_torch"]
             megabytes = [f"{found[key] / 1e6:.2f} MB" for key in ("held_bytes", "most_bytes")]
-            time = f"{over['median']:.3f} ({over['q1']:.3f} to {over['q3']:.3f})"
+            time = quartiles(over, 3)
             rows.append([name, label, *megabytes, time])
     return "\n\n".join([verdict(run["cases"]), table(head, rows)])
 

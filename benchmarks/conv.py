@@ -36,7 +36,7 @@ from benchmarks.convert_models.conv import UNet
 from benchmarks.harness import Effort, compared, effort_of
 from benchmarks.memory import step_bytes
 from benchmarks.model_ways import EAGER, torch_checkpoint
-from benchmarks.summary import describe, table
+from benchmarks.summary import describe, quartiles, table
 
 OP = "conv"
 FULL = Effort(rounds=11, min_rounds=5, case_seconds=12.0, sample_seconds=0.05)
@@ -179,10 +179,7 @@ def tables(cases: Mapping[str, Any]) -> str:
         for way in ways:
             shares = [found[way][key] / eager[key] for key in ("held_bytes", "peak_bytes")]
             time = found[way]["over_eager"]
-            row.append(
-                f"{shares[0]:.2f}x, {shares[1]:.2f}x, {time['median']:.2f} "
-                f"({time['q1']:.2f} to {time['q3']:.2f})"
-            )
+            row.append(f"{shares[0]:.2f}x, {shares[1]:.2f}x, {quartiles(time)}")
         rows.append(row)
     return table(head, rows)
 

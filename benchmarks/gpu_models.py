@@ -55,7 +55,7 @@ from benchmarks.model_ways import (
     planned,
 )
 from benchmarks.models import fits
-from benchmarks.summary import describe, table
+from benchmarks.summary import describe, quartiles, table
 
 OP = "gpu_models"
 EFFORT = Effort(rounds=9, min_rounds=3, case_seconds=6.0, sample_seconds=0.1)
@@ -252,7 +252,7 @@ def tables(run: Mapping[str, Any]) -> str:
                 [
                     way,
                     f"{found['peak_bytes'] / 1e9:.3f} GB ({found['peak_bytes'] / eager:.2f}x)",
-                    f"{over['median']:.2f} ({over['q1']:.2f} to {over['q3']:.2f})",
+                    quartiles(over),
                     f"{found['tokens_per_second']:,}",
                     str(found["tokens_fit"] or ""),
                 ]

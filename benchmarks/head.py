@@ -37,7 +37,7 @@ from benchmarks.cli import has_device, in_time, parse_ways
 from benchmarks.clocks import StepClock, keep_freed_memory
 from benchmarks.harness import Effort, compared, effort_of
 from benchmarks.memory import step_bytes
-from benchmarks.summary import describe, table
+from benchmarks.summary import describe, quartiles, table
 
 OP = "head"
 FULL = Effort(rounds=15, min_rounds=5, case_seconds=10.0, sample_seconds=0.05)
@@ -261,7 +261,7 @@ def tables(run: Mapping[str, Any]) -> str:
                 [
                     way,
                     *(f"{found[key] / 1e6:.1f} MB" for key in ("held_bytes", "peak_bytes")),
-                    f"{over['median']:.2f} ({over['q1']:.2f} to {over['q3']:.2f})",
+                    quartiles(over),
                     f"{found['error']:.1e}",
                 ]
             )

@@ -36,7 +36,7 @@ from benchmarks import record
 from benchmarks.cli import in_time, parse_ways
 from benchmarks.clocks import CpuClock
 from benchmarks.harness import QUICK, Effort, alternate, spread
-from benchmarks.summary import describe, table
+from benchmarks.summary import describe, quartiles, table
 
 LAYERS, WIDTH, TOKENS = 8, 32, 8
 EAGER = "eager"
@@ -239,7 +239,7 @@ def tables(run: Mapping[str, Any]) -> str:
     rows = []
     for case in cases:
         times = [case["variants"][way]["over_eager"] for way in ways]
-        texts = [f"{t['median']:.2f} ({t['q1']:.2f} to {t['q3']:.2f})" for t in times]
+        texts = [quartiles(t) for t in times]
         rows.append([case["name"], f"{case['variants'][EAGER]['ms']['median']:.1f}", *texts])
     return "\n\n".join([*parts, table(["processor time", "eager, ms", *ways], rows)])
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -38,7 +39,7 @@ from benchmarks.clocks import StepClock
 from benchmarks.convert_models.sizes import SEQUENCES, Sizes
 from benchmarks.harness import Effort, compared, effort_of
 from benchmarks.model_ways import DROPOUT, EAGER, TIMES, Way, maker, ways_of
-from benchmarks.summary import describe, table
+from benchmarks.summary import describe, quartiles, table
 
 OP = "models"
 FULL = Effort(rounds=15, min_rounds=5, case_seconds=20.0, sample_seconds=0.05)
@@ -89,7 +90,7 @@ def tables(run: Mapping[str, Any]) -> str:
                 f"{found[key] / 1e6:.1f} MB ({found[key] / eager[key]:.2f}x)"
                 for key in ("held_bytes", "peak_bytes")
             ]
-            time = f"{over['median']:.2f} ({over['q1']:.2f} to {over['q3']:.2f})"
+            time = quartiles(over)
             fits = [str(found[key] or "") for key in ("rows_fit", "tokens_fit")]
             rows.append([way, *bytes_, time, *fits])
         head = [name, "held", "peak", "time over eager", f"rows (eager {case['rows']})", "tokens"]
@@ -108,7 +109,9 @@ def plain_cases(cases: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def draw(cases: Mapping[str, Any], out: Path) -> None:
-    """A panel for each model: peak over eager's against time over eager's."""
+    """A panel for each model: peak over eager's against time over eager's. A compiler's budgets are
+    one line.
+    """
     from benchmarks import plot  # only here: measuring needs no matplotlib
 
     figure, grid = plot.plt.subplots(
@@ -116,10 +119,16 @@ def draw(cases: Mapping[str, Any], out: Path) -> None:
     )
     for axes, (name, case) in zip(grid.flat, cases.items(), strict=True):
         eager = case["variants"][EAGER]["peak_bytes"]
-        for number, (way, found) in enumerate(case["variants"].items()):
-            mark = "o" if "memopt" in way or "convert" in way else "s"
-            point = (found["peak_bytes"] / eager, found["over_eager"])
-            plot.with_quartiles(axes, [point], fmt=mark, color=f"C{number}", label=way)
+        series: dict[str, list[tuple[float, Any]]] = {}
+        for way, found in case["variants"].items():
+            kind = re.sub(r"(.*compile), .*", r"\1", way)
+            series.setdefault(kind, []).append((found["peak_bytes"] / eager, found["over_eager"]))
+        for number, (kind, points) in enumerate(series.items()):
+            mark = "o" if "memopt" in kind or "convert" in kind else "s"
+            line = "-" if len(points) > 1 else ""
+            label = f"{kind} and its budgets" if line else kind
+            style = {"fmt": mark + line, "lw": 1, "ms": 5, "color": f"C{number}", "label": label}
+            plot.with_quartiles(axes, points, **style)
         axes.set_title(name)
         axes.set_xlabel("peak over eager's")
     grid[0][0].set_ylabel("time over eager's")

@@ -38,7 +38,7 @@ from benchmarks.compile import Block
 from benchmarks.harness import Effort, compared, effort_of
 from benchmarks.memory import peak_bytes
 from benchmarks.plan_models import Every, Model, Segments, Sizes, Turn, layers_of
-from benchmarks.summary import describe, table
+from benchmarks.summary import describe, quartiles, table
 from memopt.applied import assign
 from memopt.assignment import KEEP
 
@@ -179,7 +179,7 @@ def report(run: Mapping[str, Any]) -> str:
                     label,
                     f"{found['peak_bytes'] / 1e6:.1f} MB",
                     f"{found['peak_bytes'] / plain:.2f}",
-                    f"{over['median']:.3f} ({over['q1']:.3f} to {over['q3']:.3f})",
+                    quartiles(over, 3),
                     "" if guess is None else f"{guess:.3f}",
                 ]
             )

@@ -33,7 +33,7 @@ from benchmarks.cli import parse_ways
 from benchmarks.convert_models.sizes import Sizes
 from benchmarks.harness import Effort, compared, effort_of
 from benchmarks.model_ways import maker
-from benchmarks.summary import describe, table
+from benchmarks.summary import describe, quartiles, table
 from memopt._plan.choices import CHOICES, WITH_PARTS
 from memopt._plan.plan import Plan
 from memopt._plan.solver import BelowFloor, solve
@@ -149,7 +149,7 @@ def report(run: Mapping[str, Any]) -> str:
                     name,
                     label,
                     f"{found['peak_bytes'] / plain:.2f}",
-                    f"{over['median']:.3f} ({over['q1']:.3f} to {over['q3']:.3f})",
+                    quartiles(over, 3),
                     f"{found['predicted']:.3f}",
                 ]
             )

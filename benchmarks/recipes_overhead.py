@@ -31,7 +31,7 @@ from benchmarks.checkpoint_overhead import return_argument
 from benchmarks.cli import parse_ways
 from benchmarks.clocks import Clock, CpuClock
 from benchmarks.harness import QUICK, Effort, alternate, spread
-from benchmarks.summary import describe, table
+from benchmarks.summary import describe, quartiles, table
 from memopt.memory.saved import SavedTensors
 
 PLAIN, FLOOR, OURS = "plain", "identity hook", "memopt.recipes()"
@@ -146,7 +146,7 @@ def report(run: Mapping[str, Any]) -> str:
     for case in run["cases"].values():
         for name, found in case["variants"].items():
             spreads = [found[key] for key in ("added_us", "over_identity_us") if key in found]
-            texts = [f"{s['median']:.2f} ({s['q1']:.2f} to {s['q3']:.2f})" for s in spreads]
+            texts = [quartiles(s) for s in spreads]
             rows.append([case["name"], name, *texts, *[""] * (2 - len(texts))])
     return "\n\n".join(
         [

@@ -33,7 +33,7 @@ from memopt._checkpoint.best import best_cut
 from memopt._checkpoint.measured import kept_by_its_own, measured_regions
 from memopt.applied import assign
 from memopt.assignment import Assignment, Choice
-from memopt.memory.calls.measure import predicted_tree, sum_of_outputs
+from memopt.memory.calls.measure import predicted_tree, step_with, sum_of_outputs
 from memopt.memory.depth import Depth
 from memopt.memory.paths import paths_around
 from memopt.memory.step import Step
@@ -78,7 +78,7 @@ def why(make: Made) -> str:
     torch.manual_seed(0)
     model, batch = make()
     model.train()
-    found = measured_regions(OP, model, batch)
+    found = measured_regions(step_with(OP, model, batch))
     tree, regions = found.tree, set(found.paths)
 
     def is_covered(call: int) -> bool:

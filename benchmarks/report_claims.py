@@ -91,8 +91,8 @@ def _converted(op: str) -> list[dict[str, Any]]:
     return [c["variants"] for c in measured(result("cpu_convert")) if c["op"] == op]
 
 
-def _times(op: str, way: str = "memopt") -> str:
-    return _span([1 / ways[way]["ratio"]["median"] for ways in _converted(op)])
+def _times(op: str) -> str:
+    return _span([1 / ways["memopt"]["ratio"]["median"] for ways in _converted(op)])
 
 
 def claim_of_converted_steps() -> str:

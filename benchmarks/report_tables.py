@@ -13,7 +13,7 @@ from benchmarks import host_time as whole_steps
 from benchmarks import longest_sequence as sequences
 from benchmarks.cli import RESULTS
 from benchmarks.ops import CONVOLUTIONAL
-from benchmarks.summary import describe, geometric_mean, measured, operation, table
+from benchmarks.summary import describe, geometric_mean, measured, operation, quartiles, table
 
 Run = dict[str, Any]
 
@@ -228,7 +228,7 @@ def planned(run_name: str = "cpu_plan") -> str:
                 [
                     way,
                     f"{found['peak_bytes'] / plain:.2f}",
-                    f"{time['median']:.2f} ({time['q1']:.2f} to {time['q3']:.2f})",
+                    quartiles(time),
                     "" if predicted is None else f"{predicted:.2f}",
                 ]
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,11 @@ def memory_rows(run: dict[str, Any]) -> list[list[str]]:
                 row.append(f"{case['variants'][name][quantity] / elements:.2f}")
         rows.append(row)
     return rows
+
+
+def quartiles(found: Mapping[str, float], digits: int = 2) -> str:
+    """A median, and the quartiles."""
+    return f"{found['median']:.{digits}f} ({found['q1']:.{digits}f} to {found['q3']:.{digits}f})"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -7,8 +7,9 @@ together; r the part of a head that is rotated; W words; T tokens of each of the
 What convert takes away is always the same: the outputs of norms (2 h) and activations (2 m), which
 the linear behind them reads; the products of gated units; what composed norms (an input widened to
 float32 and one rounded before the weight) and activations (transformers' tanh GELU has three steps)
-keep beside their input. What it adds: the input of such a norm, and 4 bytes in place of 2 for a
-LayerNorm's statistics, which are float32.
+keep beside their input; and what is made of all that by sums, products and numbers, such as queries
+and keys that are rotated behind a norm. What it adds: the input of such a norm, and 4 bytes in
+place of 2 for a LayerNorm's statistics, which are float32.
 
 What stays though one might expect it to go, and why:
 
@@ -16,7 +17,6 @@ What stays though one might expect it to go, and why:
   all three in it, which stays as a whole.
 - GPT-NeoX and Whisper hand attention queries with the heads in front; its output is laid out like
   them, and the linear behind reads a copy.
-- T5 scales the last norm's output before the head reads it.
 - T5's attention adds a bias that is trained, for which no fused attention exists on the CPU: plain
   operators, with probabilities.
 """
@@ -62,6 +62,7 @@ from benchmarks.convert_models.terms import (
     NEW_GELU_STEPS,
     OUTPUT,
     PACKED,
+    ROTATED,
     T5_ATTENTION,
     Terms,
     both,
@@ -150,7 +151,9 @@ MODEL_TERMS: dict[str, ModelTerms] = {
         layer=LLAMA, rest=rms_norm_read(1) + both(COS_SIN) + LM_HEAD, changes=grouped
     ),
     "Qwen3": ModelTerms(
-        layer=LLAMA
+        layer=rms_norm_read(2)
+        + ROTATED
+        + GATED
         + rms_norm(1, "norm of each query head", width="h", rows="heads")
         + rms_norm(1, "norm of each key head", width="kv", rows="kv_heads"),
         rest=rms_norm_read(1) + both(COS_SIN) + LM_HEAD,
@@ -184,9 +187,8 @@ MODEL_TERMS: dict[str, ModelTerms] = {
         + Terms(before=(Term("RMSNorms: output", count=5, h=2),))
         + times(GATED + NEW_GELU_STEPS, 2),
         rest=t5_norm(2)
-        + Terms(before=(Term("the encoder's output", h=2),))
+        + Terms(before=(Term("the encoder's output", h=2), Term("last norm's output, scaled", h=2)))
         + both(
-            Term("last norm's output, scaled", h=2),
             Term("buckets of the distances", count=2, per_call={"T T": 8}),
             IDS,
             Term("the decoder's ids", one=8),

@@ -114,6 +114,11 @@ OUTPUT = Term("attention's output", h=2)
 COPY = Term("attention's output, copied for the linear", h=2)
 PACKED = Term("q, k, v in one tensor", h=6)
 ATTENTION = both(Term("q, k, v", count=3, h=2), OUTPUT, LOGSUMEXP)
+ROTATED = Terms(
+    both=(Term("v", kv=2), OUTPUT, LOGSUMEXP),
+    before=(Term("q, rotated", h=2), Term("k, rotated", kv=2)),
+)
+"""Attention behind norms of queries and keys, which makes the rotated ones again."""
 GROUPED = both(Term("q", h=2), Term("k, v", count=2, kv=2), OUTPUT, LOGSUMEXP)
 GELU = Terms(both=(Term("GELU's input", m=2),), before=(Term("GELU's output", m=2),))
 NEW_GELU_STEPS = Terms(before=(Term("GELU in operators: between", count=3, m=2),))
