@@ -73,8 +73,13 @@ class Around:
         """Answer no for a function that is called by super(), from the one that asks; and not for
         one that an `InstanceForward` calls.
         """
-        on_instance = isinstance(module.__dict__.get("forward"), InstanceForward)
-        return function is self.function and not on_instance
+        if function is not self.function:
+            if type(module).__dict__.get("forward") is not function:
+                return False
+            # The class has got another, as where cloudpickle loads it once more.
+            if not torch.compiler.is_compiling():
+                ask_for(self, type(module))
+        return not isinstance(module.__dict__.get("forward"), InstanceForward)
 
     def _made_of(self) -> tuple[Any, ...]:
         # A class by what it was made of: one that memopt made cannot be imported by name.

@@ -41,6 +41,40 @@ class _Functions:
     """
 
 
+class _Users(dict[int, "weakref.ref[Asked]"]):
+    """Weak references to the objects that a function asks for, by their ids."""
+
+    def __init__(self, function: types.FunctionType | None = None) -> None:
+        super().__init__()
+        self._function = None if function is None else weakref.ref(function)
+
+    def __reduce__(self) -> Any:
+        # A class that is pickled by value (cloudpickle) takes its functions with their code and
+        # attributes. This one comes before the attributes are set.
+        return _Users, (), None if self._function is None else {"copy": self._function()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Give the copy of a function the code that it was written with, until it is asked for.
+
+        Where the function itself is here too, the copy may have taken its place in the class: those
+        that ask for the one ask for the other.
+        """
+        function = state["copy"]
+        written = _written(function)
+        if written is None or _USERS in function.__dict__:
+            return
+        with _lock:
+            copied = _function_with(function.__code__)
+            function.__code__ = written
+            users = {} if copied is None else copied.__dict__.get(_USERS, {}).copy()
+            if users:
+                self._function = weakref.ref(function)
+                _exchange_code(function)
+            for reference in users.values():
+                if asked := reference():
+                    self[id(asked)] = _user(asked, function)
+
+
 _functions = _Functions()
 _lock = threading.RLock()  # an object may end while another one is made
 _NOTHING: dict[str, Any] = {}
@@ -98,8 +132,11 @@ def ask_for(asked: Asked, cls: type[nn.Module]) -> None:
         if _written(function) is None:
             _exchange_code(function)
         asked.function = function
-        ended = functools.partial(_ended, weakref.ref(function), id(asked))
-        function.__dict__.setdefault(_USERS, {})[id(asked)] = weakref.ref(asked, ended)
+        function.__dict__[_USERS][id(asked)] = _user(asked, function)
+
+
+def _user(asked: Asked, function: types.FunctionType) -> weakref.ref[Asked]:
+    return weakref.ref(asked, functools.partial(_ended, weakref.ref(function), id(asked)))
 
 
 def _ended(
@@ -131,6 +168,12 @@ def _written(function: Any) -> types.CodeType | None:
     return written if isinstance(written, types.CodeType) else None
 
 
+def _function_with(asking: types.CodeType) -> types.FunctionType | None:
+    """The function that was given this code, if it is here."""
+    found = (getattr(_functions, each, None) for each in asking.co_consts if isinstance(each, str))
+    return next((function for reference in found if reference and (function := reference())), None)
+
+
 def _with_code(function: types.FunctionType, code: types.CodeType) -> types.FunctionType:
     """Another function that is like `function`, but has this code."""
     other = types.FunctionType(
@@ -150,6 +193,7 @@ def _exchange_code(function: types.FunctionType) -> None:
     key = next(known, None) or secrets.token_hex(8)
     setattr(_functions, key, weakref.ref(function, lambda _: vars(_functions).pop(key, None)))
     function.__dict__[_PLAIN] = _with_code(function, function.__code__)
+    function.__dict__[_USERS] = _Users(function)
     function.__code__ = _asking(function.__code__, key)
     forget_compiled_code()
 
@@ -213,11 +257,10 @@ def _run(key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _find(key: str, module: Any) -> weakref.ref[types.FunctionType]:
-    """The function whose code has this key, where the class was pickled by value (cloudpickle)."""
+    """The function whose code has this key, where its code alone was copied."""
     for cls in type(module).__mro__:
         function = cls.__dict__.get("forward")
         if isinstance(function, types.FunctionType) and key in function.__code__.co_consts:
-            found: weakref.ref[types.FunctionType]
-            found = vars(_functions).setdefault(key, weakref.ref(function))
-            return found
+            # Not noted: a compilation would look at all that are.
+            return weakref.ref(function)
     raise LookupError(f"memopt: {type(module).__name__}.forward was copied without its class")

@@ -205,9 +205,9 @@ def test_models_that_come_and_go_meanwhile_do_not_disturb_a_compilation() -> Non
         for number in itertools.count():
             if ended.is_set():
                 return
-            names = [f"{number}, {place}" for place in range(50)]
-            there.update((name, weakref.ref(Block.forward)) for name in names)
-            for name in names:
+            forwards = {f"{number}, {place}": (lambda: None) for place in range(50)}
+            there.update((name, weakref.ref(forward)) for name, forward in forwards.items())
+            for name in forwards:
                 there.pop(name)
 
     there = vars(_function_code._functions)
