@@ -1,11 +1,11 @@
-"""The file of memopt.compile that hands the policy to PyTorch. It and _inductor_code.py alone know
-PyTorch's internals. Where one of those is missing that this relies upon, its import fails, and
-torch.compile decides alone.
+"""The file of memopt.compile that hands the policy to PyTorch. It, _inductor_code.py and
+_inductor_sizes.py alone know PyTorch's internals. Where one of those is missing that this relies
+upon, its import fails, and torch.compile decides alone.
 
 Relied upon: Inductor's option `custom_partitioner_fn`, called with the joint graph after Inductor's
 passes over it, and pickled and asked for a `uuid` to find compiled graphs again; its option
 `layout_optimization`; in torch._functorch.partitioners `min_cut_rematerialization_partition`, which
-takes orders as `node.meta["recompute"]`, `cleanup_recompute_tags`, and `_size_of`; `fx_graph_cse`.
+takes orders as `node.meta["recompute"]`, and `cleanup_recompute_tags`; `fx_graph_cse`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
 from torch import fx
 from torch._functorch import config, partitioners
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import (
-    _size_of,
     cleanup_recompute_tags,
     min_cut_rematerialization_partition,
 )
@@ -32,6 +30,12 @@ from torch._inductor import config as inductor_config
 from torch._inductor.config import custom_partitioner_fn  # noqa: F401  must be there
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 
+from memopt._compile._inductor_sizes import (
+    compile_anew_beyond,
+    largest_sizes,
+    own_sizes,
+    without_guards,
+)
 from memopt._compile.budget import OwnCuts
 from memopt._compile.candidates import (
     EXACT,
@@ -45,6 +49,7 @@ from memopt._compile.candidates import (
     within,
 )
 from memopt._compile.graph import JointGraph, read_joint_graph
+from memopt._compile.ops import Sizes, nbytes, sizes_are
 from memopt._compile.policy import Cut, cut_at, tag
 
 # Reads the share of torch.autograd.graph.region_activation_memory_budget off a node, where PyTorch
@@ -76,14 +81,28 @@ class Partitioner(CustomPartitionerFn):
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> _Halves:
         ways = _Ways(gm, joint_inputs, kwargs)
-        chosen = _chosen(ways, self._budget)
+        own, largest = own_sizes(ways.joint), largest_sizes(ways.joint)
+        try:
+            return self._divided(ways, largest)
+        except ValueError:
+            if own == largest:
+                raise
+            # It keeps the budget for this batch, but for none that is larger.
+            return self._divided(_Ways(gm, joint_inputs, kwargs), own)
+
+    def _divided(self, ways: _Ways, sizes: Sizes) -> _Halves:
+        with sizes_are(sizes):
+            chosen = _chosen(ways, self._budget)
+            halves = ways.halves(chosen)
+        if isinstance(self._budget, int):
+            compile_anew_beyond(ways.joint, sizes)
         _log.info(
             "a graph of %d nodes: %d bytes kept for backward, %d at the peak (%s), %d products "
             "recomputed, the cut is %s, the peak is at %s",
             *(len(ways.joint.nodes), chosen.kept, chosen.most),
             *(chosen.how, chosen.again, chosen.name, chosen.where),
         )
-        return ways.halves(chosen)
+        return halves
 
     def uuid(self) -> Any:
         return get_hash_for_files(_FILES, repr(self._budget))
@@ -130,8 +149,8 @@ class _Ways:
         return self._halves[way.cut]
 
     def count(self, way: Candidate) -> Candidate:
-        """The candidate with the peak of the code that Inductor generates for it. Where sizes are
-        symbols, or there are parts of Inductor that are not known, with what was predicted.
+        """The candidate with the peak of the code that Inductor generates for it. Where there are
+        parts of Inductor that are not known, with what was predicted.
         """
         if way.cut not in self._seen:
             self._seen[way.cut] = self._count(way)
@@ -142,13 +161,12 @@ class _Ways:
         return list(self._seen.values())
 
     def _count(self, way: Candidate) -> Candidate:
-        if any(isinstance(value, torch.SymInt) for value in self._inputs):
-            return way
         try:
             from memopt._compile._inductor_code import peak_of_code
 
             number = self._kwargs["num_fwd_outputs"]
-            peak = peak_of_code(*self.halves(way), number, self.joint.nbytes)
+            with without_guards(self.joint):
+                peak = peak_of_code(*self.halves(way), number)
         except Exception as error:  # not the user's, and no reason to fail
             _log.info("peaks are predicted, and not counted in Inductor's code: %r", error)
             return way
@@ -222,5 +240,5 @@ def _read(gm: fx.GraphModule, kwargs: dict[str, Any]) -> JointGraph:
         forward_outputs=kwargs["num_fwd_outputs"],
         parameters=kwargs.get("static_lifetime_input_indices") or (),
         channels_last=inductor_config.layout_optimization,
-        nbytes=_size_of,
+        nbytes=nbytes,
     )

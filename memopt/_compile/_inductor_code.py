@@ -12,11 +12,12 @@ time (PyTorch holds a lock while it compiles); the lines of the wrapper, which a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
 
+import sympy
 import torch
 from torch import fx
 from torch._dynamo.utils import counters
@@ -27,7 +28,7 @@ from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.graph import GraphLowering
 from torch.utils import _pytree as pytree
 
-from memopt._compile.ops import elements, has_tensor, module_path
+from memopt._compile.ops import elements, has_tensor, hint, in_numbers, module_path, nbytes
 
 
 class CountedPeak(NamedTuple):
@@ -37,30 +38,26 @@ class CountedPeak(NamedTuple):
     where: str
 
 
-def peak_of_code(
-    forward: fx.GraphModule,
-    backward: fx.GraphModule,
-    outputs: int,
-    nbytes: Callable[[fx.Node], int],
-) -> CountedPeak:
-    """The peak of a step of these halves. They stay as they are, and their sizes are numbers.
+def peak_of_code(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> CountedPeak:
+    """The peak of a step of these halves, which stay as they are. Sizes that are symbols are the
+    numbers of `sizes_are`.
 
     Args:
         outputs: how many of forward's outputs are the caller's; the rest is kept for backward.
-        nbytes: the size of a node's tensors.
     """
     results = _outputs(forward)
+    kept = [node for node in results[outputs:] if has_tensor(node)]  # and not a size
     only_ours = collect_fw_donated_buffer_idxs(
-        *map(_values, (_inputs(forward), results[:outputs], _outputs(backward), results[outputs:]))
+        *map(_values, (_inputs(forward), results[:outputs], _outputs(backward), kept))
     )
-    donated = {results[outputs:][index].name for index in only_ours}
+    donated = {kept[index].name for index in only_ours}
     first, names = _Ledger(), [getattr(node, "name", "") for node in results]
     returned = _follow(forward, _values(_inputs(forward)), first, [], is_backward=False)
-    kept = dict(zip(names, returned, strict=True))
+    made = dict(zip(names, returned, strict=True))
 
     # Inputs that forward has allocated, copies of its own inputs in another layout among them.
     second, inputs = _Ledger(), _inputs(backward)
-    values, arrive = _values(inputs), [node for node in inputs if node.name not in kept]
+    values, arrive = _values(inputs), [node for node in inputs if node.name not in made]
     for node in arrive:
         second.allocate(node.name, nbytes(node), node.name)
         if _is_number(node):
@@ -70,8 +67,8 @@ def peak_of_code(
             for storage in first.storages.get(result.maybe_get_name() or "", ()):
                 second.allocate(_CALLER, first.nbytes[storage], f"forward's {storage}")
     for place, node in enumerate(inputs):
-        if node.name in kept:
-            result = kept[node.name]
+        if node.name in made and has_tensor(node):
+            result = made[node.name]
             values[place] = _with_strides(values[place], result)
             for storage in first.storages.get(result.maybe_get_name() or "", ()):
                 second.allocate(node.name, first.nbytes[storage], f"forward's {storage}")
@@ -111,8 +108,10 @@ def _with_strides(value: Any, result: Any) -> Any:
     """An input of backward as it will come from the code of forward."""
     if not isinstance(value, torch.Tensor) or not result.has_tensor_output():
         return value
-    strides = [int(stride) for stride in result.get_stride()]
-    return value if list(value.stride()) == strides else value.as_strided(value.size(), strides)
+    strides = [in_numbers(sympy.sympify(stride)) for stride in result.get_stride()]
+    if list(map(hint, value.stride())) == strides:
+        return value
+    return value.as_strided(value.size(), [int(stride) for stride in strides])
 
 
 @contextmanager
@@ -217,10 +216,11 @@ class _Ledger:
                 self._free(line.node.get_name())
 
     def _make(self, buffer: Any, also: str, lowering: GraphLowering) -> None:
-        elements = lowering.get_allocation_storage_size(buffer)
-        nbytes = int(lowering.sizevars.optimization_hint(elements)) * buffer.get_dtype().itemsize
+        sizes, length = lowering.sizevars, lowering.get_allocation_storage_size(buffer)
+        length = in_numbers(sympy.sympify(length).xreplace(sizes.inv_precomputed_replacements))
+        most = int(sizes.optimization_hint(length)) * buffer.get_dtype().itemsize
         for name in {buffer.get_name(), also}:
-            self.allocate(name, nbytes, buffer.get_name())
+            self.allocate(name, most, buffer.get_name())
 
     def _share(self, name: str, other: str) -> None:
         for storage in self.storages.get(name, ()):

@@ -121,8 +121,9 @@ def compile_options(budget: int | float | str | None = None) -> dict[str, Any]:
             operations per byte. None (default): the lowest peak in about the work of
             torch.compile's own choice. The peak is that of the code which Inductor generates. What
             a kernel takes for itself while it runs is not in it. Where sizes are symbols (dynamic
-            shapes), the peak is a prediction, which follows Inductor's behaviour on the CPU and was
-            up to a quarter too low.
+            shapes), it is that of the largest batch that the same ops were compiled for, if this is
+            at least as large in each size; a batch beyond that, which might exceed a budget in
+            bytes, is compiled anew.
 
     Returns:
         A dict: the policy as Inductor's `custom_partitioner_fn`, and `allow_buffer_reuse` off,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -55,6 +58,11 @@ _CONTRACTIONS = {
 
 # A reduction whose output is this many times smaller than its input is worth its bytes.
 _SMALLER = 4
+
+Sizes = Mapping[Any, Any]
+"""Numbers for symbols, sympy's both."""
+
+_numbers: ContextVar[Sizes] = ContextVar("sizes", default=MappingProxyType({}))
 
 
 def is_view(node: fx.Node) -> bool:
@@ -179,9 +187,7 @@ def has_tensor(node: fx.Node) -> bool:
 
 def elements(node: fx.Node) -> int:
     """The number of elements of a node's tensor or tensors."""
-    value = node.meta.get("val")
-    values = value if isinstance(value, (tuple, list)) else [value]
-    return sum(hint(v.numel()) for v in values if isinstance(v, torch.Tensor))
+    return sum(hint(tensor.numel()) for tensor in _tensors(node))
 
 
 def device_kind(nodes: Iterable[fx.Node]) -> str:
@@ -190,12 +196,35 @@ def device_kind(nodes: Iterable[fx.Node]) -> str:
     return next((device for device in devices if device != "cpu"), "cpu")
 
 
+def nbytes(node: fx.Node) -> int:
+    """The bytes of a node's tensor or tensors."""
+    return sum(hint(tensor.numel()) * tensor.element_size() for tensor in _tensors(node))
+
+
+@contextmanager
+def sizes_are(numbers: Sizes) -> Iterator[None]:
+    """Symbols stand for these numbers, and not for those that the graph was traced with."""
+    before = _numbers.set(numbers)
+    try:
+        yield
+    finally:
+        _numbers.reset(before)
+
+
 def hint(size: Any) -> int:
-    """A size that the graph was traced with, where it is a symbol."""
+    """The number that a size stands for, where it is a symbol."""
     if isinstance(size, int):
         return size
+    found = in_numbers(size.node.expr)
+    if found.is_number:
+        return int(found)
     known = size.node.hint
     return 4096 if known is None else int(known)
+
+
+def in_numbers(expression: Any) -> Any:
+    """An expression of sizes, with the numbers of `sizes_are` for their symbols."""
+    return expression.xreplace(_numbers.get())
 
 
 def policy_of(node: fx.Node) -> CheckpointPolicy | None:
@@ -227,6 +256,12 @@ def op_name(node: fx.Node) -> str | None:
     if node.target.namespace not in ("aten", "prims"):
         return None
     return node.target._schema.name.split("::")[1]
+
+
+def _tensors(node: fx.Node) -> list[torch.Tensor]:
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else [value]
+    return [each for each in values if isinstance(each, torch.Tensor)]
 
 
 def _shape(argument: Any) -> list[int]:
