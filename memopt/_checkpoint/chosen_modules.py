@@ -95,10 +95,12 @@ def choose_modules(step: Step, predicate: Predicate | None) -> FoundModules:
         return FoundModules(modules, (*_left_out(reasons), *notes), deciding=deciding)
     if step.batch is not None:
         measured = measured_regions(step)
+        left = _left_out(measured.reasons)
+        if note := measured.drop_little(model):
+            return FoundModules([], left, (*measured.notes, note))
         regions = {model.get_submodule(path) for path in measured.paths}
         modules = _submodules(model, regions.__contains__)
         notes = (*measured.notes, *map(_in_one, measured.segments))
-        left = _left_out(measured.reasons)
         return FoundModules(modules, left, notes, measured.deciding, measured.segments)
     blocks = find_blocks(model)
     if not blocks.modules:

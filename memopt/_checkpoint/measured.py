@@ -34,6 +34,8 @@ from memopt.memory.step import Step
 
 _MUCH = 0.8
 """The share of the bytes kept without regions above which a note says what stays."""
+_WORTH_A_FORWARD = 0.02
+"""The share of what a step takes, beyond the gradients of parameters, that regions have to drop."""
 _MOST_ROUNDS = 24
 """The number of times that modules are chosen again, when some chosen ones cannot be regions."""
 
@@ -56,6 +58,19 @@ class MeasuredRegions:
     @property
     def paths(self) -> tuple[str, ...]:
         return self.cut.paths
+
+    def drop_little(self, model: nn.Module) -> str:
+        """A note where the regions would drop next to nothing of what a step takes, as where what
+        it takes is in the backward of functions that recompute by themselves. Else empty.
+        """
+        gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+        taken, dropped = self.tree.peak - gradients, self.tree.kept_bytes - self.cut.stays
+        if not self.paths or dropped >= _WORTH_A_FORWARD * taken:
+            return ""
+        return (
+            f"no regions: around {joined(self.paths)} they would drop {dropped:,} of {taken:,} "
+            "bytes that a step takes beyond the gradients of parameters, for a second forward"
+        )
 
 
 def measured_regions(step: Step) -> MeasuredRegions:

@@ -15,6 +15,9 @@ from torch.utils import checkpoint as torch_checkpoint
 import memopt
 from memopt._checkpoint import checkpoint
 from memopt._extension import _C
+from memopt.memory.calls.measure import call_tree, sum_of_outputs
+from memopt.memory.calls.tree import CallTree
+from memopt.memory.step import Step
 
 
 def plain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -160,3 +163,8 @@ def runs_twice(module: nn.Module, count: CountCalls) -> bool:
     before = count.calls
     module(torch.randn(2, 4)).sum().backward()
     return count.calls == before + 2
+
+
+def tree_of(model: nn.Module, x: Tensor) -> CallTree:
+    """The tree of calls of a step on the sum of a model's outputs."""
+    return call_tree(Step(model, x, None, sum_of_outputs, who="test"), None)

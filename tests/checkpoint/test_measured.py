@@ -12,28 +12,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
 
 import memopt
 from memopt._checkpoint.best import ModulePlace, best_cut, places_of, what_stays
 from memopt._checkpoint.measured import measured_regions
 from memopt._checkpoint.wrapper import settings_of
 from memopt.memory.allocator import LiveBytes
-from memopt.memory.calls.measure import call_tree, step_with, sum_of_outputs
+from memopt.memory.calls.measure import step_with
 from memopt.memory.calls.tree import CallTree, ModuleCall
-from memopt.memory.step import Step
 from tests.checkpoint.random_trees import TREES, WIDTH, InTurn, Norm, Target, Wide, made
-from tests.checkpoint.support import step_results
+from tests.checkpoint.support import step_results, tree_of
 from tests.support.bits import assert_same_bits
 from tests.support.looks import looks
 
 
 def batch(rows: int = 32) -> Tensor:
     return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(1))
-
-
-def tree_of(model: nn.Module, x: Tensor) -> CallTree:
-    return call_tree(Step(model, x, None, sum_of_outputs, who="test"), None)
 
 
 def sets_below(place: ModulePlace) -> Iterator[tuple[ModulePlace, ...]]:
@@ -349,50 +343,3 @@ def test_transformers_checkpointing_of_a_model_that_looks_at_values() -> None:
     assert memopt.saved_bytes(model, **tokens) <= own
     memopt.unwrap(model)
     assert looks(model).keys() == before.keys()
-
-
-class Dilated(nn.Module):
-    """A residual block of a vocoder."""
-
-    def __init__(self, channels: int, kernel: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            parametrizations.weight_norm(
-                nn.Conv1d(channels, channels, kernel, padding=kernel // 2 * d, dilation=d)
-            )
-            for d in (1, 3, 5)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = x + layer(nn.functional.leaky_relu(x, 0.1))
-        return x
-
-
-class Vocoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ups = nn.ModuleList(
-            parametrizations.weight_norm(nn.ConvTranspose1d(64 >> i, 32 >> i, 8, 4, 2))
-            for i in range(3)
-        )
-        self.blocks = nn.ModuleList(Dilated(32 >> i, k) for i in range(3) for k in (3, 7, 11))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for i, up in enumerate(self.ups):
-            x = up(nn.functional.leaky_relu(x, 0.1))
-            x = sum(self.blocks[3 * i + j](x) for j in range(3)) / 3
-        return x.tanh()
-
-
-def test_what_a_parametrized_layer_takes_is_taken_in_any_case() -> None:
-    """It calls a module, and is no region all the same: a kernel's scratch in the largest blocks is
-    no reason to leave these out, where the layers need it as well.
-    """
-    x = torch.randn(2, 64, 32)
-    report = memopt.convert(Vocoder(), x, checkpoint=True)
-    assert {f"blocks.{i}" for i in range(9)} <= set(report.checkpointed)
-    plain = nn.Sequential(nn.Conv1d(64, 64, 3))
-    floor = best_cut(tree_of(plain, x), ["0"]).working
-    parametrizations.weight_norm(plain[0])
-    assert best_cut(tree_of(plain, x), ["0"]).working >= floor

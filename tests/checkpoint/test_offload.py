@@ -7,6 +7,7 @@ copies: tests/offload.)
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -22,7 +23,10 @@ from tests.support.bits import assert_same_bits
 
 @pytest.fixture
 def watch(device: torch.device) -> Iterator[Watch]:
-    """Takes the tensors of `device` for an accelerator's and watches the copies."""
+    """Takes the tensors of `device` for an accelerator's and watches the copies. A graph of an
+    earlier test, in garbage, would be fetched with this one's, in the order of the thread.
+    """
+    gc.collect()
     with taken_for_an_accelerator(device):
         yield Watch()
 
