@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from memopt._class_patch import ClassPatch, class_with, original_class, patch_of
-from memopt._function_code import AROUND, ask_for, function_of
+from memopt._function_code import AROUND, ask_for, asks, function_of
 
 AroundCall = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
@@ -43,17 +43,26 @@ class Around:
         call: AroundCall,
         settings: Any,
         refuse_script: Callable[[str], NoReturn],
+        function: types.FunctionType | None = None,
     ) -> None:
         """
         Args:
             cls: the module's; None where the class's function is not asked for this.
             name: the class's, for messages.
+            function: the one that is to ask; None: the class's.
         """
         self.cls, self.name, self.call, self.settings = cls, name, call, settings
         self.refuse_script = refuse_script
         self.function: types.FunctionType | None = None
         if cls is not None:
-            ask_for(self, cls)
+            ask_for(self, cls, function)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Around:
+        """Asked by the function that asks for this one: where the class has got another meanwhile,
+        that one runs around neither.
+        """
+        cls, name, call, settings, refuse_script = self.cls, *self._made_of()[1:]
+        return Around(cls, name, call, copy.deepcopy(settings, memo), refuse_script, self.function)
 
     def __call__(self) -> NoReturn:
         """torch.jit.script calls this before it compiles a module; it would compile the forward
@@ -198,6 +207,16 @@ def around_forward(module: nn.Module) -> Around | None:
     """Return what is around the module's forward; None if nothing is."""
     around: Around | None = module.__dict__.get(AROUND)
     return around
+
+
+def has_another_forward(module: nn.Module) -> bool:
+    """Whether its class has got another forward since something was put around the module's, which
+    then runs only if that one calls the one before.
+    """
+    around = around_forward(module)
+    if around is None or around.function is None:
+        return False
+    return not asks(around.function, type(module))
 
 
 def keep_around(module: nn.Module) -> None:

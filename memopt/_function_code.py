@@ -48,6 +48,10 @@ class _Users(dict[int, "weakref.ref[Asked]"]):
         super().__init__()
         self._function = None if function is None else weakref.ref(function)
 
+    def are_of(self, function: types.FunctionType) -> bool:
+        """Whether it is these that the function asks for, and not another with its attributes."""
+        return self._function is not None and self._function() is function
+
     def __reduce__(self) -> Any:
         # A class that is pickled by value (cloudpickle) takes its functions with their code and
         # attributes. This one comes before the attributes are set.
@@ -67,8 +71,8 @@ class _Users(dict[int, "weakref.ref[Asked]"]):
             copied = _function_with(function.__code__)
             function.__code__ = written
             users = {} if copied is None else copied.__dict__.get(_USERS, {}).copy()
+            self._function = weakref.ref(function)
             if users:
-                self._function = weakref.ref(function)
                 _exchange_code(function)
             for reference in users.values():
                 if asked := reference():
@@ -118,14 +122,24 @@ def plain_function(function: Any) -> Any:
     return _with_code(function, code) if plain is None else plain
 
 
+def asks(function: types.FunctionType, cls: type[nn.Module]) -> bool:
+    """Whether calls of modules of class `cls` come to this function, which asks."""
+    is_there = any(base.__dict__.get("forward") is function for base in cls.__mro__)
+    return is_there and _written(function) is not None
+
+
 def others_attributes(function: types.FunctionType) -> dict[str, Any]:
     """A function's attributes, but for those that go with its code."""
     return {k: v for k, v in function.__dict__.items() if k not in (_PLAIN, _USERS)}
 
 
-def ask_for(asked: Asked, cls: type[nn.Module]) -> None:
-    """Have calls of modules of class `cls` ask whether they have something around them."""
-    function = function_of(cls)
+def ask_for(asked: Asked, cls: type[nn.Module], function: types.FunctionType | None = None) -> None:
+    """Have calls of modules of class `cls` ask whether they have something around them.
+
+    Args:
+        function: that runs in these calls; None: the class's.
+    """
+    function = function or function_of(cls)
     if function is None:
         return
     with _lock:
@@ -153,8 +167,8 @@ def _ended(
         users = function.__dict__.get(_USERS, {})
         users.pop(user, None)
         code = _written(function)
-        if code is not None and not users and not compiles_now():
-            function.__code__ = code
+        if not users and not compiles_now():
+            function.__code__ = code or function.__code__
             for name in (_PLAIN, _USERS):
                 function.__dict__.pop(name, None)
 
@@ -193,7 +207,10 @@ def _exchange_code(function: types.FunctionType) -> None:
     key = next(known, None) or secrets.token_hex(8)
     setattr(_functions, key, weakref.ref(function, lambda _: vars(_functions).pop(key, None)))
     function.__dict__[_PLAIN] = _with_code(function, function.__code__)
-    function.__dict__[_USERS] = _Users(function)
+    users = function.__dict__.get(_USERS)
+    # They are there where other code was put into the function meanwhile (IPython's autoreload).
+    if not isinstance(users, _Users) or not users.are_of(function):
+        function.__dict__[_USERS] = _Users(function)
     function.__code__ = _asking(function.__code__, key)
     forget_compiled_code()
 

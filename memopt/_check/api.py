@@ -22,6 +22,7 @@ from memopt._check.report import Check, CheckedBlock
 from memopt._checkpoint.blocks import find_blocks
 from memopt._convert.head_call import HeadUse, watched_heads
 from memopt._errors import in_the_name_of
+from memopt._forwards import has_another_forward
 from memopt._progress import doing, progress
 from memopt.memory.asked import check_function, check_module, has_values
 from memopt.memory.batches import as_dict
@@ -220,6 +221,9 @@ def _problem(
         return "transformers checkpoints in training mode alone: model.train()"
     if any(m._compiled_call_impl is not None for m in (model, module)):
         return "it is compiled: torch.compile decides what is kept"
+    if has_another_forward(module):
+        kind = type(module).__name__
+        return f"{kind} has got another forward since: put the region around it again"
     return "backward did not recompute it: its results were not wanted, or it is switched off"
 
 

@@ -106,7 +106,7 @@ def choose_modules(step: Step, predicate: Predicate | None) -> FoundModules:
     if not blocks.modules:
         raise ValueError(
             f"{step.who}: without check_fn, model must have an nn.ModuleList, nn.Sequential or "
-            "nn.ModuleDict whose elements are of the same class and have parameters, got "
+            "nn.ModuleDict whose elements are of the same class, and more than a single layer, got "
             f"{type(model).__name__} without one; check_fn (in convert: checkpoint) chooses "
             "modules, and with a batch they are chosen by what a step keeps"
         )

@@ -178,6 +178,22 @@ class Cases:
 
     keeps_nothing.words = r"head\.0: it keeps nothing for backward"  # type: ignore[attr-defined]
 
+    def another_forward(self) -> nn.Module:
+        class Replaced(ResidualBlock):
+            def forward(self, x: Tensor) -> Tensor:
+                return super().forward(x)
+
+        def other(self: nn.Module, x: Tensor) -> Tensor:
+            return ResidualBlock.forward(self, x)
+
+        model = Net()
+        model.blocks[0] = Replaced(WIDTH)
+        memopt.checkpoint_wrapper(model.blocks[0])
+        Replaced.forward = other  # as libraries of faster kernels do
+        return model
+
+    another_forward.words = r"blocks\.0: Replaced has got another forward since: put the region"  # type: ignore[attr-defined]
+
     def no_recipes(self) -> nn.Module:
         model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1))
         memopt.convert(model)

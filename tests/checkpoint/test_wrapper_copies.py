@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import gc
 import io
 import pickle
 from typing import Any, Generic, TypeVar
@@ -186,6 +187,68 @@ def test_class_put_on_top_later_stays() -> None:
     assert module.is_sharded
     assert runs_twice(module, module.count)
     assert not runs_twice(unwrap(module), module.count)
+
+
+def test_a_copy_has_the_region_where_the_module_has_it() -> None:
+    """Not where its class has got a forward meanwhile that does not call the one before: what is
+    tried on a copy, as `memopt.check` does, is true of the module.
+    """
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x).tanh()
+
+    def forwards(module: nn.Module) -> int:
+        seen: list[int] = []
+        hook = module.linear.register_forward_hook(lambda *_: seen.append(1))
+        module(torch.ones(2, 4)).sum().backward()
+        hook.remove()
+        return len(seen)
+
+    module = checkpoint_wrapper(Block())
+    before = Block.forward
+    for other, runs in (
+        (lambda self, x: before(self, x), 2),
+        (lambda self, x: self.linear(x).tanh(), 1),
+    ):
+        Block.forward = other
+        assert [forwards(module), forwards(copy.deepcopy(module)), forwards(module)] == [runs] * 3
+    Block.forward = before
+    assert forwards(module) == 2
+
+
+def test_code_that_is_put_into_a_function_meanwhile() -> None:
+    """As IPython's autoreload does: a copy asks for its region by the new code, and the module with
+    it, until both are gone.
+    """
+    runs: list[int] = []
+
+    class Block(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.exp()
+
+    def edited(self: nn.Module, x: Tensor, runs: list[int] = runs) -> Tensor:
+        runs.append(1)
+        return x.sin().exp()
+
+    module = checkpoint_wrapper(Block())
+    Block.forward.__code__ = edited.__code__
+    Block.forward.__defaults__ = edited.__defaults__
+    twin = copy.deepcopy(module)
+    for each in (twin, module):
+        runs.clear()
+        each(torch.ones(3, requires_grad=True)).sum().backward()
+        assert len(runs) == 2
+    del twin
+    module(torch.ones(3, requires_grad=True)).sum().backward()
+    assert len(runs) == 4
+    del module, each
+    gc.collect()
+    assert Block.forward.__code__ is edited.__code__
 
 
 def test_a_pickle_whose_class_has_gone_says_which_one() -> None:
