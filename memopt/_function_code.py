@@ -49,7 +49,7 @@ class _Users(dict[int, "weakref.ref[Asked]"]):
         self._function = None if function is None else weakref.ref(function)
 
     def are_of(self, function: types.FunctionType) -> bool:
-        """Whether it is these that the function asks for, and not another with its attributes."""
+        """Whether it is this function that asks for them."""
         return self._function is not None and self._function() is function
 
     def __reduce__(self) -> Any:
@@ -143,10 +143,17 @@ def ask_for(asked: Asked, cls: type[nn.Module], function: types.FunctionType | N
     if function is None:
         return
     with _lock:
-        if _written(function) is None:
+        if not _has_users(function) or _written(function) is None:
+            function.__code__ = _written(function) or function.__code__  # its code was copied
             _exchange_code(function)
         asked.function = function
         function.__dict__[_USERS][id(asked)] = _user(asked, function)
+
+
+def _has_users(function: types.FunctionType) -> bool:
+    """Whether it has those that it asks for, and not those of another with its attributes."""
+    users = function.__dict__.get(_USERS)
+    return isinstance(users, _Users) and users.are_of(function)
 
 
 def _user(asked: Asked, function: types.FunctionType) -> weakref.ref[Asked]:
@@ -207,9 +214,7 @@ def _exchange_code(function: types.FunctionType) -> None:
     key = next(known, None) or secrets.token_hex(8)
     setattr(_functions, key, weakref.ref(function, lambda _: vars(_functions).pop(key, None)))
     function.__dict__[_PLAIN] = _with_code(function, function.__code__)
-    users = function.__dict__.get(_USERS)
-    # They are there where other code was put into the function meanwhile (IPython's autoreload).
-    if not isinstance(users, _Users) or not users.are_of(function):
+    if not _has_users(function):  # they stay where other code was put in (IPython's autoreload)
         function.__dict__[_USERS] = _Users(function)
     function.__code__ = _asking(function.__code__, key)
     forget_compiled_code()
