@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from memopt.memory.iterators import may_be_copied
+
 T = TypeVar("T")
 
 
@@ -29,8 +31,9 @@ def copied(value: T, memo: Mapping[int, Any]) -> tuple[T, list[tuple[Any, Any]]]
     while True:
         made = {**memo, **shared}
         try:
-            copy_ = copy.deepcopy(value, made)
-            _with_attributes(made)
+            with may_be_copied():
+                copy_ = copy.deepcopy(value, made)
+                _with_attributes(made)
         except Exception as error:
             refused = _refused(error)
             if refused is None or id(refused) in shared or isinstance(refused, _WITH_PARAMETERS):

@@ -11,6 +11,7 @@ import types
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -26,10 +27,17 @@ def is_iterator_class(cls: type) -> bool:
     )
 
 
+@contextmanager
+def may_be_copied() -> Iterator[None]:
+    """Python 3.12 warns of each copy of an iterator of itertools, whoever makes it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Pickle, copy, and deepcopy", DeprecationWarning)
+        yield
+
+
 def reduced(iterator: Any) -> tuple[Any, ...]:
     """Return what makes an equal iterator: a function, its arguments and perhaps a state."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of those of itertools, from 3.12 on
+    with may_be_copied():
         try:
             return tuple(iterator.__reduce__())
         except TypeError:
