@@ -77,7 +77,7 @@ def compile_anew_beyond(joint: JointGraph, most: Sizes) -> None:
 
 
 def without_guards(joint: JointGraph) -> AbstractContextManager[object]:
-    """What is asked about sizes meanwhile becomes no guard."""
+    """Makes no guard of what is asked about sizes in the scope."""
     symbolic = next((size for size in _sizes(joint) if isinstance(size, torch.SymInt)), None)
     return nullcontext() if symbolic is None else _environment(symbolic).suppress_guards()
 

@@ -7,6 +7,7 @@ Generators, and iterators over them, cannot be copied: they are left where the r
 
 from __future__ import annotations
 
+import re
 import types
 import warnings
 from collections import deque
@@ -16,6 +17,8 @@ from functools import partial
 from typing import Any
 
 from memopt.memory.containers import attributes_of, content_of, slots_of
+
+_OF_COPIES = ("ignore", re.compile("Pickle, copy, and deepcopy"), DeprecationWarning, None, 0)
 
 
 def is_iterator_class(cls: type) -> bool:
@@ -30,9 +33,12 @@ def is_iterator_class(cls: type) -> bool:
 @contextmanager
 def may_be_copied() -> Iterator[None]:
     """Python 3.12 warns of each copy of an iterator of itertools, whoever makes it."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Pickle, copy, and deepcopy", DeprecationWarning)
+    # Not catch_warnings: behind it Python shows once more each warning that it shows once.
+    warnings.filters.insert(0, _OF_COPIES)  # type: ignore[attr-defined]
+    try:
         yield
+    finally:
+        warnings.filters.remove(_OF_COPIES)  # type: ignore[attr-defined]
 
 
 def reduced(iterator: Any) -> tuple[Any, ...]:
