@@ -61,8 +61,8 @@ class Around:
         """Asked by the function that asks for this one: where the class has got another meanwhile,
         that one runs around neither.
         """
-        cls, name, call, settings, refuse_script = self.cls, *self._made_of()[1:]
-        return Around(cls, name, call, copy.deepcopy(settings, memo), refuse_script, self.function)
+        settings = copy.deepcopy(self.settings, memo)
+        return Around(self.cls, self.name, self.call, settings, self.refuse_script, self.function)
 
     def __call__(self) -> NoReturn:
         """torch.jit.script calls this before it compiles a module; it would compile the forward

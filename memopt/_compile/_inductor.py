@@ -49,7 +49,7 @@ from memopt._compile.candidates import (
     within,
 )
 from memopt._compile.graph import JointGraph, read_joint_graph
-from memopt._compile.ops import Sizes, nbytes, sizes_are
+from memopt._compile.ops import Sizes, sizes_are
 from memopt._compile.policy import Cut, cut_at, tag
 
 # Reads the share of torch.autograd.graph.region_activation_memory_budget off a node, where PyTorch
@@ -240,5 +240,4 @@ def _read(gm: fx.GraphModule, kwargs: dict[str, Any]) -> JointGraph:
         forward_outputs=kwargs["num_fwd_outputs"],
         parameters=kwargs.get("static_lifetime_input_indices") or (),
         channels_last=inductor_config.layout_optimization,
-        nbytes=nbytes,
     )

@@ -23,6 +23,7 @@ from memopt._compile.ops import (
     base,
     has_tensor,
     is_contraction,
+    nbytes,
     op_name,
     operations,
     policy_of,
@@ -45,7 +46,7 @@ class OwnCuts:
         self._joint = joint
         # Those first whose recompute takes the fewest operations for each byte of its output.
         self._contractions = sorted(
-            _contractions(joint), key=lambda node: operations(node) / max(joint.nbytes(node), 1)
+            _contractions(joint), key=lambda node: operations(node) / max(nbytes(node), 1)
         )
         self._made: dict[tuple[int, int], Candidate] = {}
         self._parts: list[fx.Node] = []
@@ -104,8 +105,8 @@ class OwnCuts:
             base(n) for n in reversed(self._joint.nodes) if n in pytorchs.kept
         ):
             if node in may and has_tensor(node) and policy_of(node) is None:
-                groups.setdefault((op_name(node), self._joint.nbytes(node)), []).append(node)
-        largest = sorted(groups.values(), key=lambda g: -len(g) * self._joint.nbytes(g[0]))
+                groups.setdefault((op_name(node), nbytes(node)), []).append(node)
+        largest = sorted(groups.values(), key=lambda g: -len(g) * nbytes(g[0]))
         gains = []
         for group in largest[:_MOST_GROUPS]:
             kept = candidate("", self._joint, choose(self._joint, (), group), EXACT)

@@ -7,13 +7,22 @@ recomputed from tensors that are saved.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 
-from memopt._compile.ops import base, elements, has_tensor, is_cheap, is_sum, op_name, source_of
+from memopt._compile.ops import (
+    base,
+    elements,
+    has_tensor,
+    is_cheap,
+    is_sum,
+    nbytes,
+    op_name,
+    source_of,
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,6 @@ class JointGraph:
     """Inputs that forward writes into: not there any more as they were when backward runs."""
     copied: frozenset[fx.Node]
     """Inputs that, if they are kept, are kept as copies in a layout that convolutions like."""
-    nbytes: Callable[[fx.Node], int]
 
     def is_forward(self, node: fx.Node) -> bool:
         return node not in self.backward
@@ -62,7 +70,6 @@ def read_joint_graph(
     forward_outputs: int,
     parameters: Iterable[int],
     channels_last: bool,
-    nbytes: Callable[[fx.Node], int],
 ) -> JointGraph:
     """
     Args:
@@ -70,7 +77,6 @@ def read_joint_graph(
         forward_outputs: how many of its outputs are forward's.
         parameters: which of the primals are there before and after.
         channels_last: whether the compiler chooses the layout of what convolutions read.
-        nbytes: the size of a node's tensors.
     """
     nodes = [node for node in graph.nodes if node.op != "output"]
     backward: set[fx.Node] = set()
@@ -95,7 +101,6 @@ def read_joint_graph(
         frozenset((*primals, *map(base, of_forward))),
         _written(nodes, output),
         _copied(nodes) if channels_last else frozenset(),
-        nbytes,
     )
 
 
@@ -115,9 +120,9 @@ def joins(joint: JointGraph) -> frozenset[fx.Node]:
             found.add(node)
             sources[node] = frozenset((node,))
         else:
-            nbytes = joint.nbytes(node)
+            whole = nbytes(node)
             every = frozenset().union(*branches)
-            sources[node] = frozenset(s for s in every if 2 * joint.nbytes(s) >= nbytes)
+            sources[node] = frozenset(s for s in every if 2 * nbytes(s) >= whole)
     return frozenset(found)
 
 

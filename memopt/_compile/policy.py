@@ -18,7 +18,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from memopt._compile.graph import JointGraph, ancestors, joins
-from memopt._compile.ops import has_tensor, is_cheap, is_sum, is_view, policy_of
+from memopt._compile.ops import has_tensor, is_cheap, is_sum, is_view, nbytes, policy_of
 
 # Of two cuts with the same bytes, the one that keeps sums of branches: if residual streams were
 # kept as the branches' outputs, backward would add all of them up again, and hold every partial
@@ -131,7 +131,7 @@ def _price(node: fx.Node, joint: JointGraph, again: bool) -> int | None:
         worth = _OF_CALLER_IS_WORTH
     elif is_sum(node):
         worth = _SUM_IS_WORTH
-    return joint.nbytes(node) * (_UNIT - worth)
+    return nbytes(node) * (_UNIT - worth)
 
 
 def _is_recomputed_by_order(node: fx.Node) -> bool:

@@ -23,6 +23,7 @@ from memopt._compile.ops import (
     is_contraction,
     is_draw,
     module_path,
+    nbytes,
     operations,
 )
 from memopt._compile.policy import Cut
@@ -72,7 +73,7 @@ def predict_graph(joint: JointGraph, cut: Cut) -> Prediction:
     outputs = {tensor for step in returned if step in memory for tensor in memory[step]}
     results = {tensor for step in steps.results if step in memory for tensor in memory[step]}
     last.update(dict.fromkeys(results, end))
-    between = sum(joint.nbytes(t.node) for t in held if t in begin and not t.in_backward)
+    between = sum(nbytes(t.node) for t in held if t in begin and not t.in_backward)
     not_ours = outputs | results | {tensor for tensor in held if tensor.node in joint.of_caller}
     for index, kernel in enumerate(kernels):
         for step, tensor in _written_over(kernel, index, begin, last, not_ours):
@@ -80,37 +81,35 @@ def predict_graph(joint: JointGraph, cut: Cut) -> Prediction:
     call = _calls(kernels)
     changes = [0] * (len(kernels) + 2)
     for tensor, index in begin.items():
-        nbytes = joint.nbytes(tensor.node)
-        changes[call[index]] += nbytes
-        changes[call[last[tensor]] + 1] -= nbytes
+        taken = nbytes(tensor.node)
+        changes[call[index]] += taken
+        changes[call[last[tensor]] + 1] -= taken
     totals = list(itertools.accumulate(changes))
     most = max(totals)
     at = totals.index(most)
     running = [kernel for kernel, number in zip(kernels, call, strict=False) if number == at]
-    where, work = _where(joint, running), _work(joint, steps, kernels)
-    outside = between + sum(joint.nbytes(step.node) for step in arrive)
+    where, work = _where(running), _work(steps, kernels)
+    outside = between + sum(nbytes(step.node) for step in arrive)
     if outside > most:
         most, where = outside, "what makes the gradients of its outputs"
     return Prediction(between, most, where, work)
 
 
-def _where(joint: JointGraph, running: list[Kernel]) -> str:
+def _where(running: list[Kernel]) -> str:
     """The largest tensor that these kernels write, in words, and the module that it is of."""
     written = [step for kernel in running for step in kernel.writes]
     if not written:
         return "the end of backward"
-    node, in_backward = max(written, key=lambda step: joint.nbytes(step.node))
+    node, in_backward = max(written, key=lambda step: nbytes(step.node))
     half = "backward" if in_backward else "forward"
     module = module_path(node)
     return f"{node.name} of {module}, in {half}" if module else f"{node.name}, in {half}"
 
 
-def _work(joint: JointGraph, steps: Steps, kernels: list[Kernel]) -> float:
+def _work(steps: Steps, kernels: list[Kernel]) -> float:
     """The bytes that kernels read and write, and those that take as long as what they compute."""
     moved = sum(
-        joint.nbytes(tensor.node)
-        for kernel in kernels
-        for tensor in (*kernel.reads, *kernel.writes)
+        nbytes(tensor.node) for kernel in kernels for tensor in (*kernel.reads, *kernel.writes)
     )
     nodes = [step.node for step in steps.order]
     device = device_kind(nodes)

@@ -73,27 +73,24 @@ def test_peaks_are_counted_where_sizes_are_symbols(graphs: Callable[[], list[Any
     assert found <= budget
 
 
-def test_a_smaller_batch_is_divided_as_the_largest_that_was_met(
-    graphs: Callable[[], list[Any]],
+@pytest.mark.parametrize(
+    ("dynamic", "rows", "divided"),
+    [
+        # Traced with symbols at 4 rows: the graph runs for 8 as well, and keeps the budget there.
+        pytest.param(None, (8, 4, 8, 6), 2, id="smaller than one that was met"),
+        pytest.param(True, (3, 4, 8, 7), 3, id="larger than all"),  # for 3, 4 and 8
+    ],
+)
+def test_a_graph_is_divided_for_the_largest_batch_that_was_met(
+    dynamic: bool | None, rows: tuple[int, ...], divided: int, graphs: Callable[[], list[Any]]
 ) -> None:
-    """Traced with symbols at 4 rows: the graph runs for 8 as well, and keeps the budget there."""
+    """So that every batch that it runs for keeps the budget; a larger one is compiled anew."""
     with no_kernels():
         budget = int(0.8 * plain_peak(8))
         model = model_of_rows()
-        compiled = memopt.compile(model, budget=budget)
-        assert [most(compiled, model, rows) <= budget for rows in (8, 4, 8, 6)] == [True] * 4
-    assert len(graphs()) == 2
-
-
-def test_a_larger_batch_than_all_is_compiled_anew_within_the_budget(
-    graphs: Callable[[], list[Any]],
-) -> None:
-    with no_kernels():
-        budget = int(0.8 * plain_peak(8))
-        model = model_of_rows()
-        compiled = memopt.compile(model, dynamic=True, budget=budget)
-        assert [most(compiled, model, rows) <= budget for rows in (3, 4, 8, 7)] == [True] * 4
-    assert len(graphs()) == 3  # for 3, 4 and 8
+        compiled = memopt.compile(model, dynamic=dynamic, budget=budget)
+        assert [most(compiled, model, each) <= budget for each in rows] == [True] * 4
+    assert len(graphs()) == divided
 
 
 def test_a_budget_that_a_larger_batch_could_not_keep(graphs: Callable[[], list[Any]]) -> None:
