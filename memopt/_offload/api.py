@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from memopt._arguments import check_count, check_flags
 from memopt._extension import _C
 from memopt.memory.sizes import as_bytes
 from memopt.place import Place, checked_directory, directory_of
@@ -82,7 +83,7 @@ def offload(
         min_bytes=max(_size(who, "min_bytes", min_bytes), 1),
         fraction=_share(who, fraction),
         max_bytes=None if max_bytes is None else _size(who, "max_bytes", max_bytes),
-        keep_last=_count(who, "keep_last", keep_last),
+        keep_last=check_count(who, "keep_last", keep_last, least=0),
     )
     return nullcontext() if torch.compiler.is_compiling() else _C.SavedTensors(options)
 
@@ -114,14 +115,13 @@ def configure_offload(
         OSError: no file can be made in `directory`.
     """
     who = "offload.configure"
-    copies = _count(who, "copies_in_flight", copies_in_flight)
-    if copies < 1:
-        raise ValueError(f"{who}: copies_in_flight must be at least 1, got {copies_in_flight}")
+    copies = check_count(who, "copies_in_flight", copies_in_flight)
+    check_flags(who, checksums=checksums)
     cap = None if max_host_bytes is None else _size(who, "max_host_bytes", max_host_bytes)
     _C.set_offload_limits(
         copies_in_flight=copies,
         most_host_bytes=cap,
-        checksums=bool(checksums),
+        checksums=checksums,
         directory="" if directory is None else checked_directory(who, directory),
     )
 
@@ -138,15 +138,9 @@ def empty_offload_cache() -> int:
 
 def _size(who: str, name: str, value: object) -> int:
     """Bytes; an int may be 0."""
-    return as_bytes(f"{who}: {name}", value) if isinstance(value, str) else _count(who, name, value)
-
-
-def _count(who: str, name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{who}: {name} must be an int, got {type(value).__name__}")
-    if value < 0:
-        raise ValueError(f"{who}: {name} must not be negative, got {value}")
-    return value
+    if isinstance(value, str):
+        return as_bytes(f"{who}: {name}", value)
+    return check_count(who, name, value, least=0)
 
 
 def _share(who: str, value: object) -> float:

@@ -29,12 +29,12 @@ ROWS, WIDTH = 64, 32
         ({"directory": "x"}, ValueError, "directory must be None with 'cpu', got 'x'"),
         ({"to": "disk", "directory": 3}, TypeError, "directory must be a path, got int"),
         ({"to": "disk", "directory": "/nowhere/at/all"}, OSError, "/nowhere/at/all"),
-        ({"min_bytes": -1}, ValueError, "min_bytes must not be negative, got -1"),
-        ({"min_bytes": 1.5}, TypeError, "min_bytes must be an int, got float"),
+        ({"min_bytes": -1}, ValueError, "min_bytes must be an int of at least 0, got -1"),
+        ({"min_bytes": 1.5}, TypeError, "min_bytes must be an int of at least 0, got 1.5"),
         ({"fraction": 1.5}, ValueError, "fraction must be from 0 to 1, got 1.5"),
         ({"fraction": "all"}, TypeError, "fraction must be a number, got str"),
-        ({"max_bytes": True}, TypeError, "max_bytes must be an int, got bool"),
-        ({"keep_last": -2}, ValueError, "keep_last must not be negative, got -2"),
+        ({"max_bytes": True}, TypeError, "max_bytes must be an int of at least 0, got True"),
+        ({"keep_last": -2}, ValueError, "keep_last must be an int of at least 0, got -2"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
@@ -46,8 +46,9 @@ def test_arguments(arguments: dict[str, Any], error: type[Exception], match: str
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"copies_in_flight": 0}, ValueError, "copies_in_flight must be at least 1, got 0"),
-        ({"max_host_bytes": -1}, ValueError, "max_host_bytes must not be negative"),
+        ({"copies_in_flight": 0}, ValueError, "copies_in_flight must be .* at least 1, got 0"),
+        ({"max_host_bytes": -1}, ValueError, "max_host_bytes must be an int of at least 0, got -1"),
+        ({"checksums": "no"}, TypeError, "checksums must be True or False, got 'no'"),
         ({"directory": "/nowhere/at/all"}, OSError, "/nowhere/at/all"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",

@@ -14,11 +14,12 @@ from typing import Any
 
 from torch import Tensor
 
+from memopt._arguments import check_count
 from memopt._checkpoint.partition import partition_of
 from memopt._checkpoint.region import is_region, run_region
 from memopt._checkpoint.settings import fate_of_arguments, region_settings
 from memopt._extension import _C
-from memopt.compat.deepspeed.options import WHO, Options, check_count, options_of
+from memopt.compat.deepspeed.options import WHO, Options, options_of
 from memopt.compat.deepspeed.random import MODEL_PARALLEL, CudaRNGStatesTracker, seed_generator
 from memopt.compat.deepspeed.timings import Clock, Pass, Timings, synchronized
 
@@ -224,7 +225,8 @@ def partition_activations_in_checkpoint(partition_activation: bool) -> None:
 
 def set_num_layers(nlayers: int | None) -> None:
     """`configure(num_checkpoints=)`, and nothing else changes."""
-    check_count("deepspeed.checkpointing.set_num_layers: nlayers", nlayers)
+    if nlayers is not None:
+        check_count("deepspeed.checkpointing.set_num_layers", "nlayers", nlayers)
     _state.configure(_state.mpu, replace(_state.options, num_checkpoints=nlayers))
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from memopt._arguments import check_count, check_flags
+
 WHO = "deepspeed.checkpointing.configure"
 SECTION = "activation_checkpointing"
 
@@ -28,12 +30,10 @@ class Options:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name == "num_checkpoints":
-                check_count(f"{WHO}: num_checkpoints", value)
-            elif not isinstance(value, bool):
-                raise TypeError(
-                    f"{WHO}: {field.name} must be a bool, got {type(value).__name__} ({value!r})"
-                )
+            if field.name != "num_checkpoints":
+                check_flags(WHO, **{field.name: value})
+            elif value is not None:
+                check_count(WHO, field.name, value)
 
 
 # Of the file's section: each key, and the argument that it stands for.
@@ -45,16 +45,6 @@ _KEYS = {
     "synchronize_checkpoint_boundary": "synchronize",
     "profile": "profile",
 }
-
-
-def check_count(what: str, value: object) -> None:
-    """Raises unless it is None or a number of checkpoints."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{what} must be an int or None, got {type(value).__name__} ({value!r})")
-    if value < 1:
-        raise ValueError(f"{what} must be at least 1, got {value}")
 
 
 def options_of(config: object, given: Mapping[str, Any]) -> Options:
