@@ -6,6 +6,7 @@ in csrc/python/compat.h.
 from __future__ import annotations
 
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,40 @@ def has_partitioner_option() -> bool:
     """
     source = Path(torch.__file__).parent / "_inductor" / "custom_graph_pass.py"
     return source.exists() and "class CustomPartitionerFn" in source.read_text()
+
+
+class CompilerOff:
+    """torch.compile's code runs as it is written, uncompiled, between the making of this and
+    `end`. In other threads as well, but not where this is made inside of compiled code.
+    """
+
+    _lock = threading.Lock()
+    _count = 0
+    _stance: Any = None
+
+    def __init__(self) -> None:
+        self._counted, self._callback = False, None
+        if "torch._dynamo" not in sys.modules:  # nothing is compiled, and it takes a second
+            return
+        frames: Any = torch._C._dynamo.eval_frame
+        if frames.get_eval_frame_callback() not in (None, False):
+            self._callback = frames.set_eval_frame(None)
+            return
+        self._counted = True
+        with CompilerOff._lock:
+            CompilerOff._count += 1
+            if CompilerOff._count == 1:
+                CompilerOff._stance = torch.compiler.set_stance("force_eager")
+
+    def end(self) -> None:
+        if self._callback is not None:
+            torch._C._dynamo.eval_frame.set_eval_frame(self._callback)
+        if not self._counted:
+            return
+        with CompilerOff._lock:
+            CompilerOff._count -= 1
+            if CompilerOff._count == 0:
+                CompilerOff._stance.__exit__(None, None, None)
 
 
 def options_of_mode(mode: str | None, dynamic: bool | None) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt.memory.storages import tensors_in
+from memopt.memory.uncompiled_mode import UncompiledMode
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _MEMOPT = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -30,18 +30,18 @@ class Operator(NamedTuple):
         return f"{self.name}({self.arguments})"
 
 
-class OperatorLog(TorchDispatchMode):
+class OperatorLog(UncompiledMode):
     """Writes down the operators that run in its scope, with the line that called each."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.operators: list[Operator] = []
         self.lines: list[str] = []
 
     def __enter__(self) -> OperatorLog:
         self.operators.clear()
         self.lines.clear()
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()
         return self
 
     def __torch_dispatch__(

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from memopt._compat import without_dispatch_modes
 from memopt.memory.arguments import by_name
+from memopt.memory.uncompiled_mode import UncompiledMode
 
 # They return values and their indices, along a dim.
 _WITH_INDICES = {
@@ -78,11 +78,11 @@ class _Kept:
         """Masks that index, by their number among the results of dtype bool."""
 
 
-class _KeepDecisions(TorchDispatchMode):
+class _KeepDecisions(UncompiledMode):
     """Notes what operators decide."""
 
     def __init__(self, kept: _Kept) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._kept = kept
         self._numbers = WeakIdKeyDictionary()
         """The numbers of results of dtype bool."""
@@ -106,17 +106,17 @@ class _KeepDecisions(TorchDispatchMode):
         return result
 
 
-class _UseDecisions(TorchDispatchMode):
+class _UseDecisions(UncompiledMode):
     """Gives operators the results that they had in forward."""
 
     def __init__(self, kept: _Kept) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._kept = kept
         self._next = self._count = 0
 
     def __enter__(self) -> _UseDecisions:
         self._next = self._count = 0
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()
         return self
 
     def __torch_dispatch__(
@@ -240,9 +240,9 @@ def noting_decisions(
             handle.remove()
 
 
-class _NoteDecisions(TorchDispatchMode):
+class _NoteDecisions(UncompiledMode):
     def __init__(self, running: list[str], found: Callable[[str], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._running, self._found = running, found
 
     def __torch_dispatch__(

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from memopt._checkpoint.caches import has_cache, may_have_caches
 from memopt._checkpoint.chunks import CallRows
@@ -35,6 +35,7 @@ from memopt._extension import _C
 from memopt.memory.arguments import by_name
 from memopt.memory.backwards import own_backward
 from memopt.memory.unchanged import unchanged
+from memopt.memory.uncompiled_mode import UncompiledMode
 
 _ROWS = 6
 _CHUNKS = ((0, 3), (3, 3), (5, 1))
@@ -263,11 +264,11 @@ class _Probe:
         return one[first : first + count].reshape(output.shape).to(output)
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(UncompiledMode):
     """Runs random operators as constants, and notes those that go over rows."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.over_rows = ""
         self.draws_unseen = False
         """Whether an operator drew random numbers that this cannot replace."""

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt.memory.allocator import DeviceBytes, LiveBytes
+from memopt.memory.uncompiled_mode import UncompiledMode
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _profile_cuda(forward: Callable[[], Tensor], device: torch.device) -> Memory
     return MemoryProfile(saved, found.above, forward_ms, sampler.ms, sampler.live)
 
 
-class CudaSampler(TorchDispatchMode):
+class CudaSampler(UncompiledMode):
     """Asks the allocator after each operator, once the GPU has run it: its clock follows kernels.
 
     The peak is the allocator's own. While a dispatch mode watches, memopt's ops write over nothing
@@ -73,7 +73,7 @@ class CudaSampler(TorchDispatchMode):
     """
 
     def __init__(self, device: torch.device, found: DeviceBytes) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.ms = [0.0]
         self.live = [0]
         self._start = time.perf_counter()

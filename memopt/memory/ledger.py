@@ -29,7 +29,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt._compat import running_node, running_node_number, sequence_number
 from memopt._extension import _C
@@ -53,6 +52,7 @@ from memopt.memory.places import NOWHERE, CodePlace, line_of
 from memopt.memory.saved import SavedTensors
 from memopt.memory.scratch.rules import scratch_of
 from memopt.memory.storages import has_storage, parts_of, storage_keys, tensors_in
+from memopt.memory.uncompiled_mode import UncompiledMode
 from memopt.memory.work import Work, work_of
 from memopt.memory.writes import written_by
 
@@ -60,7 +60,7 @@ _CUDA_GRANULARITY = 512
 """CUDA's caching allocator rounds up to a multiple of this, in bytes."""
 
 
-class Ledger(TorchDispatchMode):
+class Ledger(UncompiledMode):
     """Records the memory of one device while it is entered.
 
     Args:
@@ -72,7 +72,7 @@ class Ledger(TorchDispatchMode):
     def __init__(
         self, model: nn.Module, device: str | None = None, target: str | None = None
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.pieces: list[Piece] = []
         self.log: list[Entry] = []
         self.late: list[Piece] = []
@@ -179,11 +179,11 @@ class Ledger(TorchDispatchMode):
         self._hooks.__enter__()
         self._states = exchanged(torch, "get_rng_state", self._note_state)
         self._states.__enter__()
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)
         vars(self).pop("_states").__exit__(*error)  # a generator, which nothing can copy
         self._hooks.__exit__(*error)  # raises where it can say more of the error
 
