@@ -210,13 +210,15 @@ def around_forward(module: nn.Module) -> Around | None:
 
 
 def has_another_forward(module: nn.Module) -> bool:
-    """Whether its class has got another forward since something was put around the module's, which
-    then runs only if that one calls the one before.
+    """Whether it, or its class, has got another forward since something was put around the
+    module's, which then runs only if that one calls the one before.
     """
     around = around_forward(module)
     if around is None or around.function is None:
         return False
-    return not asks(around.function, type(module))
+    own = module.__dict__.get("forward")
+    is_set = own is not None and not isinstance(own, InstanceForward)
+    return is_set or not asks(around.function, type(module))
 
 
 def keep_around(module: nn.Module) -> None:

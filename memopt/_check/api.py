@@ -31,6 +31,8 @@ from memopt.memory.calls.tree import CallTree
 from memopt.memory.paths import is_inside, outermost_paths, overlap, paths_around
 from memopt.memory.step import LossLike, Step, StepFunction
 
+_IS_COMPILED = "it is compiled: torch.compile decides what is kept"
+
 
 @in_the_name_of("check")
 @progress("memopt.check")
@@ -55,7 +57,9 @@ def check(
     counted; bytes by the allocator; bytes that each block keeps for backward, with and without what
     was asked, by predicted steps, which compute nothing. It works on models that do not use memopt
     too. The model, its gradients and random generators are afterwards as before. A model or a batch
-    without values (on the meta device) is predicted alone: nothing is counted then.
+    without values (on the meta device) is predicted alone: nothing is counted then. Bytes by block
+    are those of uncompiled code: what compiled modules keep is the compiler's choice, and recipes
+    and heads inside them are named as without effect.
 
     Args:
         model: in its own training or evaluation mode.
@@ -162,7 +166,11 @@ def _checked(
     if not again and path in asked and before and not after:
         again = 1  # a layer alone: no module inside it tells
     happened = kept if not again else "recomputed" if again == 1 else f"recomputed {again} times"
-    problem = "" if again or path not in asked else _problem(model, path, asked, found, before)
+    problem = ""
+    if path not in asked:
+        problem = _IS_COMPILED if with_recipes and _is_compiled(model, path) else ""
+    elif not again:
+        problem = _problem(model, path, asked, found, before)
     return CheckedBlock(path, wanted, happened, calls, again, before, after, problem)
 
 
@@ -179,6 +187,8 @@ def _checked_head(
     problem = ""
     if calls and not happened and not model.get_submodule(path).training:
         problem = "in evaluation mode its logits are computed; model.train()"
+    elif _is_compiled(model, path):
+        problem = _IS_COMPILED
     kept = _kept_by(plain, path), _kept_by(tree, path)
     return CheckedBlock(path, HEAD, happened or "kept", calls, 0, *kept, problem)
 
@@ -215,16 +225,24 @@ def _problem(
         return "the step never calls it"
     if not found.with_gradients[path]:
         return "it runs without gradients"
+    if has_another_forward(module):
+        kind = type(module).__name__
+        return f"{kind} has got another forward since: put the region around it again"
     if before == 0:
         return "it keeps nothing for backward that a region could drop"
     if asked[path] == TRANSFORMERS and not module.training:
         return "transformers checkpoints in training mode alone: model.train()"
-    if any(m._compiled_call_impl is not None for m in (model, module)):
-        return "it is compiled: torch.compile decides what is kept"
-    if has_another_forward(module):
-        kind = type(module).__name__
-        return f"{kind} has got another forward since: put the region around it again"
+    if _is_compiled(model, path):
+        return _IS_COMPILED
     return "backward did not recompute it: its results were not wanted, or it is switched off"
+
+
+def _is_compiled(model: nn.Module, path: str) -> bool:
+    """Whether torch.compile is around a module or one that it is in, by either of its faces."""
+    return any(
+        module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
+        for module in map(model.get_submodule, ("", path, *paths_around(path)))
+    )
 
 
 def _problems_of(plain: CallTree | None, tree: CallTree | None) -> tuple[str, ...]:

@@ -91,6 +91,9 @@ def measured_regions(step: Step) -> MeasuredRegions:
     layers = layers_that_checkpoint(model)
     inside = {m for layer in layers for m in layer.modules() if m is not layer}
     banned = {path for path, module in modules.items() if module in inside}
+    # Around a layer that goes on to checkpoint itself, backward would run it again twice.
+    checkpointing = [path for path, module in modules.items() if module in layers]
+    banned.update(*map(paths_around, checkpointing))
     reasons: dict[str, str] = {}
     deciding: set[str] = set()
     known: set[str] = set()
@@ -114,7 +117,7 @@ def measured_regions(step: Step) -> MeasuredRegions:
         possible = tuple(path for path in cut.paths if path not in reasons)
         cut = RegionSet(possible, cut.stays, cut.working)
     segments, with_segments = best_segments(tree, cut, deciding)
-    if segments and are_lower(step, cut, segments, WORTH_JOINING, depth):
+    if segments and not layers and are_lower(step, cut, segments, WORTH_JOINING, depth):
         cut = with_segments
     else:
         segments = ()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,23 @@ def _is_on(module: nn.Module) -> bool:
 def without_own(model: nn.Module) -> None:
     """Take regions away, and the checkpointing whose place they would take."""
     unwrap(model)
-    for layer in layers_that_checkpoint(model):
-        layer.__dict__["gradient_checkpointing"] = False
+    _turn(layers_that_checkpoint(model), False)
+
+
+@contextmanager
+def own_turned_off(model: nn.Module) -> Iterator[None]:
+    """Turns off, in this scope, the checkpointing whose place regions would take."""
+    layers = layers_that_checkpoint(model)
+    _turn(layers, False)
+    try:
+        yield
+    finally:
+        _turn(layers, True)
+
+
+def _turn(layers: Sequence[nn.Module], on: bool) -> None:
+    for layer in layers:
+        layer.__dict__["gradient_checkpointing"] = on
 
 
 def with_own(model: nn.Module) -> None:

@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 from memopt._checkpoint.caches import has_cache, may_have_caches
 from memopt._checkpoint.decisions import noting_decisions
 from memopt._checkpoint.naming import by_reason
-from memopt._checkpoint.other import is_in_other_checkpointing
+from memopt._checkpoint.other import is_in_other_checkpointing, own_turned_off
 from memopt._checkpoint.region import run_region
 from memopt._checkpoint.settings import region_settings
 from memopt._checkpoint.state import State, version_of
@@ -90,6 +90,7 @@ def cannot_run_again(
 
     with ExitStack() as stack:
         stack.enter_context(unchanged(*step.roots))
+        stack.enter_context(own_turned_off(step.model))  # a region would take its place
         for path, module in modules.items():
             hook = module.register_forward_pre_hook(before(path), with_kwargs=True)
             stack.callback(hook.remove)

@@ -18,7 +18,7 @@ from memopt._checkpoint.chosen_modules import (
 )
 from memopt._checkpoint.chunks import checked_chunks
 from memopt._checkpoint.naming import joined
-from memopt._checkpoint.other import notes_on_own
+from memopt._checkpoint.other import layers_that_checkpoint, notes_on_own
 from memopt._checkpoint.settings import fate_of_arguments
 from memopt._checkpoint.wrapper import settings_of
 from memopt._convert.swap import swap_of
@@ -98,7 +98,7 @@ class Regions:
             region.note()
         regions = list(chosen.values())
         notes[note_on_caches(model, regions)] = None
-        if batch is None:
+        if batch is None or layers_that_checkpoint(model):
             notes |= dict.fromkeys(notes_on_own(model, regions))
         self.notes = tuple(filter(None, notes))
         return assignment

@@ -315,11 +315,12 @@ class Plan(Shown, Planned):
         if not isinstance(model, nn.Module):
             raise TypeError(f"Plan.apply: model must be an nn.Module, got {type(model).__name__}")
         found = stored.signature_of(model, self.signature)
-        for path, look in self.signature.items():
-            if found.get(path) != look:
+        for path in (*self.signature, *found):
+            look, wanted = (of.get(path, "nothing") for of in (found, self.signature))
+            if look != wanted:
                 raise ValueError(
                     f"Plan.apply: model must have the plan's blocks, got {type(model).__name__} "
-                    f"with {found.get(path, 'nothing')} at {path!r} in place of {look}"
+                    f"with {look} at {path!r} in place of {wanted}"
                 )
 
 

@@ -27,10 +27,18 @@ _FORMAT = f"{_KIND}7"
 
 def signature_of(model: nn.Module, paths: Iterable[str]) -> dict[str, str]:
     """Return, by path, the class of a block and a digest of its parameters' names, shapes and
-    dtypes.
+    dtypes; and those of modules beside the blocks that look like one of them, of which a deeper
+    model has more.
     """
     modules = dict(model.named_modules())
-    return {path: _look(modules[path]) for path in paths if path in modules}
+    found = {path: _look(modules[path]) for path in paths if path in modules}
+    looks, parents = {*found.values()}, {path.rpartition(".")[0] for path in found if path}
+    for parent in sorted(parents):
+        for name, module in modules[parent].named_children():
+            path = f"{parent}.{name}" if parent else name
+            if path not in found and (look := _look(module)) in looks:
+                found[path] = look
+    return found
 
 
 def _look(block: nn.Module) -> str:

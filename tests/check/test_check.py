@@ -194,12 +194,35 @@ class Cases:
 
     another_forward.words = r"blocks\.0: Replaced has got another forward since: put the region"  # type: ignore[attr-defined]
 
+    def another_forward_of_its_own(self) -> nn.Module:
+        model = Net()
+        memopt.checkpoint_wrapper(model.blocks[0])
+        model.blocks[0].forward = lambda x: x.exp() * x
+        return model
+
+    another_forward_of_its_own.words = r"blocks\.0: ResidualBlock has got another forward since"  # type: ignore[attr-defined]
+
     def no_recipes(self) -> nn.Module:
         model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1))
         memopt.convert(model)
         return model
 
     no_recipes.words = r"recipes: the model was converted, and keeps no fewer"  # type: ignore[attr-defined]
+
+    def compiled_recipes(self) -> nn.Module:
+        model = Net()
+        memopt.convert(model)
+        model.blocks[1].compile(backend="eager")
+        return model
+
+    compiled_recipes.words = r"blocks\.1: it is compiled: torch\.compile decides"  # type: ignore[attr-defined]
+
+    def recipes_inside_compiled_code(self) -> nn.Module:
+        model = Net()
+        memopt.convert(model)
+        return torch.compile(model, backend="eager")
+
+    recipes_inside_compiled_code.words = r"_orig_mod\.blocks\.1: it is compiled"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("case", [n for n in vars(Cases) if not n.startswith("_")])

@@ -50,6 +50,20 @@ def test_regions_take_its_place(name: str, first: str) -> None:
     assert (reverted.forwards, reverted.held) == (alone.forwards, alone.held)
 
 
+@pytest.mark.parametrize("name", QUICK)
+def test_regions_chosen_with_a_batch_take_its_place(name: str) -> None:
+    """Nor is a region put around several layers, in which it would go on."""
+    family = tiny(name)
+    alone, model = train(family, checkpoint), family.make()
+    checkpoint(model)
+    report = memopt.convert(model, family.inputs(), checkpoint=True)
+    both = of_family(family, model)
+    assert all(both.forwards[path] <= count for path, count in alone.forwards.items())
+    assert not any("twice" in note or "as they ran" in note for note in report.notes)
+    if report.checkpointed:
+        assert any("take the place of transformers'" in note for note in report.notes)
+
+
 def test_a_report_without_it_does_not_mention_it() -> None:
     for step in (checkpoint, lambda m: (checkpoint(m), m.activation_checkpointing_disable())):
         model = tiny("llama").make()

@@ -300,6 +300,18 @@ def test_a_file_that_is_no_json(content: bytes, tmp_path: Path) -> None:
         memopt.Plan.load(tmp_path / "plan.json")
 
 
+@pytest.mark.parametrize("widths", [[4] * 7, [4] * 12])
+def test_a_deeper_model(widths: list[int], saved: dict[str, Any], tmp_path: Path) -> None:
+    """Its other blocks would have no fate, and its step is above the budget."""
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(saved))
+    model = Chain(widths)
+    before = looks(model)
+    with pytest.raises(ValueError, match=r"at 'blocks\.6' in place of nothing"):
+        memopt.Plan.load(file).apply(model)
+    assert looks(model) == before
+
+
 def test_a_part_that_the_model_lacks(saved: dict[str, Any], tmp_path: Path) -> None:
     """The signature tells parameters, and a part may have none."""
     file = tmp_path / "plan.json"
