@@ -15,7 +15,8 @@ except ImportError as missing:
         "memopt.integrations.accelerate needs accelerate: pip install accelerate"
     ) from missing
 
-from memopt.integrations.wanted import Effect, Wanted, first_batch, on_device, put_on
+from memopt.integrations.first_batch import first_batch
+from memopt.integrations.wanted import Effect, Wanted, on_device, put_on
 from memopt.memory.batches import as_dict, repeated
 from memopt.place import Place
 
@@ -42,7 +43,8 @@ def apply_memopt(
         accelerator: the one that prepared them. Its mixed precision and its steps of gradient
             accumulation count.
         model, optimizer: as `prepare` returned them.
-        data: a loader, of which the first batch is looked at and nothing is used up; or a batch.
+        data: a loader, of which the first batch is looked at and nothing is used up; or a batch,
+            which data needs that can be read once and not copied.
         budget, convert, checkpoint, offload, plan, measure: see
             `memopt.integrations.transformers.MemoptCallback`.
 
@@ -50,11 +52,14 @@ def apply_memopt(
         What was put on the model: `text`, `metrics` in bytes, `undo()`.
 
     Raises:
-        ValueError: nothing is asked for, or a plan together with `convert`.
+        ValueError: nothing is asked for, a plan together with `convert`, or data that can be read
+            once, and not copied.
         What `memopt.plan` and `memopt.convert` raise.
     """
     wanted = Wanted("apply_memopt", budget, convert, checkpoint, offload, plan, measure)
-    batch = first_batch(data) if isinstance(data, torch.utils.data.DataLoader) else data
+    batch = (
+        first_batch("apply_memopt", data) if isinstance(data, torch.utils.data.DataLoader) else data
+    )
     times = accelerator.gradient_accumulation_steps
     effect = put_on(
         wanted,

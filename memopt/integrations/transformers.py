@@ -18,7 +18,8 @@ except ImportError as missing:
     ) from missing
 
 from memopt._compat import add_note
-from memopt.integrations.wanted import Effect, Peak, Wanted, first_batch, logger, on_device, put_on
+from memopt.integrations.first_batch import first_batch
+from memopt.integrations.wanted import Effect, Peak, Wanted, logger, on_device, put_on
 from memopt.memory.batches import as_dict, repeated
 from memopt.place import Place
 
@@ -89,7 +90,7 @@ class MemoptCallback(TrainerCallback):
         model, loader = known["model"], known.get("train_dataloader")
         batch = self._batch
         if batch is None:
-            batch = first_batch(loader)
+            batch = first_batch("MemoptCallback", loader)
         device = next(model.parameters()).device
         micro_batches = args.gradient_accumulation_steps
         optimizer = known.get("optimizer")

@@ -17,7 +17,6 @@ from memopt._convert import convert, revert
 from memopt._plan import Plan, plan, ranks
 from memopt.memory.allocator import DeviceBytes
 from memopt.memory.step import StepFunction
-from memopt.memory.unchanged import unchanged
 from memopt.place import Place
 
 logger = logging.getLogger("memopt")
@@ -154,16 +153,6 @@ class Peak:
         most = self._found.most
         self._found.__enter__()
         return {"memopt/allocated_peak_bytes": most}
-
-
-def first_batch(loader: Any) -> Any:
-    """The first batch that a loader gives, after which it and all generators are as before."""
-    with unchanged(loader, gradients=True):
-        batches = iter(loader)
-        try:
-            return next(batches)
-        finally:
-            del batches
 
 
 def on_device(batch: Any, device: torch.device) -> Any:
