@@ -30,6 +30,10 @@ from memopt.memory.batches import arguments_of
 from memopt.memory.sizes import as_text
 from memopt.memory.unchanged import Written, unchanged
 
+_LEAST_WORDS = 16
+"""Classes below which a linear is no head because an embedding has as many words: the two types of
+tokens that BERT has are the classes of many a classifier."""
+
 
 class FoundHead(NamedTuple):
     """A linear whose logits are lazy."""
@@ -135,7 +139,7 @@ def find_heads(model: nn.Module, skipped: Collection[nn.Module]) -> dict[nn.Modu
             if isinstance(head, nn.Linear):
                 add(head, "the model's output embeddings")
     if not found:
-        alike = [m for m in linears if m.out_features in words]
+        alike = [m for m in linears if m.out_features in words and m.out_features >= _LEAST_WORDS]
         if len(alike) == 1:
             add(alike[0], f"as many classes as {words[alike[0].out_features]} has words")
     return found

@@ -46,9 +46,16 @@ def _loss(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     if weight is not None and not _fits_weight(weight, pending):
         return NotImplemented
     ignore_index: int | None = given.get("ignore_index", IGNORED)
+    if type(ignore_index) is not int:
+        return NotImplemented
     if target.dtype == torch.int64 and target.shape == pending.row_shape():
         pass
-    elif target.is_floating_point() and target.shape == pending.looks.shape and not is_of_logs:
+    elif (
+        target.dtype == pending.looks.dtype
+        and target.shape == pending.looks.shape
+        and ignore_index == IGNORED
+        and not is_of_logs
+    ):
         target = target.movedim(place, -1)
         ignore_index = None
     else:
@@ -75,13 +82,25 @@ def _gathered(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _logsumexp(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The logit of class 0 less its log-probability."""
+    """The logit of a class less its log-probability."""
     given = dict(zip(("dim", "keepdim"), args, strict=False)) | kwargs
     if not _is_class_dim(given.get("dim"), pending) or pending.log_sign or not pending.words:
         return NotImplemented
-    first = torch.zeros(pending.row_shape(), dtype=torch.int64, device=pending.call.input.device)
-    found = (pending.at(first) - pending.log_probs(first)).to(pending.looks.dtype)
+    target = _finite_class(pending)
+    found = (pending.at(target) - pending.log_probs(target)).to(pending.looks.dtype)
     return found.unsqueeze(pending.class_dim) if given.get("keepdim") else found
+
+
+def _finite_class(pending: Pending) -> Tensor:
+    """A class for each row whose logit is finite, if one's is: that of the largest bias, since a
+    mask of classes is a bias of -inf.
+    """
+    bias = pending.bias()
+    if bias is None:
+        device = pending.call.input.device
+        return torch.zeros(pending.row_shape(), dtype=torch.int64, device=device)
+    largest = (bias.detach() * pending.scale).argmax()
+    return largest.expand(pending.row_shape()).contiguous()
 
 
 def _summed(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -115,7 +134,7 @@ def _fits_weight(weight: Any, pending: Pending) -> bool:
     return (
         _is_plain(weight, pending)
         and weight.shape == (pending.words,)
-        and weight.dtype in (pending.looks.dtype, torch.float32)
+        and weight.dtype in (pending.looks.dtype, _loss_dtype(pending))
         and not weight.requires_grad
     )
 

@@ -5,15 +5,17 @@ are as right.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import memopt
 from tests.convert.lazy import (
     LENGTH,
     LOSSES,
@@ -99,6 +101,65 @@ def test_an_autograd_function_gets_the_logits(cut: Callable[[Tensor], Tensor]) -
     apply: Loss = Squares.apply
     use = compare(lambda z, t: apply(cut(z)), bias=True)  # type: ignore[call-arg]
     assert use.were_made
+
+
+@pytest.mark.parametrize("value", [-math.inf, -1e9, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("where", ["bias", "mask"])
+def test_logsumexp_where_class_0_is_masked(where: str, value: float) -> None:
+    mask = torch.zeros(WORDS)
+    mask[0] = value
+    found = []
+    for model in lazy_and_plain(bias=True):
+        if where == "bias":
+            with torch.no_grad():
+                model.head.bias.copy_(mask)
+            loss = model(words()).logsumexp(-1).square().mean()
+        else:
+            loss = (model(words()) + mask).logsumexp(-1).square().mean()
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in model.parameters())])
+    for ours, plain in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "target", "options"),
+    [
+        (torch.float32, torch.float32, {"ignore_index": 3}),
+        (torch.float32, torch.float64, {}),
+        (torch.bfloat16, torch.float32, {}),
+        (torch.float32, torch.int64, {"ignore_index": None}),
+        (torch.bfloat16, torch.int64, {"weight": torch.ones(WORDS)}),
+    ],
+)
+def test_cross_entropy_does_what_it_does_with_plain_logits(
+    dtype: torch.dtype, target: torch.dtype, options: dict[str, Any]
+) -> None:
+    """The same error, or a loss of the same dtype."""
+    found: list[Any] = []
+    for model in lazy_and_plain():
+        logits = model.to(dtype)(words()).flatten(0, 1)
+        classes = words().flatten()
+        if target.is_floating_point:
+            classes = F.one_hot(classes, WORDS).to(target)
+        try:
+            found.append(F.cross_entropy(logits, classes, **options).dtype)
+        except (RuntimeError, TypeError) as error:
+            found.append(type(error))
+    assert found[0] is found[1]
+
+
+def test_a_classifier_of_as_many_classes_as_types_of_tokens_is_no_head() -> None:
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.types = nn.Embedding(WORDS, 8), nn.Embedding(2, 8)
+            self.classifier = nn.Linear(8, 2)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.classifier((self.words(ids) + self.types(ids % 2)).mean(1))
+
+    assert memopt.convert(Classifier()).heads == ()
 
 
 def test_a_distribution_gets_both() -> None:
