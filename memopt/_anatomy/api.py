@@ -30,6 +30,7 @@ from memopt.memory.asked import (
 from memopt.memory.batches import rows_of
 from memopt.memory.copies import copied
 from memopt.memory.ledger import Ledger
+from memopt.memory.messages import note_on_mode
 from memopt.memory.pieces import Piece
 from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.predicted.predict import Looks
@@ -162,8 +163,7 @@ def anatomy(
         )
         pieces = pieces or real
     regions = () if fates.checkpoint is None else find_blocks(model).modules
-    if on_caches := note_on_caches(model, regions):
-        notes.append(on_caches)
+    notes += filter(None, (note_on_caches(model, regions), note_on_mode(model)))
     is_cuda = target == "cuda"
     found = formulas(
         model,

@@ -247,7 +247,9 @@ def convert(
             with watched_heads() as uses:
                 sample = attribute_sample(model, batch, paths)
             found_heads = with_uses(found_heads, uses)
-            notes += note_on_calls(paths, sample.called) + notes_on_sample(before, sample.saved)
+            notes += note_on_calls(paths, sample.called) + notes_on_sample(
+                model, before, sample.saved
+            )
     return Report(
         model=type(model).__qualname__,
         swapped=_swapped(matches),

@@ -14,6 +14,7 @@ from memopt._compat import add_note
 from memopt._progress import doing
 from memopt.memory.attribution import Attribution, attribute
 from memopt.memory.batches import arguments_of
+from memopt.memory.messages import note_on_mode
 from memopt.memory.saved import SavedBytes, check_can_measure, saved_bytes
 from memopt.memory.sizes import as_text
 
@@ -67,7 +68,13 @@ def _check_takes(
         ) from None
 
 
-def notes_on_sample(before: SavedBytes, after: SavedBytes) -> tuple[str, ...]:
+def notes_on_sample(model: nn.Module, before: SavedBytes, after: SavedBytes) -> tuple[str, ...]:
+    """Notes on the bytes that a batch has been counted with."""
+    on_mode = tuple(filter(None, (note_on_mode(model),)))
+    return (*_notes_on_bytes(before, after), *on_mode)
+
+
+def _notes_on_bytes(before: SavedBytes, after: SavedBytes) -> tuple[str, ...]:
     if not before.storages:
         return (
             f"{'nothing' if not after.storages else 'nothing before'} was saved for backward with "

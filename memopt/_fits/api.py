@@ -135,6 +135,4 @@ def fits(
 def _reserved(reserve: int | str | None, target: str) -> int:
     if reserve is None:
         return _RESERVE_ON_CUDA if target == "cuda" else 0
-    if reserve == 0 and not isinstance(reserve, bool):
-        return 0
-    return int(as_bytes("fits: reserve", reserve))
+    return int(as_bytes("fits: reserve", reserve, least=0))

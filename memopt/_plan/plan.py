@@ -33,6 +33,7 @@ from memopt.applied import Applied, assign
 from memopt.assignment import KEEP
 from memopt.memory.allocator import capacity_of
 from memopt.memory.batches import positions_of, resized
+from memopt.memory.messages import note_on_mode
 from memopt.memory.parallel import without_ddp
 from memopt.memory.predicted.fits import largest
 from memopt.memory.sizes import as_bytes, as_text
@@ -373,8 +374,8 @@ def made(live: Live, profile: Profile, budget: int, terms: Terms) -> Plan:
         )
     model = live.step.model
     regions = chosen.assignment.where(lambda choice: choice.checkpoint or bool(choice.parts))
-    if on_caches := note_on_caches(model, [model.get_submodule(path) for path in regions]):
-        notes.append(on_caches)
+    on_caches = note_on_caches(model, [model.get_submodule(path) for path in regions])
+    notes += filter(None, (on_caches, note_on_mode(model)))
     plan = Plan(
         model=type(model).__qualname__,
         budget=budget,

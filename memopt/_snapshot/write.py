@@ -23,9 +23,8 @@ def write_snapshot(path: Path, pieces: Sequence[Piece]) -> None:
     out.
     """
     blocks = list(_placed(pieces))
-    size = sum(_rounded(piece.nbytes) for _, piece in blocks)
     snapshot = {
-        "segments": [_segment(blocks, size)],
+        "segments": [_segment(*block) for block in blocks if block[1].died is None],
         "device_traces": [_trace(blocks)],
         "allocator_settings": {},
         "external_annotations": [],
@@ -41,15 +40,15 @@ def _placed(pieces: Iterable[Piece]) -> Iterable[tuple[int, Piece]]:
             address += _rounded(piece.nbytes)
 
 
-def _segment(blocks: Sequence[tuple[int, Piece]], size: int) -> dict[str, Any]:
-    alive = sum(piece.nbytes for _, piece in blocks if piece.died is None)
+def _segment(address: int, piece: Piece) -> dict[str, Any]:
+    """One for each piece that is alive at the end, without gaps, which nobody can predict."""
     return {
         "device": 0,
-        "address": _FIRST_ADDRESS,
-        "total_size": size,
-        "allocated_size": alive,
-        "active_size": alive,
-        "requested_size": alive,
+        "address": address,
+        "total_size": _rounded(piece.nbytes),
+        "allocated_size": piece.nbytes,
+        "active_size": piece.nbytes,
+        "requested_size": piece.nbytes,
         "stream": 0,
         "segment_type": "large",
         "segment_pool_id": (0, 0),
@@ -60,10 +59,9 @@ def _segment(blocks: Sequence[tuple[int, Piece]], size: int) -> dict[str, Any]:
                 "address": address,
                 "size": _rounded(piece.nbytes),
                 "requested_size": piece.nbytes,
-                "state": "inactive" if piece.died is not None else "active_allocated",
+                "state": "active_allocated",
                 "frames": _frames(piece),
             }
-            for address, piece in blocks
         ],
     }
 

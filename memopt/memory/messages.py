@@ -23,6 +23,16 @@ def noted_errors(who: str, model: nn.Module) -> Iterator[None]:
         raise
 
 
+def note_on_mode(model: nn.Module) -> str:
+    """A report's note on a model in evaluation mode, as transformers loads it; else empty."""
+    if model.training:
+        return ""
+    return (
+        "the model is in evaluation mode, and so are these bytes: a step of training takes more "
+        "where dropout, batch norm or a head act in training alone; model.train() comes first"
+    )
+
+
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Turns off logs and warnings of libraries about a step that does not count."""

@@ -27,11 +27,11 @@ class Size(int):
         return size
 
 
-def as_bytes(who: str, size: object) -> Size:
+def as_bytes(who: str, size: object, least: int = 1) -> Size:
     """An int; or a string such as "40GiB" (2**30 bytes each), "24 GB" (10**9) or "1.5e9".
 
     Raises:
-        TypeError, ValueError: it is not a size, or not above 0.
+        TypeError, ValueError: it is not a size, or below `least`.
     """
     if isinstance(size, bool) or not isinstance(size, (int, float, str)):
         raise TypeError(f"{who} must be bytes or a string such as '40GiB', got {size!r}")
@@ -41,8 +41,10 @@ def as_bytes(who: str, size: object) -> Size:
             raise ValueError(f"{who} must be bytes or a string such as '40GiB', got {size!r}")
     else:
         number = float(size)
-    if not 1 <= number < 1 << 62:
-        raise ValueError(f"{who} must be at least one byte and below 2^62, got {size!r}")
+    if not least <= number < 1 << 62:
+        raise ValueError(
+            f"{who} must be at least {'one byte' if least else '0'} and below 2^62, got {size!r}"
+        )
     given = size.strip() if isinstance(size, str) else getattr(size, "given", "")
     return Size(size if isinstance(size, int) else int(number), given)
 

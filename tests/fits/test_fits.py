@@ -167,7 +167,7 @@ BAD = {
     "bits": ({"weight_bits": 3}, ValueError, r"weight_bits must be 4, 8 or None, got 3"),
     "memory": ({"memory": "big"}, ValueError, r"memory must be bytes or a string"),
     "reserve": ({"reserve": "2GB"}, ValueError, r"memory must be above .* 2,000\.0 MB, got 1GB"),
-    "negative": ({"reserve": -1}, ValueError, r"reserve must be at least one byte .*, got -1"),
+    "negative": ({"reserve": -1}, ValueError, r"reserve must be at least 0 .*, got -1"),
 }
 
 
@@ -176,6 +176,11 @@ def test_bad_input(name: str, model: nn.Module, batch: Tensor) -> None:
     options, kind, words = BAD[name]
     with pytest.raises(kind, match=r"^fits: " + words):
         memopt.fits(model, batch, **{"memory": "1GB", "loss": loss, **options})
+
+
+@pytest.mark.parametrize("nothing", [0, "0", "0MB"])
+def test_no_reserve(nothing: int | str, model: nn.Module, batch: Tensor) -> None:
+    assert memopt.fits(model, batch, "1GB", reserve=nothing, loss=loss).reserve == 0
 
 
 def test_no_module() -> None:

@@ -72,6 +72,20 @@ def test_without_a_budget_the_text_says_whose_it_is() -> None:
     assert re.match(r"Chain within the memory that is free \([\d,.]+ MB\)\n", text)
 
 
+def test_a_model_in_evaluation_mode_is_said_to_be_in_it() -> None:
+    """A step of training takes more, and models of transformers are loaded so."""
+    model, batch = chain()
+    for training in (True, False):
+        model.train(training)
+        reports = (
+            memopt.plan(model, batch, "1GB", measure=False),
+            memopt.anatomy(model, batch),
+            memopt.convert(chain()[0].train(training), batch),
+        )
+        said = ["the model is in evaluation mode" in str(report) for report in reports]
+        assert said == [not training] * 3
+
+
 def test_peaks_are_those_of_an_anatomy(plan: memopt.Plan) -> None:
     """One number for one thing: with the plan and without it, in text, page and anatomy."""
     model, batch = chain()

@@ -95,6 +95,7 @@ def test_a_prediction_comes_back(tmp_path: Path) -> None:
     for category in ("weights", "gradients", "optimizer states", "activations"):
         assert found.by_category.get(category, 0) == anatomy.peak.by_category[category]
     assert {line for line, *_ in found.by_line} <= {piece.line for piece in anatomy.pieces}
+    assert (found.free_blocks, found.fragmented) == (0, 0), "nobody predicts gaps"
     with path.open("rb") as file:
         read = pickle.load(file)
     assert _memory_viz.trace(read).count(" = ") == sum(p.nbytes > 0 for p in anatomy.pieces)
