@@ -50,6 +50,22 @@ def without_dispatch_modes() -> Any:
     return _python_dispatch._disable_current_modes()
 
 
+def saved_tensor_hooks() -> Any:
+    """The hooks that see what autograd saves now; None where there are none."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def may_hook_saved_tensors() -> bool:
+    """Whether they may be set, as they may not inside of torch.func.grad."""
+    autograd: Any = torch._C._autograd
+    return bool(autograd._saved_tensors_hooks_is_enabled())
+
+
+def dispatch_modes() -> list[Any]:
+    """The TorchDispatchModes that see operators now."""
+    return _python_dispatch._get_current_dispatch_mode_stack()
+
+
 def in_jit_trace() -> bool:
     """Whether torch.jit.trace runs in this thread."""
     return tracing_state() is not None

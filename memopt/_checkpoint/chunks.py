@@ -55,6 +55,22 @@ class CallRows:
         self.row_sizes = tuple(first.shape[:-1])
         self.count = math.prod(self.row_sizes)
 
+    @property
+    def structure(self) -> str:
+        """How the arguments are nested, as text."""
+        return repr(self._spec)
+
+    def with_plain_tensors(self) -> CallRows:
+        """These with copies of those arguments that inference mode made, which no graph may save.
+        To be called outside of it.
+        """
+        leaves = [
+            leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf
+            for leaf in self.leaves
+        ]
+        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        return CallRows("", args, kwargs)
+
     def are_of(self, leaf: Any) -> bool:
         """Whether an argument has these rows."""
         dims = len(self.row_sizes)

@@ -258,10 +258,10 @@ def run_chunks(
     if _C.flags().disabled or in_transform() or in_jit_trace():
         return fn(*args, **kwargs)
     rows = CallRows(who, args, kwargs)
-    check_rows(who, fn, rows, owner)
     chunks = min(chunks, rows.count)
     if chunks <= 1:
         return region(*args, **kwargs)
+    check_rows(who, fn, rows, owner)
     return run_in_chunks(who, fn if owner is None else owner, rows, chunks, region)
 
 

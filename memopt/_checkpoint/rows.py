@@ -10,12 +10,11 @@ The call runs on a sample of six rows, forward and backward. It works on rows al
   A capacity of experts, say, shows at no small sample.
 
 Random numbers are replaced by constants for the comparison of chunks, since each chunk draws its
-own. Everything is put back. A call is probed once for each module and mode (training or not).
+own. Everything is put back. A call is probed once (known_rows.py).
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -24,13 +23,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt._checkpoint.caches import has_cache, may_have_caches
 from memopt._checkpoint.chunks import CallRows
 from memopt._checkpoint.flags import with_flag
-from memopt._checkpoint.naming import region_name, unwrapped
+from memopt._checkpoint.known_rows import PLAIN, KnownCall
+from memopt._checkpoint.naming import region_name
 from memopt._checkpoint.state import ArgumentState
+from memopt._compat import dispatch_modes, without_dispatch_modes
 from memopt._extension import _C
 from memopt.memory.arguments import by_name
 from memopt.memory.backwards import own_backward
@@ -52,31 +53,27 @@ _ALONG_A_DIM = {
     *("sort", "argsort", "topk", "kthvalue"),
     *("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"),
 }
-_PLAIN = (bool, int, float, str, type(None))
-
-_modules_known: weakref.WeakKeyDictionary[nn.Module, set[Any]] = weakref.WeakKeyDictionary()
-_functions_known: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def check_rows(who: str, fn: Callable[..., Any], rows: CallRows, owner: nn.Module | None) -> None:
     """Probe a call, unless it was probed before.
 
-    Nothing is known where tensors have no values, and while a mode watches operators.
+    Nothing is known where tensors have no values, and while memopt measures.
 
     Raises:
         ValueError: it does not work on each row alone.
     """
     if (
         _C.flags().recomputing
-        or torch.is_inference_mode_enabled()
-        or _get_current_dispatch_mode() is not None
+        or any(map(_needs_to_see, dispatch_modes()))
         or any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in rows.leaves)
     ):
         return
-    known = _Known(fn, owner)
+    known = KnownCall(fn, rows, owner)
     if known.is_known:
         return
-    reason = why_not_rows(fn, rows, known.modules)
+    with torch.inference_mode(False), without_dispatch_modes():
+        reason = why_not_rows(fn, rows.with_plain_tensors(), known.modules)
     if reason:
         name = region_name(fn if owner is None else owner)
         raise ValueError(
@@ -85,32 +82,10 @@ def check_rows(who: str, fn: Callable[..., Any], rows: CallRows, owner: nn.Modul
     known.note()
 
 
-class _Known:
-    """The calls that were probed before: of a module, or of a function with what it reaches."""
-
-    def __init__(self, fn: Callable[..., Any], owner: nn.Module | None) -> None:
-        function = unwrapped(fn)
-        self.modules = [owner] if owner is not None else _C.modules_reached(fn)
-        self._code = getattr(function, "__code__", None) or type(function)
-        self._keys = [
-            (self._code, tuple(part.training for part in module.modules()))
-            for module in self.modules
-        ]
-
-    @property
-    def is_known(self) -> bool:
-        if not self.modules:
-            return self._code in _functions_known
-        return all(
-            key in _modules_known.get(module, ())
-            for module, key in zip(self.modules, self._keys, strict=True)
-        )
-
-    def note(self) -> None:
-        if not self.modules and not isinstance(self._code, type):
-            _functions_known.add(self._code)
-        for module, key in zip(self.modules, self._keys, strict=True):
-            _modules_known.setdefault(module, set()).add(key)
+def _needs_to_see(mode: TorchDispatchMode) -> bool:
+    """Whether a mode gives tensors what they are, or is memopt's, of a step that is measured."""
+    is_ours = type(mode).__module__.startswith("memopt.")
+    return is_ours or mode.is_infra_mode()  # fake tensors, traces
 
 
 def why_not_rows(fn: Callable[..., Any], rows: CallRows, modules: list[nn.Module]) -> str:
@@ -121,8 +96,6 @@ def why_not_rows(fn: Callable[..., Any], rows: CallRows, modules: list[nn.Module
         modules: those that it uses.
     """
     args, kwargs = rows.call_with(lambda leaf: leaf)
-    if rows.count == 0 or not rows.row_sizes:
-        return ""
     if may_have_caches() and has_cache(args, kwargs):
         return "a cache of keys and values is among its arguments"
     with ExitStack() as stack:
@@ -230,7 +203,7 @@ class _Probe:
             if what := before.written(ArgumentState(arguments)):
                 raise _NoRows(f"it writes to its arguments ({what})")
             outputs = [leaf for leaf in results if isinstance(leaf, Tensor)]
-            if others := [leaf for leaf in results if not isinstance(leaf, (Tensor, *_PLAIN))]:
+            if others := [leaf for leaf in results if not isinstance(leaf, (Tensor, *PLAIN))]:
                 raise _NoRows(f"it returns an object of {type(others[0]).__name__}")
             for output in outputs:
                 if tuple(output.shape[: self._dims]) != sizes:

@@ -30,7 +30,7 @@ from memopt.memory.batches import arguments_of
 from memopt.memory.sizes import as_text
 from memopt.memory.unchanged import Written, unchanged
 
-_LEAST_WORDS = 16
+_LEAST_WORDS = 3
 """Classes below which a linear is no head because an embedding has as many words: the two types of
 tokens that BERT has are the classes of many a classifier."""
 

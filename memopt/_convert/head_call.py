@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from memopt._checkpoint.flags import is_checkpointing, is_recomputing
+from memopt._checkpoint.other import is_in_other_checkpointing
+from memopt._compat import may_hook_saved_tensors, saved_tensor_hooks
 from memopt._extension import ops
 from memopt.functional.cross_entropy import IGNORED
 
@@ -76,9 +83,28 @@ class AutocastState:
         return self.dtype if self.enabled and input.dtype != torch.float64 else input.dtype
 
 
+_calls: weakref.WeakSet[HeadCall] = weakref.WeakSet()
+"""Calls whose products may still be asked for."""
+
+
+def _before_a_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Fused optimizers write weights without counting it in their versions."""
+    if not _calls:
+        return
+    written = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for call in list(_calls):
+        call.was_stepped |= not written.isdisjoint(call.of)
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    register_optimizer_step_pre_hook(_before_a_step)
+
+
 @dataclass(eq=False)
 class HeadCall:
-    """linear(input, weight, bias), which nobody has computed.
+    """linear(input, weight, bias), which nobody has computed. What requires no gradient when it is
+    called gets none, whatever becomes of its flag.
 
     Args:
         path: the head's, for messages and reports.
@@ -93,25 +119,46 @@ class HeadCall:
     waiting: list[weakref.ref[Pending]] = field(init=False, default_factory=list)
     """All that was derived from the logits and may still be asked for, in the order of calls."""
 
-    _versions: tuple[int, ...] = field(init=False)
+    of: tuple[int, ...] = field(init=False)
+    """The identities of its weight and bias, which live as long as this."""
+
+    was_stepped: bool = False
+    """Whether an optimizer of theirs has made a step since."""
+
+    _held: tuple[Tensor | None, ...] = field(init=False)
+    _read: list[tuple[Tensor, int]] = field(init=False)
+    """The tensors that it is made of, each with its version."""
+
+    _hooks: Any = field(init=False)
 
     def __post_init__(self) -> None:
+        _watch_optimizers()
+        _calls.add(self)
+        self._held = (self.weight, self.bias)
+        self.of = (id(self.weight), id(self.bias))
+        self.input, self.weight = _as_flagged(self.input), _as_flagged(self.weight)
+        self.bias = None if self.bias is None else _as_flagged(self.bias)
         self.autocast = AutocastState.now(self.input.device.type)
-        self._versions = tuple(tensor._version for tensor in self._read())
+        self._read = []
+        for tensor in (self.input, self.weight, self.bias):
+            if tensor is not None:
+                self.reads(tensor)
+        self._hooks = saved_tensor_hooks()
         rows = self.input.numel() // self.input.shape[-1] if self.input.shape[-1] else 0
         itemsize = self.autocast.product_dtype(self.input).itemsize
         self.use = HeadUse(self.path, rows * self.weight.shape[0] * itemsize)
         for uses in _watchers:
             uses.append(self.use)
 
-    def _read(self) -> list[Tensor]:
-        return [t for t in (self.input, self.weight, self.bias) if t is not None]
+    def reads(self, tensor: Tensor) -> None:
+        """Notes what the logits, or something made of them, will be made of later."""
+        self._read.append((tensor, tensor._version))
 
     def check(self) -> None:
         """Raises RuntimeError unless the tensors are what they were when the head was called."""
-        if tuple(tensor._version for tensor in self._read()) != self._versions:
+        if self.was_stepped or any(tensor._version != before for tensor, before in self._read):
             self._refuse("were written in place since (by an optimizer's step, say)")
-        for tensor in self._read():
+        for tensor, _ in self._read:
             if tensor.numel() and not tensor.untyped_storage().nbytes():
                 self._refuse("were freed since (FSDP2 frees weights after their module's forward)")
 
@@ -122,10 +169,36 @@ class HeadCall:
             f"or weights {why}; use them earlier, or convert with head=False"
         )
 
+    def apart(self) -> Any:
+        """A context in which a checkpoint that runs around the use, but not around the call, sees
+        nothing of what the product saves: its recompute finds the product there.
+        """
+        hooks = saved_tensor_hooks()
+        if hooks is self._hooks or not may_hook_saved_tensors():
+            return nullcontext()
+        if not (is_checkpointing() or is_recomputing() or is_in_other_checkpointing()):
+            return nullcontext()
+        return saved_tensors_hooks(_itself, _itself)
+
     def product(self) -> Tensor:
         self.check()
         with self.autocast.again():
             return F.linear(self.input, self.weight, self.bias)
+
+
+def _as_flagged(tensor: Tensor) -> Tensor:
+    return tensor if tensor.requires_grad else tensor.detach()
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _run_hooks(hooks: Mapping[int, Any], gradient: Tensor) -> Tensor:
+    for hook in list(hooks.values()):
+        changed = hook(gradient)
+        gradient = gradient if changed is None else changed
+    return gradient
 
 
 @dataclass(eq=False)
@@ -193,7 +266,7 @@ class Pending:
             call = self.call
             if not call.use.were_made:
                 call.use.were_made, call.use.by = True, by
-            with torch.inference_mode(False), torch.enable_grad():
+            with torch.inference_mode(False), torch.enable_grad(), call.apart():
                 self._compute()
                 for other in [ref() for ref in call.waiting]:
                     if other is not None:
@@ -210,14 +283,8 @@ class Pending:
                 made = self._again(self.parent._compute())
             self.result = made
             if self.hooks and made.requires_grad:
-                made.register_hook(self._run_hooks)
+                made.register_hook(partial(_run_hooks, self.hooks))  # not of this: a cycle
         return self.result
-
-    def _run_hooks(self, gradient: Tensor) -> Tensor:
-        for hook in list(self.hooks.values()):
-            changed = hook(gradient)
-            gradient = gradient if changed is None else changed
-        return gradient
 
     def _again(self, parent: Tensor) -> Tensor:
         assert self.replay is not None

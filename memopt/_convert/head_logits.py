@@ -24,13 +24,18 @@ from torch.overrides import enable_reentrant_dispatch
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-from memopt._compat import leave_to_python
+from memopt._compat import in_transform, leave_to_python
 from memopt._convert.head_call import HeadCall, Pending
 from memopt._convert.head_losses import LOSSES
 from memopt._convert.head_operations import OPERATIONS, quietly
 from memopt.memory.storages import Deferred
 
 _RULES: dict[Any, Callable[..., Any]] = {**OPERATIONS, **LOSSES}
+
+_GONE_AROUND = (
+    "convert: a gradient with respect to logits must be of a loss that was made of the logits "
+    "themselves, and this one was computed in chunks of rows, without them; convert with head=False"
+)
 
 # What a tensor can be asked for without its elements.
 _ATTRIBUTES = """
@@ -71,8 +76,11 @@ class LazyLogits(Deferred):
             pending = first._pending
             if func is Tensor.register_hook and pending.result is None:
                 return _hooked(pending, *rest, **kwargs)
+            if func is Tensor.retain_grad and pending.call.use.losses:
+                raise RuntimeError(_GONE_AROUND)
             rule = _RULES.get(func)
-            if rule is not None and torch.is_grad_enabled() and pending.can_stay():
+            may_stay = torch.is_grad_enabled() and pending.can_stay() and not in_transform()
+            if rule is not None and may_stay:
                 kept = {name: value for name, value in kwargs.items() if name != "input"}
                 found = rule(pending, func, rest, kept) if args else rule(pending, func, (), kept)
                 if found is not NotImplemented:
@@ -153,11 +161,7 @@ def _check_inputs(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     for leaf in pytree.tree_leaves(inputs):
         pending = pending_of(leaf)
         if pending is not None and pending.call.use.losses:
-            raise RuntimeError(
-                "convert: a gradient with respect to logits must be of a loss that was made "
-                "of the logits themselves, and this one was computed in chunks of rows, without "
-                "them; convert with head=False"
-            )
+            raise RuntimeError(_GONE_AROUND)
 
 
 class _Edges(torch.autograd.Function):
@@ -168,6 +172,7 @@ class _Edges(torch.autograd.Function):
         ctx: Any, pending: Pending, input: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
         ctx.pending = pending
+        ctx.set_materialize_grads(False)
         looks = pending.looks
         made: Tensor = Tensor._make_wrapper_subclass(
             LazyLogits,
@@ -180,8 +185,10 @@ class _Edges(torch.autograd.Function):
         return made
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
         pending: Pending = ctx.pending
+        if grads[0] is None:
+            return None, None, None, None
         if torch.is_grad_enabled():
             raise NotImplementedError(
                 "convert: create_graph=True must not meet logits that code below Python's "

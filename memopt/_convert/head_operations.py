@@ -10,6 +10,7 @@ the classes then is seen on a second meta tensor with one class more.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -45,6 +46,7 @@ def _rows(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     """Follows a function that moves rows and names no size of the classes."""
     if any(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
         return NotImplemented
+    args = tuple(list(value) if isinstance(value, list) else value for value in args)
     return _moved(pending, lambda tensor: func(tensor, *args, **kwargs))
 
 
@@ -102,6 +104,7 @@ def _reshaped(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[s
     sizes = kwargs.get("shape", kwargs.get("size", sizes))
     if isinstance(sizes, torch.dtype) or not sizes:
         return NotImplemented
+    args = tuple(tuple(value) if isinstance(value, list) else value for value in args)
     with quietly():
         found = func(pending.looks, *args, **kwargs)
     if pending.class_dim != pending.looks.dim() - 1 or found.shape[-1:] != (pending.words,):
@@ -129,6 +132,7 @@ def _indexed(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[st
     if not is_last or index[-1] != slice(None) or any(t.requires_grad for t in tensors):
         return NotImplemented
     pending.call.check()
+    index = tuple(part.clone() if isinstance(part, Tensor) else part for part in index)
     rows = pending.input()[index]
     with quietly():
         shape = (*rows.shape[:-1], pending.words)
@@ -255,10 +259,23 @@ def _with_bias(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[
     dtype = torch.promote_types(pending.looks.dtype, bias.dtype)
     if not fits or dtype not in (pending.looks.dtype, torch.float32):
         return NotImplemented
+    if bias.requires_grad:
+        call.reads(bias)
+    else:
+        bias = bias.clone()  # it may be written before the sum is asked for
     flat = bias.reshape(pending.words)
     with quietly():
         looks = func(pending.looks, bias.detach().to("meta"))
     return pending.derived(lambda tensor: func(tensor, bias), looks, extra=flat)
+
+
+@functools.cache
+def _log_dtype(autocast: AutocastState, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of log-probabilities: autocast computes them in float32 on CUDA, not on a CPU."""
+    if not autocast.enabled:
+        return dtype
+    with autocast.again():
+        return F.log_softmax(torch.zeros(1, dtype=dtype, device=autocast.device), 0).dtype
 
 
 def _log_softmax(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -268,7 +285,7 @@ def _log_softmax(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dic
         return NotImplemented
     now = AutocastState.now(pending.call.input.device.type)
     own = pending.looks.dtype
-    wide = torch.promote_types(own, torch.float32) if now.enabled else own
+    wide = _log_dtype(now, own)
     if (dtype or wide) not in (own, torch.float32):
         return NotImplemented
     with quietly():

@@ -94,7 +94,7 @@ def test_an_error_in_a_chunk_leaves_nothing(when: str) -> None:
     module = GatedMLP()
     x, grad = inputs()
     calls = {"forward": 0, "recompute": 0}
-    armed = False
+    armed: list[bool] = []  # a flag that the function closes over would have it probed again
 
     def function(x: Tensor) -> Tensor:
         run = "recompute" if is_recomputing() else "forward"
@@ -114,7 +114,7 @@ def test_an_error_in_a_chunk_leaves_nothing(when: str) -> None:
 
     step()
     module.zero_grad()
-    armed = True
+    armed.append(True)
     step()
     assert module.up.weight.grad is None
     with collector_disabled():
