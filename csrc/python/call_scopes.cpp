@@ -47,9 +47,19 @@ struct CallScope {
   std::array<const PyObject*, 2> hooks;  // the module's dictionaries, compared, never read
 };
 
+// The scopes of a thread. Those that a SystemExit or a KeyboardInterrupt left are still there when
+// the thread ends, which is without the GIL and, for the main thread, without an interpreter: what
+// they hold of Python's is not touched then.
+struct OpenScopes {
+  std::vector<CallScope> scopes;
+  ~OpenScopes() {
+    if (!scopes.empty()) new std::vector<CallScope>(std::move(scopes));
+  }
+};
+
 std::vector<CallScope>& open_scopes() {
-  thread_local std::vector<CallScope> scopes;
-  return scopes;
+  thread_local OpenScopes open;
+  return open.scopes;
 }
 
 void end_from(size_t size) {

@@ -32,8 +32,7 @@ c10::intrusive_ptr<SharedTensor> TakenStorages::find(const at::Tensor& tensor) {
   const auto found = taken_.find(storage_of(tensor));
   if (found == taken_.end()) return {};
   const Version& version = found->second.version;
-  // tensor.data counts its writes apart.
-  if (version.moved() || version.then() != Version(tensor).then()) return {};
+  if (version.moved() || !version.counts_with(Version(tensor))) return {};
   return found->second.shared.lock();
 }
 

@@ -7,6 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstring>
+
 namespace memopt::saved {
 
 class Version {
@@ -20,6 +22,14 @@ class Version {
   // Inference tensors have no counter: nothing can write them in place outside inference mode.
   uint32_t now() const { return counter_.enabled() ? counter_.current_version() : then_; }
   bool moved() const { return now() != then_; }
+
+  // Whether both count the same writes. Tensors of one storage need not: tensor.data has a counter
+  // of its own, and so has each part that unsafe_chunk and unsafe_split make. A counter is a
+  // pointer, which PyTorch does not show.
+  bool counts_with(const Version& other) const {
+    static_assert(sizeof(counter_) == sizeof(void*));
+    return std::memcmp(&counter_, &other.counter_, sizeof(counter_)) == 0;
+  }
 
   // Raises if it has moved.
   void check_unwritten() const {

@@ -91,7 +91,8 @@ def _before_a_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     """Fused optimizers write weights without counting it in their versions."""
     if not _calls:
         return
-    written = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    written = {id(p) for p in parameters if p.grad is not None}
     for call in list(_calls):
         call.was_stepped |= not written.isdisjoint(call.of)
 
@@ -174,7 +175,7 @@ class HeadCall:
         nothing of what the product saves: its recompute finds the product there.
         """
         hooks = saved_tensor_hooks()
-        if hooks is self._hooks or not may_hook_saved_tensors():
+        if hooks == self._hooks or not may_hook_saved_tensors():
             return nullcontext()
         if not (is_checkpointing() or is_recomputing() or is_in_other_checkpointing()):
             return nullcontext()

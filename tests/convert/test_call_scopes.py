@@ -5,6 +5,9 @@ the next call or with the region around.
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -50,6 +53,40 @@ def test_an_interrupt_leaves_nothing_on_for_long(error: type[BaseException]) -> 
     assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
     y.sum().backward()
     assert x.grad is not None
+
+
+_EXITS = """
+import sys, threading, torch, memopt
+from torch import nn
+
+class Exits(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+    def forward(self, x):
+        sys.exit(3)  # as a handler of SIGTERM does
+
+model = nn.Sequential(Exits())
+memopt.convert(model)
+"""
+_ENDS = {
+    "the process": "model(torch.randn(2, 8))",
+    "a caught interrupt": "try: model(torch.randn(2, 8))\nexcept SystemExit: sys.exit(3)",
+    "threads": """
+for _ in range(3):
+    thread = threading.Thread(target=lambda: model(torch.randn(2, 8)))
+    thread.start()
+    thread.join()
+sys.exit(3)
+""",
+}
+
+
+@pytest.mark.parametrize("end", _ENDS)
+def test_a_thread_or_a_process_ends_inside_a_call(end: str) -> None:
+    """It ends without the GIL, or without an interpreter: Python's objects are not touched then."""
+    done = subprocess.run([sys.executable, "-c", _EXITS + _ENDS[end]], check=False)
+    assert done.returncode == 3
 
 
 def test_a_module_inside_itself() -> None:

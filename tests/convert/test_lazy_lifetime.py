@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 import memopt
-from tests.convert.lazy import LENGTH, ROWS, WORDS, Model, lazy_and_plain, words
+from memopt.memory.allocator import LiveBytes
+from tests.convert.lazy import LENGTH, ROWS, WIDTH, WORDS, Model, lazy_and_plain, words
 
 
 def loss_of(logits: Tensor) -> Tensor:
@@ -37,6 +38,14 @@ def test_logits_after_an_optimizer_s_step_are_refused(fused: bool) -> None:
     with pytest.raises(RuntimeError, match="used before what they are made of changes"):
         logits.detach()
     loss_of(lazy(words())).backward()
+
+
+def test_a_step_that_does_not_write_the_head_refuses_nothing() -> None:
+    lazy, plain = lazy_and_plain()
+    optimizer = torch.optim.SGD(lazy.parameters(), 0.1)
+    logits = lazy(words())
+    optimizer.step()  # there are no gradients yet
+    torch.testing.assert_close(loss_of(logits), loss_of(plain(words())))
 
 
 def test_hooks_on_logits_keep_nothing_alive() -> None:
@@ -79,6 +88,29 @@ def test_logits_that_a_checkpointed_function_gets(name: str) -> None:
     sharpness(plain(words())).backward()
     for ours, theirs in zip(lazy.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+class Whole(nn.Module):
+    """Logits are made, and used, in one call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return sharpness(self.model(ids))
+
+
+def test_a_region_around_the_head_and_the_use_drops_what_the_product_saves() -> None:
+    whole, ids = Whole(), words()
+    memopt.convert(whole)
+    memopt.checkpoint_wrapper(whole)
+    live = LiveBytes()
+    with live:
+        loss = whole(ids)
+        live.mark()
+    hidden = ROWS * LENGTH * WIDTH * loss.element_size()
+    assert live.marks[0].nbytes < hidden
 
 
 def reused_noise(logits: Tensor) -> Tensor:
