@@ -66,6 +66,12 @@ def dispatch_modes() -> list[Any]:
     return _python_dispatch._get_current_dispatch_mode_stack()
 
 
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor is a FakeTensor, which has no values."""
+    fakes: Any = sys.modules.get("torch._subclasses.fake_tensor")
+    return fakes is not None and isinstance(tensor, fakes.FakeTensor)
+
+
 def in_jit_trace() -> bool:
     """Whether torch.jit.trace runs in this thread."""
     return tracing_state() is not None

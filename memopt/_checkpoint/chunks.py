@@ -41,7 +41,7 @@ class CallRows:
     """
 
     def __init__(self, who: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.leaves, self._spec = pytree.tree_flatten((args, kwargs))
+        self.leaves, self.spec = pytree.tree_flatten((args, kwargs))
         first = next((leaf for leaf in self.leaves if isinstance(leaf, Tensor)), None)
         if first is None or first.dim() == 0:
             got = "none" if first is None else "one without dims"
@@ -55,20 +55,17 @@ class CallRows:
         self.row_sizes = tuple(first.shape[:-1])
         self.count = math.prod(self.row_sizes)
 
-    @property
-    def structure(self) -> str:
-        """How the arguments are nested, as text."""
-        return repr(self._spec)
-
     def with_plain_tensors(self) -> CallRows:
         """These with copies of those arguments that inference mode made, which no graph may save.
         To be called outside of it.
         """
-        leaves = [
-            leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf
+        copies = {
+            id(leaf): leaf.clone()
             for leaf in self.leaves
-        ]
-        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+            if isinstance(leaf, Tensor) and leaf.is_inference()
+        }
+        leaves = [copies.get(id(leaf), leaf) for leaf in self.leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         return CallRows("", args, kwargs)
 
     def are_of(self, leaf: Any) -> bool:
@@ -79,7 +76,7 @@ class CallRows:
     def call_with(self, exchange: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with others in place of those that have rows."""
         leaves = [exchange(leaf) if self.are_of(leaf) else leaf for leaf in self.leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         return args, kwargs
 
 

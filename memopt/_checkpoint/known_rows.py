@@ -1,110 +1,184 @@
 """The calls that a probe has found to work on each row alone, so that they are not probed again.
 
-A call is known by what its arguments look like, values of plain ones included, by its function with
-what that closes over, and by the modules that it uses: their training flags and plain attributes.
+Two calls are the same if they have the same modules, of the same plain attributes (training or not,
+a dim) and functions among them; the same code, with the same values in closures, defaults, partials
+and globals; and arguments of one structure: the same plain values, tensors of as many dims and one
+dtype, the same ones with rows. Functions and containers are what they hold, so that a lambda that
+is made anew in each step is known; other objects are told apart by identity, and not looked into.
+Nothing here keeps an object alive.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 import types
+import warnings
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from memopt._checkpoint.chunks import CallRows
+from memopt._checkpoint.naming import region_name, unwrapped
 from memopt._extension import _C
 
 PLAIN = (bool, int, float, str, type(None))
-_PLAIN_TYPES = frozenset(PLAIN)
-_MOST = 256
-"""Calls that are known of one module, and of functions without modules. Beyond that the oldest is
-forgotten: an attribute may count steps."""
-
-_of_modules: weakref.WeakKeyDictionary[nn.Module, OrderedDict[Any, Any]] = (
-    weakref.WeakKeyDictionary()
+_PLAIN_TYPES = frozenset({*PLAIN, complex, bytes, torch.dtype, torch.device, torch.Size})
+_FUNCTIONS = frozenset(
+    {types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial}
 )
-_of_functions: OrderedDict[Any, Any] = OrderedDict()
+_CONTAINERS = frozenset({list, tuple, dict})
+_LOOKED_INTO_OF_MODULES = _PLAIN_TYPES | _FUNCTIONS | _CONTAINERS
+_OF_ALL_MODULES = frozenset(vars(nn.Module())) - {"training"}
+_DEEP = 20
+_LONG = 64
+"""What lies deeper, or in longer containers, is not looked at."""
+_MOST = 4096
+"""So many calls are known. Beyond that the oldest is forgotten: an attribute may count steps."""
+_OFTEN = 32
+"""Who is probed so often is told."""
+
+_known: dict[Any, tuple[list[weakref.ref[Any]], bool]] = {}
+_probes: dict[Any, int] = {}
+_lock = threading.Lock()
 
 
 class KnownCall:
-    """A call, and whether it was probed before."""
+    """A call, and what is known of it."""
 
     def __init__(self, fn: Callable[..., Any], rows: CallRows, owner: nn.Module | None) -> None:
-        self.modules = [owner] if owner is not None else _C.modules_reached(fn)
-        self._held: list[object] = []
-        """Objects whose identity is in the key: as long as they are held, no other has it."""
-        arguments = tuple(self._look(leaf, rows) for leaf in rows.leaves)
-        self._call = (len(rows.row_sizes), rows.structure, arguments, self._of(fn))
+        reached = _C.modules_reached(fn if owner is None else owner)
+        self.modules = reached if owner is None else [owner]
+        self._subject = fn if owner is None else owner
+        keys = _Keys()
+        self._key = (
+            keys.of(fn),
+            tuple([keys.of_module(module) for module in reached]),
+            len(rows.row_sizes),
+            _of_structure(rows.spec),
+            tuple(
+                [
+                    _of_tensor(leaf, rows.are_of(leaf))
+                    if isinstance(leaf, Tensor)
+                    else (type(leaf), keys.of(leaf))
+                    for leaf in rows.leaves
+                ]
+            ),
+        )
+        self._refs = keys.refs
 
     @property
-    def is_known(self) -> bool:
-        return all(key in known for known, key in self._places())
+    def in_chunks(self) -> bool | None:
+        """Whether it may run in chunks; None where it was not probed."""
+        refs, in_chunks = _known.get(self._key, ((), None))
+        # Another object may have got the address of one that is dead.
+        return None if any(ref() is None for ref in refs) else in_chunks
 
-    def note(self) -> None:
-        for known, key in self._places():
-            known[key] = self._held
-            if len(known) > _MOST:
-                known.popitem(last=False)
+    def note(self, in_chunks: bool) -> None:
+        """Keep what was found."""
+        who = getattr(unwrapped(self._subject), "__code__", type(self._subject))
+        key = who, *map(id, self.modules)
+        with _lock:
+            _put(_known, self._key, (self._refs, in_chunks))
+            _put(_probes, key, times := _probes.get(key, 0) + 1)
+        if times == _OFTEN:
+            warnings.warn(
+                f"chunks: {region_name(self._subject)} was probed {times} times, since something "
+                "that it uses is another one in each call (a number among its arguments, "
+                "attributes or closures, a new object); that is slow: hand over a tensor instead",
+                stacklevel=2,
+            )
 
-    def _places(self) -> Iterator[tuple[OrderedDict[Any, Any], Any]]:
-        if not self.modules:
-            yield _of_functions, self._call
-        for module in self.modules:
-            known = _of_modules.setdefault(module, OrderedDict())
-            yield known, (self._call, tuple(map(_state, module.modules())))
 
-    def _look(self, leaf: Any, rows: CallRows) -> Any:
-        if isinstance(leaf, Tensor):
-            return rows.are_of(leaf), leaf.dim(), leaf.dtype
-        return self._of(leaf)
+def _put(entries: dict[Any, Any], key: Any, value: Any) -> None:
+    entries.pop(key, None)
+    entries[key] = value
+    while len(entries) > _MOST:
+        del entries[next(iter(entries))]
 
-    def _of(self, value: Any) -> Any:
-        """A key for a function or an argument: plain values by value, functions by their code and
-        what they close over, other objects by identity. Modules have keys of their own.
-        """
+
+class _Keys:
+    """Keys of values, and references to the objects whose addresses are in them."""
+
+    def __init__(self) -> None:
+        self.refs: list[weakref.ref[Any]] = []
+
+    def of(self, value: Any, depth: int = 0) -> Any:
         kind = type(value)
         if kind in _PLAIN_TYPES:
-            return kind, value
-        if isinstance(value, (Tensor, nn.Module)):
+            return value
+        if isinstance(value, Tensor):
+            return _of_tensor(value, value.is_inference())
+        if depth > _DEEP:
             return kind
-        if isinstance(value, functools.partial):
-            given = (*value.args, *value.keywords.values())
-            return kind, self._of(value.func), (*value.keywords,), tuple(map(self._of, given))
-        if isinstance(value, types.MethodType):
-            return kind, self._of(value.__func__), self._of(value.__self__)
-        if isinstance(value, types.FunctionType):
-            around = getattr(value, "__wrapped__", None)
-            cells = [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
-            defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-            reached = [each for each in (*cells, *defaults, around) if each is not value]
-            return value.__code__, tuple(map(self._shallow, reached))
-        self._held.append(value)
-        return kind, id(value)
+        if kind is types.FunctionType:
+            return self._of_function(value, depth + 1)
+        if kind is types.MethodType:
+            return self.of(value.__func__, depth + 1), self.of(value.__self__, depth + 1)
+        if kind is functools.partial:
+            parts = (value.func, value.args, value.keywords)
+            return tuple([self.of(part, depth + 1) for part in parts])
+        if kind in _CONTAINERS:
+            if len(value) > _LONG:
+                return kind, len(value)
+            entries = value.items() if kind is dict else value
+            return (kind, *[self.of(entry, depth + 1) for entry in entries])
+        return self._one(value)
 
-    def _shallow(self, value: Any) -> Any:
-        """The key of what a function reaches, of which functions may reach each other."""
-        if isinstance(value, types.FunctionType):
-            cells = [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
-            plain = [each for each in cells if type(each) in _PLAIN_TYPES]
-            self._held.append(value.__code__)
-            return value.__code__, tuple((type(each), each) for each in plain)
-        return self._of(value)
+    def of_module(self, module: nn.Module) -> Any:
+        attributes = [
+            (name, value if type(value) in _PLAIN_TYPES else self.of(value))
+            for name, value in vars(module).items()
+            if name not in _OF_ALL_MODULES
+            and type(value) in _LOOKED_INTO_OF_MODULES
+            and not name.startswith("_memopt")
+        ]
+        return type(module), self._one(module), tuple(attributes)
+
+    def _of_function(self, function: types.FunctionType, depth: int) -> Any:
+        code, names = function.__code__, function.__globals__
+        used = [names.get(name) for name in code.co_names]
+        return (
+            code,
+            self.of(function.__defaults__, depth),
+            self.of(function.__kwdefaults__, depth),
+            *[
+                None if (held := _content(cell)) is function else self.of(held, depth)
+                for cell in function.__closure__ or ()
+            ],
+            *[value for value in used if type(value) in _PLAIN_TYPES],
+            *[value.__code__ for value in used if type(value) is types.FunctionType],
+        )
+
+    def _one(self, value: Any) -> Any:
+        """The key of this very object, or of its value where nothing can refer to it weakly."""
+        if isinstance(value, (int, float, str)):  # of an enum, say
+            return value
+        try:
+            self.refs.append(weakref.ref(value))
+        except TypeError:
+            return type(value)
+        return id(value)
 
 
-def _is_full(cell: types.CellType) -> bool:
+def _content(cell: types.CellType) -> Any:
     try:
-        cell.cell_contents  # noqa: B018
+        return cell.cell_contents
     except ValueError:  # of a variable that is not set yet
-        return False
-    return True
+        return None
 
 
-def _state(module: nn.Module) -> tuple[Any, ...]:
-    """The plain attributes of a module, its training flag among them."""
-    return tuple(
-        (name, value) for name, value in vars(module).items() if type(value) in _PLAIN_TYPES
-    )
+def _of_tensor(tensor: Tensor, mark: bool) -> Any:
+    return mark, tensor.dim(), tensor.dtype
+
+
+def _of_structure(spec: Any) -> Any:
+    """How arguments are nested, as text where they are in what has no hash."""
+    try:
+        hash(spec)
+    except TypeError:
+        return repr(spec)
+    return spec

@@ -30,13 +30,15 @@ from memopt._checkpoint.chunks import CallRows
 from memopt._checkpoint.flags import with_flag
 from memopt._checkpoint.known_rows import PLAIN, KnownCall
 from memopt._checkpoint.naming import region_name
-from memopt._checkpoint.state import ArgumentState
-from memopt._compat import dispatch_modes, without_dispatch_modes
+from memopt._checkpoint.state import ArgumentState, version_of
+from memopt._compat import dispatch_modes, is_fake, without_dispatch_modes
 from memopt._extension import _C
 from memopt.memory.arguments import by_name
 from memopt.memory.backwards import own_backward
+from memopt.memory.ledger import Ledger
 from memopt.memory.unchanged import unchanged
 from memopt.memory.uncompiled_mode import UncompiledMode
+from memopt.memory.writes import Writes
 
 _ROWS = 6
 _CHUNKS = ((0, 3), (3, 3), (5, 1))
@@ -54,11 +56,18 @@ _ALONG_A_DIM = {
     *("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"),
 }
 
+_OF_INFERENCE = "Inference tensors"
+"""So begin PyTorch's messages about tensors that inference mode made."""
 
-def check_rows(who: str, fn: Callable[..., Any], rows: CallRows, owner: nn.Module | None) -> None:
+
+def check_rows(who: str, fn: Callable[..., Any], rows: CallRows, owner: nn.Module | None) -> bool:
     """Probe a call, unless it was probed before.
 
     Nothing is known where tensors have no values, and while memopt measures.
+
+    Returns:
+        Whether it may run in chunks. It runs whole where it uses tensors, beside its arguments,
+        that inference mode made: no probe can run backward.
 
     Raises:
         ValueError: it does not work on each row alone.
@@ -66,26 +75,27 @@ def check_rows(who: str, fn: Callable[..., Any], rows: CallRows, owner: nn.Modul
     if (
         _C.flags().recomputing
         or any(map(_needs_to_see, dispatch_modes()))
-        or any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in rows.leaves)
+        or any(isinstance(leaf, Tensor) and (leaf.is_meta or is_fake(leaf)) for leaf in rows.leaves)
     ):
-        return
+        return True
     known = KnownCall(fn, rows, owner)
-    if known.is_known:
-        return
+    if known.in_chunks is not None:
+        return known.in_chunks
     with torch.inference_mode(False), without_dispatch_modes():
         reason = why_not_rows(fn, rows.with_plain_tensors(), known.modules)
-    if reason:
+    in_chunks = not reason
+    if reason and _OF_INFERENCE not in reason:
         name = region_name(fn if owner is None else owner)
         raise ValueError(
             f"{who}: chunks needs a call that works on each row alone, got {name}: {reason}"
         )
-    known.note()
+    known.note(in_chunks)
+    return in_chunks
 
 
 def _needs_to_see(mode: TorchDispatchMode) -> bool:
     """Whether a mode gives tensors what they are, or is memopt's, of a step that is measured."""
-    is_ours = type(mode).__module__.startswith("memopt.")
-    return is_ours or mode.is_infra_mode()  # fake tensors, traces
+    return isinstance(mode, (Ledger, Writes)) or mode.is_infra_mode()  # fake tensors, traces
 
 
 def why_not_rows(fn: Callable[..., Any], rows: CallRows, modules: list[nn.Module]) -> str:
@@ -300,7 +310,7 @@ def _marks(modules: list[nn.Module]) -> Iterator[tuple[str, Any]]:
         for path, part in module.named_modules():
             at = f"{path}." if path else ""
             for name, tensor in (*part._parameters.items(), *part._buffers.items()):
-                yield f"{at}{name}", (id(tensor), None if tensor is None else tensor._version)
+                yield f"{at}{name}", (id(tensor), None if tensor is None else version_of(tensor))
             for name, value in vars(part).items():
                 if not name.startswith("_"):
                     yield f"{at}{name}", _mark(value)
@@ -308,7 +318,7 @@ def _marks(modules: list[nn.Module]) -> Iterator[tuple[str, Any]]:
 
 def _mark(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return id(value), value._version
+        return id(value), version_of(value)
     if isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, dict, set, tuple)):
