@@ -35,11 +35,11 @@ _LOOKED_INTO_OF_MODULES = _PLAIN_TYPES | _FUNCTIONS | _CONTAINERS
 _OF_ALL_MODULES = frozenset(vars(nn.Module())) - {"training"}
 _DEEP = 20
 _LONG = 64
-"""What lies deeper, or in longer containers, is not looked at."""
+"""Values that lie deeper, or in longer containers, are not looked at."""
 _MOST = 4096
-"""So many calls are known. Beyond that the oldest is forgotten: an attribute may count steps."""
+"""The calls that are known. Beyond that the oldest is forgotten: an attribute may count steps."""
 _OFTEN = 32
-"""Who is probed so often is told."""
+"""The number of probes of one function that a warning tells."""
 
 _known: dict[Any, tuple[list[weakref.ref[Any]], bool]] = {}
 _probes: dict[Any, int] = {}

@@ -57,7 +57,7 @@ _ALONG_A_DIM = {
 }
 
 _OF_INFERENCE = "Inference tensors"
-"""So begin PyTorch's messages about tensors that inference mode made."""
+"""The beginning of PyTorch's messages about tensors that inference mode made."""
 
 
 def check_rows(who: str, fn: Callable[..., Any], rows: CallRows, owner: nn.Module | None) -> bool:
