@@ -123,7 +123,8 @@ def _indexed(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[st
     """logits[index]: slices, numbers, masks of rows, numbers of rows."""
     index = _whole_index(args[0], pending)
     tensors = [each for each in index if isinstance(each, Tensor)]
-    if any(isinstance(each, (list, tuple)) for each in index):
+    others = (each for each in index if not isinstance(each, Tensor))
+    if any(isinstance(each, (list, tuple)) or hasattr(each, "__array__") for each in others):
         return NotImplemented
     if not tensors:
         return _moved(pending, lambda tensor: tensor[index])

@@ -9,6 +9,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -134,6 +135,13 @@ def reused_numbers(logits: Tensor) -> Tensor:
     return chosen.square().sum()
 
 
+def reused_array(logits: Tensor) -> Tensor:
+    rows = np.array([0, 2])
+    chosen = logits[rows]
+    rows[:] = 1
+    return chosen.square().sum()
+
+
 def reused_sizes(logits: Tensor) -> Tensor:
     sizes = [ROWS * LENGTH, WORDS]
     flat = logits.reshape(sizes)
@@ -141,7 +149,9 @@ def reused_sizes(logits: Tensor) -> Tensor:
     return flat.square().sum()
 
 
-@pytest.mark.parametrize("use", [reused_noise, reused_mask, reused_numbers, reused_sizes])
+@pytest.mark.parametrize(
+    "use", [reused_noise, reused_mask, reused_numbers, reused_array, reused_sizes]
+)
 def test_arguments_that_are_written_after_an_operation(use: Callable[[Tensor], Tensor]) -> None:
     lazy, plain = lazy_and_plain()
     torch.testing.assert_close(use(lazy(words())), use(plain(words())))
