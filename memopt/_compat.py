@@ -174,6 +174,11 @@ class CompilerOff:
                 CompilerOff._stance.__exit__(None, None, None)
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module is what torch.compile returned, or its `compile` was called."""
+    return hasattr(module, "_orig_mod") or module.__dict__.get("_compiled_call_impl") is not None
+
+
 def options_of_mode(mode: str | None, dynamic: bool | None) -> dict[str, Any]:
     """The options of Inductor that torch.compile's `mode` stands for: it takes one or the other."""
     if mode is None or mode == "default":

@@ -20,6 +20,7 @@ from memopt._check.asked import (
 from memopt._check.observed import ObservedStep, observed
 from memopt._check.report import Check, CheckedBlock
 from memopt._checkpoint.blocks import find_blocks
+from memopt._compat import is_compiled
 from memopt._convert.head_call import HeadUse, watched_heads
 from memopt._errors import in_the_name_of
 from memopt._forwards import has_another_forward
@@ -238,11 +239,8 @@ def _problem(
 
 
 def _is_compiled(model: nn.Module, path: str) -> bool:
-    """Whether torch.compile is around a module or one that it is in, by either of its faces."""
-    return any(
-        module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
-        for module in map(model.get_submodule, ("", path, *paths_around(path)))
-    )
+    """Whether torch.compile is around a module or one that it is in."""
+    return any(map(is_compiled, map(model.get_submodule, ("", path, *paths_around(path)))))
 
 
 def _problems_of(plain: CallTree | None, tree: CallTree | None) -> tuple[str, ...]:

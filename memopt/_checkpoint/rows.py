@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -36,6 +35,7 @@ from memopt._extension import _C
 from memopt.memory.arguments import by_name
 from memopt.memory.backwards import own_backward
 from memopt.memory.ledger import Ledger
+from memopt.memory.saved import saved_unseen
 from memopt.memory.unchanged import unchanged
 from memopt.memory.uncompiled_mode import UncompiledMode
 from memopt.memory.writes import Writes
@@ -113,7 +113,7 @@ def why_not_rows(fn: Callable[..., Any], rows: CallRows, modules: list[nn.Module
         stack.enter_context(torch.enable_grad())
         stack.enter_context(own_backward())
         stack.enter_context(with_flag("disabled"))
-        stack.enter_context(saved_tensors_hooks(_itself, _itself))  # a region around sees nothing
+        stack.enter_context(saved_unseen())  # by a region around
         for module in modules:
             for part in module.modules():
                 if isinstance(part, nn.modules.dropout._DropoutNd):
@@ -132,10 +132,6 @@ def why_not_rows(fn: Callable[..., Any], rows: CallRows, modules: list[nn.Module
         if changed and not reason:
             return f"it changes {changed[0]}, which the next chunk would find"
         return reason
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 class _NoRows(Exception):

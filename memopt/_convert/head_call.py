@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memopt._checkpoint.flags import is_checkpointing, is_recomputing
@@ -22,6 +21,7 @@ from memopt._checkpoint.other import is_in_other_checkpointing
 from memopt._compat import may_hook_saved_tensors, saved_tensor_hooks
 from memopt._extension import ops
 from memopt.functional.cross_entropy import IGNORED
+from memopt.memory.saved import saved_unseen
 
 NO_CLASS = torch.iinfo(torch.int64).min
 """An index that no target has: `IGNORED` is an index out of range for gather."""
@@ -179,7 +179,7 @@ class HeadCall:
             return nullcontext()
         if not (is_checkpointing() or is_recomputing() or is_in_other_checkpointing()):
             return nullcontext()
-        return saved_tensors_hooks(_itself, _itself)
+        return saved_unseen()
 
     def product(self) -> Tensor:
         self.check()
@@ -189,10 +189,6 @@ class HeadCall:
 
 def _as_flagged(tensor: Tensor) -> Tensor:
     return tensor if tensor.requires_grad else tensor.detach()
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _run_hooks(hooks: Mapping[int, Any], gradient: Tensor) -> Tensor:

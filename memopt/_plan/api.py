@@ -10,6 +10,7 @@ from torch import nn
 
 from memopt._arguments import check_count, check_flags
 from memopt._class_patch import check_can_patch
+from memopt._compat import is_compiled
 from memopt._errors import in_the_name_of
 from memopt._plan import ranks
 from memopt._plan.compiled import CompiledPlan, compiled_plan
@@ -276,7 +277,7 @@ def _check_model(model: nn.Module) -> None:
     check_can_patch("plan", "model", model)
     for path, module in model.named_modules():
         where = f" at {path!r}" if path else ""
-        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+        if is_compiled(module):
             raise TypeError(
                 f"plan: model must not be compiled, got {type(module).__name__}{where}; "
                 "memopt.plan(model, batch, budget, compiled=True).apply() compiles it"

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memopt._compat import sharding_groups, wraps_tensors
+from memopt._compat import is_compiled, sharding_groups, wraps_tensors
 from memopt._function_code import others_attributes, plain_function
 from memopt.memory import containers as kept
 from memopt.memory.containers import Restore
@@ -240,7 +240,7 @@ class _Walk:
             self.found.objects.append(kept.kept_script(module))
             self.push([*module.parameters(), *module.buffers()])
             return
-        if hasattr(module, "_orig_mod") or module.__dict__.get("_compiled_call_impl") is not None:
+        if is_compiled(module):
             self.found.is_compiled = True
 
     def _sharded(self, module: nn.Module) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from memopt._compat import view_base
 from memopt._extension import _C
@@ -171,6 +172,15 @@ _CONTAINERS = (list, tuple, set, frozenset, deque, Mapping)
 _REGISTRIES = frozenset(("_parameters", "_buffers", "_modules"))
 
 
+def saved_unseen() -> saved_tensors_hooks:
+    """A context in which hooks around it see nothing of what is saved, which stays as it is."""
+    return saved_tensors_hooks(_itself, _itself)
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 def check_can_measure(who: str, fn: object) -> None:
     """Raises, in the name of the function `who`, where `saved_bytes(fn)` could count nothing."""
     if not callable(fn):
@@ -198,7 +208,7 @@ class SavedTensors:
         self._parameters = parameters
         self._dropped = dropped
         self._packed: list[Callable[[], _Packed | None]] = []
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _Packed.unpack)
+        self._hooks = saved_tensors_hooks(self._pack, _Packed.unpack)
 
     def _pack(self, tensor: Tensor) -> _Packed:
         packed = _Packed(tensor)
