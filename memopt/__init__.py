@@ -31,11 +31,12 @@ from memopt._convert import convert, revert
 from memopt._extension import HAS_NATIVE, build_info
 from memopt._fits import fits
 from memopt._offload import offload
-from memopt._plan import BudgetTooSmall, Plan, fit, plan
+from memopt._plan import Plan, fit, plan
 from memopt._public import moved
 from memopt._version import __version__
 from memopt.fates import saved_tensors
 from memopt.memory.saved import saved_bytes
+from memopt.memory.sizes import BudgetTooSmall
 from memopt.recipes import recipes
 
 __all__ = [

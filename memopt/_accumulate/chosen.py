@@ -60,7 +60,7 @@ class Kind:
         self.settings = dict(_settings(step.model))
         # Of a sharded model steps are watched, which begin without gradients in any case.
         self.with_gradients = not is_sharded(step.model) and any(
-            p.grad is not None for p in step.model.parameters()
+            p.grad is not None for _, p in step.trained
         )
         self._others = (
             *others,

@@ -12,15 +12,16 @@ from memopt._accumulate.peers import Peers
 from memopt._accumulate.run import Run
 from memopt._arguments import check_count
 from memopt._progress import progress
-from memopt.memory.asked import check_function, check_module, target_of
+from memopt.memory.asked import asked_parameters, check_function, check_module, target_of
 from memopt.memory.batches import positions_of, resized, rows_of, slice_of
 from memopt.memory.depth import Depth
+from memopt.memory.optimizers import OptimizerLike, as_optimizer
 from memopt.memory.peak import bytes_here, peak_of, peak_of_step
-from memopt.memory.predicted.fits import PeakOf, largest, largest_part
+from memopt.memory.predicted.fits import PeakOf, largest, largest_part, peak_with_part
 from memopt.memory.predicted.predict import Looks
 from memopt.memory.search import NEVER_FITS, search
-from memopt.memory.sizes import as_bytes, at_least
-from memopt.memory.step import LossLike, OptimizerLike, Step, StepFunction, as_optimizer
+from memopt.memory.sizes import BudgetTooSmall, as_bytes, at_least
+from memopt.memory.step import LossLike, Step, StepFunction
 from memopt.memory.storages import storages
 from memopt.memory.unchanged import Written, unchanged
 from memopt.place import Place
@@ -141,51 +142,91 @@ def longest_sequence(
     return _largest(asked, batch, 1, wanted, fates, device, limit)
 
 
-def largest_micro_batch(step: Step, budget: int, available: bool, device: str) -> int:
-    """The most rows of the step's batch that fit in addition to the whole of it, at least 1, while
-    gradients are allocated already.
+def largest_micro_batch(step: Step, budget: int, buckets: int, device: str) -> int:
+    """The most rows of the step's batch that fit in addition to the whole of it, while gradients
+    are allocated already.
 
-    available: the budget is for what is not allocated yet.
+    Args:
+        buckets: bytes that a wrapper of the model holds.
+
+    Raises:
+        BudgetTooSmall: not even one row fits.
     """
-    if available:
-        budget += bytes_here(step)
-    peak = _predicted(Fates(who=step.who), device)
-    return max(1, largest_part(step, budget - _beside(step, device), peak))
+    peak, beside = _predicted(Fates(who=step.who), device), _beside(step, device) + buckets
+    size = largest_part(step, budget - beside, peak)
+    if not size:
+        raise _too_small(step, budget, lambda size: beside + peak_with_part(step, size, peak))
+    return size
+
+
+def largest_in_free(step: Step, free: int, device: str) -> int:
+    """`largest_micro_batch` where the budget is what is not allocated yet, and at least 1: memory
+    may do for a row nevertheless.
+    """
+    peak, beside = _predicted(Fates(who=step.who), device), _beside(step, device)
+    return max(1, largest_part(step, free + bytes_here(step) - beside, peak))
+
+
+def _too_small(step: Step, budget: int, peak: Callable[[int], int]) -> BudgetTooSmall:
+    """Says what the fewest rows take that the model runs with."""
+    rows = rows_of(step.who, step.batch)
+    sizes = (min(1 << power, rows) for power in range(rows.bit_length() + 1))
+    size, needed = next((s, n) for s in sizes if (n := peak(s)) < NEVER_FITS or s == rows)
+    least, got = at_least(needed, budget)
+    what = "one row" if size == 1 else f"{size} rows"
+    return BudgetTooSmall(
+        f"{step.who}: budget must be at least the {least} that this step takes in micro-batches of "
+        f"{what}, got {got}; memopt.fit also changes what is kept for backward",
+        needed,
+    )
 
 
 def _beside(step: Step, device: str) -> int:
     """Bytes that are there in an accumulation and not in a step that is predicted."""
-    gradients = [p.grad for p in step.model.parameters() if p.grad is not None]
+    gradients = [p.grad for _, p in step.trained if p.grad is not None]
     there = sum(storages(gradients).values())
     # To go back if memory runs out: buffers twice, gradients on the host.
     copies = 2 * sum(storages(step.model.buffers()).values())
     return there + copies + (there if device == "cpu" else 0)
 
 
-def largest_measured(step: Step, budget: int, run: Run) -> int:
+def largest_measured(step: Step, budget: int, buckets: int, run: Run) -> int:
     """`largest_micro_batch` for a step that looks at values, by a few steps that run."""
     rows = rows_of(step.who, step.batch)
     device = next(step.model.parameters()).device
     depth = Depth()
+    ran: set[int] = set()
 
     def measured(size: int) -> int:
-        with unchanged(*step.roots):
-            return peak_of_step(step, lambda size: run.rows(min(2 * size, rows), size), size)
+        try:
+            with unchanged(*step.roots):
+                found = peak_of_step(step, lambda size: run.rows(min(2 * size, rows), size), size)
+        except Exception:
+            if not ran or size > min(ran):
+                raise
+            return NEVER_FITS  # the model's own: a batch norm takes no single row
+        ran.add(size)
+        return found
 
     def peak(size: int) -> int:
         return depth.run(lambda: measured(size), lambda peak: peak)
 
-    return max(1, search(peak, budget - _beside(step, device.type), (2, 4), rows))
+    beside = _beside(step, device.type) + buckets
+    size = search(peak, budget - beside, (2, 4), rows)
+    if not size:
+        raise _too_small(step, budget, lambda size: beside + peak(size))
+    return size
 
 
 def largest_watched(
-    step: Step, budget: int, attempt: Callable[[Any, int], bool], peers: Peers
+    step: Step, budget: int, is_free: bool, attempt: Callable[[Any, int], bool], peers: Peers
 ) -> int:
     """`largest_micro_batch` by steps that run, in all processes alike: the most rows that fit in
     each.
 
     Args:
         budget: of this process.
+        is_free: it is the memory that is free, which may do for a row nevertheless.
         attempt: forward and backward of a batch in micro-batches of so many rows; whether it fitted
             in all processes.
     """
@@ -206,7 +247,10 @@ def largest_watched(
         written = written or before.written
         return peers.most(peak - budget if fitted else NEVER_FITS)
 
-    return max(1, search(over, 0, (2, 4), peers.most(rows)))
+    size = search(over, 0, (2, 4), peers.most(rows))
+    if not size and not is_free:
+        raise _too_small(step, budget, lambda size: budget + over(size))
+    return max(1, size)
 
 
 def checked_budget(who: str, budget: object, model: nn.Module) -> int:
@@ -236,7 +280,7 @@ def _step(
     check_function(who, function, loss, autocast)
     nbytes = checked_budget(who, budget, model)
     check_count(who, "limit", limit)
-    made = as_optimizer(who, optimizer, list(model.parameters()))
+    made = as_optimizer(who, optimizer, asked_parameters(model, loss))
     return Step(model, None, made, loss, autocast, function=function, who=who), nbytes
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from memopt._accumulate.chosen import Kind, choices_of
 from memopt._accumulate.fit import (
     checked_budget,
+    largest_in_free,
     largest_measured,
     largest_micro_batch,
     largest_watched,
@@ -22,10 +23,11 @@ from memopt._progress import progress
 from memopt.memory.allocator import allocated_bytes, free_bytes
 from memopt.memory.asked import check_function, check_module
 from memopt.memory.batches import as_dict, device_of, rows_of
+from memopt.memory.optimizers import as_optimizer
 from memopt.memory.parallel import bucket_bytes, is_sharded, without_ddp
 from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.predicted.predict import check_shapes
-from memopt.memory.step import LossLike, Step, StepFunction, as_optimizer
+from memopt.memory.step import LossLike, Step, StepFunction
 
 
 def accumulate(
@@ -102,7 +104,8 @@ def accumulate(
     Raises:
         TypeError: an argument is of another kind, or the model returns no loss.
         ValueError: an argument is out of its range; tensors are on another device; nothing counts
-            (all labels are ignored); a budget without "auto"; "auto" on the CPU without a budget,
+            (all labels are ignored); a budget below what one row takes (a memopt.BudgetTooSmall,
+            which says how much that is) or without "auto"; "auto" on the CPU without a budget,
             or with an FSDP2 model whose processes cannot go back together (HSDP, SyncBatchNorm,
             PyTorch before 2.13); `step` runs no backward, or one with create_graph.
         torch.OutOfMemoryError: one row does not fit; or memory ran out while gradients were being
@@ -127,7 +130,7 @@ def accumulate(
         )
     as_optimizer("accumulate", optimizer, ())
     count = counter(weight, labels, ignore_index)
-    run = Run(model, batch, loss, count, scaler, autocast, device, step)
+    run = Run(model, batch, loss, count, scaler, autocast, device, step, optimizer)
     if micro_batch != "auto":
         if isinstance(micro_batch, bool) or not isinstance(micro_batch, int):
             raise TypeError(
@@ -162,19 +165,17 @@ def accumulate(
 
 @progress("memopt.accumulate")
 def _choose(step: Step, budget: int | str | None, device: torch.device, rows: int, run: Run) -> int:
-    is_free = budget is None
+    inner = replace(step, model=without_ddp(step.model))
     if budget is None:
-        nbytes = _free(device)
-    else:  # where nothing is given, the buckets are among what is not free
-        nbytes = checked_budget("accumulate", budget, step.model) - bucket_bytes(step.model)
-    try:
-        return largest_micro_batch(
-            replace(step, model=without_ddp(step.model)), nbytes, is_free, device.type
-        )
-    except DependsOnValues:
-        if is_free:
+        try:
+            return largest_in_free(inner, _free(device), device.type)
+        except DependsOnValues:
             return rows  # and fewer, when memory runs out
-    return largest_measured(step, nbytes, run)
+    nbytes, buckets = checked_budget(step.who, budget, step.model), bucket_bytes(step.model)
+    try:
+        return largest_micro_batch(inner, nbytes, buckets, device.type)
+    except DependsOnValues:
+        return largest_measured(step, nbytes, buckets, run)
 
 
 @progress("memopt.accumulate")
@@ -194,11 +195,12 @@ def _choose_alike(step: Step, budget: int | str | None, scaler: Any, peers: Peer
     def attempt(batch: Any, size: int) -> bool:
         every_row = counter("rows", "", 0)
         run = Run(
-            step.model, batch, step.loss, every_row, scaler, step.autocast, device, step.function
+            *(step.model, batch, step.loss, every_row, scaler, step.autocast, device),
+            *(step.function, step.optimizer),
         )
         return run.once(size, peers) is not None
 
-    return largest_watched(step, allowed, attempt, peers)
+    return largest_watched(step, allowed, budget is None, attempt, peers)
 
 
 def _free(device: torch.device) -> int:

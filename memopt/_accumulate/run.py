@@ -17,6 +17,7 @@ from memopt._accumulate.undo import before_backward, before_forward, gradients_w
 from memopt._accumulate.weight import total_of, warn_if_not_whole, warn_of_a_step_inside
 from memopt.memory.backwards import weighted_backward
 from memopt.memory.batches import call, loss_in, rows_of, slice_of
+from memopt.memory.optimizers import trained_beside
 from memopt.memory.parallel import gathers_parameters, is_sharded
 from memopt.memory.step import LossLike, StepFunction, function_name
 
@@ -48,8 +49,11 @@ class Run:
         autocast: torch.dtype | None,
         device: torch.device,
         function: StepFunction = None,
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         self._model = model
+        beside = trained_beside(model, loss, optimizer)
+        self._trained = [*model.parameters(), *(p for _, p in beside)]
         self._function = function
         self._batch = batch
         self._loss = loss
@@ -64,9 +68,9 @@ class Run:
         """Every micro-batch. `step_down`: with fewer rows where memory runs out."""
         if not step_down:
             return self._from(size, None, 0)
-        begin = before_backward(self._model)
+        begin = before_backward(self._model, self._trained)
         failures = 0
-        with gradients_watched(self._model) as was_touched:
+        with gradients_watched(self._trained) as was_touched:
             while True:
                 try:
                     return self._from(size, was_touched, failures)
@@ -84,7 +88,7 @@ class Run:
         """Run a sharded model, in all processes alike: with fewer rows where memory runs
         out in one of them. What others have reduced by then is of no use, and all begin again.
         """
-        begin = before_backward(self._model)
+        begin = before_backward(self._model, self._trained)
         failures = 0
         while True:
             done = self.once(size, peers)
@@ -142,7 +146,7 @@ class Run:
         """Counts of how often the weights were written; none where they are gathered for calls."""
         if any(is_sharded(m) or gathers_parameters(m) for m in self._model.modules()):
             return []
-        trained = (p for p in self._model.parameters() if p.requires_grad)
+        trained = (p for p in self._trained if p.requires_grad)
         return [p._version for p in trained if not p.is_inference()]
 
     def _check_shares(self, shares: float) -> None:

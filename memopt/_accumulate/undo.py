@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor, nn
@@ -17,16 +17,16 @@ def before_forward(model: nn.Module) -> Before:
     return Before((), written=model.buffers())
 
 
-def before_backward(model: nn.Module) -> Before:
+def before_backward(model: nn.Module, trained: Sequence[Tensor]) -> Before:
     """Remember gradients too: those that are there are copied. Where there are none, as is usual,
     it is free.
     """
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    return Before(([*model.parameters()],), written=[*model.buffers(), *gradients], at_once=0)
+    gradients = [p.grad for p in trained if p.grad is not None]
+    return Before(([*trained],), written=[*model.buffers(), *gradients], at_once=0)
 
 
 @contextmanager
-def gradients_watched(model: nn.Module) -> Iterator[Callable[[], bool]]:
+def gradients_watched(trained: Sequence[Tensor]) -> Iterator[Callable[[], bool]]:
     """Says whether a gradient was accumulated since the last time it was asked."""
     touched: list[None] = []
 
@@ -34,9 +34,7 @@ def gradients_watched(model: nn.Module) -> Iterator[Callable[[], bool]]:
         if not touched:
             touched.append(None)
 
-    handles = [
-        p.register_post_accumulate_grad_hook(touch) for p in model.parameters() if p.requires_grad
-    ]
+    handles = [p.register_post_accumulate_grad_hook(touch) for p in trained if p.requires_grad]
 
     def was_touched() -> bool:
         found = bool(touched)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -31,16 +30,11 @@ from memopt.memory.batches import rows_of
 from memopt.memory.copies import copied
 from memopt.memory.ledger import Ledger
 from memopt.memory.messages import note_on_mode
+from memopt.memory.optimizers import OptimizerLike
 from memopt.memory.pieces import Piece
 from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.predicted.predict import Looks
-from memopt.memory.step import (
-    LossLike,
-    OptimizerLike,
-    Step,
-    StepFunction,
-    traced,
-)
+from memopt.memory.step import LossLike, Step, StepFunction, traced
 from memopt.memory.storages import tensors_in
 from memopt.memory.trace import Trace, trace_of
 from memopt.memory.unchanged import Written, unchanged
@@ -96,6 +90,8 @@ def anatomy(
             element or the output.
         step: `step(model, batch)` runs forward and backward itself, see `memopt.plan`.
         optimizer: one of the model's, or a class or function that makes one of parameters, or None.
+            What it trains beside the model (a loss's weights) counts too; a class gets the
+            parameters of the model, and those of a `loss` that is a module.
         measure: True: run a step on a copy as well, on the model's device. That takes the memory of
             another model and its optimizer's states. "auto": only if the step cannot be predicted.
         device: predict for "cpu" or "cuda": there PyTorch saves other masks of dropout, chooses
@@ -228,8 +224,7 @@ def _copy_of(step: Step, computed: Iterable[Tensor]) -> Step:
     # PyTorch copies no results of autograd deeply, and loses the sizes of nested tensors.
     nested = (tensor for tensor in tensors_in(step.batch) if tensor.is_nested)
     memo = {id(tensor): tensor.detach().clone() for tensor in (*computed, *nested)}
-    (model, optimizer, batch), _ = copied((step.model, step.optimizer, step.batch), memo)
-    return replace(step, model=model, optimizer=optimizer, batch=batch)
+    return step.with_copies(lambda objects, shared: copied(objects, {**memo, **shared})[0])
 
 
 def _synchronize(is_cuda: bool) -> None:

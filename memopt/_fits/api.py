@@ -14,9 +14,10 @@ from memopt._fits.ways import Setting, ways_of
 from memopt._progress import progress
 from memopt.memory.asked import asked_step, check_module, target_of
 from memopt.memory.batches import rows_of
+from memopt.memory.optimizers import OptimizerLike
 from memopt.memory.pieces import GRADIENTS, STATES, WEIGHTS
 from memopt.memory.sizes import as_bytes, as_text
-from memopt.memory.step import LossLike, OptimizerLike, StepFunction
+from memopt.memory.step import LossLike, StepFunction
 from memopt.place import Place
 from memopt.whatif.fates import Checkpoint, Fates
 from memopt.whatif.quantized import Bits, quantized_weights

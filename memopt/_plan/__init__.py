@@ -30,14 +30,12 @@ The modules of this package:
 """
 
 from memopt._plan.api import plan
-from memopt._plan.choose import BudgetTooSmall
 from memopt._plan.compiled import CompiledPlan
 from memopt._plan.fit import Fitted, fit
 from memopt._plan.plan import Plan
 from memopt._plan.planned import PlannedBlock
 
 __all__ = [
-    "BudgetTooSmall",
     "CompiledPlan",
     "Fitted",
     "Plan",

@@ -29,9 +29,10 @@ from memopt.memory.asked import (
     is_host,
     target_of,
 )
+from memopt.memory.optimizers import OptimizerLike
 from memopt.memory.parallel import is_sharded, without_ddp
 from memopt.memory.sizes import Size, as_bytes, as_text
-from memopt.memory.step import LossLike, OptimizerLike, StepFunction
+from memopt.memory.step import LossLike, StepFunction
 from memopt.memory.storages import storages
 from memopt.place import Place, check_is_elsewhere, copies_in_flight, directory_of
 
@@ -124,6 +125,8 @@ def plan(
             a string: "40GiB" (2^30 bytes each), "24GB" (10^9). None: all that is free on the
             device, and what the model takes of it.
         optimizer: one of the model's, or a class or function that makes one of parameters, or None.
+            What it trains beside the model (a loss's weights) counts too; a class gets the
+            parameters of the model, and those of a `loss` that is a module.
         loss: makes the loss of what the model returns. Default: the output's `loss`, its first
             element or the output.
         step: `step(model, batch)` runs forward and backward of a micro-batch itself, in place of

@@ -16,7 +16,7 @@ from memopt._plan.shared import fixed_choices
 from memopt._plan.solver import BelowFloor, Option, Timeline, solve
 from memopt._plan.terms import Terms, as_chosen, evaluated, link_times, problem, questions, uniform
 from memopt.assignment import Assignment, Choice, Paths
-from memopt.memory.sizes import at_least
+from memopt.memory.sizes import BudgetTooSmall, at_least
 
 # How often a plan is predicted, and solved again with what that taught.
 _MOST_ROUNDS = 8
@@ -37,15 +37,6 @@ class Chosen:
     """Bytes of the whole step."""
     observed: Observed
     """The step without offloading."""
-
-
-class BudgetTooSmall(ValueError):
-    """No plan stays within the budget."""
-
-    def __init__(self, message: str, floor: int) -> None:
-        super().__init__(message)
-        self.floor = floor
-        """The least budget that a plan was found for."""
 
 
 def too_much_measured(measured: int, budget: int, what: str) -> BudgetTooSmall:

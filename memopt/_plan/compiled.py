@@ -8,12 +8,12 @@ from typing import Any
 from memopt._compile import compile
 from memopt._errors import in_the_name_of
 from memopt._plan import ranks
-from memopt._plan.choose import BudgetTooSmall, too_much_measured
+from memopt._plan.choose import too_much_measured
 from memopt._plan.live import Live
 from memopt._progress import doing, progress
 from memopt.memory.allocator import most_above
 from memopt.memory.predicted.predict import hollow_step
-from memopt.memory.sizes import as_text, at_least
+from memopt.memory.sizes import BudgetTooSmall, as_text, at_least
 from memopt.memory.step import Step
 from memopt.memory.totals import totals_of
 from memopt.memory.unchanged import unchanged

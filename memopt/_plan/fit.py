@@ -15,7 +15,6 @@ from memopt._accumulate.weight import Weight, counter, total_of
 from memopt._errors import in_the_name_of, warn
 from memopt._plan import ranks
 from memopt._plan.api import live_of, plan
-from memopt._plan.choose import BudgetTooSmall
 from memopt._plan.least import least_peak
 from memopt._plan.live import BlocksLike, Live
 from memopt._plan.plan import Plan
@@ -23,7 +22,7 @@ from memopt._plan.terms import Terms
 from memopt._progress import progress
 from memopt.memory.batches import as_dict, part_of, rows_of, slice_of
 from memopt.memory.predicted.fits import largest_part
-from memopt.memory.sizes import Size, as_bytes, as_text, at_least
+from memopt.memory.sizes import BudgetTooSmall, Size, as_bytes, as_text, at_least
 from memopt.memory.step import LossLike, StepFunction
 from memopt.memory.storages import tensors_in
 from memopt.show.sections import Tables

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from memopt._plan.choices import LEAST
-from memopt._plan.choose import BudgetTooSmall, Chosen, solved
+from memopt._plan.choose import Chosen, solved
 from memopt._plan.live import Live
 from memopt._plan.profile import Profile
 from memopt._plan.terms import Terms
 from memopt.memory.messages import quiet_libraries
 from memopt.memory.pieces import ACTIVATIONS, STATES, in_words
-from memopt.memory.sizes import as_text, at_least
+from memopt.memory.sizes import BudgetTooSmall, as_text, at_least
 from memopt.memory.trace import Large, Trace, trace_of
 from memopt.whatif.advice import advise
 from memopt.whatif.fates import Fates, predicted_trace

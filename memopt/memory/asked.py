@@ -10,7 +10,8 @@ from torch import nn
 
 from memopt._arguments import check_count
 from memopt.memory.batches import as_dict, device_of, rows_of
-from memopt.memory.step import LossLike, OptimizerLike, Step, StepFunction, as_optimizer
+from memopt.memory.optimizers import OptimizerLike, as_optimizer, trained_beside
+from memopt.memory.step import LossLike, Step, StepFunction
 from memopt.memory.storages import tensors_in
 
 
@@ -39,13 +40,20 @@ def asked_step(
     rows_of(who, batch)
     if not all(tensor.is_meta for tensor in tensors_in(batch)):
         device_of(who, model, batch)
-    made = as_optimizer(who, optimizer, list(model.parameters()))
+    made = as_optimizer(who, optimizer, asked_parameters(model, loss))
     check_function(who, function, loss, autocast)
     return Step(
         *(model, batch, made, loss, autocast, micro_batches, set_to_none),
         function=function,
         who=who,
     )
+
+
+def asked_parameters(model: nn.Module, loss: LossLike) -> list[nn.Parameter]:
+    """Return those for which a class or a function makes an optimizer: the model's, and those of a
+    loss that is a module.
+    """
+    return [*model.parameters(), *(p for _, p in trained_beside(model, loss, None))]
 
 
 def check_function(who: str, function: object, loss: object, autocast: object = None) -> None:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from memopt.memory.allocator import DeviceBytes
 from memopt.memory.ledger import Ledger
+from memopt.memory.optimizers import tables_of
 from memopt.memory.search import NEVER_FITS
-from memopt.memory.step import Step, tables_of
+from memopt.memory.step import Step
 from memopt.memory.storages import parts_of, storages, tensors_in
 from memopt.memory.totals import highs_of
 
@@ -49,8 +50,9 @@ def peak_of_step(step: Step, run: Callable[[int], object], rows: int) -> int:
 
 def bytes_here(step: Step) -> int:
     """Bytes on the device before a step: weights, gradients, optimizer states, the batch."""
-    leaves = [*step.model.parameters(), *step.model.buffers(), *_states(step)]
-    leaves += [p.grad for p in step.model.parameters() if p.grad is not None]
+    parameters = [p for _, p in step.trained]
+    leaves = [*parameters, *step.model.buffers(), *_states(step)]
+    leaves += [p.grad for p in parameters if p.grad is not None]
     leaves += tensors_in(step.batch)
     return sum(storages(leaves).values())
 

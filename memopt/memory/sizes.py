@@ -49,6 +49,15 @@ def as_bytes(who: str, size: object, least: int = 1) -> Size:
     return Size(size if isinstance(size, int) else int(number), given)
 
 
+class BudgetTooSmall(ValueError):
+    """Nothing that memopt can choose stays within the budget."""
+
+    def __init__(self, message: str, floor: int) -> None:
+        super().__init__(message)
+        self.floor = floor
+        """The least budget that something was found for, in bytes."""
+
+
 def as_text(nbytes: int) -> str:
     """A size to read: "1,234.5 MB", "812 B"."""
     given = getattr(nbytes, "given", "")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +16,19 @@ from memopt._compat import add_note
 from memopt.memory.backwards import around_backward, no_backward
 from memopt.memory.batches import as_dict, call, loss_in, parts, rows_of
 from memopt.memory.ledger import Ledger
+from memopt.memory.optimizers import (
+    ALIKE,
+    States,
+    like,
+    outlined,
+    tables_of,
+    trained_beside,
+)
 from memopt.memory.pieces import FUNCTIONALITY, GRADIENTS, STATES, WEIGHTS
 from memopt.memory.saved import held_by
 from memopt.memory.storages import tensors_in
 
-OptimizerLike = torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None
-
 T = TypeVar("T")
-
-States = Mapping[str, Mapping[str, Any]]
-"""An optimizer's states, by the names of parameters."""
 
 LossLike = Callable[[Any], Tensor] | None
 
@@ -55,8 +56,35 @@ class Step:
     """A function that runs forward and backward in place of the model's call, loss and backward."""
     watching: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Entered around each call of `function`."""
+    beside: Sequence[tuple[str, nn.Parameter]] = ()
+    """Parameters that it trains and the model does not have, see `trained_beside`."""
     who: str = field(kw_only=True)
     """The function that the user called, for messages."""
+
+    def __post_init__(self) -> None:
+        self.beside = trained_beside(self.model, self.loss, self.optimizer)
+
+    @property
+    def trained(self) -> list[tuple[str, Tensor]]:
+        """The model's parameters and those beside it, with names."""
+        return [*self.model.named_parameters(), *self.beside]
+
+    def with_copies(self, copy: Callable[[Any, dict[int, Any]], Any]) -> Step:
+        """Return the same step of what `copy(objects, memo)` copies: model, optimizer, batch, and a
+        loss that is a module. Functions are not copied, so that parameters which they may close
+        over stay what they are, as `memo` says.
+        """
+        loss = self.loss if isinstance(self.loss, nn.Module) else None
+        held = set() if loss is None else {id(p) for p in loss.parameters()}
+        memo = {id(p): p for _, p in self.beside if id(p) not in held and p.device.type == "cpu"}
+        model, optimizer, batch, new = copy((self.model, self.optimizer, self.batch, loss), memo)
+        return replace(
+            self,
+            model=model,
+            optimizer=optimizer,
+            batch=batch,
+            loss=self.loss if new is None else new,
+        )
 
     @property
     def roots(self) -> tuple[object, ...]:
@@ -89,18 +117,21 @@ class Step:
                 batch, partial(self._turn, ledger), partial(self._end_of_backward, ledger)
             )
         if self.optimizer is None:
-            self.model.zero_grad(set_to_none=self.set_to_none)
+            self._zero_gradients()
             return
         if ledger is None:
             self._step(self.optimizer)
         else:
             ledger.phase = "optimizer"
-            with_gradients = frozenset(
-                n for n, p in self.model.named_parameters() if p.grad is not None
-            )
+            with_gradients = frozenset(n for n, p in self.trained if p.grad is not None)
             ledger.alike(with_gradients, partial(self._step, self.optimizer))
             ledger.assign(STATES, self._states())
         self.optimizer.zero_grad(set_to_none=self.set_to_none)
+
+    def _zero_gradients(self) -> None:
+        self.model.zero_grad(set_to_none=self.set_to_none)
+        if isinstance(self.loss, nn.Module):
+            self.loss.zero_grad(set_to_none=self.set_to_none)
 
     def _turn(self, ledger: Ledger, loss: Tensor) -> None:
         ledger.end_of_forward(loss)
@@ -197,11 +228,11 @@ class Step:
         """Have the optimizer's states as they are after a step: see `states`."""
         if self.optimizer is None:
             return
-        named = {name: p for name, p in self.model.named_parameters() if name in states}
-        if type(self.optimizer) in _ALIKE:
+        named = {name: p for name, p in self.trained if name in states}
+        if type(self.optimizer) in ALIKE:
             for name, parameter in named.items():
                 if parameter not in self.optimizer.state:
-                    self.optimizer.state[parameter] = _like(states[name])
+                    self.optimizer.state[parameter] = like(states[name])
             return
         for parameter in named.values():
             parameter.grad = torch.empty_like(parameter)
@@ -215,75 +246,36 @@ class Step:
         if self.optimizer is None:
             return {}
         found = self.optimizer.state
-        alone = type(self.optimizer) in _ALIKE
+        alone = type(self.optimizer) in ALIKE
         return {
-            name: _outlined(found[p]) if alone else {}
-            for name, p in self.model.named_parameters()
+            name: outlined(found[p]) if alone else {}
+            for name, p in self.trained
             if p in found and name not in known
         }
 
     def adopt(self, ledger: Ledger) -> None:
         """Enter memory that is allocated before the step."""
-        ledger.adopt(WEIGHTS, self.model.named_parameters())
+        ledger.adopt(WEIGHTS, self.trained)
         ledger.adopt(FUNCTIONALITY, self.model.named_buffers())
+        if isinstance(self.loss, nn.Module):
+            frozen = [("loss." + name, p) for name, p in self.loss.named_parameters()]
+            ledger.adopt(WEIGHTS, frozen)
+            ledger.adopt(FUNCTIONALITY, [("loss." + n, b) for n, b in self.loss.named_buffers()])
         ledger.adopt(FUNCTIONALITY, [("inputs", self.batch)])
         ledger.adopt(FUNCTIONALITY, tensor_attributes(self.model))
         ledger.adopt(STATES, self._states())
         ledger.adopt(GRADIENTS, self._gradients())
 
     def _gradients(self) -> Iterator[tuple[str, object]]:
-        yield from ((name, p.grad) for name, p in self.model.named_parameters())
+        yield from ((name, p.grad) for name, p in self.trained)
 
     def _states(self) -> Iterator[tuple[str, object]]:
         if self.optimizer is None:
             return
-        names: dict[Tensor, str] = {
-            parameter: name for name, parameter in self.model.named_parameters()
-        }
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self.trained}
         for parameter, state in self.optimizer.state.items():
             yield names.get(parameter, ""), list(dict(state).values())
         yield "", tables_of(self.optimizer)
-
-
-def tables_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The tensors in an optimizer's own attributes, which belong to no parameter: maps of numbers
-    in 8 bits.
-    """
-    own = {k: v for k, v in vars(optimizer).items() if k not in ("state", "param_groups")}
-    return [tensor for tensor in tensors_in(own) if not isinstance(tensor, nn.Parameter)]
-
-
-_ALIKE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
-"""The optimizers whose steps make nothing but states: tensors like the parameter, and a count."""
-
-
-class _Number(NamedTuple):
-    """A tensor of one number: a count of steps."""
-
-    value: int | float | bool
-    dtype: torch.dtype
-
-
-def _outlined(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state without memory: its tensors are on meta, those of one number are numbers."""
-
-    def outlined(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return copy(value)
-        return value.to("meta") if value.dim() else _Number(value.item(), value.dtype)
-
-    return {key: outlined(value) for key, value in state.items()}
-
-
-def _like(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state with memory for tensors as large as those of an outlined one."""
-
-    def alike(value: Any) -> Any:
-        if isinstance(value, _Number):
-            return torch.tensor(value.value, dtype=value.dtype)
-        return torch.zeros_like(value, device="cpu") if isinstance(value, Tensor) else copy(value)
-
-    return {key: alike(value) for key, value in state.items()}
 
 
 def function_name(function: object) -> str:
@@ -334,40 +326,3 @@ def tensor_attributes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for path, module in model.named_modules():
         for tensor in held_by(module):
             yield f"{path}.attribute" if path else "attribute", tensor
-
-
-def as_optimizer(
-    who: str, kind: object, parameters: Sequence[nn.Parameter]
-) -> torch.optim.Optimizer | None:
-    """An optimizer of the parameters that require gradients, from a class or a function; None where
-    a class has none to make it of.
-
-    Raises:
-        TypeError: it is none.
-        ValueError: its step runs forward and backward itself.
-    """
-    if kind is None:
-        return None
-    optimizer = kind
-    trained = [p for p in parameters if p.requires_grad]
-    if not trained and isinstance(kind, type):  # PyTorch's make none of no parameters
-        return None
-    if not isinstance(kind, torch.optim.Optimizer):
-        if not callable(kind):
-            raise TypeError(
-                f"{who}: optimizer must be a torch.optim.Optimizer, a class or function that makes "
-                f"one of parameters, or None, got {type(kind).__name__}"
-            )
-        optimizer = kind(trained)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(
-            f"{who}: optimizer must make a torch.optim.Optimizer, got {type(optimizer).__name__}"
-        )
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise ValueError(
-            f"{who}: optimizer must step without a closure, got {type(optimizer).__name__}, whose "
-            "step runs forward and backward itself, as often as it likes; optimizer=None is for "
-            "one forward and backward"
-        )
-    return optimizer

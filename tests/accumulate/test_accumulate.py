@@ -1,4 +1,4 @@
-"""Proves that micro-batches give the whole batch's gradients, also where memory runs out."""
+"""Proves that micro-batches give the whole batch's gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 import memopt
-from memopt._accumulate import loop
 
 ROWS, WIDTH, WORDS = 10, 16, 11
 INF, NAN = math.inf, math.nan
@@ -202,79 +201,6 @@ def test_autocast() -> None:
     x = torch.randn(ROWS, WIDTH)
     memopt.accumulate(model, x, micro_batch=5, loss=torch.mean, autocast=torch.bfloat16)
     assert seen == [torch.bfloat16] * 2
-
-
-class Limited(nn.Module):
-    """Runs out of memory with more than `most` rows: in forward, or in backward before or after
-    gradients are there.
-    """
-
-    def __init__(self, most: int, where: str, failures: int = 100) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = net(), nn.BatchNorm1d(WORDS).double(), net(0.5)
-        self.middle = nn.Linear(WORDS, WIDTH).double()
-        self.most, self.where, self.failures = most, where, failures
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(self.first(x))
-        if len(x) > self.most and self.failures:
-            if self.where == "forward":
-                self._fail()
-            at = y if self.where == "late" else x
-        else:
-            return self.last(self.middle(y)).mean()
-        if self.where == "late":
-            at.register_hook(lambda _: self._fail())
-            return self.last(self.middle(y)).mean()
-        loss = self.last(self.middle(y)).mean()
-        loss.register_hook(lambda _: self._fail())
-        return loss
-
-    def _fail(self) -> None:
-        self.failures -= 1
-        raise torch.OutOfMemoryError("out of memory, for a test")
-
-
-@pytest.mark.parametrize("where", ["forward", "early", "late"])
-@pytest.mark.parametrize("with_gradients", [False, True])
-def test_memory_runs_out(where: str, with_gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bits of the run that took the smaller micro-batches from the beginning: the same random
-    numbers, the same statistics, nothing counted twice.
-    """
-    monkeypatch.setattr(loop, "largest_micro_batch", lambda *_: 12)
-    x = torch.randn(12, WIDTH, dtype=torch.float64)
-    model = Limited(3, where)
-    before = [torch.randn_like(p) for p in model.parameters()] if with_gradients else []
-    reference = copy.deepcopy(model)
-    for one in (model, reference):
-        for p, gradient in zip(one.parameters(), before, strict=False):
-            p.grad = gradient.clone()
-    state = torch.get_rng_state()
-    result = memopt.accumulate(model, x, budget=1 << 30)
-    assert result.out_of_memory == 2
-    assert result.micro_batch == 3
-    assert result.micro_batches == 4
-    torch.set_rng_state(state)
-    wanted = memopt.accumulate(reference, x, micro_batch=3)
-    assert torch.equal(result.loss, wanted.loss)
-    assert all(
-        torch.equal(a, b) for a, b in zip(gradients(model), gradients(reference), strict=True)
-    )
-    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), reference.buffers(), strict=True))
-    assert memopt.accumulate(model, x, budget=1 << 30).out_of_memory == 0  # it has learnt
-
-
-def test_one_row_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "largest_micro_batch", lambda *_: 4)
-    with pytest.raises(torch.OutOfMemoryError, match="for a test"):
-        memopt.accumulate(
-            Limited(0, "forward").eval(), torch.randn(4, WIDTH).double(), budget=1 << 30
-        )
-
-
-def test_a_given_number_is_not_changed() -> None:
-    with pytest.raises(torch.OutOfMemoryError, match="for a test"):
-        memopt.accumulate(Limited(2, "forward"), torch.randn(4, WIDTH).double(), micro_batch=3)
 
 
 def test_auto_fits_the_budget() -> None:

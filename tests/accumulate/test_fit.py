@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import memopt
 from tests.anatomy.models import Mlp, tiny
@@ -108,3 +110,28 @@ def test_a_limit_that_is_no_number(size: Callable[..., int]) -> None:
         size(Mlp(), torch.randn(2, 32), 1 << 30, limit=1.5)
     with pytest.raises(ValueError, match=r"^largest_batch: limit must be an int .*, got 0"):
         memopt.largest_batch(lambda rows: None, 1 << 30, limit=0)
+
+
+class Looks(nn.Module):
+    """Looks at a value, so that its steps are measured and not predicted."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if bool(x.sum() > 1e9) else x
+
+
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("least", [1, 2])
+def test_a_budget_below_the_fewest_rows_is_refused(looks: bool, least: int) -> None:
+    """It says what they take, with which it runs; nothing ran, and no gradient is there."""
+    norms = [nn.BatchNorm1d(64)] if least == 2 else []
+    model = nn.Sequential(nn.Linear(8, 64), *norms, nn.GELU(), *([Looks()] if looks else []))
+    x, weights = torch.randn(16, 8), 4 * sum(p.numel() for p in model.parameters())
+    with pytest.raises(
+        memopt.BudgetTooSmall, match=r"^accumulate: budget must be at least the"
+    ) as e:
+        memopt.accumulate(model, x, loss=torch.mean, budget=weights + 64)
+    assert ("one row" if least == 1 else "2 rows") in str(e.value)
+    assert all(p.grad is None for p in model.parameters())
+    assert memopt.accumulate(model, x, loss=torch.mean, budget=e.value.floor).micro_batch == least
+    with pytest.raises(memopt.BudgetTooSmall):
+        memopt.accumulate(copy.deepcopy(model), x, loss=torch.mean, budget=e.value.floor - 1)

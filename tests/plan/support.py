@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memopt._plan.choose import BudgetTooSmall
 from memopt._plan.plan import Plan
 from memopt._plan.solver import Problem, Solution, floor, solve
 from memopt.assignment import Assignment, Choice
 from memopt.memory.allocator import LiveBytes
 from memopt.memory.batches import call, loss_in
+from memopt.memory.sizes import BudgetTooSmall
 from memopt.memory.step import tensor_attributes
 
 

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt._plan.choose import BudgetTooSmall, _at_worst, _largest
+from memopt._plan.choose import _at_worst, _largest
 from memopt._plan.terms import evaluated
 from memopt.assignment import KEEP, Choice
+from memopt.memory.sizes import BudgetTooSmall
 from tests.plan.models import Block, Chain, Spaced, tokens
 
 

@@ -11,7 +11,7 @@ import pytest
 import memopt
 from memopt._checkpoint.wrapper import settings_of
 from memopt._convert.swap import swap_of
-from memopt._plan.choose import BudgetTooSmall
+from memopt.memory.sizes import BudgetTooSmall
 from tests.plan.models import chain
 from tests.support.looks import looks
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 import memopt
 from memopt._convert.head import is_head
 from memopt._convert.head_call import watched_heads
-from memopt._plan.choose import BudgetTooSmall
 from memopt._plan.plan import Plan
 from memopt.applied import assigned
+from memopt.memory.sizes import BudgetTooSmall
 from tests.plan.models import Block
 from tests.plan.support import allocated_above, gradients, looks, without_regions
 

@@ -13,10 +13,9 @@ import pytest
 import torch
 
 import memopt
-from memopt._plan.choose import BudgetTooSmall
 from memopt.applied import assigned
 from memopt.assignment import Choice
-from memopt.memory.sizes import as_text
+from memopt.memory.sizes import BudgetTooSmall, as_text
 from tests.plan.models import Chain, tokens
 from tests.plan.support import gradients, looks, without_regions
 

@@ -12,8 +12,8 @@ from torch import nn
 
 import memopt
 from memopt._checkpoint.wrapper import settings_of
-from memopt._plan.choose import BudgetTooSmall
 from memopt.assignment import Assignment, Choice
+from memopt.memory.sizes import BudgetTooSmall
 from tests.plan.models import Chain, chain
 from tests.plan.support import looks
 

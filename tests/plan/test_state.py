@@ -13,7 +13,7 @@ from torch import Tensor
 
 import memopt
 from memopt._checkpoint.state import State
-from memopt._plan.floor import BudgetTooSmall
+from memopt.memory.sizes import BudgetTooSmall
 from tests.checkpoint.stateful import Row
 
 

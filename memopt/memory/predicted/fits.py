@@ -54,20 +54,22 @@ def largest_part(step: Step, budget: int, peak: PeakOf) -> int:
     of other parts are allocated: 0, if not even one row fits.
     """
     rows = rows_of(step.who, step.batch)
-
-    def peak_of_part(size: int) -> int:
-        if size == rows:
-            return peak(replace(step, micro_batches=1))
-        part, whole = part_of(step.batch, min(2 * size, rows))
-        try:
-            return whole + peak(replace(step, batch=part, micro_batches=2))
-        except DependsOnValues:
-            raise
-        except Exception:  # the model's own: it takes no other number of rows
-            return NEVER_FITS
-
-    if peak_of_part(rows) <= budget:
+    if peak_with_part(step, rows, peak) <= budget:
         return rows
     # Between half of the rows and all there are two parts, as with half: no fewer, and larger ones.
     half = -(-rows // 2) if rows > 1 else 0
-    return search(peak_of_part, budget, (half,), half)
+    return search(lambda size: peak_with_part(step, size, peak), budget, (half,), half)
+
+
+def peak_with_part(step: Step, size: int, peak: PeakOf) -> int:
+    """The peak where so many rows of the step's batch run in addition to the whole of it."""
+    rows = rows_of(step.who, step.batch)
+    if size == rows:
+        return peak(replace(step, micro_batches=1))
+    part, whole = part_of(step.batch, min(2 * size, rows))
+    try:
+        return whole + peak(replace(step, batch=part, micro_batches=2))
+    except DependsOnValues:
+        raise
+    except Exception:  # the model's own: it takes no other number of rows
+        return NEVER_FITS

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from memopt._compat import wraps_tensors
 from memopt.memory.copies import copied
 from memopt.memory.ledger import Ledger
-from memopt.memory.pieces import STATES, Piece
+from memopt.memory.pieces import STATES, WEIGHTS, Piece
 from memopt.memory.places import CodePlace
 from memopt.memory.predicted.outcome import DependsOnValues, Made, is_made, outcome_of
 from memopt.memory.predicted.repeated import Part, begin_of, part_since, repeat
@@ -165,6 +165,8 @@ class HollowLedger(Ledger):
             for tensor in tensors_in(value):
                 if _key(tensor) not in self._copies.hollow:
                     self._known.update(self.pieces_of(tensor))
+                if category == WEIGHTS and _key(tensor) not in self._copies.originals:
+                    self._outside.update(storages([tensor]))  # trained, and a closure's
 
     def close(self) -> None:
         super().close()
@@ -230,7 +232,9 @@ class Copies(NamedTuple):
     """The tensors that each copy stands for."""
 
 
-def hollow_copy(value: T, computed: Iterable[Tensor] = ()) -> tuple[T, Copies]:
+def hollow_copy(
+    value: T, computed: Iterable[Tensor] = (), shared: Mapping[int, Any] | None = None
+) -> tuple[T, Copies]:
     """A deep copy of modules, optimizers and tensors on the CPU, without values, but for small
     tensors that are not parameters, and for tensors that are neither parameters nor buffers. Copies
     share memory where the originals do: tied weights, and the parts of a batch. Parameters keep
@@ -238,11 +242,12 @@ def hollow_copy(value: T, computed: Iterable[Tensor] = ()) -> tuple[T, Copies]:
 
     Args:
         computed: results of autograd somewhere inside, which PyTorch refuses to copy.
+        shared: what is not copied, by its id.
 
     Raises:
         DependsOnValues: a tensor is nested or sparse.
     """
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = dict(shared or {})
     memory: dict[Hashable, tuple[Tensor, bool]] = {}
     originals: dict[int, list[Tensor]] = {}
     attributes: list[tuple[Tensor, dict[str, Any]]] = []

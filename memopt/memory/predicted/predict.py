@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -17,13 +17,16 @@ from memopt.memory.depth import Depth
 from memopt.memory.garbage import no_collection
 from memopt.memory.known import Facts, with_facts
 from memopt.memory.ledger import Ledger
-from memopt.memory.predicted.hollow import HollowLedger, hollow_copy
+from memopt.memory.optimizers import States
+from memopt.memory.predicted.hollow import Copies, HollowLedger, hollow_copy
 from memopt.memory.predicted.on_cuda import AsOnCuda, as_on_cuda, counts_on_host
 from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.predicted.repeated import Part
-from memopt.memory.step import States, Step, traced
-from memopt.memory.unchanged import Written, unchanged
+from memopt.memory.step import Step, traced
+from memopt.memory.unchanged import Before, Written, unchanged
 from memopt.memory.writes import Exports
+
+T = TypeVar("T")
 
 MakeWatch = Callable[[nn.Module, Ledger], AbstractContextManager[Any]]
 
@@ -131,24 +134,22 @@ def _hollow_step(
     doing("predicting step")
     with unchanged(*step.roots, written=Written()) as before:  # the ledger tells what is written
         with before.watching():
-            (model, optimizer, batch), copies = hollow_copy(
-                (step.model, step.optimizer, step.batch), before.computed()
-            )
+            hollow, copies = _hollow(step, before)
             if changes is not None:
-                changes(model)
+                changes(hollow.model)
         context: Any = step.context
         if target == "cuda":
-            as_on_cuda(optimizer)
+            as_on_cuda(hollow.optimizer)
             context = AsOnCuda
-        on_host = target == "cuda" and counts_on_host(optimizer)
-        ledger = HollowLedger(model, target, copies, before, on_host, known.parts)
-        hollow = replace(step, model=model, optimizer=optimizer, batch=batch, context=context)
+        on_host = target == "cuda" and counts_on_host(hollow.optimizer)
+        ledger = HollowLedger(hollow.model, target, copies, before, on_host, known.parts)
+        hollow = replace(hollow, context=context)
         start = time.perf_counter()
         with (
             no_collection(),
             # Nothing is looked for in gradients that have no values.
             torch.autograd.set_detect_anomaly(torch.is_anomaly_enabled(), check_nan=False),
-            nullcontext() if watch is None else watch(model, ledger),
+            nullcontext() if watch is None else watch(hollow.model, ledger),
             Exports(ledger.exported),
         ):
             try:
@@ -160,9 +161,20 @@ def _hollow_step(
         return Hollow(ledger, seconds, ledger.written), hollow.states(known.states or {})
 
 
+def _hollow(step: Step, before: Before) -> tuple[Step, Copies]:
+    found: list[Copies] = []
+
+    def copy(objects: T, memo: dict[int, Any]) -> T:
+        result, copies = hollow_copy(objects, before.computed(), memo)
+        found.append(copies)
+        return result
+
+    return step.with_copies(copy), found[0]
+
+
 def check_shapes(step: Step) -> None:
     """Refuses what `torch.nn.LazyLinear` and its like have before their first call."""
-    named = (*step.model.named_parameters(), *step.model.named_buffers())
+    named = (*step.trained, *step.model.named_buffers())
     for path, tensor in named:
         if is_lazy(tensor):
             raise ValueError(
