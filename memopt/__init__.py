@@ -35,12 +35,14 @@ from memopt._plan import Plan, fit, plan
 from memopt._public import moved
 from memopt._version import __version__
 from memopt.fates import saved_tensors
+from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.saved import saved_bytes
 from memopt.memory.sizes import BudgetTooSmall
 from memopt.recipes import recipes
 
 __all__ = [
     "BudgetTooSmall",
+    "DependsOnValues",
     "Plan",
     "__version__",
     "accumulate",

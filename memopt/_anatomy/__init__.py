@@ -14,10 +14,9 @@ from memopt._anatomy import api
 from memopt._anatomy.report import Anatomy
 from memopt._public import P, PublicFunction, R_co
 from memopt._snapshot.read import read_snapshot
-from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.whatif.advice import Advice
 
-__all__ = ["Advice", "Anatomy", "DependsOnValues", "anatomy"]
+__all__ = ["Advice", "Anatomy", "anatomy"]
 
 
 class _Anatomy(PublicFunction[P, R_co]):

@@ -203,12 +203,15 @@ def _measured(
             apply_fates(real, fates)
             kind = OffloadLedger if fates.offload else Ledger
             ledger = kind(real.model, device)
+            put_back = real.with_new_inputs()
             real.run()
+        put_back()
         _synchronize(is_cuda)
         start = time.perf_counter()
         real.run()
         _synchronize(is_cuda)
         plain = time.perf_counter() - start
+        put_back()
         found = DeviceBytes(device) if is_cuda else None
         with nullcontext() if found is None else found:
             _, seconds = traced(real, ledger)

@@ -17,7 +17,7 @@ from memopt._compat import is_in_backward
 from memopt.memory.backwards import around_backward
 from memopt.memory.ledger import Ledger
 from memopt.memory.modules import seen_modules
-from memopt.memory.storages import Deferred, tensors_in
+from memopt.memory.storages import Deferred, sizes_of, tensors_in
 
 StampT = TypeVar("StampT")
 N = TypeVar("N", bound=float)
@@ -293,7 +293,7 @@ def _kind(module: nn.Module, inputs: Sequence[Tensor]) -> Hashable:
     parameters = [
         (n, tuple(p.shape), p.dtype, p.requires_grad) for n, p in module.named_parameters()
     ]
-    shapes = [(tuple(t.shape), t.dtype, t.requires_grad) for t in inputs]
+    shapes = [(sizes_of(t), t.dtype, t.requires_grad) for t in inputs]
     # The class that it had before memopt patched it bears the same name.
     cls = type(module)
     return (cls.__module__, cls.__qualname__, module.training, tuple(parameters), tuple(shapes))

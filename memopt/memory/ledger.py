@@ -51,7 +51,14 @@ from memopt.memory.pieces import (
 from memopt.memory.places import NOWHERE, CodePlace, line_of
 from memopt.memory.saved import SavedTensors
 from memopt.memory.scratch.rules import scratch_of
-from memopt.memory.storages import has_storage, parts_of, storage_keys, tensors_in
+from memopt.memory.storages import (
+    has_sizes,
+    has_storage,
+    parts_of,
+    sizes_of,
+    storage_keys,
+    tensors_in,
+)
 from memopt.memory.uncompiled_mode import UncompiledMode
 from memopt.memory.work import Work, work_of
 from memopt.memory.writes import written_by
@@ -209,10 +216,12 @@ class Ledger(UncompiledMode):
                 place = place or self._place()
                 for piece in self._note(tensor, name, self.phase, place):
                     self._know(piece, name, args)
-        if self._on_cpu:
-            self._note_scratch(func, args, given, results, name)
         if self.phase == "backward":
             self._know_recipes(kwargs, results)
+        if not all(map(has_sizes, (*given, *results))):
+            return result  # neither scratch nor work follows from them
+        if self._on_cpu:
+            self._note_scratch(func, args, given, results, name)
         work = work_of(func, args, kwargs, result, (*given, *results))
         if work is not None:
             place = place or self._place()
@@ -275,19 +284,8 @@ class Ledger(UncompiledMode):
         is_elsewhere = self._device is None and any(t.device.type != "cpu" for t in given)
         if not nbytes or is_elsewhere:
             return
-        place = self._place()
-        piece = Piece(
-            nbytes,
-            (nbytes,),
-            torch.uint8,
-            self.instant,
-            self.phase,
-            f"{name} (scratch)",
-            *place,
-            TEMPORARY,
-            died=self.instant,
-            margin=scratch.margin,
-        )
+        made = (nbytes, (nbytes,), torch.uint8, self.instant, self.phase, f"{name} (scratch)")
+        piece = Piece(*made, *self._place(), TEMPORARY, died=self.instant, margin=scratch.margin)
         self.scratch.append((len(self.log), piece))
 
     def _know(self, piece: Piece, name: str, args: tuple[Any, ...]) -> None:
@@ -338,14 +336,14 @@ class Ledger(UncompiledMode):
             if not has_storage(part) or (self._device and part.device.type != self._device):
                 continue
             storage = part.untyped_storage()
-            key, size = storage._cdata, storage.nbytes()
+            key = storage._cdata
             known = self._live.get(key)
             if known is not None:
                 if phase == "before":
                     found.append(known[1])
                 continue
-            nbytes = -(-size // self._granularity) * self._granularity
-            piece = Piece(nbytes, tuple(part.shape), part.dtype, self.instant, phase, op, *place)
+            nbytes = -(-storage.nbytes() // self._granularity) * self._granularity
+            piece = Piece(nbytes, sizes_of(part), part.dtype, self.instant, phase, op, *place)
             self._live[key] = (weakref.ref(storage, partial(self._end, key)), piece)
             self.pieces.append(piece)
             self.log.append(Entry(self.instant, 1, piece))

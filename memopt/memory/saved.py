@@ -23,7 +23,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from memopt._compat import view_base
 from memopt._extension import _C
-from memopt.memory.storages import storages, tensors_in
+from memopt.memory.storages import sizes_of, storages, tensors_in
 from memopt.memory.unchanged import Written, unchanged
 
 __all__ = [
@@ -128,7 +128,7 @@ class Recorded(Generic[SavedT]):
     def bytes(self) -> SavedBytes:
         of_inputs = storages(self.inputs)
         return SavedBytes(
-            SavedStorage(nbytes, tensor.device, tuple(tensor.shape), tensor.dtype, key in of_inputs)
+            SavedStorage(nbytes, tensor.device, sizes_of(tensor), tensor.dtype, key in of_inputs)
             for key, (nbytes, tensor) in self.saved.by_storage().items()
         )
 

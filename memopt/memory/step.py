@@ -183,6 +183,18 @@ class Step:
                 f"({function_name(self.function)})"
             )
 
+    def with_new_inputs(self) -> Callable[[], None]:
+        """Return a function that puts back the gradients which inputs have now: each step of a
+        training has a batch of its own.
+        """
+        gradients = [(leaf, leaf.grad) for leaf in tensors_in(self.batch) if leaf.is_leaf]
+
+        def put_back() -> None:
+            for leaf, gradient in gradients:
+                leaf.grad = gradient
+
+        return put_back
+
     def batches(self) -> list[Any]:
         """The micro-batches."""
         if self.micro_batches == 1:
@@ -291,7 +303,7 @@ def traced(step: Step, ledger: Ledger, prime: States | None = None) -> tuple[flo
     Returns the seconds of both.
     """
     seconds = []
-    gradients = [(leaf, leaf.grad) for leaf in tensors_in(step.batch) if leaf.is_leaf]
+    put_back = step.with_new_inputs()
     step.adopt(ledger)
     with ledger:
         if prime is not None:
@@ -300,8 +312,7 @@ def traced(step: Step, ledger: Ledger, prime: States | None = None) -> tuple[flo
             ledger.assign(STATES, step._states())
             seconds.append(0.0)
         for _ in range(1 if seconds else 2):
-            for leaf, gradient in gradients:  # each step has a batch of its own
-                leaf.grad = gradient
+            put_back()
             ledger.restart()
             start = time.perf_counter()
             step.run(ledger)

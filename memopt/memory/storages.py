@@ -87,6 +87,18 @@ def parts_of(tensor: Tensor) -> Iterator[Tensor]:
         yield tensor
 
 
+def has_sizes(tensor: Tensor) -> bool:
+    """Say whether a tensor has one size in each dimension: nested ones of PyTorch's first kind,
+    torch.nested with layout=torch.strided, have none.
+    """
+    return not tensor.is_nested or tensor.layout is not torch.strided
+
+
+def sizes_of(tensor: Tensor) -> tuple[int, ...]:
+    """Return a tensor's shape; of one without sizes the number of its elements."""
+    return tuple(tensor.shape) if has_sizes(tensor) else (tensor.numel(),)
+
+
 def tensors_in(value: object) -> Sequence[Tensor]:
     """The tensors in what an operator takes or returns, or in a batch."""
     if isinstance(value, Tensor):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import memopt
-from memopt._anatomy import DependsOnValues
+from memopt import DependsOnValues
 from tests.anatomy.models import Block, Mlp
 
 X = torch.ones(4, 32)

@@ -136,3 +136,42 @@ def test_while_pytorch_looks_for_nan_in_gradients() -> None:
             peaks.append(memopt.anatomy(model, x, loss=torch.sum, measure=False).peak)
             assert torch.is_anomaly_check_nan_enabled()
     assert peaks[0] == peaks[1]
+
+
+def test_a_measured_step_has_a_batch_of_its_own() -> None:
+    """An input's gradient from a run before is no part of it: 128 KB of 461."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 1))
+    x = torch.randn(512, 64, requires_grad=True)
+    found = memopt.anatomy(model, x, loss=torch.mean, measure=True)
+    assert found.measured is not None
+    assert found.predicted is not None
+    assert found.measured.peak.total == found.predicted.peak.total
+    assert x.grad is None
+
+
+class Ragged(nn.Module):
+    def __init__(self, makes: bool) -> None:
+        super().__init__()
+        self.a, self.makes = nn.Linear(16, 16), makes
+
+    def forward(self, rows: Any) -> Tensor:
+        nested = torch.nested.nested_tensor(list(rows)) if self.makes else rows
+        return torch.nested.to_padded_tensor(nn.functional.gelu(self.a(nested)), 0.0).sum()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("makes", [False, True])
+def test_nested_tensors_without_sizes_are_measured(makes: bool) -> None:
+    """PyTorch's first kind of nested tensors (layout=torch.strided) refuses to tell a shape."""
+    rows = [torch.randn(300, 16), torch.randn(500, 16)]
+    model, batch = Ragged(makes), (rows,) if makes else torch.nested.nested_tensor(rows)
+    found = memopt.anatomy(model, batch)
+    assert found.predicted is None
+    assert found.measured is not None
+    assert found.measured.peak.total > 3 * 4 * 800 * 16  # input, the layer's output, GELU's
+    assert "nested" in found.notes[0]
+    assert memopt.plan(model, batch, "1MiB", blocks=["a"]).blocks[0].path == "a"
+    assert memopt.saved_bytes(model, *((rows,) if makes else (batch,))) > 0
+    with pytest.raises(memopt.DependsOnValues) as error:
+        memopt.anatomy(model, batch, measure=False)
+    assert "nested" in str(error.value)

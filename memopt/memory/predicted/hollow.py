@@ -31,7 +31,7 @@ from memopt.memory.pieces import STATES, WEIGHTS, Piece
 from memopt.memory.places import CodePlace
 from memopt.memory.predicted.outcome import DependsOnValues, Made, is_made, outcome_of
 from memopt.memory.predicted.repeated import Part, begin_of, part_since, repeat
-from memopt.memory.storages import storages, storages_of, tensors_in
+from memopt.memory.storages import has_sizes, storages, storages_of, tensors_in
 from memopt.memory.unchanged import Before, Written
 from memopt.memory.writes import written_by
 
@@ -104,6 +104,10 @@ class HollowLedger(Ledger):
             raise DependsOnValues(
                 f"a prediction has no values, and the step asks for one ({func}, in "
                 f"{self._place().line or 'PyTorch'})"
+            )
+        if "nested" in name or not all(map(has_sizes, given)):
+            raise DependsOnValues(
+                f"the shapes of a step depend on values, of a nested tensor ({func})"
             )
         outcome = outcome_of(func, args, kwargs, self._on_cpu)
         if with_values and torch.Tag.nondeterministic_seeded not in func.tags:

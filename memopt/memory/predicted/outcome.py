@@ -19,7 +19,7 @@ from memopt.memory.scratch.onednn import lstm_workspace
 
 
 class DependsOnValues(RuntimeError):
-    """The step looks at the values of tensors, which a prediction does not have."""
+    """A RuntimeError: the step looks at the values of tensors, which a prediction does not have."""
 
 
 class Made(NamedTuple):
