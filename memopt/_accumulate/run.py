@@ -52,8 +52,7 @@ class Run:
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         self._model = model
-        beside = trained_beside(model, loss, optimizer)
-        self._trained = [*model.parameters(), *(p for _, p in beside)]
+        self._beside = [p for _, p in trained_beside(model, loss, optimizer)]
         self._function = function
         self._batch = batch
         self._loss = loss
@@ -68,9 +67,9 @@ class Run:
         """Every micro-batch. `step_down`: with fewer rows where memory runs out."""
         if not step_down:
             return self._from(size, None, 0)
-        begin = before_backward(self._model, self._trained)
+        begin = before_backward(self._model, self._trained())
         failures = 0
-        with gradients_watched(self._trained) as was_touched:
+        with gradients_watched(self._trained()) as was_touched:
             while True:
                 try:
                     return self._from(size, was_touched, failures)
@@ -88,7 +87,7 @@ class Run:
         """Run a sharded model, in all processes alike: with fewer rows where memory runs
         out in one of them. What others have reduced by then is of no use, and all begin again.
         """
-        begin = before_backward(self._model, self._trained)
+        begin = before_backward(self._model, self._trained())
         failures = 0
         while True:
             done = self.once(size, peers)
@@ -146,8 +145,12 @@ class Run:
         """Counts of how often the weights were written; none where they are gathered for calls."""
         if any(is_sharded(m) or gathers_parameters(m) for m in self._model.modules()):
             return []
-        trained = (p for p in self._trained if p.requires_grad)
+        trained = (p for p in self._trained() if p.requires_grad)
         return [p._version for p in trained if not p.is_inference()]
+
+    def _trained(self) -> list[Tensor]:
+        """The parameters that it has now: FSDP2 has sharded and whole ones in turn."""
+        return [*self._model.parameters(), *self._beside]
 
     def _check_shares(self, shares: float) -> None:
         if self._count is not None:

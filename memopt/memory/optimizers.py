@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from memopt.memory.parallel import is_sharded
 from memopt.memory.storages import tensors_in
 
 OptimizerLike = torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None
@@ -59,13 +60,14 @@ def trained_beside(
     model: nn.Module, loss: object, optimizer: object
 ) -> tuple[tuple[str, nn.Parameter], ...]:
     """Return what a step trains and the model does not have: parameters of a loss that is a module,
-    and others in the optimizer's groups. A training script hands both to its optimizer.
+    and others in the optimizer's groups. A training script hands both to its optimizer. A sharded
+    model has whole parameters at times, and its optimizer never.
     """
     seen = {id(p) for p in model.parameters()}
     named: list[tuple[str, nn.Parameter]] = []
     if isinstance(loss, nn.Module):
         named += [(f"loss.{name}", p) for name, p in loss.named_parameters() if p.requires_grad]
-    if isinstance(optimizer, torch.optim.Optimizer):
+    if isinstance(optimizer, torch.optim.Optimizer) and not is_sharded(model):
         groups = (p for group in optimizer.param_groups for p in group["params"])
         named += [(f"optimizer.{place}", p) for place, p in enumerate(groups)]
     found = []
