@@ -118,6 +118,10 @@ def _result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_cpu: bo
     if func is torch.ops.aten.convolution.default:
         made = _in_layout_of(args[:2], made)
         return _transposed_on_cpu(args, made) if on_cpu else made
+    if on_cpu and func in _OF_WINDOWS:
+        return _folded_on_cpu(args, made)
+    if func in _LOSS_GRADIENTS:
+        return made._replace(dtype=args[1].dtype)
     if func in _LOSSES:
         return _loss_over_its_elements(func, args, kwargs, made)
     if func is torch.ops.aten.mkldnn_rnn_layer.default:
@@ -126,8 +130,12 @@ def _result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_cpu: bo
         return _bags_on_cpu(made, *args, **kwargs)
     if on_cpu and func is torch.ops.aten.native_layer_norm.default:
         return _layer_norm_on_cpu(args, made)
+    if on_cpu and func is torch.ops.aten._weight_norm_interface.default:
+        norms = torch.promote_types(made[1].dtype, torch.float32)  # the meta kernel's: of bfloat16
+        return made[0], made[1]._replace(dtype=norms)
     if on_cpu and func is torch.ops.aten.native_group_norm_backward.default:
-        return (_in_layout_of(args[1:2], made[0]), *made[1:])
+        gradient = made[0] and made[0]._replace(dtype=args[1].dtype)
+        return (_in_layout_of(args[1:2], gradient), *made[1:])
     return made
 
 
@@ -269,6 +277,16 @@ def _transposed_on_cpu(args: tuple[Any, ...], made: Made) -> Made:
     return made._replace(storage=source.nbytes) if "SlowTranspose3d" in kernel else made
 
 
+_OF_WINDOWS = frozenset((torch.ops.aten.col2im.default, torch.ops.aten.im2col.default))
+
+
+def _folded_on_cpu(args: tuple[Any, ...], made: Made) -> Made:
+    """Gives the image that windows are added to, and windows of some of it, the memory of the
+    input where that is more: the kernels resize a tensor like it (`col2im_cpu`, `im2col_cpu`).
+    """
+    return made._replace(storage=args[0].numel() * made.dtype.itemsize)
+
+
 def _layer_norm_on_cpu(args: tuple[Any, ...], made: Any) -> Any:
     """Gives the statistics the input's dtype, unless the weight has another one."""
     input, _, weight = args[:3]
@@ -299,6 +317,10 @@ _LOSSES = frozenset(
         torch.ops.aten.soft_margin_loss.default,
         torch.ops.aten.binary_cross_entropy.default,
     )
+)
+# Of the dtype of what they are gradients of; the meta kernels give them the one of both arguments.
+_LOSS_GRADIENTS = frozenset(
+    (torch.ops.aten.mse_loss_backward.default, torch.ops.aten.smooth_l1_loss_backward.default)
 )
 _NO_REDUCTION, _MEAN = 0, 1  # as the operators number them
 
