@@ -108,6 +108,46 @@ class Rooted(nn.Module):
         return self.linear(x) * numbers + numbers.sqrt()
 
 
+class Folded(nn.Module):
+    """Overlapping windows that are added up, in memory as large as all of them, and kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(10, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.fold(x, (12, 12), 3, padding=1) * self.scale
+
+
+class Compared(nn.Module):
+    """A loss of two tensors, which is scaled."""
+
+    def __init__(self, width: int, loss: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.linear, self.loss = nn.Linear(width, width), loss
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.loss(self.linear(x), x) * 3
+
+
+class KthValue(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.kthvalue(3, 0)[0]
+
+
+class Pooled(nn.Module):
+    """Pooling in channels last, whose gradient comes contiguous from the layer behind."""
+
+    def __init__(self, channels: int, width: int, pool: nn.Module) -> None:
+        super().__init__()
+        self.shift, self.pool = nn.Parameter(torch.zeros(channels, 1, 1)), pool
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.contiguous(memory_format=torch.channels_last)
+        return self.head(self.pool(x + self.shift).flatten(1))
+
+
 def image(rows: int, channels: int, *sides: int) -> Tensor:
     return torch.randn(rows, channels, *sides)
 
@@ -169,10 +209,26 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
         ),
         image(2, 4, 12, 12),
     ),
+    "maxima in channels last": lambda: (
+        Pooled(16, 16 * 36 * 36, nn.MaxPool2d(3, 1, 1)),
+        image(24, 16, 36, 36),
+    ),
+    "means in channels last": lambda: (
+        Pooled(16, 16 * 36 * 36, nn.AvgPool2d(3, 1, 1)),
+        image(24, 16, 36, 36),
+    ),
+    "folded": lambda: (Folded(), torch.randn(40, 90, 144)),
+    "squared distance": lambda: (Compared(60, F.mse_loss), torch.randn(900, 60)),
+    "smooth distance": lambda: (Compared(60, F.smooth_l1_loss), torch.randn(900, 60)),
+    "k-th values": lambda: (
+        nn.Sequential(nn.Linear(40, 40), KthValue()),
+        torch.randn(300, 40),
+    ),
 }
 EXACT = frozenset(
     (
         *("linear", "linear, transposed", "layer norm", "embedding", "gru", "rnn"),
+        *("folded", "squared distance", "smooth distance", "k-th values"),
         *("kept bags of maxima", "fft", "fft of the last dimension", "fft of two dimensions"),
         *(
             "fft of three dimensions",
@@ -213,7 +269,11 @@ def test_the_allocator_agrees(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["linear", "conv1d", "conv2d", "conv3d", "attention", "gru", "lstm", "layer norm"]
+    "case",
+    [
+        *("linear", "conv1d", "conv2d", "conv3d", "attention", "gru", "lstm", "layer norm"),
+        *("squared distance", "smooth distance"),
+    ],
 )
 def test_under_autocast(case: str) -> None:
     """Casts, products and sums of 16 bits. Some processors have no LSTM of these."""

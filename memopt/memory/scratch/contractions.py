@@ -27,15 +27,15 @@ def product(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tens
     # knows. Matrices with other strides than BLAS knows are copied one by one.
     known = 0
     for tensor in (one, other):
-        is_known = tensor.dim() == 2 and tensor.stride(0) == 1 and _is_for_blas(tensor)
+        is_known = tensor.dim() == 2 and tensor.stride(0) == 1 and is_for_blas(tensor)
         if (tensor.is_conj() and not is_known) or tensor.is_neg():
             known += tensor.numel() * tensor.element_size()
-        if not _is_for_blas(tensor):
+        if not is_for_blas(tensor):
             known += math.prod(tensor.shape[-2:]) * tensor.element_size()
     return Scratch(known)
 
 
-def _is_for_blas(matrix: Tensor) -> bool:
+def is_for_blas(matrix: Tensor) -> bool:
     rows, columns = matrix.shape[-2:]
     down, right = matrix.stride()[-2:]
     by_columns = (down == 1 or rows <= 1) and right >= max(1, rows)
@@ -56,9 +56,7 @@ def _onednn_product(one: Tensor, other: Tensor) -> int:
     whole = batches * one.dtype.itemsize * inner * (rows + columns)
     whole += batches * 4 * threads * rows * columns
     copies = sum(
-        tensor.numel() * tensor.element_size()
-        for tensor in (one, other)
-        if not _is_for_blas(tensor)
+        tensor.numel() * tensor.element_size() for tensor in (one, other) if not is_for_blas(tensor)
     )
     return copies + min(threads * block, whole) + 64 * KiB * threads
 

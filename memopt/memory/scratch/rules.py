@@ -26,8 +26,22 @@ from memopt.memory.scratch.contractions import (
     product,
 )
 from memopt.memory.scratch.head import chunked_loss
+from memopt.memory.scratch.indices import INDICES
+from memopt.memory.scratch.losses import OF_LOSSES
+from memopt.memory.scratch.maps import MAPS, resampling, resampling_backward
+from memopt.memory.scratch.matrices import MATRICES
 from memopt.memory.scratch.onednn import lstm_scratch
-from memopt.memory.scratch.size import NONE, Scratch, ScratchRule, copy_of
+from memopt.memory.scratch.size import (
+    NONE,
+    Scratch,
+    ScratchRule,
+    contiguous,
+    copies,
+    copy_in,
+    copy_of,
+    elements_of,
+    runs,
+)
 from memopt.memory.scratch.transforms import fourier, fourier_to_real, matrix_exponential
 
 
@@ -51,8 +65,8 @@ def _rule_of(func: Any) -> ScratchRule | None:
     rule = _RULES.get(name)
     if rule is None and torch.Tag.pointwise in func.tags:
         return _promotion
-    if rule is None and name.startswith("upsample"):
-        return _backward_of_a_map if name.endswith("backward") else _resampling
+    if rule is None and name.lstrip("_").startswith("upsample"):
+        return resampling_backward if name.endswith("backward") else resampling
     return rule
 
 
@@ -81,11 +95,75 @@ def _promoted(whole: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
 
 
 def _reduction(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
-    """A sum in another dtype than its input's is one of a copy."""
+    """A sum or norm in another dtype than its input's is one of a copy."""
     source, result = given[0], results[0]
-    if source.dtype is result.dtype:
+    is_norm = source.is_complex() and source.dtype.to_real() is result.dtype
+    if source.dtype is result.dtype or is_norm:
         return NONE
     return Scratch(source.numel() * result.dtype.itemsize)
+
+
+def _sum(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
+    """A sum of 16-bit elements over dimensions that no single stride goes through is one of a copy
+    in float32 (`should_use_acc_buffer` in ReduceOps.cpp).
+    """
+    source, result = given[0], results[0]
+    dims = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
+    if not _is_reduced(source) or not _is_reduced(result) or runs(source, dims) < 2:
+        return _reduction(args, given, results)
+    return Scratch(4 * (source.numel() + result.numel()))
+
+
+def _is_reduced(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.element_size() == 2
+
+
+def _log_of_sum(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
+    """Maxima, the exponentials of what is below them, and a sum of these."""
+    source, result = args[0], results[0]
+    summed = _sum((source, args[1]), (source,), results)
+    return Scratch(source.numel() * result.element_size() + elements_of(result) + summed.known, 64)
+
+
+def _extreme(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
+    """A contiguous copy for the extreme of all elements; two tensors go element by element."""
+    if len(args) == 1:
+        return Scratch(copy_in(args[0]))
+    return _promotion(args, given, results) if isinstance(args[1], Tensor) else NONE
+
+
+def _windows_backward(
+    args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
+) -> Scratch:
+    """The places along the dimension."""
+    return Scratch(8 * args[1][args[2]] if args[1] else 8)
+
+
+def _scaled_by_power(
+    args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
+) -> Scratch:
+    """The powers of two."""
+    power = args[1]
+    itemsize = power.element_size() if power.is_floating_point() else 4
+    return Scratch(power.numel() * itemsize + _promotion(args, given, results).known)
+
+
+def _renormalized(
+    args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
+) -> Scratch:
+    """Norms, of 16 bits of a copy in float32."""
+    copied = 4 * args[0].numel() if _is_reduced(args[0]) else 0
+    return Scratch(copied, 64 * args[0].shape[args[2]])
+
+
+def _gelu_backward(
+    args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
+) -> Scratch:
+    """oneDNN may copy both where they have different strides."""
+    gradient, source = args[:2]
+    known = _promotion(args, given, results).known
+    is_turned = gradient.stride() != source.stride()
+    return Scratch(known, 2 * elements_of(source) if is_turned else 0)
 
 
 def _mean(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
@@ -97,59 +175,32 @@ def _mean(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor
     return NONE
 
 
-def _copies(*places: int) -> ScratchRule:
-    """Arguments that are made contiguous."""
-
-    def rule(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
-        return Scratch(sum(copy_of(args[place]) for place in places if place < len(args)))
-
-    return rule
-
-
-def _backward_of_a_map(
-    args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
-) -> Scratch:
-    return Scratch(copy_of(given[0]))
-
-
-def _resampling(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
-    """A kernel may copy its tensors to channels last."""
-    return Scratch(0, sum(t.numel() * t.element_size() for t in (given[0], *results)))
-
-
 def _layer_norm_backward(
     args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
 ) -> Scratch:
     """Copies, and for each thread the sums of both parameters' gradients."""
-    gradient, source, shape = args[:3]
+    gradient, source, shape, weight = *args[:3], args[5]
     sums = 2 * torch.get_num_threads() * math.prod(shape) * source.element_size()
-    return Scratch(copy_of(gradient) + copy_of(source) + sums)
+    return Scratch(sum(map(copy_in, (gradient, source, weight, weight))) + sums)
 
 
-def _channels(copied: Sequence[int], factor: int) -> ScratchRule:
-    """Sums for each channel of each row, `factor` of them."""
+def _channels(places: Sequence[int], factor: int, has_two: bool = False) -> ScratchRule:
+    """Sums for each channel of each row, `factor` of them.
+
+    Args:
+        has_two: there are two results, of which one is returned.
+    """
 
     def rule(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
-        sums = math.prod(args[copied[-1]].shape[:2]) * 8
-        copies = sum(copy_of(args[place]) for place in copied)
-        if results and results[0].dtype.itemsize == 2:
-            copies += results[0].numel() * 2
-        return Scratch(0, copies + factor * sums)
+        sums = math.prod(args[places[-1]].shape[:2]) * 8
+        copied = sum(copy_of(args[place]) for place in places)
+        if results and (results[0].dtype.itemsize == 2 or has_two):
+            copied += elements_of(results[0])
+        if len({args[place].stride() for place in places}) > 1:
+            copied += elements_of(args[places[-1]])  # one format is made the other's
+        return Scratch(0, copied + factor * sums)
 
     return rule
-
-
-def _sorting(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
-    """A copy, and the places of a row."""
-    source = given[0]
-    return Scratch(0, source.numel() * (source.element_size() + 8))
-
-
-def _loss_with_logits(
-    args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
-) -> Scratch:
-    """Composed of operators inside."""
-    return Scratch(0, 3 * given[0].numel() * given[0].element_size() + 64)
 
 
 def _of_bags(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
@@ -170,6 +221,14 @@ def _backward_of_bags(
     return Scratch(0, max(scratch.margin, columns))
 
 
+def _of_weighted_bags(
+    args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
+) -> Scratch:
+    """The bag of each word, counted up, where forward kept none; and a gradient of one stride."""
+    bags = 16 * (args[2].numel() + 2) if not args[4].numel() else 0
+    return Scratch(bags, copy_in(args[0]))
+
+
 def _ctc(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
     """Backward may take as much as forward kept."""
     return Scratch(0, max(tensor.nbytes for tensor in given))
@@ -186,29 +245,36 @@ def _lstm_backward(
 
 
 _RULES: dict[str, ScratchRule] = {
-    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), product),
-    **dict.fromkeys(("sum", "nansum", "prod", "cumsum", "cumprod"), _reduction),
+    **MAPS,
+    **OF_LOSSES,
+    **INDICES,
+    **MATRICES,
+    **dict.fromkeys(("mm", "bmm", "baddbmm"), product),
+    **dict.fromkeys(("nansum", "prod", "cumsum", "cumprod", "linalg_vector_norm"), _reduction),
+    "sum": _sum,
+    "logsumexp": _log_of_sum,
+    **dict.fromkeys(("max", "min"), _extreme),
+    **dict.fromkeys(("mse_loss_backward", "smooth_l1_loss_backward", "floor_divide"), _promotion),
+    "unfold_backward": _windows_backward,
+    "ldexp": _scaled_by_power,
+    "renorm": _renormalized,
+    "gelu_backward": _gelu_backward,
     "mean": _mean,
-    "_log_softmax_backward_data": _copies(0, 1),
-    "_softmax_backward_data": _copies(0, 1),
-    "embedding_dense_backward": _copies(0),
-    "max_pool2d_with_indices_backward": _copies(0),
-    "avg_pool2d_backward": _copies(0),
-    "_adaptive_avg_pool2d_backward": _copies(0),
-    "native_layer_norm": _copies(0),
+    "embedding_dense_backward": copies(0),
+    "native_layer_norm": contiguous(0, 2, 3),
     "native_layer_norm_backward": _layer_norm_backward,
     "native_group_norm": _channels((0,), 2),
     "native_group_norm_backward": _channels((0, 1), 2),
     "native_batch_norm": _channels((0,), 4),
     "_native_batch_norm_legit": _channels((0,), 4),
-    "native_batch_norm_backward": _channels((0, 1), 4),
+    "native_batch_norm_backward": _channels((0, 1), 4, has_two=True),
     "convolution": convolution,
     "convolution_backward": convolution_backward,
     "_scaled_dot_product_flash_attention_for_cpu": attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": attention_backward,
-    "binary_cross_entropy_with_logits": _loss_with_logits,
     **dict.fromkeys(("where", "masked_fill", "masked_fill_"), _with_mask),
     "_embedding_bag": _of_bags,
+    "_embedding_bag_per_sample_weights_backward": _of_weighted_bags,
     "_embedding_bag_backward": _backward_of_bags,
     "_ctc_loss_backward": _ctc,
     "_linear_cross_entropy": chunked_loss,
@@ -216,8 +282,6 @@ _RULES: dict[str, ScratchRule] = {
     "_fft_c2c": fourier,
     "_fft_c2r": fourier_to_real,
     "linalg_matrix_exp": matrix_exponential,
-    "sort": _sorting,
-    "median": _sorting,
     "mkldnn_rnn_layer": _lstm,
     "mkldnn_rnn_layer_backward": _lstm_backward,
 }

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from memopt.memory.scratch.contractions import product
 from memopt.memory.scratch.size import Scratch
 
 
@@ -50,9 +51,12 @@ class _Layout(NamedTuple):
 
 
 def fourier(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
-    """A copy of the input."""
+    """A copy of the input; of real ones always, where it is expanded."""
     source, dims = args[0], [dim % args[0].dim() for dim in args[1]]
-    return _of_mkl(_copy(source, _Layout(tuple(source.shape), source.stride()), dims))
+    copied = _copy(source, _Layout(tuple(source.shape), source.stride()), dims)
+    if not source.is_complex() and 0 in source.stride():
+        copied = source.numel() * source.element_size()
+    return _of_mkl(copied)
 
 
 def fourier_to_real(
@@ -78,7 +82,8 @@ def matrix_exponential(
     """Powers of the matrices: ten for a batch, up to twelve for one matrix, by its norm."""
     source = given[0]
     matrices = math.prod(source.shape[:-2])
-    return Scratch(0, 12 * source.numel() * source.element_size() + 64 * matrices)
+    powers = 12 * source.numel() * source.element_size() + 64 * matrices
+    return Scratch(0, powers + product((), (source, source), results).margin)
 
 
 def _copy(source: Tensor, layout: _Layout, dims: Sequence[int]) -> int:
