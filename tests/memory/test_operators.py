@@ -263,6 +263,14 @@ def test_products() -> None:
     check(lambda x: F.affine_grid(x, [4, 3, 40, 40]), [image(4, 2, 3)])
 
 
+def test_convolutions_in_groups_of_channels_last() -> None:
+    source, weight = (
+        image(*shape, dtype=torch.bfloat16, layout="channels last")
+        for shape in ((2, 12, 8, 9, 10), (24, 1, 3, 3, 3))
+    )
+    check(lambda x, w: F.conv3d(x, w, stride=2, padding=1, groups=12), [source, weight], LAYOUTS)
+
+
 def test_a_fold_keeps_the_memory_of_its_windows() -> None:
     """Windows are added up in a tensor that was made as large as they are."""
     found = compared(lambda x: F.fold(x, (12, 12), 3, padding=1), [image(8, 90, 144)], ())
