@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,12 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from memopt._checkpoint.flags import is_checkpointing, is_recomputing
 from memopt._checkpoint.other import is_in_other_checkpointing
 from memopt._compat import may_hook_saved_tensors, saved_tensor_hooks
-from memopt._extension import ops
-from memopt.functional.cross_entropy import IGNORED
 from memopt.memory.saved import saved_unseen
-
-NO_CLASS = torch.iinfo(torch.int64).min
-"""An index that no target has: `IGNORED` is an index out of range for gather."""
 
 
 @dataclass
@@ -117,8 +110,9 @@ class HeadCall:
     bias: Tensor | None
     use: HeadUse = field(init=False)
     autocast: AutocastState = field(init=False)
-    waiting: list[weakref.ref[Pending]] = field(init=False, default_factory=list)
-    """All that was derived from the logits and may still be asked for, in the order of calls."""
+    waiting: list[weakref.ref[Any]] = field(init=False, default_factory=list)
+    """All `Pending`s that were derived from the logits and may still be asked for, in the order of
+    calls."""
 
     of: tuple[int, ...] = field(init=False)
     """The identities of its weight and bias, which live as long as this."""
@@ -126,11 +120,18 @@ class HeadCall:
     was_stepped: bool = False
     """Whether an optimizer of theirs has made a step since."""
 
+    around: set[tuple[str, int]] = field(init=False, default_factory=set)
+    """The names and numbers of the nodes of losses that were computed without the logits."""
+
     _held: tuple[Tensor | None, ...] = field(init=False)
     _read: list[tuple[Tensor, int]] = field(init=False)
     """The tensors that it is made of, each with its version."""
 
-    _hooks: Any = field(init=False)
+    _seen: dict[str, Tensor] = field(init=False, default_factory=dict)
+    """Views of its input, weight and bias: they keep the memory if `.data` is exchanged."""
+
+    _pack: Callable[[], Any] = field(init=False)
+    """The innermost hook for saved tensors of the call, if it is alive."""
 
     def __post_init__(self) -> None:
         _watch_optimizers()
@@ -141,10 +142,13 @@ class HeadCall:
         self.bias = None if self.bias is None else _as_flagged(self.bias)
         self.autocast = AutocastState.now(self.input.device.type)
         self._read = []
-        for tensor in (self.input, self.weight, self.bias):
+        for name in ("input", "weight", "bias"):
+            tensor = getattr(self, name)
             if tensor is not None:
                 self.reads(tensor)
-        self._hooks = saved_tensor_hooks()
+                if tensor.requires_grad:
+                    self._seen[name] = tensor.view_as(tensor)
+        self._pack = _weakly(_innermost_pack())
         rows = self.input.numel() // self.input.shape[-1] if self.input.shape[-1] else 0
         itemsize = self.autocast.product_dtype(self.input).itemsize
         self.use = HeadUse(self.path, rows * self.weight.shape[0] * itemsize)
@@ -156,10 +160,16 @@ class HeadCall:
         self._read.append((tensor, tensor._version))
 
     def check(self) -> None:
-        """Raises RuntimeError unless the tensors are what they were when the head was called."""
+        """Raises RuntimeError unless the tensors are what they were when the head was called. Those
+        whose memory was exchanged (`weight.data = other`) are those with the memory of then.
+        """
+        for name, seen in self._seen.items():
+            if not _is_same_memory(getattr(self, name), seen):
+                setattr(self, name, seen)
         if self.was_stepped or any(tensor._version != before for tensor, before in self._read):
             self._refuse("were written in place since (by an optimizer's step, say)")
-        for tensor, _ in self._read:
+        read = (tensor for tensor, _ in self._read)
+        for tensor in (*read, *self._seen.values()):
             if tensor.numel() and not tensor.untyped_storage().nbytes():
                 self._refuse("were freed since (FSDP2 frees weights after their module's forward)")
 
@@ -174,12 +184,18 @@ class HeadCall:
         """A context in which a checkpoint that runs around the use, but not around the call, sees
         nothing of what the product saves: its recompute finds the product there.
         """
-        hooks = saved_tensor_hooks()
-        if hooks == self._hooks or not may_hook_saved_tensors():
+        if _innermost_pack() is self._pack() or not may_hook_saved_tensors():
             return nullcontext()
         if not (is_checkpointing() or is_recomputing() or is_in_other_checkpointing()):
             return nullcontext()
         return saved_unseen()
+
+    def leave_region(self) -> None:
+        """Forgets the call's hooks for saved tensors, which memopt's regions cannot be asked for
+        weakly and which hold a region's arguments, once the logits are used outside of them.
+        """
+        if _innermost_pack() is not self._pack():
+            self._pack = _weakly(object())
 
     def product(self) -> Tensor:
         self.check()
@@ -187,195 +203,33 @@ class HeadCall:
             return F.linear(self.input, self.weight, self.bias)
 
 
+def _innermost_pack() -> Any:
+    hooks = saved_tensor_hooks()
+    return None if hooks is None else hooks[0]
+
+
+def _weakly(pack: Any) -> Callable[[], Any]:
+    """A reference that answers with an object of its own once the hook is gone: None stands for no
+    hooks.
+    """
+    if pack is None:
+        return lambda: None
+    gone = object()
+    try:
+        ref = weakref.ref(pack)
+    except TypeError:  # memopt's own, and builtins
+        return lambda: pack
+    return lambda: gone if (found := ref()) is None else found
+
+
+def _is_same_memory(tensor: Tensor, other: Tensor) -> bool:
+    return (
+        tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
+        and tensor.storage_offset() == other.storage_offset()
+        and tensor.shape == other.shape
+        and tensor.stride() == other.stride()
+    )
+
+
 def _as_flagged(tensor: Tensor) -> Tensor:
     return tensor if tensor.requires_grad else tensor.detach()
-
-
-def _run_hooks(hooks: Mapping[int, Any], gradient: Tensor) -> Tensor:
-    for hook in list(hooks.values()):
-        changed = hook(gradient)
-        gradient = gradient if changed is None else changed
-    return gradient
-
-
-@dataclass(eq=False)
-class Pending:
-    """A tensor that follows from a head's call by operations on its rows, and is not computed.
-
-    The tensor is z, with its rows' order and shape those of `input()`; or the log-softmax of z, or
-    that times -1. z = scale * l, or outer * tanh(scale * l), of the linear's l (with `extra` added
-    to its bias).
-    """
-
-    call: HeadCall
-    looks: Tensor
-    """A meta tensor of the shape, strides and dtype."""
-
-    input: Callable[[], Tensor]
-    """Makes the head's input with the rows of this: of the shape of `looks`, but in dimension
-    `class_dim`, which has the features."""
-
-    class_dim: int
-    extra: Tensor | None = None
-    scale: float = 1.0
-    outer: float | None = None
-    log_sign: int = 0
-    """1: log-probabilities, -1: their negative, 0: logits."""
-
-    replay: Callable[[Tensor], Tensor] | None = None
-    """Computes this from `parent`'s tensor."""
-
-    parent: Pending | None = None
-    autocast: AutocastState | None = None
-    hooks: OrderedDict[int, Any] = field(default_factory=OrderedDict)
-    """Hooks for the tensor's gradient."""
-
-    result: Tensor | None = None
-    """The tensor, once somebody needed it."""
-
-    def __post_init__(self) -> None:
-        self.autocast = AutocastState.now(self.call.input.device.type)
-        self.call.waiting.append(weakref.ref(self))
-
-    @property
-    def words(self) -> int:
-        return self.looks.shape[self.class_dim]
-
-    def derived(self, replay: Callable[[Tensor], Tensor], looks: Tensor, **changes: Any) -> Pending:
-        """The tensor that `replay` makes of it."""
-        changes |= {"hooks": OrderedDict(), "result": None}
-        return replace(self, replay=replay, parent=self, looks=looks, **changes)
-
-    def can_stay(self) -> bool:
-        """Whether losses may go around it: nobody has the tensor, or waits for its gradient."""
-        seen: Pending | None = self
-        while seen is not None:
-            if seen.result is not None or seen.hooks:
-                return False
-            seen = seen.parent
-        return not self.call.use.were_made
-
-    def computed(self, by: str = "") -> Tensor:
-        """The tensor, with its history. All others that wait are computed with it: what is written
-        in place from now on is no part of them.
-        """
-        if self.result is None:
-            call = self.call
-            if not call.use.were_made:
-                call.use.were_made, call.use.by = True, by
-            with torch.inference_mode(False), torch.enable_grad(), call.apart():
-                self._compute()
-                for other in [ref() for ref in call.waiting]:
-                    if other is not None:
-                        other._compute()
-            call.waiting.clear()
-        assert self.result is not None
-        return self.result
-
-    def _compute(self) -> Tensor:
-        if self.result is None:
-            if self.parent is None or self.replay is None:
-                made = self.call.product()
-            else:
-                made = self._again(self.parent._compute())
-            self.result = made
-            if self.hooks and made.requires_grad:
-                made.register_hook(partial(_run_hooks, self.hooks))  # not of this: a cycle
-        return self.result
-
-    def _again(self, parent: Tensor) -> Tensor:
-        assert self.replay is not None
-        assert self.autocast is not None
-        with self.autocast.again():
-            return self.replay(parent)
-
-    def from_product(self, product: Tensor) -> Tensor:
-        """The tensor, of other logits than the call's."""
-        return product if self.parent is None else self._again(self.parent.from_product(product))
-
-    def rows(self) -> Tensor:
-        """The head's input, features last, with the rows in the order of the tensor."""
-        return self.input().movedim(self.class_dim, -1)
-
-    def row_shape(self) -> torch.Size:
-        shape = list(self.looks.shape)
-        del shape[self.class_dim]
-        return torch.Size(shape)
-
-    def bias(self) -> Tensor | None:
-        bias = self.call.bias
-        if self.extra is None:
-            return bias
-        return self.extra.to(self.call.weight.dtype) if bias is None else bias + self.extra
-
-    def _cap(self) -> tuple[float | None, float]:
-        """The op's softcap and logit_scale: outer * tanh(scale * l) is softcap * tanh(logit_scale *
-        l / softcap).
-        """
-        return self.outer, self.scale if self.outer is None else self.scale * self.outer
-
-    def loss(
-        self,
-        target: Tensor,
-        dtype: torch.dtype,
-        weight: Tensor | None = None,
-        reduction: str = "mean",
-        ignore_index: int | None = IGNORED,
-        label_smoothing: float = 0.0,
-    ) -> Tensor:
-        """The cross entropy, by memopt's op in chunks of rows. target: of `row_shape()`, or the
-        shape of the tensor with the classes last.
-        """
-        found = self._in_chunks(
-            ops.linear_cross_entropy,
-            target,
-            weight=weight,
-            reduction=reduction,
-            ignore_index=ignore_index,
-            label_smoothing=label_smoothing,
-            dtype=dtype,
-        )
-        return self._of_rows(found) if reduction == "none" else found
-
-    def log_probs(self, target: Tensor) -> Tensor:
-        """Log-probabilities of classes of `row_shape()`, by memopt's op in chunks of rows."""
-        return self._of_rows(self._in_chunks(ops.linear_log_probs, target, ignore_index=NO_CLASS))
-
-    def _in_chunks(self, op: Callable[..., Tensor], target: Tensor, **options: Any) -> Tensor:
-        """Call an op with the rows and their targets. A row alone is a batch of one."""
-        rows = self._rows_to_use()
-        if rows.dim() == 1:
-            rows, target = rows.unsqueeze(0), target.unsqueeze(0)
-        softcap, logit_scale = self._cap()
-        with self.call.autocast.again():
-            return op(
-                rows,
-                self.call.weight,
-                target,
-                linear_bias=self.bias(),
-                softcap=softcap,
-                logit_scale=logit_scale,
-                **options,
-            )
-
-    def _of_rows(self, found: Tensor) -> Tensor:
-        """A number for each row, without the dimension that `_in_chunks` gave a row alone."""
-        return found.squeeze(0) if len(self.looks.shape) == 1 else found
-
-    def at(self, target: Tensor) -> Tensor:
-        """z at classes of `row_shape()`, in float32 (float64 for float64)."""
-        rows = self._rows_to_use()
-        wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
-        bias = self.bias()
-        with torch.autocast(rows.device.type, enabled=False):
-            words = F.embedding(target, self.call.weight).to(wide)
-            z = (rows.to(wide) * words).sum(-1)
-            if bias is not None:
-                z = z + bias.to(wide)[target]
-            z = z * self.scale
-            return z if self.outer is None else z.tanh() * self.outer
-
-    def _rows_to_use(self) -> Tensor:
-        self.call.check()
-        self.call.use.losses += 1
-        return self.rows()

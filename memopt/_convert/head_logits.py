@@ -25,31 +25,31 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from memopt._compat import in_transform, leave_to_python
-from memopt._convert.head_call import HeadCall, Pending
+from memopt._convert import head_gradients
+from memopt._convert.head_call import HeadCall
 from memopt._convert.head_losses import LOSSES
 from memopt._convert.head_operations import OPERATIONS, quietly
-from memopt.memory.storages import Deferred
+from memopt._convert.head_pending import Pending
+from memopt.memory.storages import Deferred, node_of
 
 _RULES: dict[Any, Callable[..., Any]] = {**OPERATIONS, **LOSSES}
-
-_GONE_AROUND = (
-    "convert: a gradient with respect to logits must be of a loss that was made of the logits "
-    "themselves, and this one was computed in chunks of rows, without them; convert with head=False"
-)
 
 # What a tensor can be asked for without its elements.
 _ATTRIBUTES = """
     shape dtype device ndim requires_grad is_leaf layout is_cuda is_cpu is_meta is_sparse is_mps
     is_quantized is_nested is_mkldnn is_xpu is_xla is_vulkan is_maia is_mtia is_ipu
-    itemsize nbytes grad_fn output_nr
+    itemsize nbytes output_nr
 """
 _METHODS = """
     size dim ndimension numel nelement stride is_contiguous is_floating_point is_complex
-    is_signed is_conj is_neg is_inference element_size get_device storage_offset __len__ __hash__
+    is_signed is_conj is_neg is_inference element_size get_device storage_offset __len__
 """
 _LOOKS = {getattr(Tensor, name) for name in re.findall(r"\w+", _METHODS)}
 _LOOKS |= {getattr(Tensor, name).__get__ for name in re.findall(r"\w+", _ATTRIBUTES)}
 _LOOKS |= {torch.is_floating_point, torch.is_complex, torch.numel}
+# What the lazy tensor always answers itself. Autograd resets the hooks of what was written.
+_OWN: set[Any] = {Tensor.__hash__, vars(torch._C.TensorBase)["_backward_hooks"].__set__}
+_NODE, _NUMBER = (vars(torch._C.TensorBase)[name].__get__ for name in ("grad_fn", "output_nr"))
 
 
 class LazyLogits(Deferred):
@@ -67,17 +67,27 @@ class LazyLogits(Deferred):
         if torch.compiler.is_compiling():  # code that is compiled apart from the model
             torch._dynamo.graph_break()
         kwargs = kwargs or {}
-        if func in _LOOKS:
+        first = args[0] if args else kwargs.get("input")
+        is_lazy = isinstance(first, LazyLogits)
+        is_made = is_lazy and first._pending.result is not None
+        is_asked_late = is_lazy and first._pending.call.use.losses > 0
+        if is_asked_late and (func == _NUMBER or (func == _NODE and is_made)):
+            head_gradients.warn_of_node()
+        # Made logits may have been exchanged since (unsqueeze_): they are asked themselves.
+        looks = func in _LOOKS or (func == _NODE and is_asked_late)
+        if func in _OWN or (looks and not is_made):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        first = args[0] if args else kwargs.get("input")
-        if isinstance(first, LazyLogits):
+        if is_lazy:
             rest = args[1:]
             pending = first._pending
-            if func is Tensor.register_hook and pending.result is None:
+            if is_asked_late and func is Tensor.register_hook:
+                head_gradients.warn_of_hook()
+            if func is Tensor.register_hook and not is_made:
                 return _hooked(pending, *rest, **kwargs)
-            if func is Tensor.retain_grad and pending.call.use.losses:
-                raise RuntimeError(_GONE_AROUND)
+            if func is Tensor.retain_grad and is_asked_late:
+                raise RuntimeError(head_gradients.GONE_AROUND)
+            _check_history(first)
             rule = _RULES.get(func)
             may_stay = torch.is_grad_enabled() and pending.can_stay() and not in_transform()
             if rule is not None and may_stay:
@@ -88,6 +98,8 @@ class LazyLogits(Deferred):
         if func is torch.autograd.grad or func is torch.autograd.backward:
             _check_inputs(func, args, kwargs)
         name = getattr(func, "__name__", str(func))
+        if name == "__get__":
+            name = getattr(getattr(func, "__self__", None), "__name__", name)
         return func(*computed(args, name), **computed(kwargs, name))
 
     @classmethod
@@ -142,9 +154,14 @@ def _as_tensors(found: Any, first: LazyLogits) -> Any:
 
 def computed(value: Any, by: str) -> Any:
     """The value with each lazy tensor in it computed; `by`: the function that asks."""
-    return pytree.tree_map(
-        lambda leaf: leaf._pending.computed(by) if isinstance(leaf, LazyLogits) else leaf, value
-    )
+
+    def tensor(leaf: Any) -> Any:
+        if not isinstance(leaf, LazyLogits):
+            return leaf
+        _check_history(leaf)
+        return leaf._pending.computed(by)
+
+    return pytree.tree_map(tensor, value)
 
 
 def _hooked(pending: Pending, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
@@ -158,10 +175,18 @@ def _check_inputs(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     """Raises RuntimeError where a gradient is asked for of logits that a loss has gone around."""
     is_grad = func is torch.autograd.grad
     inputs = args[1] if is_grad and len(args) > 1 else kwargs.get("inputs")
-    for leaf in pytree.tree_leaves(inputs):
-        pending = pending_of(leaf)
-        if pending is not None and pending.call.use.losses:
-            raise RuntimeError(_GONE_AROUND)
+    of = args[0] if args else kwargs["outputs" if is_grad else "tensors"]
+    lazy = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, LazyLogits)]
+    around = {key for leaf in lazy for key in leaf._pending.call.around}
+    roots = [leaf for leaf in pytree.tree_leaves(of) if not isinstance(leaf, LazyLogits)]
+    head_gradients.check_around(roots, around)
+
+
+def _check_history(logits: LazyLogits) -> None:
+    """Raises RuntimeError where an autograd Function has written them, which only PyTorch saw."""
+    node = node_of(logits)
+    if not isinstance(node, _Node):
+        raise RuntimeError(head_gradients.WRITTEN)
 
 
 class _Edges(torch.autograd.Function):
@@ -211,3 +236,7 @@ class _Edges(torch.autograd.Function):
         return tuple(
             next(found) if leaf is not None and leaf.requires_grad else None for leaf in leaves
         )
+
+
+_Node: Any = _Edges._backward_cls
+head_gradients.warn_of_hooks_on(_Node)

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memopt._convert.head_call import AutocastState, Pending
+from memopt._convert.head_call import AutocastState
 from memopt._convert.head_operations import HeadRule
+from memopt._convert.head_pending import Pending
 from memopt.functional.cross_entropy import IGNORED
 
 # Read once: binding arguments to a signature takes longer than the loss's own host time.

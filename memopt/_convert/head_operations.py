@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memopt._convert.head_call import AutocastState, Pending
+from memopt._convert.head_call import AutocastState
+from memopt._convert.head_pending import Pending
 
 HeadRule = Callable[[Pending, Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -262,6 +263,7 @@ def _with_bias(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[
         return NotImplemented
     if bias.requires_grad:
         call.reads(bias)
+        bias = bias.view_as(bias)  # its memory may be exchanged
     else:
         bias = bias.clone()  # it may be written before the sum is asked for
     flat = bias.reshape(pending.words)

@@ -129,7 +129,7 @@ class Watch(Generic[StampT]):
         for tensor in tensors_in(output):
             # A hook on what nobody has computed would have it computed.
             is_there = not isinstance(tensor, Deferred) or tensor.made() is not None
-            if tensor.requires_grad and tensor.grad_fn is not None and is_there:
+            if is_there and tensor.requires_grad and tensor.grad_fn is not None:
                 tensor.register_hook(self._turns)
 
     def _turns(self, _: Tensor) -> None:

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from memopt._compat import sequence_number
 from memopt.memory.frames import first_argument
 from memopt.memory.saved import SavedBytes, SavedTensors, recorded
-from memopt.memory.storages import storages
+from memopt.memory.storages import node_of, storages
 
 # Nodes that give another view of a tensor: what made the tensor stands in front of them.
 _VIEWS = frozenset(
@@ -182,7 +182,7 @@ def innermost(frame: FrameType | None, paths: Mapping[nn.Module, str]) -> tuple[
 
 def _maker(tensor: Tensor) -> int | None:
     """The number of the node whose output `tensor` is or views."""
-    node = _before_views(tensor.grad_fn)
+    node = _before_views(node_of(tensor))
     return None if node is None else _number(node)
 
 
@@ -204,7 +204,7 @@ def _number(node: Any) -> int:
 def _nodes(tensors: Iterable[Tensor]) -> dict[int, Any]:
     """All nodes behind these tensors, by number."""
     nodes: dict[int, Any] = {}
-    todo: list[Any] = [tensor.grad_fn for tensor in tensors]
+    todo: list[Any] = [node_of(tensor) for tensor in tensors]
     while todo:
         node = todo.pop()
         if node is not None and _number(node) not in nodes:

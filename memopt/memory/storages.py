@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,14 @@ class Deferred(Tensor):
     def made(self) -> Tensor | None:
         """The tensor that has the memory; None: there is none yet."""
         raise NotImplementedError
+
+
+def node_of(tensor: Tensor) -> Any:
+    """The tensor's node in the graph. A tensor without memory stays so, as it does not where its
+    `grad_fn` is asked for.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.grad_fn
 
 
 class _Key(StorageWeakRef):

@@ -6,6 +6,7 @@ behind; and gradients are there, or not, as those of plain logits are.
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -227,3 +228,22 @@ def test_log_probabilities_have_autocast_s_dtype() -> None:
     assert ours.dtype is theirs.dtype
     assert ours.gather(-1, index).dtype is theirs.gather(-1, index).dtype
     assert ours.exp().dtype is theirs.exp().dtype
+
+
+REGIONS: dict[str, Callable[..., Tensor]] = {
+    "PyTorch's": lambda head, x: torch_checkpoint(head, x, use_reentrant=False),
+    "memopt's": memopt.checkpoint,
+}
+
+
+@pytest.mark.parametrize("name", REGIONS)
+def test_logits_from_a_region_do_not_keep_its_arguments(name: str) -> None:
+    lazy, _ = lazy_and_plain()
+    hidden = torch.ones(ROWS, LENGTH, WIDTH, requires_grad=True) * 1
+    alive = weakref.ref(hidden)
+    logits = REGIONS[name](lambda x: lazy.head(lazy.inner(x)), hidden)
+    loss_of(logits).backward()
+    del hidden
+    gc.collect()
+    assert alive() is None
+    assert logits.shape == (ROWS, LENGTH, WORDS)

@@ -1,0 +1,69 @@
+"""Gradients with respect to lazy logits: a loss that was computed in chunks of rows has gone around
+the logits, which get no gradient of it. Who asks for that one is told so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from memopt._convert.head_pending import key_of
+from memopt._errors import warn
+
+GONE_AROUND = (
+    "convert: a gradient with respect to logits must be of a loss that was made of the logits "
+    "themselves, and this one was computed in chunks of rows, without them; call retain_grad() on "
+    "the logits before the loss is computed, or convert with head=False"
+)
+WRITTEN = (
+    "convert: logits that are computed when they are asked for must not be written in place by an "
+    "autograd Function (mark_dirty), whose gradient they would miss; convert with head=False"
+)
+_UNSEEN = (
+    "convert: {} of logits sees nothing of a loss that was computed before in chunks of rows, "
+    "without them; {}, or convert with head=False (no need to where a library has put hooks on all "
+    "outputs of a model)"
+)
+
+
+def warn_of_hook() -> None:
+    """Warns of a hook on logits that a loss has gone around."""
+    warn(_UNSEEN.format("a hook for the gradient", "register it before the loss is computed"))
+
+
+def warn_of_node() -> None:
+    """Warns of the node of logits that a loss has gone around."""
+    warn(_UNSEEN.format("the node", "ask for it before the loss is computed"))
+
+
+def check_around(roots: Iterable[Any], around: Collection[tuple[str, int]]) -> None:
+    """Raises RuntimeError if one of these nodes, which have gone around logits, is behind roots.
+
+    Args:
+        roots: tensors, and edges of the graph.
+    """
+    todo = [getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots]
+    seen = set()
+    while todo and around:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        if key_of(node) in around:
+            raise RuntimeError(GONE_AROUND)
+        seen.add(node)
+        todo.extend(after for after, _ in node.next_functions)
+
+
+def warn_of_hooks_on(nodes: Any) -> None:
+    """Have the nodes of this class, of what is `pending`, warn of hooks that nobody will run."""
+
+    def warning(register: Any) -> Any:
+        def registers(node: Any, hook: Any) -> Any:
+            if node.pending.call.use.losses:
+                warn_of_hook()
+            return register(node, hook)
+
+        return registers
+
+    for name in ("register_hook", "register_prehook"):
+        setattr(nodes, name, warning(getattr(nodes, name)))

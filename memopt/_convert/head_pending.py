@@ -1,0 +1,224 @@
+"""Tensors that follow from a head's call by operations on its rows, and are not computed."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from memopt._convert.head_call import AutocastState, HeadCall
+from memopt._extension import ops
+from memopt.functional.cross_entropy import IGNORED
+
+NO_CLASS = torch.iinfo(torch.int64).min
+"""An index that no target has: `IGNORED` is an index out of range for gather."""
+
+
+def _run_hooks(hooks: Mapping[int, Any], gradient: Tensor) -> Tensor:
+    for hook in list(hooks.values()):
+        changed = hook(gradient)
+        gradient = gradient if changed is None else changed
+    return gradient
+
+
+@dataclass(eq=False)
+class Pending:
+    """A tensor that follows from a head's call by operations on its rows, and is not computed.
+
+    The tensor is z, with its rows' order and shape those of `input()`; or the log-softmax of z, or
+    that times -1. z = scale * l, or outer * tanh(scale * l), of the linear's l (with `extra` added
+    to its bias).
+    """
+
+    call: HeadCall
+    looks: Tensor
+    """A meta tensor of the shape, strides and dtype."""
+
+    input: Callable[[], Tensor]
+    """Makes the head's input with the rows of this: of the shape of `looks`, but in dimension
+    `class_dim`, which has the features."""
+
+    class_dim: int
+    extra: Tensor | None = None
+    scale: float = 1.0
+    outer: float | None = None
+    log_sign: int = 0
+    """1: log-probabilities, -1: their negative, 0: logits."""
+
+    replay: Callable[[Tensor], Tensor] | None = None
+    """Computes this from `parent`'s tensor."""
+
+    parent: Pending | None = None
+    autocast: AutocastState | None = None
+    hooks: OrderedDict[int, Any] = field(default_factory=OrderedDict)
+    """Hooks for the tensor's gradient."""
+
+    result: Tensor | None = None
+    """The tensor, once somebody needed it."""
+
+    def __post_init__(self) -> None:
+        self.autocast = AutocastState.now(self.call.input.device.type)
+        self.call.waiting.append(weakref.ref(self))
+
+    @property
+    def words(self) -> int:
+        return self.looks.shape[self.class_dim]
+
+    def derived(self, replay: Callable[[Tensor], Tensor], looks: Tensor, **changes: Any) -> Pending:
+        """The tensor that `replay` makes of it."""
+        changes |= {"hooks": OrderedDict(), "result": None}
+        return replace(self, replay=replay, parent=self, looks=looks, **changes)
+
+    def can_stay(self) -> bool:
+        """Whether losses may go around it: nobody has the tensor, or waits for its gradient."""
+        seen: Pending | None = self
+        while seen is not None:
+            if seen.result is not None or seen.hooks:
+                return False
+            seen = seen.parent
+        return not self.call.use.were_made
+
+    def computed(self, by: str = "") -> Tensor:
+        """The tensor, with its history. All others that wait are computed with it: what is written
+        in place from now on is no part of them.
+        """
+        if self.result is None:
+            call = self.call
+            if not call.use.were_made:
+                call.use.were_made, call.use.by = True, by
+            with torch.inference_mode(False), torch.enable_grad(), call.apart():
+                self._compute()
+                for other in [ref() for ref in call.waiting]:
+                    if other is not None:
+                        other._compute()
+            call.waiting.clear()
+        assert self.result is not None
+        return self.result
+
+    def _compute(self) -> Tensor:
+        if self.result is None:
+            if self.parent is None or self.replay is None:
+                made = self.call.product()
+            else:
+                made = self._again(self.parent._compute())
+            self.result = made
+            if self.hooks and made.requires_grad:
+                made.register_hook(partial(_run_hooks, self.hooks))  # not of this: a cycle
+        return self.result
+
+    def _again(self, parent: Tensor) -> Tensor:
+        assert self.replay is not None
+        assert self.autocast is not None
+        with self.autocast.again():
+            return self.replay(parent)
+
+    def from_product(self, product: Tensor) -> Tensor:
+        """The tensor, of other logits than the call's."""
+        return product if self.parent is None else self._again(self.parent.from_product(product))
+
+    def rows(self) -> Tensor:
+        """The head's input, features last, with the rows in the order of the tensor."""
+        return self.input().movedim(self.class_dim, -1)
+
+    def row_shape(self) -> torch.Size:
+        shape = list(self.looks.shape)
+        del shape[self.class_dim]
+        return torch.Size(shape)
+
+    def bias(self) -> Tensor | None:
+        bias = self.call.bias
+        if self.extra is None:
+            return bias
+        return self.extra.to(self.call.weight.dtype) if bias is None else bias + self.extra
+
+    def _cap(self) -> tuple[float | None, float]:
+        """The op's softcap and logit_scale: outer * tanh(scale * l) is softcap * tanh(logit_scale *
+        l / softcap).
+        """
+        return self.outer, self.scale if self.outer is None else self.scale * self.outer
+
+    def loss(
+        self,
+        target: Tensor,
+        dtype: torch.dtype,
+        weight: Tensor | None = None,
+        reduction: str = "mean",
+        ignore_index: int | None = IGNORED,
+        label_smoothing: float = 0.0,
+    ) -> Tensor:
+        """The cross entropy, by memopt's op in chunks of rows. target: of `row_shape()`, or the
+        shape of the tensor with the classes last.
+        """
+        found = self._in_chunks(
+            ops.linear_cross_entropy,
+            target,
+            weight=weight,
+            reduction=reduction,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            dtype=dtype,
+        )
+        return self._of_rows(found) if reduction == "none" else found
+
+    def log_probs(self, target: Tensor) -> Tensor:
+        """Log-probabilities of classes of `row_shape()`, by memopt's op in chunks of rows."""
+        return self._of_rows(self._in_chunks(ops.linear_log_probs, target, ignore_index=NO_CLASS))
+
+    def _in_chunks(self, op: Callable[..., Tensor], target: Tensor, **options: Any) -> Tensor:
+        """Call an op with the rows and their targets. A row alone is a batch of one."""
+        rows = self._rows_to_use()
+        if rows.dim() == 1:
+            rows, target = rows.unsqueeze(0), target.unsqueeze(0)
+        softcap, logit_scale = self._cap()
+        with self.call.autocast.again():
+            found = op(
+                rows,
+                self.call.weight,
+                target,
+                linear_bias=self.bias(),
+                softcap=softcap,
+                logit_scale=logit_scale,
+                **options,
+            )
+        return self._around(found)
+
+    def _around(self, found: Tensor) -> Tensor:
+        """Notes what was computed without the logits, of which they get no gradient."""
+        if found.grad_fn is not None:
+            self.call.around.add(key_of(found.grad_fn))
+        return found
+
+    def _of_rows(self, found: Tensor) -> Tensor:
+        """A number for each row, without the dimension that `_in_chunks` gave a row alone."""
+        return found.squeeze(0) if len(self.looks.shape) == 1 else found
+
+    def at(self, target: Tensor) -> Tensor:
+        """z at classes of `row_shape()`, in float32 (float64 for float64)."""
+        rows = self._rows_to_use()
+        wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+        bias = self.bias()
+        with torch.autocast(rows.device.type, enabled=False):
+            words = F.embedding(target, self.call.weight).to(wide)
+            z = (rows.to(wide) * words).sum(-1)
+            if bias is not None:
+                z = z + bias.to(wide)[target]
+            z = z * self.scale
+            return self._around(z if self.outer is None else z.tanh() * self.outer)
+
+    def _rows_to_use(self) -> Tensor:
+        self.call.check()
+        self.call.use.losses += 1
+        self.call.leave_region()
+        return self.rows()
+
+
+def key_of(node: Any) -> tuple[str, int]:
+    """A node's name and number: unlike the node, they keep nothing alive."""
+    return node.name(), node._sequence_nr()
