@@ -11,7 +11,7 @@ import inspect
 import math
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,6 +49,22 @@ def quiet() -> Iterator[None]:
     ):
         warnings.simplefilter("ignore")
         yield
+
+
+@contextmanager
+def in_autocast() -> Iterator[None]:
+    """A scope in which autocast is on, for the CPU and as code asks that knows of CUDA alone."""
+    before = torch.is_autocast_enabled("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            yield
+    finally:
+        torch.set_autocast_enabled("cuda", before)
+
+
+CALLERS_MODES: tuple[Callable[[], Any], ...] = (in_autocast, torch.no_grad)
+"""Modes of the caller in which a module may do something else."""
 
 
 def random_normal(*size: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -192,7 +208,9 @@ def forward_of(module: nn.Module, input: Tensor) -> Tensor | None:
     before = dict(module.__dict__)
     try:
         output = type(module).forward(module, input)
-    except Exception:  # whatever it is, the module is not what was looked for
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # whatever it is, the module is not what was looked for
         return None
     after = module.__dict__
     if after.keys() != before.keys() or any(after[k] is not v for k, v in before.items()):

@@ -16,6 +16,7 @@ from memopt import functional
 from memopt._class_patch import original_class
 from memopt._convert.match import Answer, Context, Reason
 from memopt._convert.probe import (
+    CALLERS_MODES,
     Constants,
     are_constant,
     constants_of,
@@ -26,6 +27,7 @@ from memopt._convert.probe import (
     stand_in,
     takes_one_tensor,
 )
+from memopt._convert.rules.code_reads import reads_flags, sizes_in
 from memopt._convert.supported import is_plain, supports
 from memopt._convert.swap import ClassSwap, Plain, TorchSwap, swap_of
 from memopt.functional.activation import SCALAR_NAMES, formula
@@ -48,6 +50,11 @@ _PYTORCHS: dict[str, Function] = {
 }
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_NOT_FINITE = (float("nan"), float("inf"), -float("inf"))
+_SHAPES: tuple[tuple[int, ...], ...] = (
+    (), (4,), (1,), (3, 4), (4, 4), (1, 4), (2, 3, 4), (4, 4, 4), (1, 3, 4), (2, 4, 3, 4),
+    (1, 3, 2, 4), (2, 3, 1, 2, 4),
+)  # fmt: skip
 _REQUIRED = frozenset((torch.float32, torch.bfloat16))
 
 
@@ -183,7 +190,9 @@ def _recognise(module: nn.Module) -> _Found | None:
     Its forward and gradient are compared with those of every activation in float32, in training and
     in evaluation mode, at values where the activations differ by far more than rounding; its
     forward also for inputs of zero to five dimensions whose sizes may be equal, far from zero, with
-    NaN and infinities; and in each dtype.
+    NaN and infinities, of the sizes that its code has as numbers; and in each dtype. It is also
+    called in autocast and without gradients. Code that reads switches (True or False) from globals
+    or its class is left.
     """
     x = _values().requires_grad_()
     output = forward_of(stand_in(module, training=True), x)
@@ -195,7 +204,7 @@ def _recognise(module: nn.Module) -> _Found | None:
             continue
         reference = formula(name, scalar)
         if _agree(output, reference(x), x):
-            if not _is_throughout(module, x, reference):
+            if reads_flags(module) or not _is_throughout(module, x, reference):
                 return None
             dtypes = frozenset(d for d in _DTYPES if _agrees_in(module, reference, d))
             return _Found(name, scalar, dtypes) if dtypes >= _REQUIRED else None
@@ -224,7 +233,12 @@ def _is_throughout(module: nn.Module, x: Tensor, reference: Function) -> bool:
         ours, theirs = gradients(y, [x]), gradients(reference(x), [x])
         if ours is None or theirs is None or not _agree(ours[0], theirs[0], x):
             return False
-        for other in _inputs():
+        for mode in CALLERS_MODES:
+            with mode():
+                y = forward_of(twin, x)
+            if y is None or y.dtype != x.dtype or not _agree(y, reference(x), x):
+                return False
+        for other in _inputs(sizes_in(module)):
             y = forward_of(twin, other)
             if y is None or y.shape != other.shape or not _agree_far(y, reference, other):
                 return False
@@ -240,14 +254,23 @@ def _agrees_in(module: nn.Module, reference: Function, dtype: torch.dtype) -> bo
     rounding = 4 * torch.finfo(dtype).eps + torch.finfo(torch.float32).eps
     exact = reference(x.double())
     size = (1 + x.double().abs()) * (1 + exact.abs() / (1 + x.double().abs()))
-    return bool(((y.double() - exact).abs() <= rounding * size).all())
+    if not bool(((y.double() - exact).abs() <= rounding * size).all()):
+        return False
+    far = torch.tensor([1.0, *_NOT_FINITE], dtype=dtype, device="cpu")
+    y = forward_of(stand_in(module, training=True), far)
+    return y is not None and y.dtype == dtype and _agree_far(y, reference, far)
 
 
-def _inputs() -> Iterator[Tensor]:
-    for shape in ((), (4,), (3, 4), (4, 4), (2, 3, 4), (4, 4, 4), (2, 4, 3, 4), (2, 3, 1, 2, 4)):
+def _inputs(sizes: tuple[int, ...]) -> Iterator[Tensor]:
+    """Inputs of all kinds of shapes, and with these sizes or as many elements."""
+    for size in sizes:
+        yield random_normal(size).mul(3)
+        yield random_normal(size + 1, 2).mul(3)
+        yield random_normal(size // 2 + 1, 2).mul(3)
+    for shape in _SHAPES:
         x = random_normal(*shape).mul(3)
         yield x
-        for number in (1e4, -1e4, 1e9, -1e9, float("nan"), float("inf"), -float("inf")):
+        for number in (1e4, -1e4, 1e9, -1e9, *_NOT_FINITE):
             far = x.clone()
             far.view(-1)[-1] = number
             yield far

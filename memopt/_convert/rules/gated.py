@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from memopt import functional
 from memopt._convert.match import Answer, Context
 from memopt._convert.probe import (
+    CALLERS_MODES,
     constants_of,
     forward_of,
     gradients,
@@ -37,6 +38,7 @@ from memopt._convert.probe import (
     takes_one_tensor,
 )
 from memopt._convert.rules.activation import SAVE_THEIR_OUTPUT, activation_name
+from memopt._convert.rules.code_reads import reads_flags, sizes_in
 from memopt._convert.rules.gated_swap import GatedSwap, halves
 from memopt.functional.activation import formula
 
@@ -59,7 +61,8 @@ def _may_be_gated(module: nn.Module) -> bool:
     """Whether it has a forward that a gated unit might have."""
     linears, activations, _ = _sorted(module)
     return (
-        len(linears) <= 3
+        not reads_flags(module)
+        and len(linears) <= 3
         and len(activations) <= 1
         and not any(p is not None for p in module._parameters.values())
         and not module._buffers
@@ -113,7 +116,8 @@ def _recognise_linears(
             continue
         found = replace(first.description, activation=name, layout=layout)
         if first.matches(found) and second.matches(found):
-            if not all(p.agrees(found, x) for p in (first, second) for x in _inputs()):
+            inputs = list(_inputs(sizes_in(module)))
+            if not all(p.agrees_in_modes(found, inputs) for p in (first, second)):
                 return None
             if not _agrees_in_every_dtype(module, linears, found):
                 return None
@@ -128,10 +132,15 @@ def _layouts(linears: int, ungated: bool) -> Sequence[str]:
     return ("first", "second") if linears == 2 else ("first", "second", "interleaved")
 
 
-def _inputs() -> Iterator[Tensor]:
-    """Inputs of one to four dimensions whose sizes may be equal, far from zero, and with NaN."""
+def _inputs(sizes: tuple[int, ...]) -> Iterator[Tensor]:
+    """Inputs of one to four dimensions whose sizes may be equal, far from zero, and with NaN; and
+    with these sizes, or as many elements.
+    """
     size = _OUTSIDE
-    for shape in ((), (size,), (2, 3), (2, size), (size, size), (2, size, 3), (2, 3, size)):
+    for rows in {n for number in sizes for n in (number, number + 1, number // size + 1)}:
+        yield random_normal(rows, size, dtype=torch.float64)
+    shapes: list[tuple[int, ...]] = [(), (size,), (2, 3), (2, size), (size, size), (2, size, 3)]
+    for shape in (*shapes, (2, 3, size), (1,), (1, 3)):
         x = random_normal(*shape, size, dtype=torch.float64)
         yield x
         for number in (1e4, -1e6, float("nan")):
@@ -141,11 +150,17 @@ def _inputs() -> Iterator[Tensor]:
 
 
 def _agrees_in_every_dtype(module: nn.Module, linears: list[str], found: GatedSwap) -> bool:
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
         ungated = found.layout == "ungated"
         probe = _Probe(module, linears, found.down, ungated, training=True, dtype=dtype)
-        if not probe.agrees(found, random_normal(5, _OUTSIDE, dtype=dtype)):
+        x = random_normal(5, _OUTSIDE, dtype=dtype)
+        if not probe.agrees(found, x):
             return False
+        for number in (float("nan"), float("inf"), -float("inf")):
+            far = x.clone()
+            far[-1, 1] = number
+            if not probe.is_finite_as(found, far):
+                return False
     return True
 
 
@@ -249,6 +264,21 @@ class _Probe:
         largest = expected.detach().abs().nan_to_num(0.0).amax(-1, keepdim=True)
         equal = (y - expected).detach().abs() <= 16 * torch.finfo(x.dtype).eps * largest
         return bool((equal | (y.isnan() & expected.isnan())).all())
+
+    def is_finite_as(self, found: GatedSwap, x: Tensor) -> bool:
+        """Whether the output for `x` is finite where that of `found` is: which of NaN and infinity
+        the others are is a matter of order.
+        """
+        y, expected = forward_of(self._twin, x), self._formula(found, x)
+        return y is not None and torch.equal(y.isfinite(), expected.isfinite())
+
+    def agrees_in_modes(self, found: GatedSwap, inputs: Sequence[Tensor]) -> bool:
+        """Whether it agrees for all inputs, and for the first two in all modes of the caller."""
+        for mode in CALLERS_MODES:
+            with mode():
+                if not all(self.agrees(found, x) for x in inputs[:2]):
+                    return False
+        return all(self.agrees(found, x) for x in inputs)
 
     def _formula(self, found: GatedSwap, x: Tensor) -> Tensor:
         outputs = [self._modules[name](x) for name in found.linears] or [x]

@@ -9,7 +9,9 @@ submodule perhaps one of torch.nn's norms without parameters, which its forward 
 of a stand-in with random parameters is compared with the formulas: with its own number of columns,
 in float32 and in the module's dtype; and with few columns, for inputs of one to five dimensions
 whose sizes may be equal, with rows so small that eps matters, large ones, ones with a mean far from
-zero, with NaN and infinities, in training and evaluation, in each dtype.
+zero, with NaN and infinities, in training and evaluation, in each dtype; with a first size of 1,
+and of the numbers in its code; and in autocast and without gradients. Code that reads switches
+(True or False) from globals or its class is left.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from memopt._convert.probe import (
     simple_attributes,
     takes_one_tensor,
 )
+from memopt._convert.rules.code_reads import reads_flags
 from memopt._convert.rules.norm_probe import NormProbe, inner_norm, parameters_of, size_attribute
 from memopt._convert.rules.norm_swap import NormSwap
 
@@ -67,7 +70,9 @@ def _recognise(module: nn.Module) -> NormSwap | None:
     own = next((p.dtype for p in parameters.values()), torch.float32)
     as_it_is = NormProbe(module, size or _FEW)
     found = next(iter(as_it_is.candidates()), None)
-    if found is None or not as_it_is.agrees_in(found, own):
+    if found is None or not as_it_is.agrees_in(found, own) or reads_flags(module):
+        return None
+    if not as_it_is.agrees_in_modes(found):
         return None
     probe = NormProbe(module, _FEW) if size is None or size > _FEW else as_it_is
     dims = probe.dims(found)
@@ -76,7 +81,7 @@ def _recognise(module: nn.Module) -> NormSwap | None:
         dims = probe.dims(found)
     found = replace(found, dims=dims)
     dtypes = probe.dtypes(found)
-    if not dims or (own, own) not in dtypes:
+    if dims <= {1} or (own, own) not in dtypes:
         return None
     return replace(
         found,

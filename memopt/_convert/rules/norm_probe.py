@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from memopt._convert.probe import (
+    CALLERS_MODES,
     forward_of,
     gradients,
     own_attributes,
@@ -19,6 +20,7 @@ from memopt._convert.probe import (
     stand_in,
     with_size,
 )
+from memopt._convert.rules.code_reads import sizes_in
 from memopt._convert.rules.norm_swap import NormSwap, is_bare_norm
 from memopt._function_code import plain_function
 
@@ -33,6 +35,7 @@ _FAR_SCALES = (1e4, 1e-4, 1e6, 1.0, 1e12)
 # Means of the rows, in their deviations.
 _FAR_MEANS = (0.0, 10.0, 0.5, 100.0, -3.0)
 
+_NOT_FINITE = (float("nan"), float("inf"), -float("inf"))
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -66,6 +69,7 @@ class NormProbe:
         self._module = module
         self._cols = cols
         self._inner = inner_norm(module)
+        self._sizes = sizes_in(module)
         names = parameters_of(module)
         size = next((p.numel() for p in names.values()), size_attribute(module))
         self._resized = {} if size is None else with_size(module, size, cols)
@@ -112,10 +116,23 @@ class NormProbe:
             (dtype, parameters)
             for dtype, parameters in pairs
             if all(
-                self._agrees(found, self._input(found, dtype), training, parameters)
+                self._agrees(found, x, training, parameters)
+                for x in self._inputs_in(found, dtype)
                 for training in (True, False)
             )
         )
+
+    def agrees_in_modes(self, found: NormSwap) -> bool:
+        """Whether it computes `found` in float32 in all modes of the caller."""
+        x = self._input(found, torch.float32)
+        for mode in CALLERS_MODES:
+            for training in (True, False):
+                twin = self._twin(found, torch.float32, training)
+                with mode():
+                    y = forward_of(twin, x)
+                if y is None or y.dtype != x.dtype or not self._close(found, y, x, twin):
+                    return False
+        return True
 
     def keeps_strides(self, found: NormSwap) -> bool:
         """Whether the output of a contiguous input with channels in front is contiguous."""
@@ -239,18 +256,29 @@ class NormProbe:
         c = self._cols
         shapes: dict[int, list[tuple[int, ...]]] = {
             1: [(c,)],
-            2: [(5, c), (c, c)],
-            3: [(2, 5, c), (2, c, c), (c, 5, c)],
-            4: [(2, 5, 3, c), (2, c, 3, c), (2, 3, c, c), (2, c, c, c)],
-            5: [(2, 2, 5, 1, c), (2, c, 1, 2, c)],
+            2: [(5, c), (c, c), (1, c)],
+            3: [(2, 5, c), (2, c, c), (c, 5, c), (1, 5, c), (2, 1, c)],
+            4: [(2, 5, 3, c), (2, c, 3, c), (2, 3, c, c), (2, c, c, c), (1, 2, 3, c)],
+            5: [(2, 2, 5, 1, c), (2, c, 1, 2, c), (1, 2, 3, 1, c)],
         }
+        if dim > 1:
+            rows = {n for size in self._sizes for n in (size, size + 1, size // c + 1)}
+            shapes[dim] += [(n, *[1] * (dim - 2), c) for n in sorted(rows)]
         for i, shape in enumerate(shapes[dim]):
             x = self._rows(shape, _ROW_SCALES if i % 2 else _FAR_SCALES)
             yield (x.movedim(-1, 1) if found.channels_first else x).float()
-        for number in (float("nan"), float("inf"), -float("inf")):
+        for number in _NOT_FINITE:
             x = self._rows(shapes[dim][0], _ROW_SCALES)
             x.reshape(-1, c)[-1, 1] = number
             yield (x.movedim(-1, 1) if found.channels_first else x).float()
+
+    def _inputs_in(self, found: NormSwap, dtype: torch.dtype) -> Iterator[Tensor]:
+        """`_input`, and the same with numbers that are not finite in its last row."""
+        yield self._input(found, dtype)
+        for number in _NOT_FINITE:
+            x = self._input(found, dtype)
+            (x.movedim(1, -1) if found.channels_first else x)[-1, ..., 1] = number
+            yield x
 
     def _rows(self, shape: tuple[int, ...], scales: tuple[float, ...]) -> Tensor:
         """Rows along the last dimension in float64, of different sizes and means."""
