@@ -43,6 +43,7 @@ from memopt._convert.sample import (
 from memopt._convert.skip import Skip, outermost, skipped
 from memopt._convert.supported import has_kernels_for
 from memopt._convert.swap import Swap, SwappedModule, swap_of
+from memopt._convert.written_inputs import with_written_inputs
 from memopt._extension import require_native
 from memopt._progress import progress
 from memopt.memory.asked import check_function
@@ -224,7 +225,7 @@ def convert(
     was_converted = any(map(is_converted, model.modules())) and (has_recipes(model) or not recipes)
     left_alone = skipped(model, skip)
     matches = match(Context(model, recipes, left_alone), (*registered_rules(), *RULES))
-    matches = with_autocast_norms(matches, autocast_norms)
+    matches = with_written_inputs(with_autocast_norms(matches, autocast_norms), model)
     sample_batch = None if step is not None else batch
     heads = _heads(model, sample_batch, left_alone, matches) if head else {}
     with restored_on_error(model):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dis
 import types
 from collections.abc import Iterator
 
-from torch import nn
+from torch import Tensor, nn
 
 from memopt._class_patch import original_class
 from memopt._function_code import plain_function
@@ -31,6 +32,34 @@ def reads_flags(module: nn.Module) -> bool:
             if name not in module.__dict__ and any(type(value) is bool for value in values):
                 return True
     return False
+
+
+def writes_in_place(module: nn.Module) -> bool:
+    """Whether its code has an operation that writes a tensor in place, as it seems: `h += x` of
+    anything but a tuple, a list or a number as it stands, or a method like `h.add_(x)`.
+    """
+    for code in _codes(module):
+        before = ""
+        for step in dis.get_instructions(code):
+            is_sum = step.opname.startswith("INPLACE_") or (
+                step.opname == "BINARY_OP" and step.argrepr.endswith("=")
+            )
+            if (is_sum and not before.startswith(_NO_TENSOR)) or _is_write(step.argval):
+                return True
+            if step.opname != "CACHE":
+                before = step.opname
+    return False
+
+
+# Instructions that make a tuple, a list or a number.
+_NO_TENSOR = ("BUILD_", "LIST_", "LOAD_CONST", "LOAD_SMALL_INT")
+
+
+def _is_write(name: object) -> bool:
+    """Whether it is the name of a method of tensors that writes their elements."""
+    if not isinstance(name, str) or name.startswith("_") or not name.endswith("_"):
+        return False
+    return hasattr(Tensor, name) and name not in ("requires_grad_", "detach_", "share_memory_")
 
 
 def _is_pytorchs(cls: type) -> bool:

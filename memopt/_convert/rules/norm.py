@@ -88,5 +88,6 @@ def _recognise(module: nn.Module) -> NormSwap | None:
         size=None if parameters else size,
         dtypes=dtypes,
         keeps_strides=probe.keeps_strides(found),
+        copies=frozenset(d for d, _ in dtypes if probe.keeps_copy(found, d)),
         constants=constants_of(module, read="" if found.inner else found.eps),
     )

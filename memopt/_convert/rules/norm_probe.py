@@ -122,6 +122,21 @@ class NormProbe:
             )
         )
 
+    def keeps_copy(self, found: NormSwap, dtype: torch.dtype) -> bool:
+        """Whether its gradients are what they were if its input is written behind the call."""
+        given = self._input(found, dtype).requires_grad_()
+        all_gradients = []
+        for is_written in (False, True):
+            twin = self._twin(found, dtype)
+            x = given.clone()
+            y = forward_of(twin, x)
+            if is_written:
+                x.detach().zero_()
+            own = [given, *parameters_of(twin).values()]
+            all_gradients.append(None if y is None else gradients(y, own))
+        before, after = all_gradients
+        return before is not None and after is not None and all(map(torch.equal, before, after))
+
     def agrees_in_modes(self, found: NormSwap) -> bool:
         """Whether it computes `found` in float32 in all modes of the caller."""
         x = self._input(found, torch.float32)

@@ -67,6 +67,13 @@ class NormSwap(ClassSwap):
     keeps_strides: bool = True
     """Whether, with `channels_first`, the output has the input's strides, and not channels last."""
 
+    copies: frozenset[torch.dtype] = frozenset()
+    """Dtypes of inputs of which it keeps nothing for backward but what it has computed."""
+
+    is_written: bool = False
+    """Whether the code around seems to write tensors in place, perhaps the input behind the call:
+    with `copies`, a copy of it is kept."""
+
     lowers: bool = False
     """Whether it computes in the autocast dtype under autocast."""
 
@@ -101,6 +108,8 @@ class NormSwap(ClassSwap):
         eps = getattr(owner, self.eps) if isinstance(self.eps, str) else self.eps
         if self.lowers:
             input = lowered(input)
+        if self.is_written and input.dtype in self.copies and torch.is_grad_enabled():
+            input = input.clone()  # no more than the original keeps
         if not self.channels_first:
             return self._compute(input, weight, bias, eps)
         output = self._compute(input.movedim(1, -1), weight, bias, eps).movedim(-1, 1)

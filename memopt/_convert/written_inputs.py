@@ -1,0 +1,39 @@
+"""Inputs of norms that the code around writes in place: `h = h + f(norm(h))` as `h += f(norm(h))`.
+
+memopt's op keeps its input. A norm by hand may keep only what it has computed, in 16 bits a copy in
+float32, and its input may be written. Where the module that calls it seems to do so, the op gets a
+copy: nobody sees the writing before backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import nn
+
+from memopt._convert.match import Match
+from memopt._convert.rules.code_reads import writes_in_place
+from memopt._convert.rules.norm_swap import NormSwap
+
+
+def with_written_inputs(matches: list[Match], model: nn.Module) -> list[Match]:
+    """The matches, with norms told whose owners seem to write tensors in place."""
+    norms = {each.module for each in matches if _may_copy(each)}
+    writes: dict[type[nn.Module], bool] = {}
+    written = set()
+    for owner in model.modules() if norms else ():
+        found = norms.intersection(owner.children())
+        if found and type(owner) not in writes:
+            writes[type(owner)] = writes_in_place(owner)
+        if found and writes[type(owner)]:
+            written |= found
+    return [
+        replace(each, answer=replace(each.answer, is_written=True))
+        if isinstance(each.answer, NormSwap) and each.module in written
+        else each
+        for each in matches
+    ]
+
+
+def _may_copy(found: Match) -> bool:
+    return isinstance(found.answer, NormSwap) and bool(found.answer.copies)
