@@ -21,14 +21,19 @@ WRITTEN = (
 )
 _UNSEEN = (
     "convert: {} of logits sees nothing of a loss that was computed before in chunks of rows, "
-    "without them; {}, or convert with head=False (no need to where a library has put hooks on all "
-    "outputs of a model)"
+    "without them; {}, or convert with head=False"
 )
+# Their hooks are on all outputs of a model, so on the loss as well, and look at no gradient.
+_ON_ALL_OUTPUTS = ("lightning.", "lightning_fabric.", "pytorch_lightning.", "torch.distributed.")
 
 
-def warn_of_hook() -> None:
-    """Warns of a hook on logits that a loss has gone around."""
-    warn(_UNSEEN.format("a hook for the gradient", "register it before the loss is computed"))
+def warn_of_hook(hook: Any) -> None:
+    """Warns of a hook on logits that a loss has gone around, unless a library has put it on all
+    outputs of a model.
+    """
+    function = getattr(hook, "func", hook)  # of a partial
+    if not (getattr(function, "__module__", None) or "").startswith(_ON_ALL_OUTPUTS):
+        warn(_UNSEEN.format("a hook for the gradient", "register it before the loss is computed"))
 
 
 def warn_of_node() -> None:
@@ -60,7 +65,7 @@ def warn_of_hooks_on(nodes: Any) -> None:
     def warning(register: Any) -> Any:
         def registers(node: Any, hook: Any) -> Any:
             if node.pending.call.use.losses:
-                warn_of_hook()
+                warn_of_hook(hook)
             return register(node, hook)
 
         return registers

@@ -82,7 +82,7 @@ class LazyLogits(Deferred):
             rest = args[1:]
             pending = first._pending
             if is_asked_late and func is Tensor.register_hook:
-                head_gradients.warn_of_hook()
+                head_gradients.warn_of_hook(rest[0] if rest else kwargs.get("hook"))
             if func is Tensor.register_hook and not is_made:
                 return _hooked(pending, *rest, **kwargs)
             if func is Tensor.retain_grad and is_asked_late:

@@ -4,6 +4,7 @@ loss has gone around them; and logits that were computed and changed since look 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -85,6 +86,21 @@ def test_a_hook_after_the_loss_warns(name: str, made: bool) -> None:
         HOOKS[name](logits, lambda _: None)
     ours, theirs = gradients(lazy, loss), gradients(plain, shifted(plain(words()), words(2)))
     torch.testing.assert_close(ours, theirs)
+
+
+def on_all_outputs(gradient: Tensor) -> None:
+    raise AssertionError
+
+
+def test_hooks_of_libraries_on_all_outputs_warn_of_nothing(recwarn: Any) -> None:
+    lazy, _ = lazy_and_plain()
+    logits = lazy(words())
+    loss = shifted(logits, words(2))
+    on_all_outputs.__module__ = "lightning.fabric.wrappers"
+    for hook in (on_all_outputs, functools.partial(on_all_outputs)):
+        logits.register_hook(hook)
+    loss.backward()
+    assert not [each for each in recwarn if "head=False" in str(each.message)]
 
 
 def test_an_edge_after_the_loss_warns() -> None:
