@@ -28,8 +28,10 @@ void for_each_trained(const py::object& module, const Found& found) {
   }
 }
 
+// FSDP, of either kind, marks what it manages.
 bool is_sharded(const py::object& module) {
-  return py::hasattr(module, "_get_fsdp_state") || py::hasattr(module, "_fsdp_wrapped_module");
+  return py::hasattr(module, "_is_fsdp_managed_module") ||
+         py::hasattr(module, "_fsdp_wrapped_module");
 }
 
 }  // namespace
