@@ -95,7 +95,10 @@ MODEL, BATCH = nn.Linear(WIDTH, 1), torch.ones(ROWS, WIDTH)
 
 
 def micro_batch(budget: Any) -> int:
-    return memopt.accumulate(MODEL, BATCH, loss=torch.mean, budget=budget).micro_batch
+    try:
+        return memopt.accumulate(MODEL, BATCH, loss=torch.mean, budget=budget).micro_batch
+    except memopt.BudgetTooSmall:
+        return 0
 
 
 def largest_batch(budget: Any) -> int:
