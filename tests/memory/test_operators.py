@@ -83,10 +83,16 @@ def compared(call: Call, inputs: list[Tensor], gradients: Formats) -> list[Found
     return mode.found
 
 
-def check(call: Call, inputs: list[Tensor], gradients: Formats = ("contiguous",)) -> None:
+def check(
+    call: Call, inputs: list[Tensor], gradients: Formats = ("contiguous",), library: float = 0.0
+) -> None:
+    """`library`: the share of an operator's memory that LAPACK's and oneDNN's builds for other
+    processors may take more, or less, than here.
+    """
     for found in compared(call, inputs, gradients):
-        assert found.real <= found.known + found.margin + ROUNDING, found
-        assert found.known <= found.real + ROUNDING, found
+        more = ROUNDING + library * found.real
+        assert found.real <= found.known + found.margin + more, found
+        assert found.known <= found.real + more, found
 
 
 def image(*shape: int, dtype: torch.dtype = torch.float32, layout: str = "contiguous") -> Tensor:
@@ -251,7 +257,7 @@ def test_matrices(case: str, shape: tuple[int, ...], size: int) -> None:
     root = torch.randn(*shape, size, size, dtype=torch.float64)
     matrix = (root @ root.mT / size + torch.eye(size)).requires_grad_()
     call = MATRICES[case]
-    check(call if case != "euclidean cdist" else lambda x: torch.cdist(x, x), [matrix])
+    check(call if case != "euclidean cdist" else lambda x: torch.cdist(x, x), [matrix], library=0.3)
 
 
 def test_products() -> None:
@@ -268,7 +274,9 @@ def test_convolutions_in_groups_of_channels_last() -> None:
         image(*shape, dtype=torch.bfloat16, layout="channels last")
         for shape in ((2, 12, 8, 9, 10), (24, 1, 3, 3, 3))
     )
-    check(lambda x, w: F.conv3d(x, w, stride=2, padding=1, groups=12), [source, weight], LAYOUTS)
+    check(
+        lambda x, w: F.conv3d(x, w, stride=2, padding=1, groups=12), [source, weight], LAYOUTS, 0.3
+    )
 
 
 def test_a_fold_keeps_the_memory_of_its_windows() -> None:
