@@ -31,9 +31,9 @@ from memopt.memory.asked import (
 )
 from memopt.memory.optimizers import OptimizerLike
 from memopt.memory.parallel import is_sharded, without_ddp
+from memopt.memory.peak import bytes_here
 from memopt.memory.sizes import Size, as_bytes, as_text
-from memopt.memory.step import LossLike, StepFunction
-from memopt.memory.storages import storages
+from memopt.memory.step import LossLike, Step, StepFunction
 from memopt.place import Place, check_is_elsewhere, copies_in_flight, directory_of
 
 
@@ -187,7 +187,7 @@ def plan(
             }
         )
         live = live_of(model, batch, optimizer, loss, None, autocast, micro_batches, device, False)
-        return compiled_plan(live, ranks.least(_budget(budget, model)))
+        return compiled_plan(live, ranks.least(_budget(budget, live.step)))
     check_measure("plan", measure)
     check_count("plan", "steps", steps)
     if not isinstance(chunks, bool):
@@ -214,7 +214,7 @@ def plan(
             f"{next(model.parameters()).device.type} as the model's"
         )
     live.steps = steps if measure is not False else 0
-    wanted = ranks.least(_budget(budget, model))
+    wanted = ranks.least(_budget(budget, live.step))
     terms = Terms()
     if offload is not None:
         speeds = speeds_to(offload, next(model.parameters()).device, live.runs and live.steps > 0)
@@ -264,16 +264,16 @@ def live_of(
     )
 
 
-def _budget(budget: int | float | str | None, model: nn.Module) -> Size:
+def _budget(budget: int | float | str | None, step: Step) -> Size:
     if budget is not None:
         return as_bytes("plan: budget", budget)
-    device = home_of(model)
-    free = None if any(p.is_meta for p in model.parameters()) else free_bytes(device)
+    device = home_of(step.model)
+    free = free_bytes(device) if has_values(step.model, step.batch) else None
     if free is None:
         raise ValueError(
             "plan: budget must be given where the device does not say what is free, got None"
         )
-    return Size(free + sum(storages(model.parameters()).values()), "the memory that is free")
+    return Size(free + bytes_here(step), "the memory that is free")
 
 
 def _check_model(model: nn.Module) -> None:
