@@ -104,8 +104,7 @@ Call::Call(py::object fn, const py::tuple& args, const py::dict& kwargs, py::obj
                                                  std::move(settings),
                                                  {},
                                                  {},
-                                                 args.size(),
-                                                 {}})),
+                                                 args.size()})),
       scope_(model_scope_here()) {
   Seen seen;
   objects_->arguments.reserve(args.size() + kwargs.size());
@@ -234,48 +233,19 @@ void Call::run(const std::vector<at::Tensor>& tensors, c10::intrusive_ptr<saved:
   wrapped.clear();  // so that the function's own references are the only ones
   holders.clear();
   if (!settings.on_pass.is_none()) settings.on_pass(objects_->owner, -1);
-  const auto modules = this->modules(args, kwargs);
-  check_parameters(modules);
-  const StatisticsGuard statistics(settings, norm_layers_with_moving_statistics(modules));
+  const auto& owner = objects_->owner;
+  const StatisticsGuard statistics(
+      settings, norm_layers_with_moving_statistics(
+                    owner.is_none() ? std::vector<py::handle>{objects_->fn, args, kwargs}
+                                    : std::vector<py::handle>{owner}));
   const DefaultDeviceGuard device(objects_->default_device);
   const HooksGuard hooks(std::move(packer), py::none());
   const auto& fn = settings.again.is_none() ? objects_->fn : settings.again;
   const auto scope = same_scope(scope_);
   const CallScopesGuard calls;
-  const bool has_ended = static_cast<bool>(call_function(settings, fn, args, kwargs));
-  if (!has_ended && PyErr_ExceptionMatches(stop_exception()) == 0) throw_python_error();
+  if (call_function(settings, fn, args, kwargs)) return;
+  if (PyErr_ExceptionMatches(stop_exception()) == 0) throw_python_error();
   PyErr_Clear();
-  // A forward that writes its own parameters has done so again.
-  for (auto& [noted, parameters] : objects_->noted) {
-    parameters = trained_parameters(noted ? modules_reached({noted}) : modules);
-  }
-}
-
-std::vector<py::object> Call::modules(const py::tuple& args, const py::dict& kwargs) const {
-  const auto& owner = objects_->owner;
-  return owner.is_none() ? modules_reached({objects_->fn, args, kwargs}) : modules_reached({owner});
-}
-
-void Call::note_parameters(const py::tuple& args, const py::dict& kwargs) {
-  objects_->noted.push_back({{}, trained_parameters(modules(args, kwargs))});
-}
-
-void Call::note_parameters_of(py::object fn) {
-  auto parameters = trained_parameters(modules_reached({fn}));
-  objects_->noted.push_back({std::move(fn), std::move(parameters)});
-}
-
-void Call::check_parameters(const std::vector<py::object>& modules) const {
-  for (const auto& [fn, then] : objects_->noted) {
-    const auto& used = fn ? modules_reached({fn}) : modules;
-    if (trained_parameters(used) == then) continue;
-    const auto changed = changed_parameter(used, then);
-    TORCH_CHECK(
-        changed.empty(), "checkpoint: parameters of region ", name(),
-        " must be in backward what they were in forward, got others: ", changed,
-        "; run backward before they are written and before torch.func.functional_call gives "
-        "them back, or make what exchanges them a part of the region");
-  }
 }
 
 std::string Call::structure() const {

@@ -17,7 +17,6 @@
 
 #include "../saved/region.h"
 #include "objects.h"
-#include "parameters.h"
 #include "scope.h"
 #include "settings.h"
 
@@ -49,12 +48,6 @@ class Call : public saved::Function {
   // To be called when the region keeps them.
   void release_tensors() { tensors_.clear(); }
 
-  // Notes the parameters as they are when forward, called with these arguments, has ended. The
-  // recompute refuses others.
-  void note_parameters(const pybind11::tuple& args, const pybind11::dict& kwargs);
-  // Notes those of one of the calls that the function makes.
-  void note_parameters_of(pybind11::object fn);
-
   void run(const std::vector<at::Tensor>& tensors,
            c10::intrusive_ptr<saved::Packer> packer) override;
   bool hooks_copy_on_write() const override;
@@ -85,10 +78,6 @@ class Call : public saved::Function {
     pybind11::object object;  // or a copy without the tensors, so that they may leave the device
     std::vector<Attribute> attributes;
   };
-  struct Noted {
-    pybind11::object fn;  // null: all modules that the call uses
-    std::vector<ParameterNow> parameters;
-  };
   // Whatever Python owns, in one place, since it must be released with the GIL held.
   struct Objects {
     pybind11::object fn;
@@ -98,7 +87,6 @@ class Call : public saved::Function {
     std::vector<Argument> arguments;
     std::vector<Holder> holders;
     size_t positional;
-    std::vector<Noted> noted;
   };
   // Which number a tensor, or an object with tensors, has already.
   struct Seen {
@@ -110,11 +98,6 @@ class Call : public saved::Function {
   size_t tensor_number(pybind11::handle tensor, Seen& seen);
   Leaf leaf(pybind11::handle value, Seen& seen);
   Argument take_apart(pybind11::object name, pybind11::handle value, Seen& seen);
-  // The modules that a call with these arguments would use.
-  std::vector<pybind11::object> modules(const pybind11::tuple& args,
-                                        const pybind11::dict& kwargs) const;
-  // `modules`: those of this call.
-  void check_parameters(const std::vector<pybind11::object>& modules) const;
   // What the recompute gets in an object's place.
   static pybind11::object with_tensors(const Holder& holder,
                                        const std::vector<pybind11::object>& tensors);

@@ -108,14 +108,15 @@ std::vector<py::object> modules_reached(const std::vector<py::handle>& roots) {
   return Walk().run(roots);
 }
 
-std::vector<py::object> norm_layers_with_moving_statistics(std::vector<py::object> modules) {
+std::vector<py::object> norm_layers_with_moving_statistics(const std::vector<py::handle>& roots) {
   static auto* const norm_type = compat::norm_base_type();
+  auto found = modules_reached(roots);
   const auto is_other = [&](const py::object& module) {
     return !is_instance(module.ptr(), norm_type) || !py::bool_(module.attr("training")) ||
            module.attr("running_mean").is_none();
   };
-  modules.erase(std::remove_if(modules.begin(), modules.end(), is_other), modules.end());
-  return modules;
+  found.erase(std::remove_if(found.begin(), found.end(), is_other), found.end());
+  return found;
 }
 
 }  // namespace memopt::python

@@ -14,9 +14,9 @@ namespace memopt::python {
 // A module that a function reaches in another way, such as through a second function, is not found.
 std::vector<pybind11::object> modules_reached(const std::vector<pybind11::handle>& roots);
 
-// The layers in training among these that have running statistics: batch norm of every kind,
+// The layers in training among them that have running statistics: batch norm of every kind,
 // SyncBatchNorm and instance norm.
 std::vector<pybind11::object> norm_layers_with_moving_statistics(
-    std::vector<pybind11::object> modules);
+    const std::vector<pybind11::handle>& roots);
 
 }  // namespace memopt::python

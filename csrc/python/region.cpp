@@ -49,7 +49,6 @@ c10::intrusive_ptr<saved::FateOfArguments> fate_of_call(const Settings& settings
 
 struct Begun {
   c10::intrusive_ptr<saved::Region> region;
-  Call* call;  // the region's
   ModelScope scope;
 };
 
@@ -65,7 +64,7 @@ Begun begin(const py::object& fn, const py::tuple& args, const py::dict& kwargs,
   made.release_tensors();
   const auto scope = made.scope();
   if (opens_scope) made.leave_scope_to_function();
-  return {std::move(region), &made, scope};
+  return {std::move(region), scope};
 }
 
 // A call whose saved tensors go to the region.
@@ -90,7 +89,6 @@ py::object forward(const py::object& fn, const py::tuple& args, const py::dict& 
   if (first) count_pass(settings, owner, +1);
   try {
     auto result = call_inside(begun, settings, fn, args, kwargs);
-    begun.call->note_parameters(args, kwargs);
     begun.region->forward_ended();
     return result;
   } catch (...) {
@@ -109,7 +107,6 @@ class JoinedRegion {
                         const py::dict& kwargs, const py::object& settings) {
     auto begun = begin(replay, args, kwargs, settings, py::none(), /*opens_scope=*/true);
     region_ = c10::weak_intrusive_ptr<saved::Region>(begun.region);
-    call_ = begun.call;
     scope_ = begun.scope;
     settings_ = settings;
     return call(begun, fn, args, kwargs);
@@ -125,7 +122,7 @@ class JoinedRegion {
     TORCH_CHECK(region_.has_value(), "memopt: a joined region must have begun");
     auto region = region_->lock();
     TORCH_CHECK(region.defined(), "memopt: a joined region must be alive");
-    return call({std::move(region), call_, scope_}, fn, args, kwargs);
+    return call({std::move(region), scope_}, fn, args, kwargs);
   }
 
   // Makes a call in the recompute, in a scope of its own as in forward: what a call returns has a
@@ -140,13 +137,11 @@ class JoinedRegion {
   py::object call(const Begun& begun, const py::object& fn, const py::tuple& args,
                   const py::dict& kwargs) {
     auto result = call_inside(begun, settings_.cast<Settings&>(), fn, args, kwargs);
-    begun.call->note_parameters_of(fn);
     state_ = saved::ContextState::capture({}, /*random=*/true);
     return result;
   }
 
   std::optional<c10::weak_intrusive_ptr<saved::Region>> region_;
-  Call* call_ = nullptr;  // the region's
   ModelScope scope_ = ModelScope::none;
   py::object settings_;
   saved::ContextState state_;

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import memopt
+from memopt._convert.rules.code_reads import reads_flags
 
 COLS = 8
 SWITCH = False
@@ -155,3 +156,23 @@ def test_without_a_condition_it_is_converted(base: type[nn.Module]) -> None:
     before = type(model[0])
     memopt.convert(model)
     assert type(model[0]) is not before
+
+
+bias = True
+is_cuda = True
+
+
+class NormBesideGlobals(nn.Module):
+    """Reads attributes whose names are also globals of its file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(8)), nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert not x.is_cuda
+        return torch.nn.functional.layer_norm(x, (8,), self.weight, self.bias, 1e-5)
+
+
+def test_an_attribute_is_no_switch_for_the_name_of_a_global() -> None:
+    assert not reads_flags(NormBesideGlobals())
