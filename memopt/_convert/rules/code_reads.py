@@ -12,7 +12,7 @@ from memopt._class_patch import original_class
 from memopt._function_code import plain_function
 
 _MOST = 4096
-"""The largest number that a probe tries as a size: a probe of a module of width 4,096 takes 64 MB."""
+"""The largest number that a probe tries as a size: 64 MB at a width of 4,096."""
 
 
 def sizes_in(module: nn.Module) -> tuple[int, ...]:
