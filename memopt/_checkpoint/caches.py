@@ -13,6 +13,7 @@ call, as in training. Tensors of other layers live as long as something else hol
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterable
@@ -84,16 +85,31 @@ def with_caches(
 
 def note_on_caches(model: nn.Module, regions: Iterable[nn.Module]) -> str:
     """A report's note on what becomes of a model's caches; empty for a model without any."""
-    configs = [getattr(module, "config", None) for module in model.modules()]
-    if not any(getattr(config, "use_cache", False) is True for config in configs):
-        return ""
-    if not any(True for _ in regions):
+    if not makes_caches(model) or not any(True for _ in regions):
         return ""
     return (
         "the model's config has use_cache=True: a step holds the keys and values of all layers for "
         "as long as it holds the model's output, regions or not; model.config.use_cache = False "
         "frees them"
     )
+
+
+def makes_caches(model: nn.Module) -> bool:
+    """Whether a model of transformers makes a cache in forward, by its configuration and code. The
+    configurations of encoders (BERT, ViT) may say use_cache=True too: but their forward takes no
+    such argument, or all of their layers have is_decoder=False.
+    """
+    return any(map(_makes_cache, model.modules()))
+
+
+def _makes_cache(module: nn.Module) -> bool:
+    config = getattr(module, "config", None)
+    if getattr(config, "use_cache", None) is not True:
+        return False
+    if "use_cache" not in inspect.signature(module.forward).parameters:
+        return False
+    said = {getattr(m, "is_decoder", None) for m in module.modules()}
+    return True in said or False not in said  # decoders without encoders (Llama) say nothing
 
 
 @dataclass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -337,3 +338,35 @@ def test_the_report_says_what_a_cache_costs() -> None:
     assert [note for note in report.notes if "use_cache=True" in note]
     model.config.use_cache = False
     assert not [n for n in memopt.convert(model, checkpoint=True).notes if "use_cache" in n]
+
+
+SMALL_ENCODER = {**SMALL, "num_hidden_layers": 2, "intermediate_size": 16}
+VIT = {**SMALL_ENCODER, "image_size": 8, "patch_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "has_cache"),
+    [
+        ("BertModel", lambda: transformers.BertConfig(**SMALL_ENCODER), False),
+        ("BertModel", lambda: transformers.BertConfig(**SMALL_ENCODER, is_decoder=True), True),
+        ("RobertaModel", lambda: transformers.RobertaConfig(**SMALL_ENCODER), False),
+        ("ViTModel", lambda: transformers.ViTConfig(**VIT), False),
+        ("T5EncoderModel", lambda: transformers.T5Config(**T5), False),
+        ("T5Model", lambda: transformers.T5Config(**T5), True),
+        ("BartModel", lambda: transformers.BartConfig(**BART), True),
+        ("GPT2Model", CONFIGS["GPT-2"], True),
+        ("LlamaModel", CONFIGS["Llama"], True),
+    ],
+)
+def test_it_says_so_of_models_that_make_a_cache(
+    kind: str, config: Callable[[], Any], has_cache: bool
+) -> None:
+    model = getattr(transformers, kind)(config())
+    if kind == "ViTModel":
+        model.config.use_cache = True
+    batch = {"pixel_values": torch.randn(2, 3, 8, 8)} if "ViT" in kind else {"input_ids": IDS}
+    if kind in ("T5Model", "BartModel"):
+        batch["decoder_input_ids"] = IDS
+    assert (getattr(model(**batch), "past_key_values", None) is not None) == has_cache
+    notes = memopt.convert(model, checkpoint=True).notes
+    assert any("use_cache=True" in note for note in notes) == has_cache
