@@ -23,8 +23,8 @@ def check_count(who: str, name: str, value: object, least: int = 1) -> int:
     return value
 
 
-def as_path(who: str, path: object) -> Path:
+def as_path(who: str, path: object, name: str = "path") -> Path:
     """Return the path of a file. Raises TypeError where it is neither a str nor a path."""
     if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"{who}: path must be a str or a path, got {path!r}")
+        raise TypeError(f"{who}: {name} must be a str or a path, got {path!r}")
     return Path(path)

@@ -52,8 +52,9 @@ def apply_memopt(
         What was put on the model: `text`, `metrics` in bytes, `undo()`.
 
     Raises:
-        ValueError: nothing is asked for, a plan together with `convert`, or data that can be read
-            once, and not copied.
+        TypeError, ValueError: nothing is asked for, a plan together with `convert`, a budget that
+            is no size, or data that can be read once, and not copied.
+        OSError: `plan` is not there and there is no budget to make it for, or cannot be saved.
         What `memopt.plan` and `memopt.convert` raise.
     """
     wanted = Wanted("apply_memopt", budget, convert, checkpoint, offload, plan, measure)

@@ -41,8 +41,10 @@ class MemoptLightningCallback(Callback):
             `memopt.integrations.transformers.MemoptCallback`.
 
     Raises:
-        ValueError: nothing is asked for, a plan together with `convert`, or a plan for a module
-            with manual optimization, whose training_step runs backward itself.
+        TypeError, ValueError: nothing is asked for, a plan together with `convert`, a budget that
+            is no size, or a plan for a module with manual optimization, whose training_step runs
+            backward itself.
+        OSError: `plan` is not there and there is no budget to make it for, or cannot be saved.
         At the first batch: what `memopt.plan` and `memopt.convert` raise.
     """
 

@@ -55,8 +55,9 @@ class MemoptCallback(TrainerCallback):
             planned, and not `model(**batch).loss`.
 
     Raises:
-        ValueError: nothing is asked for, or a plan together with `convert`.
-        TypeError: `trainer` has no `training_step`.
+        TypeError, ValueError: nothing is asked for, a plan together with `convert`, a budget that
+            is no size, or a `trainer` without `training_step`.
+        OSError: `plan` is not there and there is no budget to make it for, or cannot be saved.
         At the beginning of training: what `memopt.plan` and `memopt.convert` raise.
     """
 

@@ -12,12 +12,14 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from memopt._arguments import as_path, check_flags
 from memopt._checkpoint.other import says_that_it_checkpoints
 from memopt._convert import convert, revert
 from memopt._plan import Plan, plan, ranks
 from memopt.memory.allocator import DeviceBytes
+from memopt.memory.sizes import as_bytes
 from memopt.memory.step import StepFunction
-from memopt.place import Place
+from memopt.place import Place, check_names_place
 
 logger = logging.getLogger("memopt")
 
@@ -27,7 +29,9 @@ class Wanted:
     """The options of the callbacks. `who` is the class or function that the user called.
 
     Raises:
-        ValueError: nothing is asked for, or two things that exclude each other.
+        TypeError, ValueError: nothing is asked for, two things that exclude each other, or one that
+            is none (a budget that is no size).
+        OSError: there is no such plan, and no budget to make one for; or it cannot be saved there.
     """
 
     who: str
@@ -55,6 +59,31 @@ class Wanted:
             raise ValueError(
                 f"{self.who}: one of budget, plan and convert=True must be given, got none"
             )
+        check_flags(
+            self.who, convert=self.convert, checkpoint=self.checkpoint, measure=self.measure
+        )
+        if self.budget is not None:
+            as_bytes(f"{self.who}: budget", self.budget)
+        if self.offload is not None:
+            check_names_place(f"{self.who}: offload", self.offload)
+        if self.plan is not None:
+            _check_file(self.who, self.plan, self.budget)
+
+
+def _check_file(who: str, plan: object, budget: object) -> None:
+    file = as_path(who, plan, "plan")
+    if file.is_dir():
+        raise IsADirectoryError(f"{who}: plan must be a file, got the directory {str(file)!r}")
+    if budget is None and not file.exists():
+        raise FileNotFoundError(
+            f"{who}: plan must be a file that Plan.save wrote, where no budget is given to make "
+            f"one for, got {str(file)!r}, which is not there"
+        )
+    if not file.parent.is_dir():
+        raise FileNotFoundError(
+            f"{who}: plan must be a file in a directory that exists, since the plan is saved "
+            f"there, got {str(file)!r}"
+        )
 
 
 @dataclass

@@ -231,3 +231,30 @@ def test_bad_options() -> None:
         MemoptCallback()
     with pytest.raises(ValueError, match=r"convert and checkpoint must not be given with a plan"):
         MemoptCallback(budget="1GiB", convert=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"budget": "foo"}, ValueError, r"budget must be bytes or a string .* got 'foo'"),
+        ({"budget": 0}, ValueError, r"budget must be at least one byte .* got 0"),
+        ({"budget": -5}, ValueError, r"budget must be at least one byte .* got -5"),
+        ({"budget": [1]}, TypeError, r"budget must be bytes or a string .* got \[1\]"),
+        ({"budget": 1, "measure": "no"}, TypeError, r"measure must be True or False, got 'no'"),
+        ({"budget": 1, "offload": "gpu"}, ValueError, r"offload: must be 'cpu', .* got 'gpu'"),
+        ({"plan": 3}, TypeError, r"plan must be a str or a path, got 3"),
+        ({"plan": "."}, OSError, r"plan must be a file, got the directory '.'"),
+        ({"plan": "missing.json"}, OSError, r"plan must be a file that .* got 'missing.json'"),
+        ({"plan": "no/p.json", "budget": 1}, OSError, r"plan .* a directory that .* got 'no/p"),
+    ],
+)
+def test_bad_options_are_refused_before_training(
+    options: dict[str, Any],
+    kind: type[Exception],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(kind, match="^MemoptCallback: " + message):
+        MemoptCallback(**options)
