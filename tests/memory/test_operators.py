@@ -283,3 +283,19 @@ def test_a_fold_keeps_the_memory_of_its_windows() -> None:
     """Windows are added up in a tensor that was made as large as they are."""
     found = compared(lambda x: F.fold(x, (12, 12), 3, padding=1), [image(8, 90, 144)], ())
     assert found[0].known == found[0].real == 9 * 8 * 10 * 144 * 4
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batch_norm_of_rows_of_features(dtype: torch.dtype, layout: str) -> None:
+    """In float32 no more than sums for each channel is a bound."""
+    rows, channels = 300, 60
+
+    def call(x: Tensor) -> Tensor:
+        return F.batch_norm(x, None, None, training=True)
+
+    inputs = [image(rows, channels, dtype=dtype, layout=layout)]
+    check(call, inputs, LAYOUTS)
+    if dtype is torch.float32:
+        found = compared(call, inputs, LAYOUTS)
+        assert max(each.margin for each in found) <= 32 * channels

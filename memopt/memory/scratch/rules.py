@@ -44,6 +44,9 @@ from memopt.memory.scratch.size import (
 )
 from memopt.memory.scratch.transforms import fourier, fourier_to_real, matrix_exponential
 
+_ROWS_OF_FEATURES = 2
+"""Dimensions."""
+
 
 def scratch_of(
     func: Any, args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
@@ -203,6 +206,24 @@ def _channels(places: Sequence[int], factor: int, has_two: bool = False) -> Scra
     return rule
 
 
+def _batch_norm(places: Sequence[int], backward: bool = False) -> ScratchRule:
+    """A rule: of images that of `_channels`; rows of features (N, C) have sums for each channel."""
+    of_images = _channels(places, 4, has_two=backward)
+
+    def rule(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
+        source = args[places[-1]]
+        if source.dim() != _ROWS_OF_FEATURES:
+            return of_images(args, given, results)
+        sums = 4 * 8 * source.shape[1]
+        are_contiguous = all(args[place].is_contiguous() for place in places)
+        if backward:  # the contiguous kernel allocates the gradient of its input a second time
+            return Scratch(elements_of(results[0]) if are_contiguous and results else 0, sums)
+        is_copied = not are_contiguous and source.dtype.itemsize == 2
+        return Scratch(0, sums + 2 * elements_of(source) * is_copied)  # in float32
+
+    return rule
+
+
 def _of_bags(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
     """Places of words, sorted and counted."""
     places = next((t.numel() for t in given if not t.is_floating_point()), 0)
@@ -265,9 +286,9 @@ _RULES: dict[str, ScratchRule] = {
     "native_layer_norm_backward": _layer_norm_backward,
     "native_group_norm": _channels((0,), 2),
     "native_group_norm_backward": _channels((0, 1), 2),
-    "native_batch_norm": _channels((0,), 4),
-    "_native_batch_norm_legit": _channels((0,), 4),
-    "native_batch_norm_backward": _channels((0, 1), 4, has_two=True),
+    "native_batch_norm": _batch_norm((0,)),
+    "_native_batch_norm_legit": _batch_norm((0,)),
+    "native_batch_norm_backward": _batch_norm((0, 1), backward=True),
     "convolution": convolution,
     "convolution_backward": convolution_backward,
     "_scaled_dot_product_flash_attention_for_cpu": attention,
