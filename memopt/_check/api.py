@@ -115,6 +115,7 @@ def check(
         predicted_kept=None if tree is None else tree.kept_bytes,
         plain_kept=None if plain is None else plain.kept_bytes,
         plain_peak=None if plain is None else plain.peak,
+        plain_margin=0 if plain is None else plain.margin,
         offloaded=found.offloaded,
         problems=_problems_of(plain, tree) if with_recipes and not asked else (),
         notes=tuple(notes),

@@ -54,6 +54,9 @@ class Check(Shown):
     plain_kept: int | None
     """Bytes kept for backward without any of what was asked."""
     plain_peak: int | None
+    """The peak without any of what was asked, of a predicted step."""
+    plain_margin: int
+    """Bytes of `plain_peak` that may not be allocated: a kernel's scratch that has only a bound."""
     offloaded: int
     """Bytes that left the device in the step."""
     problems: tuple[str, ...]
@@ -104,14 +107,17 @@ class Check(Shown):
                 f"{as_text(self.predicted_kept)} as it is"
             )
         if self.kept is not None and self.peak is not None:
-            plain = "" if self.plain_peak is None else f", plain {as_text(self.plain_peak)}"
-            known.append(
-                f"by the allocator: {as_text(self.kept)} after forward, peak "
-                f"{as_text(self.peak)}{plain} (predicted)"
-                if plain
-                else f"by the allocator: {as_text(self.kept)} after forward, peak "
-                f"{as_text(self.peak)}"
+            line = (
+                f"by the allocator: {as_text(self.kept)} after forward, peak {as_text(self.peak)}"
             )
+            if self.plain_peak is not None:
+                line += f", plain {as_text(self.plain_peak)} (predicted)"
+            known.append(line)
+            if self.plain_margin:
+                known.append(
+                    f"up to {as_text(self.plain_margin)} of the predicted peak may not be "
+                    "allocated: a bound of kernels' scratch"
+                )
         if self.offloaded:
             known.append(f"offloaded: {as_text(self.offloaded)}")
         return "\n".join([self.model, *known])

@@ -21,3 +21,9 @@ def highs_of(ledger: Ledger) -> list[int]:
     for place, piece in ledger.scratch:
         highs[place] = max(highs[place], totals[place] + piece.nbytes)
     return highs
+
+
+def margin_at(ledger: Ledger, place: int) -> int:
+    """Bytes of a high of `highs_of` that may not be allocated: scratch that has only a bound."""
+    here = [piece for at, piece in ledger.scratch if at == place]
+    return max(here, key=lambda piece: piece.nbytes).margin if here else 0

@@ -24,7 +24,7 @@ from memopt.memory.calls.tree import CallTree, HeldStorage, ModuleCall
 from memopt.memory.ledger import Ledger
 from memopt.memory.modules import seen_modules
 from memopt.memory.pieces import GRADIENTS, Piece
-from memopt.memory.totals import highs_of, totals_of
+from memopt.memory.totals import highs_of, margin_at, totals_of
 
 
 class CallMoment(NamedTuple):
@@ -197,8 +197,9 @@ class _Builder:
             for number, call in enumerate(self._calls)
         )
         start = self._calls[0].begin.log
-        peak = max(self._highs[start:]) - self._totals[start]
-        return CallTree(calls, tuple(storages), peak, again)
+        highest = max(range(start, len(self._highs)), key=self._highs.__getitem__)
+        peak = self._highs[highest] - self._totals[start]
+        return CallTree(calls, tuple(storages), peak, again, margin_at(self._ledger, highest))
 
     def _held(self) -> tuple[list[Piece], dict[int, set[int]]]:
         """The pieces that forward made and that are kept or passed on, and who keeps which."""

@@ -81,6 +81,8 @@ class CallTree:
     """The most bytes of forward and backward, above what was there before."""
     again: tuple[str, ...]
     """Modules that backward calls outside of regions: the model checkpoints them itself."""
+    margin: int = 0
+    """Bytes of the peak that may not be allocated: a kernel's scratch that has only a bound."""
 
     @property
     def kept_bytes(self) -> int:
