@@ -146,9 +146,10 @@ def _observed(ledger: Ledger, watch: Watch[Position], step: Step) -> Observed:
             "plan: blocks must be called in the model's forward with gradients enabled, "
             f"got {', '.join(watch.paths)}, which were not"
         )
+    speed = speed_of(step, ledger.target)
     return Observed(
         step_bytes(ledger, watch.start, watch.calls, watch.turns),
-        estimated_seconds(ledger, watch.start, watch.calls, speed_of(step), watch.turns),
+        estimated_seconds(ledger, watch.start, watch.calls, speed, watch.turns),
         tuple(call.path for call in watch.calls),
         kinds_of(watch.calls),
         sites_of(watch.calls, ledger.ops),

@@ -99,7 +99,8 @@ class Ledger(UncompiledMode):
         """The number of the autograd node whose backward ran at each instant; else -1."""
         self.total = 0
         self.phase = "forward"
-        self._granularity = _CUDA_GRANULARITY if (target or device) == "cuda" else 1
+        self.target = target or device
+        self._granularity = _CUDA_GRANULARITY if self.target == "cuda" else 1
         self._device = device
         self._on_cpu = device in (None, "cpu")
         """Whether kernels are the CPU's, whose scratch counts."""

@@ -10,6 +10,14 @@ from memopt.memory.step import Step
 _FLOPS = {2: 400e12, 4: 50e12, 8: 25e12}
 """Operations a second, by an element's bytes."""
 
+_LAUNCH = 5e-6
+"""Seconds of the host for an operator on CUDA: the launch of its kernel, and PyTorch's call of it.
+
+Source: launches take 2 to 5 microseconds of the host (NVIDIA's measurements of CUDA graphs against
+streams), an operator of eager PyTorch with autograd 5 to 10. It is a floor: operators of more than
+one kernel take more.
+"""
+
 
 class Amount(Protocol):
     """An amount of work."""
@@ -30,12 +38,20 @@ class Speed:
     """Bytes a second, of its own memory."""
     link: float = 50e9
     """Bytes a second, to the host and back."""
+    launch: float = 0.0
+    """Seconds that no operator falls below."""
 
     def seconds(self, work: Amount) -> float:
-        return max(work.flops / self.flops, work.nbytes / self.nbytes)
+        """The seconds of one operator: those of the device, or of the host where that is slower."""
+        return max(work.flops / self.flops, work.nbytes / self.nbytes, self.launch)
 
 
-def speed_of(step: Step) -> Speed:
-    """The speed for the dtype that the step computes in."""
+def speed_of(step: Step, target: str | None = None) -> Speed:
+    """The speed for the dtype that the step computes in.
+
+    Args:
+        target: the type of the device that the step is for; "cuda" adds the time of launches.
+    """
     dtype = step.autocast or next(step.model.parameters()).dtype
-    return Speed(_FLOPS.get(dtype.itemsize, _FLOPS[2]))
+    launch = _LAUNCH if target == "cuda" else 0.0
+    return Speed(_FLOPS.get(dtype.itemsize, _FLOPS[2]), launch=launch)

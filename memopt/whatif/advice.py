@@ -59,7 +59,7 @@ def advise(
     Args:
         now: the trace as it is, and its ledger; `looks`: what was found out with them.
     """
-    speed = speed_of(step)
+    speed = speed_of(step, target)
     before = _seconds(now, speed)
     found = []
     for remedy in _remedies(step, fates, target, now, ledger, looks):
@@ -164,7 +164,7 @@ def _offloading(step: Step, fates: Fates, target: str, looks: Looks) -> tuple[Tr
     overlap the computation of forward, then of backward.
     """
     trace, _ = predicted_trace(step, fates, target, looks)
-    speed = speed_of(step)
+    speed = speed_of(step, target)
     copies = trace.fates.get(OFFLOADED, 0) / speed.link
     forward = _seconds(trace, speed, "forward")
     backward = _seconds(trace, speed, "backward")

@@ -24,6 +24,7 @@ from memopt._plan.profile import Profile
 from memopt._plan.seconds import StageSeconds
 from memopt._plan.times import seconds_of
 from memopt.assignment import KEEP, Assignment, Choice
+from memopt.memory import speed
 
 RECIPES, REGION, BOTH = Choice(True), Choice(False, True), Choice(True, True)
 
@@ -293,3 +294,27 @@ def test_choices_that_no_step_had(known: list[Choice]) -> None:
         is_measured = any(not c.checkpoint for c in known)
         share = 0.8 if is_measured else 1.0
         assert more == pytest.approx(share * found[Case(kind, KEEP)].forward)
+
+
+@pytest.mark.parametrize("width", [16, 1 << 12])
+def test_an_estimate_for_cuda_is_no_shorter_than_the_host_needs_for_launches(width: int) -> None:
+    """Where a block does little the host is the bound; where it does much nothing changes."""
+
+    def block() -> nn.Module:
+        return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
+
+    model = nn.Sequential(*[block() for _ in range(3)]).to("meta")
+    batch = torch.empty(width, width, device="meta")
+    options: dict[str, Any] = {"loss": torch.sum, "optimizer": None, "measure": False}
+    on_cuda, elsewhere = (
+        memopt.plan(model, batch, 1 << 50, device=device, chunks=False, **options)
+        for device in ("cuda", "cpu")
+    )
+    work = memopt.anatomy(model, batch, device="cuda", **options).trace.work
+    launches = sum(row.phase in ("forward", "backward") for row in work) * speed._LAUNCH
+    assert launches > 0
+    assert on_cuda.plain_seconds >= launches
+    if width == 16:
+        assert on_cuda.plain_seconds > 10 * elsewhere.plain_seconds
+    else:
+        assert on_cuda.plain_seconds == pytest.approx(elsewhere.plain_seconds, rel=0.01)
