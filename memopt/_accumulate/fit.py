@@ -293,9 +293,12 @@ def _largest(
     device: str | torch.device | None,
     limit: int,
 ) -> int:
-    make = batch if callable(batch) else resized(batch, dim, step.who)
     target = target_of(step.who, step.model, device)
-    return largest(step, make, budget, limit, _predicted(fates, target))
+    peak = _predicted(fates, target)
+    if callable(batch):
+        return largest(step, batch, budget, limit, peak)
+    with (make := resized(batch, dim, step.who)):
+        return largest(step, make, budget, limit, peak)
 
 
 def largest_step(function: Callable[[int], object], budget: object, limit: int) -> int:

@@ -234,9 +234,9 @@ class Plan(Shown, Planned):
         check_count(who, "limit", limit)
         if dim:
             limit = min(limit, positions_of(live.step.model, limit))
-        make = resized(live.step.batch, dim, who)
         peak = partial(least_peak, live, terms=self.terms)
-        return largest(live.step, make, wanted, limit, peak)
+        with (make := resized(live.step.batch, dim, who)):
+            return largest(live.step, make, wanted, limit, peak)
 
     def to_dict(self) -> dict[str, Any]:
         """Lists, dicts, strings, numbers and None, as JSON has them."""

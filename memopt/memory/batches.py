@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 from torch.utils import _pytree as pytree
 
+from memopt._compat import add_note
 from memopt.memory.storages import storages, tensors_in
 
 
@@ -79,7 +81,7 @@ def part_of(batch: Any, rows: int) -> tuple[Any, int]:
     return part, sum(nbytes for key, nbytes in whole.items() if key not in viewed)
 
 
-def resized(batch: Any, dim: int, who: str) -> Callable[[int], Any]:
+def resized(batch: Any, dim: int, who: str) -> Resized:
     """Makes meta tensors of another size of those whose size there is the batch's.
 
     Raises:
@@ -96,19 +98,61 @@ def resized(batch: Any, dim: int, who: str) -> Callable[[int], Any]:
     now = next((leaf.shape[dim] for leaf in leaves if leaf.dim() > dim), None)
     if now is None:
         raise ValueError(f"{who}: batch must hold a tensor of more than {dim} dimensions, got none")
+    return Resized(sample, dim, now, who)
 
-    def make(size: int) -> Any:
+
+@dataclass
+class Resized:
+    """A function of a size that gives the sample with it. As a context it adds to an error which
+    tensors it resized: one of them may have that size by chance alone.
+    """
+
+    sample: Any
+    dim: int
+    now: int
+    """The sample's own size."""
+    who: str
+    _last: int | None = None
+
+    def __call__(self, size: int) -> Any:
+        self._last = size
+
         def resize(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
-            shape = list(leaf.shape)
-            if leaf.dim() > dim and shape[dim] == now:
-                shape[dim] = size
-            return torch.empty(shape, dtype=leaf.dtype, device="meta")
+            return torch.empty(self._shape(leaf, size), dtype=leaf.dtype, device="meta")
 
-        return pytree.tree_map(resize, sample)
+        return pytree.tree_map(resize, self.sample)
 
-    return make
+    def _shape(self, leaf: Tensor, size: int) -> list[int]:
+        shape = list(leaf.shape)
+        if leaf.dim() > self.dim and shape[self.dim] == self.now:
+            shape[self.dim] = size
+        return shape
+
+    def __enter__(self) -> None:
+        self._last = None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception) and self._last not in (None, self.now):
+            add_note(error, self._note(self._last or 0))
+
+    def _note(self, size: int) -> str:
+        changed: list[str] = []
+        same: list[str] = []
+        for path, leaf in pytree.tree_leaves_with_path(self.sample):
+            if isinstance(leaf, Tensor):
+                name, shape = pytree.keystr(path) or "the batch", self._shape(leaf, size)
+                is_same = shape == list(leaf.shape)
+                text = f"{name} {list(leaf.shape)}"
+                (same if is_same else changed).append(text if is_same else f"{text} to {shape}")
+        which, what = ("second", "the length") if self.dim else ("first", "the number of rows")
+        name = "longest_sequence" if self.dim else "largest_batch"
+        return (
+            f"{self.who} resized the tensors whose {which} dimension is {self.now}: "
+            f"{', '.join(changed)}; and left as they are: {', '.join(same) or 'none'}. Where that "
+            f"is wrong, memopt.{name} takes as batch a function of {what} that makes one"
+        )
 
 
 def without_values(batch: Any) -> Any:

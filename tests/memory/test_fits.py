@@ -4,12 +4,13 @@ values alone; a size may be given as text wherever memopt takes one, and means t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import memopt
 from memopt.memory.predicted.fits import largest, largest_part
@@ -153,3 +154,49 @@ def test_a_budget_of_compile_is_a_size() -> None:
     options = memopt.compile.options("2 KiB")
     partitioner = options["custom_partitioner_fn"]
     assert partitioner.uuid() == memopt.compile.options(2048)["custom_partitioner_fn"].uuid()
+
+
+@pytest.mark.parametrize(
+    ("function", "resized", "left", "takes"),
+    [
+        (
+            memopt.largest_batch,
+            r"first dimension is 8: \['ids'\] \[8, 8\] to \[16, 8\], \['places'\] \[8\] to \[16\]",
+            "none",
+            "the number of rows",
+        ),
+        (
+            memopt.longest_sequence,
+            r"second dimension is 8: \['ids'\] \[8, 8\] to \[8, 16\]",
+            r"\['places'\] \[8\]",
+            "the length",
+        ),
+    ],
+)
+def test_an_error_says_which_tensors_were_resized(
+    function: Any, resized: str, left: str, takes: str
+) -> None:
+    """As many rows as tokens: a tensor of one number for each token may be taken for one of rows,
+    and has no second dimension. A function that makes the batch helps."""
+
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places = nn.Embedding(50, WIDTH), nn.Embedding(4096, WIDTH)
+
+        def forward(self, ids: Tensor, places: Tensor) -> Tensor:
+            return (self.words(ids) + self.places(places)).square().mean()
+
+    batch = {"ids": torch.ones(8, 8, dtype=torch.long), "places": torch.arange(8)}
+    with pytest.raises(memopt.DependsOnValues) as caught:
+        function(Words(), batch, "4MB", optimizer=None)
+    (note,) = caught.value.__notes__
+    assert re.search(f"resized the tensors whose {resized}; and left as they are: {left}", note)
+    assert f"takes as batch a function of {takes}" in note
+
+    def made(size: int) -> dict[str, Tensor]:
+        rows, length = (size, 8) if takes == "the number of rows" else (8, size)
+        ids = torch.ones(rows, length, dtype=torch.long, device="meta")
+        return {"ids": ids, "places": torch.arange(length, device="meta")}
+
+    assert function(Words(), made, "4MB", optimizer=None) > 0
