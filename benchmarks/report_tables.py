@@ -237,7 +237,7 @@ def planned(run_name: str = "cpu_plan") -> str:
     return under(run, *parts)
 
 
-_WAYS = (("memopt.convert", "convert"), ("memopt.plan, half", "plan, half of what is held"))
+_WAYS = (("memopt.convert", "convert"), ("memopt.plan, half", "plan for half of that peak"))
 _GPU_WAYS = (
     ("recipes in every block", "recipes in every block"),
     ("plan at checkpoint every block", "plan at the peak of checkpoint"),
@@ -254,7 +254,7 @@ def at_a_glance() -> str:
         "after",
         "time before",
         "after",
-        "rows",
+        "largest batch",
         "after",
     )
     run, gpu = result("cpu_models"), result("cuda_plan")
