@@ -59,8 +59,8 @@ pytest.importorskip("transformers", minversion="5.23")
 
 
 CALLS_FUNCTIONS = {"esmfold2", "nemotron"}
-"""Families whose checkpointed layers call a function themselves. Nemotron's norm does: under autocast
-it is not what PyTorch's is, so that `convert` puts no other norm in its place.
+"""Families whose checkpointed layers call a function themselves. Nemotron's norm does: under
+autocast it is not what PyTorch's is, so that `convert` puts no other norm in its place.
 """
 
 
