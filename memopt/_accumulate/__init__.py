@@ -9,7 +9,6 @@ The modules of this package:
     chosen  what a choice of "auto" depends on
     sync    when gradients travel between processes
     undo    a micro-batch that ran out of memory, undone
-    measured  the peak of a step that runs
     fit     `largest_batch`, `longest_sequence`, and the largest micro-batch, by prediction
 """
 

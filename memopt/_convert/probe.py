@@ -63,6 +63,9 @@ def in_autocast() -> Iterator[None]:
         torch.set_autocast_enabled("cuda", before)
 
 
+NOT_FINITE = (float("nan"), float("inf"), -float("inf"))
+"""Numbers for which a module may do something else."""
+
 CALLERS_MODES: tuple[Callable[[], Any], ...] = (in_autocast, torch.no_grad)
 """Modes of the caller in which a module may do something else."""
 

@@ -66,7 +66,7 @@ def trained_beside(
     seen = {id(p) for p in model.parameters()}
     named: list[tuple[str, nn.Parameter]] = []
     if isinstance(loss, nn.Module):
-        named += [(f"loss.{name}", p) for name, p in loss.named_parameters() if p.requires_grad]
+        named += [(name, p) for name, p in loss.named_parameters("loss") if p.requires_grad]
     if isinstance(optimizer, torch.optim.Optimizer) and not is_sharded(model):
         groups = (p for group in optimizer.param_groups for p in group["params"])
         named += [(f"optimizer.{place}", p) for place, p in enumerate(groups)]

@@ -56,7 +56,7 @@ class Step:
     """A function that runs forward and backward in place of the model's call, loss and backward."""
     watching: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Entered around each call of `function`."""
-    beside: Sequence[tuple[str, nn.Parameter]] = ()
+    beside: Sequence[tuple[str, nn.Parameter]] = field(init=False)
     """Parameters that it trains and the model does not have, see `trained_beside`."""
     who: str = field(kw_only=True)
     """The function that the user called, for messages."""
@@ -270,9 +270,8 @@ class Step:
         ledger.adopt(WEIGHTS, self.trained)
         ledger.adopt(FUNCTIONALITY, self.model.named_buffers())
         if isinstance(self.loss, nn.Module):
-            frozen = [("loss." + name, p) for name, p in self.loss.named_parameters()]
-            ledger.adopt(WEIGHTS, frozen)
-            ledger.adopt(FUNCTIONALITY, [("loss." + n, b) for n, b in self.loss.named_buffers()])
+            ledger.adopt(WEIGHTS, self.loss.named_parameters("loss"))  # the frozen ones too
+            ledger.adopt(FUNCTIONALITY, self.loss.named_buffers("loss"))
         ledger.adopt(FUNCTIONALITY, [("inputs", self.batch)])
         ledger.adopt(FUNCTIONALITY, tensor_attributes(self.model))
         ledger.adopt(STATES, self._states())

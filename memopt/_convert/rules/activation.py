@@ -17,6 +17,7 @@ from memopt._class_patch import original_class
 from memopt._convert.match import Answer, Context, Reason
 from memopt._convert.probe import (
     CALLERS_MODES,
+    NOT_FINITE,
     Constants,
     are_constant,
     constants_of,
@@ -50,7 +51,6 @@ _PYTORCHS: dict[str, Function] = {
 }
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_NOT_FINITE = (float("nan"), float("inf"), -float("inf"))
 _SHAPES: tuple[tuple[int, ...], ...] = (
     (), (4,), (1,), (3, 4), (4, 4), (1, 4), (2, 3, 4), (4, 4, 4), (1, 3, 4), (2, 4, 3, 4),
     (1, 3, 2, 4), (2, 3, 1, 2, 4),
@@ -256,7 +256,7 @@ def _agrees_in(module: nn.Module, reference: Function, dtype: torch.dtype) -> bo
     size = (1 + x.double().abs()) * (1 + exact.abs() / (1 + x.double().abs()))
     if not bool(((y.double() - exact).abs() <= rounding * size).all()):
         return False
-    far = torch.tensor([1.0, *_NOT_FINITE], dtype=dtype, device="cpu")
+    far = torch.tensor([1.0, *NOT_FINITE], dtype=dtype, device="cpu")
     y = forward_of(stand_in(module, training=True), far)
     return y is not None and y.dtype == dtype and _agree_far(y, reference, far)
 
@@ -270,7 +270,7 @@ def _inputs(sizes: tuple[int, ...]) -> Iterator[Tensor]:
     for shape in _SHAPES:
         x = random_normal(*shape).mul(3)
         yield x
-        for number in (1e4, -1e4, 1e9, -1e9, *_NOT_FINITE):
+        for number in (1e4, -1e4, 1e9, -1e9, *NOT_FINITE):
             far = x.clone()
             far.view(-1)[-1] = number
             yield far

@@ -28,6 +28,7 @@ from memopt import functional
 from memopt._convert.match import Answer, Context
 from memopt._convert.probe import (
     CALLERS_MODES,
+    NOT_FINITE,
     constants_of,
     forward_of,
     gradients,
@@ -156,7 +157,7 @@ def _agrees_in_every_dtype(module: nn.Module, linears: list[str], found: GatedSw
         x = random_normal(5, _OUTSIDE, dtype=dtype)
         if not probe.agrees(found, x):
             return False
-        for number in (float("nan"), float("inf"), -float("inf")):
+        for number in NOT_FINITE:
             far = x.clone()
             far[-1, 1] = number
             if not probe.is_finite_as(found, far):

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from memopt._convert.probe import (
     CALLERS_MODES,
+    NOT_FINITE,
     forward_of,
     gradients,
     own_attributes,
@@ -35,7 +36,6 @@ _FAR_SCALES = (1e4, 1e-4, 1e6, 1.0, 1e12)
 # Means of the rows, in their deviations.
 _FAR_MEANS = (0.0, 10.0, 0.5, 100.0, -3.0)
 
-_NOT_FINITE = (float("nan"), float("inf"), -float("inf"))
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -282,7 +282,7 @@ class NormProbe:
         for i, shape in enumerate(shapes[dim]):
             x = self._rows(shape, _ROW_SCALES if i % 2 else _FAR_SCALES)
             yield (x.movedim(-1, 1) if found.channels_first else x).float()
-        for number in _NOT_FINITE:
+        for number in NOT_FINITE:
             x = self._rows(shapes[dim][0], _ROW_SCALES)
             x.reshape(-1, c)[-1, 1] = number
             yield (x.movedim(-1, 1) if found.channels_first else x).float()
@@ -290,7 +290,7 @@ class NormProbe:
     def _inputs_in(self, found: NormSwap, dtype: torch.dtype) -> Iterator[Tensor]:
         """`_input`, and the same with numbers that are not finite in its last row."""
         yield self._input(found, dtype)
-        for number in _NOT_FINITE:
+        for number in NOT_FINITE:
             x = self._input(found, dtype)
             (x.movedim(1, -1) if found.channels_first else x)[-1, ..., 1] = number
             yield x

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from memopt.memory.scratch.onednn import padded
-from memopt.memory.scratch.size import NONE, KiB, Scratch, copy_of, format_of
+from memopt.memory.scratch.size import NONE, KiB, Scratch, copy_of, elements_of, format_of
 
 _BLOCK = 256
 """Rows or columns of a matrix that a thread of oneDNN's copies at a time, at the most."""
@@ -29,7 +29,7 @@ def product(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tens
     for tensor in (one, other):
         is_known = tensor.dim() == 2 and tensor.stride(0) == 1 and is_for_blas(tensor)
         if (tensor.is_conj() and not is_known) or tensor.is_neg():
-            known += tensor.numel() * tensor.element_size()
+            known += elements_of(tensor)
         if not is_for_blas(tensor):
             known += math.prod(tensor.shape[-2:]) * tensor.element_size()
     return Scratch(known)
@@ -55,9 +55,7 @@ def _onednn_product(one: Tensor, other: Tensor) -> int:
     batches = math.prod(one.shape[:-2])
     whole = batches * one.dtype.itemsize * inner * (rows + columns)
     whole += batches * 4 * threads * rows * columns
-    copies = sum(
-        tensor.numel() * tensor.element_size() for tensor in (one, other) if not is_for_blas(tensor)
-    )
+    copies = sum(elements_of(tensor) for tensor in (one, other) if not is_for_blas(tensor))
     return copies + min(threads * block, whole) + 64 * KiB * threads
 
 
@@ -196,7 +194,7 @@ def attention_backward(
     threads = torch.get_num_threads()
     itemsize = max(4, query.dtype.itemsize)
     known = itemsize * (threads * 2 * rows * columns + rows)
-    margin = sum(2 * t.numel() * t.element_size() for t in (gradient, output)) // 2
+    margin = sum(2 * elements_of(t) for t in (gradient, output)) // 2
     if query.dtype.itemsize == 2:
         known += threads * 2 * 2 * rows * columns
         margin += threads * (64 * KiB + 4 * (rows + columns) * max(64, query.shape[-1]))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from memopt.memory.scratch.contractions import product
-from memopt.memory.scratch.size import Scratch
+from memopt.memory.scratch.size import Scratch, elements_of
 
 
 class _Layout(NamedTuple):
@@ -55,7 +55,7 @@ def fourier(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tens
     source, dims = args[0], [dim % args[0].dim() for dim in args[1]]
     copied = _copy(source, _Layout(tuple(source.shape), source.stride()), dims)
     if not source.is_complex() and 0 in source.stride():
-        copied = source.numel() * source.element_size()
+        copied = elements_of(source)
     return _of_mkl(copied)
 
 
@@ -82,12 +82,12 @@ def matrix_exponential(
     """Powers of the matrices: ten for a batch, up to twelve for one matrix, by its norm."""
     source = given[0]
     matrices = math.prod(source.shape[:-2])
-    powers = 12 * source.numel() * source.element_size() + 64 * matrices
+    powers = 12 * elements_of(source) + 64 * matrices
     return Scratch(0, powers + product((), (source, source), results).margin)
 
 
 def _copy(source: Tensor, layout: _Layout, dims: Sequence[int]) -> int:
-    return 0 if layout.is_batch(dims) else source.numel() * source.element_size()
+    return 0 if layout.is_batch(dims) else elements_of(source)
 
 
 def _of_mkl(nbytes: int) -> Scratch:
