@@ -24,6 +24,14 @@ SAVES_ITS_OUTPUT = (
     "input in addition where there are no recipes"
 )
 WRITES_IN_PLACE = "without recipes memopt's op keeps no less than PyTorch's, which is in place"
+READS_SWITCHES = (
+    "its code reads True or False from globals or from its class: such a switch may be turned "
+    "later, for which no call looks"
+)
+NOT_ALWAYS = (
+    "it computes what memopt has an op for with some inputs, and with others something else or in "
+    "another precision"
+)
 OWN_FORWARD = "its forward was replaced on the instance"
 PARAMETRIZED = (
     "it is parametrized (torch.nn.utils.parametrize), which exchanges its class as convert does"

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import memopt
+from memopt._convert.match import NOT_ALWAYS, READS_SWITCHES
 from memopt._convert.rules.code_reads import reads_flags
 
 COLS = 8
@@ -133,11 +134,18 @@ def test_what_a_condition_changes_is_as_before(
 
 
 @pytest.mark.parametrize("base", KINDS)
-@pytest.mark.parametrize("forward", [in_autocast_of_cuda, by_a_global], ids=["CUDA's", "global"])
-def test_such_a_module_is_left(base: type[nn.Module], forward: Forward) -> None:
+@pytest.mark.parametrize(
+    ("forward", "reason"),
+    [(in_autocast_of_cuda, NOT_ALWAYS), (by_a_global, READS_SWITCHES)],
+    ids=["CUDA's", "global"],
+)
+def test_such_a_module_is_left_and_the_report_says_why(
+    base: type[nn.Module], forward: Forward, reason: str
+) -> None:
     model = nn.Sequential(of_class(base, forward), nn.Linear(COLS, COLS))
-    memopt.convert(model)
+    report = memopt.convert(model)
     assert type(model[0]).forward is forward
+    assert ("0", reason) in [(entry.path, entry.reason) for entry in report.left]
 
 
 @pytest.mark.parametrize("base", [Norm, Activation])

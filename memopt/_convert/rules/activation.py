@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import memopt.nn
 from memopt import functional
 from memopt._class_patch import original_class
-from memopt._convert.match import Answer, Context, Reason
+from memopt._convert.match import NOT_ALWAYS, READS_SWITCHES, Answer, Context, Reason
 from memopt._convert.probe import (
     CALLERS_MODES,
     NOT_FINITE,
@@ -114,8 +114,8 @@ def activation_module(module: nn.Module, context: Context) -> Answer | None:
     if not _may_be_activation(module):
         return None
     found = context.once(_recognise, module)
-    if found is None:
-        return None
+    if not isinstance(found, _Found):
+        return found
     return ActivationSwap(found.name, found.scalar, found.dtypes, constants_of(module))
 
 
@@ -184,8 +184,9 @@ class _Found:
     dtypes: frozenset[torch.dtype]
 
 
-def _recognise(module: nn.Module) -> _Found | None:
-    """The activation that `module`, which may be one, computes; None for any other.
+def _recognise(module: nn.Module) -> _Found | Reason | None:
+    """The activation that `module`, which may be one, computes; None for any other, and a reason if
+    it is one at first sight.
 
     Its forward and gradient are compared with those of every activation in float32, in training and
     in evaluation mode, at values where the activations differ by far more than rounding; its
@@ -204,10 +205,12 @@ def _recognise(module: nn.Module) -> _Found | None:
             continue
         reference = formula(name, scalar)
         if _agree(output, reference(x), x):
-            if reads_flags(module) or not _is_throughout(module, x, reference):
-                return None
+            if reads_flags(module):
+                return Reason(READS_SWITCHES)
             dtypes = frozenset(d for d in _DTYPES if _agrees_in(module, reference, d))
-            return _Found(name, scalar, dtypes) if dtypes >= _REQUIRED else None
+            if not _is_throughout(module, x, reference) or not dtypes >= _REQUIRED:
+                return Reason(NOT_ALWAYS)
+            return _Found(name, scalar, dtypes)
     return None
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from memopt import functional
-from memopt._convert.match import Answer, Context
+from memopt._convert.match import NOT_ALWAYS, READS_SWITCHES, Answer, Context, Reason
 from memopt._convert.probe import (
     CALLERS_MODES,
     NOT_FINITE,
@@ -62,8 +62,7 @@ def _may_be_gated(module: nn.Module) -> bool:
     """Whether it has a forward that a gated unit might have."""
     linears, activations, _ = _sorted(module)
     return (
-        not reads_flags(module)
-        and len(linears) <= 3
+        len(linears) <= 3
         and len(activations) <= 1
         and not any(p is not None for p in module._parameters.values())
         and not module._buffers
@@ -73,8 +72,9 @@ def _may_be_gated(module: nn.Module) -> bool:
     )
 
 
-def _recognise(module: nn.Module, named: tuple[str | None, ...]) -> GatedSwap | None:
-    """The swap for a module that may be a gated unit; None if it is not one.
+def _recognise(module: nn.Module, named: tuple[str | None, ...]) -> GatedSwap | Reason | None:
+    """The swap for a module that may be a gated unit; None if it is not one, and a reason if it is
+    one at first sight.
 
     Args:
         named: the activation that each submodule computes that may be one.
@@ -90,6 +90,8 @@ def _recognise(module: nn.Module, named: tuple[str | None, ...]) -> GatedSwap | 
             if down is not None and not others:
                 continue
             found = _recognise_linears(module, others, down, ungated, named)
+            if isinstance(found, Reason):
+                return found
             if found is not None:
                 one = next(iter(activations), None)
                 return replace(found, activation_module=one, constants=constants_of(module))
@@ -106,7 +108,7 @@ def _recognise_linears(
     down: str | None,
     ungated: bool,
     named: tuple[str | None, ...],
-) -> GatedSwap | None:
+) -> GatedSwap | Reason | None:
     first = _Probe(module, linears, down, ungated, training=True)
     if not first.ran:
         return None
@@ -117,11 +119,14 @@ def _recognise_linears(
             continue
         found = replace(first.description, activation=name, layout=layout)
         if first.matches(found) and second.matches(found):
+            if reads_flags(module):
+                return Reason(READS_SWITCHES)
             inputs = list(_inputs(sizes_in(module)))
-            if not all(p.agrees_in_modes(found, inputs) for p in (first, second)):
-                return None
-            if not _agrees_in_every_dtype(module, linears, found):
-                return None
+            if not (
+                all(p.agrees_in_modes(found, inputs) for p in (first, second))
+                and _agrees_in_every_dtype(module, linears, found)
+            ):
+                return Reason(NOT_ALWAYS)
             narrow = _Probe(module, linears, down, ungated, training=True, down_dtype=torch.float32)
             return replace(found, casts_to_weight=down is not None and narrow.ran)
     return None

@@ -21,7 +21,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from memopt._convert.match import Answer, Context, Reason
+from memopt._convert.match import NOT_ALWAYS, READS_SWITCHES, Answer, Context, Reason
 from memopt._convert.probe import (
     constants_of,
     has_containers,
@@ -63,17 +63,21 @@ def _may_be_norm(module: nn.Module) -> bool:
     )
 
 
-def _recognise(module: nn.Module) -> NormSwap | None:
-    """The swap for a module that may be a norm; None if it computes something else."""
+def _recognise(module: nn.Module) -> NormSwap | Reason | None:
+    """The swap for a module that may be a norm; None if it computes something else, and a reason
+    if it is a norm at first sight.
+    """
     parameters = parameters_of(module)
     size = next((p.numel() for p in parameters.values()), size_attribute(module))
     own = next((p.dtype for p in parameters.values()), torch.float32)
     as_it_is = NormProbe(module, size or _FEW)
     found = next(iter(as_it_is.candidates()), None)
-    if found is None or not as_it_is.agrees_in(found, own) or reads_flags(module):
+    if found is None:
         return None
-    if not as_it_is.agrees_in_modes(found):
-        return None
+    if reads_flags(module):
+        return Reason(READS_SWITCHES)
+    if not as_it_is.agrees_in(found, own) or not as_it_is.agrees_in_modes(found):
+        return Reason(NOT_ALWAYS)
     probe = NormProbe(module, _FEW) if size is None or size > _FEW else as_it_is
     dims = probe.dims(found)
     if not dims and size is not None and size <= _EQUAL_SIZES:
@@ -82,7 +86,7 @@ def _recognise(module: nn.Module) -> NormSwap | None:
     found = replace(found, dims=dims)
     dtypes = probe.dtypes(found)
     if dims <= {1} or (own, own) not in dtypes:
-        return None
+        return Reason(NOT_ALWAYS)
     return replace(
         found,
         size=None if parameters else size,
