@@ -128,6 +128,11 @@ def accumulate(
             "accumulate: scaler must be a torch.amp.GradScaler or None, got "
             f"{type(scaler).__name__}"
         )
+    if not isinstance(optimizer, torch.optim.Optimizer | None):
+        raise TypeError(
+            "accumulate: optimizer must be the torch.optim.Optimizer that steps after it, or None, "
+            f"got {optimizer!r}"
+        )
     as_optimizer("accumulate", optimizer, ())
     count = counter(weight, labels, ignore_index)
     run = Run(model, batch, loss, count, scaler, autocast, device, step, optimizer)

@@ -253,6 +253,12 @@ def test_auto_fits_the_budget() -> None:
             {"weight": lambda part: part[0], "micro_batch": 2},
         ),
         (TypeError, "scaler must be a torch.amp.GradScaler", {"scaler": 3, "micro_batch": 2}),
+        (
+            TypeError,
+            "the torch.optim.Optimizer that steps .* got <class",
+            {"optimizer": torch.optim.AdamW},
+        ),
+        (TypeError, "the torch.optim.Optimizer that steps .* got <fun", {"optimizer": lambda p: 0}),
         (TypeError, "autocast must be a dtype .* got 'bf16'", {"autocast": "bf16"}),
         (TypeError, "loss must be a function .* got str", {"loss": "mean", "micro_batch": 2}),
         (ValueError, "must have its shape, got '0.weight'", {"model": LAZY, "budget": 1 << 20}),
