@@ -99,7 +99,7 @@ def _least(
     if not others:
         return best
     blocks = list(dict.fromkeys(path for way in (best, *others) for path in way))
-    inside = _inside(step, tree, blocks, ())
+    inside = _inside(step, tree, blocks, target, ())
     wanted = [*blocks, *(f"{path}.{part}" for path, those in inside.items() for part in those)]
     bad = cannot_be_regions(step, wanted) if runs else {}
     looks = Looks()
@@ -112,10 +112,10 @@ def _least(
 
 
 def _inside(
-    step: Step, tree: CallTree, blocks: Sequence[str], bad: Collection[str]
+    step: Step, tree: CallTree, blocks: Sequence[str], target: str, bad: Collection[str]
 ) -> dict[str, tuple[str, ...]]:
     """The parts of blocks that would be regions inside of theirs."""
-    parts = block_parts(tree, speed_of(step), blocks, set(tree.again).union(bad))
+    parts = block_parts(tree, speed_of(step, target), blocks, set(tree.again).union(bad))
     return {path: parts.get(path, NO_PARTS).inside for path in blocks}
 
 
@@ -132,7 +132,7 @@ def _peak(
     Args:
         bad: paths of modules that cannot be regions; `looks`: the others at this step.
     """
-    inside = _inside(step, tree, blocks, bad).items()
+    inside = _inside(step, tree, blocks, target, bad).items()
     ways = [
         Assignment(choices).without_regions(bad)
         for choices in (

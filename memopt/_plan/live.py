@@ -182,7 +182,7 @@ class Live:
         for path, kind in zip(plain.paths, plain.kinds, strict=True):
             kinds.setdefault(path, kind)
         first = {kind: path for path, kind in reversed(kinds.items())}
-        speed, again = speed_of(self.step), set(plain.tree.again)
+        speed, again = speed_of(self.step, self.target), set(plain.tree.again)
         found = block_parts(plain.tree, speed, first.values(), again)
         rows = self._rows(plain, first.values(), again)
         inside = [f"{path}.{part}" for path, one in found.items() for part in one.every]

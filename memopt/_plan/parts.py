@@ -194,8 +194,8 @@ class _Search:
         )
         if call.path not in self.may_be or not _can_be_region(call) or gain < self.least:
             return hull
-        work = max(call.flops / self.speed.flops, call.moved_bytes / self.speed.nbytes)
-        return _upper([*hull, _Point(work + _REGION_SECONDS, gain, (call.path,))])
+        again = self.speed.seconds(call, call.operators) + _REGION_SECONDS
+        return _upper([*hull, _Point(again, gain, (call.path,))])
 
 
 def _can_be_region(call: ModuleCall) -> bool:

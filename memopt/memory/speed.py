@@ -41,9 +41,12 @@ class Speed:
     launch: float = 0.0
     """Seconds that no operator falls below."""
 
-    def seconds(self, work: Amount) -> float:
-        """The seconds of one operator: those of the device, or of the host where that is slower."""
-        return max(work.flops / self.flops, work.nbytes / self.nbytes, self.launch)
+    def seconds(self, work: Amount, operators: int = 1) -> float:
+        """The seconds of so many operators' work: those of the device, or of the host where that is
+        slower.
+        """
+        host = operators * self.launch
+        return max(work.flops / self.flops, work.nbytes / self.nbytes, host)
 
 
 def speed_of(step: Step, target: str | None = None) -> Speed:

@@ -322,7 +322,24 @@ def test_of_three_thousand_modules_each_is_looked_at_once_for_each_bound() -> No
 
 def call_of(path: str, parent: int, own: int) -> ModuleCall:
     return ModuleCall(
-        path, parent, True, (), (), 0, 0, own, own, 2 * own, 2 * own, 0, 0, 0, False, False, False
+        path,
+        parent,
+        True,
+        (),
+        (),
+        0,
+        0,
+        own,
+        own,
+        2 * own,
+        2 * own,
+        0,
+        0,
+        1,
+        0,
+        False,
+        False,
+        False,
     )
 
 

@@ -16,7 +16,9 @@ from memopt.memory.speed import Speed
 SPEED = Speed(flops=1e9, nbytes=1e12)
 
 
-def call(path: str, parent: int, kept: int, flops: int, odd: bool) -> ModuleCall:
+def call(
+    path: str, parent: int, kept: int, flops: int, odd: bool, operators: int = 1
+) -> ModuleCall:
     return ModuleCall(
         path=path,
         parent=parent,
@@ -30,7 +32,8 @@ def call(path: str, parent: int, kept: int, flops: int, odd: bool) -> ModuleCall
         forward=0,
         backward=0,
         flops=flops,
-        moved_bytes=0,
+        nbytes=0,
+        operators=operators,
         turn=0,
         returns_view=odd,
         writes_inputs=False,
@@ -105,3 +108,18 @@ def test_levels_grow_and_none_is_inside_another(tree: CallTree) -> None:
         assert not any(a.startswith(f"{b}.") for a in level for b in level)
     assert len(parts.levels) <= 2
     assert parts.inside == (parts.levels[-1] if parts.levels else ())
+
+
+def test_on_a_device_that_the_host_launches_fewer_operators_come_first() -> None:
+    """One part is one large product, one is fifty small operators; both drop the same bytes."""
+    calls = [
+        *(call("", -1, 200, 0, False), call("block", 0, 200, 0, False)),
+        call("block.product", 1, 100, 10_000, False, operators=1),
+        call("block.small", 1, 100, 100, False, operators=50),
+    ]
+    tree = CallTree(tuple(calls), (), 0, ())
+    few = {
+        launch: block_parts(tree, Speed(1e9, 1e12, launch=launch), ["block"], ())["block"].levels[0]
+        for launch in (0.0, 5e-6)
+    }
+    assert few == {0.0: ("small",), 5e-6: ("product",)}

@@ -49,8 +49,10 @@ class ModuleCall:
     """The most in its backward, above what was there when its forward began, without gradients of
     parameters; 0 where it has none."""
     flops: int
-    moved_bytes: int
+    nbytes: int
     """Work of its forward, with the calls inside: see memopt/memory/work.py."""
+    operators: int
+    """The number of operators of that work."""
     turn: int | None
     """The number of the first operator of its backward: the order of backward; None: it has none.
     """
