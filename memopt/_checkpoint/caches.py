@@ -88,16 +88,17 @@ def note_on_caches(model: nn.Module, regions: Iterable[nn.Module]) -> str:
     if not makes_caches(model) or not any(True for _ in regions):
         return ""
     return (
-        "the model's config has use_cache=True: a step holds the keys and values of all layers for "
-        "as long as it holds the model's output, regions or not; model.config.use_cache = False "
-        "frees them"
+        "the model's config has use_cache=True: where forward returns a cache, a step holds the "
+        "keys and values of all layers for as long as it holds the model's output, regions or not; "
+        "model.config.use_cache = False frees them"
     )
 
 
 def makes_caches(model: nn.Module) -> bool:
-    """Whether a model of transformers makes a cache in forward, by its configuration and code. The
-    configurations of encoders (BERT, ViT) may say use_cache=True too: but their forward takes no
-    such argument, or all of their layers have is_decoder=False.
+    """Whether a model of transformers may make a cache in forward, by its configuration and code.
+    The configurations of encoders (BERT, ViT) may say use_cache=True too: but their forward takes
+    no such argument, or all of their layers have is_decoder=False. Some that take it make none
+    (Mamba in training).
     """
     return any(map(_makes_cache, model.modules()))
 
