@@ -7,7 +7,6 @@ regions; the last runs plainly, since backward would need its saved tensors at o
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -30,7 +29,9 @@ def sqrt_segments(stages: int) -> list[int]:
     return equal_segments(stages, round(math.sqrt(stages)))
 
 
-def optimal_segments(saved_bytes: Sequence[int], input_bytes: Sequence[int]) -> list[int]:
+def least_peak_segments(
+    region_bytes: Sequence[Sequence[int]], last_bytes: Sequence[int], input_bytes: Sequence[int]
+) -> list[int]:
     """The partition with the least peak of activation memory, for stages of any cost.
 
     With a_i bytes kept for backward by stage i and b_i bytes of input of stage i, a partition into
@@ -43,48 +44,22 @@ def optimal_segments(saved_bytes: Sequence[int], input_bytes: Sequence[int]) -> 
     the regions before, and nothing is kept for the last segment, which is no region. For L stages
     of equal cost and segments of equal length that is k b + (L / k) a, with its least value at
     k = sqrt(L a / b). The partition found here is the least of all 2^(L-1), whose lengths may
-    differ.
+    differ. Storages that several stages of a segment save, or that a region keeps as its input too,
+    count once: A_j is given for each region, not summed here.
 
     Found by bisection over the peak; whether a peak can be held is decided by the least bytes of
     input that must be kept when the stages before i are cut into regions, for each i. That takes
     O(L^2) steps, times the logarithm of the bytes.
 
     Args:
-        saved_bytes: a_i for each stage, at least one, none negative.
-        input_bytes: b_i for each stage, as many, none negative.
+        region_bytes: in row i, at n - 1, A of a region of the n stages from i on, without its
+            input. Must not fall along a row.
+        last_bytes: at i, what the stages from i to the end save when they are no region.
+        input_bytes: at i, b_i, what is kept for a region that begins with stage i.
 
     Returns:
         The length of each segment. Of several partitions with the least peak one that keeps the
         fewest bytes of input and, among those, has the longest last segment.
-
-    Raises:
-        ValueError: the lists are empty, differ in length, or hold a negative number.
-    """
-    if not saved_bytes or len(saved_bytes) != len(input_bytes):
-        raise ValueError(
-            "optimal_segments: saved_bytes and input_bytes must have the same length, at least 1, "
-            f"got {len(saved_bytes)} and {len(input_bytes)}"
-        )
-    if min(*saved_bytes, *input_bytes) < 0:
-        raise ValueError(
-            f"optimal_segments: bytes must not be negative, got {min(*saved_bytes, *input_bytes)}"
-        )
-    region_bytes = [
-        list(itertools.accumulate(saved_bytes[start:])) for start in range(len(saved_bytes))
-    ]
-    return least_peak_segments(region_bytes, [row[-1] for row in region_bytes], input_bytes)
-
-
-def least_peak_segments(
-    region_bytes: Sequence[Sequence[int]], last_bytes: Sequence[int], input_bytes: Sequence[int]
-) -> list[int]:
-    """`optimal_segments` for segments that cost less than the sum of their stages.
-
-    Args:
-        region_bytes: in row i, at n - 1, the bytes that a region of the n stages from i on saves in
-            addition to its input. Must not fall along a row.
-        last_bytes: at i, what the stages from i to the end save when they are no region.
-        input_bytes: at i, what is kept for a region that begins with stage i.
     """
     costs = region_bytes, last_bytes, input_bytes
     # One segment, which is no region, holds last_bytes[0]: no more is ever needed.

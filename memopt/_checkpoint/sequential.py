@@ -47,13 +47,13 @@ def checkpoint_sequential(
     each saves: storages, whole and once in each segment, without the parameters and buffers of the
     modules among the functions. No stage runs more often for it. Later calls use the partition with
     the least peak of (inputs kept so far + saved tensors of one segment), see
-    `memopt._checkpoint.segments.optimal_segments`. A stage that is checkpointed itself counts with
-    what it keeps. The last 64 partitions are remembered, without keeping the functions alive, and
-    only where the functions are the same objects (methods: of the same object) in each call; with
-    functions that allow no weak reference or no hash every call measures. Inside another region and
-    under `torch.compile` "optimal" is "sqrt", because a recompute must cut where its forward did.
-    Inside a region of `torch.utils.checkpoint`, which cannot be seen from here, give the lengths
-    instead.
+    `memopt._checkpoint.segments.least_peak_segments`. A stage that is checkpointed itself counts
+    with what it keeps. The last 64 partitions are remembered, without keeping the functions alive,
+    and only where the functions are the same objects (methods: of the same object) in each call;
+    with functions that allow no weak reference or no hash every call measures. Inside another
+    region and under `torch.compile` "optimal" is "sqrt", because a recompute must cut where its
+    forward did. Inside a region of `torch.utils.checkpoint`, which cannot be seen from here, give
+    the lengths instead.
 
     Args:
         functions: the stages. The first is called with `*inputs` and `**kwargs`, each other with

@@ -41,11 +41,7 @@ class SavedInStage:
         self._saved[-1].update(self._variable([tensor]))
 
     def least_peak_segments(self) -> list[int] | None:
-        """The partition with the least peak; None if no stage saved anything.
-
-        Exact where `optimal_segments` of each stage's bytes would count twice: a storage that
-        several stages of a segment save, and an input that a region keeps and its stages save too.
-        """
+        """The partition with the least peak; None if no stage saved anything."""
         if not any(self._saved):
             return None
         return least_peak_segments(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from memopt._checkpoint import checkpoint, checkpoint_sequential, disable_checkpointing, sequential
 from memopt._checkpoint.region import run_region
-from memopt._checkpoint.segments import optimal_segments
+from memopt._checkpoint.segments import least_peak_segments
 from memopt._checkpoint.settings import region_settings
 from memopt._checkpoint.stage_bytes import SavedInStage
 from memopt.demo.memory import profile_memory
@@ -71,7 +72,8 @@ def test_the_first_call_runs_every_stage_as_a_region_and_the_second_is_optimal()
     assert calls(model) == [1] * 5
     out.sum().backward()
     assert calls(model) == [1] * 5
-    lengths = optimal_segments([w * x.nbytes for w in widths], [x.nbytes] * 5)
+    sums = [list(accumulate(w * x.nbytes for w in widths[start:])) for start in range(5)]
+    lengths = least_peak_segments(sums, [row[-1] for row in sums], [x.nbytes] * 5)
     twice = 5 - lengths[-1]
     for _ in range(2):
         step(model, x)
