@@ -86,10 +86,10 @@ bool is_running(const py::object& frame) {
   return false;
 }
 
-void end_what_an_interrupt_left(const PyObject* module, const PyObject* key) {
+void end_what_an_interrupt_left() {
   auto& scopes = open_scopes();
   for (size_t i = 0; i < scopes.size(); ++i) {
-    if (scopes[i].module == module && scopes[i].key == key && !is_running(scopes[i].caller)) {
+    if (!is_running(scopes[i].caller)) {
       end_from(i);
       return;
     }
@@ -135,7 +135,7 @@ PyObject* enter_recipes(PyObject*, PyObject* const* arguments, Py_ssize_t count)
   TORCH_CHECK(count == 3, "memopt: enter_recipes takes 3 arguments, got ", count);
   auto* module = arguments[0];
   const auto* key = arguments[1];
-  end_what_an_interrupt_left(module, key);
+  end_what_an_interrupt_left();
   if (auto scope = model_scope(/*functions=*/arguments[2] == Py_True)) {
     open(module, key, std::move(scope));
   } else if (is_innermost(module, key)) {
@@ -149,7 +149,7 @@ PyObject* enter_recipes(PyObject*, PyObject* const* arguments, Py_ssize_t count)
 PyObject* enter_context(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK(count == 3, "memopt: enter_context takes 3 arguments, got ", count);
-  end_what_an_interrupt_left(arguments[0], arguments[1]);
+  end_what_an_interrupt_left();
   open(arguments[0], arguments[1],
        std::make_shared<Entered>(py::reinterpret_borrow<py::object>(arguments[2])));
   Py_RETURN_NONE;
@@ -164,6 +164,15 @@ PyObject* leave_call(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     const py::error_scope pending;  // what the scope frees may run Python
     end_from(open_scopes().size() - 1);
   }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// end_interrupted_calls()
+PyObject* end_interrupted_calls(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  const py::error_scope pending;
+  end_what_an_interrupt_left();
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -199,6 +208,9 @@ PyMethodDef call_scope_functions[] = {
      "enter_context(module, key, context): enters `context` until leave_call."},
     {"leave_call", as_function(leave_call), METH_FASTCALL,
      "leave_call(module, key): ends what this call of `module` has entered, if anything."},
+    {"end_interrupted_calls", end_interrupted_calls, METH_NOARGS,
+     "end_interrupted_calls(): ends what calls that are gone have opened in this thread and not "
+     "ended."},
     {"become_call_hooks", as_function(become_call_hooks), METH_FASTCALL,
      "become_call_hooks(dictionary, become): make this very OrderedDict a CallHooks, or one again; "
      "nothing where it is neither."},

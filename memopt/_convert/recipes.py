@@ -86,8 +86,9 @@ def turn_recipes_on(
 
 
 def turn_recipes_off(module: nn.Module) -> None:
-    """Undo `turn_recipes_on` on this module alone."""
+    """Undo `turn_recipes_on` on this module alone. Scopes end that an interrupt left open."""
     remove_from_calls(module, _KEY)
+    _C.end_interrupted_calls()
 
 
 def _modules_to_enter(model: nn.Module) -> list[nn.Module]:

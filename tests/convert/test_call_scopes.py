@@ -1,6 +1,6 @@
 """Proves: the scopes around the calls of a converted model's modules end with the calls: of a
 module inside itself with the outer one, and after an interrupt, of which PyTorch tells no hook, at
-the next call or with the region around.
+the next call, with the region around or with revert.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from memopt._extension import _C
 from tests.convert.test_entry_points import WIDTH, mlp
 
 
+class Interrupted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+        self.interrupt: type[BaseException] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.interrupt:
+            raise self.interrupt
+        y: Tensor = self.net(x)
+        return y
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_an_interrupt_leaves_nothing_on_for_long(error: type[BaseException]) -> None:
     """PyTorch calls no hook after it. The next call of the model ends what it left, and leaves
     hooks alone that someone has entered since.
     """
-
-    class Interrupted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp()
-            self.interrupt = False
-
-        def forward(self, x: Tensor) -> Tensor:
-            if self.interrupt:
-                raise error
-            y: Tensor = self.net(x)
-            return y
-
     model = Interrupted()
     memopt.convert(model)
-    model.interrupt = True
+    model.interrupt = error
     x = torch.randn(2, WIDTH, requires_grad=True)
     with pytest.raises(error):
         model(x)
-    model.interrupt = False
+    model.interrupt = None
     seen: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (seen.append(t), t)[1], lambda t: t):
         y = model(x)
@@ -53,6 +53,17 @@ def test_an_interrupt_leaves_nothing_on_for_long(error: type[BaseException]) -> 
     assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
     y.sum().backward()
     assert x.grad is not None
+
+
+def test_revert_ends_what_an_interrupt_left() -> None:
+    model = Interrupted()
+    memopt.convert(model)
+    model.interrupt = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.randn(2, WIDTH))
+    assert _C.recipes_are_on()
+    memopt.revert(model)
+    assert not _C.recipes_are_on()
 
 
 _EXITS = """
