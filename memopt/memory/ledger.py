@@ -378,7 +378,7 @@ class Ledger(UncompiledMode):
         frame = sys._getframe(2)
         module = "" if self.phase == "optimizer" else innermost(frame, self._paths)[0]
         place = CodePlace(module, line_of(frame))
-        self._places[number - 1] = place
+        self._places.setdefault(number - 1, place)  # later operators may have no node of their own
         return place
 
 

@@ -18,6 +18,7 @@ class CodePlace(NamedTuple):
 NOWHERE = CodePlace("", "")
 
 _MEMOPT = str(Path(__file__).parent.parent) + "/"
+_STEP = str(Path(__file__).with_name("step.py"))
 _LIBRARIES = (str(Path(torch.__file__).parent) + "/", _MEMOPT, "<")
 
 
@@ -32,9 +33,13 @@ def _short(filename: str) -> str:
 
 
 def line_of(frame: FrameType | None) -> str:
-    """The line outside of PyTorch and memopt that `frame` runs in: "model.py:12"; empty: none."""
+    """The line outside of PyTorch and memopt that `frame` runs in: "model.py:12"; empty: none, as
+    where the step itself calls the operator, not the model or the loss.
+    """
     while frame is not None:
         filename = frame.f_code.co_filename
+        if filename == _STEP:
+            return ""
         if not _is_library(filename):
             return f"{_short(filename)}:{frame.f_lineno}"
         frame = frame.f_back

@@ -117,6 +117,18 @@ def test_backward_is_attributed_to_the_module_of_the_forward() -> None:
     assert {"blocks.0.up", "blocks.1.down", "blocks.2.norm"} <= backward
 
 
+def test_the_first_operator_of_backward_has_the_line_of_the_loss() -> None:
+    """Before it PyTorch makes a gradient of ones, by an operator that is nobody's forward."""
+
+    def loss(output: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(output, output.argmax(1).detach())
+
+    line = loss.__code__.co_firstlineno + 1
+    lives = memopt.anatomy(nn.Linear(64, 512), torch.randn(64, 64), loss=loss).trace.lives
+    found = [life for life in lives if life.name == "aten.nll_loss_backward.default"]
+    assert [life.line for life in found] == [f"test_ledger.py:{line}"]
+
+
 def test_moments_come_in_order() -> None:
     report = memopt.anatomy(Mlp(blocks=2), torch.randn(7, 32))
     names = [moment.name for moment in report.trace.moments]
