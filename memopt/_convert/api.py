@@ -224,7 +224,9 @@ def convert(
     before = None if batch is None or step is not None else measure_sample(model, batch)
     was_converted = any(map(is_converted, model.modules())) and (has_recipes(model) or not recipes)
     left_alone = skipped(model, skip)
-    matches = match(Context(model, recipes, left_alone), (*registered_rules(), *RULES))
+    functions = recipes and functional and _has_kernels(model)
+    context = Context(model, recipes, left_alone, functions)
+    matches = match(context, (*registered_rules(), *RULES))
     matches = with_written_inputs(with_autocast_norms(matches, autocast_norms), model)
     sample_batch = None if step is not None else batch
     heads = _heads(model, sample_batch, left_alone, matches) if head else {}
@@ -232,7 +234,7 @@ def convert(
         apply_swaps(model, [(m.module, m.answer) for m in matches if isinstance(m.answer, Swap)])
         make_lazy(model, {module: found.path for module, found in heads.items()})
         if recipes:
-            turn_recipes_on(model, functional and _has_kernels(model), left_alone)
+            turn_recipes_on(model, functions, left_alone)
         assignment = regions.put(model, has_recipes(model), batch)
         is_old = not (_has_swaps(matches) or heads or assignment.choices) and was_converted
         notes = _notes(model, is_old)
@@ -254,6 +256,7 @@ def convert(
     return Report(
         model=type(model).__qualname__,
         swapped=_swapped(matches),
+        by_function=_by_function(matches),
         left=_left(matches),
         recipes=has_recipes(model),
         checkpointed=checkpointed,
@@ -330,6 +333,14 @@ def _idle(matches: list[Match]) -> tuple[str, ...]:
         if isinstance(found.answer, Swap)
         and isinstance(found.module, nn.Dropout)
         and found.module.p == 0
+    )
+
+
+def _by_function(matches: list[Match]) -> tuple[Swapped, ...]:
+    return tuple(
+        Swapped(*found.origin(), f"memopt.functional.{found.answer.function}")
+        for found in matches
+        if isinstance(found.answer, Reason) and found.answer.function
     )
 
 

@@ -48,6 +48,10 @@ class Reason:
     declined: Swap | None = None
     """The swap that was not made, if the reason speaks against that."""
 
+    function: str = ""
+    """The function of memopt.functional that computes it all the same: PyTorch's, which the module
+    calls, goes there inside the calls of the model."""
+
     def origin(self, path: str, module: nn.Module) -> tuple[str, str]:
         """Path and name of what is left, for the report."""
         if self.declined is not None:
@@ -64,14 +68,22 @@ class Context:
     recipes: bool
     """Whether recipes will be on around the model's forward (see `memopt.recipes`)."""
 
+    functions: bool
+    """Whether PyTorch's functions will be memopt's there as well."""
+
     skipped: Collection[nn.Module]
     """Modules that stay as they are because the caller of `convert` says so. Rules are not asked
     about them; a rule for a module around one must go on calling it."""
 
     def __init__(
-        self, model: nn.Module, recipes: bool, skipped: Collection[nn.Module] = ()
+        self,
+        model: nn.Module,
+        recipes: bool,
+        skipped: Collection[nn.Module] = (),
+        functions: bool = False,
     ) -> None:
         self.recipes = recipes
+        self.functions = functions
         self.skipped = skipped
         self.paths: dict[nn.Module, str] = {module: path for path, module in model.named_modules()}
         self.answers: dict[nn.Module, Answer] = {}

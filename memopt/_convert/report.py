@@ -68,6 +68,10 @@ class Report(Shown):
 
     notes: tuple[str, ...] = ()
 
+    by_function: tuple[Swapped, ...] = ()
+    """Modules that stay as they are, and whose function is memopt's inside the calls of the model:
+    batch, group and instance norms."""
+
     remaining: tuple[Remaining, ...] = ()
     """The rest that is still saved with a sample, by what saves it and in which modules, the most
     bytes first. Together they are `bytes_after`, to the byte."""
@@ -86,6 +90,7 @@ class Report(Shown):
         return {
             **fields,
             "swapped": [entry._asdict() for entry in self.swapped],
+            "by_function": [entry._asdict() for entry in self.by_function],
             "left": [entry._asdict() for entry in self.left],
             "checkpointed": list(self.checkpointed),
             "offloaded": list(self.offloaded),
@@ -106,7 +111,8 @@ class Report(Shown):
 
     def tables(self) -> Tables:
         swapped = len(self.swapped) - len(self.idle)
-        title = f"convert({self.model}): {swapped} swapped, {len(self.left)} left"
+        functions = f"{len(self.by_function)} by their functions, " if self.by_function else ""
+        title = f"convert({self.model}): {swapped} swapped, {functions}{len(self.left)} left"
         rows = self._rows()
         headings = ("Number", "Module", "Becomes, or why it is left", "Where")
         faint = frozenset(number for number, row in enumerate(rows) if not row.swapped)
@@ -118,6 +124,8 @@ class Report(Shown):
         idle = set(self.idle)
         active = (e for e in self.swapped if e.path not in idle)
         swapped = _grouped(((e.from_class, e.to, e.path) for e in active), True)
+        stay = ((e.from_class, f"its function is {e.to}", e.path) for e in self.by_function)
+        swapped += _grouped(stay, True)
         return swapped + _grouped(((e.from_class, e.reason, e.path) for e in self.left), False)
 
     def _lines(self) -> list[str]:

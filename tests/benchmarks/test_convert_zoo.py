@@ -107,9 +107,10 @@ def _allocated(model: nn.Module, inputs: Any) -> tuple[int, int, int]:
         output = model(*args, **kwargs)
     held = {name: nbytes for name, (nbytes, _) in saved.by_storage().items()}
     # Also what the forward left in attributes of modules, as a table of positions is.
-    # Lazy logits hold the head's input in place of themselves.
+    # Lazy logits hold the head's input, and a bias that was added, in place of themselves.
     outputs = list(tensors_of(output))
-    lazy = [p.call.input for tensor in outputs if (p := pending_of(tensor)) is not None]
+    pending = [p for tensor in outputs if (p := pending_of(tensor)) is not None]
+    lazy = [t for p in pending for t in (p.call.input, p.extra) if t is not None]
     left = {**held, **storages([*outputs, *lazy]), **storages(_attributes(model))}
     known = sum(nbytes for name, nbytes in left.items() if name not in there_before)
     numbers = sum(storages(_numbers(output)).values())

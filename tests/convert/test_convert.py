@@ -116,7 +116,6 @@ LEFT: list[tuple[Callable[[], nn.Module], str]] = [
     ),
     (lambda: nn.LeakyReLU(-0.5), "memopt's op takes a finite and positive negative_slope"),
     (lambda: nn.ELU(0.0), "memopt's op takes a finite and positive alpha"),
-    (lambda: nn.BatchNorm1d(8), "memopt has no op for it"),
     (lambda: nn.Tanh(), "memopt has no op for it"),
     (lambda: nn.Dropout1d(), "memopt has no op for it"),
     (lambda: modules.LayerScale(8), NO_NORM),

@@ -7,6 +7,8 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -49,6 +51,37 @@ def test_a_module_in_two_places_is_swapped_once() -> None:
     assert [e.path for e in memopt.convert(nn.Sequential(norm, norm)).swapped] == ["0"]
 
 
+CHANNEL_NORMS: dict[str, Callable[[], nn.Module]] = {
+    "batch_norm": lambda: nn.BatchNorm2d(4),
+    "group_norm": lambda: nn.GroupNorm(2, 4),
+    "instance_norm": lambda: nn.InstanceNorm2d(4),
+}
+
+
+@pytest.mark.parametrize("function", CHANNEL_NORMS)
+def test_norms_over_channels_stay_and_their_function_is_memopts(function: str) -> None:
+    """The report says so of the module exactly where a call runs memopt's op."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), CHANNEL_NORMS[function](), nn.Conv2d(4, 4, 3))
+    before = type(model[1])
+    report = memopt.convert(model)
+    assert type(model[1]) is before
+    assert report.by_function == (("1", before.__name__, f"memopt.functional.{function}"),)
+    assert (report.swapped, report.left) == ((), ())
+    assert f"its function is memopt.functional.{function}" in str(report)
+    assert memopt_ops(lambda: model(torch.randn(2, 3, 8, 8)))
+
+
+@pytest.mark.parametrize("settings", [{"recipes": False}, {"functional": False}])
+@pytest.mark.parametrize("function", CHANNEL_NORMS)
+def test_without_functions_norms_over_channels_are_left(function: str, settings: Any) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), CHANNEL_NORMS[function](), nn.Conv2d(4, 4, 3))
+    report = memopt.convert(model, **settings)
+    assert report.by_function == ()
+    reason = f"its function, {function}, is memopt's with recipes and functional=True"
+    assert [entry.reason for entry in report.left] == [reason]
+    assert not memopt_ops(lambda: model(torch.randn(2, 3, 8, 8)))
+
+
 def test_dictionary_is_json() -> None:
     report = memopt.convert(example(), torch.randn(2, 8))
     data = json.loads(json.dumps(report.to_dict()))
@@ -70,6 +103,7 @@ def test_dictionary_is_json() -> None:
         "bytes_before",
         "bytes_after",
         "notes",
+        "by_function",
         "remaining",
         "idle",
         "heads",

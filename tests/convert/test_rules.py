@@ -284,6 +284,7 @@ def test_memopt_s_rules_answer_alone_as_in_the_list() -> None:
         memopt.nn.RMSNorm(8),
         nn.TransformerEncoderLayer(8, 2, 16, activation="gelu"),
         nn.GELU(),
+        nn.GroupNorm(2, 8),
         nn.Tanh(),
         modules.PlainRMSNorm(8),
         modules.OwnGELU(),

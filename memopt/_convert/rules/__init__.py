@@ -9,7 +9,12 @@ from memopt._convert.match import Rule
 from memopt._convert.rules.activation import activation_module, other_function
 from memopt._convert.rules.gated import gated_unit
 from memopt._convert.rules.norm import norm
-from memopt._convert.rules.torch_nn import memopts_own, other_module_of_torch, torch_module
+from memopt._convert.rules.torch_nn import (
+    calls_function,
+    memopts_own,
+    other_module_of_torch,
+    torch_module,
+)
 from memopt._convert.rules.transformer_layer import transformer_layer
 
 RULES: tuple[Rule, ...] = (
@@ -17,6 +22,7 @@ RULES: tuple[Rule, ...] = (
     memopts_own,  # left, without a word
     transformer_layer,  # the activation function that torch.nn's layers hold in an attribute
     torch_module,  # torch.nn's LayerNorm, GELU, ... and subclasses that keep the forward
+    calls_function,
     other_module_of_torch,  # left
     # By structure and by what they compute, whatever the class is called: stand-ins are probed.
     norm,  # at most two vectors: layer norm or RMS norm

@@ -52,6 +52,13 @@ SWAPS: dict[type[nn.Module], TorchSwap] = {
     nn.Dropout: TorchSwap(memopt.nn.Dropout),
 }
 
+# Norms over channels, whose modules stay, and the functions that they call.
+_FUNCTIONS: dict[type[nn.Module], str] = {
+    nn.modules.batchnorm._BatchNorm: "batch_norm",
+    nn.modules.instancenorm._InstanceNorm: "instance_norm",
+    nn.GroupNorm: "group_norm",
+}
+
 # The attributes with the numbers of activations that take one.
 _NUMBERS: dict[type[nn.Module], str] = {nn.LeakyReLU: "negative_slope", nn.ELU: "alpha"}
 
@@ -88,6 +95,17 @@ def torch_module(module: nn.Module, context: Context) -> Answer | None:
         if kind is nn.Dropout:
             return Reason("inplace=True: memopt's dropout does not write over its input")
         return replace(swap, in_place=True)
+    return None
+
+
+def calls_function(module: nn.Module, context: Context) -> Answer | None:
+    """A module of torch.nn whose function goes to memopt's, so that it needs no swap."""
+    cls = original_class(type(module))
+    for kind, function in _FUNCTIONS.items():
+        if issubclass(cls, kind) and cls.forward is kind.forward:
+            if context.functions and "forward" not in module.__dict__:
+                return Reason("", function=function)
+            return Reason(f"its function, {function}, is memopt's with recipes and functional=True")
     return None
 
 
