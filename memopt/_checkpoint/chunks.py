@@ -68,6 +68,14 @@ class CallRows:
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         return CallRows("", args, kwargs)
 
+    def sizes_of(self, count: int) -> tuple[int, ...]:
+        """The sizes of a chunk of so many rows: as many dims, of which all but the last are 1."""
+        return (*(1,) * (len(self.row_sizes) - 1), count)
+
+    def sizes_of_chunk(self, chunks: int) -> tuple[int, ...]:
+        """The sizes of the largest of so many chunks."""
+        return self.sizes_of(math.ceil(self.count / chunks))
+
     def are_of(self, leaf: Any) -> bool:
         """Whether an argument has these rows."""
         dims = len(self.row_sizes)

@@ -15,7 +15,8 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,7 +42,17 @@ _MOST = 4096
 _OFTEN = 32
 """The number of probes of one function that a warning tells."""
 
-_known: dict[Any, tuple[list[weakref.ref[Any]], bool]] = {}
+
+@dataclass
+class _Known:
+    refs: list[weakref.ref[Any]]
+    in_chunks: bool
+    least: list[int]
+    most: list[int]
+    """Of each dim of rows, the sizes that were looked at."""
+
+
+_known: dict[Any, _Known] = {}
 _probes: dict[Any, int] = {}
 _lock = threading.Lock()
 
@@ -73,16 +84,29 @@ class KnownCall:
     @property
     def in_chunks(self) -> bool | None:
         """Whether it may run in chunks; None where it was not probed."""
-        refs, in_chunks = _known.get(self._key, ((), None))
-        # Another object may have got the address of one that is dead.
-        return None if any(ref() is None for ref in refs) else in_chunks
+        known = self._found()
+        return None if known is None else known.in_chunks
 
-    def note(self, in_chunks: bool) -> None:
-        """Keep what was found."""
+    def covers(self, sizes: Iterable[tuple[int, ...]]) -> bool:
+        """Whether as few rows and as many were looked at before."""
+        known = self._found()
+        return known is not None and all(
+            least <= size <= most
+            for each in sizes
+            for least, size, most in zip(known.least, each, known.most, strict=True)
+        )
+
+    def note(self, in_chunks: bool, sizes: Sequence[tuple[int, ...]]) -> None:
+        """Keep what was found, for rows of these sizes."""
+        if (known := self._found()) is not None:
+            sizes = (*sizes, tuple(known.least), tuple(known.most))
+            with _lock:
+                known.least, known.most = _spans(sizes)
+            return
         who = getattr(unwrapped(self._subject), "__code__", type(self._subject))
         key = who, *map(id, self.modules)
         with _lock:
-            _put(_known, self._key, (self._refs, in_chunks))
+            _put(_known, self._key, _Known(self._refs, in_chunks, *_spans(sizes)))
             _put(_probes, key, times := _probes.get(key, 0) + 1)
         if times == _OFTEN:
             warnings.warn(
@@ -91,6 +115,16 @@ class KnownCall:
                 "attributes or closures, a new object); that is slow: hand over a tensor instead",
                 stacklevel=2,
             )
+
+    def _found(self) -> _Known | None:
+        known = _known.get(self._key)
+        # Another object may have got the address of one that is dead.
+        return None if known is None or any(ref() is None for ref in known.refs) else known
+
+
+def _spans(sizes: Iterable[tuple[int, ...]]) -> tuple[list[int], list[int]]:
+    dims = list(zip(*sizes, strict=True))
+    return [min(dim) for dim in dims], [max(dim) for dim in dims]
 
 
 def _put(entries: dict[Any, Any], key: Any, value: Any) -> None:

@@ -261,7 +261,7 @@ def run_chunks(
     chunks = min(chunks, rows.count)
     if chunks <= 1:
         return region(*args, **kwargs)
-    if not check_rows(who, fn, rows, owner):
+    if not check_rows(who, fn, rows, owner, chunks):
         return region(*args, **kwargs)
     return run_in_chunks(who, fn if owner is None else owner, rows, chunks, region)
 

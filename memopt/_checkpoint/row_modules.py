@@ -114,10 +114,11 @@ def not_in_chunks(reasons: dict[str, str]) -> str:
 def _probed(step: Step, paths: Iterable[str]) -> dict[str, str]:
     """The reasons of all that are called and are inside none that works on rows; empty: it does."""
     reasons: dict[str, str] = {}
+    probing: list[str] = []
 
     def probe(path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         taken = any(is_inside(path, other) for other, why in reasons.items() if not why)
-        if taken or reasons.get(path):
+        if taken or reasons.get(path) or probing:  # a probe around calls it with rows of its own
             return
         try:
             rows = CallRows(step.who, args, kwargs)
@@ -126,7 +127,9 @@ def _probed(step: Step, paths: Iterable[str]) -> dict[str, str]:
         if rows is None or not rows.first.is_floating_point():
             reasons[path] = "it gets no rows of numbers"
         else:
+            probing.append(path)
             reasons[path] = why_not_rows(module.forward, rows, [module])
+            probing.clear()
 
     modules = dict(step.model.named_modules())
     with ExitStack() as stack:

@@ -1,0 +1,81 @@
+"""The operators that a call runs for so many rows.
+
+A module may do something else for many rows than for the few of a probe: attention in windows adds
+nothing below the length of a window. Its code asks for a size, so that other operators run. Here
+they are counted on tensors that have sizes and no memory (FakeTensorMode), for any number of rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memopt._checkpoint.chunks import CallRows
+
+# Copies and their like: whether one is made depends on strides, and what is computed does not.
+_COPIES = frozenset(
+    (
+        "_to_copy",
+        "clone",
+        "copy_",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "lift_fresh",
+        "_unsafe_view",
+    )
+)
+
+
+def other_operators(
+    fn: Callable[..., Any], rows: CallRows, sizes: tuple[int, ...], others: tuple[int, ...]
+) -> str:
+    """Name what a call runs for rows of these sizes and not for others, or the other way around;
+    empty if nothing, or if it cannot be known since the call looks at values.
+
+    Args:
+        sizes, others: as many as `rows.row_sizes`.
+    """
+    some, more = _operators(fn, rows, sizes), _operators(fn, rows, others)
+    if some is None or more is None or some == more:
+        return ""
+    names = sorted((some - more) | (more - some))
+    return f"for rows of {list(others)} it runs others ({', '.join(names)}) than for {list(sizes)}"
+
+
+def _operators(
+    fn: Callable[..., Any], rows: CallRows, sizes: tuple[int, ...]
+) -> Counter[str] | None:
+    """How often each operator runs in a forward; None where that depends on values."""
+    dims, counts = len(rows.row_sizes), _Counts()
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        args, kwargs = rows.call_with(
+            lambda leaf: torch.empty(
+                (*sizes, *leaf.shape[dims:]), dtype=leaf.dtype, device=leaf.device
+            )
+        )
+        try:
+            with counts:
+                fn(*args, **kwargs)
+        except Exception:  # also its own: what it says of such sizes it says when it is called
+            return None
+    return counts.found
+
+
+class _Counts(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        if not func.is_view and func.namespace != "prim" and name not in _COPIES:
+            self.found[name] += 1
+        return func(*args, **(kwargs or {}))
