@@ -254,6 +254,80 @@ def test_forms_are_known_and_compute_the_same(form: type[nn.Module], to: str, si
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+class BoundedRMS(nn.Module):
+    """lucidrains', with an attribute or a constant as the bound."""
+
+    def __init__(self, eps: float | None) -> None:
+        super().__init__()
+        self.scale = SIZE**-0.5
+        if eps is not None:
+            self.eps = eps
+        self.g = nn.Parameter(torch.ones(SIZE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        bound = getattr(self, "eps", 1e-10)
+        return x / (torch.norm(x, dim=-1, keepdim=True) * self.scale).clamp(min=bound) * self.g
+
+
+class BoundedLength(nn.Module):
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.g = nn.Parameter(torch.ones(SIZE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1, eps=self.eps) * SIZE**0.5 * self.g
+
+
+@pytest.mark.parametrize(
+    ("plain", "is_known"),
+    [
+        (BoundedRMS(1e-8), True),
+        (BoundedRMS(1e-12), True),
+        (BoundedRMS(None), True),
+        (BoundedRMS(1e-6), False),
+        (BoundedLength(1e-8), True),
+        (BoundedLength(1e-5), False),
+    ],
+)
+def test_norms_whose_size_is_bounded(plain: nn.Module, is_known: bool) -> None:
+    """Bounds far below activations are known, as the numbers that they are: they say how large the
+    gradient of a row of zeros is, and of what is below them.
+    """
+    model = nn.Sequential(copy.deepcopy(plain))
+    assert bool(memopt.convert(model).swapped) == is_known
+    x = torch.randn(3, SIZE)
+    x[1], x[2] = 0, 1e-16 * x[2]
+    weights = torch.randn(3, SIZE)
+    results = []
+    for module in (plain, model):
+        given = x.clone().requires_grad_()
+        y = module(given)
+        results.append((y.detach(), *torch.autograd.grad((y * weights).sum(), given)))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=0)
+
+
+class ClampedLayerNorm(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).clamp(-6, 6)
+
+
+class ClampedRMSNorm(nn.RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).clamp(-6, 6)
+
+
+@pytest.mark.parametrize("make", [ClampedLayerNorm, ClampedRMSNorm])
+def test_a_clamp_behind_a_norm_that_only_outliers_reach_is_seen(make) -> None:
+    """The largest that a norm of 64 columns gives is about 8."""
+    model = nn.Sequential(make(64))
+    memopt.convert(model)
+    x = 0.1 * torch.randn(3, 64)
+    x[:, 5] = 50.0
+    assert model(x).max() == 6.0
+
+
 @pytest.mark.parametrize("form", [Channels, LayerNorm2d])
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
 def test_norms_over_channels_keep_strides_and_save_no_more(form, memory) -> None:

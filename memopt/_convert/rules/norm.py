@@ -74,6 +74,8 @@ def _recognise(module: nn.Module) -> NormSwap | Reason | None:
     found = next(iter(as_it_is.candidates()), None)
     if found is None:
         return None
+    if found.bounds and found.added_eps(module, size or _FEW) is None:
+        return Reason(NOT_ALWAYS)
     if reads_flags(module):
         return Reason(READS_SWITCHES)
     if not as_it_is.agrees_in(found, own) or not as_it_is.agrees_in_modes(found):

@@ -29,7 +29,11 @@ from memopt._function_code import plain_function
 _PROBE_EPS = 3e-4
 # Where forward does not have its eps as a constant: defaults of functions that it calls.
 _COMMON_EPS = (1e-5, 1e-6, 1e-8, 1e-12)
-_LENGTH_EPS = 1e-12
+# Rows near a bound, in its size: only there is one constant told from another.
+_NEAR_BOUND = (0.1, 1.0, 10.0)
+# A number that stands out of a row of ones, as in trained models: what a clamp would cut off. Its
+# square is a number of 16 bits.
+_OUTLIER = 200.0
 
 _ROW_SCALES = (1.0, 30.0, 1e-2, 1e-3, 1e-5)
 _FAR_SCALES = (1e4, 1e-4, 1e6, 1.0, 1e12)
@@ -88,7 +92,12 @@ class NormProbe:
                 if eps not in outputs:
                     outputs[eps] = forward_of(self._twin(found, torch.float32), x)
                 y = outputs[eps]
-                if y is not None and self._close(found, y, x) and self._same_gradients(found, x):
+                if (
+                    y is not None
+                    and self._close(found, y, x)
+                    and self._same_gradients(found, x)
+                    and (not found.bounds or self._agrees_near_bound(found))
+                ):
                     yield found
 
     def agrees_in(self, found: NormSwap, dtype: torch.dtype) -> bool:
@@ -173,10 +182,10 @@ class NormProbe:
                     if bias is None:
                         yield NormSwap("rms_norm", weight, None, eps, centred, channels_first)
                     yield NormSwap("layer_norm", weight, bias, eps, centred, channels_first)
-                if bias is None:
-                    yield NormSwap(
-                        "rms_norm", weight, None, _LENGTH_EPS, centred, channels_first, True
-                    )
+                    for bounds in ("length", "rms") if bias is None and not self._inner else ():
+                        yield NormSwap(
+                            "rms_norm", weight, None, eps, centred, channels_first, bounds
+                        )
 
     def _twin(self, found: NormSwap, dtype: torch.dtype, training: bool = True) -> Any:
         eps = {found.eps: _PROBE_EPS} if isinstance(found.eps, str) else {}
@@ -200,6 +209,12 @@ class NormProbe:
         twin = self._twin(found, parameters or x.dtype, training)
         y = forward_of(twin, x)
         return y is not None and y.dtype == x.dtype and self._close(found, y, x, twin)
+
+    def _agrees_near_bound(self, found: NormSwap) -> bool:
+        bound = _PROBE_EPS if isinstance(found.eps, str) else found.eps
+        scales = tuple(scale * bound for scale in _NEAR_BOUND)
+        x = self._in_layout(found, self._rows((5, 2, self._cols), scales))
+        return self._agrees(found, x.float(), training=True)
 
     def _close(self, found: NormSwap, y: Tensor, x: Tensor, twin: nn.Module | None = None) -> bool:
         """Whether `y` is the formula of `x`, to within rounding, and NaN where that is."""
@@ -246,7 +261,8 @@ class NormProbe:
     def _formula(self, found: NormSwap, x: Tensor, parameters: dict[str, Tensor]) -> Tensor:
         eps = found.eps if isinstance(found.eps, float) else _PROBE_EPS
         rows = x.movedim(1, -1) if found.channels_first else x
-        if found.bounds_length:
+        if found.bounds:
+            eps = eps if found.bounds == "length" else eps * rows.shape[-1] ** 0.5
             y = F.normalize(rows, dim=-1, eps=eps) * rows.shape[-1] ** 0.5
         elif found.op == "layer_norm":
             y = F.layer_norm(rows, rows.shape[-1:], None, None, eps)
@@ -260,11 +276,14 @@ class NormProbe:
 
     def _input(self, found: NormSwap, dtype: torch.dtype) -> Tensor:
         """An input of the fewest dimensions that the module takes, three if that may be."""
-        x = self._rows((5, 2, self._cols), _ROW_SCALES)
-        if found.channels_first:
-            x = x.movedim(-1, 1)
-            x = x if 3 in found.dims else x[..., None]
-        return x.to(dtype)
+        return self._in_layout(found, self._rows((5, 2, self._cols), _ROW_SCALES)).to(dtype)
+
+    def _in_layout(self, found: NormSwap, rows: Tensor) -> Tensor:
+        """Rows of three dimensions, where the norm looks for them."""
+        if not found.channels_first:
+            return rows
+        x = rows.movedim(-1, 1)
+        return x if 3 in found.dims else x[..., None]
 
     def _inputs(self, found: NormSwap, dim: int) -> Iterator[Tensor]:
         """Inputs of so many dimensions: sizes that differ and that equal the number of columns."""
@@ -288,8 +307,15 @@ class NormProbe:
             yield (x.movedim(-1, 1) if found.channels_first else x).float()
 
     def _inputs_in(self, found: NormSwap, dtype: torch.dtype) -> Iterator[Tensor]:
-        """`_input`, and the same with numbers that are not finite in its last row."""
+        """`_input`, the same with numbers that are not finite in its last row, and rows with a
+        number that stands out.
+        """
         yield self._input(found, dtype)
+        for number in (_OUTLIER, -_OUTLIER):
+            rows = self._rows((5, 2, self._cols), (1.0,))
+            for place, row in enumerate(rows.view(10, self._cols)):
+                row[place % self._cols] = number  # some weights are small
+            yield self._in_layout(found, rows).to(dtype)
         for number in NOT_FINITE:
             x = self._input(found, dtype)
             (x.movedim(1, -1) if found.channels_first else x)[-1, ..., 1] = number

@@ -27,6 +27,10 @@ def is_bare_norm(module: nn.Module | None, kind: type[nn.Module]) -> bool:
     )
 
 
+_LARGEST_BOUND = 1e-8
+"""Of a row's root mean square. Activations are a thousand times as large."""
+
+
 @dataclass(frozen=True)
 class NormSwap(ClassSwap):
     """A norm that is not torch.nn's, where it finds its arguments, and for which inputs."""
@@ -47,9 +51,10 @@ class NormSwap(ClassSwap):
     channels_first: bool = False
     """Whether it normalises over dimension 1, not the last."""
 
-    bounds_length: bool = False
-    """x / max(|x|, eps) sqrt(cols), as with F.normalize: eps^2 / cols is added to the mean square.
-    This differs where |x| is within a thousand times eps, which is 1e-12."""
+    bounds: str = ""
+    """What is bounded by eps where nothing is added to the mean square: "length" in
+    x / max(|x|, eps) sqrt(cols), as with F.normalize, or "rms" in x / max(|x| / sqrt(cols), eps).
+    The square of the bound of the root mean square is added, see `added_eps`."""
 
     size: int | None = None
     """The number of columns, if the module has no parameters and has it as an attribute."""
@@ -105,7 +110,9 @@ class NormSwap(ClassSwap):
             of_all = (input.shape[1 if self.channels_first else -1],)
             if not is_bare_norm(owner, kind) or owner.normalized_shape != of_all:
                 return plain(module, input)
-        eps = getattr(owner, self.eps) if isinstance(self.eps, str) else self.eps
+        eps = self.added_eps(owner, input.shape[1 if self.channels_first else -1])
+        if eps is None:
+            return plain(module, input)
         if self.lowers:
             input = lowered(input)
         if self.is_written and input.dtype in self.copies and torch.is_grad_enabled():
@@ -118,6 +125,16 @@ class NormSwap(ClassSwap):
         if input.is_contiguous():
             return output.contiguous()  # a copy that recipes know
         return torch.empty_like(input, dtype=output.dtype).copy_(output)
+
+    def added_eps(self, owner: Any, cols: int) -> float | None:
+        """What is added to the mean square, or to the variance; None where a bound is not what
+        that computes: the two differ where a row is within a thousand times the bound.
+        """
+        eps: float = getattr(owner, self.eps) if isinstance(self.eps, str) else self.eps
+        if not self.bounds:
+            return eps
+        bound = eps / math.sqrt(cols) if self.bounds == "length" else eps
+        return bound * bound if bound <= _LARGEST_BOUND else None
 
     def _fits(self, input: Tensor, parameter: Tensor | None) -> bool:
         cols = input.shape[1 if self.channels_first else -1]
@@ -138,8 +155,6 @@ class NormSwap(ClassSwap):
             if self.zero_centered_weight and weight is not None:
                 weight = 1 + weight
             return functional.layer_norm(x, shape, weight, bias, eps)
-        if self.bounds_length:
-            eps = eps * eps / math.prod(shape)
         return functional.rms_norm(
             x, shape, weight, eps, zero_centered_weight=self.zero_centered_weight
         )
