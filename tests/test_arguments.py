@@ -74,7 +74,7 @@ def test_a_file_is_named_by_a_path(who: str) -> None:
     ("options", "kind", "said"),
     [
         ({"micro_batch": 2, "budget": "1GB"}, ValueError, 'budget must be given with .*"auto"'),
-        ({"micro_batch": 2, "optimizer": 3}, TypeError, "optimizer must be a torch.optim"),
+        ({"micro_batch": 2, "optimizer": 3}, TypeError, "optimizer must be the torch.optim"),
         ({"micro_batch": 2, "labels": 3}, TypeError, "labels must be a key .*got 3"),
         ({"micro_batch": 2, "ignore_index": "x"}, TypeError, "ignore_index must be an int, got"),
     ],
