@@ -229,6 +229,46 @@ def test_places(case: str, dtype: torch.dtype, layout: str) -> None:
     check(INDICES[case], inputs, ("contiguous", "expanded"))
 
 
+FLAGS = torch.arange(6000).view(100, 60) % 3 > 0
+WEIGHTS = torch.arange(60.0)
+NEAR: dict[str, tuple[Call, tuple[int, ...]]] = {
+    "median": (lambda x: x.median(0)[0], (100, 60)),
+    "median of a row": (lambda x: x.median(1)[0], (100, 60)),
+    "median of all": (torch.median, (100, 60)),
+    "masked_scatter": (lambda x: x.masked_scatter(FLAGS, x), (100, 60)),
+    "histc": (lambda x: x * x.detach().float().histc(7000).sum(), (100, 60)),
+    "group_norm": (lambda x: F.group_norm(x, 5), (100, 60)),
+    "weighted logits": (
+        lambda x: F.binary_cross_entropy_with_logits(
+            x, FLAGS.to(x.dtype), pos_weight=WEIGHTS.to(x.dtype)
+        ),
+        (100, 60),
+    ),
+    "logits of two dtypes": (
+        lambda x: F.binary_cross_entropy_with_logits(x, FLAGS.bfloat16()),
+        (100, 60),
+    ),
+    "euclidean cdist": (lambda x: torch.cdist(x.float(), x[:60].float()), (100, 60)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", NEAR)
+def test_bounds_are_near(case: str, dtype: torch.dtype) -> None:
+    """By one thread, whose buffers alone these kernels have."""
+    call, shape = NEAR[case]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = compared(call, [image(*shape, dtype=dtype)], ("contiguous",))
+    finally:
+        torch.set_num_threads(threads)
+    for each in found:
+        assert each.real <= each.known + each.margin + ROUNDING, each
+        assert each.known <= each.real + ROUNDING, each
+        assert each.known + each.margin <= 1.2 * each.real + ROUNDING, each
+
+
 MATRICES: dict[str, Call] = {
     "eigh": lambda x: torch.linalg.eigh(x)[1],
     "eigvalsh": torch.linalg.eigvalsh,

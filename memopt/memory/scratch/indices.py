@@ -16,6 +16,7 @@ from torch import Tensor
 
 from memopt.memory.scratch.size import (
     NONE,
+    TRANSPOSED,
     Scratch,
     ScratchRule,
     contiguous,
@@ -65,9 +66,20 @@ def _put(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
 def _masked_backward(
     args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
 ) -> Scratch:
-    """The selected elements, and how many of them are before each place."""
-    numbers = args[0].numel()
-    return Scratch(0, numbers * (16 + 3 * args[0].element_size()) + 64)
+    """Before there is a result what `_select_by_mask` has; then the selected elements, and zeros
+    behind them.
+    """
+    size = elements_of(args[0])
+    return Scratch(0, max(_select_by_mask(args, given, results).margin - size, size) + 64)
+
+
+def _select_by_mask(
+    args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
+) -> Scratch:
+    """The mask as whole numbers, and for several threads how many are before each place."""
+    numbers = math.prod(torch.broadcast_shapes(args[0].shape, args[1].shape))
+    several = torch.get_num_threads() > 1
+    return Scratch(0, (16 * numbers + elements_of(args[0]) if several else 8 * numbers) + 64)
 
 
 def _of_all(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
@@ -86,8 +98,20 @@ def _sorting(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Ten
 
 
 def _median(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
-    """A copy, which is partly sorted in place."""
-    return Scratch(0, elements_of(args[0]))
+    """A copy, which is partly sorted in place; of a dimension where its elements are apart."""
+    source = args[0]
+    if len(args) < 2 or not source.dim():
+        return Scratch(elements_of(source))
+    if source.stride(args[1]) == 1:
+        return NONE
+    return Scratch(elements_of(source), TRANSPOSED * source.element_size())
+
+
+def _counted(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
+    """Edges of the bins, and counts of each thread; copies for them and for the range."""
+    rows = 1 + torch.get_num_threads()
+    copied = 2 * copy_in(args[0]) + TRANSPOSED * args[0].element_size()
+    return Scratch(0, copied * (not args[0].is_contiguous()) + rows * elements_of(results[0]) + 64)
 
 
 def _kth_value(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
@@ -108,11 +132,13 @@ INDICES: dict[str, ScratchRule] = {
     "index_select": _selected,
     **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), _put),
     **dict.fromkeys(("masked_scatter", "masked_scatter_"), contiguous(1, 2)),
+    "masked_select": _select_by_mask,
     "masked_scatter_backward": _masked_backward,
     **dict.fromkeys(("searchsorted", "bucketize"), contiguous(0, 1)),
     **dict.fromkeys(("argmax", "argmin"), _of_all),
     **dict.fromkeys(("median", "nanmedian"), _median),
     "sort": _sorting,
+    "histc": _counted,
     "kthvalue": _kth_value,
     "multinomial": _drawing,
     "_segment_reduce_backward": contiguous(0, 1, 2),

@@ -13,7 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memopt.memory.scratch.size import Scratch, ScratchRule, contiguous, copy_in, elements_of
+from memopt.memory.scratch.size import (
+    TRANSPOSED,
+    Scratch,
+    ScratchRule,
+    contiguous,
+    copy_in,
+    elements_of,
+)
 
 _NO_REDUCTION, _MEAN = 0, 1  # as the operators number them
 
@@ -50,9 +57,21 @@ def _of_elements(buffers: int, place: int = 2) -> ScratchRule:
 def _with_logits(
     args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
 ) -> Scratch:
-    """Composed of operators inside."""
-    elements, itemsize = given[0].numel(), given[0].element_size()
-    return Scratch(0, elements * (3 * itemsize if itemsize > 2 else 2 * itemsize + 4) + 64)
+    """Logarithms beside a buffer of theirs, beside weights, or beside the loss. Its mean of 16 bits
+    is one of a copy, and what has another dtype is copied to the common one.
+    """
+    source, target, _, positive, reduction = (*args, *(None,) * 5)[:5]
+    reduction = _MEAN if reduction is None else reduction
+    numbers, common = source.numel(), torch.promote_types(source.dtype, target.dtype)
+    logs, losses, whole = (numbers * each.itemsize for each in (source.dtype, target.dtype, common))
+    casts = whole * ((source.dtype is not common) + 2 * (target.dtype is not common))
+    stages = [logs + copy_in(source), losses + casts]
+    if reduction == _MEAN and target.element_size() == 2:
+        stages.append(losses + 4 * numbers)
+    if positive is not None:
+        stages.append(whole + max(elements_of(positive), casts))
+    turned = 0 if source.is_contiguous() else TRANSPOSED * source.element_size()
+    return Scratch(0, logs + max(stages) + turned - elements_of(results[0]) + 64)
 
 
 def _soft_margin_backward(

@@ -17,13 +17,17 @@ import torch
 from torch import Tensor
 
 from memopt.memory.scratch.contractions import is_for_blas, product
-from memopt.memory.scratch.size import NONE, Scratch, ScratchRule, contiguous, elements_of
+from memopt.memory.scratch.size import (
+    NONE,
+    TRANSPOSED,
+    Scratch,
+    ScratchRule,
+    contiguous,
+    elements_of,
+)
 
 _COLUMNS = 65
 """Blocks of columns in LAPACK's workspaces, and their factors."""
-_TRANSPOSED = 60 * 60
-"""Elements of the buffer through which a matrix of as many is transposed (`copy_transpose_valid`
-in Copy.cpp)."""
 
 
 def _lapack(matrices: Callable[[int, int, int], int]) -> ScratchRule:
@@ -34,7 +38,7 @@ def _lapack(matrices: Callable[[int, int, int], int]) -> ScratchRule:
         rows, columns = source.shape[-2:]
         batch = math.prod(source.shape[:-2])
         itemsize = source.element_size()
-        around = _COLUMNS * max(rows, columns) + (_TRANSPOSED if rows * columns > 3600 else 0)
+        around = _COLUMNS * max(rows, columns) + (TRANSPOSED if rows * columns > 3600 else 0)
         of_each = 16 * batch * (max(rows, columns) + 1) + 512  # pivots, signs and states
         return Scratch(matrices(batch, rows, columns) * itemsize, around * itemsize + of_each)
 
@@ -96,7 +100,7 @@ def _second_copied(
     args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
 ) -> Scratch:
     """A copy of the factor."""
-    return Scratch(elements_of(args[1]), _TRANSPOSED * args[1].element_size())
+    return Scratch(elements_of(args[1]), TRANSPOSED * args[1].element_size())
 
 
 def _by_vector(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
@@ -123,27 +127,31 @@ def _added_products(
     """One product of a batch at a time."""
     one, other = given[-2:]
     scratch = product((), (one[0], other[0]), results)
-    return Scratch(0, scratch.known + scratch.margin + _TRANSPOSED * one.element_size())
+    return Scratch(0, scratch.known + scratch.margin + TRANSPOSED * one.element_size())
 
 
 def transposing(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
     """The buffer through which a matrix is copied that is transposed, and its copy is not."""
     source = given[1] if len(given) == 2 else given[0]  # copy_ reads the second, addmm the first
     is_turned = source.dim() == 2 and source.stride() == (1, source.shape[0])
-    if not is_turned or source.numel() < _TRANSPOSED or not results[0].is_contiguous():
+    if not is_turned or source.numel() < TRANSPOSED or not results[0].is_contiguous():
         return NONE
-    return Scratch(_TRANSPOSED * source.element_size() if min(source.shape) > 1 else 0)
+    return Scratch(TRANSPOSED * source.element_size() if min(source.shape) > 1 else 0)
 
 
 def _euclidean(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
-    """Both tensors beside their squares and ones, what these are made of, and a product."""
+    """Both tensors beside their squares and ones, and a product of these. Before there is a result,
+    what they are made of.
+    """
     wide = [
         torch.empty((*each.shape[:-1], each.shape[-1] + 2), dtype=each.dtype, device="meta")
         for each in args[:2]
     ]
     scratch = product((), (wide[0], wide[1].mT), results)
-    parts = 2 * sum(map(elements_of, wide))
-    return Scratch(0, parts + scratch.known + scratch.margin)
+    both = sum(map(elements_of, wide))
+    made_of = max(map(elements_of, wide)) - elements_of(results[0])
+    columns = 4 * 8 * sum(math.prod(each.shape[:-1]) for each in wide)
+    return Scratch(0, both + columns + max(made_of, scratch.known + scratch.margin))
 
 
 def _weight_norm(

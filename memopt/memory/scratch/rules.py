@@ -206,6 +206,20 @@ def _channels(places: Sequence[int], factor: int, has_two: bool = False) -> Scra
     return rule
 
 
+def _group_norm(places: Sequence[int], backward: bool = False) -> ScratchRule:
+    """A rule: that of `_channels`; of what is contiguous two sums for each channel, in backward."""
+    in_any_format = _channels(places, 2)
+
+    def rule(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
+        if not all(args[place].is_contiguous() for place in places):
+            return in_any_format(args, given, results)
+        source = args[places[-1]]
+        sums = 2 * max(4, source.element_size()) * math.prod(source.shape[:2])
+        return Scratch(sums if backward else 0)
+
+    return rule
+
+
 def _batch_norm(places: Sequence[int], backward: bool = False) -> ScratchRule:
     """A rule: of images that of `_channels`; rows of features (N, C) have sums for each channel."""
     of_images = _channels(places, 4, has_two=backward)
@@ -284,8 +298,8 @@ _RULES: dict[str, ScratchRule] = {
     "embedding_dense_backward": copies(0),
     "native_layer_norm": contiguous(0, 2, 3),
     "native_layer_norm_backward": _layer_norm_backward,
-    "native_group_norm": _channels((0,), 2),
-    "native_group_norm_backward": _channels((0, 1), 2),
+    "native_group_norm": _group_norm((0,)),
+    "native_group_norm_backward": _group_norm((0, 1), backward=True),
     "native_batch_norm": _batch_norm((0,)),
     "_native_batch_norm_legit": _batch_norm((0,)),
     "native_batch_norm_backward": _batch_norm((0, 1), backward=True),

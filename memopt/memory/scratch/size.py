@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 KiB = 1 << 10
+TRANSPOSED = 60 * 60
+"""Elements of the buffer through which a matrix of as many is transposed (`copy_transpose_valid`
+in Copy.cpp)."""
 
 
 class Scratch(NamedTuple):
