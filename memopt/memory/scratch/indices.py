@@ -124,6 +124,11 @@ def _drawing(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Ten
     return Scratch(0, 2 * elements_of(args[0]) + elements_of(results[0]) + 64)
 
 
+def _distinct(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
+    """A sorted copy, the places that its elements had, and their numbers."""
+    return Scratch(0, args[0].numel() * (args[0].element_size() + 16) + 64)
+
+
 INDICES: dict[str, ScratchRule] = {
     **dict.fromkeys(("gather", "scatter", "scatter_", "scatter_add", "scatter_add_"), _by_place),
     **dict.fromkeys(("scatter_reduce", "scatter_reduce_"), _reduced_by_place),
@@ -139,6 +144,7 @@ INDICES: dict[str, ScratchRule] = {
     **dict.fromkeys(("median", "nanmedian"), _median),
     "sort": _sorting,
     "histc": _counted,
+    "_unique2": _distinct,
     "kthvalue": _kth_value,
     "multinomial": _drawing,
     "_segment_reduce_backward": contiguous(0, 1, 2),

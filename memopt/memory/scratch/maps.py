@@ -98,11 +98,14 @@ def _windows(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Ten
 
 
 def _triangle(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
-    """A copy of what is neither contiguous nor the transpose of it."""
+    """A copy of a batch whose matrices do not follow one another (`compute_triu_tril_cpu`)."""
     source = args[0]
-    if source.is_contiguous() or source.mT.is_contiguous():
-        return NONE
-    return Scratch(elements_of(source))
+    step = math.prod(source.shape[-2:])
+    for size, stride in zip(source.shape[-3::-1], source.stride()[-3::-1], strict=True):
+        if stride != step:
+            return Scratch(0 if source.is_contiguous() else elements_of(source))
+        step *= size
+    return NONE
 
 
 _FLAT_BACKWARD = (
