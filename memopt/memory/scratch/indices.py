@@ -66,8 +66,8 @@ def _put(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
 def _masked_backward(
     args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
 ) -> Scratch:
-    """Before there is a result what `_select_by_mask` has; then the selected elements, and zeros
-    behind them.
+    """The selected elements, and zeros behind them; what `_select_by_mask` has is gone before there
+    is a result.
     """
     size = elements_of(args[0])
     return Scratch(0, max(_select_by_mask(args, given, results).margin - size, size) + 64)
