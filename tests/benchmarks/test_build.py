@@ -14,7 +14,7 @@ from benchmarks import build
 
 
 def _is_checkout() -> bool:
-    """Whether git tracks these files: a copy inside of a checkout, as test-versions makes, is none."""
+    """Whether git tracks these files. A copy inside of a checkout, as test-versions makes: none."""
     command = ["git", "ls-files", "--error-unmatch", "setup.py"]
     return subprocess.run(command, cwd=build.ROOT, capture_output=True).returncode == 0
 
