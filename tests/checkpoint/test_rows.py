@@ -1,7 +1,7 @@
 """Proves: chunks are refused by name for calls that do not work on each row alone, be it by batch
-statistics, attention, convolution, routing, positions, capacities, windows, state or a gradient
-that crosses rows; calls that do are found on any class, and everything is as it was after the
-probe. convert and apply_activation_checkpointing find the MLPs of blocks, and only these.
+statistics, attention, convolution, routing, positions, capacities, state or a gradient that crosses
+rows; calls that do are found on any class, and everything is as it was after the probe. convert and
+apply_activation_checkpointing find the MLPs of blocks, and only these.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from torch import Tensor, nn
 
 import memopt
 from memopt._checkpoint import checkpoint, checkpoint_wrapper, is_checkpointing
-from memopt._checkpoint.chunks import CallRows
-from memopt._checkpoint.row_operators import other_operators
 from memopt._checkpoint.rows import why_not_rows
 from memopt._checkpoint.wrapper import settings_of
 from tests.checkpoint.support import CountCalls
@@ -93,11 +91,6 @@ def routed(x: Tensor) -> Tensor:
     return result.index_add(0, rows, x[rows].exp())
 
 
-def windows(x: Tensor) -> Tensor:
-    """Adds the mean of a window of 32 rows, where there are so many."""
-    return x.exp() + x[:32].mean(0) if len(x) >= 32 else x.exp()
-
-
 REFUSED: dict[str, tuple[nn.Module, str]] = {
     "batch norm": (nn.BatchNorm1d(H), "what it returns of one row depends on other rows"),
     "attention": (nn.TransformerEncoderLayer(H, 2, 16), "of one row depends on other rows"),
@@ -121,11 +114,6 @@ REFUSED: dict[str, tuple[nn.Module, str]] = {
     "routing": (Function(routed), r"it sorts, counts or sums rows \(aten.nonzero\)"),
     "capacity": (Capacity(), r"it sorts, counts or sums rows \(aten.cumsum\)"),
     "sorted": (Function(lambda x: x.sort(0)[0]), r"sorts, counts or sums rows \(aten.sort\)"),
-    "windows": (Function(windows), r"of \[40\] it runs others \(add, mean\) than for \[6\]"),
-    "small chunks": (
-        Function(lambda x: x if 6 < len(x) < 20 else x.exp()),
-        r"for rows of \[10\] it runs others \(exp\) than for \[6\]",
-    ),
     "a counter": (Counts(), "it changes calls, which the next chunk would find"),
     "features": (KeepsFeatures(), "it changes features, which the next chunk would find"),
     "a scalar": (Function(lambda x: x.sum()), "it returns a tensor of"),
@@ -253,50 +241,6 @@ def test_a_module_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         checkpoint(module, torch.randn(40, H), chunks=4)
     assert [modules[0] for modules in probed] == [module]
     assert rows == [10] * 8  # the probe's own calls left nothing
-
-
-def test_a_call_that_was_fine_for_few_rows_is_looked_at_again_with_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Not with fewer, nor with as many: sizes between those that were looked at are known."""
-    looked: list[int] = []
-
-    def counted(fn: Any, rows: CallRows, *rest: Any) -> str:
-        looked.append(rows.count)
-        return other_operators(fn, rows, *rest)
-
-    monkeypatch.setattr("memopt._checkpoint.rows.other_operators", counted)
-    module = checkpoint_wrapper(Function(windows), chunks=2)
-    for count in (16, 16, 12, 31):
-        assert torch.equal(module(x := torch.randn(count, H)), x.exp())
-    assert set(looked) == {16, 31}
-    with pytest.raises(ValueError, match=r"for rows of \[40\] it runs others \(add, mean\)"):
-        module(torch.randn(40, H))
-    assert torch.equal(module(x := torch.randn(20, H)), x.exp())
-
-
-@pytest.mark.parametrize("chosen", ["convert", "apply", "plan"])
-def test_a_module_that_mixes_many_rows_is_not_chosen(chosen: str) -> None:
-    """The gradients of the step are the plain ones."""
-    made = (nn.Linear(H, 64), Function(windows), nn.Linear(64, H))
-    model = nn.Sequential(*(nn.Sequential(*copy.deepcopy(made)) for _ in range(3)))
-    x = torch.randn(64, H)
-    model(x).square().sum().backward()
-    before = [parameter.grad for parameter in model.parameters()]
-    model.zero_grad()
-    if chosen == "convert":
-        report = memopt.convert(model, x, checkpoint=True, chunks=4, recipes=False)
-        assert not report.in_chunks
-    elif chosen == "apply":
-        memopt.apply_activation_checkpointing(model, batch=x, chunks=4)
-    else:
-        plan = {"loss": lambda out: out.square().sum(), "optimizer": None, "measure": False}
-        try:
-            memopt.plan(model, x, "1kB", **plan).apply()
-        except memopt.BudgetTooSmall as error:
-            memopt.plan(model, x, error.floor, **plan).apply()
-    model(x).square().sum().backward()
-    assert_same_bits(before, [parameter.grad for parameter in model.parameters()])
 
 
 def test_another_mode_of_a_module_is_probed_again() -> None:
