@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from memopt.memory.calls.tree import CallTree, ModuleCall
+from memopt.memory.paths import outermost_paths, paths_around
 
 _LEAST_SHARE = 0.25
 """The share of the bytes that a module returns that its region has to drop more than."""
@@ -91,9 +92,38 @@ def best_cuts(
     if lifted := _lifted(tree):
         ways.append(lifted)
     floor = _floor(tree)
-    cuts = [cut for way in ways for cut in _best(places_of(tree, without, way), floor, limit)]
+    roots = (root for way in ways for root in _roots(tree, without, way))
+    cuts = [cut for root in roots for cut in _best(root, floor, limit) if _none_inside(cut)]
     cuts.sort(key=lambda cut: (limit is not None and cut.stays > limit, cut.peak, cut.stays))
     return list({frozenset(cut.paths): cut for cut in reversed(cuts)}.values())[::-1]
+
+
+def _none_inside(cut: RegionSet) -> bool:
+    return len(outermost_paths(cut.paths)) == len(cut.paths)
+
+
+def _roots(
+    tree: CallTree, without: Collection[str], lifted: Mapping[str, CallContext]
+) -> Iterator[ModulePlace]:
+    """The root of the modules in their contexts. A module that another one calls than it is inside
+    of by its path may not be a region beside that one: then also the roots without either of them.
+    """
+    root = places_of(tree, without, lifted)
+    yield root
+    possible = {place.path for place in _from_leaves(root) if place.may_be_region}
+    inside: set[str] = set()
+    around: set[str] = set()
+    todo: list[tuple[ModulePlace, frozenset[str]]] = [(root, frozenset())]
+    while todo:
+        place, above = todo.pop()
+        if place.may_be_region:
+            if others := possible.intersection(paths_around(place.path)) - above:
+                inside.add(place.path)
+                around |= others
+            above |= {place.path}
+        todo += [(child, above) for child in place.children]
+    for those in (inside, around) if inside else ():
+        yield places_of(tree, those.union(without), lifted)
 
 
 def cut_of(tree: CallTree, paths: Collection[str]) -> RegionSet:

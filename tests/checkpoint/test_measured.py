@@ -20,6 +20,7 @@ from memopt._checkpoint.wrapper import settings_of
 from memopt.memory.allocator import LiveBytes
 from memopt.memory.calls.measure import step_with
 from memopt.memory.calls.tree import CallTree, ModuleCall
+from memopt.memory.paths import outermost_paths
 from tests.checkpoint.random_trees import TREES, WIDTH, InTurn, Norm, Target, Wide, made
 from tests.checkpoint.support import step_results, tree_of
 from tests.support.bits import assert_same_bits
@@ -215,6 +216,41 @@ def test_a_module_that_two_others_call_may_be_a_region() -> None:
     others = ["parts.0.parts.1", "parts.0.parts.2", "parts.1.parts.1", "parts.1.parts.2"]
     assert names == ["parts.0.parts.0", *others]
     assert settings_of(shared) is not None
+
+
+class Attends(nn.Module):
+    """Its memory is made by the module around it."""
+
+    def __init__(self, memory: int, query: int) -> None:
+        super().__init__()
+        self.memory, self.query = Wide(memory), nn.Parameter(torch.randn(WIDTH, query * WIDTH))
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        return torch.tanh(x @ self.query) @ self.query.T * memory
+
+
+class Decodes(nn.Module):
+    def __init__(self, memory: int, query: int) -> None:
+        super().__init__()
+        self.attention, self.out = Attends(memory, query), Wide(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.attention.memory(x)
+        for _ in range(3):
+            x = x + self.attention(x, made)
+        return self.out(x).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("memory", "query", "expected"), [(4, 16, "attention"), (64, 1, "attention.memory")]
+)
+def test_no_region_is_inside_another_by_its_path(memory: int, query: int, expected: str) -> None:
+    """Where a module is called from outside of the one that it is in."""
+    model = Decodes(memory, query)
+    assert expected in (names := memopt.apply_activation_checkpointing(model, batch=batch()))
+    assert len(outermost_paths(names)) == len(names)
+    blocks = memopt.plan(Decodes(memory, query), batch(), "1GiB", measure=False).profile.blocks
+    assert len(outermost_paths(blocks)) == len(blocks)
 
 
 def test_a_model_that_looks_at_values_runs() -> None:
