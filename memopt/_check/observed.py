@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from memopt._check.asked import HEAD
 from memopt._compat import is_in_backward
 from memopt._convert.head_call import HeadUse, watched_heads
+from memopt._forwards import AroundCall, around_forward
 from memopt._offload.stats import offload_stats
 from memopt.memory.allocator import DeviceBytes, LiveBytes
 from memopt.memory.asked import home_of
@@ -33,6 +35,10 @@ class ObservedStep:
     """Calls in forward without; reentrant checkpoints run their modules so."""
     again: Counter[str] = field(default_factory=Counter)
     """Calls while backward runs."""
+    in_regions: Counter[str] = field(default_factory=Counter)
+    """Runs of regions' own forwards, in forward."""
+    in_regions_again: Counter[str] = field(default_factory=Counter)
+    """Likewise while backward runs."""
     kept: int = 0
     """Bytes that were allocated when forward had ended, beyond those before, by the allocator."""
     peak: int = 0
@@ -52,11 +58,17 @@ class ObservedStep:
 
     def runs_again(self, path: str) -> int:
         """How often backward runs a module again for each call. A region runs the module's forward
-        past the module's own hooks, but not past those of the modules inside it.
+        past the module's own hooks, but not past those of the modules inside it; memopt's regions
+        are counted where their forward runs, since nothing may be inside.
         """
         inside = [p for p in self.again if p == path or is_inside(p, path)]
         calls = self.with_gradients + self.without_gradients
-        return max((-(-self.again[p] // max(calls[p], 1)) for p in inside), default=0)
+        times = [_for_each(self.again[p], calls[p]) for p in inside]
+        return max(_for_each(self.in_regions_again[path], self.in_regions[path]), *times, 0)
+
+
+def _for_each(again: int, calls: int) -> int:
+    return -(-again // max(calls, 1))
 
 
 def observed(step: Step) -> ObservedStep:
@@ -93,20 +105,41 @@ def _offloaded_bytes() -> int:
 
 @contextmanager
 def _counted(model: nn.Module, found: ObservedStep) -> Iterator[None]:
-    handles = []
-    for path, module in seen_modules(model).items():
+    with ExitStack() as undo:
+        for path, module in seen_modules(model).items():
 
-        def count(module: nn.Module, args: Any, path: str = path) -> None:
-            if is_in_backward():
-                found.again[path] += 1
-            elif torch.is_grad_enabled():
-                found.with_gradients[path] += 1
-            else:
-                found.without_gradients[path] += 1
+            def count(module: nn.Module, args: Any, path: str = path) -> None:
+                if is_in_backward():
+                    found.again[path] += 1
+                elif torch.is_grad_enabled():
+                    found.with_gradients[path] += 1
+                else:
+                    found.without_gradients[path] += 1
 
-        handles.append(module.register_forward_pre_hook(count))
-    try:
+            undo.callback(module.register_forward_pre_hook(count).remove)
+            if (around := around_forward(module)) is not None:
+                undo.callback(setattr, around, "call", around.call)
+                around.call = partial(_call_counted, around.call, found, path)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
+
+
+def _call_counted(
+    call: AroundCall,
+    found: ObservedStep,
+    path: str,
+    module: nn.Module,
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    if not torch.compiler.is_compiling():
+        forward = partial(_run_counted, found, path, forward)
+    return call(module, forward, args, kwargs)
+
+
+def _run_counted(
+    found: ObservedStep, path: str, forward: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
+    counts = found.in_regions_again if is_in_backward() else found.in_regions
+    counts[path] += 1
+    return forward(*args, **kwargs)

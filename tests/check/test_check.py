@@ -310,6 +310,21 @@ def test_a_step_that_looks_at_values_is_counted() -> None:
     assert "bytes by block are not known: DependsOnValues" in str(found)
 
 
+class Alone(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.sum().item() < 1e9
+        return super().forward(x).tanh().exp().sin()
+
+
+def test_regions_without_modules_inside_are_counted() -> None:
+    """In a step whose bytes are not known, too."""
+    model = nn.Sequential(Alone(WIDTH, WIDTH), Alone(WIDTH, WIDTH))
+    model[1].forward = model[1].forward
+    memopt.apply_activation_checkpointing(model, check_fn=lambda module: True)
+    found = memopt.check(model, X, strict=True)
+    assert [(b.again, b.happened) for b in found.blocks] == [(1, "recomputed")] * 2
+
+
 def test_recipes_of_a_step_that_looks_at_values_are_not_said_to_be_kept() -> None:
     """Their bytes by block are not known then."""
 
