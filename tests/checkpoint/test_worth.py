@@ -1,5 +1,5 @@
 """Proves what a region has to be worth: none where it would drop next to nothing of what a step
-takes, nor around single layers whose own memory is the peak.
+takes, nor around single layers whose own memory is the peak, nor around norms that have a recipe.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from torch.nn.utils import parametrizations
 
 import memopt
 from memopt._checkpoint.best import best_cut
+from tests.checkpoint.random_trees import WIDTH, Wide
 from tests.checkpoint.support import tree_of
 
 
@@ -100,3 +101,28 @@ def test_what_a_parametrized_layer_takes_is_taken_in_any_case() -> None:
     floor = best_cut(tree_of(plain, x), ["0"]).working
     parametrizations.weight_norm(plain[0])
     assert best_cut(tree_of(plain, x), ["0"]).working >= floor
+
+
+class NormByHand(nn.Module):
+    """Keeps several tensors of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+def test_a_norm_by_hand_is_a_region_where_it_has_no_recipe() -> None:
+    def model() -> nn.Sequential:
+        return nn.Sequential(NormByHand(), Wide(4), NormByHand(), Wide(4))
+
+    x = torch.randn(32, WIDTH)
+    assert memopt.convert(model(), x, checkpoint=True).checkpointed == ("1", "3")
+    plain = model()
+    assert memopt.apply_activation_checkpointing(plain, batch=x) == ["0", "1", "2", "3"]
+    kept = memopt.saved_bytes(plain, x)
+    for place in (0, 2):
+        memopt.unwrap(plain[place])
+    assert kept < memopt.saved_bytes(plain, x)
