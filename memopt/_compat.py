@@ -96,6 +96,15 @@ def set_versions(tensors: tuple[Tensor, ...], versions: tuple[int, ...]) -> None
     torch._C._autograd._unsafe_set_version_counter(tensors, versions)
 
 
+def exchange_implementations(one: Tensor, other: Tensor) -> None:
+    """Have two tensors exchange all but their Python objects.
+
+    Raises:
+        RuntimeError: a graph refers to one of them weakly: it retains its gradient.
+    """
+    torch._C._swap_tensor_impl(one, other)
+
+
 def view_base(tensor: Tensor) -> Tensor | None:
     """The tensor that `tensor` is a view of, as autograd knows it; None if it is no view."""
     return tensor._base

@@ -235,11 +235,11 @@ def largest_watched(
 
     def over(size: int) -> int:
         nonlocal written
-        batch = slice_of(step.batch, 0, min(2 * size, rows))
         fitted = True
 
         def run(_: int) -> None:
             nonlocal fitted
+            batch = slice_of(step.batch, 0, min(2 * size, rows))
             fitted = attempt(batch, size)
 
         with unchanged(*step.roots, written=written) as before:

@@ -28,6 +28,7 @@ from memopt.memory.asked import (
 )
 from memopt.memory.batches import rows_of
 from memopt.memory.copies import copied
+from memopt.memory.histories import with_gradient_as
 from memopt.memory.ledger import Ledger
 from memopt.memory.messages import note_on_mode
 from memopt.memory.optimizers import OptimizerLike
@@ -226,7 +227,7 @@ def _measured(
 def _copy_of(step: Step, computed: Iterable[Tensor]) -> Step:
     # PyTorch copies no results of autograd deeply, and loses the sizes of nested tensors.
     nested = (tensor for tensor in tensors_in(step.batch) if tensor.is_nested)
-    memo = {id(tensor): tensor.detach().clone() for tensor in (*computed, *nested)}
+    memo = {id(t): with_gradient_as(t, t.detach().clone()) for t in (*computed, *nested)}
     return step.with_copies(lambda objects, shared: copied(objects, {**memo, **shared})[0])
 
 

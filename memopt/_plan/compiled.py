@@ -87,8 +87,8 @@ class CompiledPlan(Shown):
         import torch._dynamo  # a second to import, which only those that compile wait for
 
         device = next(step.model.parameters()).device
-        batch = step.batches()[0]
         with unchanged(*step.roots, written=self.live.written):
+            batch = step.batches()[0]
             try:
                 # Beyond a limit PyTorch runs a function without a graph: not what is measured here.
                 with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):

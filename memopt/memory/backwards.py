@@ -12,6 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from memopt._compat import is_in_backward
 from memopt.memory.exchanged import exchanged
+from memopt.memory.storages import graph_leaves
 
 AtTurn = Callable[[Tensor], object]
 """Called with the first tensor that a backward begins at."""
@@ -100,22 +101,14 @@ def own_backward() -> Iterator[None]:
 
 
 def _leaves_of(outputs: Any) -> Iterator[Tensor]:
-    """Yield the leaves that get gradients by a backward from these tensors, or edges."""
+    """The leaves that get gradients by a backward from these tensors, or edges."""
     outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
     edges = (
         get_gradient_edge(out) if isinstance(out, Tensor) else out
         for out in outputs
         if not isinstance(out, Tensor) or out.requires_grad
     )
-    nodes = [edge.node for edge in edges]
-    seen = set(nodes)
-    while nodes:
-        node = nodes.pop()
-        if hasattr(node, "variable"):
-            yield node.variable
-        fresh = {after for after, _ in node.next_functions if after is not None} - seen
-        seen |= fresh
-        nodes += fresh
+    return graph_leaves(edge.node for edge in edges)
 
 
 def _in_place_of_the_engine(run: Callable[..., Any]) -> AbstractContextManager[None]:

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 from torch.utils import _pytree as pytree
 
 from memopt._compat import add_note
+from memopt.memory.histories import with_gradient_as
 from memopt.memory.storages import storages, tensors_in
 
 
@@ -120,7 +121,8 @@ class Resized:
         def resize(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
-            return torch.empty(self._shape(leaf, size), dtype=leaf.dtype, device="meta")
+            empty = torch.empty(self._shape(leaf, size), dtype=leaf.dtype, device="meta")
+            return with_gradient_as(leaf, empty)
 
         return pytree.tree_map(resize, self.sample)
 
@@ -161,7 +163,9 @@ def without_values(batch: Any) -> Any:
     """
 
     def meta(leaf: Any) -> Any:
-        return leaf.to("meta") if isinstance(leaf, Tensor) and not _is_ragged(leaf) else leaf
+        if not isinstance(leaf, Tensor) or _is_ragged(leaf):
+            return leaf
+        return with_gradient_as(leaf, leaf.detach().to("meta"))
 
     return pytree.tree_map(meta, as_dict(batch), is_leaf=is_packed)
 

@@ -146,8 +146,9 @@ def recorded(
     constant = [t for m in modules for t in (*m.parameters(), *m.buffers(), *held_by(m))]
     saved = record(exclude=constant, parameters=False, dropped=False)
     with unchanged(fn, args, kwargs, written=Written()) as before:
+        saved.leave_out(before.histories.of_parameters)
         with torch.enable_grad():
-            before.rehearse(lambda: fn(*args, **kwargs))
+            before.rehearse_or_without_cut(lambda: fn(*args, **kwargs))
         with torch.enable_grad(), saved:
             output = fn(*args, **kwargs)
         yield Recorded(output, saved, inputs)
@@ -209,6 +210,10 @@ class SavedTensors:
         self._dropped = dropped
         self._packed: list[Callable[[], _Packed | None]] = []
         self._hooks = saved_tensors_hooks(self._pack, _Packed.unpack)
+
+    def leave_out(self, tensors: Iterable[Tensor]) -> None:
+        """Storages of these do not count."""
+        self._excluded.update(storages(tensors))
 
     def _pack(self, tensor: Tensor) -> _Packed:
         packed = _Packed(tensor)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from memopt._compat import add_note
 from memopt.memory.backwards import around_backward, no_backward
 from memopt.memory.batches import as_dict, call, loss_in, parts, rows_of
+from memopt.memory.histories import Histories
 from memopt.memory.ledger import Ledger
 from memopt.memory.optimizers import (
     ALIKE,
@@ -27,6 +28,7 @@ from memopt.memory.optimizers import (
 from memopt.memory.pieces import FUNCTIONALITY, GRADIENTS, STATES, WEIGHTS
 from memopt.memory.saved import held_by
 from memopt.memory.storages import tensors_in
+from memopt.memory.tensors import unseen
 
 T = TypeVar("T")
 
@@ -100,7 +102,9 @@ class Step:
         what the step before left.
         """
         if next(tensor_attributes(self.model), None) is not None:
+            put_back = self.with_new_inputs()
             self.run()
+            put_back()
 
     def run(self, ledger: Ledger | None = None) -> None:
         """The step, told to the ledger."""
@@ -184,14 +188,19 @@ class Step:
             )
 
     def with_new_inputs(self) -> Callable[[], None]:
-        """Return a function that puts back the gradients which inputs have now: each step of a
-        training has a batch of its own.
+        """Return a function that puts back the gradients which inputs have now, and takes away what
+        a step has written into their histories: each step of a training has a batch of its own.
         """
-        gradients = [(leaf, leaf.grad) for leaf in tensors_in(self.batch) if leaf.is_leaf]
+        inputs = tensors_in(self.batch)
+        gradients = [(leaf, leaf.grad) for leaf in inputs if leaf.is_leaf]
+        histories = Histories(inputs)
 
         def put_back() -> None:
             for leaf, gradient in gradients:
                 leaf.grad = gradient
+            with unseen():
+                histories.put_back()
+                histories.cut()
 
         return put_back
 

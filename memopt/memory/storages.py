@@ -30,6 +30,19 @@ def node_of(tensor: Tensor) -> Any:
         return tensor.grad_fn
 
 
+def graph_leaves(nodes: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the leaves that get gradients by a backward from these nodes."""
+    todo = list(nodes)
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        if hasattr(node, "variable"):
+            yield node.variable
+        fresh = {after for after, _ in node.next_functions if after is not None} - seen
+        seen |= fresh
+        todo += fresh
+
+
 class _Key(StorageWeakRef):
     """A weak reference that is its own copy: a copy of PyTorch's frees what it does not own."""
 

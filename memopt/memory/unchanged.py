@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from torch import Tensor
 
 from memopt.memory.generators import kept_random, kept_settings
+from memopt.memory.histories import Histories
 from memopt.memory.iterators import LentIterators
 from memopt.memory.reach import reached
 from memopt.memory.storages import storages, storages_of
@@ -63,6 +64,7 @@ class Before:
             found = reached(roots)
             self._objects, self._iterators = found.objects, found.iterators
             self._tensors = {id(tensor): KeptTensor(tensor) for tensor in found.tensors}
+            self.histories = Histories(found.tensors)
             devices = {tensor.device for tensor in found.tensors}
             self._random = [*kept_random(devices), *found.generators]
             self._is_sharded = found.is_sharded
@@ -120,8 +122,12 @@ class Before:
                 tensor.grad = None
 
     def lend(self) -> None:
-        """Whatever runs from now on, until all is restored, moves copies of iterators."""
+        """Whatever runs from now on, until all is restored, moves copies of iterators, and goes
+        back no further than to the tensors that are there.
+        """
         self._iterators.lend()
+        with unseen():
+            self.histories.cut()
 
     def rehearse(self, run: Callable[[], object]) -> None:
         """Run something, and put everything back. In later runs no mode has to see it."""
@@ -130,6 +136,19 @@ class Before:
         self.restore()
         self.lend()
         self.without_gradients()
+
+    def rehearse_or_without_cut(self, run: Callable[[], object]) -> None:
+        """Rehearse what may differentiate something from before, which needs its history."""
+        try:
+            self.rehearse(run)
+        except RuntimeError:
+            if not len(self.histories):
+                raise
+            self.restore()
+            self.histories = Histories(())
+            self.lend()
+            self.without_gradients()
+            self.rehearse(run)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -151,6 +170,7 @@ class Before:
             self._iterators.take_back()
             for restore in self._objects:
                 restore()
+            self.histories.put_back()
             tensors = self._alive()
             for one, tensor in tensors:
                 one.restore(tensor)
@@ -167,6 +187,7 @@ class Before:
         """Hold nothing any more, whoever holds this."""
         self._objects, self._tensors, self._random = [], {}, []
         self._contents, self._iterators = Contents(), LentIterators((), ())
+        self.histories = Histories(())
 
 
 @contextmanager

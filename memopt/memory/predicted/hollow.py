@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from memopt._compat import wraps_tensors
 from memopt.memory.copies import copied
+from memopt.memory.histories import with_gradient_as
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import STATES, WEIGHTS, Piece
 from memopt.memory.places import CodePlace
@@ -304,7 +305,7 @@ def _hollow(tensor: Tensor, memory: dict[Hashable, tuple[Tensor, bool]]) -> Tens
         parameter = nn.Parameter(view, requires_grad=tensor.requires_grad)
         object.__setattr__(parameter, "__class__", type(tensor))
         return parameter
-    return view.requires_grad_(tensor.requires_grad)
+    return with_gradient_as(tensor, view)
 
 
 def _base(tensor: Tensor, nbytes: int) -> tuple[Tensor, bool]:
