@@ -33,6 +33,29 @@ def _outside(alias: Tensor) -> Tensor:
     return found
 
 
+def has_history(tensor: Tensor) -> bool:
+    """Whether it is no leaf. A view that was made without gradients has none, and PyTorch raises
+    where that is asked after its base was written with one.
+    """
+    try:
+        return not tensor.is_leaf
+    except RuntimeError:
+        return False
+
+
+def without_history(tensor: Tensor) -> None:
+    """Makes a tensor a leaf again, into which something was written that has a gradient."""
+    base = view_base(tensor)
+    if base is None:
+        tensor.detach_()
+        return
+    if not base.is_leaf:
+        base.detach_()
+    with torch.enable_grad():
+        view = base.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+    exchange_implementations(tensor, view)
+
+
 class _Outside(torch.autograd.Function):
     """Takes a leaf of no size, so that its result has a gradient, and hands on a tensor."""
 

@@ -16,6 +16,7 @@ from memopt._compat import (
     wraps_tensors,
 )
 from memopt.memory.containers import Restore, kept_dict
+from memopt.memory.histories import has_history, without_history
 from memopt.memory.storages import parts_of, storages_of
 
 
@@ -87,12 +88,12 @@ class KeptTensor:
         self._held = tensor if ended is None else None
         self._reference = weakref.ref(tensor, None if ended is None else lambda _: ended())
         self._class = type(tensor)
-        self._requires = tensor.requires_grad
+        self._requires, self._is_leaf = tensor.requires_grad, tensor.is_leaf
         self._geometry = _geometry_of(tensor)
         # Another tensor over the same memory, which no change of this one's geometry reaches.
         self._view = None if self._geometry is None else _view_of(tensor)
         self.version = None if tensor.is_inference() else tensor._version
-        self.has_gradient = tensor.is_leaf or tensor.retains_grad
+        self.has_gradient = self._is_leaf or tensor.retains_grad
         self.gradient = tensor.grad if self.has_gradient else None
         self._hooks = [(name, _hooks_of(tensor, name)) for name in _HOOKS] if tensor.is_leaf else []
 
@@ -104,6 +105,8 @@ class KeptTensor:
     def restore(self, tensor: Tensor) -> None:
         if type(tensor) is not self._class:
             object.__setattr__(tensor, "__class__", self._class)
+        if self._is_leaf and has_history(tensor):
+            without_history(tensor)
         if self._geometry is not None and _geometry_of(tensor) != self._geometry:
             assert self._view is not None
             tensor.data = self._view

@@ -1,19 +1,23 @@
 """Proves: what runs for a measurement, a sample, a prediction or a plan ends where tensors have a
 history from before (a batch that an encoder made, a transposed weight that a loss or a step holds):
 the graph behind them is whole afterwards, with no gradient of its leaves, and forward writes
-nothing into it, by an operator in place or by a hook.
+nothing into it, by an operator in place or by a hook. A buffer that forward writes gets none.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import memopt
+from memopt.memory.unchanged import unchanged
 
 WIDTH = 8
 ROOM = 1 << 30
@@ -221,3 +225,48 @@ def test_sizes_are_searched_with_inputs_that_have_a_gradient() -> None:
     inputs: list[Tensor] = []
     model, x = Model(inputs.append), torch.ones(4, WIDTH, requires_grad=True)
     assert memopt.largest_batch(model, x, ROOM, loss=forces, limit=2) == 2
+
+
+class Memory(Model):
+    """Writes features with their gradient into a buffer, once or in every step."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.again = again
+        self.register_buffer("memory", torch.zeros(4, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        if self.again:
+            self.memory.detach_()
+        if self.memory.is_leaf:
+            self.memory.copy_(x)
+        return x
+
+
+@by_name("run", (saves, converts, checks, predicts, measures, plans, steps))
+@pytest.mark.parametrize("again", [False, True])
+def test_a_buffer_that_forward_writes_has_no_history(run: Run, again: bool) -> None:
+    """Nor does PyTorch warn that the gradient is read of what is no leaf."""
+    model, x = Memory(again), torch.ones(4, WIDTH)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="The .grad attribute of a Tensor that is not a")
+        run(model, x, squares)
+    assert model.memory.is_leaf
+    assert not model.memory.requires_grad
+    assert torch.equal(model.memory, torch.zeros(4, WIDTH))
+    copy.deepcopy(model)
+    squares(model(x)).backward()
+
+
+def test_a_view_that_forward_writes_has_no_history() -> None:
+    memory: Any = torch.zeros(2, WIDTH)
+    rows, x = memory[0], torch.ones(WIDTH, requires_grad=True)
+    with unchanged(memory, rows):
+        rows.copy_(x)
+    for tensor in (memory, rows):
+        assert not tensor.requires_grad
+        assert tensor.grad_fn is None
+        assert torch.equal(tensor, torch.zeros_like(tensor))
+    rows.copy_(x)
+    assert memory.requires_grad
