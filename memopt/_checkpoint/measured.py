@@ -23,13 +23,13 @@ from memopt._checkpoint.probe import IN_OTHER_CHECKPOINTING, cannot_run_again
 from memopt._checkpoint.wrapper import has_forward
 from memopt.assignment import Paths
 from memopt.memory.asked import has_values
-from memopt.memory.calls.measure import call_tree
+from memopt.memory.calls.measure import call_tree, predicted_tree
 from memopt.memory.calls.tree import CallTree
 from memopt.memory.depth import Depth
 from memopt.memory.messages import noted_errors
 from memopt.memory.parallel import is_sharded
 from memopt.memory.paths import outermost_paths, overlap, paths_around
-from memopt.memory.predicted.predict import check_shapes
+from memopt.memory.predicted.predict import Changes, check_shapes
 from memopt.memory.step import Step
 
 _MUCH = 0.8
@@ -73,7 +73,7 @@ class MeasuredRegions:
         )
 
 
-def measured_regions(step: Step) -> MeasuredRegions:
+def measured_regions(step: Step, margins: bool = False) -> MeasuredRegions:
     """The modules whose regions give a step's forward and backward the least peak, none inside
     another.
 
@@ -81,11 +81,16 @@ def measured_regions(step: Step) -> MeasuredRegions:
     modules can be recomputed. Where the model has gradient checkpointing of its own, modules are
     chosen that keep no more than that, if there are such.
 
+    Args:
+        margins: count scratch that has only a bound at its bound, for a budget that has to hold.
+            Else as none: a bound that is above all else makes sets alike that are not, and one
+            large region, which keeps least, would be taken.
+
     Raises:
         Whatever the model raises with the batch: its own error, with a note.
     """
     model, depth = step.model, Depth()
-    tree = call_tree(step, without_own, depth)
+    tree = call_tree(step, without_own, depth, margins)
     limit = kept_by_its_own(step, depth)
     modules = dict(model.named_modules())
     layers = layers_that_checkpoint(model)
@@ -98,6 +103,11 @@ def measured_regions(step: Step) -> MeasuredRegions:
     deciding: set[str] = set()
     known: set[str] = set()
 
+    def look(changes: Changes) -> CallTree:
+        return depth.run(
+            lambda: predicted_tree(step, changes, margins), lambda found: len(found.calls)
+        )
+
     def bad(cut: RegionSet) -> dict[str, str]:
         new = {path: why for path in cut.paths if (why := _why_not(tree, path))}
         fresh = [path for path in cut.paths if path not in known and path not in new]
@@ -109,7 +119,7 @@ def measured_regions(step: Step) -> MeasuredRegions:
         cut = cuts[0]
         new = bad(cut)
         if not new:
-            cut = lowest_predicted(step, cuts, limit, lambda other: not bad(other), depth)
+            cut = lowest_predicted(step, cuts, limit, lambda other: not bad(other), look)
             break
         reasons |= new
         banned |= new.keys()
@@ -117,7 +127,7 @@ def measured_regions(step: Step) -> MeasuredRegions:
         possible = tuple(path for path in cut.paths if path not in reasons)
         cut = RegionSet(possible, cut.stays, cut.working)
     segments, with_segments = best_segments(tree, cut, deciding)
-    if segments and not layers and are_lower(step, cut, segments, WORTH_JOINING, depth):
+    if segments and not layers and are_lower(step, cut, segments, WORTH_JOINING, look):
         cut = with_segments
     else:
         segments = ()

@@ -15,11 +15,12 @@ from memopt._checkpoint.assigned import put_regions, region_choices
 from memopt._checkpoint.best import RegionSet
 from memopt._checkpoint.other import without_own
 from memopt.assignment import Assignment, Paths
-from memopt.memory.calls.measure import predicted_tree
-from memopt.memory.depth import Depth
+from memopt.memory.calls.tree import CallTree
 from memopt.memory.parallel import is_sharded
+from memopt.memory.predicted.predict import Changes
 from memopt.memory.step import Step
 
+TreeAfter = Callable[[Changes], CallTree]
 _MOST_SETS = 4
 """The number of sets that are predicted, at most."""
 _CLOSE = 1.25
@@ -33,7 +34,7 @@ def lowest_predicted(
     sets: Sequence[RegionSet],
     limit: int | None,
     are_possible: Callable[[RegionSet], bool],
-    depth: Depth,
+    look: TreeAfter,
 ) -> RegionSet:
     """The set whose step has the lowest peak, of several about as low the one that keeps least; the
     first where steps cannot be predicted.
@@ -43,6 +44,7 @@ def lowest_predicted(
         limit: the bytes that another may keep, if the first does not keep more.
         are_possible: whether the modules of another can be regions: asked last, since that runs the
             model.
+        look: the calls of a predicted step after changes to the model.
     """
     first, *others = sets[:_MOST_SETS]
     most = max(limit, first.stays) if limit is not None else None
@@ -52,7 +54,7 @@ def lowest_predicted(
         if one.peak <= _CLOSE * first.peak and (most is None or one.stays <= most)
     ]
     tried = (first, *close)
-    peaks = _peaks(step, [(one, ()) for one in tried], depth) if close else None
+    peaks = _peaks(step, [(one, ()) for one in tried], look) if close else None
     if peaks is None:
         return first
     bound = _AS_LOW * min(peaks)
@@ -65,17 +67,17 @@ def lowest_predicted(
 
 
 def are_lower(
-    step: Step, regions: RegionSet, segments: Sequence[Paths], share: float, depth: Depth
+    step: Step, regions: RegionSet, segments: Sequence[Paths], share: float, look: TreeAfter
 ) -> bool:
     """Whether the peak with segments is below a share of that without them; false where steps
     cannot be predicted.
     """
-    peaks = _peaks(step, [(regions, ()), (regions, segments)], depth)
+    peaks = _peaks(step, [(regions, ()), (regions, segments)], look)
     return peaks is not None and peaks[1] < share * peaks[0]
 
 
 def _peaks(
-    step: Step, ways: Sequence[tuple[RegionSet, Sequence[Paths]]], depth: Depth
+    step: Step, ways: Sequence[tuple[RegionSet, Sequence[Paths]]], look: TreeAfter
 ) -> list[int] | None:
     """The peak with each set of regions and its segments; None where steps cannot be predicted."""
 
@@ -86,7 +88,7 @@ def _peaks(
             without_own(model)
             put_regions(model, fates)
 
-        return depth.run(lambda: predicted_tree(step, put), lambda tree: len(tree.calls)).peak
+        return look(put).peak
 
     if is_sharded(step.model):
         return None

@@ -14,12 +14,17 @@ def totals_of(ledger: Ledger) -> list[int]:
     return list(accumulate(changes, initial=late))
 
 
-def highs_of(ledger: Ledger) -> list[int]:
-    """The totals of `totals_of`, each with the most scratch that was allocated then."""
+def highs_of(ledger: Ledger, margins: bool = True) -> list[int]:
+    """The totals of `totals_of`, each with the most scratch that was allocated then.
+
+    Args:
+        margins: count scratch that has only a bound at its bound, else as none.
+    """
     totals = totals_of(ledger)
     highs = list(totals)
     for place, piece in ledger.scratch:
-        highs[place] = max(highs[place], totals[place] + piece.nbytes)
+        nbytes = piece.nbytes if margins else piece.nbytes - piece.margin
+        highs[place] = max(highs[place], totals[place] + nbytes)
     return highs
 
 

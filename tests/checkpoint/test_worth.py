@@ -1,9 +1,11 @@
 """Proves what a region has to be worth: none where it would drop next to nothing of what a step
-takes, nor around single layers whose own memory is the peak, nor around norms that have a recipe.
+takes, nor around single layers whose own memory is the peak, nor around norms that have a recipe;
+and that a bound of scratch does not count.
 """
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch.nn.utils import parametrizations
 
 import memopt
 from memopt._checkpoint.best import best_cut
+from memopt.memory.allocator import LiveBytes
 from tests.checkpoint.random_trees import WIDTH, Wide
 from tests.checkpoint.support import tree_of
 
@@ -101,6 +104,42 @@ def test_what_a_parametrized_layer_takes_is_taken_in_any_case() -> None:
     floor = best_cut(tree_of(plain, x), ["0"]).working
     parametrizations.weight_norm(plain[0])
     assert best_cut(tree_of(plain, x), ["0"]).working >= floor
+
+
+class Stem(nn.Module):
+    """Begins with a convolution whose scratch has a bound that is above all else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(4, 4, 9, padding=8, dilation=2)
+        self.blocks = nn.ModuleList(Wide(4) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def test_a_bound_of_scratch_makes_no_sets_alike() -> None:
+    """With it one region around all had the same peak, and kept least."""
+
+    def most(model: nn.Module) -> int:
+        def run() -> None:
+            model(x).square().mean().backward()
+            model.zero_grad()
+
+        run()
+        gc.collect()
+        with LiveBytes() as live:
+            run()
+        return live.most
+
+    model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), Stem()), torch.randn(64, 4, WIDTH)
+    plain = most(model)
+    names = memopt.apply_activation_checkpointing(model, batch=x)
+    assert names == [f"1.blocks.{number}" for number in range(6)]
+    assert most(model) < 0.6 * plain
 
 
 class NormByHand(nn.Module):

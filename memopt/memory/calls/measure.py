@@ -24,12 +24,17 @@ from memopt.memory.unchanged import unchanged
 _STEP_AND_MODEL = 2
 
 
-def call_tree(step: Step, changes: Changes, depth: Depth | None = None) -> CallTree:
+def call_tree(
+    step: Step, changes: Changes, depth: Depth | None = None, margins: bool = True
+) -> CallTree:
     """The calls of a step without its optimizer, after `changes` to the model. All is as it was
     afterwards.
 
     A real step runs where a prediction does not come through and the model has values: where the
     step looks at them, or the model cannot be copied.
+
+    Args:
+        margins: count scratch that has only a bound at its bound, else as none.
 
     Raises:
         Whatever the step raises: its own error, with a note.
@@ -38,7 +43,7 @@ def call_tree(step: Step, changes: Changes, depth: Depth | None = None) -> CallT
     def look() -> CallTree:
         if not is_sharded(step.model):
             try:
-                found = predicted_tree(step, changes)
+                found = predicted_tree(step, changes, margins)
             except Exception:
                 if not has_values(step.model, step.batch):
                     raise
@@ -47,14 +52,17 @@ def call_tree(step: Step, changes: Changes, depth: Depth | None = None) -> CallT
                 if len(found.calls) > _STEP_AND_MODEL or not has_values(step.model, step.batch):
                     return found
         with torch.enable_grad():
-            return _real(step.alone(), changes, home_of(step.model))
+            return _real(step.alone(), changes, home_of(step.model), margins)
 
     with noted_errors(step.who, step.model), quiet_libraries():
         return (depth or Depth()).run(look, lambda tree: len(tree.calls))
 
 
-def predicted_tree(step: Step, changes: Changes) -> CallTree:
+def predicted_tree(step: Step, changes: Changes, margins: bool = True) -> CallTree:
     """The calls of a predicted step without its optimizer, after `changes` to a copy of the model.
+
+    Args:
+        margins: as in `call_tree`.
 
     Raises:
         Whatever keeps it from being predicted: DependsOnValues, or the step's own error.
@@ -68,10 +76,10 @@ def predicted_tree(step: Step, changes: Changes) -> CallTree:
     target = target_of(step.who, step.model, None)
     with torch.enable_grad():
         hollow_step(step.alone(), changes, target, watch)
-    return recorders[-1].tree()
+    return recorders[-1].tree(margins)
 
 
-def _real(step: Step, changes: Changes, device: torch.device) -> CallTree:
+def _real(step: Step, changes: Changes, device: torch.device, margins: bool) -> CallTree:
     ledger = Ledger(step.model, device.type)
     recorder = CallRecorder(step.model, ledger)
     with unchanged(*step.roots):
@@ -83,7 +91,7 @@ def _real(step: Step, changes: Changes, device: torch.device) -> CallTree:
         with ledger, recorder:
             step.run(ledger)
         ledger.close()
-    return recorder.tree()
+    return recorder.tree(margins)
 
 
 def step_with(who: str, model: nn.Module, batch: Any, function: StepFunction = None) -> Step:

@@ -122,11 +122,16 @@ class CallRecorder:
                 call.returns_view = any(id(p) in known for p in _pieces(self._ledger, others))
                 return
 
-    def tree(self) -> CallTree:
-        """The tree of the ledger's calls. The ledger is closed."""
+    def tree(self, margins: bool = True) -> CallTree:
+        """The tree of the ledger's calls. The ledger is closed.
+
+        Args:
+            margins: count scratch that has only a bound at its bound, else as none.
+        """
         if not self._calls:
             self._open("", ())
-        return _Builder(self._ledger, self._calls, self._switches).tree(tuple(self._again))
+        builder = _Builder(self._ledger, self._calls, self._switches, margins)
+        return builder.tree(tuple(self._again))
 
 
 def _passed(value: object) -> Iterator[Tensor]:
@@ -153,9 +158,13 @@ def _pieces(ledger: Ledger, tensors: Iterable[Tensor]) -> list[Piece]:
 
 class _Builder:
     def __init__(
-        self, ledger: Ledger, calls: Sequence[_Open], switches: Sequence[tuple[CallMoment, int]]
+        self,
+        ledger: Ledger,
+        calls: Sequence[_Open],
+        switches: Sequence[tuple[CallMoment, int]],
+        margins: bool,
     ) -> None:
-        self._ledger, self._calls = ledger, calls
+        self._ledger, self._calls, self._margins = ledger, calls, margins
         self._innermost = [number for _, number in switches]
         self._operators = [moment.operators for moment, _ in switches]
         self._saves = [moment.saves for moment, _ in switches]
@@ -166,7 +175,7 @@ class _Builder:
         """The last operator of forward."""
         self._turn_place = mark.place
         self._instants = [entry.instant for entry in ledger.log]
-        self._totals, self._highs = totals_of(ledger), highs_of(ledger)
+        self._totals, self._highs = totals_of(ledger), highs_of(ledger, margins)
         changes = (e.sign * e.piece.nbytes * (e.piece.category == GRADIENTS) for e in ledger.log)
         gradients = accumulate(changes, initial=0)
         pairs = zip(self._highs, gradients, strict=True)
@@ -199,7 +208,8 @@ class _Builder:
         start = self._calls[0].begin.log
         highest = max(range(start, len(self._highs)), key=self._highs.__getitem__)
         peak = self._highs[highest] - self._totals[start]
-        return CallTree(calls, tuple(storages), peak, again, margin_at(self._ledger, highest))
+        margin = margin_at(self._ledger, highest) if self._margins else 0
+        return CallTree(calls, tuple(storages), peak, again, margin)
 
     def _held(self) -> tuple[list[Piece], dict[int, set[int]]]:
         """The pieces that forward made and that are kept or passed on, and who keeps which."""
