@@ -129,6 +129,12 @@ def kept_array(value: Any) -> Restore:
     shape, strides = value.shape, value.strides
 
     def restore() -> None:
+        if not value.flags.writeable:
+            value.flags.writeable = True
+        if value.dtype != before.dtype:
+            value.dtype = before.dtype
+        if value.size != before.size:
+            value.resize(shape, refcheck=False)
         if value.shape != shape or value.strides != strides:
             value.shape = shape
         if value.dtype.hasobject or value.tobytes() != before.tobytes():

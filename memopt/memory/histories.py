@@ -8,13 +8,15 @@ outside: it has a gradient, at which backward ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from memopt._compat import exchange_implementations, view_base, without_transforms
+from memopt.memory.containers import Restore
 from memopt.memory.storages import Deferred, graph_leaves
 
 
@@ -117,15 +119,23 @@ class Histories:
 
     def put_back(self) -> None:
         """The tensors have their own again, whatever became of the one meanwhile."""
+        for restore in self.restores():
+            restore()
+
+    def restores(self) -> Iterator[Restore]:
+        """Yield what puts each back."""
         while self._cut:
-            tensor, other, hooks = self._cut.pop()
-            if tensor.retains_grad and tensor.grad_fn is not None:
-                # Its graph, which may be held, refers to it: a new one does then, which ends here.
-                with torch.enable_grad():
-                    _Written.apply(tensor)  # type: ignore[no-untyped-call]
-            tensor.detach_()
-            tensor._backward_hooks = hooks
-            exchange_implementations(tensor, other)
+            yield partial(_put_back, *self._cut.pop())
+
+
+def _put_back(tensor: Tensor, other: Tensor, hooks: Any) -> None:
+    if tensor.retains_grad and tensor.grad_fn is not None:
+        # Its graph, which may be held, refers to it: a new one does then, which ends here.
+        with torch.enable_grad():
+            _Written.apply(tensor)  # type: ignore[no-untyped-call]
+    tensor.detach_()
+    tensor._backward_hooks = hooks
+    exchange_implementations(tensor, other)
 
 
 def _is_parameter(tensor: Tensor | None) -> bool:

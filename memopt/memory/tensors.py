@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -52,19 +53,23 @@ class Contents:
                 # The storage is held too, so that no other one gets its address.
                 self._copies[storage._cdata] = storage, _copy_of(storage)
 
-    def restore(self) -> None:
+    def restores(self) -> Iterator[Restore]:
+        """Yield what restores each storage."""
         for storage, copy in self._copies.values():
-            nbytes = 0 if copy is None else copy.numel()
-            if storage.nbytes() != nbytes:
-                if storage._cdata not in self._adopted:
-                    continue  # FSDP2 releases and refills what is whole only for a time
-                storage.resize_(nbytes)
-            if copy is None:
-                continue
-            now = _bytes_of(storage)
-            here = copy.to(now.device)
-            if not torch.equal(now, here):
-                now.copy_(here)
+            yield partial(self._restore, storage, copy)
+
+    def _restore(self, storage: torch.UntypedStorage, copy: Tensor | None) -> None:
+        nbytes = 0 if copy is None else copy.numel()
+        if storage.nbytes() != nbytes:
+            if storage._cdata not in self._adopted:
+                return  # FSDP2 releases and refills what is whole only for a time
+            storage.resize_(nbytes)
+        if copy is None:
+            return
+        now = _bytes_of(storage)
+        here = copy.to(now.device)
+        if not torch.equal(now, here):
+            now.copy_(here)
 
 
 def _copy_of(storage: torch.UntypedStorage) -> Tensor | None:

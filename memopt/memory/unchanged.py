@@ -28,6 +28,24 @@ from memopt.memory.writes import Exports, Writes
 _SMALL = 1 << 16
 
 
+class _Attempts:
+    """Calls that restore something: each is made, whatever those before it raised."""
+
+    def __init__(self) -> None:
+        self._error: Exception | None = None
+
+    def __call__(self, restore: Callable[..., object], *args: object) -> None:
+        try:
+            restore(*args)
+        except Exception as error:
+            self._error = self._error or error
+
+    def end(self) -> None:
+        """Raise the first error that there was."""
+        if self._error is not None:
+            raise self._error
+
+
 class Written:
     """The tensors from before a run that the run wrote."""
 
@@ -165,23 +183,31 @@ class Before:
             yield
 
     def restore(self) -> None:
-        """Everything is as it was then, also after an error in the middle."""
+        """Everything is as it was then, also after an error in the middle.
+
+        Raises:
+            The first error that putting something back raised, when all was tried.
+        """
+        attempt = _Attempts()
         with unseen():
-            self._iterators.take_back()
+            attempt(self._iterators.take_back)
             for restore in self._objects:
-                restore()
-            self.histories.put_back()
+                attempt(restore)
+            for restore in self.histories.restores():
+                attempt(restore)
             tensors = self._alive()
             for one, tensor in tensors:
-                one.restore(tensor)
-            self._contents.restore()
+                attempt(one.restore, tensor)
+            for restore in self._contents.restores():
+                attempt(restore)
             for one, tensor in tensors:
-                one.restore_gradient(tensor)
-            restore_versions((tensor, one.version) for one, tensor in tensors)
+                attempt(one.restore_gradient, tensor)
+            attempt(restore_versions, ((tensor, one.version) for one, tensor in tensors))
             for restore in self._random:
-                restore()
+                attempt(restore)
         for restore in self._settings:
-            restore()
+            attempt(restore)
+        attempt.end()
 
     def forget(self) -> None:
         """Hold nothing any more, whoever holds this."""
