@@ -96,6 +96,17 @@ def set_versions(tensors: tuple[Tensor, ...], versions: tuple[int, ...]) -> None
     torch._C._autograd._unsafe_set_version_counter(tensors, versions)
 
 
+def default_device() -> torch.device | None:
+    """The device of torch.set_default_device; None where none is set."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
+
+
+def print_options() -> object:
+    """The object that has what torch.set_printoptions sets as its attributes."""
+    return torch._tensor_str.PRINT_OPTS
+
+
 def exchange_implementations(one: Tensor, other: Tensor) -> None:
     """Have two tensors exchange all but their Python objects.
 

@@ -1,8 +1,7 @@
-"""Random numbers, and what PyTorch has set for the thread."""
+"""Random numbers."""
 
 from __future__ import annotations
 
-import contextvars
 import pickle
 import random
 import sys
@@ -92,37 +91,5 @@ def _has_generator(device: torch.device) -> bool:
         return False
 
 
-def kept_settings(kinds: Iterable[str]) -> list[Restore]:
-    """Restores the thread's settings: whether gradients are on, the default dtype, autocast on
-    devices of these kinds, and context variables that have a value.
-    """
-    found: list[Restore] = [
-        _set(_set_context, contextvars.copy_context()),
-        _set(torch.set_grad_enabled, torch.is_grad_enabled()),
-        partial(_set_default_dtype, torch.get_default_dtype()),
-        partial(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled()),
-    ]
-    for kind in sorted({"cpu", *kinds} - {"meta"}):
-        try:
-            enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        except RuntimeError:  # autocast does not know it
-            continue
-        found.append(partial(torch.set_autocast_enabled, kind, enabled))
-        found.append(partial(torch.set_autocast_dtype, kind, dtype))
-    return found
-
-
 def _set(function: Callable[[Any], object], state: Any) -> Restore:
     return lambda: (function(state), None)[1]
-
-
-def _set_context(before: contextvars.Context) -> None:
-    """Sets what has another value now. A variable that had none cannot be without one again."""
-    for variable, value in before.items():
-        if variable.get(None) is not value:
-            variable.set(value)
-
-
-def _set_default_dtype(dtype: torch.dtype) -> None:
-    if torch.get_default_dtype() is not dtype:
-        torch.set_default_dtype(dtype)

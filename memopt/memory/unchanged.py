@@ -15,10 +15,11 @@ from contextlib import ExitStack, contextmanager
 
 from torch import Tensor
 
-from memopt.memory.generators import kept_random, kept_settings
+from memopt.memory.generators import kept_random
 from memopt.memory.histories import Histories
 from memopt.memory.iterators import LentIterators
 from memopt.memory.reach import reached
+from memopt.memory.settings import kept_settings
 from memopt.memory.storages import storages, storages_of
 from memopt.memory.tensors import Contents, KeptTensor, restore_versions, unseen
 from memopt.memory.writes import Exports, Writes

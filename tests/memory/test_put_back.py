@@ -1,7 +1,13 @@
-"""Proves: what a measurement puts back of NumPy's arrays, and that it tries all, whatever fails."""
+"""Proves: what a measurement puts back of NumPy's arrays and of settings, and that it tries all,
+whatever fails."""
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
+import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -72,3 +78,91 @@ def test_what_cannot_be_put_back_keeps_nothing_else_from_it() -> None:
         as_before.__exit__(None, None, None)
     assert Fingerprint(model.linear, model.array, x).differences(before) == []
     assert model.calls == 0
+
+
+def deterministic() -> object:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+def filters() -> object:
+    return [*warnings.filters]
+
+
+SETTINGS: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+    "deterministic": (
+        deterministic,
+        lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    ),
+    "benchmark": (
+        lambda: torch.backends.cudnn.benchmark,
+        lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    ),
+    "deterministic on mkldnn": (
+        lambda: torch.backends.mkldnn.deterministic,
+        lambda: setattr(torch.backends.mkldnn, "deterministic", True),
+    ),
+    "precision": (
+        torch.get_float32_matmul_precision,
+        lambda: torch.set_float32_matmul_precision("high"),
+    ),
+    "threads": (torch.get_num_threads, lambda: torch.set_num_threads(3)),
+    "device": (torch.get_default_device, lambda: torch.set_default_device("meta")),
+    "dtype": (torch.get_default_dtype, lambda: torch.set_default_dtype(torch.float64)),
+    "attention": (
+        torch.backends.cuda.flash_sdp_enabled,
+        lambda: torch.backends.cuda.enable_flash_sdp(False),
+    ),
+    "anomalies": (
+        torch.is_anomaly_enabled,
+        lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
+    ),
+    "print options": (
+        lambda: repr(torch.tensor(1 / 3)),
+        lambda: torch.set_printoptions(precision=1),
+    ),
+    "arguments of distributions": (
+        lambda: torch.distributions.Distribution._validate_args,
+        lambda: torch.distributions.Distribution.set_default_validate_args(False),
+    ),
+    "environment": (
+        lambda: dict(os.environ),
+        lambda: os.environ.update(TEST_PUT_BACK="1", HOME="/"),
+    ),
+    "filters": (filters, lambda: warnings.filterwarnings("ignore", message="of a test")),
+    "levels": (
+        lambda: logging.getLogger("tests.put_back").level,
+        lambda: logging.getLogger("tests.put_back").setLevel(10),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_are_as_before(name: str) -> None:
+    read, change = SETTINGS[name]
+
+    class Sets(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            change()
+            return y
+
+    before = read()
+    x = torch.ones(2, WIDTH)
+    for kind in (nn.Linear, Sets):  # the first may import modules
+        model = kind(WIDTH, WIDTH)
+        memopt.saved_bytes(model, x)
+        memopt.anatomy(model, x, loss=torch.sum, measure=True)
+    assert read() == before
+
+
+def test_settings_stay_that_may_be_those_of_a_module_which_was_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TEST_PUT_BACK", raising=False)
+    with unchanged():
+        monkeypatch.setenv("TEST_PUT_BACK", "1")
+        monkeypatch.setitem(sys.modules, "test_put_back", types.ModuleType("test_put_back"))
+    assert os.environ["TEST_PUT_BACK"] == "1"
