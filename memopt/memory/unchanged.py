@@ -212,7 +212,7 @@ class Before:
 
     def forget(self) -> None:
         """Hold nothing any more, whoever holds this."""
-        self._objects, self._tensors, self._random = [], {}, []
+        self._objects, self._tensors, self._random, self._settings = [], {}, [], []
         self._contents, self._iterators = Contents(), LentIterators((), ())
         self.histories = Histories(())
 
