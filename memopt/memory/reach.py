@@ -12,6 +12,7 @@ import array
 import dis
 import enum
 import functools
+import gc
 import io
 import queue
 import random
@@ -163,7 +164,18 @@ class _Walk:
         if not value.closed:
             self.found.objects.append(kept.kept_stream(value))
 
+    def _proxy(self, value: types.MappingProxyType[Any, Any]) -> None:
+        self._all(gc.get_referents(value))  # the mapping, which it does not hand out
+
+    def _memory(self, value: memoryview) -> None:
+        try:
+            self.push(value.obj)
+        except ValueError:  # released
+            return
+
     def _numbers(self, value: Any) -> None:
+        if getattr(getattr(value, "dtype", None), "hasobject", False):
+            self.push(value.tolist())
         if kept.is_array(value):
             self.found.objects.append(kept.kept_array(value))
         elif (generator := kept_generator(value)) is not None:
@@ -293,6 +305,8 @@ _VISITS: tuple[tuple[Any, _Visit], ...] = (
     (type, _Walk._class),
     (threading.local, _Walk._of_thread),
     ((io.StringIO, io.BytesIO), _Walk._stream),
+    (types.MappingProxyType, _Walk._proxy),
+    (memoryview, _Walk._memory),
 )
 
 

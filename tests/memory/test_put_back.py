@@ -1,5 +1,6 @@
-"""Proves: what a measurement puts back of NumPy's arrays and of settings, and that it tries all,
-whatever fails."""
+"""Proves: what a measurement puts back of NumPy's arrays, of containers and of settings, and that
+it tries all, whatever fails.
+"""
 
 from __future__ import annotations
 
@@ -78,6 +79,41 @@ def test_what_cannot_be_put_back_keeps_nothing_else_from_it() -> None:
         as_before.__exit__(None, None, None)
     assert Fingerprint(model.linear, model.array, x).differences(before) == []
     assert model.calls == 0
+
+
+def array_of_objects() -> Any:
+    array = np.empty((1, 2), dtype=object)
+    array[0, 1] = []
+    return array
+
+
+def released() -> memoryview:
+    view = memoryview(bytearray(1))
+    view.release()
+    return view
+
+
+CONTAINERS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "array": (array_of_objects, lambda array: array[0, 1].append(1)),
+    "proxy": (lambda: types.MappingProxyType({"deep": []}), lambda proxy: proxy["deep"].append(1)),
+    "memory": (lambda: memoryview(bytearray(2)), lambda view: view.__setitem__(0, view[0] + 1)),
+    "released": (released, lambda view: None),
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_what_is_inside_of_containers_is_as_before(name: str) -> None:
+    make, change = CONTAINERS[name]
+    model, x = Sticks(lambda _: change(model.held)), torch.ones(2, WIDTH)
+    model.held = held = make()
+
+    def inside() -> object:
+        return {**held} if name == "proxy" else "" if name == "released" else held.tolist()
+
+    before = repr(inside())
+    memopt.saved_bytes(model, x)
+    memopt.anatomy(model, x, loss=torch.sum, measure=True)
+    assert repr(inside()) == before
 
 
 def deterministic() -> object:
