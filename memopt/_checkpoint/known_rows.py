@@ -49,7 +49,7 @@ class _Known:
     in_chunks: bool
     least: list[int]
     most: list[int]
-    """Of each dim of rows, the sizes that were looked at."""
+    """The sizes that were looked at, of each dim of rows."""
 
 
 _known: dict[Any, _Known] = {}

@@ -28,7 +28,7 @@ def is_bare_norm(module: nn.Module | None, kind: type[nn.Module]) -> bool:
 
 
 _LARGEST_BOUND = 1e-8
-"""Of a row's root mean square. Activations are a thousand times as large."""
+"""The bound of a row's root mean square. Activations are a thousand times as large."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class NormSwap(ClassSwap):
     """Whether it normalises over dimension 1, not the last."""
 
     bounds: str = ""
-    """What is bounded by eps where nothing is added to the mean square: "length" in
+    """The size that eps bounds where nothing is added to the mean square: "length" in
     x / max(|x|, eps) sqrt(cols), as with F.normalize, or "rms" in x / max(|x| / sqrt(cols), eps).
     The square of the bound of the root mean square is added, see `added_eps`."""
 
@@ -127,8 +127,8 @@ class NormSwap(ClassSwap):
         return torch.empty_like(input, dtype=output.dtype).copy_(output)
 
     def added_eps(self, owner: Any, cols: int) -> float | None:
-        """What is added to the mean square, or to the variance; None where a bound is not what
-        that computes: the two differ where a row is within a thousand times the bound.
+        """The number that is added to the mean square, or to the variance; None where a bound is
+        not what that computes: the two differ where a row is within a thousand times the bound.
         """
         eps: float = getattr(owner, self.eps) if isinstance(self.eps, str) else self.eps
         if not self.bounds:
