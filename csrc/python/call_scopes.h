@@ -3,8 +3,8 @@
 //
 // PyTorch runs the second hook after an exception too (always_call), but not after one that is no
 // Exception: a KeyboardInterrupt, or the end of a recompute (hooks.h). What these leave open is
-// ended by the region around, or, where there is none, when a scope is opened next in this thread, and
-// by revert: a scope knows the frame that called its module, and that frame is gone by then.
+// ended by the region around, or, where there is none, when a scope is opened next in this thread,
+// and by revert: a scope knows the frame that called its module, and that frame is gone by then.
 //
 // PyTorch takes a slow path through a module's call where the module has hooks, some 5 us, whatever
 // they do. So the dictionaries that hold the hooks are CallHooks: false, as if they were empty,
