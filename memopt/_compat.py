@@ -91,6 +91,21 @@ def wraps_tensors(tensor: Tensor) -> bool:
     return bool(_python_dispatch.is_traceable_wrapper_subclass(tensor))
 
 
+QUESTIONS = frozenset(
+    (
+        *("prim.device.default", "prim.layout.default", "aten.dim.default"),
+        *("aten.size.default", "aten.sym_size.default", "aten.stride.default"),
+        *("aten.sym_stride.default", "aten.numel.default", "aten.sym_numel.default"),
+        *("aten.storage_offset.default", "aten.sym_storage_offset.default"),
+        *("aten.is_contiguous.default", "aten.is_contiguous.memory_format"),
+        *("aten.sym_is_contiguous.default", "aten.is_strides_like_format.default"),
+        "aten.is_non_overlapping_and_dense.default",
+    )
+)
+"""Operators by which PyTorch asks such a subclass for its sizes and the like. Some it asks where a
+C++ exception ends the process: a TorchDispatchMode must raise nothing there."""
+
+
 def set_versions(tensors: tuple[Tensor, ...], versions: tuple[int, ...]) -> None:
     """Sets version counters, which views share with their base."""
     torch._C._autograd._unsafe_set_version_counter(tensors, versions)

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from memopt._compat import sequence_number
 from memopt.memory.frames import first_argument
 from memopt.memory.saved import SavedBytes, SavedTensors, recorded
-from memopt.memory.storages import node_of, storages
+from memopt.memory.storages import node_of, sizes_of, storages
 
 # Nodes that give another view of a tensor: what made the tensor stands in front of them.
 _VIEWS = frozenset(
@@ -149,7 +149,7 @@ class _Recorder(SavedTensors):
             before = _before_views(first.next_functions[0][0] if first is not None else None)
             yield Attributed(
                 nbytes,
-                tuple(tensor.shape),
+                sizes_of(tensor),
                 tensor.dtype,
                 op=names.get(notes[0].node, ""),
                 module=notes[0].module,

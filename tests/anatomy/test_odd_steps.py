@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import memopt
 
@@ -175,3 +176,41 @@ def test_nested_tensors_without_sizes_are_measured(makes: bool) -> None:
     with pytest.raises(memopt.DependsOnValues) as error:
         memopt.anatomy(model, batch, measure=False)
     assert "nested" in str(error.value)
+    if makes:
+        memopt.convert(model, batch, checkpoint=True)
+
+
+class Wrapping(nn.Module):
+    """Computes on tensors that hold others, which it makes: variable lengths, or two in one."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.a, self.b, self.kind = nn.Linear(16, 16), nn.Linear(16, 16), kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        if self.kind == "two":
+            return self.b((TwoTensor(h, h * 2) * 2).a).sum()
+        offsets = torch.tensor([0, 3, len(x)])
+        nested = torch.nested.nested_tensor_from_jagged(h, offsets)
+        if self.kind == "values":
+            return self.b(nested.values()).sum()
+        return self.b(torch.nested.to_padded_tensor(nested, 0.0)).sum()
+
+
+@pytest.mark.parametrize("kind", ["two", "values", "padded"])
+def test_steps_that_make_tensors_of_tensors_are_measured(kind: str) -> None:
+    """PyTorch asked for the sizes of such a tensor where an exception ended the process; of others
+    a prediction made ordinary tensors.
+    """
+    model, x = Wrapping(kind), torch.randn(8, 16)
+    found = memopt.anatomy(model, x)
+    assert found.predicted is None
+    assert found.measured is not None
+    assert "holds other tensors" in found.notes[0]
+    assert memopt.plan(model, x, "1MiB", blocks=["a"]).blocks[0].path == "a"
+    assert memopt.check(model, x).peak > 0
+    memopt.convert(model, x, checkpoint=True)
+    for ask in (memopt.fits, memopt.largest_batch):
+        with pytest.raises(memopt.DependsOnValues, match=f"{ask.__name__}: .* holds other tensors"):
+            ask(model, x, "1GiB")

@@ -93,6 +93,12 @@ class HollowLedger(Ledger):
         pieces: Sequence[list[Piece]],
     ) -> Any:
         self._watch(func, args, kwargs)
+        kinds = [type(tensor) for tensor in given if wraps_tensors(tensor)]
+        if kinds:  # nobody but the class knows what its operators return
+            raise DependsOnValues(
+                f"a prediction runs nothing on a {kinds[0].__name__}, which holds other tensors "
+                f"({func}, in {self._place().line or 'PyTorch'})"
+            )
         # What the ledger does not know was not made by an operator: a Python number.
         with_values = all(map(self._known.issuperset, pieces))
         self._computed = True
