@@ -29,6 +29,7 @@ from memopt.memory.asked import check_function, check_module, has_values
 from memopt.memory.batches import as_dict
 from memopt.memory.calls.measure import predicted_tree, sum_of_outputs
 from memopt.memory.calls.tree import CallTree
+from memopt.memory.modules import paths_of
 from memopt.memory.paths import is_inside, outermost_paths, overlap, paths_around
 from memopt.memory.step import LossLike, Step, StepFunction
 
@@ -139,7 +140,7 @@ def _blocks_of(model: nn.Module, asked: Collection[str], found: ObservedStep) ->
     """The modules that something is asked of, the outermost that are recomputed though nothing is,
     and the model's blocks.
     """
-    paths = {module: path for path, module in model.named_modules()}
+    paths = paths_of(model)
     known = set(asked)
     alone = [p for p in found.again if p not in asked and paths_around(p).isdisjoint(asked)]
     known.update(outermost_paths(alone))

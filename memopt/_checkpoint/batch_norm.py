@@ -15,11 +15,13 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from memopt.memory.modules import ByModule
+
 # Two threads may recompute the same layer at once: the first one in makes the copies, the last one
 # out gives the statistics back.
 _lock = threading.Lock()
-_own_buffers: dict[nn.Module, dict[str, Tensor | None]] = {}
-_holders: dict[nn.Module, int] = {}
+_own_buffers: ByModule[dict[str, Tensor | None]] = ByModule()
+_holders: ByModule[int] = ByModule()
 
 
 def hold_statistics(layers: list[nn.Module]) -> Callable[[], None]:

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from memopt._checkpoint.chunks import CallRows
 from memopt._checkpoint.rows import why_not_rows
 from memopt._compat import is_in_backward
-from memopt.memory.modules import seen_modules
+from memopt.memory.modules import ByModule, seen_modules
 from memopt.memory.paths import is_inside
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout)
@@ -48,7 +48,7 @@ def given_to_calls(model: nn.Module) -> Iterator[dict[str, Given]]:
     A module that gets objects of other classes has no entry.
     """
     found: dict[str, Given] = {}
-    paths = {module: path for path, module in seen_modules(model).items()}
+    paths = ByModule((module, path) for path, module in seen_modules(model).items())
 
     def entered(module: nn.Module, args: Any, kwargs: Any) -> None:
         path = paths[module]

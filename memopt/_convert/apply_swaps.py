@@ -13,8 +13,8 @@ from memopt._class_patch import set_patch
 from memopt._convert.swap import REPLACES, ClassSwap, Swap, swap_of
 from memopt._forwards import keep_around
 
-# What stands in a model for a module that others may hold, and that module.
-_originals: weakref.WeakKeyDictionary[nn.Module, nn.Module] = weakref.WeakKeyDictionary()
+# By the id of what stands in a model for a module that others may hold, that module.
+_originals: dict[int, nn.Module] = {}
 
 
 def apply_swaps(model: nn.Module, swaps: Sequence[tuple[nn.Module, Swap]]) -> None:
@@ -67,7 +67,8 @@ def _can_have_double(module: nn.Module) -> bool:
 def _double(module: nn.Module) -> nn.Module:
     double = object.__new__(type(module))
     object.__setattr__(double, "__dict__", module.__dict__)
-    _originals[double] = module
+    _originals[id(double)] = module
+    weakref.finalize(double, _originals.pop, id(double), None).atexit = False
     return double
 
 
@@ -75,7 +76,7 @@ def put_originals_back(model: nn.Module) -> None:
     """Put the modules back for which `apply_swaps` put doubles, where the swap is undone."""
     for parent in model.modules():
         for name, child in parent._modules.items():
-            original = None if child is None else _originals.get(child)
+            original = None if child is None else _originals.get(id(child))
             # Something else may be around the double: a checkpointed region.
             if original is not None and type(child) is type(original):
                 parent._modules[name] = original

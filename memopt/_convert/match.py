@@ -15,6 +15,7 @@ from memopt._compat import is_parametrized
 from memopt._convert.probe import own_attributes, quiet
 from memopt._convert.swap import ClassSwap, Swap, SwappedModule
 from memopt.memory.known import known_facts
+from memopt.memory.modules import ByModule, paths_of
 from memopt.memory.unchanged import Written, unchanged
 
 ResultT = TypeVar("ResultT")
@@ -85,8 +86,8 @@ class Context:
         self.recipes = recipes
         self.functions = functions
         self.skipped = skipped
-        self.paths: dict[nn.Module, str] = {module: path for path, module in model.named_modules()}
-        self.answers: dict[nn.Module, Answer] = {}
+        self.paths = paths_of(model)
+        self.answers: ByModule[Answer] = ByModule()
         self._remembered: dict[Hashable, Any] = {}
         self._probing = ExitStack()
         self._is_probing = False

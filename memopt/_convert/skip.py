@@ -8,19 +8,22 @@ from typing import Any
 
 from torch import nn
 
+from memopt.memory.modules import ByModule, paths_of
+
 SkipOne = str | type[nn.Module] | Callable[[nn.Module], bool]
 Skip = SkipOne | Sequence[SkipOne]
 
 
-def skipped(model: nn.Module, skip: Skip | None) -> dict[nn.Module, str]:
+def skipped(model: nn.Module, skip: Skip | None) -> Mapping[nn.Module, str]:
     """The modules that `skip` names, and all modules inside these, by their first paths.
 
     Raises:
         TypeError: `skip` or a part of it is no path, class or function.
         ValueError: no module has such a path.
     """
-    paths = {module: path for path, module in model.named_modules()}
-    return {inner: paths[inner] for module in _named(paths, skip) for inner in module.modules()}
+    paths = paths_of(model)
+    named = _named(paths, skip)
+    return ByModule((inner, paths[inner]) for module in named for inner in module.modules())
 
 
 def outermost(modules: Mapping[nn.Module, str]) -> list[str]:

@@ -4,7 +4,7 @@ its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import nn
@@ -72,9 +72,8 @@ def note_on(again: Sequence[str]) -> str:
     )
 
 
-def _runs_again(block: nn.Module, again: Iterable[nn.Module]) -> bool:
+def _runs_again(block: nn.Module, again: Collection[nn.Module]) -> bool:
     """Whether all of the block does: itself, or every module in it that has parameters."""
-    again = set(again)
     parts = [child for child in block.children() if next(child.parameters(), None) is not None]
     return block in again or (bool(parts) and all(part in again for part in parts))
 

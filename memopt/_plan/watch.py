@@ -16,7 +16,7 @@ from memopt._checkpoint.flags import is_recomputing
 from memopt._compat import is_in_backward
 from memopt.memory.backwards import around_backward
 from memopt.memory.ledger import Ledger
-from memopt.memory.modules import seen_modules
+from memopt.memory.modules import ByModule, seen_modules
 from memopt.memory.storages import Deferred, sizes_of, tensors_in
 
 StampT = TypeVar("StampT")
@@ -72,7 +72,7 @@ class Watch(Generic[StampT]):
     start: StampT | None = None
     turns: list[tuple[StampT, StampT]] = field(default_factory=list)
     """When each backward of a step's own function begins and ends: see `of_function`."""
-    again: set[nn.Module] = field(default_factory=set)
+    again: ByModule[None] = field(default_factory=ByModule)
     """Modules that backward called, but for regions of memopt's: the model's own checkpointing."""
 
     @contextmanager
@@ -137,7 +137,7 @@ class Watch(Generic[StampT]):
 
     def _seen(self, module: nn.Module, args: Any) -> None:
         if is_in_backward() and not is_recomputing():
-            self.again.add(module)
+            self.again[module] = None
 
     def _entering(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
         def entered(module: nn.Module, args: Any, kwargs: Any) -> None:

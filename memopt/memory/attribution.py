@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from memopt._compat import sequence_number
 from memopt.memory.frames import first_argument
+from memopt.memory.modules import paths_of
 from memopt.memory.saved import SavedBytes, SavedTensors, recorded
 from memopt.memory.storages import node_of, sizes_of, storages
 
@@ -93,7 +94,7 @@ def attribute(
 
     watched: paths of modules of which is to be said whether they were called.
     """
-    paths = {module: path for path, module in model.named_modules()}
+    paths = paths_of(model)
     called: set[str] = set()
     with ExitStack() as stack:
         for path in watched:

@@ -34,6 +34,7 @@ from memopt._compat import QUESTIONS, running_node, running_node_number, sequenc
 from memopt._extension import _C
 from memopt.memory.attribution import innermost
 from memopt.memory.exchanged import exchanged
+from memopt.memory.modules import paths_of
 from memopt.memory.paths import owner_of
 from memopt.memory.pieces import (
     ACTIVATIONS,
@@ -107,7 +108,7 @@ class Ledger(UncompiledMode):
         self._live: dict[int, tuple[weakref.ref[Any], Piece]] = {}
         self._places: dict[int, CodePlace] = {}
         self._weights: set[int] = set()
-        self._paths = {module: path for path, module in model.named_modules()}
+        self._paths = paths_of(model)
         self._hooks = _Hooks(self)
 
     @property
@@ -329,9 +330,7 @@ class Ledger(UncompiledMode):
         return self.phase == "backward" and torch.is_grad_enabled()
 
     def _note(self, tensor: Tensor, op: str, phase: str, place: CodePlace) -> list[Piece]:
-        """Enter the storages behind a tensor that are new. Returns these; for tensors from before
-        the step all of them.
-        """
+        """Enter the new storages behind a tensor; return these, or all of one from before."""
         found = []
         for part in parts_of(tensor):
             if not has_storage(part) or (self._device and part.device.type != self._device):

@@ -214,3 +214,63 @@ def test_steps_that_make_tensors_of_tensors_are_measured(kind: str) -> None:
     for ask in (memopt.fits, memopt.largest_batch):
         with pytest.raises(memopt.DependsOnValues, match=f"{ask.__name__}: .* holds other tensors"):
             ask(model, x, "1GiB")
+
+
+class Metric(nn.Module):
+    """Hashes and compares by what it has seen, as metrics of torchmetrics do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        return x
+
+    def __hash__(self) -> int:
+        return hash((id(self), self.seen))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Metric) and self.seen == other.seen
+
+
+class Gelu(nn.GELU):
+    """Hashes by a number that somebody else changes."""
+
+    number = 0
+
+    def __hash__(self) -> int:
+        return hash((id(self), Gelu.number))
+
+
+def _with_metrics() -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(8, 8), Metric(), Gelu(), nn.Linear(8, 8)) for _ in range(3))
+    )
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda model, x: memopt.saved_bytes(model, x),
+        lambda model, x: memopt.anatomy(model, x, loss=torch.sum, measure=False),
+        lambda model, x: memopt.anatomy(model, x, loss=torch.sum, measure=True),
+        lambda model, x: memopt.plan(model, x, "1MiB", loss=torch.sum),
+        lambda model, x: memopt.check(model, x, loss=torch.sum),
+        lambda model, x: memopt.fits(model, x, "1GiB", loss=torch.sum),
+        lambda model, x: memopt.convert(model, x, checkpoint=True),
+        lambda model, x: memopt.apply_activation_checkpointing(model, batch=x),
+        lambda model, x: memopt.accumulate(model, x, micro_batch=2, loss=torch.sum),
+    ],
+)
+def test_modules_whose_hash_changes_in_forward(look: Callable[[nn.Module, Tensor], Any]) -> None:
+    look(_with_metrics(), torch.randn(4, 8))
+
+
+def test_revert_of_a_module_whose_hash_has_changed() -> None:
+    model = _with_metrics()
+    before = list(map(id, model.modules()))
+    memopt.convert(model)
+    Gelu.number += 1
+    memopt.revert(model)
+    assert list(map(id, model.modules())) == before

@@ -22,7 +22,7 @@ from memopt._compat import is_in_backward, sequence_number
 from memopt._extension import _C
 from memopt.memory.calls.tree import CallTree, HeldStorage, ModuleCall
 from memopt.memory.ledger import Ledger
-from memopt.memory.modules import seen_modules
+from memopt.memory.modules import ByModule, seen_modules
 from memopt.memory.pieces import GRADIENTS, Piece
 from memopt.memory.totals import highs_of, margin_at, totals_of
 
@@ -57,7 +57,7 @@ class CallRecorder:
     """Hooks on the modules of a model, while it is entered, for one step under a ledger."""
 
     def __init__(self, model: nn.Module, ledger: Ledger) -> None:
-        self._paths = {module: path for path, module in seen_modules(model).items()}
+        self._paths = ByModule((module, path) for path, module in seen_modules(model).items())
         self._ledger = ledger
         self._calls: list[_Open] = []
         self._again: dict[str, None] = {}

@@ -17,6 +17,7 @@ from memopt.memory.depth import Depth
 from memopt.memory.garbage import no_collection
 from memopt.memory.known import Facts, with_facts
 from memopt.memory.ledger import Ledger
+from memopt.memory.modules import ByModule
 from memopt.memory.optimizers import States
 from memopt.memory.predicted.hollow import Copies, HollowLedger, hollow_copy
 from memopt.memory.predicted.on_cuda import AsOnCuda, as_on_cuda, counts_on_host
@@ -61,7 +62,7 @@ class Looks:
 
     depth: Depth = field(default_factory=Depth)
     optimizers: dict[int, OfOptimizer] = field(default_factory=dict)
-    models: dict[nn.Module, Facts] = field(default_factory=dict)
+    models: ByModule[Facts] = field(default_factory=ByModule)
 
     def facts(self, step: Step) -> AbstractContextManager[None]:
         """A context in which what is found of the step's model, or of a copy, is known from then
