@@ -109,7 +109,7 @@ def run_in_chunks(
     inputs = {id(leaf): _C.ChunkedInput(leaf, dims) for leaf in rows.leaves if rows.are_of(leaf)}
     sums = _C.ChunkSums()
     first, outputs = 0, _Outputs(who, subject, rows)
-    with _uncached_casts():
+    with uncached_casts():
         for number in range(chunks):
             size = count // chunks + (number < count % chunks)
             sums.begin()
@@ -172,7 +172,7 @@ class _Outputs:
 
 
 @contextmanager
-def _uncached_casts() -> Iterator[None]:
+def uncached_casts() -> Iterator[None]:
     """A scope in which autocast casts a weight for each chunk, so that the gradients of the chunks
     are added in the weight's dtype, and not in the 16 bits of one cast that they share.
     """

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt._checkpoint.caches import has_cache, may_have_caches
-from memopt._checkpoint.chunks import CallRows
+from memopt._checkpoint.chunks import CallRows, uncached_casts
 from memopt._checkpoint.flags import with_flag
 from memopt._checkpoint.known_rows import KnownCall
 from memopt._checkpoint.naming import region_name
@@ -70,7 +70,8 @@ def check_rows(
     if known.in_chunks is False or (known.in_chunks and known.covers(sizes)):
         return known.in_chunks
     why_not = why_not_rows if known.in_chunks is None else why_not_so_many_rows
-    with torch.inference_mode(False), without_dispatch_modes():
+    # Weights that the probe had cast would stay in autocast's cache to the end of the step.
+    with torch.inference_mode(False), without_dispatch_modes(), uncached_casts():
         reason = why_not(fn, rows.with_plain_tensors(), known.modules, sizes)
     in_chunks = not reason
     if reason and _OF_INFERENCE not in reason:

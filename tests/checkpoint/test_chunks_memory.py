@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import memopt
 from memopt._checkpoint import checkpoint
+from memopt.memory.allocator import LiveBytes
 from tests.support.allocator import allocated_by
 
 H, FEATURES, ROWS = 16, 64, 256
@@ -120,3 +121,22 @@ def test_a_prediction_knows_the_chunks() -> None:
         assert both[0] == both[1]
         peaks.append(both[0])
     assert peaks[1] < peaks[0]
+
+
+def test_the_first_step_under_autocast_takes_what_others_do() -> None:
+    """The probe of rows cast the weights into autocast's cache, which kept them to the end of the
+    first forward.
+    """
+
+    def most(module: nn.Module) -> int:
+        x = torch.randn(4, ROWS // 4, H, requires_grad=True)
+        with LiveBytes() as live, torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = checkpoint(module, x, chunks=64).square().mean()
+            scratch = torch.zeros(1 << 16)
+        (loss + scratch[0]).backward()
+        return live.most
+
+    most(mlp(torch.float32))
+    module = mlp(torch.float32)
+    first, second = most(module), most(module)
+    assert first == second
