@@ -43,6 +43,7 @@ class Recompute : public Packer {
                   torch::autograd::SavedVariable& saved) override;
 
   bool is_complete() override;
+  bool was_ended() const { return was_ended_; }
   bool pack_arguments(const void* op, OpArguments arguments) override;
 
   // Raises unless the function has saved what forward saved. To be called when it has ended.

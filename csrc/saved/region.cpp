@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <string_view>
 
 #include "current.h"
 #include "flags.h"
@@ -49,6 +50,12 @@ Devices devices_of(const std::vector<ArgumentTensor>& tensors) {
     }
   }
   return devices;
+}
+
+// Whether its interpreter raised this: it does so where an exception passes through it, the one too
+// that ends a recompute.
+bool is_of_torchscript(const std::exception& error) {
+  return std::string_view(error.what()).find("TorchScript interpreter") != std::string_view::npos;
 }
 
 }  // namespace
@@ -209,7 +216,11 @@ void Region::recompute(const Task& task, Slots wanted) {
     const FlagsGuard flags({/*checkpointing=*/false, /*recomputing=*/true, /*disabled=*/false});
     const at::AutoGradMode grad_mode(true);
     const c10::impl::ExcludeDispatchKeyGuard outside_transforms(active_transforms());
-    function_->run(tensors, recompute);
+    try {
+      function_->run(tensors, recompute);
+    } catch (const std::exception& error) {
+      if (!recompute->was_ended() || !is_of_torchscript(error)) throw;
+    }
     recompute->check_ended();
   } catch (...) {
     forget(task.id);

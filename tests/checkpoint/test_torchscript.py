@@ -5,6 +5,7 @@ planned and run as regions as others are; what can be no region is refused by na
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -89,3 +90,60 @@ REFUSALS: list[Callable[[Any, Tensor], object]] = [
 def test_it_is_refused_by_name(call: Callable[[Any, Tensor], object]) -> None:
     with pytest.raises(TypeError, match="must not be a ScriptModule"):
         call(scripted(), torch.randn(4, WIDTH))
+
+
+@torch.jit.script
+def snake(x: Tensor, alpha: Tensor) -> Tensor:
+    return x + (alpha + 1e-9).reciprocal() * torch.sin(alpha * x).pow(2)
+
+
+class Snake(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(1, WIDTH, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = snake(x, self.alpha)
+        return y
+
+
+@pytest.mark.parametrize("way", ["batch", "region", "wrapper"])
+def test_a_recompute_ends_inside_a_scripted_function(way: str) -> None:
+    """The interpreter raised an error of its own in the place of what ends the recompute."""
+    model = nn.Sequential(Snake(), nn.Conv1d(WIDTH, WIDTH, 1), Snake())
+    x = torch.randn(2, WIDTH, 16, requires_grad=True)
+    expected = [gradients_of_sum(model, x) for _ in range(4)]
+    if way == "batch":
+        assert memopt.apply_activation_checkpointing(model, batch=x)
+    for block in (model[0], model[2]):
+        if way == "wrapper":
+            memopt.checkpoint_wrapper(block)
+        if way == "region":
+            block.forward = partial(memopt.checkpoint, block.forward)
+    for wanted in expected:
+        assert all(map(torch.allclose, gradients_of_sum(model, x), wanted))
+
+
+def gradients_of_sum(model: nn.Module, x: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()]))
+
+
+def test_an_error_inside_a_scripted_function_of_a_recompute() -> None:
+    """Nothing has been saved yet where it raises: it is the user's own."""
+    calls: list[int] = []
+
+    def run(x: Tensor) -> Tensor:
+        calls.append(1)
+        if len(calls) > 1:
+            x = x[:, :1]
+        return added(x.sin(), torch.ones(2, 4)).cos()
+
+    x = torch.randn(2, 4, requires_grad=True)
+    y = memopt.checkpoint(run, x, determinism_check="none")
+    with pytest.raises(RuntimeError, match="TorchScript interpreter"):
+        y.sum().backward()
+
+
+@torch.jit.script
+def added(x: Tensor, y: Tensor) -> Tensor:
+    return torch.mm(x, y.t()) @ x.new_ones([2, 2])
