@@ -133,6 +133,8 @@ def _result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_cpu: bo
     if on_cpu and func is torch.ops.aten._weight_norm_interface.default:
         norms = torch.promote_types(made[1].dtype, torch.float32)  # the meta kernel's: of bfloat16
         return made[0], made[1]._replace(dtype=norms)
+    if on_cpu and func is torch.ops.aten.native_group_norm.default:
+        return _in_layout_of(args[:1], made[0]), *made[1:]
     if on_cpu and func is torch.ops.aten.native_group_norm_backward.default:
         gradient = made[0] and made[0]._replace(dtype=args[1].dtype)
         return (_in_layout_of(args[1:2], gradient), *made[1:])
