@@ -83,11 +83,17 @@ memopt.convert(model)
 _ENDS = {
     "the process": "model(torch.randn(2, 8))",
     "a caught interrupt": "try: model(torch.randn(2, 8))\nexcept SystemExit: sys.exit(3)",
+    # join returns before the system's thread has ended, in which PyTorch lets go of its own hooks:
+    # that takes the GIL, and a process that ends meanwhile has none to give.
     "threads": """
+import os, time
+before = len(os.listdir("/proc/self/task"))
 for _ in range(3):
     thread = threading.Thread(target=lambda: model(torch.randn(2, 8)))
     thread.start()
     thread.join()
+while len(os.listdir("/proc/self/task")) > before:
+    time.sleep(0.01)
 sys.exit(3)
 """,
 }
