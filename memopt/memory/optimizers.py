@@ -37,16 +37,15 @@ def as_optimizer(
     if not trained and isinstance(kind, type) and not is_other:
         return None  # PyTorch's make none of no parameters
     if not isinstance(kind, torch.optim.Optimizer):
-        if is_other or not callable(kind):
+        if not callable(kind):
             raise TypeError(
                 f"{who}: optimizer must be a torch.optim.Optimizer, a class or function that makes "
-                f"one of parameters, or None, got {kind if is_other else type(kind).__name__}"
+                f"one of parameters, or None, got {type(kind).__name__}"
             )
-        optimizer = kind(trained)
+        optimizer = None if is_other else kind(trained)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(
-            f"{who}: optimizer must make a torch.optim.Optimizer, got {type(optimizer).__name__}"
-        )
+        made: Any = kind if is_other else type(optimizer)
+        raise TypeError(f"{who}: optimizer must make a torch.optim.Optimizer, got {made.__name__}")
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ValueError(
