@@ -37,6 +37,9 @@ FLAGS: dict[str, Call] = {
     "fits: head": lambda m, b: memopt.fits(m, b, "1GB", head="no"),  # type: ignore[arg-type]
     "plan: chunks": lambda m, b: memopt.plan(m, b, "1GB", chunks=4),  # type: ignore[arg-type]
     "plan: compiled": lambda m, b: memopt.plan(m, b, "1GB", compiled="no"),  # type: ignore[call-overload]
+    "check: strict": lambda m, b: memopt.check(m, b, strict="no"),  # type: ignore[arg-type]
+    "compile: fullgraph": lambda m, _: memopt.compile(m, fullgraph="no"),  # type: ignore[arg-type]
+    "compile: dynamic": lambda m, _: memopt.compile(m, dynamic="no"),  # type: ignore[arg-type]
     "Plan.apply: watch": lambda m, b: planned(m, b).apply(watch="no"),  # type: ignore[arg-type]
 }
 
@@ -48,6 +51,84 @@ def test_a_flag_is_true_or_false(rule: str) -> None:
     with pytest.raises(TypeError, match=f"^{rule} must be True or False, .*got "):
         FLAGS[rule](model, batch)
     assert looks(model) == before
+
+
+REGIONS: dict[str, Callable[..., object]] = {
+    "checkpoint": lambda m, b, **flag: memopt.checkpoint(m, b, **flag),
+    "checkpoint_wrapper": lambda m, b, **flag: memopt.checkpoint_wrapper(m, **flag),
+    "checkpoint_sequential": lambda m, b, **flag: memopt.checkpoint_sequential(m, 2, b, **flag),
+    "apply_activation_checkpointing": (
+        lambda m, b, **flag: memopt.apply_activation_checkpointing(m, **flag)
+    ),
+}
+REGION_FLAGS = {
+    "checkpoint": ("preserve_rng_state", "early_stop", "debug", "keep_decisions", "use_reentrant"),
+    "checkpoint_wrapper": (
+        *("maintain_forward_counter", "preserve_rng_state", "early_stop", "keep_decisions"),
+    ),
+    "checkpoint_sequential": ("unpack_outputs", "preserve_rng_state", "use_reentrant"),
+    "apply_activation_checkpointing": (
+        *("maintain_forward_counter", "preserve_rng_state", "early_stop", "keep_decisions"),
+    ),
+}
+
+
+@pytest.mark.parametrize("value", ["", "no", torch.zeros(2), 0], ids=repr)
+@pytest.mark.parametrize(
+    ("who", "flag"), [(who, flag) for who, flags in REGION_FLAGS.items() for flag in flags]
+)
+def test_a_flag_of_a_region_is_true_or_false(who: str, flag: str, value: Any) -> None:
+    model, batch = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)), torch.randn(2, 4)
+    before = looks(model)
+    with pytest.raises(TypeError, match=f"^{who}: {flag} must be True or False, got "):
+        REGIONS[who](model, batch, **{flag: value})
+    assert looks(model) == before
+
+
+OTHERS: list[tuple[str, Call]] = [
+    (
+        "apply_activation_checkpointing: offload: must be 'cpu', 'disk' or a path, got int",
+        lambda m, _: memopt.apply_activation_checkpointing(m, offload=0),  # type: ignore[arg-type]
+    ),
+    (
+        'fits: checkpoint must be "all", .* got \\[\\]',
+        lambda m, b: memopt.fits(m, b, "1GB", checkpoint=[]),  # type: ignore[arg-type]
+    ),
+    (
+        "convert: checkpoint must be a ",
+        lambda m, _: memopt.convert(m, checkpoint=torch.zeros(2)),  # type: ignore[arg-type]
+    ),
+    (
+        "check: autocast must be a dtype .* got 0",
+        lambda m, b: memopt.check(m, b, autocast=0),  # type: ignore[arg-type]
+    ),
+    (
+        "compile: options must be a dict or None, got 'x'",
+        lambda m, _: memopt.compile(m, options="x"),  # type: ignore[arg-type]
+    ),
+    (
+        "plan: optimizer must make a torch.optim.Optimizer, got Linear",
+        lambda m, b: memopt.plan(m, b, optimizer=nn.Linear, measure=False),  # type: ignore[call-overload]
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "call"), OTHERS, ids=[words[:24] for words, _ in OTHERS])
+def test_a_value_of_another_kind_is_named(words: str, call: Call) -> None:
+    model, batch = chain()
+    before = looks(model)
+    with pytest.raises(TypeError, match=f"^{words}"):
+        call(model, batch)
+    assert looks(model) == before
+
+
+@pytest.mark.parametrize("name", ["min_bytes", "max_bytes", "keep_last"])
+def test_a_size_beyond_all_storages_is_a_size(name: str) -> None:
+    x = torch.randn(4, requires_grad=True)
+    with memopt.offload("cpu", **{name: 2**70}):  # type: ignore[arg-type]
+        y = x.exp().sum()
+    y.backward()
+    assert x.grad is not None
 
 
 PATHS: dict[str, Call] = {

@@ -23,6 +23,7 @@ from memopt._progress import progress
 from memopt.memory.allocator import allocated_bytes, free_bytes
 from memopt.memory.asked import check_function, check_module
 from memopt.memory.batches import as_dict, device_of, rows_of
+from memopt.memory.lists import check_lists
 from memopt.memory.optimizers import as_optimizer
 from memopt.memory.parallel import bucket_bytes, is_sharded, without_ddp
 from memopt.memory.predicted.outcome import DependsOnValues
@@ -77,7 +78,8 @@ def accumulate(
         model: a module, also in DDP or FSDP2.
         batch: on the model's device: a mapping of keyword arguments, a tuple or list of positional
             ones, or the only one. Tensors are cut whose first dimension is the first one's, nested
-            and packed sequences among them; all else goes to every micro-batch.
+            and packed sequences among them; all else goes to every micro-batch. Lists with an entry
+            for each row are refused.
         micro_batch: rows, or "auto".
         loss: makes the loss of what the model returns. Default: the output's `loss`, its first
             element or the output.
@@ -117,6 +119,7 @@ def accumulate(
     batch = as_dict(batch)
     device = device_of("accumulate", model, batch)
     rows = rows_of("accumulate", batch)
+    check_lists("accumulate", batch)
     check_function("accumulate", step, loss, autocast)
     if step is not None and scaler is not None:
         raise ValueError(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from memopt._errors import warn
 from memopt.memory.batches import counts_of_rows, rows_of
+from memopt.memory.lists import list_of_numbers
 
 Weight = Literal["rows", "sum", "tokens", "next tokens"] | Callable[[Any], float]
 
@@ -25,6 +26,9 @@ def warn_if_not_rows(batch: Any, size: int, ignore_index: int) -> None:
     """
     if isinstance(batch, Mapping) and batch.get(_DIVISOR) is not None:
         _warn(f'the batch has {_DIVISOR!r}, by which a sum is divided: weight="sum" is for that')
+        return
+    if path := list_of_numbers(batch):
+        _warn(f"{path}, a list with a number for each row, goes whole to every micro-batch")
         return
     for path, counts in counts_of_rows(batch, ignore_index).items():
         parts = [counts[start : start + size] for start in range(0, len(counts), size)]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memopt._arguments import check_flags
 from memopt._check.asked import (
     HEAD,
     RECIPES,
@@ -81,7 +82,8 @@ def check(
         Whatever the step raises: its own error.
     """
     check_module("check", model)
-    check_function("check", step, loss)
+    check_flags("check", strict=strict)
+    check_function("check", step, loss, autocast)
     asked_for = Step(
         model,
         as_dict(batch),

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.fsdp.wrap import _Policy, _recursive_wrap
 
-from memopt._arguments import check_count
+from memopt._arguments import check_count, check_flags
 from memopt._checkpoint.assigned import join_regions
 from memopt._checkpoint.chosen_modules import (
     Modules,
@@ -27,7 +27,7 @@ from memopt._progress import progress
 from memopt.memory.asked import check_function
 from memopt.memory.calls.measure import step_with
 from memopt.memory.step import StepFunction
-from memopt.place import Place
+from memopt.place import Place, check_names_place
 
 WrapperFn = Callable[[nn.Module], nn.Module]
 
@@ -143,6 +143,15 @@ def apply_activation_checkpointing(
         Whatever the model raises with `batch`, with a note. After any error the model is as before.
     """
     check_can_patch(_WHO, "model", model)
+    check_flags(
+        _WHO,
+        maintain_forward_counter=maintain_forward_counter,
+        preserve_rng_state=preserve_rng_state,
+        early_stop=early_stop,
+        keep_decisions=keep_decisions is not None and keep_decisions,
+    )
+    if offload is not None:
+        check_names_place(f"{_WHO}: offload", offload)
     predicate = as_predicate(f"{_WHO}: check_fn", check_fn)
     if auto_wrap_policy is not None:
         predicate = modules_of_policy(model, auto_wrap_policy).__contains__

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils import checkpoint as torch_checkpoint
 
+from memopt._arguments import check_flags
 from memopt._checkpoint.caches import has_cache, may_have_caches, with_caches
 from memopt._checkpoint.chunks import CallRows, checked_chunks, run_in_chunks
 from memopt._checkpoint.debug import OperatorLogs
@@ -123,8 +124,8 @@ def checkpoint(
         **kwargs: for `fn`.
 
     Raises:
-        TypeError: `fn` is not callable, `partition` is not a group, a mesh or True, or `chunks` is
-            no int.
+        TypeError: `fn` is not callable, a flag is neither True nor False, `partition` is not a
+            group, a mesh or True, or `chunks` is no int.
         ValueError: an unknown `determinism_check` or `offload`, `use_reentrant=True`, or `debug`
             (also by `set_checkpoint_debug_enabled`) with a `context_fn`; a `partition` of several
             dims, without an initialized process group or without this rank; `chunks` below 1, or of
@@ -137,6 +138,12 @@ def checkpoint(
         raise TypeError(f"checkpoint: fn must be callable, got {type(fn).__name__}")
     if torch.compiler.is_compiling():
         _check_options(use_reentrant, context_fn, determinism_check, debug)
+        check_flags(
+            "checkpoint",
+            preserve_rng_state=preserve_rng_state,
+            early_stop=early_stop,
+            keep_decisions=keep_decisions,
+        )
         say_without_effect(
             "checkpoint",
             debug=debug,
@@ -170,18 +177,25 @@ def checkpoint(
         )
         return run_chunks("checkpoint", fn, args, kwargs, count, of_chunk)
     if (
-        preserve_rng_state
-        and early_stop
+        preserve_rng_state is True
+        and early_stop is True
         and context_fn is _no_contexts
         and determinism_check == "default"
-        and not debug
-        and not use_reentrant
+        and debug is False
+        and (use_reentrant is False or use_reentrant is None)
         and offload is None
         and partition is None
-        and not keep_decisions
+        and keep_decisions is False
         and not checkpoint_options_set_globally()[1]
     ):
         return run_region(fn, args, kwargs)
+    check_flags(
+        "checkpoint",
+        preserve_rng_state=preserve_rng_state,
+        early_stop=early_stop,
+        debug=debug,
+        keep_decisions=keep_decisions,
+    )
     global_debug = checkpoint_options_set_globally()[1]
     debug = debug if global_debug is None else global_debug
     _check_options(use_reentrant, context_fn, determinism_check, debug)
@@ -282,6 +296,7 @@ def compiled_region(
 def _check_options(
     use_reentrant: bool | None, context_fn: ContextFn, determinism_check: str, debug: bool
 ) -> None:
+    check_flags("checkpoint", use_reentrant=use_reentrant is not None and use_reentrant)
     if use_reentrant:
         raise ValueError(
             "checkpoint: use_reentrant must be False (memopt's regions are never reentrant), got "

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from memopt._arguments import check_flags
 from memopt._checkpoint.flags import is_checkpointing, is_recomputing
 from memopt._checkpoint.region import run_region
 from memopt._checkpoint.segments import equal_segments, sqrt_segments
@@ -71,10 +72,16 @@ def checkpoint_sequential(
 
     Raises:
         TypeError: `functions` is no such container or holds something not callable, `segments` is
-            of another type, or there is no input.
+            of another type, a flag is neither True nor False, or there is no input.
         ValueError: `functions` is empty, `segments` does not fit, or `use_reentrant` is true.
     """
     stages = _stages(functions)
+    check_flags(
+        "checkpoint_sequential",
+        unpack_outputs=unpack_outputs,
+        preserve_rng_state=preserve_rng_state,
+        use_reentrant=use_reentrant is not None and use_reentrant,
+    )
     if use_reentrant:
         raise ValueError(
             "checkpoint_sequential: use_reentrant must be False, since every region is "
@@ -109,7 +116,7 @@ def _run(
     unpack: bool,
     preserve_rng_state: bool,
 ) -> Any:
-    settings = _SETTINGS[bool(preserve_rng_state)]
+    settings = _SETTINGS[preserve_rng_state]
     start = 0
     for length in lengths[:-1]:
         segment = functools.partial(run_segment, stages[start : start + length], unpack)

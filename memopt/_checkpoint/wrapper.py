@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import nn
 
+from memopt._arguments import check_flags
 from memopt._checkpoint.chunks import checked_chunks
 from memopt._checkpoint.decisions import decision_contexts
 from memopt._checkpoint.joined import Joined
@@ -129,13 +130,21 @@ def checkpoint_wrapper(
 
     Raises:
         TypeError: `module` is no `nn.Module`, is a ScriptModule, or has no forward
-            (nn.ModuleList); `partition` is no group, mesh or True; `chunks` is no int.
+            (nn.ModuleList); a flag is neither True nor False; `partition` is no group, mesh or
+            True; `chunks` is no int.
         ValueError: `chunks` is below 1; `offload` names no place, or not the one that
             `offload_to_cpu` does; `partition` has several dims, there is no process group, or this
             rank is not in it.
         OSError: no file can be made in the directory.
     """
     check_can_patch("checkpoint_wrapper", "module", module)
+    check_flags(
+        "checkpoint_wrapper",
+        maintain_forward_counter=maintain_forward_counter,
+        preserve_rng_state=preserve_rng_state,
+        early_stop=early_stop,
+        keep_decisions=keep_decisions,
+    )
     if offload_to_cpu and offload not in (None, "cpu"):
         raise ValueError(
             f"checkpoint_wrapper: offload must be 'cpu' with offload_to_cpu=True, got {offload!r}"
@@ -153,12 +162,12 @@ def checkpoint_wrapper(
         module,
         Settings(
             place,
-            bool(maintain_forward_counter),
+            maintain_forward_counter,
             ranks,
-            bool(preserve_rng_state),
-            bool(early_stop),
+            preserve_rng_state,
+            early_stop,
             count,
-            bool(keep_decisions),
+            keep_decisions,
         ),
     )
     return module

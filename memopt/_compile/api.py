@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memopt._arguments import check_flags
 from memopt._compat import options_of_mode
 from memopt._errors import warn
 from memopt.memory.sizes import as_bytes
@@ -83,6 +84,14 @@ def compile(
             "compile: backend must be 'inductor', which lets the policy choose what is saved, got "
             f"{backend!r}"
         )
+    check_flags(
+        "compile",
+        fullgraph=fullgraph,
+        dynamic=dynamic is not None and dynamic,
+        disable=disable,
+    )
+    if options is not None and not isinstance(options, dict):
+        raise TypeError(f"compile: options must be a dict or None, got {options!r}")
     if mode is not None and options is not None:
         raise ValueError(
             f"compile: mode and options must not both be given, got {mode!r} and {options!r}"

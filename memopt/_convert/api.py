@@ -35,6 +35,7 @@ from memopt._convert.remaining import remaining
 from memopt._convert.report import Left, Report, Swapped
 from memopt._convert.rules import RULES
 from memopt._convert.sample import (
+    NOT_COUNTED,
     attribute_sample,
     measure_sample,
     note_on_calls,
@@ -221,7 +222,7 @@ def convert(
     if step is not None and batch is None:
         raise ValueError("convert: step must be given with a batch, got none")
     regions = Regions(checkpoint, offload, chunks, step)
-    before = None if batch is None or step is not None else measure_sample(model, batch)
+    before = None if batch is None or step is not None else measure_sample(model, batch, recipes)
     was_converted = any(map(is_converted, model.modules())) and (has_recipes(model) or not recipes)
     left_alone = skipped(model, skip)
     functions = recipes and functional and _has_kernels(model)
@@ -245,6 +246,8 @@ def convert(
         in_chunks = assignment.where(lambda choice: bool(choice.chunks))
         offloaded = assignment.where(lambda choice: choice.offload > 0)
         sample, found_heads = None, tuple(heads.values())
+        if before is None and sample_batch is not None:
+            notes += (NOT_COUNTED,)
         if before is not None:
             paths = (*checkpointed, *offloaded, *in_chunks)
             with watched_heads() as uses:

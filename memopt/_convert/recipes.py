@@ -31,7 +31,7 @@ let_higher_order_ops_pass(_C.INTERCEPT_KEY)  # csrc/intercept/key.h
 
 _KEY = _C.RECIPES_KEY
 
-_TRANSFORM_INSIDE = (
+TRANSFORM_INSIDE = (
     "convert: a model whose code calls torch.func.grad, vjp, jacrev or hessian must have "
     "memopt.convert(model, recipes=False), since PyTorch allows no saved tensor hooks around them"
 )
@@ -64,7 +64,7 @@ def _leave(
     error = sys.exc_info()[1]
     if error is not None and _C.refuses_hooks(error):
         # Another error cannot be raised here: PyTorch drops what such a hook raises.
-        error.args = (_TRANSFORM_INSIDE,)
+        error.args = (TRANSFORM_INSIDE,)
         add_note(error, "convert(model, recipes=False) puts no hooks around the model's calls")
 
 

@@ -43,7 +43,7 @@ class Regions:
     ) -> None:
         fate_of_arguments("convert: offload", offload)
         self.place, self._step = offload, step
-        self._are_wanted = bool(offload) if checkpoint in (None, False) else True
+        self._are_wanted = bool(offload) if checkpoint is None or checkpoint is False else True
         self._predicate = (
             None
             if checkpoint is None or isinstance(checkpoint, bool)

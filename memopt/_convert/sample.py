@@ -11,22 +11,38 @@ from torch import nn
 
 from memopt._checkpoint.naming import joined
 from memopt._compat import add_note
+from memopt._convert.recipes import TRANSFORM_INSIDE
 from memopt._progress import doing
 from memopt.memory.attribution import Attribution, attribute
 from memopt.memory.batches import arguments_of
 from memopt.memory.messages import note_on_mode
-from memopt.memory.saved import SavedBytes, check_can_measure, saved_bytes
+from memopt.memory.saved import HooksRefused, SavedBytes, check_can_measure, saved_bytes
 from memopt.memory.sizes import as_text
 
+NOT_COUNTED = (
+    "bytes are not counted, since the model's code calls torch.func.grad, vjp, jacrev or hessian, "
+    "around which PyTorch allows no saved tensor hooks; memopt.check(model, batch) counts them by "
+    "the allocator"
+)
 
-def measure_sample(model: nn.Module, batch: Any) -> SavedBytes:
-    """Bytes that the model saves before it is converted."""
+
+def measure_sample(model: nn.Module, batch: Any, recipes: bool) -> SavedBytes | None:
+    """Bytes that the model saves before it is converted; None where they cannot be counted.
+
+    Raises:
+        RuntimeError: so it is, and the model cannot have the hooks of `recipes` either.
+    """
     check_can_measure("convert", model)
     args, kwargs = arguments_of(batch)
     _check_takes(model, batch, args, kwargs)
     doing("counting bytes kept, run")
-    with _noted(model, "as it was"):
-        return saved_bytes(model, *args, **kwargs)
+    try:
+        with _noted(model, "as it was"):
+            return saved_bytes(model, *args, **kwargs)
+    except HooksRefused as error:
+        if recipes:
+            raise RuntimeError(TRANSFORM_INSIDE) from error
+        return None
 
 
 def attribute_sample(model: nn.Module, batch: Any, regions: Iterable[str]) -> Attribution:

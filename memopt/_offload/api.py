@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -83,7 +84,7 @@ def offload(
         min_bytes=max(_size(who, "min_bytes", min_bytes), 1),
         fraction=_share(who, fraction),
         max_bytes=None if max_bytes is None else _size(who, "max_bytes", max_bytes),
-        keep_last=check_count(who, "keep_last", keep_last, least=0),
+        keep_last=min(check_count(who, "keep_last", keep_last, least=0), sys.maxsize),
     )
     return nullcontext() if torch.compiler.is_compiling() else _C.SavedTensors(options)
 
@@ -137,10 +138,10 @@ def empty_offload_cache() -> int:
 
 
 def _size(who: str, name: str, value: object) -> int:
-    """Bytes; an int may be 0."""
+    """Bytes; an int may be 0. No storage has more than the most that is returned."""
     if isinstance(value, str):
-        return as_bytes(f"{who}: {name}", value)
-    return check_count(who, name, value, least=0)
+        return min(as_bytes(f"{who}: {name}", value), sys.maxsize)
+    return min(check_count(who, name, value, least=0), sys.maxsize)
 
 
 def _share(who: str, value: object) -> float:

@@ -21,6 +21,7 @@ from memopt._plan.plan import Plan
 from memopt._plan.terms import Terms
 from memopt._progress import progress
 from memopt.memory.batches import as_dict, part_of, rows_of, slice_of
+from memopt.memory.lists import check_lists
 from memopt.memory.predicted.fits import largest_part
 from memopt.memory.sizes import BudgetTooSmall, Size, as_bytes, as_text, at_least
 from memopt.memory.step import LossLike, StepFunction
@@ -123,6 +124,7 @@ def fit(
     """
     wanted = as_bytes("fit: budget", budget)
     batch = as_dict(batch)
+    check_lists("fit", batch)
     rows = rows_of("fit", batch)
     count = counter(weight, "labels", -100)
     live = live_of(model, batch, optimizer, loss, blocks, autocast, step=step)

@@ -33,19 +33,19 @@ def as_optimizer(
         return None
     optimizer = kind
     trained = [p for p in parameters if p.requires_grad]
-    if not trained and isinstance(kind, type):  # PyTorch's make none of no parameters
-        return None
+    is_other = isinstance(kind, type) and not issubclass(kind, torch.optim.Optimizer)
+    if not trained and isinstance(kind, type) and not is_other:
+        return None  # PyTorch's make none of no parameters
     if not isinstance(kind, torch.optim.Optimizer):
         if not callable(kind):
             raise TypeError(
                 f"{who}: optimizer must be a torch.optim.Optimizer, a class or function that makes "
                 f"one of parameters, or None, got {type(kind).__name__}"
             )
-        optimizer = kind(trained)
+        optimizer = None if is_other else kind(trained)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(
-            f"{who}: optimizer must make a torch.optim.Optimizer, got {type(optimizer).__name__}"
-        )
+        made: Any = kind if is_other else type(optimizer)
+        raise TypeError(f"{who}: optimizer must make a torch.optim.Optimizer, got {made.__name__}")
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ValueError(

@@ -193,6 +193,10 @@ def check_can_measure(who: str, fn: object) -> None:
         )
 
 
+class HooksRefused(RuntimeError):
+    """A RuntimeError: what ran allows no saved tensor hooks, by which memopt counts."""
+
+
 class SavedTensors:
     """Records the tensors that are saved for backward while it is entered.
 
@@ -259,10 +263,12 @@ class SavedTensors:
     ) -> None:
         self._hooks.__exit__(kind, error, trace)
         if error is not None and _C.refuses_hooks(error):
-            raise RuntimeError(
+            raise HooksRefused(
                 "memopt counts what autograd saves for backward by saved tensor hooks, so the code "
                 "that runs must not call torch.func.grad, vjp, jacrev or hessian, around which "
-                "PyTorch allows none"
+                "PyTorch allows none; memopt.check(model, batch) counts such a step by the "
+                "allocator, memopt.convert(model, recipes=False) puts no hooks around it, and "
+                "memopt.checkpoint_wrapper(module) is for modules that do not call them"
             ) from error
 
 

@@ -17,6 +17,7 @@ from memopt.memory.backwards import around_backward, no_backward
 from memopt.memory.batches import as_dict, call, loss_in, parts, rows_of
 from memopt.memory.histories import Histories
 from memopt.memory.ledger import Ledger
+from memopt.memory.lists import check_lists
 from memopt.memory.optimizers import (
     ALIKE,
     States,
@@ -208,6 +209,7 @@ class Step:
         """The micro-batches."""
         if self.micro_batches == 1:
             return [as_dict(self.batch)]
+        check_lists(self.who, self.batch)
         rows = rows_of(self.who, self.batch)
         if not 1 <= self.micro_batches <= rows:
             raise ValueError(

@@ -63,6 +63,8 @@ class Fates:
     def __post_init__(self) -> None:
         if self.offload is not None:
             check_names_place(f"{self.who}: offload", self.offload)
+        if not isinstance(self.checkpoint, (int, str, type(None))):
+            raise TypeError(self._rule())
         checked_chunks(self.who, self.chunks)
         check_flags(self.who, recipes=self.recipes, head=self.head)
 
@@ -129,11 +131,14 @@ class Fates:
         """The first of how many blocks is a region."""
         every = 1 if self.checkpoint == "all" else self.checkpoint
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(
-                f'{self.who}: checkpoint must be "all", "sqrt", "optimal", a number k of at least '
-                f"1 for every k-th block, or None, got {self.checkpoint!r}"
-            )
+            raise ValueError(self._rule())
         return every
+
+    def _rule(self) -> str:
+        return (
+            f'{self.who}: checkpoint must be "all", "sqrt", "optimal", a number k of at least '
+            f"1 for every k-th block, or None, got {self.checkpoint!r}"
+        )
 
     def __str__(self) -> str:
         if self.planned:

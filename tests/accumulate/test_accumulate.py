@@ -115,6 +115,7 @@ SEQUENCES = [torch.zeros(length, 2) for length in (4, 3, 3, 1)]
         (pack_sequence(SEQUENCES), "the batch has 7, 4 entries"),
         (torch.nested.nested_tensor(SEQUENCES, layout=torch.jagged), "the batch has 14, 8 entries"),
         ({"x": torch.zeros(4, 3), "num_items_in_batch": 9}, 'weight="sum"'),
+        ((torch.zeros(4, 3), [1, 2, 3, 4]), "batch[1], a list with a number for each row"),
     ],
 )
 def test_a_batch_that_shows_that_rows_count_differently(batch: Any, named: str) -> None:
@@ -134,6 +135,45 @@ def test_a_batch_whose_micro_batches_count_alike_is_taken_without_a_word() -> No
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         memopt.accumulate(One(), {"labels": labels, "mask": labels.ge(0).long()}, micro_batch=2)
+
+
+LENGTHS = [torch.randn(length, 8) for length in (5, 4, 6, 6)]
+ALIKE = [torch.zeros(3, 8) for _ in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "got"),
+    [
+        ((LENGTHS, [0.0, 1.0, 2.0, 3.0]), "batch[0] of tensors with 5, 4, 6, 6 rows"),
+        ({"y": torch.zeros(4), "x": tuple(LENGTHS)}, "batch['x'] of tensors with 5, 4, 6, 6 rows"),
+        ({"y": torch.zeros(4), "x": {"of": ALIKE}}, "batch['x']['of'] with an entry for each of 4"),
+        ((torch.zeros(4), [{"boxes": x} for x in ALIKE]), "batch[1] with an entry for each of 4"),
+    ],
+)
+def test_lists_with_an_entry_for_each_row_are_refused(batch: Any, got: str) -> None:
+    """They went whole to every micro-batch, or one of their tensors was cut by itself."""
+    words = f"accumulate: batch must hold its rows in tensors.* got {re.escape(got)}"
+    with pytest.raises(ValueError, match=words):
+        memopt.accumulate(One(), batch, micro_batch=2)
+    with pytest.raises(ValueError, match="anatomy: batch must hold its rows in tensors"):
+        memopt.anatomy(One(), batch, micro_batches=2)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        [torch.zeros(4, 8), torch.zeros(4, 3)],  # cut as other tensors are
+        (torch.zeros(2, 4, 8), torch.zeros(2, 4, 8)),  # the state of an LSTM
+        [torch.zeros(9, 2), torch.zeros(9, 2)],  # tables
+        (torch.zeros(4, 8), torch.zeros(9)),  # rows, and a table beside them
+        ["a", "b", "c", "d"],
+        [4, 4],
+    ],
+)
+def test_lists_of_something_else_are_taken_without_a_word(extra: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        memopt.accumulate(One(), (torch.zeros(4, 3), extra), micro_batch=2)
 
 
 def test_a_function_that_counts() -> None:

@@ -16,11 +16,22 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 import memopt
 
 
+class Slope(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        slope: Tensor = torch.func.grad(lambda y: self.inner(y).square().sum())(x)
+        return slope
+
+
 @pytest.mark.parametrize(
     "count",
     [
         lambda model, x: memopt.saved_bytes(model, x),
-        lambda model, x: memopt.convert(model, x),
+        lambda model, x: memopt.fits(model, x, "1GB", loss=torch.sum),
+        lambda model, x: memopt.plan(model, x, loss=torch.sum, blocks=["inner"]),
         lambda model, x: memopt.anatomy(model, x, loss=torch.sum, measure=True),
         lambda model, x: memopt.anatomy(model, x, loss=torch.sum),
     ],
@@ -28,20 +39,24 @@ import memopt
 def test_a_transform_inside_is_refused_in_words(
     count: Callable[[nn.Module, Tensor], object],
 ) -> None:
-    """PyTorch allows no hooks around it."""
-
-    class Slope(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            slope: Tensor = torch.func.grad(lambda y: self.inner(y).square().sum())(x)
-            return slope
-
-    with pytest.raises(RuntimeError, match=r"memopt counts .* must not call torch.func.grad"):
+    """PyTorch allows no hooks around it. The message says what is there for such a model."""
+    words = r"memopt counts .* must not call torch.func.grad.* memopt.check\(model, batch\) counts"
+    with pytest.raises(RuntimeError, match=words):
         count(Slope(), torch.randn(3, 4))
     assert _get_current_dispatch_mode_stack() == []  # all that ran later met the ledger
+
+
+def test_convert_goes_on_without_bytes() -> None:
+    model, x = nn.Sequential(nn.LayerNorm(4), Slope()), torch.randn(3, 4)
+    expected = model(x)
+    with pytest.raises(RuntimeError, match=r"must have memopt.convert\(model, recipes=False\)"):
+        memopt.convert(model, x)
+    report = memopt.convert(model, x, recipes=False)
+    assert len(report.swapped) == 1
+    assert report.bytes_before is report.bytes_after is None
+    assert "bytes are not counted" in report.notes[-1]
+    assert torch.allclose(model(x), expected)
+    assert memopt.check(model, x, loss=torch.sum).peak
 
 
 def test_hooks_that_are_refused_around_a_measurement() -> None:

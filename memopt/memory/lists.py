@@ -1,0 +1,73 @@
+"""Lists inside a batch with an entry for each row. A batch is cut by the tensors' first dimension,
+which does not cut a list: an entry would meet rows that are not its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from memopt.memory.batches import arguments_of, as_dict, is_packed, rows_of
+from memopt.memory.storages import has_sizes
+
+_RULE = (
+    "batch must hold its rows in tensors, along their first dimension, or in a nested tensor "
+    "(torch.nested, layout=torch.jagged) or a PackedSequence"
+)
+_SHOWN = 6
+
+
+def check_lists(who: str, batch: Any) -> None:
+    """Raises ValueError where a batch that is to be cut has a list with an entry for each row:
+    sequences of several lengths, one of which would be cut by itself, or as many entries as rows.
+    """
+    rows = rows_of(who, batch)
+    if rows < 2:
+        return
+    for path, entries in _lists_in(arguments_of(as_dict(batch))):
+        tensors = [e for e in entries if isinstance(e, Tensor) and has_sizes(e) and e.dim()]
+        sizes = [int(tensor.size(0)) for tensor in tensors]
+        looks = {(tensor.dtype, tuple(tensor.shape[1:])) for tensor in tensors}
+        is_ragged = len(tensors) == len(entries) and len(looks) == 1 and len(set(sizes)) > 1
+        if is_ragged and (rows in sizes or len(entries) == rows):
+            shown = ", ".join(map(str, sizes[:_SHOWN])) + (", ..." if len(sizes) > _SHOWN else "")
+            raise ValueError(f"{who}: {_RULE}, got {path} of tensors with {shown} rows")
+        is_of_rows = isinstance(entries, list) and len(entries) == rows and rows not in sizes
+        if is_of_rows and all(map(_holds_tensors, entries)):
+            raise ValueError(
+                f"{who}: {_RULE}, got {path} with an entry for each of {rows} rows; what every "
+                "part of the batch is to get whole may be a tuple"
+            )
+
+
+def list_of_numbers(batch: Any) -> str:
+    """The path of a list with a number for each row; empty if there is none."""
+    rows = rows_of("", batch)
+    for path, entries in _lists_in(arguments_of(as_dict(batch))):
+        is_of_rows = isinstance(entries, list) and len(entries) == rows > 1
+        if is_of_rows and all(isinstance(entry, (int, float)) for entry in entries):
+            return path
+    return ""
+
+
+def _holds_tensors(entry: object) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(entry))
+
+
+def _lists_in(arguments: tuple[tuple[Any, ...], Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """The lists and tuples in arguments, and their paths in the batch."""
+    args, kwargs = arguments
+    pending = [(f"batch[{place}]", value) for place, value in enumerate(args)]
+    pending += [(f"batch[{name!r}]", value) for name, value in kwargs.items()]
+    while pending:
+        path, value = pending.pop(0)
+        if is_packed(value):
+            continue
+        if isinstance(value, Mapping):
+            pending += [(f"{path}[{key!r}]", each) for key, each in value.items()]
+        elif isinstance(value, (list, tuple)):
+            yield path, value
+            pending += [(f"{path}[{place}]", each) for place, each in enumerate(value)]
