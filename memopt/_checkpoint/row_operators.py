@@ -8,7 +8,7 @@ they are counted on tensors that have sizes and no memory (FakeTensorMode), for 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -33,19 +33,26 @@ _COPIES = frozenset(
 
 
 def other_operators(
-    fn: Callable[..., Any], rows: CallRows, sizes: tuple[int, ...], others: tuple[int, ...]
+    fn: Callable[..., Any],
+    rows: CallRows,
+    sizes: tuple[int, ...],
+    others: Iterable[tuple[int, ...]],
 ) -> str:
-    """Name what a call runs for rows of these sizes and not for others, or the other way around;
-    empty if nothing, or if it cannot be known since the call looks at values.
+    """Name what a call runs for rows of these sizes and not for one of the others, or the other way
+    around; empty if nothing, or if it cannot be known since the call looks at values.
 
     Args:
-        sizes, others: as many as `rows.row_sizes`.
+        sizes, others: each as many as `rows.row_sizes`.
     """
-    some, more = _operators(fn, rows, sizes), _operators(fn, rows, others)
-    if some is None or more is None or some == more:
+    some = _operators(fn, rows, sizes)
+    if some is None:
         return ""
-    names = sorted((some - more) | (more - some))
-    return f"for rows of {list(others)} it runs others ({', '.join(names)}) than for {list(sizes)}"
+    for other in others:
+        more = _operators(fn, rows, other)
+        if more is not None and some != more:
+            names = ", ".join(sorted((some - more) | (more - some)))
+            return f"for rows of {list(other)} it runs others ({names}) than for {list(sizes)}"
+    return ""
 
 
 def _operators(

@@ -118,7 +118,8 @@ def why_not_rows(
         changed = [name for name in before | after if before.get(name) != after.get(name)]
         if changed and not reason:
             return f"it changes {changed[0]}, which the next chunk would find"
-        return reason or _of_so_many_rows(fn, rows, sizes or [rows.row_sizes])
+        others = sizes or [rows.row_sizes]
+        return reason or other_operators(fn, rows, sample_sizes(rows), others)
 
 
 def why_not_so_many_rows(
@@ -129,14 +130,7 @@ def why_not_so_many_rows(
 ) -> str:
     """`why_not_rows` of a call that was probed with other numbers of rows."""
     with _trying(fn, rows, modules):
-        return _of_so_many_rows(fn, rows, sizes)
-
-
-def _of_so_many_rows(
-    fn: Callable[..., Any], rows: CallRows, sizes: Iterable[tuple[int, ...]]
-) -> str:
-    each = (other_operators(fn, rows, sample_sizes(rows), some) for some in sizes)
-    return next(filter(None, each), "")
+        return other_operators(fn, rows, sample_sizes(rows), sizes)
 
 
 @contextmanager
