@@ -212,8 +212,8 @@ def test_imports_point_down_the_layers() -> None:
 
 
 # The rooms of memopt/memory, each of which may import itself and the ones before it; "" is what
-# lies in the folder itself.
-MEMORY_ROOMS = ("scratch", "", "predicted", "calls")
+# lies in the folder itself, but for the allocators' figures, which know nothing of memopt's.
+MEMORY_ROOMS = ("allocator", "scratch", "", "predicted", "calls")
 
 
 def test_imports_point_down_the_rooms_of_memory() -> None:
@@ -229,6 +229,8 @@ def test_imports_point_down_the_rooms_of_memory() -> None:
 def _room(file: Path) -> str:
     """Of a file of memopt/memory."""
     inside = file.relative_to(ROOT / "memopt" / "memory").parts
+    if file.stem == "allocator":
+        return file.stem
     return inside[0] if len(inside) > 1 else ""
 
 

@@ -11,9 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import memopt
+from memopt.memory.scratch import contractions
+from memopt.memory.scratch.measured import measured
 from memopt.memory.scratch.onednn import lstm_workspace
 from memopt.memory.storages import storages
 from tests.support.allocator import allocated_by
@@ -167,6 +172,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "conv3d": lambda: (nn.Conv3d(6, 12, 3), image(2, 6, 10, 10, 10)),
     "conv3d in double": lambda: (nn.Conv3d(4, 6, 3).double(), image(2, 4, 8, 8, 8).double()),
     "conv of one row": lambda: (nn.Conv2d(5, 7, 3), image(1, 5, 16, 16)),
+    "conv2d of wide windows": lambda: (nn.Conv2d(16, 24, 7, padding=3), image(2, 16, 28, 28)),
     "transposed conv2d": lambda: (nn.ConvTranspose2d(12, 20, 3, stride=2), image(2, 12, 12, 12)),
     "group norm": lambda: (nn.GroupNorm(4, 24), image(3, 24, 10, 10)),
     "batch norm": lambda: (nn.BatchNorm2d(24), image(3, 24, 10, 10)),
@@ -225,10 +231,17 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
         torch.randn(300, 40),
     ),
 }
+CONVOLUTION_CLASSES = {
+    "plain": (nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    "transposed": (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+}
 EXACT = frozenset(
     (
         *("linear", "linear, transposed", "layer norm", "embedding", "gru", "rnn"),
         *("folded", "squared distance", "smooth distance", "k-th values"),
+        *("conv1d", "conv2d", "conv2d of an image", "conv2d by channel", "conv2d in groups"),
+        *("conv1d in groups, places skipped", "conv3d", "conv3d in double", "conv of one row"),
+        *("transposed conv2d", "conv2d of wide windows"),
         *("kept bags of maxima", "fft", "fft of the last dimension", "fft of two dimensions"),
         *(
             "fft of three dimensions",
@@ -298,6 +311,52 @@ def test_with_two_threads(case: str) -> None:
         assert_holds(*CASES[case]())
     finally:
         torch.set_num_threads(threads)
+
+
+CONVOLUTIONS = [case for case in CASES if "conv" in case]
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_convolutions_too_large_to_measure_have_a_bound(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contractions, "_QUICK", 0)
+    torch.manual_seed(0)
+    assert_holds(*CASES[case]())
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_convolutions_of_any_sizes_are_known(data: st.DataObject) -> None:
+    dims = data.draw(st.integers(1, 3))
+    groups = data.draw(st.sampled_from([1, 1, 2, 4]))
+    into, out = (groups * data.draw(st.sampled_from([1, 3, 8, 16])) for _ in range(2))
+    kernel, stride = data.draw(st.sampled_from([1, 3, 5, 7])), data.draw(st.integers(1, 2))
+    kinds = CONVOLUTION_CLASSES[data.draw(st.sampled_from(["plain", "transposed"]))]
+    layer = kinds[dims - 1](into, out, kernel, stride, kernel // 2, groups=groups)
+    source = image(data.draw(st.integers(1, 3)), into, *(3 * [200, 20, 9][dims - 1 : dims])[:dims])
+    if dims > 1 and data.draw(st.booleans()):
+        layout = [torch.channels_last, torch.channels_last_3d][dims - 2]
+        source = source.contiguous(memory_format=layout)
+    assert assert_holds(layer, source) == 0
+
+
+def test_nobody_sees_a_measured_convolution() -> None:
+    """Neither modes nor hooks of the caller; and random numbers stay where they are."""
+    seen: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    args = (torch.randn(2, 3, 11, 13), torch.randn(5, 3, 3, 3), None, [1, 1], [0, 0], [1, 1])
+    state = torch.get_rng_state()
+    with Watch(), torch.autograd.graph.saved_tensors_hooks(seen.append, seen.append):
+        found = measured(torch.ops.aten.convolution.default, (*args, False, [0, 0], 1))
+    assert found is not None
+    assert not seen
+    assert torch.equal(state, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 8, 16), (12, 5, 30, 64), (7, 4, 256, 64), (9, 2, 20, 50)])

@@ -20,6 +20,19 @@ class Net(nn.Module):
         return self.blocks(x).square().mean()
 
 
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(24, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.lstm(x)[0]
+
+
+def recurrent() -> tuple[nn.Module, Tensor]:
+    return Net(*(Recurrent() for _ in range(3))), torch.randn(15, 6, 24)
+
+
 def convolutions() -> tuple[nn.Module, Tensor]:
     blocks = (nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.GELU()) for _ in range(3))
     return Net(*blocks), torch.randn(2, 8, 16, 16)
@@ -29,7 +42,9 @@ def linears() -> tuple[nn.Module, Tensor]:
     return Net(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(3))), torch.randn(4, 8)
 
 
-@pytest.mark.parametrize(("make", "is_bound"), [(convolutions, True), (linears, False)])
+@pytest.mark.parametrize(
+    ("make", "is_bound"), [(recurrent, True), (convolutions, False), (linears, False)]
+)
 def test_a_plan_names_the_bound_in_its_peak(make, is_bound: bool) -> None:
     model, x = make()
     plan = memopt.plan(model, (x,), measure=False, device="cpu")
