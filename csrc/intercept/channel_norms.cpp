@@ -46,6 +46,12 @@ bool supports_running(const Tensor& input, const OptionalTensor& mean, const Opt
   return supports_parameters(input, input.sym_size(1), {&mean, &var});
 }
 
+// PyTorch's functions copy what is dense in no order in memory, and save the copy: callers may
+// write over their input.
+Tensor dense(const Tensor& input) {
+  return input.contiguous(input.suggest_memory_format());
+}
+
 Tensor group_norm(DispatchKeySet keys, const Tensor& input, int64_t num_groups,
                   const OptionalTensor& weight, const OptionalTensor& bias, double eps,
                   bool cudnn_enabled) {
@@ -60,7 +66,7 @@ Tensor group_norm(DispatchKeySet keys, const Tensor& input, int64_t num_groups,
       autograd::find_op<Tensor(const Tensor&, int64_t, const OptionalTensor&, const OptionalTensor&,
                                double)>("memopt::group_norm");
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  return op.call(input, num_groups, weight, bias, eps);
+  return op.call(dense(input), num_groups, weight, bias, eps);
 }
 
 Tensor instance_norm(DispatchKeySet keys, const Tensor& input, const OptionalTensor& weight,
@@ -79,7 +85,7 @@ Tensor instance_norm(DispatchKeySet keys, const Tensor& input, const OptionalTen
       autograd::find_op<Tensor(const Tensor&, const OptionalTensor&, const OptionalTensor&,
                                double)>("memopt::instance_norm");
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  return op.call(input, weight, bias, eps);
+  return op.call(dense(input), weight, bias, eps);
 }
 
 Tensor batch_norm(DispatchKeySet keys, const Tensor& input, const OptionalTensor& weight,

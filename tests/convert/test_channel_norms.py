@@ -166,3 +166,21 @@ def test_evaluation_leaves_the_running_statistics() -> None:
     model(torch.randn(4, 8, 16, 16)).sum().backward()
     for key, value in model.state_dict().items():
         assert torch.equal(value, before[key]), key
+
+
+@pytest.mark.parametrize("norm", [nn.GroupNorm(2, 4), nn.InstanceNorm1d(4, affine=True)], ids=str)
+def test_an_input_in_no_order_may_be_written_over(norm: nn.Module) -> None:
+    """PyTorch's functions save a copy of it."""
+    x = torch.randn(3, 5, 4, requires_grad=True)
+
+    def call() -> Tensor:
+        hidden = x * 2
+        result = norm(hidden.transpose(1, 2))
+        hidden.zero_()
+        return result
+
+    expected = one_step(call, x)
+    with memopt.convert.functions():
+        assert memopt_ops(call) == FORWARD
+        actual = one_step(call, x)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
