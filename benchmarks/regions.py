@@ -105,7 +105,7 @@ def _peak(model: nn.Module, batch: Any, regions: Sequence[str]) -> int:
     """The predicted peak of a step, above what is there before."""
     fates = Assignment({path: Choice(checkpoint=True) for path in regions})
     step = Step(model, batch, None, sum_of_outputs, who=OP)
-    return predicted_tree(step, lambda copy: assign(copy, fates), margins=False).peak
+    return predicted_tree(step, lambda copy: assign(copy, fates), by_processor=False).peak
 
 
 def _kept(make: Made, put: Callable[[nn.Module, Any], Sequence[str]]) -> tuple[int, Sequence[str]]:

@@ -73,7 +73,7 @@ class MeasuredRegions:
         )
 
 
-def measured_regions(step: Step, margins: bool = False) -> MeasuredRegions:
+def measured_regions(step: Step, by_processor: bool = False) -> MeasuredRegions:
     """The modules whose regions give a step's forward and backward the least peak, none inside
     another.
 
@@ -82,15 +82,15 @@ def measured_regions(step: Step, margins: bool = False) -> MeasuredRegions:
     chosen that keep no more than that, if there are such.
 
     Args:
-        margins: count scratch that has only a bound at its bound, for a budget that has to hold.
-            Else as none: a bound that is above all else makes sets alike that are not, and one
-            large region, which keeps least, would be taken.
+        by_processor: count scratch whose size is the processor's choice, for a budget that has to
+            hold. Else each machine has the same regions, and no bound that is above all else
+            makes sets alike that are not.
 
     Raises:
         Whatever the model raises with the batch: its own error, with a note.
     """
     model, depth = step.model, Depth()
-    tree = call_tree(step, without_own, depth, margins)
+    tree = call_tree(step, without_own, depth, by_processor)
     limit = kept_by_its_own(step, depth)
     modules = dict(model.named_modules())
     layers = layers_that_checkpoint(model)
@@ -105,7 +105,7 @@ def measured_regions(step: Step, margins: bool = False) -> MeasuredRegions:
 
     def look(changes: Changes) -> CallTree:
         return depth.run(
-            lambda: predicted_tree(step, changes, margins), lambda found: len(found.calls)
+            lambda: predicted_tree(step, changes, by_processor), lambda found: len(found.calls)
         )
 
     def bad(cut: RegionSet) -> dict[str, str]:

@@ -57,7 +57,7 @@ def found_blocks(step: Step, target: str, runs: bool) -> tuple[str, ...]:
     called = tree.with_gradients
     running = [path for path in shown if path in called]
     if not running:  # or without gradients: in checkpointing of the model's own, which plans refuse
-        found = measured_regions(without_optimizer(step), margins=True).paths
+        found = measured_regions(without_optimizer(step), by_processor=True).paths
         return found or tuple(shown)
     regions = likely_regions(tree)
     ways = [running, _beside(running, regions), _around(running, regions)]

@@ -282,12 +282,14 @@ class Ledger(UncompiledMode):
     ) -> None:
         """Note what the kernel allocated and freed, in addition to what it returned."""
         scratch = scratch_of(func, args, given, results)
-        nbytes = scratch.known + scratch.margin
+        by_processor = scratch.measured + scratch.margin
+        nbytes = scratch.known + by_processor
         is_elsewhere = self._device is None and any(t.device.type != "cpu" for t in given)
         if not nbytes or is_elsewhere:
             return
         made = (nbytes, (nbytes,), torch.uint8, self.instant, self.phase, f"{name} (scratch)")
         piece = Piece(*made, *self._place(), TEMPORARY, died=self.instant, margin=scratch.margin)
+        piece.by_processor = by_processor
         self.scratch.append((len(self.log), piece))
 
     def _know(self, piece: Piece, name: str, args: tuple[Any, ...]) -> None:

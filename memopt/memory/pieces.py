@@ -63,6 +63,8 @@ class Piece:
     """The numbers of the operators of forward that wrote to it in place."""
     margin: int = 0
     """Bytes of a kernel's scratch that may not be allocated: only a bound of its size is known."""
+    by_processor: int = 0
+    """Bytes of a kernel's scratch that are this processor's choice, the margin among them."""
 
 
 class Entry(NamedTuple):

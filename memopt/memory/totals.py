@@ -14,16 +14,16 @@ def totals_of(ledger: Ledger) -> list[int]:
     return list(accumulate(changes, initial=late))
 
 
-def highs_of(ledger: Ledger, margins: bool = True) -> list[int]:
+def highs_of(ledger: Ledger, by_processor: bool = True) -> list[int]:
     """The totals of `totals_of`, each with the most scratch that was allocated then.
 
     Args:
-        margins: count scratch that has only a bound at its bound, else as none.
+        by_processor: count scratch whose size is the processor's choice.
     """
     totals = totals_of(ledger)
     highs = list(totals)
     for place, piece in ledger.scratch:
-        nbytes = piece.nbytes if margins else piece.nbytes - piece.margin
+        nbytes = piece.nbytes if by_processor else piece.nbytes - piece.by_processor
         highs[place] = max(highs[place], totals[place] + nbytes)
     return highs
 

@@ -25,7 +25,7 @@ _STEP_AND_MODEL = 2
 
 
 def call_tree(
-    step: Step, changes: Changes, depth: Depth | None = None, margins: bool = True
+    step: Step, changes: Changes, depth: Depth | None = None, by_processor: bool = True
 ) -> CallTree:
     """The calls of a step without its optimizer, after `changes` to the model. All is as it was
     afterwards.
@@ -34,7 +34,7 @@ def call_tree(
     step looks at them, or the model cannot be copied.
 
     Args:
-        margins: count scratch that has only a bound at its bound, else as none.
+        by_processor: count scratch whose size is the processor's choice.
 
     Raises:
         Whatever the step raises: its own error, with a note.
@@ -43,7 +43,7 @@ def call_tree(
     def look() -> CallTree:
         if not is_sharded(step.model):
             try:
-                found = predicted_tree(step, changes, margins)
+                found = predicted_tree(step, changes, by_processor)
             except Exception:
                 if not has_values(step.model, step.batch):
                     raise
@@ -52,17 +52,17 @@ def call_tree(
                 if len(found.calls) > _STEP_AND_MODEL or not has_values(step.model, step.batch):
                     return found
         with torch.enable_grad():
-            return _real(step.alone(), changes, home_of(step.model), margins)
+            return _real(step.alone(), changes, home_of(step.model), by_processor)
 
     with noted_errors(step.who, step.model), quiet_libraries():
         return (depth or Depth()).run(look, lambda tree: len(tree.calls))
 
 
-def predicted_tree(step: Step, changes: Changes, margins: bool = True) -> CallTree:
+def predicted_tree(step: Step, changes: Changes, by_processor: bool = True) -> CallTree:
     """The calls of a predicted step without its optimizer, after `changes` to a copy of the model.
 
     Args:
-        margins: as in `call_tree`.
+        by_processor: as in `call_tree`.
 
     Raises:
         Whatever keeps it from being predicted: DependsOnValues, or the step's own error.
@@ -76,10 +76,10 @@ def predicted_tree(step: Step, changes: Changes, margins: bool = True) -> CallTr
     target = target_of(step.who, step.model, None)
     with torch.enable_grad():
         hollow_step(step.alone(), changes, target, watch)
-    return recorders[-1].tree(margins)
+    return recorders[-1].tree(by_processor)
 
 
-def _real(step: Step, changes: Changes, device: torch.device, margins: bool) -> CallTree:
+def _real(step: Step, changes: Changes, device: torch.device, by_processor: bool) -> CallTree:
     ledger = Ledger(step.model, device.type)
     recorder = CallRecorder(step.model, ledger)
     with unchanged(*step.roots):
@@ -91,7 +91,7 @@ def _real(step: Step, changes: Changes, device: torch.device, margins: bool) -> 
         with ledger, recorder:
             step.run(ledger)
         ledger.close()
-    return recorder.tree(margins)
+    return recorder.tree(by_processor)
 
 
 def step_with(who: str, model: nn.Module, batch: Any, function: StepFunction = None) -> Step:

@@ -122,15 +122,15 @@ class CallRecorder:
                 call.returns_view = any(id(p) in known for p in _pieces(self._ledger, others))
                 return
 
-    def tree(self, margins: bool = True) -> CallTree:
+    def tree(self, by_processor: bool = True) -> CallTree:
         """The tree of the ledger's calls. The ledger is closed.
 
         Args:
-            margins: count scratch that has only a bound at its bound, else as none.
+            by_processor: count scratch whose size is the processor's choice.
         """
         if not self._calls:
             self._open("", ())
-        builder = _Builder(self._ledger, self._calls, self._switches, margins)
+        builder = _Builder(self._ledger, self._calls, self._switches, by_processor)
         return builder.tree(tuple(self._again))
 
 
@@ -162,9 +162,9 @@ class _Builder:
         ledger: Ledger,
         calls: Sequence[_Open],
         switches: Sequence[tuple[CallMoment, int]],
-        margins: bool,
+        by_processor: bool,
     ) -> None:
-        self._ledger, self._calls, self._margins = ledger, calls, margins
+        self._ledger, self._calls, self._by_processor = ledger, calls, by_processor
         self._innermost = [number for _, number in switches]
         self._operators = [moment.operators for moment, _ in switches]
         self._saves = [moment.saves for moment, _ in switches]
@@ -175,7 +175,7 @@ class _Builder:
         """The last operator of forward."""
         self._turn_place = mark.place
         self._instants = [entry.instant for entry in ledger.log]
-        self._totals, self._highs = totals_of(ledger), highs_of(ledger, margins)
+        self._totals, self._highs = totals_of(ledger), highs_of(ledger, by_processor)
         changes = (e.sign * e.piece.nbytes * (e.piece.category == GRADIENTS) for e in ledger.log)
         gradients = accumulate(changes, initial=0)
         pairs = zip(self._highs, gradients, strict=True)
@@ -208,7 +208,7 @@ class _Builder:
         start = self._calls[0].begin.log
         highest = max(range(start, len(self._highs)), key=self._highs.__getitem__)
         peak = self._highs[highest] - self._totals[start]
-        margin = margin_at(self._ledger, highest) if self._margins else 0
+        margin = margin_at(self._ledger, highest) if self._by_processor else 0
         return CallTree(calls, tuple(storages), peak, again, margin)
 
     def _held(self) -> tuple[list[Piece], dict[int, set[int]]]:

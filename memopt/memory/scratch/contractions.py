@@ -84,7 +84,7 @@ def convolution(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[
     if _is_quick(source, weight, result, options):
         found = measured(torch.ops.aten.convolution.default, args)
         if found is not None:
-            return Scratch(found)
+            return Scratch(0, measured=found)
     copied = copy_of(source)
     if _by_onednn(source, weight, bias, options):
         blocked = _blocked(source, weight, options) + padded(weight, 2)
@@ -104,7 +104,7 @@ def convolution_backward(
     if _is_quick(source, weight, gradient, options):
         found = measured(torch.ops.aten.convolution_backward.default, args)
         if found is not None:
-            return Scratch(found)
+            return Scratch(0, measured=found)
     copied = copy_of(gradient) + copy_of(source)
     if _by_onednn(source, weight, None, options):
         blocked = _uncropped(gradient, options) + padded(source)

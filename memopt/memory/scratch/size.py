@@ -21,6 +21,8 @@ class Scratch(NamedTuple):
     known: int
     margin: int = 0
     """Bytes that may be needed in addition."""
+    measured: int = 0
+    """Bytes in addition that a call on this processor was seen to need."""
 
 
 NONE = Scratch(0)
