@@ -63,17 +63,23 @@ def cannot_run_again(
     """
     reasons: dict[str, str] = {}
     seen: set[str] = set()
+    probed: list[str] = []
+    """The module whose probe runs. Those inside of it have their turn when that has ended."""
 
     def before(path: str) -> Callable[[nn.Module, Any, Any], None]:
         def probe(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if path in seen:
+            if path in seen or probed:
                 return
             seen.add(path)
-            reason = (
-                IN_OTHER_CHECKPOINTING
-                if is_in_other_checkpointing()
-                else _reason(module, args, kwargs)
-            )
+            probed.append(path)
+            try:
+                reason = (
+                    IN_OTHER_CHECKPOINTING
+                    if is_in_other_checkpointing()
+                    else _reason(module, args, kwargs)
+                )
+            finally:
+                probed.pop()
             if reason:
                 reasons[path] = reason
 
@@ -83,7 +89,8 @@ def cannot_run_again(
 
     def behind(path: str) -> Callable[[nn.Module, Any, Any], None]:
         def leaving(module: nn.Module, args: Any, output: Any) -> None:
-            if not in_transform():  # where these have no values of their own, and there is a reason
+            # In a transform these have no values of their own, and there is a reason.
+            if not probed and not in_transform():
                 left[path] = _weights(module)
 
         return leaving

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
+from torch import nn
+
 from memopt._checkpoint.best import cut_of
 from memopt._checkpoint.blocks import find_blocks
 from memopt._checkpoint.measured import likely_regions, measured_regions
@@ -38,7 +40,7 @@ predicted steps, and timed ones, of its own.
 
 
 def found_blocks(step: Step, target: str, runs: bool) -> tuple[str, ...]:
-    """The paths of the blocks, none inside another. Empty where there are none.
+    """The paths of the blocks, none inside another. Empty where the model calls no module.
 
     Args:
         target: the device that is predicted for.
@@ -58,12 +60,23 @@ def found_blocks(step: Step, target: str, runs: bool) -> tuple[str, ...]:
     running = [path for path in shown if path in called]
     if not running:  # or without gradients: in checkpointing of the model's own, which plans refuse
         found = measured_regions(without_optimizer(step), by_processor=True).paths
-        return found or tuple(shown)
+        return found or tuple(shown) or _outermost(model, called)
     regions = likely_regions(tree)
     ways = [running, _beside(running, regions), _around(running, regions)]
     chosen = _least(one, tree, ways, target, runs)
     idle = [path for path in shown if not any(overlap(path, other) for other in chosen)]
     return tuple(path for path, _ in model.named_modules() if path in chosen or path in idle)
+
+
+def _outermost(model: nn.Module, called: Collection[str]) -> tuple[str, ...]:
+    """The modules that the model itself calls, where no region of any would lower the peak: recipes
+    may.
+    """
+    found: list[str] = []
+    for path, _ in model.named_modules():
+        if path and path in called and not any(is_inside(path, other) for other in found):
+            found.append(path)
+    return tuple(found)
 
 
 def _beside(shown: Sequence[str], regions: Sequence[str]) -> list[str]:

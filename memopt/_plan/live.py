@@ -319,9 +319,8 @@ def blocks_of(step: Step, blocks: BlocksLike, target: str, runs: bool = False) -
         paths = found_blocks(step, target, runs)
         if not paths:
             raise ValueError(
-                "plan: model must have blocks (an nn.ModuleList, nn.Sequential or "
-                "nn.ModuleDict of modules of one class, or modules whose regions lower the peak), "
-                f"or blocks= must name them, got {type(model).__name__} without"
+                "plan: model must have modules that it calls with gradients, or blocks= must name "
+                f"some, got {type(model).__name__} without"
             )
     else:
         predicate = as_predicate("plan: blocks", cast("Modules | None", blocks))

@@ -15,8 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import memopt
+from memopt._checkpoint.probe import cannot_run_again
 from memopt._checkpoint.state import State
 from memopt._checkpoint.wrapper import settings_of
+from memopt.memory.step import Step
 from tests.checkpoint.stateful import MOVES, STAYS, Row, Stateful
 
 
@@ -301,3 +303,14 @@ def test_a_step_that_looks_at_its_gradients(step: Any) -> None:
         names = memopt.apply_activation_checkpointing(model, batch=sample(), step=step)
     assert names == ["blocks.0", "blocks.2"]
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_modules_inside_others_are_each_looked_at() -> None:
+    """The probe of one does not disturb that of the module around it, whose statistics move once;
+    and what is inside a module that cannot be recomputed is still looked at.
+    """
+    inner = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    model = nn.Sequential(nn.Sequential(inner, nn.ReLU()), Row("nothing", "counter"))
+    modules = {path: module for path, module in model.named_modules() if path}
+    found = cannot_run_again(Step(model, (sample(),), None, torch.sum, who="test"), modules)
+    assert set(found) == {"1", "1.blocks.1"}

@@ -119,7 +119,7 @@ def test_models_that_cannot_be_planned() -> None:
     batch = tokens()
     with pytest.raises(TypeError, match=r"model must be an nn.Module, got int"):
         memopt.plan(3, batch, EVERYTHING)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="must have blocks"):
+    with pytest.raises(ValueError, match="must have modules that it calls"):
         memopt.plan(nn.Linear(3, 3), torch.randn(2, 3), EVERYTHING, loss=torch.sum)
     model, _ = chain()
     memopt.convert(model)
