@@ -2,31 +2,22 @@
 the model is written, and with regions chosen with a batch; and with gradient checkpointing of the
 model's own, where it has some.
 
-Models are those of region_models and, of convert_models/zoo.py, those of libraries that are
-installed. Each is small, has random weights, and runs in training mode on the CPU in float32. Bytes
-are those of `memopt.saved_bytes` without the batch's own. Bytes are exact; no times are taken.
+Models are those of by_model.py. Bytes are those of `memopt.saved_bytes` without the batch's own.
+Bytes are exact; no times are taken.
 
 `python -m benchmarks.regions [--out FILE.json] [--docs FILE.md] [--only NAME ...] [--add]`
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 import memopt
-from benchmarks import record
-from benchmarks.cli import RESULTS
-from benchmarks.convert_models.zoo import ZOO
-from benchmarks.region_models import OWN
+from benchmarks.by_model import made, make_table
 from benchmarks.region_models.parts import Made
 from benchmarks.summary import table
 from memopt._checkpoint.best import best_cut
@@ -39,19 +30,9 @@ from memopt.memory.paths import paths_around
 from memopt.memory.step import Step
 
 OP = "regions"
-OUT = f"cpu_{OP}.json"
-DOCS = Path(__file__).parent.parent / "docs" / "regions.md"
 MUCH = 0.8
 GOAL = 0.35
 """Above this ratio a sentence below the table says why."""
-
-
-def models() -> Iterator[tuple[str, Made]]:
-    """Each model's name, and what makes it with a batch."""
-    yield from OWN.items()
-    for entry in ZOO:
-        if entry.library in ("transformers", "diffusers") and entry.importable():
-            yield f"{entry.library}: {entry.name}", entry.make
 
 
 def measure(make: Made) -> dict[str, Any]:
@@ -75,9 +56,7 @@ def measure(make: Made) -> dict[str, Any]:
 
 def why(make: Made) -> str:
     """Say what stays with the chosen regions, and what keeping less would cost."""
-    torch.manual_seed(0)
-    model, batch = make()
-    model.train()
+    model, batch = made(make)
     found = measured_regions(step_with(OP, model, batch))
     tree, regions = found.tree, set(found.paths)
 
@@ -109,9 +88,8 @@ def _peak(model: nn.Module, batch: Any, regions: Sequence[str]) -> int:
 
 
 def _kept(make: Made, put: Callable[[nn.Module, Any], Sequence[str]]) -> tuple[int, Sequence[str]]:
-    torch.manual_seed(0)
-    model, batch = make()
-    regions = put(model.train(), batch)
+    model, batch = made(make)
+    regions = put(model, batch)
     args, kwargs = ((), batch) if isinstance(batch, Mapping) else (batch, {})
     found = memopt.saved_bytes(model, *args, **kwargs)
     return sum(s.nbytes for s in found.storages if not s.is_input), regions
@@ -126,9 +104,8 @@ def _measured(model: nn.Module, batch: Any) -> Sequence[str]:
 
 
 def _own(make: Made) -> int:
-    torch.manual_seed(0)
-    model, batch = make()
-    step = Step(model.train(), batch, None, sum_of_outputs, who=OP)
+    model, batch = made(make)
+    step = Step(model, batch, None, sum_of_outputs, who=OP)
     nbytes = kept_by_its_own(step, Depth())
     if nbytes is None:
         raise AttributeError("it has none")
@@ -186,37 +163,12 @@ drop it; where modules are there for that, the peak with them is given. [Plans](
 one region of several elements of a chain."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{OP}")
-    add = parser.add_argument
-    add("--out", type=Path, default=RESULTS / OUT, help=f"default: benchmarks/results/{OUT}")
-    add("--docs", type=Path, default=DOCS, help="the table; default: docs/regions.md")
-    add("--only", nargs="*", help="names of models, all without")
-    add("--add", action="store_true", help="to the file's other models")
-    args = parser.parse_args(argv)
+def line(case: Mapping[str, Any]) -> str:
+    return " ".join(str(case.get(f"{way}_ratio")) for way in ("without", "with", "own"))
 
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)  # the models are small
-    every = dict(models())
-    settings = {"dtype": "float32", "models": len(every)}
-    header = record.header(OP, {}, settings, argv, torch.device("cpu"))
-    results = record.Record(args.out, header, resume=False)
-    if args.add and args.out.exists():
-        results.cases.update(json.loads(args.out.read_text())["cases"])
-    for name, make in every.items():
-        if args.only and name not in args.only:
-            continue
-        results.add(name, measure(make))
-        case = results.cases[name]
-        print(name, *(case.get(f"{way}_ratio") for way in ("without", "with", "own")), flush=True)
-    order = {name: number for number, name in enumerate(every)}
-    results.cases = dict(
-        sorted(results.cases.items(), key=lambda item: order.get(item[0], len(order)))
-    )
-    results.save()
-    args.docs.parent.mkdir(parents=True, exist_ok=True)
-    args.docs.write_text(markdown(results.cases))
-    return 0
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return make_table(OP, measure, markdown, line, argv)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ class Compare(TorchDispatchMode):
         scratch = scratch_of(func, args, given, results)
         with LiveBytes() as live:
             result = func(*args, **kwargs)
-        predicted = sum(new.values()) + scratch.known
+        predicted = sum(new.values()) + scratch.known + scratch.measured
         self.found.append(Found(str(func), live.most_with_scratch, predicted, scratch.margin))
         return result
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memopt
-from memopt.memory.scratch import contractions
+from memopt.memory.scratch import measured as measured_module
 from memopt.memory.scratch.measured import measured
 from memopt.memory.scratch.onednn import lstm_workspace
 from memopt.memory.storages import storages
@@ -241,7 +241,7 @@ EXACT = frozenset(
         *("folded", "squared distance", "smooth distance", "k-th values"),
         *("conv1d", "conv2d", "conv2d of an image", "conv2d by channel", "conv2d in groups"),
         *("conv1d in groups, places skipped", "conv3d", "conv3d in double", "conv of one row"),
-        *("transposed conv2d", "conv2d of wide windows"),
+        *("transposed conv2d", "conv2d of wide windows", "lstm"),
         *("kept bags of maxima", "fft", "fft of the last dimension", "fft of two dimensions"),
         *(
             "fft of three dimensions",
@@ -299,7 +299,8 @@ def test_under_autocast(case: str) -> None:
         if "could not create a primitive" not in str(error):
             raise
         pytest.skip("oneDNN has no such kernel for this processor")
-    assert_holds(model, batch, autocast=torch.bfloat16)
+    margin = assert_holds(model, batch, autocast=torch.bfloat16)
+    assert margin == 0 or case == "attention"
 
 
 @pytest.mark.parametrize("case", ["linear", "conv2d", "attention", "layer norm"])
@@ -320,7 +321,7 @@ CONVOLUTIONS = [case for case in CASES if "conv" in case]
 def test_convolutions_too_large_to_measure_have_a_bound(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contractions, "_QUICK", 0)
+    monkeypatch.setattr(measured_module, "_QUICK", 0)
     torch.manual_seed(0)
     assert_holds(*CASES[case]())
 
@@ -359,6 +360,11 @@ def test_nobody_sees_a_measured_convolution() -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
+def test_long_lstms_are_known() -> None:
+    """The bound is too low here."""
+    assert assert_holds(nn.LSTM(128, 256), torch.randn(100, 16, 128)) == 0
+
+
 @pytest.mark.parametrize("sizes", [(1, 1, 8, 16), (12, 5, 30, 64), (7, 4, 256, 64), (9, 2, 20, 50)])
 def test_the_workspace_of_an_lstm(sizes: tuple[int, int, int, int]) -> None:
     """What oneDNN says: rows padded to cache lines, but not to multiples of 256, and pages."""
@@ -383,7 +389,8 @@ def test_the_largest_batch_of_an_lstm_fits() -> None:
     assert held + allocated_by(step) <= budget
 
 
-def test_a_report_names_the_margin() -> None:
+def test_a_report_names_the_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured_module, "_QUICK", 0)
     report = memopt.anatomy(Run(nn.LSTM(24, 40)), torch.randn(15, 6, 24), optimizer=None)
     assert report.trace.peak.margin > 0
     assert "a bound of kernels' scratch" in str(report)

@@ -9,6 +9,6 @@ indices        of what reads, writes and sorts by place
 matrices       of decompositions, solvers and distances
 transforms     of Fourier transforms and matrix exponentials
 head           of memopt's loss in chunks
-measured       measured by a call, of convolutions
-onednn         where oneDNN computes
+measured       where oneDNN computes, measured by a call
+onednn         where oneDNN computes, by formulas and bounds
 """

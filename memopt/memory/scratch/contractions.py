@@ -1,7 +1,5 @@
-"""Scratch of matrix products, convolutions and attention on a CPU.
-
-Which blocks and buffers a convolution takes is oneDNN's choice, by processor, threads and sizes. So
-the first convolution of each size is measured where that is quick, and has a bound elsewhere.
+"""Scratch of matrix products, convolutions and attention on a CPU: of what oneDNN computes bounds,
+since its blocks and buffers are its choice, by processor, threads and sizes.
 """
 
 from __future__ import annotations
@@ -13,17 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from memopt.memory.scratch.measured import measured
 from memopt.memory.scratch.onednn import padded
 from memopt.memory.scratch.size import NONE, KiB, Scratch, copy_of, elements_of, format_of
 
 _BLOCK = 256
 """Rows or columns of a matrix that a thread of oneDNN's copies at a time, at the most."""
-
-_QUICK = 1e10
-"""Operations of a convolution that is measured, a multiply-add being two: .2 s on a core."""
-_SMALL = 256 << 20
-"""Bytes of the tensors of one that is measured."""
 
 
 def product(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
@@ -81,10 +73,6 @@ class _Options(NamedTuple):
 def convolution(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
     source, weight, bias, result = *args[:3], results[0]
     options = _Options(*args[3:9])
-    if _is_quick(source, weight, result, options):
-        found = measured(torch.ops.aten.convolution.default, args)
-        if found is not None:
-            return Scratch(0, measured=found)
     copied = copy_of(source)
     if _by_onednn(source, weight, bias, options):
         blocked = _blocked(source, weight, options) + padded(weight, 2)
@@ -101,10 +89,6 @@ def convolution_backward(
 ) -> Scratch:
     gradient, source, weight = args[:3]
     options = _Options(*args[4:10])
-    if _is_quick(source, weight, gradient, options):
-        found = measured(torch.ops.aten.convolution_backward.default, args)
-        if found is not None:
-            return Scratch(0, measured=found)
     copied = copy_of(gradient) + copy_of(source)
     if _by_onednn(source, weight, None, options):
         blocked = _uncropped(gradient, options) + padded(source)
@@ -117,13 +101,6 @@ def convolution_backward(
     columns = _columns(source, weight, gradient, options.transposed)
     parts = 2 * source.nbytes + 2 * _uncropped(gradient, options)
     return Scratch(0, copied + 2 * columns + 2 * padded(weight, 2) + padded(source) + parts)
-
-
-def _is_quick(source: Tensor, weight: Tensor, result: Tensor, options: _Options) -> bool:
-    """Whether one call takes next to no time and memory."""
-    positions = math.prod((source if options.transposed else result).shape[2:])
-    work = 2 * source.shape[0] * weight.numel() * positions
-    return work <= _QUICK and source.nbytes + weight.nbytes + result.nbytes <= _SMALL
 
 
 def _by_onednn(source: Tensor, weight: Tensor, bias: Tensor | None, options: _Options) -> bool:

@@ -1,13 +1,15 @@
 """Measures scratch: one call on zeros of the same sizes and strides, once for each of them.
 
-For kernels whose choice of blocks and buffers no formula knows (oneDNN's convolutions). The call
-runs in a thread of its own, where no mode, hook, transform or profiler of the caller's sees it.
+For kernels whose choice of blocks and buffers no formula knows: oneDNN's convolutions, its products
+of 16 bits and its LSTMs. A call runs in a thread of its own, where no mode, hook, transform or
+profiler of the caller's sees it. What would take long has a bound instead.
 """
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -17,6 +19,44 @@ from torch import Tensor
 from memopt._extension import HAS_NATIVE
 from memopt.memory.allocator import LiveBytes
 from memopt.memory.scratch.size import elements_of
+
+_QUICK = 1e10
+"""Operations of a call that is measured, a multiply-add being two: .2 s on a core."""
+_SMALL = 256 << 20
+"""Bytes of the tensors of one that is measured."""
+
+
+def is_quick(name: str, args: Sequence[Any], results: Sequence[Tensor]) -> bool:
+    """Whether an operator's calls are measured, and this one takes little time and memory."""
+    work = _WORK.get(name)
+    if work is None or work(args, results) > _QUICK:
+        return False
+    given = (arg for arg in args if isinstance(arg, Tensor))
+    return sum(t.nbytes for t in (*given, *results)) <= _SMALL
+
+
+def _of_convolution(source: Tensor, weight: Tensor, result: Tensor, transposed: bool) -> int:
+    positions = math.prod((source if transposed else result).shape[2:])
+    return 2 * source.shape[0] * weight.numel() * positions
+
+
+def _of_lstm(source: Tensor, to_gates: Tensor, between: Tensor) -> int:
+    return 2 * math.prod(source.shape[:2]) * (to_gates.numel() + between.numel())
+
+
+_WORK: dict[str, Callable[[Sequence[Any], Sequence[Tensor]], int]] = {
+    "convolution": lambda args, results: _of_convolution(args[0], args[1], results[0], args[6]),
+    "convolution_backward": lambda args, _: _of_convolution(args[1], args[2], args[0], args[7]),
+    **dict.fromkeys(
+        ("mm", "bmm"), lambda args, results: 2 * results[0].numel() * args[0].shape[-1]
+    ),
+    **dict.fromkeys(
+        ("addmm", "baddbmm"), lambda args, results: 2 * results[0].numel() * args[1].shape[-1]
+    ),
+    **dict.fromkeys(
+        ("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"), lambda args, _: _of_lstm(*args[:3])
+    ),
+}
 
 
 class _Sizes(NamedTuple):
