@@ -34,7 +34,7 @@ from memopt.memory.paths import is_inside
 from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.predicted.predict import Looks
 from memopt.memory.speed import speed_of
-from memopt.memory.step import Step, with_its_buffers
+from memopt.memory.step import Step, with_its_tensors
 from memopt.memory.unchanged import Written, unchanged
 
 BlocksLike = Modules | Sequence[str] | None
@@ -298,7 +298,7 @@ class Live:
                 step.forward_and_backward(batch)
 
         with unchanged(*step.roots, written=self.written):
-            above = with_its_buffers(
+            above = with_its_tensors(
                 step.model,
                 lambda: self.looks.depth.run(lambda: most_above(device, run), lambda above: above),
             )

@@ -23,7 +23,7 @@ from memopt.memory.ledger import Ledger
 from memopt.memory.peak import of_optimizer
 from memopt.memory.predicted.predict import Looks, hollow_step
 from memopt.memory.speed import speed_of
-from memopt.memory.step import Step, with_its_buffers
+from memopt.memory.step import Step, with_its_tensors
 from memopt.memory.unchanged import Written, unchanged
 
 
@@ -104,7 +104,7 @@ def watched(step: Step, blocks: Sequence[str]) -> Observed:
     alone = step.alone()
     with unchanged(*step.roots) as before:
         alone.settle()
-        ledger, watch = with_its_buffers(step.model, lambda: _traced(step, alone, blocks))
+        ledger, watch = with_its_tensors(step.model, lambda: _traced(step, alone, blocks))
     observed = _observed(ledger, watch, step)
     nbytes = observed.nbytes
     states, most = of_optimizer(step)

@@ -28,7 +28,7 @@ from memopt.memory.optimizers import (
 )
 from memopt.memory.pieces import FUNCTIONALITY, GRADIENTS, STATES, WEIGHTS
 from memopt.memory.saved import held_by
-from memopt.memory.storages import tensors_in
+from memopt.memory.storages import storage_keys, tensors_in
 from memopt.memory.tensors import unseen
 
 T = TypeVar("T")
@@ -331,13 +331,16 @@ def traced(step: Step, ledger: Ledger, prime: States | None = None) -> tuple[flo
     return seconds[0], seconds[1]
 
 
-def with_its_buffers(model: nn.Module, run: Callable[[], T]) -> T:
-    """Return what `run` finds; where it exchanged buffers of the model, what a second run finds: in
-    the first those that were there before, which are held to be put back, count as well.
+def with_its_tensors(model: nn.Module, run: Callable[[], T]) -> T:
+    """Return what `run` finds; where it exchanged buffers of the model, or the memory of parameters
+    (`p.data = ...`, as momentum encoders do), what a second run finds: in the first those that were
+    there before, which are held to be put back, count as well.
     """
-    before = [*map(id, model.buffers())]
+    buffers = [*map(id, model.buffers())]
+    weights = [(p, storage_keys(p)) for p in model.parameters()]
     found = run()
-    return found if before == [*map(id, model.buffers())] else run()
+    is_same = buffers == [*map(id, model.buffers())]
+    return found if is_same and all(keys == storage_keys(p) for p, keys in weights) else run()
 
 
 def tensor_attributes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

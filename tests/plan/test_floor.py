@@ -261,6 +261,35 @@ def test_a_buffer_that_forward_assigns_anew() -> None:
     assert plan.measured_peak == plan.peak <= floor
 
 
+class Momentum(nn.Module):
+    """Gives the weights of a second model new memory in forward, as MoCo does its key encoder's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(16) for _ in "ab")
+        self.keys = nn.Sequential(nn.Linear(16, 500), nn.Linear(500, 16)).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for weight in self.keys.parameters():
+                weight.data = weight.data * 0.9
+            target = self.keys(x)
+        for block in self.blocks:
+            x = block(x)
+        return (x - target).square().mean()
+
+
+def test_weights_that_forward_gives_other_memory() -> None:
+    """What they had before is held to be put back; a step of the user's frees it."""
+    model, x = Momentum(), torch.randn(50, 16)
+    with pytest.raises(memopt.BudgetTooSmall) as error:
+        memopt.plan(model, x, 100, optimizer=None, measure=False, chunks=False)
+    floor = error.value.floor
+    plan = memopt.plan(model, x, floor, optimizer=None, measure=False, chunks=False)
+    plan.apply()
+    assert plan.measured_peak == plan.peak <= floor
+
+
 def test_the_floor_without_chunks_is_said_to_be_no_lower() -> None:
     """Rounded up as the floor is: it was said to be "about 0.1 MB", with a floor of 0.2 MB."""
     model, batch = Chain([4] * 2, 16), tokens(4, 8)
