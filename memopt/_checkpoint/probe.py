@@ -12,7 +12,8 @@ backward, and is put back. Modules are reported
 - whose state after the recompute is not what it was after the first run, be it that the recompute
   stops early, in the middle of a forward that would have put it back,
 - whose recompute returns something else, or raises,
-- whose weights something around them exchanges for the time of a call,
+- whose weights something around them exchanges for the time of a call, be it by equal ones
+  (`torch.func.functional_call` in a step whose backward does not run here),
 - that run inside checkpointing of the model's own, or checkpoint all of themselves, where a region
   changes nothing,
 - that run inside a transform of torch.func.
@@ -39,7 +40,7 @@ from memopt._compat import in_transform
 from memopt.memory.backwards import own_backward
 from memopt.memory.modules import seen_modules
 from memopt.memory.step import Step
-from memopt.memory.storages import tensors_in
+from memopt.memory.storages import storage_keys, tensors_in
 from memopt.memory.unchanged import unchanged
 
 # A feature that one call keeps for the next one shows at the second step.
@@ -63,12 +64,17 @@ def cannot_run_again(
     """
     reasons: dict[str, str] = {}
     seen: set[str] = set()
+    own: dict[str, set[tuple[str, int]]] = {}
+    lent: dict[str, set[tuple[str, int]]] = {path: set() for path in modules}
     probed: list[str] = []
     """The module whose probe runs. Those inside of it have their turn when that has ended."""
 
     def before(path: str) -> Callable[[nn.Module, Any, Any], None]:
         def probe(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if path in seen or probed:
+            if probed:
+                return
+            lent[path] |= _memory(module) - own[path]
+            if path in seen:
                 return
             seen.add(path)
             probed.append(path)
@@ -89,9 +95,11 @@ def cannot_run_again(
 
     def behind(path: str) -> Callable[[nn.Module, Any, Any], None]:
         def leaving(module: nn.Module, args: Any, output: Any) -> None:
-            # In a transform these have no values of their own, and there is a reason.
-            if not probed and not in_transform():
+            if probed:
+                return
+            if not in_transform():  # where these have no values of their own, and there is a reason
                 left[path] = _weights(module)
+            own[path] |= _memory(module) - lent[path]  # it may have made others itself
 
         return leaving
 
@@ -104,10 +112,16 @@ def cannot_run_again(
             stack.callback(module.register_forward_hook(behind(path)).remove)
         if deciding is not None:
             stack.enter_context(noting_decisions(modules, deciding.add))
+        own.update((path, _memory(module)) for path, module in modules.items())
         run_without_gradients(step)
         for path, weights in left.items():
             now = _weights(modules[path])
-            other = [n for n in now if n not in weights or not _is_one(weights[n], now[n])]
+            lent_to = {name for name, _ in lent[path] - _memory(modules[path])}
+            other = [
+                n
+                for n in now
+                if n in lent_to or n not in weights or not _is_one(weights[n], now[n])
+            ]
             if other:
                 reasons[path] = f"{_listed(other)} is changed from outside before backward"
     return {path: reasons[path] for path in modules if path in reasons}
@@ -123,6 +137,12 @@ def run_without_gradients(step: Step) -> None:
             step.output(batch)
     except Exception:
         step.output(batch)
+
+
+def _memory(module: nn.Module) -> set[tuple[str, int]]:
+    """Names of its parameters, each with what tells its memory from others'."""
+    named = module.named_parameters(remove_duplicate=False)
+    return {(name, key) for name, p in named for key in storage_keys(p)}
 
 
 def _weights(module: nn.Module) -> dict[str, tuple[float, float]]:

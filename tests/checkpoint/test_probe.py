@@ -314,3 +314,50 @@ def test_modules_inside_others_are_each_looked_at() -> None:
     modules = {path: module for path, module in model.named_modules() if path}
     found = cannot_run_again(Step(model, (sample(),), None, torch.sum, who="test"), modules)
     assert set(found) == {"1", "1.blocks.1"}
+
+
+class Learner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (
+            nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 8)) for _ in "ab"
+        )
+
+    def forward(self, x: Tensor, adapts: bool = False) -> Tensor:
+        x = self.a(x)
+        # Equal ones, where they are others.
+        weights = {n: p * 1.0 if adapts else p for n, p in self.b.named_parameters()}
+        found: Tensor = torch.func.functional_call(self.b, weights, (x,))
+        return found.square().mean()
+
+
+def meta_step(model: nn.Module, x: Tensor) -> None:
+    """A step of MAML: the loss of weights that an inner step has made."""
+    weights = dict(model.named_parameters())
+    inner = torch.func.functional_call(model, weights, (x,))
+    found = torch.autograd.grad(inner, list(weights.values()), create_graph=True)
+    moved = {n: p - g for (n, p), g in zip(weights.items(), found, strict=True)}
+    torch.func.functional_call(model, moved, (x,)).backward()
+
+
+def test_weights_that_a_step_lends_to_the_whole_model() -> None:
+    """A recompute would take the model's own: its gradients were wrong, and nothing said so."""
+    torch.manual_seed(0)
+    model = Learner()
+    meta_step(model, sample())
+    wanted = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    with pytest.warns(UserWarning, match=r"0.weight, 0.bias, .* is changed from outside"):
+        names = memopt.apply_activation_checkpointing(model, batch=sample(), step=meta_step)
+    assert names == []
+    meta_step(model, sample())
+    for parameter, gradient in zip(model.parameters(), wanted, strict=True):
+        assert parameter.grad is not None and torch.equal(parameter.grad, gradient)
+
+
+def test_weights_that_a_model_lends_to_its_parts() -> None:
+    """Its own parameters, under `functional_call`, are no others."""
+    assert memopt.apply_activation_checkpointing(Learner(), batch=sample()) == ["a", "b"]
+    lent = {"x": sample(), "adapts": True}
+    with pytest.warns(UserWarning, match=r"b \(0.weight, .* is changed from outside"):
+        assert memopt.apply_activation_checkpointing(Learner(), batch=lent) == ["a"]
