@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -35,6 +35,7 @@ from memopt.memory.optimizers import OptimizerLike
 from memopt.memory.pieces import Piece
 from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.predicted.predict import Looks
+from memopt.memory.saved import let_go_of_graphs
 from memopt.memory.step import LossLike, Step, StepFunction, traced
 from memopt.memory.storages import tensors_in
 from memopt.memory.trace import Trace, trace_of
@@ -198,9 +199,12 @@ def _measured(
 ) -> tuple[Trace, float | None, AllocatorRow | None, tuple[Piece, ...]]:
     doing("measuring step")
     is_cuda = device == "cuda"
-    with unchanged(*step.roots, written=Written()) as before:  # functions are not copied
+    with ExitStack() as stack:
+        # Functions are not copied.
+        before = stack.enter_context(unchanged(*step.roots, written=Written()))
         with before.watching():
             real = _copy_of(step, before.computed())
+            stack.callback(let_go_of_graphs, real.model, step.model.modules())
             apply_fates(real, fates)
             kind = OffloadLedger if fates.offload else Ledger
             ledger = kind(real.model, device)

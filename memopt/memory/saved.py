@@ -158,8 +158,30 @@ def held_by(module: nn.Module) -> Iterator[Tensor]:
     """The tensors in a module's own attributes, in containers there too, which are neither
     parameters nor buffers: tables, for the most part.
     """
+    return _held_in(v for k, v in vars(module).items() if k not in _REGISTRIES)
+
+
+def let_go_of_graphs(model: nn.Module, others: Iterable[nn.Module]) -> None:
+    """Take away what the forward of a copy, which is not needed any more, has left in attributes
+    and buffers and has a history. A region in that history holds its module, in C++, where the
+    garbage collector does not look: the copy would never end.
+
+    Args:
+        others: modules that stay as they are, though the copy may hold them.
+    """
+    alone = {id(module) for module in others}
+    for module in model.modules():
+        if id(module) in alone:
+            continue
+        for names in (vars(module), module._buffers):
+            for name in [k for k in names if k not in _REGISTRIES]:
+                if any(tensor.grad_fn is not None for tensor in _held_in([names[name]])):
+                    del names[name]
+
+
+def _held_in(values: Iterable[object]) -> Iterator[Tensor]:
     seen: set[int] = set()
-    todo: list[Any] = [v for k, v in vars(module).items() if k not in _REGISTRIES]
+    todo: list[Any] = list(values)
     while todo:
         value = todo.pop()
         if isinstance(value, Tensor):

@@ -209,6 +209,37 @@ class CountsInContext(nn.Linear):
         return super().forward(x)
 
 
+class Spikes(nn.Module):
+    """Keeps results, which have a history, until its next call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.potential = self.linear(self.norm(x))
+        self.mean = self.potential.mean(0)
+        self.seen = {"last": [self.potential]}
+        return self.potential.sigmoid()
+
+
+@pytest.mark.parametrize("measure", [False, True])
+def test_copies_with_regions_end_whose_modules_keep_results(measure: bool) -> None:
+    """A result holds its history, a region in it its module, and that the result."""
+    model = nn.Sequential(nn.Sequential(Spikes(), Spikes()), nn.Linear(WIDTH, 1))
+    blocks, x = list(model[0]), torch.ones(2, WIDTH)
+    code = Spikes.forward.__code__
+    memopt.anatomy(model, x, checkpoint="all", loss=Tensor.sum, measure=measure)
+    with pytest.raises(memopt.BudgetTooSmall):
+        memopt.plan(model, x, 100, loss=Tensor.sum, measure=measure, steps=1)
+    gc.collect()
+    gc.collect()  # of what the first one freed
+    copies = [one for one in gc.get_objects() if type(one) is Spikes and one not in blocks]
+    assert not copies
+    assert Spikes.forward.__code__ is code
+
+
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
 def test_context_variables_have_their_values_again(run: Run) -> None:
     CALLS.set(5)

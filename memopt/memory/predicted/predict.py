@@ -23,6 +23,7 @@ from memopt.memory.predicted.hollow import Copies, HollowLedger, hollow_copy
 from memopt.memory.predicted.on_cuda import AsOnCuda, as_on_cuda, counts_on_host
 from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.predicted.repeated import Part
+from memopt.memory.saved import let_go_of_graphs
 from memopt.memory.step import Step, traced
 from memopt.memory.unchanged import Before, Written, unchanged
 from memopt.memory.writes import Exports
@@ -158,6 +159,8 @@ def _hollow_step(
             except DependsOnValues as error:
                 error.args = (f"{step.who}: {error}",)
                 raise
+            finally:
+                let_go_of_graphs(hollow.model, step.model.modules())
         seconds = time.perf_counter() - start
         return Hollow(ledger, seconds, ledger.written), hollow.states(known.states or {})
 
