@@ -248,8 +248,12 @@ def _is_compiled(model: nn.Module, path: str) -> bool:
 
 
 def _problems_of(plain: CallTree | None, tree: CallTree | None) -> tuple[str, ...]:
-    """The problem of a model whose recipes save nothing."""
+    """The problem of a model whose recipes save nothing. Inside checkpointing of the model's own
+    nothing is kept anyway, and they lower what its recompute takes.
+    """
     if plain is None or tree is None or tree.kept_bytes < plain.kept_bytes:
+        return ()
+    if tree.peak < plain.peak:
         return ()
     return (
         "recipes: the model was converted, and keeps no fewer bytes than before; "

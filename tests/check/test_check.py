@@ -325,6 +325,15 @@ def test_regions_without_modules_inside_are_counted() -> None:
     assert [(b.again, b.happened) for b in found.blocks] == [(1, "recomputed")] * 2
 
 
+def test_recipes_inside_checkpointing_of_the_models_own_lower_its_peak() -> None:
+    """They were said to have no effect, since nothing is kept there anyway."""
+    model = Own()
+    before = allocated(model)[1]
+    memopt.convert(model)
+    assert allocated(model)[1] < before
+    assert memopt.check(model, X, strict=True).ok
+
+
 def test_recipes_of_a_step_that_looks_at_values_are_not_said_to_be_kept() -> None:
     """Their bytes by block are not known then."""
 
