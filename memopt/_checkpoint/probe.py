@@ -12,6 +12,8 @@ backward, and is put back. Modules are reported
 - whose state after the recompute is not what it was after the first run, be it that the recompute
   stops early, in the middle of a forward that would have put it back,
 - whose recompute returns something else, or raises,
+- that keep a tensor with its gradient (`retain_grad`): the recompute would put another in its
+  place, which gets none,
 - whose weights something around them exchanges for the time of a call, be it by equal ones
   (`torch.func.functional_call` in a step whose backward does not run here),
 - that run inside checkpointing of the model's own, or checkpoint all of themselves, where a region
@@ -116,12 +118,9 @@ def cannot_run_again(
         run_without_gradients(step)
         for path, weights in left.items():
             now = _weights(modules[path])
-            lent_to = {name for name, _ in lent[path] - _memory(modules[path])}
-            other = [
-                n
-                for n in now
-                if n in lent_to or n not in weights or not _is_one(weights[n], now[n])
-            ]
+            others = {name for name, _ in lent[path] - _memory(modules[path])}
+            others |= {n for n in now if n not in weights or not _is_one(weights[n], now[n])}
+            other = [name for name in now if name in others]
             if other:
                 reasons[path] = f"{_listed(other)} is changed from outside before backward"
     return {path: reasons[path] for path in modules if path in reasons}
@@ -227,6 +226,8 @@ def _of_one_step(
         return "it writes to its arguments in place"
     if not results or not start.changes(first):
         return None
+    if kept := _with_gradients(module):
+        return f"{_listed(kept)} would lose the gradient that it retains"
     wanted = [*leaves, *(p for p in module.parameters() if p.requires_grad)]
     try:
         torch.autograd.grad(
@@ -244,6 +245,16 @@ def _of_one_step(
         names = _listed(start.changes(first))
         return f"its recompute would differ, since {names} changed"
     return ""
+
+
+def _with_gradients(module: nn.Module) -> list[str]:
+    """Names of attributes with a result in them that retains its gradient."""
+    return [
+        f"{path}.{name}" if path else name
+        for path, part in module.named_modules()
+        for name, value in vars(part).items()
+        if any(tensor.retains_grad and not tensor.is_leaf for tensor in tensors_in(value))
+    ]
 
 
 @contextmanager

@@ -319,9 +319,8 @@ def test_modules_inside_others_are_each_looked_at() -> None:
 class Learner(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = (
-            nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 8)) for _ in "ab"
-        )
+        self.a = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 8))
+        self.b = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 8))
 
     def forward(self, x: Tensor, adapts: bool = False) -> Tensor:
         x = self.a(x)
@@ -352,7 +351,8 @@ def test_weights_that_a_step_lends_to_the_whole_model() -> None:
     assert names == []
     meta_step(model, sample())
     for parameter, gradient in zip(model.parameters(), wanted, strict=True):
-        assert parameter.grad is not None and torch.equal(parameter.grad, gradient)
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, gradient)
 
 
 def test_weights_that_a_model_lends_to_its_parts() -> None:
@@ -361,3 +361,29 @@ def test_weights_that_a_model_lends_to_its_parts() -> None:
     lent = {"x": sample(), "adapts": True}
     with pytest.warns(UserWarning, match=r"b \(0.weight, .* is changed from outside"):
         assert memopt.apply_activation_checkpointing(Learner(), batch=lent) == ["a"]
+
+
+class Explained(nn.Module):
+    """Keeps what it attends to, and whoever explains it reads the gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = self.a(x).softmax(-1)
+        if self.seen.requires_grad:
+            self.seen.retain_grad()
+        return self.b(self.seen.tanh())
+
+
+def test_a_tensor_that_a_block_keeps_with_its_gradient() -> None:
+    """The recompute put another in its place, which had no gradient."""
+    model = nn.Sequential(Explained(), nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 8)))
+    with pytest.warns(UserWarning, match=r"0 \(seen would lose the gradient that it retains"):
+        names = memopt.apply_activation_checkpointing(
+            model, check_fn=[model[0], model[1]].__contains__, batch=sample()
+        )
+    assert names == ["1"]
+    model(sample()).sum().backward()
+    assert model[0].seen.grad is not None
