@@ -167,5 +167,5 @@ def _mark(value: Any) -> Any:
     if isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, dict, set, tuple)):
-        return id(value), len(value)
+        return id(value), len([*iter(value)])  # some class refuses to say its length
     return id(value)

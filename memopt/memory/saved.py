@@ -188,7 +188,8 @@ def _held_in(values: Iterable[object]) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, _CONTAINERS) and id(value) not in seen:
             seen.add(id(value))
-            todo += value.values() if isinstance(value, Mapping) else value
+            # By its iterator: a tuple of some class (e3nn's Irreps) refuses to say its length.
+            todo += value.values() if isinstance(value, Mapping) else iter(value)
 
 
 _CONTAINERS = (list, tuple, set, frozenset, deque, Mapping)

@@ -133,11 +133,11 @@ def tensors_in(value: object) -> Sequence[Tensor]:
     for entry in value:  # type: ignore[attr-defined]
         if isinstance(entry, Tensor):
             found.append(entry)
-        elif isinstance(entry, (tuple, list, dict)):
+        elif type(entry) in (tuple, list, dict):
             if entry:
                 found.extend(tensors_in(entry))
-        elif type(entry) in pytree.SUPPORTED_NODES:  # a cache of keys and values
-            found.extend(tensors_in(entry))
+        elif isinstance(entry, (tuple, list, dict)) or type(entry) in pytree.SUPPORTED_NODES:
+            found.extend(tensors_in(entry))  # a named tuple; a cache of keys and values
     return found
 
 

@@ -274,3 +274,43 @@ def test_revert_of_a_module_whose_hash_has_changed() -> None:
     Gelu.number += 1
     memopt.revert(model)
     assert list(map(id, model.modules())) == before
+
+
+class Irreps(tuple[str, ...]):
+    """e3nn's say how many representations they hold, and not how many entries."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+class Equivariant(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.irreps = Irreps(("0e", "1o"))
+        self.a, self.b = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor, irreps: Irreps | None = None) -> Tensor:
+        return x + self.b(self.a(x).tanh())
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Equivariant() for _ in range(3))
+
+    def forward(self, x: Tensor, irreps: Irreps) -> Tensor:
+        for block in self.blocks:
+            x = block(x, irreps)
+        return x.square().mean()
+
+
+def test_a_tuple_of_a_class_that_refuses_to_say_its_length() -> None:
+    """As an attribute and in the batch; plans, checks, samples and regions raised its error."""
+    model, batch = Net(), {"x": torch.randn(4, 8), "irreps": Irreps(("0e",))}
+    assert memopt.anatomy(model, batch, measure=True).measured is not None
+    memopt.plan(model, batch, 1 << 20, optimizer=None, steps=1).apply().undo()
+    assert memopt.apply_activation_checkpointing(model, batch=batch)
+    assert memopt.check(model, batch).ok
+    model(**batch).backward()

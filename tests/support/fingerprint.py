@@ -110,7 +110,7 @@ class Fingerprint:
             for key, entry in dict.items(value):
                 yield f"{path}[{key if isinstance(key, _ENDS) else id(key)!r}]", entry
         elif isinstance(value, (list, tuple, deque)):
-            self.entries[f"{path}:len"] = len(value)
+            self.entries[f"{path}:len"] = len(list(iter(value)))
             for number, entry in enumerate(value):
                 yield f"{path}[{number}]", entry
         elif isinstance(value, (set, frozenset)):
