@@ -26,7 +26,7 @@ from memopt.memory.asked import (
     home_of,
     target_of,
 )
-from memopt.memory.batches import rows_of
+from memopt.memory.batches import rows_in
 from memopt.memory.copies import copied
 from memopt.memory.histories import with_gradient_as
 from memopt.memory.ledger import Ledger
@@ -178,7 +178,7 @@ def anatomy(
         device=target if predicted is not None else home,
         parameters=sum(p.numel() for p in model.parameters()),
         trained=trained,
-        rows=rows_of("anatomy", batch),
+        rows=rows_in("anatomy", batch),
         options=_words(asked, fates),
         predicted=predicted,
         measured=measured,

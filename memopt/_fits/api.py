@@ -13,7 +13,7 @@ from memopt._fits.report import Fits
 from memopt._fits.ways import Setting, ways_of
 from memopt._progress import progress
 from memopt.memory.asked import asked_step, check_module, target_of
-from memopt.memory.batches import rows_of
+from memopt.memory.batches import rows_in
 from memopt.memory.optimizers import OptimizerLike
 from memopt.memory.pieces import GRADIENTS, STATES, WEIGHTS
 from memopt.memory.sizes import as_bytes, as_text
@@ -127,7 +127,7 @@ def fits(
         parallel=parallel if ranks > 1 else "",
         weight_bits=weight_bits,
         quantized=len(quantized_weights(model)) if weight_bits else 0,
-        rows=rows_of("fits", batch),
+        rows=rows_in("fits", batch),
         fates=str(fates),
         ways=ways,
     )

@@ -16,7 +16,7 @@ from memopt._plan.choices import LEAST
 from memopt._plan.least import least_choices
 from memopt._plan.live import Live, blocks_of
 from memopt.memory.asked import is_host
-from memopt.memory.batches import rows_of
+from memopt.memory.batches import rows_to_cut
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import Entry
 from memopt.memory.predicted.predict import Looks
@@ -202,7 +202,7 @@ def _plan_call(setting: Setting) -> str:
 
 
 def _smaller(name: str, setting: Setting) -> Iterator[_Change]:
-    rows = rows_of(setting.step.who, setting.step.batch)
+    rows = rows_to_cut(setting.step.batch)
     count = setting.step.micro_batches
     while count < rows:
         count = min(2 * count, rows)

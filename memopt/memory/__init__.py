@@ -7,6 +7,7 @@ A step
     draws        random numbers at an end of their range
     parallel     models in DDP and FSDP2
     arguments    an operator's arguments by name
+    objects      tensors in objects that PyTorch cannot take apart
     work, speed  kinds of operators, their operations and bytes, and how long they take
 
 What it holds

@@ -13,8 +13,26 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 from torch.utils import _pytree as pytree
 
 from memopt._compat import add_note
+from memopt.memory.copies import copied
 from memopt.memory.histories import with_gradient_as
+from memopt.memory.objects import tensors_held
 from memopt.memory.storages import storages, tensors_in
+
+
+def rows_in(who: str, batch: object) -> int:
+    """The rows of a batch that nobody cuts: also those of objects that PyTorch cannot take apart.
+
+    Raises:
+        ValueError: there is no tensor with a dimension.
+    """
+    found = (int(t.size(0)) for t in tensors_of_objects(batch) if t.dim())
+    rows = next(found, None) if _first_rows(batch) is None else None
+    return rows_of(who, batch) if rows is None else rows
+
+
+def rows_to_cut(batch: object) -> int:
+    """The number of parts that a batch can be cut into."""
+    return _first_rows(batch) or 1
 
 
 def rows_of(who: str, batch: object) -> int:
@@ -167,7 +185,11 @@ def without_values(batch: Any) -> Any:
             return leaf
         return with_gradient_as(leaf, leaf.detach().to("meta"))
 
-    return pytree.tree_map(meta, as_dict(batch), is_leaf=is_packed)
+    def without(leaf: Any) -> Any:
+        held = () if isinstance(leaf, Tensor) else tensors_of_objects(leaf)
+        return copied(leaf, {id(t): meta(t) for t in held})[0] if held else meta(leaf)
+
+    return pytree.tree_map(without, as_dict(batch), is_leaf=is_packed)
 
 
 class Unheld:
@@ -187,7 +209,16 @@ class Unheld:
 
 
 def _weakly(leaf: Any) -> Any:
-    return weakref.ref(leaf) if isinstance(leaf, Tensor) else leaf
+    if not isinstance(leaf, Tensor) and not tensors_of_objects(leaf):
+        return leaf
+    try:
+        return weakref.ref(leaf)
+    except TypeError:  # nothing can tell whether a SimpleNamespace is held: as if it were not
+        return weakref.ref(_Gone())
+
+
+class _Gone:
+    """An object that nobody holds."""
 
 
 def positions_of(model: torch.nn.Module, otherwise: int) -> int:
@@ -211,6 +242,11 @@ def leaves_of(batch: object) -> list[Any]:
     one by one.
     """
     return pytree.tree_leaves(batch, is_leaf=is_packed)
+
+
+def tensors_of_objects(batch: object) -> list[Tensor]:
+    """The tensors that a batch holds in objects which PyTorch cannot take apart."""
+    return [] if is_packed(batch) else tensors_held(leaves_of(batch))
 
 
 def _first_rows(batch: object) -> int | None:

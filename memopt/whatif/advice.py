@@ -13,7 +13,7 @@ from memopt._checkpoint.blocks import find_blocks
 from memopt._convert.head import find_heads
 from memopt._extension import HAS_NATIVE
 from memopt.memory.asked import is_host
-from memopt.memory.batches import rows_of
+from memopt.memory.batches import rows_to_cut
 from memopt.memory.ledger import Ledger
 from memopt.memory.messages import quiet_libraries
 from memopt.memory.pieces import ACTIVATIONS, OFFLOADED, STATES, TEMPORARY, Entry, Piece
@@ -150,7 +150,7 @@ def _remedies(
             "with memopt.offload(): loss = ...",
             lambda: _offloading(step, replace(fates, offload="cpu"), target, looks),
         )
-    rows = rows_of(step.who, step.batch)
+    rows = rows_to_cut(step.batch)
     if rows > step.micro_batches:
         yield _Remedy(
             "gradient accumulation",

@@ -5,9 +5,11 @@ batch again for what comes later, if somebody else has held it.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import memopt
+from memopt.memory.batches import Unheld, tensors_of_objects
 from memopt.memory.storages import storages, tensors_in
 from tests.support.allocator import allocated_by
 
@@ -118,3 +121,68 @@ def test_a_model_whose_steps_look_at_values_needs_the_batch() -> None:
     plan.undo()
     with pytest.raises(ValueError, match=r"^Plan.within: the batch .* must still be there"):
         plan.within("900MB")
+
+
+class Graphs:
+    """Rows and targets, as torch_geometric's Data holds them: not in attributes of its own."""
+
+    def __init__(self, **entries: Tensor) -> None:
+        self.store = SimpleNamespace(entries=entries)
+
+
+@dataclasses.dataclass
+class Rows:
+    x: Tensor
+    y: Tensor
+
+
+class OfObjects(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = OfNumbers()
+
+    def forward(self, batch: Any) -> Tensor:
+        held = batch.store.entries if isinstance(batch, Graphs) else vars(batch)
+        return (self.inner(held["x"]) - held["y"]).square().mean()
+
+
+@pytest.mark.parametrize("kind", [Rows, Graphs, SimpleNamespace])
+def test_a_batch_that_is_an_object(kind: Callable[..., Any]) -> None:
+    """What PyTorch cannot take apart was refused. It cannot be cut, and all else is known of it."""
+
+    def made() -> Any:
+        return kind(x=torch.randn(30, 50, 16), y=torch.randn(30, 50, 16))
+
+    model, batch = OfObjects(), made()
+    report = memopt.anatomy(model, batch, optimizer=None, measure=True)
+    assert report.measured is not None
+    assert report.peak.total == report.measured.peak.total
+    assert "batch of 30" in str(report)
+    with pytest.raises(memopt.BudgetTooSmall) as error:
+        memopt.plan(model, made(), 1000, optimizer=None, steps=1, chunks=False)
+    floor = error.value.floor
+    plan = memopt.plan(model, batch, floor, optimizer=None, steps=1, chunks=False).apply()
+    assert plan.measured_peak is not None
+    assert plan.measured_peak <= floor < report.peak.total
+    plan.undo()
+    assert plan.within(floor + 1000).peak <= floor + 1000
+    with pytest.raises(ValueError, match="a tensor with a first dimension, got none"):
+        memopt.accumulate(model, made(), micro_batch=4)
+
+
+@pytest.mark.parametrize("kind", [Rows, Graphs, SimpleNamespace])
+def test_objects_are_not_held(kind: Callable[..., Any]) -> None:
+    """What is left has their shapes, and takes part in predictions."""
+    batch = kind(x=torch.randn(30, 50, 16), y=torch.randn(30, 50, 16))
+    held = weakref.ref(batch.store.entries["x"] if kind is Graphs else batch.x)
+    unheld = Unheld(batch)
+    if kind is not SimpleNamespace:  # to which nothing can refer weakly
+        assert unheld.found() is batch
+    del batch
+    gc.collect()
+    assert held() is None
+    assert unheld.found() is None
+    left = unheld.without_values
+    assert all(tensor.is_meta for tensor in tensors_of_objects(left))
+    plan = memopt.plan(OfObjects(), left, 1 << 30, optimizer=None, device="cpu")
+    assert plan.peak > 0

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from memopt._compat import wraps_tensors
+from memopt.memory.batches import tensors_of_objects
 from memopt.memory.copies import copied
 from memopt.memory.histories import with_gradient_as
 from memopt.memory.ledger import Ledger
@@ -293,6 +294,7 @@ def _tensors_of(value: Any) -> Iterator[Tensor]:
             yield from _tensors_of(entry)
     else:
         yield from tensors_in(value)
+        yield from (tensor for tensor in tensors_of_objects(value) if tensor.is_meta)
 
 
 def _hollow(tensor: Tensor, memory: dict[Hashable, tuple[Tensor, bool]]) -> Tensor:
