@@ -52,6 +52,7 @@ from memopt.memory.pieces import (
 from memopt.memory.places import NOWHERE, CodePlace, line_of
 from memopt.memory.saved import SavedTensors
 from memopt.memory.scratch.rules import scratch_of
+from memopt.memory.scratch.size import Scratch
 from memopt.memory.storages import (
     has_sizes,
     has_storage,
@@ -223,7 +224,7 @@ class Ledger(UncompiledMode):
         if not all(map(has_sizes, (*given, *results))):
             return result  # neither scratch nor work follows from them
         if self._on_cpu:
-            self._note_scratch(func, args, given, results, name)
+            self._note_scratch(func, scratch_of(func, args, given, results, kwargs), given)
         work = work_of(func, args, kwargs, result, (*given, *results))
         if work is not None:
             place = place or self._place()
@@ -272,22 +273,21 @@ class Ledger(UncompiledMode):
                 self._know(piece, "get_rng_state", ())
         return state
 
-    def _note_scratch(
-        self,
-        func: Any,
-        args: Sequence[Any],
-        given: Sequence[Tensor],
-        results: Sequence[Tensor],
-        name: str,
-    ) -> None:
+    def _note_scratch(self, func: Any, scratch: Scratch, given: Sequence[Tensor]) -> None:
         """Note what the kernel allocated and freed, in addition to what it returned."""
-        scratch = scratch_of(func, args, given, results)
         by_processor = scratch.measured + scratch.margin
         nbytes = scratch.known + by_processor
         is_elsewhere = self._device is None and any(t.device.type != "cpu" for t in given)
         if not nbytes or is_elsewhere:
             return
-        made = (nbytes, (nbytes,), torch.uint8, self.instant, self.phase, f"{name} (scratch)")
+        made = (
+            nbytes,
+            (nbytes,),
+            torch.uint8,
+            self.instant,
+            self.phase,
+            f"{_name(func)} (scratch)",
+        )
         piece = Piece(*made, *self._place(), TEMPORARY, died=self.instant, margin=scratch.margin)
         piece.by_processor = by_processor
         self.scratch.append((len(self.log), piece))

@@ -173,7 +173,8 @@ def let_go_of_graphs(model: nn.Module, others: Iterable[nn.Module]) -> None:
     for module in model.modules():
         if id(module) in alone:
             continue
-        for names in (vars(module), module._buffers):
+        buffers = module._buffers if isinstance(module._buffers, dict) else {}  # not TorchScript's
+        for names in (vars(module), buffers):
             for name in [k for k in names if k not in _REGISTRIES]:
                 if any(tensor.grad_fn is not None for tensor in _held_in([names[name]])):
                     del names[name]

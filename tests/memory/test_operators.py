@@ -51,7 +51,7 @@ class Compare(TorchDispatchMode):
         outcome = outcome_of(func, args, kwargs, True)
         results = [_allocated(leaf, given) for leaf in outcome.leaves if is_made(leaf)]
         new = {key: size for key, size in storages(results).items() if key not in before}
-        scratch = scratch_of(func, args, given, results)
+        scratch = scratch_of(func, args, given, results, kwargs)
         with LiveBytes() as live:
             result = func(*args, **kwargs)
         predicted = sum(new.values()) + scratch.known + scratch.measured

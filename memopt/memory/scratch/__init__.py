@@ -9,6 +9,7 @@ indices        of what reads, writes and sorts by place
 matrices       of decompositions, solvers and distances
 transforms     of Fourier transforms and matrix exponentials
 head           of memopt's loss in chunks
-measured       where oneDNN computes, measured by a call
+ours           of memopt's other kernels
+measured       where oneDNN or memopt computes, measured by a call
 onednn         where oneDNN computes, by formulas and bounds
 """

@@ -1,15 +1,16 @@
 """Measures scratch: one call on zeros of the same sizes and strides, once for each of them.
 
-For kernels whose choice of blocks and buffers no formula knows: oneDNN's convolutions, its products
-of 16 bits and its LSTMs. A call runs in a thread of its own, where no mode, hook, transform or
-profiler of the caller's sees it. What would take long has a bound instead.
+For kernels whose blocks and buffers no formula knows: oneDNN's convolutions, its products of 16
+bits and its LSTMs, and memopt's own. A call runs in a thread of its own, where no mode, hook,
+transform or profiler of the caller's sees it. What would take long has a bound instead, and what
+would use up random numbers.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -26,13 +27,19 @@ _SMALL = 256 << 20
 """Bytes of the tensors of one that is measured."""
 
 
-def is_quick(name: str, args: Sequence[Any], results: Sequence[Tensor]) -> bool:
-    """Whether an operator's calls are measured, and this one takes little time and memory."""
-    work = _WORK.get(name)
-    if work is None or work(args, results) > _QUICK:
+def is_quick(func: Any, args: Sequence[Any], tensors: Sequence[Tensor]) -> bool:
+    """Whether an operator's calls are measured, and this one takes little time and memory.
+
+    Args:
+        tensors: those among its arguments and results.
+    """
+    if sum(t.nbytes for t in tensors) > _SMALL:
         return False
-    given = (arg for arg in args if isinstance(arg, Tensor))
-    return sum(t.nbytes for t in (*given, *results)) <= _SMALL
+    work = _WORK.get(func.overloadpacket.__name__)
+    if work is not None:
+        return work(args, tensors[-1]) <= _QUICK
+    draws = torch.Tag.nondeterministic_seeded in func.tags
+    return func.namespace == "memopt" and not draws
 
 
 def _of_convolution(source: Tensor, weight: Tensor, result: Tensor, transposed: bool) -> int:
@@ -44,14 +51,13 @@ def _of_lstm(source: Tensor, to_gates: Tensor, between: Tensor) -> int:
     return 2 * math.prod(source.shape[:2]) * (to_gates.numel() + between.numel())
 
 
-_WORK: dict[str, Callable[[Sequence[Any], Sequence[Tensor]], int]] = {
-    "convolution": lambda args, results: _of_convolution(args[0], args[1], results[0], args[6]),
+_WORK: dict[str, Callable[[Sequence[Any], Tensor], int]] = {
+    "_linear_cross_entropy": lambda args, _: 6 * args[0].shape[0] * args[1].numel(),
+    "convolution": lambda args, result: _of_convolution(args[0], args[1], result, args[6]),
     "convolution_backward": lambda args, _: _of_convolution(args[1], args[2], args[0], args[7]),
+    **dict.fromkeys(("mm", "bmm"), lambda args, result: 2 * result.numel() * args[0].shape[-1]),
     **dict.fromkeys(
-        ("mm", "bmm"), lambda args, results: 2 * results[0].numel() * args[0].shape[-1]
-    ),
-    **dict.fromkeys(
-        ("addmm", "baddbmm"), lambda args, results: 2 * results[0].numel() * args[1].shape[-1]
+        ("addmm", "baddbmm"), lambda args, result: 2 * result.numel() * args[1].shape[-1]
     ),
     **dict.fromkeys(
         ("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"), lambda args, _: _of_lstm(*args[:3])
@@ -67,16 +73,17 @@ class _Sizes(NamedTuple):
     dtype: torch.dtype
 
 
-def measured(func: Any, args: Sequence[Any]) -> int | None:
+def measured(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> int | None:
     """The most bytes that one call allocates beyond its results; None where it cannot be counted.
 
     Args:
-        func: an operator of PyTorch's.
-        args: its arguments: tensors, of which only sizes are read, and what can be a key.
+        func: an operator.
+        args, kwargs: its arguments: tensors, of which only sizes are read, and what can be a key.
     """
     if not HAS_NATIVE:
         return None
-    return _measured(func, tuple(map(_key, args)), _settings())
+    named = tuple((name, _key(value)) for name, value in (kwargs or {}).items())
+    return _measured(func, tuple(map(_key, args)), named, _settings())
 
 
 def _key(value: Any) -> Hashable:
@@ -97,26 +104,34 @@ def _settings() -> Hashable:
     )
 
 
+_Named = tuple[tuple[str, Hashable], ...]
+
+
 @lru_cache(maxsize=4096)
-def _measured(func: Any, keys: tuple[Hashable, ...], settings: Hashable) -> int | None:
+def _measured(
+    func: Any, keys: tuple[Hashable, ...], named: _Named, settings: Hashable
+) -> int | None:
     found: list[int | None] = []
-    thread = threading.Thread(target=lambda: found.append(_count(func, keys)))
+    thread = threading.Thread(target=lambda: found.append(_count(func, keys, named)))
     thread.start()
     thread.join()
     return found[0]
 
 
-def _count(func: Any, keys: Sequence[Hashable]) -> int | None:
+def _count(func: Any, keys: Sequence[Hashable], named: _Named) -> int | None:
     torch.get_num_threads()  # takes over in this thread what torch.set_num_threads set in another
     try:
-        args = [_twin(key) if isinstance(key, _Sizes) else key for key in keys]
+        args = [_twin(key) for key in keys]
+        kwargs = {name: _twin(key) for name, key in named}
         with torch.no_grad(), LiveBytes() as live:
-            results = func(*args)
+            results = func(*args, **kwargs)
     except RuntimeError:  # no memory for it, or a profiler that sees all threads
         return None
     each = results if isinstance(results, (list, tuple)) else (results,)
     return live.most_with_scratch - sum(elements_of(t) for t in each if t is not None)
 
 
-def _twin(sizes: _Sizes) -> Tensor:
-    return torch.empty_strided(sizes.shape, sizes.stride, dtype=sizes.dtype).zero_()
+def _twin(key: Any) -> Any:
+    if not isinstance(key, _Sizes):
+        return key
+    return torch.empty_strided(key.shape, key.stride, dtype=key.dtype).zero_()

@@ -12,7 +12,7 @@ BLAS, FlashAttentionKernel's blocks), and measurements of oneDNN 3 on processors
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, reduce
 from typing import Any
 
@@ -33,6 +33,7 @@ from memopt.memory.scratch.maps import MAPS, resampling, resampling_backward
 from memopt.memory.scratch.matrices import MATRICES
 from memopt.memory.scratch.measured import is_quick, measured
 from memopt.memory.scratch.onednn import lstm_scratch
+from memopt.memory.scratch.ours import of_kernel
 from memopt.memory.scratch.size import (
     NONE,
     Scratch,
@@ -51,20 +52,27 @@ _ROWS_OF_FEATURES = 2
 
 
 def scratch_of(
-    func: Any, args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
+    func: Any,
+    args: Sequence[Any],
+    given: Sequence[Tensor],
+    results: Sequence[Tensor],
+    kwargs: Mapping[str, Any] | None = None,
 ) -> Scratch:
     """The scratch of an operator on the CPU; nothing is known of those of sparse tensors.
 
     Args:
         args: the positional arguments; `given`: the tensors among all of them.
+        kwargs: those by name, by which memopt's ops are told apart.
     """
     rule = _rule_of(func)
     if rule is None or any(tensor.layout is not torch.strided for tensor in (*given, *results)):
         return NONE
     scratch = rule(args, given, results)
-    if scratch.margin and is_quick(func.overloadpacket.__name__, args, results):
-        found = measured(func, args)
-        return scratch if found is None else Scratch(0, measured=found)
+    if scratch.margin and is_quick(func, args, (*given, *results)):
+        found = measured(func, args, kwargs)
+        if found is not None:
+            known = min(scratch.known, found)
+            return Scratch(known, measured=found - known)
     return scratch
 
 
@@ -72,6 +80,8 @@ def scratch_of(
 def _rule_of(func: Any) -> ScratchRule | None:
     name: str = func.overloadpacket.__name__
     rule = _RULES.get(name)
+    if rule is None and func.namespace == "memopt":
+        return of_kernel
     if rule is None and torch.Tag.pointwise in func.tags:
         return _promotion
     if rule is None and name.lstrip("_").startswith("upsample"):

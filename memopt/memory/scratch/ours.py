@@ -1,0 +1,30 @@
+"""Scratch of memopt's kernels on a CPU.
+
+They copy what is in no order that they compute in, have buffers for results that are in none, and
+sum parameters' gradients in parts. A call is measured (measured.py); this is the bound where it is
+not: for large tensors, and for ops that draw random numbers, which a call would use up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from memopt.memory.scratch.size import TRANSPOSED, KiB, Scratch, copy_in
+
+_ROWS_OF_A_PART = 16
+"""Rows whose share of a parameter's gradient is added up first, at the least."""
+_SUMS = 2 * 4
+"""Bytes of the sums of one column: for the weight's gradient and the bias's."""
+
+
+def of_kernel(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
+    """Copies and buffers, of a matrix through another buffer; and sums of the parts of the largest
+    tensor.
+    """
+    sizes = [(copy_in(tensor), tensor.element_size()) for tensor in (*given, *results)]
+    copied = sum(nbytes + TRANSPOSED * itemsize for nbytes, itemsize in sizes if nbytes)
+    largest = max((tensor.numel() for tensor in given), default=0)
+    return Scratch(0, copied + _SUMS * largest // _ROWS_OF_A_PART + KiB)
