@@ -34,7 +34,7 @@ from memopt.memory.speed import speed_of
 from memopt.memory.step import Step
 
 _WORTH_MORE_KINDS = 0.03
-"""The share of the peak that other blocks than structure's have to give: each kind of them wants
+"""The share of the floor that other blocks than structure's have to give: each kind of them wants
 predicted steps, and timed ones, of its own.
 """
 
@@ -107,7 +107,7 @@ def _least(
 ) -> Sequence[str]:
     """The first of the ways whose peak no later one lowers by much."""
     best, *others = ways
-    enough = cut_of(tree, best).peak - _WORTH_MORE_KINDS * tree.peak
+    enough = (1 - _WORTH_MORE_KINDS) * cut_of(tree, best).peak
     others = [way for way in others if cut_of(tree, way).peak < enough]
     if not others:
         return best
@@ -119,7 +119,7 @@ def _least(
     least = _peak(step, tree, best, target, bad, looks)
     for way in others:
         peak = _peak(step, tree, way, target, bad, looks)
-        if peak < least - _WORTH_MORE_KINDS * tree.peak:
+        if peak < (1 - _WORTH_MORE_KINDS) * least:
             best, least = way, peak
     return best
 
