@@ -60,7 +60,9 @@ class Walk {
     } else if (PyFunction_Check(item)) {
       push_used_by_function(item);
     } else if (PyList_Check(item) || PyTuple_Check(item)) {
-      for (auto element : py::reinterpret_borrow<py::sequence>(item)) push(element.ptr());
+      // Their own items: a class of tuples may refuse to say its length (e3nn's Irreps does).
+      const auto size = PySequence_Fast_GET_SIZE(item);
+      for (Py_ssize_t i = 0; i < size; ++i) push(PySequence_Fast_GET_ITEM(item, i));
     } else if (PyDict_Check(item)) {
       push_values(item);
     } else if (PyCallable_Check(item) != 0 && !PyType_Check(item)) {

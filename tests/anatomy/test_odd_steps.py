@@ -313,4 +313,6 @@ def test_a_tuple_of_a_class_that_refuses_to_say_its_length() -> None:
     memopt.plan(model, batch, 1 << 20, optimizer=None, steps=1).apply().undo()
     assert memopt.apply_activation_checkpointing(model, batch=batch)
     assert memopt.check(model, batch).ok
+    memopt.unwrap(model)
+    assert memopt.convert(model, batch, checkpoint=True).checkpointed
     model(**batch).backward()
