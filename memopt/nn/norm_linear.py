@@ -58,13 +58,21 @@ class _NormLinear(nn.Module):
         return list(self.linears) if hasattr(self, "linears") else [self.linear]
 
     @classmethod
-    def _of(cls: type[NormLinearT], norm: Any, linears: tuple[nn.Linear, ...]) -> NormLinearT:
-        for linear in linears:
-            check_kinds(cls.__name__, norm, cls.kind, linear)
-            check_features(cls.__name__, norm.normalized_shape, linear)
+    def from_modules(
+        cls: type[NormLinearT], norm: Any, linear: nn.Linear, *more: nn.Linear
+    ) -> NormLinearT:
+        """A module on the very parameters of these, which must fit together."""
+        linears = (linear, *more)
+        for one in linears:
+            check_kinds(cls.__name__, norm, cls.kind, one)
+            check_features(cls.__name__, norm.normalized_shape, one)
         if len(linears) == 1:
             return around(cls, linears[0].training, norm=norm, linear=linears[0])
         return around(cls, linears[0].training, norm=norm, linears=nn.ModuleList(linears))
+
+    def to_modules(self) -> tuple[Any, ...]:
+        """The norm, then the Linear or Linears, that it is made of; the same parameters."""
+        return self.norm, *self._behind()
 
 
 class LayerNormLinear(_NormLinear):
@@ -112,17 +120,6 @@ class LayerNormLinear(_NormLinear):
             input, norm.weight, norm.bias, weights, biases, norm.eps
         )
 
-    @classmethod
-    def from_modules(
-        cls, norm: nn.LayerNorm, linear: nn.Linear, *more: nn.Linear
-    ) -> LayerNormLinear:
-        """A module on the very parameters of these, which must fit together."""
-        return cls._of(norm, (linear, *more))
-
-    def to_modules(self) -> tuple[Any, ...]:
-        """The LayerNorm, then the Linear or Linears, that it is made of; the same parameters."""
-        return self.norm, *self._behind()
-
 
 class RMSNormLinear(_NormLinear):
     """Linear(RMSNorm(x)) by memopt.functional.rms_norm_linear. Saves its input and 4 bytes a row.
@@ -165,12 +162,3 @@ class RMSNormLinear(_NormLinear):
         return functional.rms_norm_linear(
             input, norm.weight, weights, biases, norm.eps, zero_centered_weight=zero_centered
         )
-
-    @classmethod
-    def from_modules(cls, norm: nn.RMSNorm, linear: nn.Linear, *more: nn.Linear) -> RMSNormLinear:
-        """A module on the very parameters of these, which must fit together."""
-        return cls._of(norm, (linear, *more))
-
-    def to_modules(self) -> tuple[Any, ...]:
-        """The RMSNorm, then the Linear or Linears, that it is made of; the same parameters."""
-        return self.norm, *self._behind()
