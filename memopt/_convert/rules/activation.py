@@ -32,6 +32,7 @@ from memopt._convert.rules.code_reads import reads_flags, sizes_in
 from memopt._convert.supported import is_plain, supports
 from memopt._convert.swap import ClassSwap, Plain, TorchSwap, swap_of
 from memopt.functional.activation import SCALAR_NAMES, formula
+from memopt.nn.activation import MODULES
 
 Function = Callable[[Tensor], Tensor]
 
@@ -146,23 +147,12 @@ def _name_of_kind(kind: type[nn.Module], module: nn.Module) -> str | None:
     return _KNOWN.get(kind)
 
 
+# torch.nn's and memopt.nn's; of gelu the form is an attribute.
 _KNOWN: dict[type[nn.Module], str] = {
-    nn.SiLU: "silu",
-    nn.ReLU: "relu",
-    nn.Sigmoid: "sigmoid",
-    nn.ReLU6: "relu6",
-    nn.Hardsigmoid: "hardsigmoid",
-    nn.Hardswish: "hardswish",
-    nn.Mish: "mish",
-    memopt.nn.SiLU: "silu",
-    memopt.nn.ReLU: "relu",
-    memopt.nn.Sigmoid: "sigmoid",
-    memopt.nn.ReLU6: "relu6",
-    memopt.nn.Hardsigmoid: "hardsigmoid",
-    memopt.nn.Hardswish: "hardswish",
-    memopt.nn.Mish: "mish",
-    memopt.nn.QuickGELU: "quick_gelu",
-    memopt.nn.ReLUSquared: "relu_squared",
+    kind: name
+    for name, make in MODULES.items()
+    if (torchs := type(make())) is not nn.GELU
+    for kind in (torchs, getattr(memopt.nn, torchs.__name__))
 }
 
 
