@@ -11,14 +11,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from memopt._offload.api import MIN_BYTES
-from memopt._plan.watch import (
-    BlockCall,
-    Position,
-    backward_spans,
-    converted,
-    forward_spans,
-    turns_with,
-)
+from memopt._plan.watch import BlockCall, spans_of
+from memopt.memory.calls.record import Position
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import ACTIVATIONS, GRADIENTS, KEPT, REGION_INPUT, Piece
 from memopt.memory.totals import highs_of, totals_of
@@ -82,7 +76,6 @@ def step_bytes(
         turned: when each backward of a step's own function began and ended.
     """
     start = begun.log
-    calls = converted(called, lambda moment: moment.log)
     log = ledger.log
     totals, highs = totals_of(ledger), highs_of(ledger)
     gradients = [
@@ -92,14 +85,11 @@ def step_bytes(
     turn = ledger.marks[-1].place
     is_end = (p for p in range(turn, len(log)) if ledger.phases[log[p].instant] == "optimizer")
     end = next(is_end, len(log))
-    turns = turns_with(turned, lambda moment: moment.log, turn, end)
-    saved_turns = turns_with(turned, lambda m: m.saves, ledger.saves, ledger.saves)
-    saves = forward_spans(converted(called, lambda m: m.saves), begun.saves, saved_turns)
+    spans = spans_of(called, begun, turned, lambda moment: moment.log, turn, end)
+    last = ledger.saves
+    saves = spans_of(called, begun, turned, lambda moment: moment.saves, last, last)
     stages = []
-    spans = zip(
-        forward_spans(calls, start, turns), backward_spans(calls, turns), saves, strict=True
-    )
-    for (begin, stop), backward, saved in spans:
+    for ((begin, stop), backward), (saved, _) in zip(spans, saves, strict=True):
         held = totals[begin]
         there = most = 0
         if backward is not None:
@@ -114,7 +104,7 @@ def step_bytes(
                 may_leave=_may_leave(ledger, *saved),
             )
         )
-    begins = [call.backward for call in calls if call.backward is not None]
+    begins = [call.backward.log for call in called if call.backward is not None]
     return StepBytes(
         base=totals[start],
         above=max(highs[start : end + 1]) - totals[start],

@@ -13,11 +13,11 @@ from memopt._checkpoint.row_stand_ins import Given, given_to_calls
 from memopt._plan.bytes import StepBytes, step_bytes
 from memopt._plan.own import again_in, check_runs_once
 from memopt._plan.seconds import StageSeconds, estimated_seconds
-from memopt._plan.watch import Position, Watch, follows_of, kinds_of, moment_of, sites_of
+from memopt._plan.watch import Watch, follows_of, kinds_of, sites_of
 from memopt.applied import assign
 from memopt.assignment import Assignment
 from memopt.memory.batches import device_of
-from memopt.memory.calls.record import CallRecorder
+from memopt.memory.calls.record import CallRecorder, Position, position_of
 from memopt.memory.calls.tree import CallTree
 from memopt.memory.ledger import Ledger
 from memopt.memory.peak import of_optimizer
@@ -82,7 +82,7 @@ def predicted(
 
     def watch(model: nn.Module, ledger: Ledger) -> AbstractContextManager[object]:
         stack = ExitStack()
-        watches.append(stack.enter_context(Watch(model, blocks, lambda: moment_of(ledger))))
+        watches.append(stack.enter_context(Watch(model, blocks, lambda: position_of(ledger))))
         if with_tree:
             recorders.append(stack.enter_context(CallRecorder(model, ledger)))
             given.append(stack.enter_context(given_to_calls(model)))
@@ -130,7 +130,7 @@ def _traced(step: Step, alone: Step, blocks: Sequence[str]) -> tuple[Ledger, Wat
     """
     device = device_of(step.who, step.model, step.batch)
     ledger = Ledger(step.model, device.type)
-    watch = Watch(step.model, blocks, lambda: moment_of(ledger))
+    watch = Watch(step.model, blocks, lambda: position_of(ledger))
     step.adopt(ledger)
     ledger.restart()
     with ledger, watch:

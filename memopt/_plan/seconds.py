@@ -9,17 +9,10 @@ from typing import Any
 
 import torch
 
-from memopt._plan.watch import (
-    BlockCall,
-    Position,
-    Watch,
-    backward_spans,
-    converted,
-    forward_spans,
-    turns_with,
-)
+from memopt._plan.watch import BlockCall, Watch, spans_of
 from memopt._progress import doing
 from memopt.memory.batches import device_of
+from memopt.memory.calls.record import Position
 from memopt.memory.ledger import Ledger
 from memopt.memory.speed import Speed
 from memopt.memory.step import Step
@@ -122,8 +115,6 @@ def estimated_seconds(
         called: the blocks' calls.
         turned: when each backward of a step's own function began and ended.
     """
-    start = begun.work
-    calls = converted(called, lambda moment: moment.work)
     phases = [work.phase for work in ledger.work]
     end = phases.index("optimizer") if "optimizer" in phases else len(phases)
     is_turn = (p for p in range(end - 1, -1, -1) if phases[p] == "forward")
@@ -132,17 +123,14 @@ def estimated_seconds(
     def took(span: tuple[int, int] | None) -> float:
         return 0.0 if span is None else sum(map(speed.seconds, ledger.work[slice(*span)]))
 
-    turns = turns_with(turned, lambda moment: moment.work, turn, end)
-    there, back = forward_spans(calls, start, turns), backward_spans(calls, turns)
-    return [StageSeconds(took(f), took(b)) for f, b in zip(there, back, strict=True)]
+    spans = spans_of(called, begun, turned, lambda moment: moment.work, turn, end)
+    return [StageSeconds(took(there), took(back)) for there, back in spans]
 
 
 def _stages(watch: Watch[Any], clock: _Clock, turn: Any, end: Any) -> list[StageSeconds]:
     seconds = clock.seconds
-    calls = converted(watch.calls, seconds)
-    turns = turns_with(watch.turns, seconds, seconds(turn), seconds(end))
-    there, back = forward_spans(calls, seconds(watch.start), turns), backward_spans(calls, turns)
+    spans = spans_of(watch.calls, watch.start, watch.turns, seconds, seconds(turn), seconds(end))
     return [
         StageSeconds(stop - begin, 0.0 if span is None else span[1] - span[0])
-        for (begin, stop), span in zip(there, back, strict=True)
+        for (begin, stop), span in spans
     ]

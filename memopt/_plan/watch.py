@@ -5,9 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,25 +15,12 @@ from torch import Tensor, nn
 from memopt._checkpoint.flags import is_recomputing
 from memopt._compat import is_in_backward
 from memopt.memory.backwards import around_backward
-from memopt.memory.ledger import Ledger
+from memopt.memory.calls.record import Position
 from memopt.memory.modules import ByModule, seen_modules
 from memopt.memory.storages import Deferred, sizes_of, tensors_in
 
 StampT = TypeVar("StampT")
 N = TypeVar("N", bound=float)
-
-
-class Position(NamedTuple):
-    """A position in a ledger: how much it has of each."""
-
-    log: int
-    work: int
-    saves: int
-    operators: int
-
-
-def moment_of(ledger: Ledger) -> Position:
-    return Position(len(ledger.log), len(ledger.work), ledger.saves, len(ledger.ops))
 
 
 @dataclass
@@ -179,24 +166,6 @@ class Watch(Generic[StampT]):
                 tensor.register_hook(begins)
 
 
-def converted(calls: Sequence[BlockCall[Any]], convert: Callable[[Any], N]) -> list[BlockCall[N]]:
-    """Return the calls with other stamps."""
-
-    def maybe(stamp: Any) -> Any:
-        return None if stamp is None else convert(stamp)
-
-    return [
-        replace(
-            call,
-            begin=convert(call.begin),
-            end=maybe(call.end),
-            backward=maybe(call.backward),
-            inputs_done=maybe(call.inputs_done),
-        )
-        for call in calls
-    ]
-
-
 def kinds_of(calls: Sequence[BlockCall[Position]]) -> tuple[int, ...]:
     """Equal numbers for calls that do the same."""
     return _numbered([(call.kind,) for call in calls])
@@ -246,14 +215,42 @@ def _are_alike(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     return all(a == b or None in (a, b) for a, b in zip(one, other, strict=True))
 
 
-def forward_spans(
-    calls: Sequence[BlockCall[N]], start: N, turns: Sequence[tuple[N, N]]
-) -> list[tuple[N, N]]:
-    """When the forward of each stage begins and ends: of what is before the blocks, of each call
-    until the next one or the next backward, of what is behind the last one until the last backward.
+def spans_of(
+    calls: Sequence[BlockCall[StampT]],
+    start: StampT,
+    turns: Sequence[tuple[StampT, StampT]],
+    convert: Callable[[StampT], N],
+    turn: N,
+    end: N,
+) -> list[tuple[tuple[N, N], tuple[N, N] | None]]:
+    """When the forward and the backward of each stage begin and end, as other stamps.
 
     Args:
-        turns: when each backward begins and ends.
+        start: when the first forward began.
+        turns: when each backward of a step's own function begins and ends.
+        turn, end: likewise where there is one backward, and no function.
+    """
+
+    def maybe(stamp: StampT | None) -> Any:
+        return None if stamp is None else convert(stamp)
+
+    converted: list[BlockCall[N]] = [
+        BlockCall(
+            *(call.path, call.kind, convert(call.begin)),
+            *map(maybe, (call.end, call.backward, call.inputs_done)),
+        )
+        for call in calls
+    ]
+    passes = [(convert(one), convert(other)) for one, other in turns] or [(turn, end)]
+    there = _forward_spans(converted, convert(start), passes)
+    return list(zip(there, _backward_spans(converted, passes), strict=True))
+
+
+def _forward_spans(
+    calls: Sequence[BlockCall[N]], start: N, turns: Sequence[tuple[N, N]]
+) -> list[tuple[N, N]]:
+    """Spans of what is before the blocks, of each call until the next one or the next backward, of
+    what is behind the last one until the last backward.
     """
     begins, last = [call.begin for call in calls], calls[-1].end
     turn = turns[-1][0]
@@ -266,7 +263,7 @@ def forward_spans(
     return [(start, begins[0]), *spans, (min(behind, turn), turn)]
 
 
-def backward_spans(
+def _backward_spans(
     calls: Sequence[BlockCall[N]], turns: Sequence[tuple[N, N]]
 ) -> list[tuple[N, N] | None]:
     """Return backward's spans, None where a stage has none. One ends where the next begins."""
@@ -280,13 +277,6 @@ def backward_spans(
         None if begin is None else (begin, next((m for m in moments if m > begin), end))
         for begin in begins
     ]
-
-
-def turns_with(
-    watch_turns: Sequence[tuple[Any, Any]], convert: Callable[[Any], N], turn: N, end: N
-) -> list[tuple[N, N]]:
-    """Convert the stamps of backward passes; where none were watched, there is one."""
-    return [(convert(b), convert(e)) for b, e in watch_turns] or [(turn, end)]
 
 
 def _kind(module: nn.Module, inputs: Sequence[Tensor]) -> Hashable:

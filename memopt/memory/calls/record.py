@@ -27,7 +27,7 @@ from memopt.memory.pieces import GRADIENTS, Piece
 from memopt.memory.totals import highs_of, margin_at, totals_of
 
 
-class CallMoment(NamedTuple):
+class Position(NamedTuple):
     """How much a ledger has of each, and the number that autograd's next node will get."""
 
     log: int
@@ -35,6 +35,12 @@ class CallMoment(NamedTuple):
     saves: int
     operators: int
     nodes: int
+
+
+def position_of(ledger: Ledger) -> Position:
+    return Position(
+        len(ledger.log), len(ledger.work), ledger.saves, len(ledger.ops), sequence_number()
+    )
 
 
 @dataclass
@@ -45,10 +51,10 @@ class _Open:
     parent: int
     with_gradients: bool
     inputs: list[Piece]
-    begin: CallMoment
+    begin: Position
     given: frozenset[int]
     """Identities of the argument tensors."""
-    end: CallMoment | None = None
+    end: Position | None = None
     outputs: Sequence[Piece] = ()
     returns_view: bool = False
 
@@ -62,7 +68,7 @@ class CallRecorder:
         self._calls: list[_Open] = []
         self._again: dict[str, None] = {}
         self._stack: list[int] = []
-        self._switches: list[tuple[CallMoment, int]] = []
+        self._switches: list[tuple[Position, int]] = []
         """When another call became the innermost one, and which."""
 
     def __enter__(self) -> CallRecorder:
@@ -78,18 +84,8 @@ class CallRecorder:
         for handle in self._handles:
             handle.remove()
 
-    def _now(self) -> CallMoment:
-        ledger = self._ledger
-        return CallMoment(
-            len(ledger.log),
-            len(ledger.work),
-            ledger.saves,
-            len(ledger.ops),
-            sequence_number(),
-        )
-
     def _open(self, path: str, tensors: Sequence[Tensor]) -> None:
-        now = self._now()
+        now = position_of(self._ledger)
         parent = self._stack[-1] if self._stack else -1
         given = frozenset(map(id, tensors))
         inputs = _pieces(self._ledger, tensors)
@@ -112,7 +108,7 @@ class CallRecorder:
         path = self._paths[module]
         while len(self._stack) > 1:  # those above it have raised
             call = self._calls[self._stack.pop()]
-            call.end = self._now()
+            call.end = position_of(self._ledger)
             self._switches.append((call.end, self._stack[-1]))
             if call.path == path:
                 tensors = list(_passed(output))
@@ -161,7 +157,7 @@ class _Builder:
         self,
         ledger: Ledger,
         calls: Sequence[_Open],
-        switches: Sequence[tuple[CallMoment, int]],
+        switches: Sequence[tuple[Position, int]],
         by_processor: bool,
     ) -> None:
         self._ledger, self._calls, self._by_processor = ledger, calls, by_processor
