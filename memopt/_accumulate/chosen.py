@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from memopt._accumulate.run import Accumulated
 from memopt.memory.batches import leaves_of
+from memopt.memory.containers import content_of
 from memopt.memory.parallel import is_sharded
 from memopt.memory.step import Step
 
@@ -69,7 +70,7 @@ class Kind:
             _as_key(step.function),
             tuple(_of_optimizer(step.optimizer)),
             tuple(map(_described, leaves_of(step.batch))),
-            tuple(_described(tensor) for tensor in _tensors(step.model)),
+            tuple(map(_described, (*step.model.parameters(), *step.model.buffers()))),
         )
 
     def key(self, moving: set[tuple[str, str]]) -> Hashable:
@@ -83,11 +84,6 @@ def choices_of(model: nn.Module) -> Choices:
 
 
 _choices: WeakKeyDictionary[nn.Module, Choices] = WeakKeyDictionary()
-
-
-def _tensors(model: nn.Module) -> Iterator[Tensor]:
-    yield from model.parameters()
-    yield from model.buffers()
 
 
 def _settings(model: nn.Module) -> Iterator[tuple[tuple[str, str], Hashable]]:
@@ -139,15 +135,8 @@ def _as_key(function: Callable[..., Any] | None) -> Hashable:
         return (function.__func__, _identity(function.__self__))
     if not isinstance(function, types.FunctionType):
         return _identity(function)
-    cells = [_content(cell) for cell in function.__closure__ or ()]
+    cells = [content_of(cell) for cell in function.__closure__ or ()]
     return (function.__code__, *map(_closed_over, (*cells, *(function.__defaults__ or ()))))
-
-
-def _content(cell: types.CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # nothing is in it yet
-        return None
 
 
 def _closed_over(value: object) -> Hashable:

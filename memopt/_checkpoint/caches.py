@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from memopt._checkpoint.naming import region_name
+from memopt._checkpoint.state import version_of
 from memopt._extension import _C
 
 _BEFORE = "cache before the call"  # the argument that a region gets in addition
@@ -139,7 +140,7 @@ class _Elsewhere:
     def get(self) -> Tensor | None:
         """The tensor, if it is there and was not written since."""
         tensor = self.found()
-        return tensor if tensor is not None and _version(tensor) == self.version else None
+        return tensor if tensor is not None and version_of(tensor) == self.version else None
 
 
 @dataclass
@@ -183,7 +184,7 @@ class _Copier:
         if self._is_used or tensor.numel() <= 1:
             self.tensors.append(tensor.clone() if self._is_written else tensor)
             return _Kept(len(self.tensors) - 1)
-        return _Elsewhere(weakref.ref(tensor), _version(tensor), tensor.shape, tensor.dtype)
+        return _Elsewhere(weakref.ref(tensor), version_of(tensor), tensor.shape, tensor.dtype)
 
 
 class _Recompute:
@@ -316,7 +317,3 @@ def _layers_of(modules: Iterable[nn.Module]) -> set[int]:
     """The numbers of the layers of a cache that the modules use; empty if they do not say."""
     found = (module.__dict__.get(name) for module in modules for name in _INDICES)
     return {index for index in found if isinstance(index, int)}
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version

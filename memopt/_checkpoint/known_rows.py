@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from memopt._checkpoint.chunks import CallRows
 from memopt._checkpoint.naming import region_name, unwrapped
 from memopt._extension import _C
+from memopt.memory.containers import content_of
 
 PLAIN = (bool, int, float, str, type(None))
 _PLAIN_TYPES = frozenset({*PLAIN, complex, bytes, torch.dtype, torch.device, torch.Size})
@@ -180,7 +181,7 @@ class _Keys:
             self.of(function.__defaults__, depth),
             self.of(function.__kwdefaults__, depth),
             *[
-                None if (held := _content(cell)) is function else self.of(held, depth)
+                None if (held := content_of(cell)) is function else self.of(held, depth)
                 for cell in function.__closure__ or ()
             ],
             *[value for value in used if type(value) in _PLAIN_TYPES],
@@ -196,13 +197,6 @@ class _Keys:
         except TypeError:
             return type(value)
         return id(value)
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # of a variable that is not set yet
-        return None
 
 
 def _of_tensor(tensor: Tensor, mark: bool) -> Any:
