@@ -7,7 +7,6 @@ The modules of this package:
     peers   the processes of a sharded model, in step with each other
     weight  with what weight a micro-batch's loss counts
     chosen  what a choice of "auto" depends on
-    sync    when gradients travel between processes
     undo    a micro-batch that ran out of memory, undone
     fit     `largest_batch`, `longest_sequence`, and the largest micro-batch, by prediction
 """

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from memopt._accumulate.peers import Peers
-from memopt._accumulate.sync import syncing
 from memopt._accumulate.undo import before_backward, before_forward, gradients_watched
 from memopt._accumulate.weight import total_of, warn_if_not_whole, warn_of_a_step_inside
 from memopt.memory.backwards import weighted_backward
 from memopt.memory.batches import call, loss_in, rows_of, slice_of
 from memopt.memory.optimizers import trained_beside
-from memopt.memory.parallel import gathers_parameters, is_sharded
+from memopt.memory.parallel import gathers_parameters, is_sharded, syncing
 from memopt.memory.step import LossLike, StepFunction, function_name
 
 

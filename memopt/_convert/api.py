@@ -13,11 +13,6 @@ from memopt._checkpoint.assigned import revert_region
 from memopt._checkpoint.chosen_modules import Modules
 from memopt._class_patch import check_can_patch, restored_on_error
 from memopt._convert.apply_swaps import apply_swaps, put_originals_back, undo_swap
-from memopt._convert.autocast import (
-    AutocastNorms,
-    check_autocast_norms,
-    with_autocast_norms,
-)
 from memopt._convert.head import (
     FoundHead,
     find_heads,
@@ -44,7 +39,12 @@ from memopt._convert.sample import (
 from memopt._convert.skip import Skip, outermost, skipped
 from memopt._convert.supported import has_kernels_for
 from memopt._convert.swap import Swap, SwappedModule, swap_of
-from memopt._convert.written_inputs import with_written_inputs
+from memopt._convert.told_norms import (
+    AutocastNorms,
+    check_autocast_norms,
+    with_autocast_norms,
+    with_written_inputs,
+)
 from memopt._extension import require_native
 from memopt._progress import progress
 from memopt.memory.asked import check_function

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 from torch import nn
 
 
@@ -18,6 +22,25 @@ def without_ddp(model: nn.Module) -> nn.Module:
 def is_sharded(model: nn.Module) -> bool:
     """Whether the model is FSDP2's, each of whose forwards is a collective."""
     return hasattr(model, "set_requires_gradient_sync")
+
+
+@contextmanager
+def syncing(model: nn.Module, now: bool) -> Iterator[None]:
+    """Forward and backward of a micro-batch run inside. Gradients travel between processes with the
+    last one only, `now`; what the model is told of that is undone.
+    """
+    unknown: Any = model
+    if is_sharded(model):
+        unknown.set_requires_gradient_sync(now)
+        try:
+            yield
+        finally:
+            unknown.set_requires_gradient_sync(True)
+    elif not now and callable(getattr(model, "no_sync", None)):
+        with unknown.no_sync():
+            yield
+    else:
+        yield
 
 
 def gathers_parameters(module: nn.Module) -> bool:
