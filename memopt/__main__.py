@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import memopt
 from memopt.bench import add_bench_arguments, bench_command
-from memopt.command.anatomy import add_anatomy_arguments, anatomy_command
-from memopt.command.check import add_check_arguments, check_command
-from memopt.command.fits import add_fits_arguments, fits_command
-from memopt.command.plan import add_plan_arguments, plan_command
-from memopt.command.snapshot import add_snapshot_arguments, snapshot_command
+from memopt.command.anatomy import add_anatomy_arguments, anatomy_output, run_command
+from memopt.command.check import add_check_arguments, check_output
+from memopt.command.fits import add_fits_arguments, fits_output
+from memopt.command.plan import add_plan_arguments, plan_output
+from memopt.command.snapshot import add_snapshot_arguments, snapshot_output
 from memopt.demo import add_demo_arguments, demo_command
 
 
@@ -65,14 +67,14 @@ def main(arguments: list[str] | None = None) -> int:
         commands.add_parser("bench", help="all benchmarks, or with --report what they are shown as")
     )
     args = parser.parse_args(arguments)
-    runs = {
+    runs: dict[str, Callable[[argparse.Namespace], int]] = {
         "env": lambda _: print_environment(),
         "demo": demo_command,
-        "anatomy": anatomy_command,
-        "plan": plan_command,
-        "snapshot": snapshot_command,
-        "check": check_command,
-        "fits": fits_command,
+        "anatomy": partial(run_command, anatomy_output),
+        "plan": partial(run_command, plan_output),
+        "snapshot": partial(run_command, snapshot_output),
+        "check": partial(run_command, check_output),
+        "fits": partial(run_command, fits_output),
         "bench": bench_command,
     }
     return runs[args.command](args)

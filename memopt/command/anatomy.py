@@ -122,19 +122,12 @@ class Output(NamedTuple):
     """The command's exit status."""
 
 
-def anatomy_command(args: argparse.Namespace) -> int:
-    """Runs the command. Returns 0, or 2 for arguments that cannot be run."""
-    return finished(args, _output)
-
-
-def finished(
-    args: argparse.Namespace, make: Callable[[argparse.Namespace, presets.Job], Output]
-) -> int:
+def run_command(make: Callable[[argparse.Namespace], Output], args: argparse.Namespace) -> int:
     """Writes the files that are asked for and prints the text. Returns the output's status; or 2,
     and the reason on stderr, for arguments that cannot be run.
     """
     try:
-        made = make(args, job_of(args))
+        made = make(args)
         for name, write in made.files.items():
             path = getattr(args, name)
             if path is not None:
@@ -142,7 +135,7 @@ def finished(
         print(made.text)
         return made.status
     except (UsageError, ValueError, DependsOnValues, OSError) as error:
-        text = str(error).removeprefix(f"{args.command}: ")
+        text = str(error).removeprefix("anatomy.read_").removeprefix(f"{args.command}: ")
         print(f"memopt {args.command}: {text}", file=sys.stderr)
         return USAGE_ERROR
 
@@ -166,7 +159,9 @@ def with_note(report: Any, job: presets.Job) -> Any:
     return dataclasses.replace(report, notes=(*report.notes, job.note)) if job.note else report
 
 
-def _output(args: argparse.Namespace, job: presets.Job) -> Output:
+def anatomy_output(args: argparse.Namespace) -> Output:
+    """The report."""
+    job = job_of(args)
     found: Anatomy = with_note(
         anatomy(
             job.model,

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 
 from memopt._check.api import check
-from memopt.command import presets
 from memopt.command.anatomy import (
     DTYPES,
     Output,
     add_files,
     add_measure,
     add_model_arguments,
-    finished,
+    job_of,
 )
 
 WITHOUT_EFFECT = 1
@@ -25,14 +24,9 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     add_files(parser, "json")
 
 
-def check_command(args: argparse.Namespace) -> int:
-    """Runs the command. Returns 0; 1 if something has no effect; 2 for arguments that cannot be
-    run.
-    """
-    return finished(args, _output)
-
-
-def _output(args: argparse.Namespace, job: presets.Job) -> Output:
+def check_output(args: argparse.Namespace) -> Output:
+    """The report, with status 1 if something has no effect."""
+    job = job_of(args)
     autocast = None if args.autocast is None else DTYPES[args.autocast]
     found = check(job.model, job.batch, autocast=autocast)
     return Output(str(found), {"json": found.to_json}, 0 if found.ok else WITHOUT_EFFECT)

@@ -6,14 +6,13 @@ import argparse
 from functools import partial
 
 from memopt._fits.api import fits
-from memopt.command import presets
 from memopt.command.anatomy import (
     Output,
     add_files,
     add_step_arguments,
     add_what_if,
     checkpoint_of,
-    finished,
+    job_of,
     place_of,
     step_options,
     write_fields,
@@ -36,14 +35,9 @@ def add_fits_arguments(parser: argparse.ArgumentParser) -> None:
     add_files(parser, "json")
 
 
-def fits_command(args: argparse.Namespace) -> int:
-    """Runs the command. Returns 0 where it fits; 1 where it does not; 2 for arguments that cannot
-    be run.
-    """
-    return finished(args, _output)
-
-
-def _output(args: argparse.Namespace, job: presets.Job) -> Output:
+def fits_output(args: argparse.Namespace) -> Output:
+    """The report, with status 1 where it does not fit."""
+    job = job_of(args)
     found = fits(
         job.model,
         job.batch,

@@ -8,14 +8,13 @@ from pathlib import Path
 from memopt._anatomy.api import anatomy
 from memopt._plan.api import plan
 from memopt._plan.plan import Plan
-from memopt.command import presets
 from memopt.command.anatomy import (
     Output,
     add_files,
     add_measure,
     add_place,
     add_step_arguments,
-    finished,
+    job_of,
     place_of,
     step_options,
     with_note,
@@ -32,12 +31,9 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--largest-batch", action="store_true", help="also how many rows fit")
 
 
-def plan_command(args: argparse.Namespace) -> int:
-    """Runs the command. Returns 0, or 2 for arguments that cannot be run."""
-    return finished(args, _output)
-
-
-def _output(args: argparse.Namespace, job: presets.Job) -> Output:
+def plan_output(args: argparse.Namespace) -> Output:
+    """The plan."""
+    job = job_of(args)
     options = step_options(args)
     found: Plan = with_note(
         plan(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
+from functools import partial
 from pathlib import Path
 
-from memopt._errors import USAGE_ERROR
 from memopt._snapshot.read import read_snapshot
-from memopt.command.anatomy import add_files, write_fields
+from memopt.command.anatomy import Output, add_files, write_fields
 
 
 def add_snapshot_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,15 +17,7 @@ def add_snapshot_arguments(parser: argparse.ArgumentParser) -> None:
     add_files(parser, "json")
 
 
-def snapshot_command(args: argparse.Namespace) -> int:
-    """Runs the command. Returns 0, or 2 for a file that is no snapshot."""
-    try:
-        found = read_snapshot(args.file, args.device)
-        if args.json is not None:
-            write_fields(found, args.json)
-    except (ValueError, OSError) as error:
-        text = str(error).removeprefix("anatomy.read_snapshot: ")
-        print(f"memopt snapshot: {text}", file=sys.stderr)
-        return USAGE_ERROR
-    print(found)
-    return 0
+def snapshot_output(args: argparse.Namespace) -> Output:
+    """The report."""
+    found = read_snapshot(args.file, args.device)
+    return Output(str(found), {"json": partial(write_fields, found)})
