@@ -47,11 +47,11 @@ class CudaRNGStatesTracker:
             raise ValueError(f"CudaRNGStatesTracker.add: seed must be a new one, got {seed}")
         if name in self.states_:
             raise ValueError(f"CudaRNGStatesTracker.add: name must be a new one, got {name!r}")
-        before = _state()
+        before = _numbers().get_rng_state()
         seed_generator(seed)
-        self.states_[name] = _state()
+        self.states_[name] = _numbers().get_rng_state()
         self.seeds_.add(seed)
-        _set_state(before)
+        _numbers().set_rng_state(before)
 
     @contextmanager
     def fork(self, name: str = MODEL_PARALLEL) -> Iterator[None]:
@@ -66,36 +66,23 @@ class CudaRNGStatesTracker:
                 f"CudaRNGStatesTracker.fork: name must be one that was added ({known}), got "
                 f"{name!r}"
             )
-        before = _state()
-        _set_state(self.states_[name])
+        before = _numbers().get_rng_state()
+        _numbers().set_rng_state(self.states_[name])
         try:
             yield
         finally:
-            self.states_[name] = _state()
-            _set_state(before)
+            self.states_[name] = _numbers().get_rng_state()
+            _numbers().set_rng_state(before)
 
 
 def seed_generator(seed: int) -> None:
     """Seeds the generator of the current accelerator, or of the CPU without one; not of both."""
+    generator = _numbers() if torch.accelerator.is_available() else torch.default_generator
+    generator.manual_seed(seed)
+
+
+def _numbers() -> Any:
+    """The module with the state of that generator."""
     if torch.accelerator.is_available():
-        _of_accelerator().manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
-
-
-def _state() -> Tensor:
-    if torch.accelerator.is_available():
-        state: Tensor = _of_accelerator().get_rng_state()
-        return state
-    return torch.get_rng_state()
-
-
-def _set_state(state: Tensor) -> None:
-    if torch.accelerator.is_available():
-        _of_accelerator().set_rng_state(state)
-    else:
-        torch.set_rng_state(state)
-
-
-def _of_accelerator() -> Any:
-    return torch.get_device_module(torch.accelerator.current_accelerator())
+        return torch.get_device_module(torch.accelerator.current_accelerator())
+    return torch.random
