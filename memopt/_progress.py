@@ -3,7 +3,6 @@ tqdm writes there, and elsewhere none.
 
     with progress("memopt.plan"):     # also a decorator
         doing("predicting step")      # says "memopt.plan: predicting step 1, 4 s"
-        doing("timing step", of=9)
 
 The line comes when a call has taken three seconds, and goes when it ends. It is written to stderr,
 by a thread of its own. Calls in several threads share it; a call inside another has none of its
@@ -47,15 +46,11 @@ def progress(who: str) -> Iterator[None]:
         _board.remove(job)
 
 
-def doing(what: str, of: int | None = None) -> None:
-    """Say what the call in this thread does from now on. It is counted.
-
-    Args:
-        of: how often it will be done, where that is known.
-    """
+def doing(what: str) -> None:
+    """Say what the call in this thread does from now on. It is counted."""
     job = getattr(_here, "job", None)
     if job is not None:
-        job.does(what, of)
+        job.does(what)
 
 
 class _Job:
@@ -67,9 +62,9 @@ class _Job:
         self._counts: Counter[str] = Counter()
         self._does = ""
 
-    def does(self, what: str, of: int | None) -> None:
+    def does(self, what: str) -> None:
         self._counts[what] += 1
-        self._does = f" {what} {self._counts[what]}{f' of {of}' if of else ''},"
+        self._does = f" {what} {self._counts[what]},"
 
     def text(self, now: float) -> str:
         return f"{self.who}:{self._does} {now - self.since:.0f} s"

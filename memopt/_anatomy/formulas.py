@@ -90,7 +90,7 @@ class TransformerShape:
             regions = -(-self.layers // fates.checkpoint)
             kept = regions * self.input_bytes() + (self.layers - regions) * block
         if fates.offload:
-            kept = min(kept, fates.keep_last * self.input_bytes())
+            kept = min(kept, self.input_bytes())
         return kept + self.head_bytes()
 
     def segmented_bytes(self, segments: int, block: int) -> int:

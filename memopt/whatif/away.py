@@ -33,9 +33,7 @@ def apply_fates(step: Step, fates: Fates) -> None:
     """
     fates.put_on(step.model, fates.offload)
     if fates.offload is not None and fates.checkpoint is None:
-        step.context = partial(
-            offload, fates.offload, min_bytes=fates.offload_min_bytes, keep_last=fates.keep_last
-        )
+        step.context = partial(offload, fates.offload)
 
 
 class OffloadLedger(Ledger):

@@ -17,6 +17,7 @@ from memopt._checkpoint.chunks import checked_chunks
 from memopt._checkpoint.row_modules import predicted_row_modules
 from memopt._convert.head import find_heads
 from memopt._errors import in_the_name_of, warn
+from memopt._offload.api import MIN_BYTES
 from memopt.applied import assign
 from memopt.assignment import Assignment, Choice, Paths
 from memopt.memory.ledger import Ledger
@@ -55,8 +56,6 @@ class Fates:
     """
     planned: tuple[tuple[Paths, Choice], ...] = ()
     """Choices of a plan, in place of what the options above say."""
-    offload_min_bytes: int = 64 * 1024
-    keep_last: int = 1
     who: str = field(kw_only=True)
     """The function that the user called, for messages."""
 
@@ -209,8 +208,8 @@ def offloaded(ledger: Ledger, fates: Fates) -> list[Entry]:
         for piece in ledger.pieces
         if piece.category == ACTIVATIONS and piece.phase == "forward" and _leaves(piece, fates)
     ]
-    if fates.checkpoint is None and fates.keep_last:
-        leaves = leaves[: -fates.keep_last]
+    if fates.checkpoint is None:
+        leaves = leaves[:-1]
     log = list(ledger.log)
     for piece in leaves:
         piece.fate = OFFLOADED
@@ -222,8 +221,8 @@ def offloaded(ledger: Ledger, fates: Fates) -> list[Entry]:
 
 
 def _leaves(piece: Piece, fates: Fates) -> bool:
-    """memopt.offload leaves small tensors alone, and a region's offload does not."""
+    """memopt.offload, as it is by default, leaves small tensors alone; a region's does not."""
     if fates.checkpoint is not None:
         read_or_dropped = piece.first_in_backward is not None or piece.died is not None
         return piece.fate == REGION_INPUT and read_or_dropped
-    return piece.first_in_backward is not None and piece.nbytes >= fates.offload_min_bytes
+    return piece.first_in_backward is not None and piece.nbytes >= MIN_BYTES

@@ -285,7 +285,6 @@ class _Builder:
             flops=sum(one.flops for one in work),
             nbytes=sum(one.nbytes for one in work),
             operators=len(work),
-            turn=None if backward is None else backward[0],
             returns_view=call.returns_view,
             writes_inputs=any(instant < stop for instant in writes),
             inputs_written=any(instant >= stop for instant in writes),

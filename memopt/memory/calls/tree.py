@@ -53,9 +53,6 @@ class ModuleCall:
     """Work of its forward, with the calls inside: see memopt/memory/work.py."""
     operators: int
     """The number of operators of that work."""
-    turn: int | None
-    """The number of the first operator of its backward: the order of backward; None: it has none.
-    """
     returns_view: bool
     """Whether it returns a view of an argument that is another tensor."""
     writes_inputs: bool
