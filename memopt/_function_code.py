@@ -17,7 +17,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -120,6 +120,18 @@ def plain_function(function: Any) -> Any:
         return function
     plain = function.__dict__.get(_PLAIN)
     return _with_code(function, code) if plain is None else plain
+
+
+def codes_in(function: Any) -> Iterator[types.CodeType]:
+    """The code of a function, and of functions inside it; of a code object likewise, and of
+    anything else none.
+    """
+    code = getattr(function, "__code__", function)
+    if isinstance(code, types.CodeType):
+        yield code
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                yield from codes_in(constant)
 
 
 def asks(function: types.FunctionType, cls: type[nn.Module]) -> bool:

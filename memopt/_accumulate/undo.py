@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from torch import Tensor, nn
 
@@ -34,15 +34,13 @@ def gradients_watched(trained: Sequence[Tensor]) -> Iterator[Callable[[], bool]]
         if not touched:
             touched.append(None)
 
-    handles = [p.register_post_accumulate_grad_hook(touch) for p in trained if p.requires_grad]
-
     def was_touched() -> bool:
         found = bool(touched)
         touched.clear()
         return found
 
-    try:
+    with ExitStack() as stack:
+        for parameter in trained:
+            if parameter.requires_grad:
+                stack.callback(parameter.register_post_accumulate_grad_hook(touch).remove)
         yield was_touched
-    finally:
-        for handle in handles:
-            handle.remove()

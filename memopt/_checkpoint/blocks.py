@@ -12,7 +12,6 @@ no blocks: a region around one keeps its input as the layer does.
 from __future__ import annotations
 
 import re
-import types
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from memopt._checkpoint.wrapper import has_forward
 from memopt._class_patch import original_class
+from memopt._function_code import codes_in
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
@@ -192,18 +192,15 @@ def _loops_over_children(module: nn.Module) -> bool:
     children = _numbered_children(module)
     if len(children) < 2:
         return False
-    codes: list[object] = [
-        getattr(method, "__code__", None)
+    named = {
+        named
         for base in cls.__mro__
         if base is not nn.Module and issubclass(base, nn.Module)
         for name, method in vars(base).items()
         if name != "__init__"
-    ]
-    named: set[str] = set()
-    for code in codes:
-        if isinstance(code, types.CodeType):
-            named.update(code.co_names)
-            codes.extend(code.co_consts)  # of functions inside
+        for code in codes_in(method)
+        for named in code.co_names
+    }
     return not any(name in named for name, _ in module.named_children())
 
 

@@ -14,7 +14,7 @@ checkpoint do (`torch.utils.checkpoint.create_selective_checkpoint_contexts`), i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -228,16 +228,12 @@ def noting_decisions(
     def end(module: nn.Module, args: Any, output: Any) -> None:
         running.pop()
 
-    handles = []
-    for path, module in modules.items():
-        handles.append(module.register_forward_pre_hook(begin(path)))
-        handles.append(module.register_forward_hook(end, always_call=True))
-    try:
-        with _NoteDecisions(running, found):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as stack:
+        for path, module in modules.items():
+            stack.callback(module.register_forward_pre_hook(begin(path)).remove)
+            stack.callback(module.register_forward_hook(end, always_call=True).remove)
+        stack.enter_context(_NoteDecisions(running, found))
+        yield
 
 
 class _NoteDecisions(UncompiledMode):

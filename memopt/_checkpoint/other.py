@@ -18,7 +18,7 @@ from torch.utils import checkpoint as torch_checkpoint
 from memopt._checkpoint.naming import joined
 from memopt._checkpoint.wrapper import unwrap
 from memopt._class_patch import original_class
-from memopt._function_code import plain_function
+from memopt._function_code import codes_in, plain_function
 from memopt.memory.frames import first_argument
 
 # Without the native library a region of memopt's calls PyTorch's, and is called by it.
@@ -184,9 +184,7 @@ def _calls_checkpoint(module: nn.Module) -> bool:
 
 
 def _found(function: types.FunctionType, inner: bool) -> Iterator[bool]:
-    codes: list[Any] = [plain_function(function).__code__]
-    for code in codes:
-        codes.extend(c for c in code.co_consts if isinstance(c, types.CodeType))
+    for code in codes_in(plain_function(function)):
         for name in code.co_names:
             value = function.__globals__.get(name)
             by_path = value is torch and {"utils", "checkpoint"} <= set(code.co_names)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -58,12 +58,11 @@ def given_to_calls(model: nn.Module) -> Iterator[dict[str, Given]]:
         if all(isinstance(leaf, (Tensor, *_PLAIN)) for leaf in leaves):
             found[path] = Given(tuple(map(_look, leaves)), spec)
 
-    handles = [module.register_forward_pre_hook(entered, with_kwargs=True) for module in paths]
-    try:
+    with ExitStack() as stack:
+        for module in paths:
+            hook = module.register_forward_pre_hook(entered, with_kwargs=True)
+            stack.callback(hook.remove)
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _look(leaf: Any) -> Any:

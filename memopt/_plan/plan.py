@@ -32,6 +32,7 @@ from memopt._progress import progress
 from memopt.applied import Applied, assign
 from memopt.assignment import KEEP
 from memopt.memory.allocator import capacity_of
+from memopt.memory.asked import check_module
 from memopt.memory.batches import positions_of, resized
 from memopt.memory.messages import note_on_mode
 from memopt.memory.parallel import without_ddp
@@ -313,8 +314,7 @@ class Plan(Shown, Planned):
             )
 
     def _check(self, model: nn.Module) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"Plan.apply: model must be an nn.Module, got {type(model).__name__}")
+        check_module("Plan.apply", model)
         found = stored.signature_of(model, self.signature)
         for path in (*self.signature, *found):
             look, wanted = (of.get(path, "nothing") for of in (found, self.signature))

@@ -21,7 +21,7 @@ import threading
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from memopt._compat import is_compiled, sharding_groups, wraps_tensors
-from memopt._function_code import others_attributes, plain_function
+from memopt._function_code import codes_in, others_attributes, plain_function
 from memopt.memory import containers as kept
 from memopt.memory.containers import Restore
 from memopt.memory.garbage import no_collection
@@ -373,7 +373,7 @@ def _globals_of(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]
     """Names that a function, and those inside it, may look up as globals, and those it assigns."""
     names: dict[str, None] = {}
     assigned: dict[str, None] = {}
-    for part in _codes(code):
+    for part in codes_in(code):
         names.update(dict.fromkeys(part.co_names))
         if _STORES & set(part.co_code[::2]):
             assigned.update(
@@ -385,10 +385,3 @@ def _globals_of(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]
 
 
 _STORES = {dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]}
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
