@@ -16,10 +16,9 @@ import functools
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn, cast
+from typing import Any, NoReturn, Protocol, cast
 
 import torch
 from torch import nn
@@ -27,31 +26,24 @@ from torch import nn
 Forward = Callable[..., Any]
 
 
-class Patched:
-    """Mixin of the classes that patched modules get, ahead of the original class.
+class Patch(Protocol):
+    """The reason for a subclass, and what it depends on. One for all modules that are alike."""
 
-    Each kind of patch is a direct subclass.
-    """
+    def __hash__(self) -> int: ...
 
-    _memopt_who: ClassVar[str]
-    """The function that makes the patch, for error messages."""
+    def bases(self, original: type[nn.Module]) -> tuple[type, ...]:
+        """The bases of the subclass that is made of `original`."""
 
-    _memopt_undo: ClassVar[str]
-    """The function that undoes the patch, which must be called before the module is scripted."""
+    def make_forward(self, generated: type, plain: Forward) -> Forward:
+        """The forward of the subclass `generated`, in place of `plain`."""
+
+
+class SwappedModule:
+    """Mixin of the classes that patched modules get, ahead of the original class."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # Stops here: an original class that registers its subclasses is not told of this one.
         pass
-
-    @classmethod
-    def _memopt_bases(cls, original: type[nn.Module], key: Any) -> tuple[type, ...]:
-        """The bases of the subclass that is made of `original`."""
-        return (cls, original)
-
-    @classmethod
-    def _memopt_forward(cls, generated: type, original: type[nn.Module], key: Any) -> Forward:
-        """The forward of the subclass `generated`."""
-        raise NotImplementedError
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Code that wraps the forward for a time, as accelerate's hooks do, puts the one back that
@@ -65,8 +57,8 @@ class Patched:
     def __prepare_scriptable__(self) -> NoReturn:
         """torch.jit.script calls this first; it would compile the original forward, if anything."""
         raise TypeError(
-            f"{self._memopt_who} module must not be scripted (TorchScript runs without Python), "
-            f"got {type(self).__name__} in torch.jit.script; {self._memopt_undo} the model before"
+            "convert: a converted module must not be scripted (TorchScript runs without Python), "
+            f"got {type(self).__name__} in torch.jit.script; revert the model before"
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -81,20 +73,11 @@ class Patched:
         return (_rebuild, (patch, make, *arguments), *state)
 
 
-@dataclass(frozen=True)
-class ClassPatch:
-    """The subclass that a module's class is derived into."""
-
-    mixin: type[Patched]
-    key: Hashable = None
-    """Whatever else the subclass depends on."""
-
-
-def patch_of(cls: type) -> ClassPatch | None:
+def patch_of(cls: type) -> Patch | None:
     """The patch that made `cls`; None if it was not made here, as a class that something else
     derived from a patched one (FSDP2).
     """
-    patch: ClassPatch | None = cls.__dict__.get("_memopt_patch")
+    patch: Patch | None = cls.__dict__.get("_memopt_patch")
     return patch
 
 
@@ -104,7 +87,7 @@ def original_class(cls: type) -> type[nn.Module]:
     return original
 
 
-def class_with(original: type[nn.Module], patch: ClassPatch | None) -> type[nn.Module]:
+def class_with(original: type[nn.Module], patch: Patch | None) -> type[nn.Module]:
     """The class that a module of class `original` has with this patch.
 
     Raises:
@@ -113,7 +96,7 @@ def class_with(original: type[nn.Module], patch: ClassPatch | None) -> type[nn.M
     return original if patch is None else _generated_class(original, patch)
 
 
-def set_patch(module: nn.Module, patch: ClassPatch | None) -> None:
+def set_patch(module: nn.Module, patch: Patch | None) -> None:
     """Give `module` the class with this patch, or its original one.
 
     Raises:
@@ -156,10 +139,10 @@ def check_can_patch(who: str, argument: str, module: object) -> None:
         )
 
 
-def _rebuild(patch: ClassPatch, make: Callable[..., nn.Module], *arguments: Any) -> Any:
+def _rebuild(patch: Patch, make: Callable[..., nn.Module], *arguments: Any) -> Any:
     """Make the object that a patched module was reduced to. Pickles contain this name."""
     module = make(*arguments)
-    if not isinstance(module, Patched):
+    if not isinstance(module, SwappedModule):
         set_patch(module, patch)
     return module
 
@@ -211,11 +194,11 @@ def _of_graph_modules() -> dict[str, Any]:
 
 # One subclass per class and patch, kept for as long as a module has it.
 _generated_classes: weakref.WeakKeyDictionary[
-    type[nn.Module], dict[ClassPatch, weakref.ref[type[nn.Module]]]
+    type[nn.Module], dict[Patch, weakref.ref[type[nn.Module]]]
 ] = weakref.WeakKeyDictionary()
 
 
-def _generated_class(original: type[nn.Module], patch: ClassPatch) -> type[nn.Module]:
+def _generated_class(original: type[nn.Module], patch: Patch) -> type[nn.Module]:
     of_original = _generated_classes.setdefault(original, {})
     ref = of_original.get(patch)
     if ref is not None and (known := ref()) is not None:
@@ -233,16 +216,15 @@ def _generated_class(original: type[nn.Module], patch: ClassPatch) -> type[nn.Mo
             "type[nn.Module]",
             types.new_class(
                 original.__name__,
-                patch.mixin._memopt_bases(original, patch.key),
+                (SwappedModule, *patch.bases(original)),
                 exec_body=lambda ns: ns.update(namespace),
             ),
         )
     except TypeError as error:
         raise TypeError(
-            f"{patch.mixin._memopt_who.split(':')[0]}: module must have a class that can be "
-            f"subclassed, got {original.__name__}"
+            f"convert: module must have a class that can be subclassed, got {original.__name__}"
         ) from error
-    forward = patch.mixin._memopt_forward(generated, original, patch.key)
+    forward = patch.make_forward(generated, original.forward)
     type.__setattr__(generated, "forward", functools.wraps(original.forward)(forward))
     of_original[patch] = weakref.ref(generated)
     return generated

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from memopt._class_patch import ClassPatch, class_with, original_class, patch_of
+from memopt._class_patch import Patch, class_with, original_class, patch_of
 from memopt._function_code import AROUND, ask_for, asks, function_of
 
 AroundCall = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -42,7 +42,6 @@ class Around:
         name: str,
         call: AroundCall,
         settings: Any,
-        refuse_script: Callable[[str], NoReturn],
         function: types.FunctionType | None = None,
     ) -> None:
         """
@@ -52,7 +51,6 @@ class Around:
             function: the one that is to ask; None: the class's.
         """
         self.cls, self.name, self.call, self.settings = cls, name, call, settings
-        self.refuse_script = refuse_script
         self.function: types.FunctionType | None = None
         if cls is not None:
             ask_for(self, cls, function)
@@ -62,13 +60,16 @@ class Around:
         that one runs around neither.
         """
         settings = copy.deepcopy(self.settings, memo)
-        return Around(self.cls, self.name, self.call, settings, self.refuse_script, self.function)
+        return Around(self.cls, self.name, self.call, settings, self.function)
 
     def __call__(self) -> NoReturn:
         """torch.jit.script calls this before it compiles a module; it would compile the forward
         alone.
         """
-        self.refuse_script(self.name)
+        raise TypeError(
+            "checkpoint_wrapper: a wrapped module must not be scripted (TorchScript runs without "
+            f"Python), got {self.name} in torch.jit.script; unwrap the model before"
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Around) and self._made_of() == other._made_of()
@@ -93,10 +94,10 @@ class Around:
     def _made_of(self) -> tuple[Any, ...]:
         # A class by what it was made of: one that memopt made cannot be imported by name.
         cls = None if self.cls is None else (original_class(self.cls), patch_of(self.cls))
-        return cls, self.name, self.call, self.settings, self.refuse_script
+        return cls, self.name, self.call, self.settings
 
 
-def _around(cls: tuple[type[nn.Module], ClassPatch | None] | None, *rest: Any) -> Around:
+def _around(cls: tuple[type[nn.Module], Patch | None] | None, *rest: Any) -> Around:
     """Make the object that was reduced to this: in another process the code is exchanged there.
     Pickles contain this name.
     """
@@ -141,16 +142,13 @@ class InstanceForward:
         return InstanceForward, (module, self.forward)
 
 
-def put_around_forward(
-    module: nn.Module, call: AroundCall, settings: Any, refuse_script: Callable[[str], NoReturn]
-) -> None:
+def put_around_forward(module: nn.Module, call: AroundCall, settings: Any) -> None:
     """Run `call(module, forward, args, kwargs)` in place of `module.forward(*args, **kwargs)`.
 
     What was around it before goes. Copies and pickles of the module have it too.
 
     Args:
         settings: for `around_forward(module).settings`.
-        refuse_script: gets the name of the class, and raises, where torch.jit.script meets it.
     """
     kind = type(module)
     asks = function_of(kind) is not None
@@ -159,7 +157,7 @@ def put_around_forward(
     is_to_be_taken = there is not None and around_forward(module) is None
     if not isinstance(there, InstanceForward) and (is_to_be_taken or (there is None and not asks)):
         module.__dict__["forward"] = InstanceForward(module, there)
-    _set(module, Around(kind if asks else None, kind.__name__, call, settings, refuse_script))
+    _set(module, Around(kind if asks else None, kind.__name__, call, settings))
     if _decides_what_is_pickled(kind):
         copyreg.dispatch_table.setdefault(kind, _reduced)
 

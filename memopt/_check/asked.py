@@ -11,10 +11,10 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 
 from memopt._checkpoint.other import layers_that_checkpoint, without_own
 from memopt._checkpoint.wrapper import settings_of
+from memopt._class_patch import SwappedModule
 from memopt._convert import revert
 from memopt._convert.head import is_head
 from memopt._convert.recipes import has_recipes
-from memopt._convert.swap import SwappedModule
 
 RECIPES = "recipes"
 HEAD = "head in chunks"

@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -256,13 +256,6 @@ def _alone(
     return run_chunks(who, forward, args, kwargs, chunks, region, module)
 
 
-def _refuse_script(kind: str) -> NoReturn:
-    raise TypeError(
-        "checkpoint_wrapper: a wrapped module must not be scripted (TorchScript runs without "
-        f"Python), got {kind} in torch.jit.script; unwrap the model before"
-    )
-
-
 def region_settings_of(
     settings: Settings, check_partition: bool, buffers: _C.Buffers | None = None
 ) -> _C.RegionSettings:
@@ -292,7 +285,7 @@ def set_settings(module: nn.Module, settings: Settings | None) -> None:
         if len(seen_modules(module)) < len(list(module.modules())):
             # What ends a recompute early does not pass through TorchScript.
             settings = replace(settings, early_stop=False)
-        put_around_forward(module, _region, settings, _refuse_script)
+        put_around_forward(module, _region, settings)
     if settings is not None and settings.maintain_forward_counter:
         _count(module, 0)
     elif before is not None and before.maintain_forward_counter:

@@ -11,7 +11,7 @@ from torch import nn
 from memopt._arguments import check_flags
 from memopt._checkpoint.assigned import revert_region
 from memopt._checkpoint.chosen_modules import Modules
-from memopt._class_patch import check_can_patch, restored_on_error
+from memopt._class_patch import SwappedModule, check_can_patch, restored_on_error
 from memopt._convert.apply_swaps import apply_swaps, put_originals_back, undo_swap
 from memopt._convert.head import (
     FoundHead,
@@ -38,7 +38,7 @@ from memopt._convert.sample import (
 )
 from memopt._convert.skip import Skip, outermost, skipped
 from memopt._convert.supported import has_kernels_for
-from memopt._convert.swap import Swap, SwappedModule, swap_of
+from memopt._convert.swap import Swap, swap_of
 from memopt._convert.told_norms import (
     AutocastNorms,
     check_autocast_norms,

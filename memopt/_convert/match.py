@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from memopt._class_patch import original_class
+from memopt._class_patch import SwappedModule, original_class
 from memopt._compat import is_parametrized
 from memopt._convert.probe import own_attributes, quiet
-from memopt._convert.swap import ClassSwap, Swap, SwappedModule
+from memopt._convert.swap import ClassSwap, Swap
 from memopt.memory.known import known_facts
 from memopt.memory.modules import ByModule, paths_of
 from memopt.memory.unchanged import Written, unchanged

@@ -18,13 +18,12 @@ import torch
 from torch import nn
 
 from memopt._call_hooks import around_calls, put_around_calls, remove_from_calls
-from memopt._class_patch import original_class, patch_of
+from memopt._class_patch import SwappedModule, original_class, patch_of
 from memopt._compat import (
     add_note,
     is_parametrized,
     let_higher_order_ops_pass,
 )
-from memopt._convert.swap import SwappedModule
 from memopt._extension import _C
 
 let_higher_order_ops_pass(_C.INTERCEPT_KEY)  # csrc/intercept/key.h

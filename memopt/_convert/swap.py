@@ -9,7 +9,7 @@ another function in an attribute.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from memopt._call_hooks import others_hooks
-from memopt._class_patch import ClassPatch, Forward, Patched, patch_of, set_patch
+from memopt._class_patch import Forward, patch_of, set_patch
 from memopt._convert.supported import lowered, supports
 from memopt._extension import _C
 from memopt._forwards import keep_around
@@ -101,7 +101,7 @@ class ClassSwap(Swap):
 
     def apply(self, module: nn.Module) -> None:
         """The new forward runs inside of what is around the module's forward already."""
-        set_patch(module, ClassPatch(SwappedModule, cast("Hashable", self)))
+        set_patch(module, self)
         keep_around(module)
 
 
@@ -241,25 +241,9 @@ def replaces(original: Callable[..., Any]) -> Callable[[FunctionT], FunctionT]:
     return mark
 
 
-class SwappedModule(Patched):
-    """Mixin of the classes of modules that were swapped."""
-
-    _memopt_who = "convert: a converted"
-    _memopt_undo = "revert"
-
-    @classmethod
-    def _memopt_bases(cls, original: type[nn.Module], key: ClassSwap) -> tuple[type, ...]:
-        return (cls, *key.bases(original))
-
-    @classmethod
-    def _memopt_forward(cls, generated: type, original: type[nn.Module], key: ClassSwap) -> Forward:
-        return key.make_forward(generated, original.forward)
-
-
 def swap_of(module: nn.Module) -> ClassSwap | None:
     """The class swap of `module`; None if it has none."""
-    patch = patch_of(type(module))
-    return None if patch is None else cast("ClassSwap", patch.key)
+    return cast("ClassSwap | None", patch_of(type(module)))
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -11,7 +11,7 @@ from torch import nn
 
 from memopt._call_hooks import has_around_calls
 from memopt._checkpoint.other import says_that_it_checkpoints
-from memopt._class_patch import Patched
+from memopt._class_patch import SwappedModule
 from memopt._forwards import around_forward
 from memopt._plan.watch import Watch
 from memopt.memory.paths import outermost_paths
@@ -36,7 +36,7 @@ def check_is_plain(who: str, model: nn.Module) -> None:
                 f"chooses which do, got checkpointing of its own in {type(module).__name__}; "
                 f"{_TURN_OFF}"
             )
-        wrapped = isinstance(module, Patched) or around_forward(module) is not None
+        wrapped = isinstance(module, SwappedModule) or around_forward(module) is not None
         if wrapped or has_around_calls(module):
             where = f" at {path!r}" if path else ""
             raise ValueError(

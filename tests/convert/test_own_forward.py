@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import memopt
+from memopt._class_patch import SwappedModule
 from memopt._convert.functions import functions_paused
-from memopt._convert.swap import SwappedModule
 from memopt._extension import _C
 from tests.convert.test_entry_points import WIDTH
 
