@@ -3,7 +3,7 @@
 The modules of this package:
 
     region      `checkpoint` and its options
-    settings    how a region runs, and what the engine calls in this package
+    settings    how a region runs, and running statistics that stand still in its recompute
     partition   the ranks that share a region's inputs
     wrapper     a module whose every forward is a region
     buffers     their inputs in memory that is allocated once
@@ -25,7 +25,6 @@ The modules of this package:
     row_modules the modules of a model that do
     selective   the operators that a selective checkpoint should keep
     uncompiled  a region's function runs out of sight of torch.compile
-    batch_norm  running statistics that stand still in the recompute
     debug       the operators that forward and recompute ran, for error messages
     caches      caches of keys and values, which must not grow twice
     naming      the name of a region in error messages

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from memopt._checkpoint.batch_norm import hold_statistics
 from memopt._checkpoint.decisions import advice
 from memopt._checkpoint.naming import region_name
 from memopt._checkpoint.partition import Partition
 from memopt._checkpoint.uncompiled import call_uncompiled
 from memopt._extension import _C, HAS_NATIVE
 from memopt.fates import Fate
+from memopt.memory.modules import ByModule
 from memopt.place import Place, directory_of
 
 
@@ -66,3 +68,36 @@ def region_settings(
 def fate_of_arguments(who: str, place: Place | None) -> Literal["keep"] | _C.Offload:
     """The `arguments` of `region_settings` for a place that a user names."""
     return "keep" if place is None else _C.Offload(directory=directory_of(who, place))
+
+
+# Two threads may recompute the same layer at once: the first one in makes the copies, the last one
+# out gives the statistics back.
+_lock = threading.Lock()
+_own_buffers: ByModule[dict[str, Tensor | None]] = ByModule()
+_holders: ByModule[int] = ByModule()
+
+
+def hold_statistics(layers: list[nn.Module]) -> Callable[[], None]:
+    """Makes calls of these normalisation layers move copies of their running statistics, until the
+    result is called: statistics move in forward and stand still in the recompute. In training the
+    output does not depend on them, and passing them as usual, rather than not at all, saves the
+    same tensors as forward did. The engine finds the layers (csrc/python/modules_reached.h).
+    """
+    with _lock:
+        for layer in layers:
+            if layer not in _holders:
+                own = dict(layer._buffers)
+                copies = {name: b if b is None else b.clone() for name, b in own.items()}
+                layer._buffers.update(copies)
+                _own_buffers[layer] = own
+            _holders[layer] = _holders.get(layer, 0) + 1
+    return functools.partial(_give_back, layers)
+
+
+def _give_back(layers: list[nn.Module]) -> None:
+    with _lock:
+        for layer in layers:
+            _holders[layer] -= 1
+            if not _holders[layer]:
+                del _holders[layer]
+                layer._buffers.update(_own_buffers.pop(layer))

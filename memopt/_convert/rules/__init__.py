@@ -14,8 +14,8 @@ from memopt._convert.rules.torch_nn import (
     memopts_own,
     other_module_of_torch,
     torch_module,
+    transformer_layer,
 )
-from memopt._convert.rules.transformer_layer import transformer_layer
 
 RULES: tuple[Rule, ...] = (
     # By class.

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import memopt.nn
+from memopt import functional
 from memopt._class_patch import original_class
 from memopt._convert.match import Answer, Context, Reason
-from memopt._convert.swap import Plain, TorchSwap
+from memopt._convert.supported import supports
+from memopt._convert.swap import AttributeSwap, Plain, TorchSwap, replaces
 from memopt.functional.sync_batch_norm import group_of_ranks
+from memopt.recipes import is_kept_anyway
 
 
 @dataclass(frozen=True)
@@ -116,3 +121,36 @@ def other_module_of_torch(module: nn.Module, context: Context) -> Answer | None:
         return None
     in_family = cls.__module__ in _TORCH_FAMILIES and not module._modules
     return Reason("memopt has no op for it") if in_family else UNMENTIONED
+
+
+_LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+
+
+@replaces(F.gelu)
+def gelu(input: Tensor) -> Tensor:
+    """memopt.functional.gelu, or PyTorch's where that does not support the call."""
+    return functional.gelu(input) if supports(input) else F.gelu(input)
+
+
+@replaces(F.relu)
+def relu(input: Tensor) -> Tensor:
+    """memopt.functional.relu where that is a gain, or PyTorch's."""
+    return functional.relu(input) if supports(input) and is_kept_anyway(input) else F.relu(input)
+
+
+_OF_LAYERS: dict[Callable[..., Tensor], AttributeSwap] = {
+    F.gelu: AttributeSwap("activation", gelu),
+    F.relu: AttributeSwap("activation", relu, saves_input_for_output=True),
+}
+
+
+def transformer_layer(module: nn.Module, context: Context) -> Answer | None:
+    """PyTorch's gelu or relu in the attribute `activation`; other rules swap the modules inside.
+
+    The layers' fast path in evaluation looks at the attribute `activation_relu_or_gelu`, which
+    their constructor sets, and not at the function. So it is taken as before.
+    """
+    if not isinstance(module, _LAYERS):
+        return None
+    function = module.__dict__.get("activation")
+    return next((swap for original, swap in _OF_LAYERS.items() if original is function), None)
