@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from memopt.functional.activation import FORMULAS, SCALAR_NAMES, formula
-from tests.support.shapes import Dtypes, random_normal
 
 from .call import Call, Results
 from .op import OpCase, Saved
@@ -153,21 +152,8 @@ class ActivationCase(OpCase):
             return {SCALAR_NAMES[self.family]: SCALARS[self.family]}
         return {} if self.approximate is None else {"approximate": self.approximate}
 
-    def make_call(
-        self,
-        size: tuple[int, ...],
-        dtypes: Dtypes,
-        device: torch.device,
-        *,
-        values: Tensor | None = None,
-        **choices: Any,
-    ) -> Call:
-        x = random_normal(*size, seed=1) if values is None else values.reshape(size)
-        return Call(
-            tensors={"input": x.to(device, dtypes.tensor)},
-            grads={"output": random_normal(*size, seed=4).to(device, dtypes.tensor)},
-            options=self.keywords,
-        )
+    def call_options(self, device: torch.device) -> dict[str, Any]:
+        return self.keywords
 
     @property
     def public_op(self) -> torch._ops.OpOverload:

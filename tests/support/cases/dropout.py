@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tests.support import seed as seeds
 from tests.support.philox import keep_mask
-from tests.support.shapes import Dtypes, random_normal
+from tests.support.shapes import Dtypes
 from tests.support.tolerances import sums_dtype
 
 from .activation import (
@@ -76,23 +76,7 @@ class DropoutCase(OpCase):
     def seed(self) -> None:
         seeds.seed(SEED)
 
-    def make_call(
-        self,
-        size: tuple[int, ...],
-        dtypes: Dtypes,
-        device: torch.device,
-        *,
-        values: Tensor | None = None,
-        **choices: Any,
-    ) -> Call:
-        x = random_normal(*size, seed=1) if values is None else values.reshape(size)
-        return Call(
-            tensors={"input": x.to(device, dtypes.tensor)},
-            grads={"output": random_normal(*size, seed=4).to(device, dtypes.tensor)},
-            options=self.options(device),
-        )
-
-    def options(self, device: torch.device) -> dict[str, Any]:
+    def call_options(self, device: torch.device) -> dict[str, Any]:
         # drawn_on is for the oracle, which computes on the CPU whatever the call's device is.
         return {"p": self.p, "drawn_on": device.type}
 

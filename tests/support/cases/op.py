@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import memopt
-from tests.support.shapes import Dtypes
+from tests.support.shapes import Dtypes, random_normal
 from tests.support.tolerances import ROUNDINGS
 
 from .call import Call, Results, as_tuple
@@ -98,13 +98,22 @@ class OpCase:
         bias: bool = True,
         **choices: Any,
     ) -> Call:
-        """A call whose output has `size`, or whose input has.
+        """A call whose output has `size`, or whose input has; by default of one tensor, `input`.
 
         Everything is standard normal unless `values`, of `size`, says otherwise for the first
         tensor. An op that normalises nothing, or has no weight or bias to leave out, ignores these
         arguments.
         """
-        raise NotImplementedError
+        x = random_normal(*size, seed=1) if values is None else values.reshape(size)
+        return Call(
+            tensors={"input": x.to(device, dtypes.tensor)},
+            grads={"output": random_normal(*size, seed=4).to(device, dtypes.tensor)},
+            options=self.call_options(device),
+        )
+
+    def call_options(self, device: torch.device) -> dict[str, Any]:
+        """The options of a call of one tensor."""
+        return {}
 
     def random_choices(self, draw: Any, size: tuple[int, ...]) -> dict[str, Any]:
         """Keyword arguments of make_call for a random call; `draw` is hypothesis's."""
