@@ -12,10 +12,9 @@ from itertools import accumulate
 
 from memopt._offload.api import MIN_BYTES
 from memopt._plan.watch import BlockCall, spans_of
-from memopt.memory.calls.record import Position
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import ACTIVATIONS, GRADIENTS, KEPT, REGION_INPUT, Piece
-from memopt.memory.totals import highs_of, totals_of
+from memopt.memory.totals import Position, highs_of, totals_of
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,14 @@ from memopt._plan.watch import Watch, follows_of, kinds_of, sites_of
 from memopt.applied import assign
 from memopt.assignment import Assignment
 from memopt.memory.batches import device_of
-from memopt.memory.calls.record import CallRecorder, Position, position_of
+from memopt.memory.calls.record import CallRecorder
 from memopt.memory.calls.tree import CallTree
 from memopt.memory.ledger import Ledger
 from memopt.memory.peak import of_optimizer
 from memopt.memory.predicted.predict import Looks, hollow_step
 from memopt.memory.speed import speed_of
 from memopt.memory.step import Step, with_its_tensors
+from memopt.memory.totals import Position, position_of
 from memopt.memory.unchanged import Written, unchanged
 
 

@@ -12,10 +12,10 @@ import torch
 from memopt._plan.watch import BlockCall, Watch, spans_of
 from memopt._progress import doing
 from memopt.memory.batches import device_of
-from memopt.memory.calls.record import Position
 from memopt.memory.ledger import Ledger
 from memopt.memory.speed import Speed
 from memopt.memory.step import Step
+from memopt.memory.totals import Position
 from memopt.memory.unchanged import Written, unchanged
 
 

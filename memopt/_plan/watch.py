@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from memopt._checkpoint.flags import is_recomputing
 from memopt._compat import is_in_backward
 from memopt.memory.backwards import around_backward
-from memopt.memory.calls.record import Position
 from memopt.memory.modules import ByModule, seen_modules
 from memopt.memory.storages import Deferred, sizes_of, tensors_in
+from memopt.memory.totals import Position
 
 StampT = TypeVar("StampT")
 N = TypeVar("N", bound=float)

@@ -7,7 +7,7 @@ and backward still found is an activation, the rest of it was temporary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from memopt.memory.pieces import (
@@ -57,16 +57,11 @@ def where(frames: Sequence[Frame]) -> str:
 
 def users_line(frames: Sequence[Frame]) -> str:
     """The innermost line outside of libraries, "model.py:12"; empty where there is none."""
-    for frame in _of_users(frames):
-        return f"{frame['filename'].rpartition('/')[2]}:{frame['line']}"
-    return ""
-
-
-def _of_users(frames: Sequence[Frame]) -> Iterator[Frame]:
     for frame in frames:
         file = frame["filename"]
         if file.endswith(".py") and not any(part in file for part in _LIBRARIES):
-            yield frame
+            return f"{file.rpartition('/')[2]}:{frame['line']}"
+    return ""
 
 
 def settled(category: str, phase_it_ended_in: str | None) -> str:

@@ -1,10 +1,34 @@
-"""The bytes that are alive at each line of a ledger's log."""
+"""Positions in a ledger, and the bytes that are alive at each line of its log."""
 
 from __future__ import annotations
 
 from itertools import accumulate
+from typing import NamedTuple
 
+from memopt._compat import sequence_number
 from memopt.memory.ledger import Ledger
+
+
+class Position(NamedTuple):
+    """How much a ledger has of each, and the number that autograd's next node will get."""
+
+    log: int
+    work: int
+    saves: int
+    operators: int
+    scratch: int
+    nodes: int
+
+
+def position_of(ledger: Ledger) -> Position:
+    return Position(
+        log=len(ledger.log),
+        work=len(ledger.work),
+        saves=ledger.saves,
+        operators=len(ledger.ops),
+        scratch=len(ledger.scratch),
+        nodes=sequence_number(),
+    )
 
 
 def totals_of(ledger: Ledger) -> list[int]:

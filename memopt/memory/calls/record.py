@@ -13,34 +13,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from memopt._compat import is_in_backward, sequence_number
+from memopt._compat import is_in_backward
 from memopt._extension import _C
 from memopt.memory.calls.tree import CallTree, HeldStorage, ModuleCall
 from memopt.memory.ledger import Ledger
 from memopt.memory.modules import ByModule, seen_modules
 from memopt.memory.pieces import GRADIENTS, Piece
-from memopt.memory.totals import highs_of, margin_at, totals_of
-
-
-class Position(NamedTuple):
-    """How much a ledger has of each, and the number that autograd's next node will get."""
-
-    log: int
-    work: int
-    saves: int
-    operators: int
-    nodes: int
-
-
-def position_of(ledger: Ledger) -> Position:
-    return Position(
-        len(ledger.log), len(ledger.work), ledger.saves, len(ledger.ops), sequence_number()
-    )
+from memopt.memory.totals import Position, highs_of, margin_at, position_of, totals_of
 
 
 @dataclass

@@ -32,8 +32,9 @@ from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import STATES, WEIGHTS, Piece
 from memopt.memory.places import CodePlace
 from memopt.memory.predicted.outcome import DependsOnValues, Made, is_made, outcome_of
-from memopt.memory.predicted.repeated import Part, begin_of, part_since, repeat
+from memopt.memory.predicted.repeated import Part, part_since, repeat
 from memopt.memory.storages import has_sizes, storages, storages_of, tensors_in
+from memopt.memory.totals import position_of
 from memopt.memory.unchanged import Before, Written
 from memopt.memory.writes import written_by
 
@@ -154,7 +155,7 @@ class HollowLedger(Ledger):
         if part is not None:
             repeat(part, self)
             return
-        begin = begin_of(self)
+        begin = position_of(self)
         run()
         part = part_since(begin, self)
         if part is not None:

@@ -8,22 +8,14 @@ from typing import NamedTuple
 
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import Entry, Piece
+from memopt.memory.totals import Position, position_of
 from memopt.memory.work import Work
-
-
-class Begin(NamedTuple):
-    """The lengths of a ledger's lists."""
-
-    ops: int
-    log: int
-    scratch: int
-    work: int
 
 
 class Part(NamedTuple):
     """The notes of a part of a step that left no memory."""
 
-    begin: Begin
+    begin: Position
     ops: Sequence[str]
     phases: Sequence[str]
     nodes: Sequence[int]
@@ -32,11 +24,7 @@ class Part(NamedTuple):
     work: Sequence[Work]
 
 
-def begin_of(ledger: Ledger) -> Begin:
-    return Begin(len(ledger.ops), len(ledger.log), len(ledger.scratch), len(ledger.work))
-
-
-def part_since(begin: Begin, ledger: Ledger) -> Part | None:
+def part_since(begin: Position, ledger: Ledger) -> Part | None:
     """Return what was noted since then; None where memory that began then is there, or memory from
     before ended.
     """
@@ -46,9 +34,9 @@ def part_since(begin: Begin, ledger: Ledger) -> Part | None:
         return None
     return Part(
         begin,
-        ledger.ops[begin.ops :],
-        ledger.phases[begin.ops :],
-        ledger.nodes[begin.ops :],
+        ledger.ops[begin.operators :],
+        ledger.phases[begin.operators :],
+        ledger.nodes[begin.operators :],
         log,
         ledger.scratch[begin.scratch :],
         ledger.work[begin.work :],
@@ -57,8 +45,8 @@ def part_since(begin: Begin, ledger: Ledger) -> Part | None:
 
 def repeat(part: Part, ledger: Ledger) -> None:
     """Note once more what another ledger noted, with pieces of this one's own."""
-    begin = begin_of(ledger)
-    later, lines = begin.ops - part.begin.ops, begin.log - part.begin.log
+    begin = position_of(ledger)
+    later, lines = begin.operators - part.begin.operators, begin.log - part.begin.log
     noted = (*(entry.piece for entry in part.log), *(piece for _, piece in part.scratch))
     pieces = {
         id(piece): replace(piece, born=piece.born + later, died=(piece.died or 0) + later)

@@ -285,14 +285,11 @@ def _ctc(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
     return Scratch(0, max(tensor.nbytes for tensor in given))
 
 
-def _lstm(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
-    return Scratch(0, lstm_scratch(args[0], args[1], args[2], backward=False))
+def _lstm(backward: bool) -> ScratchRule:
+    def rule(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
+        return Scratch(0, lstm_scratch(args[0], args[1], args[2], backward))
 
-
-def _lstm_backward(
-    args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
-) -> Scratch:
-    return Scratch(0, lstm_scratch(args[0], args[1], args[2], backward=True))
+    return rule
 
 
 _RULES: dict[str, ScratchRule] = {
@@ -333,6 +330,6 @@ _RULES: dict[str, ScratchRule] = {
     "_fft_c2c": fourier,
     "_fft_c2r": fourier_to_real,
     "linalg_matrix_exp": matrix_exponential,
-    "mkldnn_rnn_layer": _lstm,
-    "mkldnn_rnn_layer_backward": _lstm_backward,
+    "mkldnn_rnn_layer": _lstm(backward=False),
+    "mkldnn_rnn_layer_backward": _lstm(backward=True),
 }
