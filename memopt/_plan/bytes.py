@@ -115,6 +115,17 @@ def step_bytes(
     )
 
 
+def most_bytes(stages: Sequence[StageBytes]) -> StageBytes:
+    """The most bytes of several looks at one stage."""
+    return StageBytes(
+        resident=max(stage.resident for stage in stages),
+        forward=max(stage.forward for stage in stages),
+        backward=max(stage.backward for stage in stages),
+        gradients=max(stage.gradients for stage in stages),
+        may_leave=max((stage.may_leave for stage in stages), key=sum),
+    )
+
+
 def joined_bytes(stages: Sequence[StageBytes]) -> StageBytes:
     """The bytes of consecutive stages as one."""
     before = [sum(s.resident for s in stages[:place]) for place in range(len(stages))]

@@ -13,7 +13,7 @@ from memopt._plan.observe import Observed
 from memopt._plan.profile import Profile
 from memopt._plan.samples import Look
 from memopt._plan.shared import fixed_choices
-from memopt._plan.solver import BelowFloor, Option, Timeline, solve
+from memopt._plan.solver import BelowFloor, Option, Timeline, solve, worth
 from memopt._plan.terms import Terms, as_chosen, evaluated, link_times, problem, questions, uniform
 from memopt.assignment import Assignment, Choice, Paths
 from memopt.memory.sizes import BudgetTooSmall, at_least
@@ -189,22 +189,13 @@ def solved(profile: Profile, budget: int, terms: Terms) -> Timeline:
         for only in fixed_choices(profile, whole, choices, budget, with_fixed):
             best = _among_all(profile, with_fixed(only), choices, terms)
             (found if best.peak <= budget else floors).append(best)
-    best = _in_order(profile, _best(found or floors, budget), budget, terms)
+    fastest = min(found or floors, key=lambda plan: worth(plan, budget))
+    best = _in_order(profile, fastest, budget, terms)
     regions = (terms.choices[number].checkpoint for number in best.choices[1:-1])
     if best.peak <= budget and not all(regions):
         return best
-    return _best([best, *_with_groups(profile, budget, terms)], budget)
-
-
-def _best(found: Iterable[Timeline], budget: int) -> Timeline:
-    """The fastest within the budget; where there is none, the one that needs least."""
-
-    def worth(plan: Timeline) -> tuple[bool, float, float]:
-        if plan.peak <= budget:
-            return False, plan.seconds, plan.peak
-        return True, plan.peak, plan.seconds
-
-    return min(found, key=worth)
+    ways = [best, *_with_groups(profile, budget, terms)]
+    return min(ways, key=lambda plan: worth(plan, budget))
 
 
 def _with_groups(profile: Profile, budget: int, terms: Terms) -> Iterator[Timeline]:

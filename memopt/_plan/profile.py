@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import NamedTuple
@@ -203,35 +203,14 @@ class Profile:
         for name, stage in ((BEFORE, step.stages[0]), (behind, step.stages[-1])):
             self.ends[name] = (stage, self.ends[name][1])
 
-    def problem(
-        self,
-        choices: Sequence[Choice],
-        link: LinkTimes,
-        only: Mapping[str, Choice] | None = None,
-        *,
-        with_recipes: bool,
-    ) -> Problem:
-        """State the problem for the solver: the stages before, of the calls, and after.
-
-        Args:
-            only: blocks with one choice.
-            with_recipes: whether some block has recipes.
-        """
-
-        def options(number: int, _: int) -> Iterator[Option]:
-            path = self.paths[number]
-            mine = choices if only is None or path not in only else (only[path],)
-            return (self.option(number, choice, with_recipes=with_recipes) for choice in mine)
-
-        return self.grouped([1] * len(self.paths), link, options)
-
     def grouped(
         self,
         groups: Sequence[int],
         link: LinkTimes,
         options_of: Callable[[int, int], Iterable[Option]],
     ) -> Problem:
-        """State the problem with consecutive calls as one stage.
+        """State the problem for the solver: the stages before, of the calls, of which consecutive
+        ones may be one stage, and after.
 
         Args:
             groups: how many calls each stage is of.

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from memopt._plan.bytes import StageBytes, StepBytes
+from memopt._plan.bytes import StepBytes, most_bytes
 from memopt._plan.seconds import StageSeconds
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ def with_most(nbytes: StepBytes) -> StepBytes:
         base=max(step.base for step in steps),
         above=max(step.above for step in steps),
         optimizer=max(step.optimizer for step in steps),
-        stages=tuple(map(_stage, zip(*(step.stages for step in steps), strict=True))),
+        stages=tuple(map(most_bytes, zip(*(step.stages for step in steps), strict=True))),
         peak=max(step.peak for step in steps),
         in_order=all(step.in_order for step in steps),
     )
@@ -87,16 +87,6 @@ def with_longest(stages: Sequence[StageSeconds]) -> list[StageSeconds]:
         StageSeconds(max(one.forward for one in found), max(one.backward for one in found))
         for found in zip(*_of_all(list(stages)), strict=True)
     ]
-
-
-def _stage(found: Sequence[StageBytes]) -> StageBytes:
-    return StageBytes(
-        resident=max(one.resident for one in found),
-        forward=max(one.forward for one in found),
-        backward=max(one.backward for one in found),
-        gradients=max(one.gradients for one in found),
-        may_leave=found[0].may_leave,
-    )
 
 
 def _of_all(value: Any) -> list[Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
-from memopt._plan.bytes import StageBytes
+from memopt._plan.bytes import StageBytes, most_bytes
 from memopt._plan.choices import CHOICES, IN_CHUNKS, WITH_PARTS
 from memopt._plan.observe import Observed
 from memopt._plan.parts import NO_PARTS, BlockParts
@@ -85,7 +86,8 @@ def profile_of(
         optimizer=max(one.nbytes.optimizer for one in looks),
         gradients=tuple(stage.gradients for stage in first.nbytes.stages),
         ends=ends,
-        nbytes={key: _most(stages) for key, stages in nbytes.items()},
+        # Calls of one site differ a little by what shares memory with them.
+        nbytes={key: replace(most_bytes(s), gradients=0) for key, s in nbytes.items()},
         seconds={},
         no_regions=first.no_regions,
         follows=first.follows,
@@ -147,14 +149,3 @@ def _next_sample(
         chosen[path] = min(ordered, key=lambda c: max(given[site, c] for site in mine))
         given.update((site, chosen[path]) for site in mine)
     return Assignment(chosen).without_regions(first.no_regions)
-
-
-def _most(stages: Sequence[StageBytes]) -> StageBytes:
-    """Calls of one site differ a little by what shares memory with them."""
-    return StageBytes(
-        resident=max(stage.resident for stage in stages),
-        forward=max(stage.forward for stage in stages),
-        backward=max(stage.backward for stage in stages),
-        gradients=0,
-        may_leave=max((stage.may_leave for stage in stages), key=sum),
-    )

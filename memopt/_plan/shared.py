@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
 from memopt._plan.profile import Profile
-from memopt._plan.solver import Problem, Timeline, evaluator
+from memopt._plan.solver import Problem, Timeline, evaluator, worth
 from memopt.assignment import Choice
 
 _MOST_COMBINATIONS = 256
@@ -43,7 +43,7 @@ def fixed_choices(
             yield dict(zip(shared, combination, strict=True))
         return
     solved = [(solve(dict.fromkeys(shared, choice)), choice) for choice in choices]
-    starts = sorted(solved, key=lambda pair: _worth(pair[0], budget))[:_STARTS]
+    starts = sorted(solved, key=lambda pair: worth(pair[0], budget))[:_STARTS]
     starts += [min(solved, key=lambda p: p[0].peak), min(solved, key=lambda p: p[0].seconds)]
     evaluate = evaluator(whole)
     for start, _ in {choice: (plan, choice) for plan, choice in starts}.values():
@@ -82,15 +82,8 @@ def _descended(
                 for stage in mine:
                     numbers[stage] = choice
                 found = evaluate(numbers)
-                if _worth(found, budget) < _worth(best, budget):
+                if worth(found, budget) < worth(best, budget):
                     best = found
         if best is before:
             break
     return best.choices
-
-
-def _worth(plan: Timeline, budget: int) -> tuple[bool, float, float]:
-    """Less is better: within the budget the time counts, above it the bytes."""
-    if plan.peak <= budget:
-        return False, plan.seconds, plan.peak
-    return True, plan.peak, plan.seconds

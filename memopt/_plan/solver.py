@@ -27,6 +27,7 @@ __all__ = [
     "evaluator",
     "floor",
     "solve",
+    "worth",
 ]
 
 _MOST = 2**63 - 1
@@ -161,6 +162,13 @@ def floor(problem: Problem) -> Solution:
 def evaluate(problem: Problem, choices: Sequence[int]) -> Timeline:
     """Evaluate the plan of these choices, the index of one for each stage."""
     return evaluator(problem)(choices)
+
+
+def worth(plan: Timeline, budget: int) -> tuple[bool, float, float]:
+    """Less is better: within the budget the time counts, above it the bytes."""
+    if plan.peak <= budget:
+        return False, plan.seconds, plan.peak
+    return True, plan.peak, plan.seconds
 
 
 def evaluator(problem: Problem) -> Callable[[Sequence[int]], Timeline]:

@@ -56,7 +56,13 @@ def problem(
     """State the problem for the solver, with some of the choices. `only`: blocks with one.
     `with_recipes`: whether some block has recipes.
     """
-    return profile.problem(choices, link_times(profile, terms), only, with_recipes=with_recipes)
+
+    def options(number: int, _: int) -> Iterator[Option]:
+        path = profile.paths[number]
+        mine = choices if only is None or path not in only else (only[path],)
+        return (profile.option(number, choice, with_recipes=with_recipes) for choice in mine)
+
+    return profile.grouped([1] * len(profile.paths), link_times(profile, terms), options)
 
 
 def link_times(profile: Profile, terms: Terms) -> LinkTimes:
