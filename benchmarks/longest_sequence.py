@@ -51,13 +51,14 @@ from benchmarks.summary import table
 from memopt._plan.bytes import StageBytes, StepBytes, step_bytes
 from memopt._plan.least import least_choices
 from memopt._plan.live import Live
-from memopt._plan.watch import Position, Watch, moment_of
+from memopt._plan.watch import Watch
 from memopt.applied import assign
 from memopt.assignment import Assignment, Choice, Paths
 from memopt.memory.asked import asked_step
 from memopt.memory.predicted.predict import hollow_step
 from memopt.memory.search import search
 from memopt.memory.step import Step
+from memopt.memory.totals import Position, position_of
 from memopt.place import copies_in_flight
 from memopt.show.figure import write_figure
 
@@ -181,7 +182,7 @@ class Way:
         watches: list[Watch[Position]] = []
 
         def watch(copy: nn.Module, ledger: Any) -> Watch[Position]:
-            watches.append(Watch(copy, layer_paths(step.model), lambda: moment_of(ledger)))
+            watches.append(Watch(copy, layer_paths(step.model), lambda: position_of(ledger)))
             return watches[0]
 
         ledger = hollow_step(step, self.put_on, self.shape.target, watch).ledger

@@ -34,7 +34,6 @@ def call(
         flops=flops,
         nbytes=0,
         operators=operators,
-        turn=0,
         returns_view=odd,
         writes_inputs=False,
         inputs_written=False,
