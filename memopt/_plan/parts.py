@@ -17,7 +17,7 @@ from typing import NamedTuple
 from memopt._plan.choices import CHUNKED, EACH, INSIDE, LEVELS
 from memopt.assignment import Choice
 from memopt.memory.calls.tree import CallTree, ModuleCall
-from memopt.memory.paths import is_inside
+from memopt.memory.paths import is_inside, overlap
 from memopt.memory.speed import Speed
 
 _LEAST_GAIN = 0.03
@@ -63,7 +63,7 @@ class BlockParts:
 
     def _meets_rows(self, part: str) -> bool:
         """Whether a part is one that may run in chunks, is inside of one or around one."""
-        return any(part == row or is_inside(part, row) or is_inside(row, part) for row in self.rows)
+        return any(overlap(part, row) for row in self.rows)
 
     def _named(self, choice: Choice) -> tuple[str, ...]:
         found: list[str] = []

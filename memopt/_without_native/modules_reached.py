@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from types import FunctionType, MethodType
+from contextlib import suppress
+from types import CellType, FunctionType, MethodType
 
 from torch import nn
 
@@ -34,20 +35,15 @@ def _used_by(item: object) -> Iterator[object]:
         yield from (item.func, item.args, item.keywords)
     elif isinstance(item, FunctionType):
         yield from (item.__defaults__, item.__kwdefaults__)
-        yield from (cell.cell_contents for cell in item.__closure__ or () if _is_assigned(cell))
+        yield from item.__closure__ or ()
         named = (item.__globals__.get(name) for name in item.__code__.co_names)
         yield from (value for value in named if isinstance(value, nn.Module))
+    elif isinstance(item, CellType):
+        with suppress(ValueError):  # not assigned yet
+            yield item.cell_contents
     elif isinstance(item, (list, tuple)):
         yield from item
     elif isinstance(item, dict):
         yield from item.values()
     elif callable(item) and not isinstance(item, type):
         yield from getattr(item, "__dict__", {}).values()
-
-
-def _is_assigned(cell: object) -> bool:
-    try:
-        cell.cell_contents  # type: ignore[attr-defined]  # noqa: B018
-    except ValueError:
-        return False
-    return True
