@@ -11,7 +11,10 @@ from .run import Run, activation_spec
 TENSORS = ("x", "y", "dy", "dx")
 
 
-def forward(run: Run, case: ActivationCase, call: Call, statistics: bool) -> tuple[Results, Saved]:
+def forward(
+    run: Run, case: ActivationCase, call: Call, statistics: bool, **dropout: object
+) -> tuple[Results, Saved]:
+    """dropout: Params' fields of that."""
     x = run.put("x", call.input)
     y = run.empty("y", x.shape, x.dtype)
     run.launch(
@@ -21,6 +24,7 @@ def forward(run: Run, case: ActivationCase, call: Call, statistics: bool) -> tup
         size=x.numel(),
         dtype=x.dtype,
         activation=activation_spec(case.activation),
+        **dropout,
     )
     return Results(output=y), {}
 

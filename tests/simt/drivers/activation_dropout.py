@@ -10,7 +10,7 @@ from tests.support.cases.dropout import ActivationDropoutCase, drawn_state
 from tests.support.cases.op import Saved
 
 from . import activation
-from .run import Run, activation_spec
+from .run import Run
 
 TENSORS = ("x", "y", "dy", "dx")
 
@@ -20,38 +20,19 @@ def forward(
 ) -> tuple[Results, Saved]:
     seed, offset = drawn_state("cpu").tolist()
     state = run.memory.empty(2, dtype=torch.int64) if statistics else None
-    output = _forward(run, case, call, run.rule(call.p, seed=seed, offset=offset), state)
-    return Results(output=output), {} if state is None else {"rng_state": state}
+    rule = run.rule(call.p, seed=seed, offset=offset)
+    results, _ = activation.forward(run, case, call, statistics, drops=True, rule=rule, state=state)
+    return results, {} if state is None else {"rng_state": state}
 
 
 def forward_with_state(
     run: Run, case: ActivationDropoutCase, call: Call, rng_state: Tensor
 ) -> Tensor:
     """With the numbers of a state that is in device memory already."""
-    return _forward(run, case, call, run.rule(call.p, run.memory.put(rng_state)), None)
-
-
-def _forward(
-    run: Run,
-    case: ActivationDropoutCase,
-    call: Call,
-    rule: object,
-    state: Tensor | None,
-) -> Tensor:
-    x = run.put("x", call.input)
-    y = run.empty("y", x.shape, x.dtype)
-    run.launch(
-        "activation_forward",
-        x=x,
-        y=y,
-        size=x.numel(),
-        dtype=x.dtype,
-        activation=activation_spec(case.activation),
-        drops=True,
-        rule=rule,
-        state=state,
-    )
-    return y
+    rule = run.rule(call.p, run.memory.put(rng_state))
+    results, _ = activation.forward(run, case, call, False, drops=True, rule=rule, state=None)
+    assert results.output is not None
+    return results.output
 
 
 def backward(
