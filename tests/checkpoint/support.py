@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -33,7 +34,9 @@ def torch_reentrant(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return torch_checkpoint.checkpoint(fn, *args, use_reentrant=True, **kwargs)
 
 
-REGIONS = (checkpoint, torch_non_reentrant, torch_reentrant)
+WAYS = (checkpoint, torch_non_reentrant)
+every_way = pytest.mark.parametrize("way", WAYS, ids=["memopt", "torch"])
+REGIONS = (*WAYS, torch_reentrant)
 
 
 def step_results(

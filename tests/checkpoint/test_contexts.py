@@ -20,11 +20,7 @@ from memopt._checkpoint import (
     is_checkpointing,
     is_recomputing,
 )
-from tests.checkpoint.support import torch_non_reentrant
-
-every_way = pytest.mark.parametrize(
-    "way", [checkpoint, torch_non_reentrant], ids=["memopt", "torch"]
-)
+from tests.checkpoint.support import every_way, torch_non_reentrant
 
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="outside")
 

@@ -15,16 +15,12 @@ from torch import Tensor
 from memopt._checkpoint import checkpoint
 from tests.checkpoint.support import (
     collector_disabled,
+    every_way,
     live_tensors_and_regions,
     plain,
     step_results,
-    torch_non_reentrant,
 )
 from tests.support.bits import assert_same_bits
-
-every_way = pytest.mark.parametrize(
-    "way", [checkpoint, torch_non_reentrant], ids=["memopt", "torch"]
-)
 
 
 @pytest.fixture

@@ -20,17 +20,16 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 import memopt
 from memopt._checkpoint import checkpoint, ops_worth_saving
 from tests.checkpoint.support import (
+    WAYS,
     collector_disabled,
+    every_way,
     live_tensors_and_regions,
     plain,
     step_results,
-    torch_non_reentrant,
 )
 from tests.support.bits import assert_same_bits
 from tests.support.record_ops import RecordOps
 
-WAYS = (checkpoint, torch_non_reentrant)
-every_way = pytest.mark.parametrize("way", WAYS, ids=["memopt", "torch"])
 aten = torch.ops.aten
 
 

@@ -20,18 +20,14 @@ from memopt._checkpoint import checkpoint, checkpoint_wrapper
 from tests.checkpoint.support import (
     CountCalls,
     collector_disabled,
+    every_way,
     live_objects,
     live_tensors_and_regions,
     mlp,
     plain,
     step_results,
-    torch_non_reentrant,
 )
 from tests.support.bits import assert_same_bits
-
-every_way = pytest.mark.parametrize(
-    "way", [checkpoint, torch_non_reentrant], ids=["memopt", "torch"]
-)
 
 
 @pytest.fixture

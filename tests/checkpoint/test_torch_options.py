@@ -23,11 +23,8 @@ from memopt._checkpoint import (
     checkpoint_wrapper,
     is_recomputing,
 )
-from tests.checkpoint.support import CountCalls, torch_non_reentrant
+from tests.checkpoint.support import WAYS, CountCalls, every_way, torch_non_reentrant
 from tests.support.bits import assert_same_bits
-
-WAYS = (checkpoint, torch_non_reentrant)
-every_way = pytest.mark.parametrize("way", WAYS, ids=["memopt", "torch"])
 
 
 @pytest.fixture
@@ -173,7 +170,7 @@ def test_nested_regions_run_as_often_as_in_torch(
         assert runs[1] == runs[2]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["memopt", "torch"])
+@every_way
 @pytest.mark.parametrize("early_stop", [True, False])
 def test_a_nested_region_that_saves_nothing_is_not_run_again(
     way: Callable[..., Any], early_stop: bool, x: Tensor

@@ -17,7 +17,7 @@ from torch.autograd import functional as autograd_functional
 from torch.utils import _pytree as pytree
 
 from memopt._checkpoint import checkpoint, checkpoint_wrapper
-from tests.checkpoint.support import CountCalls, plain, torch_non_reentrant
+from tests.checkpoint.support import CountCalls, every_way, plain
 from tests.support.bits import assert_same_bits
 
 Function = Callable[[Tensor], Tensor]
@@ -148,7 +148,7 @@ def test_transforms_inside_a_region(
     )
 
 
-@pytest.mark.parametrize("way", [checkpoint, torch_non_reentrant], ids=["memopt", "torch"])
+@every_way
 def test_reverse_mode_transforms_inside_a_region_are_refused(
     way: Callable[..., Any], x: Tensor
 ) -> None:
