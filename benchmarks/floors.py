@@ -84,9 +84,11 @@ def _around_blocks(model: nn.Module, batch: Any) -> bool:
 
 
 def _around_segments(model: nn.Module, batch: Any) -> bool:
-    """torch.utils.checkpoint around some sqrt(L) layers at a time, if the model is a chain of L."""
+    """torch.utils.checkpoint around some sqrt(L) layers at a time, if a chain of L has most of the
+    model's parameters.
+    """
     chain = next((m for m in model.modules() if type(m) in (nn.Sequential, InOrder)), None)
-    if chain is None or len(chain) < _CHAIN:
+    if chain is None or len(chain) < _CHAIN or 2 * _size(chain) < _size(model):
         return False
     layers, size = list(chain), math.isqrt(len(chain))
     segments = [nn.Sequential(*layers[n : n + size]) for n in range(0, len(layers), size)]
@@ -98,6 +100,10 @@ def _around_segments(model: nn.Module, batch: Any) -> bool:
 
     _set_forward(chain, forward)
     return True
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _set_forward(module: nn.Module, forward: Callable[..., Any]) -> None:

@@ -1,5 +1,5 @@
-"""What norms are told beside what their rules know: the dtype under autocast that the caller of
-`convert` chose, and whether the code around writes their inputs in place.
+"""Tells norms what their rules do not know: the dtype under autocast that the caller of `convert`
+chose, and whether the code around writes their inputs in place.
 
 `h = h + f(norm(h))` may be written as `h += f(norm(h))`. memopt's op keeps its input. A norm by
 hand may keep only what it has computed, in 16 bits a copy in float32, and its input may be written.
