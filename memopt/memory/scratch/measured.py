@@ -89,7 +89,7 @@ def measured(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = 
 def _key(value: Any) -> Hashable:
     if isinstance(value, Tensor):
         return _Sizes(tuple(value.shape), value.stride(), value.dtype)
-    return tuple(value) if isinstance(value, (list, tuple)) else value
+    return tuple(map(_key, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _settings() -> Hashable:
@@ -125,7 +125,7 @@ def _count(func: Any, keys: Sequence[Hashable], named: _Named) -> int | None:
         kwargs = {name: _twin(key) for name, key in named}
         with torch.no_grad(), LiveBytes() as live:
             results = func(*args, **kwargs)
-    except RuntimeError:  # no memory for it, or a profiler that sees all threads
+    except Exception:  # no memory for it, a profiler that sees all threads: there is a bound
         return None
     each = results if isinstance(results, (list, tuple)) else (results,)
     return live.most_with_scratch - sum(elements_of(t) for t in each if t is not None)
@@ -134,4 +134,4 @@ def _count(func: Any, keys: Sequence[Hashable], named: _Named) -> int | None:
 def _twin(key: Any) -> Any:
     if not isinstance(key, _Sizes):
         return key
-    return torch.empty_strided(key.shape, key.stride, dtype=key.dtype).zero_()
+    return torch.empty_strided(key.shape, key.stride, dtype=key.dtype, device="cpu").zero_()
