@@ -171,9 +171,9 @@ def test_calls_that_take_long_say_what_they_do(
     said: list[tuple[str, str]] = []
     does = _progress._Job.does
 
-    def noted(job: _progress._Job, what: str, of: int | None) -> None:
+    def noted(job: _progress._Job, what: str) -> None:
         said.append((job.who, what))
-        does(job, what, of)
+        does(job, what)
 
     monkeypatch.setattr(_progress._Job, "does", noted)
     CALLS[who](*chain())

@@ -372,7 +372,6 @@ def call_of(path: str, parent: int, own: int) -> ModuleCall:
         0,
         0,
         1,
-        0,
         False,
         False,
         False,
