@@ -170,7 +170,7 @@ def test_evaluation_leaves_the_running_statistics() -> None:
 
 @pytest.mark.parametrize("norm", [nn.GroupNorm(2, 4), nn.InstanceNorm1d(4, affine=True)], ids=str)
 def test_an_input_in_no_order_may_be_written_over(norm: nn.Module) -> None:
-    """PyTorch's functions save a copy of it."""
+    """PyTorch's functions save a copy of it (of group norm up to version 2.13)."""
     x = torch.randn(3, 5, 4, requires_grad=True)
 
     def call() -> Tensor:
@@ -179,7 +179,10 @@ def test_an_input_in_no_order_may_be_written_over(norm: nn.Module) -> None:
         hidden.zero_()
         return result
 
-    expected = one_step(call, x)
+    try:
+        expected = one_step(call, x)
+    except RuntimeError:
+        pytest.skip("PyTorch's own raises")
     with memopt.convert.functions():
         assert memopt_ops(call) == FORWARD
         actual = one_step(call, x)
