@@ -46,7 +46,7 @@ def in_layout(tensor: Tensor, layout: str) -> Tensor:
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("is_small", [True, False])
 def test_kernels(
     name: str, layout: str, dtype: torch.dtype, is_small: bool, monkeypatch: pytest.MonkeyPatch

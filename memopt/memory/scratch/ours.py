@@ -16,8 +16,8 @@ from memopt.memory.scratch.size import TRANSPOSED, KiB, Scratch, copy_in
 
 _ROWS_OF_A_PART = 16
 """Rows whose share of a parameter's gradient is added up first, at the least."""
-_SUMS = 2 * 4
-"""Bytes of the sums of one column: for the weight's gradient and the bias's."""
+_SUMS = 2
+"""Sums of one column: for the weight's gradient and the bias's, in float32 at the least."""
 
 
 def of_kernel(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]) -> Scratch:
@@ -26,5 +26,5 @@ def of_kernel(args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Te
     """
     sizes = [(copy_in(tensor), tensor.element_size()) for tensor in (*given, *results)]
     copied = sum(nbytes + TRANSPOSED * itemsize for nbytes, itemsize in sizes if nbytes)
-    largest = max((tensor.numel() for tensor in given), default=0)
+    largest = max((t.numel() * max(4, t.element_size()) for t in given), default=0)
     return Scratch(0, copied + _SUMS * largest // _ROWS_OF_A_PART + KiB)
