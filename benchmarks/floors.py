@@ -28,13 +28,14 @@ from benchmarks.memory import peak_bytes
 from benchmarks.region_models.parts import InOrder, Made
 from benchmarks.summary import table
 from memopt._checkpoint.blocks import find_blocks
+from memopt.memory.batches import as_dict, call
 from memopt.memory.calls.measure import sum_of_outputs
 
 OP = "floors"
 PLAIN, BLOCKS, SEGMENTS, REGIONS, PLAN = "plain", "blocks", "segments", "regions", "plan"
 _CHAIN = 4
 """Layers of a chain that has segments, at the least."""
-WARM = 2
+_WARM = 2
 """Steps until the peak is taken: a first one makes what a model keeps."""
 
 
@@ -62,12 +63,9 @@ def measure(make: Made) -> dict[str, Any]:
 
 def _peak(model: nn.Module, batch: Any) -> int:
     def step() -> None:
-        output = model(**batch) if isinstance(batch, Mapping) else model(*batch)
-        loss = sum_of_outputs(output)
-        del output
-        loss.backward()
+        sum_of_outputs(call(model, as_dict(batch))).backward()
 
-    for _ in range(WARM):
+    for _ in range(_WARM):
         model.zero_grad(set_to_none=True)
         gc.collect()
         torch.manual_seed(1)

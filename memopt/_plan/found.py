@@ -27,7 +27,7 @@ from memopt.assignment import Assignment
 from memopt.memory.calls.measure import call_tree, without_optimizer
 from memopt.memory.calls.tree import CallTree
 from memopt.memory.parallel import is_sharded
-from memopt.memory.paths import is_inside, overlap
+from memopt.memory.paths import is_inside, outermost_paths, overlap
 from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.predicted.predict import Looks, check_shapes
 from memopt.memory.speed import speed_of
@@ -72,11 +72,8 @@ def _outermost(model: nn.Module, called: Collection[str]) -> tuple[str, ...]:
     """The modules that the model itself calls, where no region of any would lower the peak: recipes
     may.
     """
-    found: list[str] = []
-    for path, _ in model.named_modules():
-        if path and path in called and not any(is_inside(path, other) for other in found):
-            found.append(path)
-    return tuple(found)
+    inside = [path for path, _ in model.named_modules() if path and path in called]
+    return tuple(outermost_paths(inside))
 
 
 def _beside(shown: Sequence[str], regions: Sequence[str]) -> list[str]:

@@ -280,16 +280,14 @@ class Ledger(UncompiledMode):
         is_elsewhere = self._device is None and any(t.device.type != "cpu" for t in given)
         if not nbytes or is_elsewhere:
             return
-        made = (
-            nbytes,
-            (nbytes,),
-            torch.uint8,
-            self.instant,
-            self.phase,
-            f"{_name(func)} (scratch)",
+        op = f"{_name(func)} (scratch)"
+        piece = Piece(
+            *(nbytes, (nbytes,), torch.uint8, self.instant, self.phase, op),
+            *(*self._place(), TEMPORARY),
+            died=self.instant,
+            margin=scratch.margin,
+            by_processor=by_processor,
         )
-        piece = Piece(*made, *self._place(), TEMPORARY, died=self.instant, margin=scratch.margin)
-        piece.by_processor = by_processor
         self.scratch.append((len(self.log), piece))
 
     def _know(self, piece: Piece, name: str, args: tuple[Any, ...]) -> None:

@@ -27,17 +27,19 @@ _SMALL = 256 << 20
 """Bytes of the tensors of one that is measured."""
 
 
-def is_quick(func: Any, args: Sequence[Any], tensors: Sequence[Tensor]) -> bool:
+def is_quick(
+    func: Any, args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
+) -> bool:
     """Whether an operator's calls are measured, and this one takes little time and memory.
 
     Args:
-        tensors: those among its arguments and results.
+        args: the positional arguments; `given`: the tensors among all of them.
     """
-    if sum(t.nbytes for t in tensors) > _SMALL:
+    if sum(t.nbytes for t in (*given, *results)) > _SMALL:
         return False
     work = _WORK.get(func.overloadpacket.__name__)
     if work is not None:
-        return work(args, tensors[-1]) <= _QUICK
+        return work(args, results[0]) <= _QUICK
     draws = torch.Tag.nondeterministic_seeded in func.tags
     return func.namespace == "memopt" and not draws
 

@@ -68,7 +68,7 @@ def scratch_of(
     if rule is None or any(tensor.layout is not torch.strided for tensor in (*given, *results)):
         return NONE
     scratch = rule(args, given, results)
-    if scratch.margin and is_quick(func, args, (*given, *results)):
+    if scratch.margin and is_quick(func, args, given, results):
         found = measured(func, args, kwargs)
         if found is not None:
             known = min(scratch.known, found)
