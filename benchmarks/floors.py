@@ -75,7 +75,7 @@ def _peak(model: nn.Module, batch: Any) -> int:
 
 def _around_blocks(model: nn.Module, batch: Any) -> bool:
     """torch.utils.checkpoint around each of the blocks that structure shows, if there are any."""
-    blocks = find_blocks(model).modules
+    blocks = find_blocks(model)
     for block in blocks:
         _set_forward(block, partial(checkpoint, block.forward, use_reentrant=False))
     return bool(blocks)

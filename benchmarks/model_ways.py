@@ -84,7 +84,7 @@ def measured(model: nn.Module, batch: Mapping[str, Tensor], call: Any = None) ->
 
 
 def every_block(model: nn.Module, wrap: Callable[[nn.Module], object]) -> None:
-    for block in find_blocks(model).modules:
+    for block in find_blocks(model):
         wrap(block)
 
 

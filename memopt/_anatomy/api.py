@@ -160,7 +160,7 @@ def anatomy(
             lambda: _measured(asked, fates, home), lambda found: found[0].instants
         )
         pieces = pieces or real
-    regions = () if fates.checkpoint is None else find_blocks(model).modules
+    regions = () if fates.checkpoint is None else find_blocks(model)
     notes += filter(None, (note_on_caches(model, regions), note_on_mode(model)))
     is_cuda = target == "cuda"
     found = formulas(

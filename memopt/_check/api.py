@@ -146,7 +146,7 @@ def _blocks_of(model: nn.Module, asked: Collection[str], found: ObservedStep) ->
     known = set(asked)
     alone = [p for p in found.again if p not in asked and paths_around(p).isdisjoint(asked)]
     known.update(outermost_paths(alone))
-    blocks = {paths[block] for block in find_blocks(model).modules}
+    blocks = {paths[block] for block in find_blocks(model)}
     known |= {p for p in blocks if not any(overlap(p, other) for other in known)}
     return [path for path in paths.values() if path in known]
 

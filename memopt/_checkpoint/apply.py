@@ -78,16 +78,13 @@ def apply_activation_checkpointing(
     Without both, candidates are the model's blocks, as far as its structure shows them:
 
     - the elements of an nn.ModuleList, nn.Sequential or nn.ModuleDict that are of one class, or
-      mostly of classes that occur more than once, and are more than single layers. All such lists
-      count, of all towers of the model, but not those inside a block of another one.
-    - Stages, that is elements that differ in their parameters and consist of such lists (those of
-      Swin, ConvNeXt or ResNet), are no blocks; what their lists hold is.
-    - The children of a module that loops over them as timm's RegNet does: all with parameters are
-      of one class, more than layers, and named by a prefix and a count (b1, b2, ...), and no method
-      calls them by these names.
-    - The modules in a list of lists, whose elements a loop takes out and calls, as in
-      `for attention, feed_forward in self.layers`. A warning says so.
-    - Experts are never blocks. A mixture of experts that is in no list is one.
+      some of which are, and are more than single layers. All such lists count, of all towers of the
+      model, but not those inside a block of another one. Of lists in a list, whose elements a loop
+      takes out and calls, these elements count, as in `for attention, feed_forward in self.layers`.
+    - Stages, that is elements that differ in their parameters and consist of such blocks (those of
+      Swin, ConvNeXt or ResNet), are no blocks; what is inside is.
+    - Children of one class in a module without such lists, as timm's RegNet and hand-written U-Nets
+      have them.
     - Single layers (a Linear, a convolution, a norm) are never blocks: their regions save nothing.
 
     A batch finds more: stems, heads, blocks of unlike classes, and whatever is in no list.

@@ -133,7 +133,7 @@ def _changes(setting: Setting, with_fates: bool) -> Iterator[Iterable[_Change]]:
 
 def _calls(setting: Setting, with_chunks: bool) -> Iterator[_Change]:
     """Calls that change what becomes of activations; the last one as a rule needs least."""
-    has_blocks = bool(find_blocks(setting.step.model).modules)
+    has_blocks = bool(find_blocks(setting.step.model))
     rows = _rows(setting) if with_chunks and setting.fates.chunks is None else ()
     chunks = {"recipes": True, "chunks": CHUNKS, "rows": rows}
     regions: dict[str, Any] = {"checkpoint": "all"}

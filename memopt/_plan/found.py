@@ -50,7 +50,7 @@ def found_blocks(step: Step, target: str, runs: bool) -> tuple[str, ...]:
         Whatever the model raises with the batch: its own error, with a note.
     """
     model = step.model
-    modules = find_blocks(model).modules
+    modules = find_blocks(model)
     shown = [path for path, module in model.named_modules() if module in modules]
     if is_sharded(model) and shown:
         return tuple(shown)

@@ -128,7 +128,7 @@ def _remedies(
             "memopt.convert(model)",
             with_fates(recipes=True),
         )
-    if fates.checkpoint is None and find_blocks(step.model).modules:
+    if fates.checkpoint is None and find_blocks(step.model):
         yield _Remedy(
             "every second block as a region",
             "memopt.apply_activation_checkpointing(model, every=2)",

@@ -16,7 +16,7 @@ from memopt._checkpoint.blocks import find_blocks
 from memopt._checkpoint.chunks import checked_chunks
 from memopt._checkpoint.row_modules import predicted_row_modules
 from memopt._convert.head import find_heads
-from memopt._errors import in_the_name_of, warn
+from memopt._errors import in_the_name_of
 from memopt._offload.api import MIN_BYTES
 from memopt.applied import assign
 from memopt.assignment import Assignment, Choice, Paths
@@ -116,15 +116,13 @@ class Fates:
 
     def _blocks(self, model: nn.Module) -> list[str]:
         blocks = find_blocks(model)
-        if not blocks.modules:
+        if not blocks:
             raise ValueError(
                 f"{self.who}: checkpoint={self.checkpoint!r} must have a model with blocks "
-                "(an nn.ModuleList, nn.Sequential or nn.ModuleDict of modules of one "
-                f"class), got {type(model).__name__} without"
+                "(modules of one class beside each other, in an nn.ModuleList, say), got "
+                f"{type(model).__name__} without"
             )
-        if blocks.note:
-            warn(f"{self.who}: {blocks.note}")
-        return [path for path, module in model.named_modules() if module in blocks.modules]
+        return [path for path, module in model.named_modules() if module in blocks]
 
     def _every(self) -> int:
         """The first of how many blocks is a region."""
@@ -157,7 +155,7 @@ def _chain(model: nn.Module, segments: str, who: str) -> Paths:
     A region of several blocks is a call of them in turn. Where a model's own forward loops over its
     blocks there is no such call, and what it does between them is nobody's to repeat.
     """
-    blocks = find_blocks(model).modules
+    blocks = find_blocks(model)
     chains = {
         path: list(module.children())
         for path, module in model.named_modules()

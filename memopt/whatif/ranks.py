@@ -69,7 +69,7 @@ def log_of_rank(
 
 def _units(ledger: Ledger, model: nn.Module) -> list[_Unit]:
     """The units in the order of their forwards; the model's rest is the first."""
-    blocks = find_blocks(model).modules
+    blocks = find_blocks(model)
     units = [_Unit(path) for path, module in model.named_modules() if module in blocks]
     rest = _Unit("")
     instants: dict[tuple[str, str], list[int]] = defaultdict(list)

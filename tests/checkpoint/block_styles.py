@@ -105,7 +105,7 @@ class Stage(nn.Module):
 
 
 class NumberedStage(nn.Module):
-    """timm's RegNet: no list, but children with numbers in their names."""
+    """timm's RegNet: no list, but children of one class."""
 
     def __init__(self, parts: Iterable[nn.Module], prefix: str = "b") -> None:
         super().__init__()
@@ -207,7 +207,10 @@ STYLES: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
         lambda: Tower([Block(), Block(mlp=Experts(experts=4)), Block(mlp=Experts())]),
         paths("blocks.{}", 3),
     ),
-    "one layer of experts": (lambda: Tower([Block(mlp=Experts())]), ["blocks.0"]),
+    "one layer of experts": (
+        lambda: Tower([Block(mlp=Experts())]),
+        paths("blocks.0.mlp.experts.{}", 8),
+    ),
     "heads in every layer": (
         lambda: Tower([Block(mlp=Heads()), Block(mlp=Heads(heads=2)), Block()]),
         paths("blocks.{}", 3),
@@ -254,7 +257,7 @@ STYLES: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     ),
     "numbered children": (
         lambda: NumberedNet((2, 1, 3)),
-        [f"s{i}.b{j + 1}" for i, depth in enumerate((2, 1, 3), 1) for j in range(depth)],
+        ["s1.b1", "s1.b2", "s2", "s3.b1", "s3.b2", "s3.b3"],
     ),
     "numbered children of a model": (lambda: NumberedStage(blocks(3)), paths("b{}", 4)[1:]),
     "numbered towers": (

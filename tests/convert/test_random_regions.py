@@ -162,7 +162,7 @@ def test_regions_of_random_models(tree: Any, choice: str, offload: bool, swaps: 
     plain = step(model, x)
     check_fn: Any = CHOICES[choice]
     if check_fn is True:
-        assume(find_blocks(model).modules)
+        assume(find_blocks(model))
     report = None
     if swaps:
         place = "cpu" if offload else None

@@ -57,11 +57,13 @@ class Branched(nn.Module):
 
 
 class Stem(nn.Module):
-    """Keeps more in front of its alike blocks than in these."""
+    """Keeps more in front of its alike blocks than in these, in modules of three classes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.two, self.three = (Block(WIDTH, width) for width in (6, 7, 8))
+        self.one, self.two, self.three = (
+            type(f"Stem{width}", (Block,), {})(WIDTH, width) for width in (6, 7, 8)
+        )
         self.blocks = nn.ModuleList(Block(WIDTH) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -107,7 +109,7 @@ def floor(plan: Plan) -> int:
 
 
 def structure(model: nn.Module) -> list[str]:
-    modules = find_blocks(model).modules
+    modules = find_blocks(model)
     return [path for path, module in model.named_modules() if module in modules]
 
 
