@@ -1,10 +1,11 @@
 """Finds the blocks of a model where no batch shows what a step holds: nothing is called.
 
-Blocks are modules of one class beside each other, and more than a single layer: what a list holds,
-or children of a module whose children hold no blocks. The outermost ones count, since a list inside
-a block (of experts, of attention heads) would make small regions of what one region covers. But
-stages (of Swin, ConvNeXt, ResNet), which differ from one another and consist of blocks, are looked
-into. Lists of single layers hold no blocks: a region around one keeps its input as the layer does.
+Blocks are modules of one class beside each other: what a list holds, or children of a module whose
+children hold no blocks. The outermost ones count, since a list inside a block (of experts, of
+attention heads) would make small regions of what one region covers. But stages (of Swin, ConvNeXt,
+ResNet), which differ from one another and consist of lists of blocks, are looked into. Single
+layers are no blocks: a region around one keeps its input as the layer does. Outside of lists layers
+with a norm and an activation are none either: they are the parts of blocks.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def find_blocks(model: nn.Module) -> frozenset[nn.Module]:
 class _Search:
     def __init__(self) -> None:
         self._inside: dict[nn.Module, list[nn.Module]] = {}
+        self._in_no_list: set[nn.Module] = set()
 
     def inside(self, module: nn.Module) -> list[nn.Module]:
         """The blocks inside `module`, if it is not one itself."""
@@ -46,22 +48,27 @@ class _Search:
     def _found(self, module: nn.Module) -> list[nn.Module]:
         if isinstance(module, ParametrizationList):
             return []
-        groups = list(_by_class(_called(module)).values())
-        repeated = [group for group in groups if len(group) > 1]
-        if isinstance(module, _CONTAINERS) and (len(groups) == 1 or repeated):
+        groups = _by_class(m for m in _called(module) if not is_layer(m))
+        if isinstance(module, _CONTAINERS) and (
+            len(groups) == 1 or any(len(g) > 1 for g in groups)
+        ):
             return self._of_list([element for group in groups for element in group])
-        alike = {child for group in repeated for child in group}
+        groups = _by_class(m for m in module.children() if not _has_one_weight(m))
+        alike = {m for group in groups if len(group) > 1 for m in group if not self.inside(m)}
+        self._in_no_list |= alike
         return [
             block
             for child in module.children()
-            for block in self.inside(child) or ([child] if child in alike else [])
+            for block in ([child] if child in alike else self.inside(child))
         ]
 
     def _of_list(self, elements: list[nn.Module]) -> list[nn.Module]:
         """The elements, or where they are stages the blocks inside."""
-        if len(elements) > 1 and len(set(map(_look, elements))) == 1:
+        looks = len(set(map(_look, elements)))
+        if looks == 1 < len(elements):
             return elements
-        stages = set(filter(self._is_stage, elements))
+        unlike = looks == len(elements) > 2  # each wider than the one before, say
+        stages = {element for element in elements if self._is_stage(element, unlike)}
         if len(stages) < len(elements):  # a block may hold a list of its own, a container is one
             stages = {stage for stage in stages if isinstance(stage, _CONTAINERS)}
         return [
@@ -70,13 +77,17 @@ class _Search:
             for block in (self.inside(element) if element in stages else [element])
         ]
 
-    def _is_stage(self, module: nn.Module) -> bool:
-        """Whether most of the module's parameters belong to blocks inside, and these repeat."""
-        blocks = self.inside(module)
+    def _is_stage(self, module: nn.Module, unlike: bool) -> bool:
+        """Whether most of the module's parameters belong to blocks of lists inside, and these
+        repeat, or need not.
+        """
+        blocks = [block for block in self.inside(module) if block not in self._in_no_list]
         looks = Counter(map(_look, blocks))
         alike = sum(number for number in looks.values() if number > 1)
-        repeat = 2 * alike > len(blocks) or len(blocks) == 1 or isinstance(module, _CONTAINERS)
-        return repeat and 2 * sum(map(_size, blocks)) > _size(module)
+        may_differ = unlike or len(blocks) == 1 or isinstance(module, _CONTAINERS)
+        return (may_differ or 2 * alike > len(blocks)) and (
+            2 * sum(map(_size, blocks)) > _size(module)
+        )
 
 
 def _called(holder: nn.Module) -> Iterator[nn.Module]:
@@ -88,13 +99,19 @@ def _called(holder: nn.Module) -> Iterator[nn.Module]:
             yield from _called(child)
 
 
-def _by_class(modules: Iterable[nn.Module]) -> dict[type[nn.Module], list[nn.Module]]:
-    """The modules with parameters by class, without single layers and what computes a weight."""
+def _by_class(modules: Iterable[nn.Module]) -> list[list[nn.Module]]:
+    """Those with parameters, but what computes a layer's weight."""
     groups: dict[type[nn.Module], list[nn.Module]] = {}
     for module in modules:
-        if _size(module) and not isinstance(module, ParametrizationList) and not is_layer(module):
+        if _size(module) and has_forward(module) and not isinstance(module, ParametrizationList):
             groups.setdefault(original_class(type(module)), []).append(module)
-    return groups
+    return list(groups.values())
+
+
+def _has_one_weight(module: nn.Module) -> bool:
+    """Whether it is a single layer, or one with a norm and an activation, or less."""
+    weights = sum(is_lazy(p) or p.ndim > 1 for p in module.parameters())
+    return weights - sum(map(_made_of_others, module.modules())) <= 1
 
 
 def _look(module: nn.Module) -> Hashable:
