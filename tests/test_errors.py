@@ -252,33 +252,39 @@ def test_of_a_step_that_cannot_be_predicted(who: str) -> None:
     refused(who, lambda: CALLS[who](Words(), torch.tensor([[0, 1]])), "is torch.sparse_coo")
 
 
-class Pairs(nn.Module):
-    """Its blocks are found with a note: a loop takes them out of a list of lists."""
+class Mixing(nn.Module):
+    """No module of it works on each row alone, and a warning says so where chunks are asked for."""
 
     def __init__(self) -> None:
         super().__init__()
-        pairs = ((nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)) for _ in range(3))
-        self.layers = nn.ModuleList(nn.ModuleList(pair) for pair in pairs)
+        self.layers = nn.Sequential(MixedRows(), MixedRows())
 
     def forward(self, x: Tensor) -> Tensor:
-        for one, other in self.layers:
-            x = x + other(one(x))
-        return x.square().mean()
+        out: Tensor = self.layers(x).square().mean()
+        return out
+
+
+class MixedRows(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 4), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(x - x.mean(0))
+        return out
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda model, x: memopt.anatomy(model, x, checkpoint="all", advice=True),
-        lambda model, x: memopt.apply_activation_checkpointing(model),
-        lambda model, x: memopt.largest_batch(model, x, 1 << 20, checkpoint="all", limit=4),
+        lambda model, x: memopt.apply_activation_checkpointing(model, batch=x, chunks=2),
+        lambda model, x: memopt.accumulate(model, x, micro_batch=1, weight=lambda batch: 1.0),
     ],
-    ids=["anatomy", "apply_activation_checkpointing", "largest_batch"],
+    ids=["apply_activation_checkpointing", "accumulate"],
 )
 def test_a_warning_is_of_the_line_that_called_and_comes_once(call: Any) -> None:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("default")
-        call(Pairs(), torch.randn(2, 4))
+        call(Mixing(), torch.randn(2, 4))
     assert [(one.filename, one.lineno) for one in seen] == [
         (__file__, call.__code__.co_firstlineno)
     ]
