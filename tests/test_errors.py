@@ -294,7 +294,7 @@ def test_a_plan_says_nothing_of_regions_that_are_not_its_own() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(memopt.BudgetTooSmall):
-            memopt.plan(Pairs(), torch.randn(2, 4), 500, measure=False)
+            memopt.plan(Mixing(), torch.randn(2, 4), 500, measure=False)
 
 
 def test_messages_name_a_function_without_memopt() -> None:

@@ -91,7 +91,7 @@ class _Search:
 
 
 def _called(holder: nn.Module) -> Iterator[nn.Module]:
-    """Its children; and of lists that a list holds, which nobody calls, the elements."""
+    """Yields its children; in place of lists that a list holds, which nobody calls, the elements."""
     for child in holder.children():
         if has_forward(child):
             yield child
@@ -100,7 +100,7 @@ def _called(holder: nn.Module) -> Iterator[nn.Module]:
 
 
 def _by_class(modules: Iterable[nn.Module]) -> list[list[nn.Module]]:
-    """Those with parameters, but what computes a layer's weight."""
+    """Groups those with parameters, without what computes a layer's weight."""
     groups: dict[type[nn.Module], list[nn.Module]] = {}
     for module in modules:
         if _size(module) and has_forward(module) and not isinstance(module, ParametrizationList):

@@ -105,10 +105,10 @@ def choose_modules(step: Step, predicate: Predicate | None) -> FoundModules:
     blocks = find_blocks(model)
     if not blocks:
         raise ValueError(
-            f"{step.who}: without check_fn, model must have modules of the same class beside each "
-            "other (in an nn.ModuleList, say), and more than a single layer, got "
-            f"{type(model).__name__} without; check_fn (in convert: checkpoint) chooses modules, "
-            "and with a batch they are chosen by what a step keeps"
+            f"{step.who}: without check_fn, model must have an nn.ModuleList, nn.Sequential or "
+            "nn.ModuleDict whose elements are of the same class, or such children, and more than a "
+            f"single layer, got {type(model).__name__} without; check_fn (in convert: checkpoint) "
+            "chooses modules, and with a batch they are chosen by what a step keeps"
         )
     modules = _submodules(model, blocks.__contains__)
     return FoundModules(modules, notes=(BY_STRUCTURE,))
