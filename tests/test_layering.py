@@ -1,5 +1,5 @@
 """Proves that dependencies point one way: kernels <- ops <- autograd <- offload <- saved <-
-intercept <- plan <- python in csrc, memory <- functional <- nn <- offload <- checkpoint <-
+intercept <- plan <- python in csrc, memory <- functional <- nn <- offload <- checkpoint <- head <-
 convert, compile <- applied <- the rest in memopt, where reports and accumulation stand side by side
 on memory, and plans know no report; that no files of memopt import each other in a circle, that a
 name of memopt means one thing, that the kernels, offload and plan know no PyTorch, that no file
@@ -38,6 +38,7 @@ MEMOPT_LAYERS = (
     {"nn"},
     {"_offload"},
     {"_checkpoint"},
+    {"_head"},
     {"_compile", "_convert"},
     {"applied"},
     {"whatif"},

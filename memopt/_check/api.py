@@ -22,9 +22,9 @@ from memopt._check.observed import ObservedStep, observed
 from memopt._check.report import Check, CheckedBlock
 from memopt._checkpoint.blocks import find_blocks
 from memopt._compat import is_compiled
-from memopt._convert.head_call import HeadUse, watched_heads
 from memopt._errors import in_the_name_of
 from memopt._forwards import has_another_forward
+from memopt._head.call import HeadUse, watched_heads
 from memopt._progress import doing, progress
 from memopt.memory.asked import check_function, check_module, has_values
 from memopt.memory.batches import as_dict

@@ -14,8 +14,8 @@ from torch import nn
 
 from memopt._check.asked import HEAD
 from memopt._compat import is_in_backward
-from memopt._convert.head_call import HeadUse, watched_heads
 from memopt._forwards import AroundCall, around_forward
+from memopt._head.call import HeadUse, watched_heads
 from memopt._offload.stats import offload_stats
 from memopt.memory.allocator import DeviceBytes, LiveBytes
 from memopt.memory.asked import home_of

@@ -91,7 +91,7 @@ class _Search:
 
 
 def _called(holder: nn.Module) -> Iterator[nn.Module]:
-    """Yields its children; in place of lists that a list holds, which nobody calls, the elements."""
+    """Yields its children; in place of lists in a list, which nobody calls, their elements."""
     for child in holder.children():
         if has_forward(child):
             yield child

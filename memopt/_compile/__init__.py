@@ -11,8 +11,10 @@
     budget      the minimum cuts among them, also with contractions recomputed
     _inductor   hands the policy to torch.compile
     _inductor_code  counts the bytes of the code that is generated
+    _inductor_sizes  the largest sizes that a graph with symbols was compiled for
+    _inductor_head  has heads compute their losses in chunks of rows
 
-The last two alone know PyTorch's internals, and are imported when something is compiled.
+The last four alone know PyTorch's internals, and are imported when something is compiled.
 """
 
 from memopt._compile import api

@@ -1,6 +1,6 @@
-"""The file of memopt.compile that hands the policy to PyTorch. It, _inductor_code.py and
-_inductor_sizes.py alone know PyTorch's internals. Where one of those is missing that this relies
-upon, its import fails, and torch.compile decides alone.
+"""The file of memopt.compile that hands the policy to PyTorch. It, _inductor_code.py,
+_inductor_head.py and _inductor_sizes.py alone know PyTorch's internals. Where one of those is
+missing that this relies upon, its import fails, and torch.compile decides alone.
 
 Relied upon: Inductor's option `custom_partitioner_fn`, called with the joint graph after Inductor's
 passes over it, and pickled and asked for a `uuid` to find compiled graphs again; its option

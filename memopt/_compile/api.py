@@ -31,6 +31,7 @@ def compile(
     options: dict[str, Any] | None = None,
     disable: bool = False,
     budget: int | float | str | None = None,
+    head: bool = True,
 ) -> Any:
     """Compile as torch.compile does, but keep for backward what gives the lowest peak in about the
     same time, or the least time within a budget of the peak.
@@ -61,6 +62,9 @@ def compile(
             the result is a decorator.
         backend: "inductor" only; no other has a partitioner that takes orders.
         budget: keep less, so that no graph needs more at its peak: see `compile_options`.
+        head: where logits reach nothing but losses of the same graph, compute these in chunks of
+            rows, so that neither the logits nor their gradient exist: as `memopt.convert` does in
+            eager mode, for logits of two chunks at least.
 
     Returns:
         The result of `torch.compile`.
@@ -89,6 +93,7 @@ def compile(
         fullgraph=fullgraph,
         dynamic=dynamic is not None and dynamic,
         disable=disable,
+        head=head,
     )
     if options is not None and not isinstance(options, dict):
         raise TypeError(f"compile: options must be a dict or None, got {options!r}")
@@ -101,9 +106,11 @@ def compile(
             f"compile: options must leave {_PARTITIONER!r} to memopt, got "
             f"{type(options[_PARTITIONER]).__name__}"
         )
-    policy = compile_options(budget)
+    policy = compile_options(budget, head=False)
     _check_model(model)
     merged = {**options_of_mode(mode, dynamic), **policy, **(options or {})}
+    if policy and head:
+        merged = _with_heads(merged)
 
     def compiled(model: Callable[..., Any]) -> Any:
         _check_model(model)
@@ -114,7 +121,9 @@ def compile(
     return compiled if model is None else compiled(model)
 
 
-def compile_options(budget: int | float | str | None = None) -> dict[str, Any]:
+def compile_options(
+    budget: int | float | str | None = None, *, head: bool = True
+) -> dict[str, Any]:
     """Return the `options` with which torch.compile follows memopt's policy.
 
         model = torch.compile(model, options=memopt.compile.options())
@@ -133,10 +142,12 @@ def compile_options(budget: int | float | str | None = None) -> dict[str, Any]:
             shapes), it is that of the largest batch that the same ops were compiled for, if this is
             at least as large in each size; a batch beyond that, which might exceed a budget in
             bytes, is compiled anew.
+        head: as in `memopt.compile`.
 
     Returns:
-        A dict: the policy as Inductor's `custom_partitioner_fn`, and `allow_buffer_reuse` off,
-        since dead buffers that wait for their reuse raise the peak. Empty, with a warning, where
+        A dict: the policy as Inductor's `custom_partitioner_fn`, `allow_buffer_reuse` off, since
+        dead buffers that wait for their reuse raise the peak, and with `head` a
+        `pre_grad_custom_pass`, which runs the one that was set before. Empty, with a warning, where
         PyTorch lacks what the policy needs.
 
     Raises:
@@ -144,13 +155,21 @@ def compile_options(budget: int | float | str | None = None) -> dict[str, Any]:
         ValueError: `budget` is not a positive number of bytes, nor a share of 0 to 1.
     """
     allowed = _checked_budget(budget)
+    check_flags("compile", head=head)
     try:
         # Imports the compiler, which takes a second: not with memopt.
         from memopt._compile._inductor import Partitioner
     except ImportError as missing:
         _say_once(str(missing))
         return {}
-    return {_PARTITIONER: Partitioner(allowed), **_NO_REUSE}
+    options = {_PARTITIONER: Partitioner(allowed), **_NO_REUSE}
+    return _with_heads(options) if head else options
+
+
+def _with_heads(options: dict[str, Any]) -> dict[str, Any]:
+    from memopt._compile._inductor_head import with_heads
+
+    return with_heads(options)
 
 
 def _checked_budget(budget: object) -> int | float | None:

@@ -21,7 +21,6 @@ from memopt._convert.head import (
     probed_heads,
     with_uses,
 )
-from memopt._convert.head_call import watched_heads
 from memopt._convert.match import Context, Match, Reason, match
 from memopt._convert.recipes import has_recipes, is_converted, turn_recipes_off, turn_recipes_on
 from memopt._convert.regions import Regions
@@ -46,6 +45,7 @@ from memopt._convert.told_norms import (
     with_written_inputs,
 )
 from memopt._extension import require_native
+from memopt._head.call import watched_heads
 from memopt._progress import progress
 from memopt.memory.asked import check_function
 from memopt.memory.step import StepFunction

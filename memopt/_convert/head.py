@@ -22,10 +22,10 @@ from torch.nn.modules import module as torch_module
 from memopt._class_patch import SwappedModule, original_class
 from memopt._compat import in_jit_trace, is_parametrized
 from memopt._convert.apply_swaps import apply_swaps, undo_swap
-from memopt._convert.head_call import HeadUse, watched_heads
-from memopt._convert.head_logits import LazyLogits, computed, lazy_logits
 from memopt._convert.supported import supports
 from memopt._convert.swap import ClassSwap, Plain, swap_of
+from memopt._head.call import HeadUse, watched_heads
+from memopt._head.logits import LazyLogits, computed, lazy_logits
 from memopt.memory.batches import arguments_of
 from memopt.memory.sizes import as_text
 from memopt.memory.unchanged import Written, unchanged

@@ -119,8 +119,8 @@ class Fates:
         if not blocks:
             raise ValueError(
                 f"{self.who}: checkpoint={self.checkpoint!r} must have a model with blocks "
-                "(an nn.ModuleList, nn.Sequential or nn.ModuleDict of modules of one class, or such "
-                f"children), got {type(model).__name__} without"
+                "(an nn.ModuleList, nn.Sequential or nn.ModuleDict of modules of one class, or "
+                f"such children), got {type(model).__name__} without"
             )
         return [path for path, module in model.named_modules() if module in blocks]
 

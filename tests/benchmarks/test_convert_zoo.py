@@ -18,7 +18,7 @@ import memopt
 from benchmarks import convert_zoo
 from benchmarks.cli import RESULTS
 from benchmarks.convert_models.zoo import ZOO, Entry
-from memopt._convert.head_logits import pending_of
+from memopt._head.logits import pending_of
 from memopt.memory.allocator import LiveBytes
 from memopt.memory.attribution import _nodes, tensors_of
 from memopt.memory.saved import SavedTensors

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import memopt
-from memopt._convert.head_call import HeadUse, watched_heads
+from memopt._head.call import HeadUse, watched_heads
 from tests.support.losses import assert_as_right_as_pytorch
 
 WORDS, WIDTH, ROWS, LENGTH = 23, 6, 3, 5

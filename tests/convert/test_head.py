@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import memopt
-from memopt._convert.head_logits import LazyLogits
+from memopt._head.logits import LazyLogits
 from memopt.memory.allocator import LiveBytes
 from tests.support.fingerprint import Fingerprint
 

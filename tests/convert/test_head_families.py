@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memopt._convert.head import find_heads, make_lazy
-from memopt._convert.head_call import HeadUse, watched_heads
+from memopt._head.call import HeadUse, watched_heads
 from tests.convert.support import errors
 from tests.support.families import FAMILIES
 from tests.support.selection import is_one_in

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import memopt
-from memopt._convert.head_call import watched_heads
-from memopt._convert.head_logits import LazyLogits
+from memopt._head.call import watched_heads
+from memopt._head.logits import LazyLogits
 from memopt.memory.allocator import LiveBytes
 from tests.convert.lazy import gradients
 

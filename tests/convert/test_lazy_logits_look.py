@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memopt._convert.head_call import watched_heads
-from memopt._convert.head_logits import LazyLogits
+from memopt._head.call import watched_heads
+from memopt._head.logits import LazyLogits
 from tests.convert.lazy import (
     LENGTH,
     LOSSES,

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import memopt
-from memopt._convert.head_call import watched_heads
+from memopt._head.call import watched_heads
 from tests.distributed.processes import WORLD_SIZE, Pair
 
 pytestmark = pytest.mark.slow  # for whichever test starts the processes

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import memopt
 from memopt._convert.head import is_head
-from memopt._convert.head_call import watched_heads
+from memopt._head.call import watched_heads
 from memopt._plan.plan import Plan
 from memopt.applied import assigned
 from memopt.memory.sizes import BudgetTooSmall

@@ -20,6 +20,12 @@ _LEAST_ROWS = 128
 _BLOCK_BYTES = _MiB
 
 
+def rows_of_a_chunk(rows: int, words: int, itemsize: int) -> int:
+    """How many of the rows of a head's input have logits at a time."""
+    sixteenth = min(-(-rows // 16), _MOST_ROWS)
+    return min(rows, max(_CHUNK_BYTES // (words * itemsize), sixteenth, _LEAST_ROWS))
+
+
 def chunked_loss(
     args: Sequence[Any], given: Sequence[Tensor], results: Sequence[Tensor]
 ) -> Scratch:
@@ -28,8 +34,7 @@ def chunked_loss(
     (rows, features), words, itemsize = input.shape, weight.shape[0], input.dtype.itemsize
     if not rows or not words:
         return Scratch(0)
-    sixteenth = min(-(-rows // 16), _MOST_ROWS)
-    chunk = min(rows, max(_CHUNK_BYTES // (words * itemsize), sixteenth, _LEAST_ROWS))
+    chunk = rows_of_a_chunk(rows, words, itemsize)
     known = chunk * words * itemsize
     logits = torch.empty((chunk, words), dtype=input.dtype, device="meta")
     products = [product((), (input[:chunk], weight.t()), (logits,))]

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memopt._convert.head_call import AutocastState, HeadCall
 from memopt._extension import ops
+from memopt._head.call import AutocastState, HeadCall
 from memopt.functional.cross_entropy import IGNORED
 
 NO_CLASS = torch.iinfo(torch.int64).min

@@ -1,6 +1,6 @@
 """Losses and log-probabilities of lazy logits, by memopt's ops in chunks of rows.
 
-Rules like those of head_operations.py, which answer with the function's result. What an argument
+Rules like those of operations.py, which answer with the function's result. What an argument
 asks for that the ops do not have is left to PyTorch's functions on the logits, errors included.
 """
 
@@ -12,11 +12,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
-from memopt._convert.head_call import AutocastState
-from memopt._convert.head_operations import HeadRule
-from memopt._convert.head_pending import Pending
+from memopt._head.call import AutocastState
+from memopt._head.operations import HeadRule
+from memopt._head.pending import Pending
 from memopt.functional.cross_entropy import IGNORED
+
+_PLAIN = {Tensor, FunctionalTensor}
+"""Classes of tensors that ask nothing of their functions; AOTAutograd traces with the second."""
 
 # Read once: binding arguments to a signature takes longer than the loss's own host time.
 _NAMES = {f: tuple(inspect.signature(f).parameters)[1:] for f in (F.cross_entropy, F.nll_loss)}
@@ -128,7 +132,7 @@ def _is_class_dim(dim: Any, pending: Pending) -> bool:
 
 
 def _is_plain(tensor: Any, pending: Pending) -> bool:
-    return type(tensor) is Tensor and tensor.device == pending.call.input.device
+    return type(tensor) in _PLAIN and tensor.device == pending.call.input.device
 
 
 def _fits_weight(weight: Any, pending: Pending) -> bool:

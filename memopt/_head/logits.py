@@ -1,7 +1,7 @@
 """Lazy logits: a tensor that a head returns in place of its product.
 
 `__torch_function__` sees each function that is called with it, above autograd. What
-head_operations.py and head_losses.py know makes another lazy tensor, or the loss by memopt's op;
+operations.py and losses.py know makes another lazy tensor, or the loss by memopt's op;
 for everything else the product is computed once, and the function runs on that, as if it had been
 there from the beginning. So no dispatcher mode, no autograd node and no hook ever meets logits that
 are not there; what they see is the op, or PyTorch's.
@@ -25,11 +25,11 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from memopt._compat import in_transform, leave_to_python
-from memopt._convert import head_gradients
-from memopt._convert.head_call import HeadCall
-from memopt._convert.head_losses import LOSSES
-from memopt._convert.head_operations import OPERATIONS, quietly
-from memopt._convert.head_pending import Pending
+from memopt._head import gradients
+from memopt._head.call import HeadCall
+from memopt._head.losses import LOSSES
+from memopt._head.operations import OPERATIONS, quietly
+from memopt._head.pending import Pending
 from memopt.memory.storages import Deferred, node_of
 
 _RULES: dict[Any, Callable[..., Any]] = {**OPERATIONS, **LOSSES}
@@ -64,7 +64,7 @@ class LazyLogits(Deferred):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if torch.compiler.is_compiling():  # code that is compiled apart from the model
+        if torch.compiler.is_dynamo_compiling():  # code that is compiled apart from the model
             torch._dynamo.graph_break()
         kwargs = kwargs or {}
         first = args[0] if args else kwargs.get("input")
@@ -72,7 +72,7 @@ class LazyLogits(Deferred):
         is_made = is_lazy and first._pending.result is not None
         is_asked_late = is_lazy and first._pending.call.use.losses > 0
         if is_asked_late and (func == _NUMBER or (func == _NODE and is_made)):
-            head_gradients.warn_of_node()
+            gradients.warn_of_node()
         # Made logits may have been exchanged since (unsqueeze_): they are asked themselves.
         looks = func in _LOOKS or (func == _NODE and is_asked_late)
         if func in _OWN or (looks and not is_made):
@@ -82,11 +82,11 @@ class LazyLogits(Deferred):
             rest = args[1:]
             pending = first._pending
             if is_asked_late and func is Tensor.register_hook:
-                head_gradients.warn_of_hook(rest[0] if rest else kwargs.get("hook"))
+                gradients.warn_of_hook(rest[0] if rest else kwargs.get("hook"))
             if func is Tensor.register_hook and not is_made:
                 return _hooked(pending, *rest, **kwargs)
             if func is Tensor.retain_grad and is_asked_late:
-                raise RuntimeError(head_gradients.GONE_AROUND)
+                raise RuntimeError(gradients.GONE_AROUND)
             _check_history(first)
             rule = _RULES.get(func)
             may_stay = torch.is_grad_enabled() and pending.can_stay() and not in_transform()
@@ -179,14 +179,14 @@ def _check_inputs(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     lazy = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, LazyLogits)]
     around = {key for leaf in lazy for key in leaf._pending.call.around}
     roots = [leaf for leaf in pytree.tree_leaves(of) if not isinstance(leaf, LazyLogits)]
-    head_gradients.check_around(roots, around)
+    gradients.check_around(roots, around)
 
 
 def _check_history(logits: LazyLogits) -> None:
     """Raises RuntimeError where an autograd Function has written them, which only PyTorch saw."""
     node = node_of(logits)
     if not isinstance(node, _Node):
-        raise RuntimeError(head_gradients.WRITTEN)
+        raise RuntimeError(gradients.WRITTEN)
 
 
 class _Edges(torch.autograd.Function):
@@ -239,4 +239,4 @@ class _Edges(torch.autograd.Function):
 
 
 _Node: Any = _Edges._backward_cls
-head_gradients.warn_of_hooks_on(_Node)
+gradients.warn_of_hooks_on(_Node)

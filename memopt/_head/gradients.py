@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from memopt._convert.head_pending import key_of
 from memopt._errors import warn
+from memopt._head.pending import key_of
 
 GONE_AROUND = (
     "convert: a gradient with respect to logits must be of a loss that was made of the logits "

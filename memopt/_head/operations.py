@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memopt._convert.head_call import AutocastState
-from memopt._convert.head_pending import Pending
+from memopt._head.call import AutocastState
+from memopt._head.pending import Pending
 
 HeadRule = Callable[[Pending, Any, tuple[Any, ...], dict[str, Any]], Any]
 
