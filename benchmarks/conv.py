@@ -31,7 +31,7 @@ from torch import Tensor, nn
 import memopt
 from benchmarks import record
 from benchmarks.cli import has_device, in_time, parse_ways
-from benchmarks.clocks import StepClock
+from benchmarks.clocks import StepClock, keep_freed_memory
 from benchmarks.convert_models.conv import UNet
 from benchmarks.harness import Effort, compared, effort_of
 from benchmarks.memory import step_bytes
@@ -198,7 +198,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     on_cuda = device.type == "cuda"
     effort = effort_of(args, FULL, CUDA_EFFORT)
     images, shrink = (64, 1) if on_cuda else (2, 4) if args.quick else (2, 2)
-    settings = {**dataclasses.asdict(effort), "images": images, "threads": THREADS}
+    keeps_memory = not on_cuda and keep_freed_memory()  # as a GPU's allocator does
+    settings = {
+        **dataclasses.asdict(effort),
+        "images": images,
+        "threads": THREADS,
+        "keeps_freed_memory": keeps_memory,
+    }
     results = record.begin(args.out, OP, {}, settings, argv, device)
     if find_spec("transformers") is None:
         print(f"{OP}: transformers is not installed", file=sys.stderr)
