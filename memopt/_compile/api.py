@@ -110,7 +110,9 @@ def compile(
     _check_model(model)
     merged = {**options_of_mode(mode, dynamic), **policy, **(options or {})}
     if policy and head:
-        merged = _with_heads(merged)
+        from memopt._compile._inductor_head import with_heads
+
+        merged = with_heads(merged)
 
     def compiled(model: Callable[..., Any]) -> Any:
         _check_model(model)
@@ -159,17 +161,12 @@ def compile_options(
     try:
         # Imports the compiler, which takes a second: not with memopt.
         from memopt._compile._inductor import Partitioner
+        from memopt._compile._inductor_head import with_heads
     except ImportError as missing:
         _say_once(str(missing))
         return {}
     options = {_PARTITIONER: Partitioner(allowed), **_NO_REUSE}
-    return _with_heads(options) if head else options
-
-
-def _with_heads(options: dict[str, Any]) -> dict[str, Any]:
-    from memopt._compile._inductor_head import with_heads
-
-    return with_heads(options)
+    return with_heads(options) if head else options
 
 
 def _checked_budget(budget: object) -> int | float | None:
