@@ -25,6 +25,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
 import memopt._head
+from memopt._extension import HAS_NATIVE
 from memopt._head.logits import lazy_logits
 from memopt._head.losses import LOSSES
 from memopt._head.operations import OPERATIONS
@@ -64,7 +65,7 @@ class HeadsInChunks(CustomGraphPass):
         for each in self._first:
             each(graph)
         for node in graph.nodes:
-            if _is_head(node):
+            if HAS_NATIVE and _is_head(node):
                 node.target = linear_of_losses
                 words = node.meta["example_value"].shape[-1]
                 _log.info("head in chunks: a linear of %s classes, whose output is losses'", words)
