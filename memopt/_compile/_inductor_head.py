@@ -25,9 +25,10 @@ from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
 import memopt._head
-from memopt._extension import HAS_NATIVE
+from memopt._compat import in_transform
+from memopt._extension import _C, HAS_NATIVE
 from memopt._head.logits import lazy_logits
-from memopt._head.losses import LOSSES
+from memopt._head.losses import LOSSES, PLAIN
 from memopt._head.operations import OPERATIONS
 from memopt.memory.scratch.head import rows_of_a_chunk
 
@@ -82,10 +83,18 @@ def with_heads(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def linear_of_losses(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A linear, which waits for a loss where there are gradients."""
-    if not torch.is_grad_enabled() or not (input.requires_grad or weight.requires_grad):
+    """A linear, which waits for a loss where there are gradients, and ops for its tensors."""
+    tensors = [tensor for tensor in (input, weight, bias) if tensor is not None]
+    has_gradient = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
+    if not has_gradient or in_transform() or not all(map(_has_ops, tensors)):
         return F.linear(input, weight, bias)
     return lazy_logits("", input, weight, bias)
+
+
+def _has_ops(tensor: Tensor) -> bool:
+    """Whether memopt computes with such tensors, which no other class wraps (DTensor)."""
+    is_plain = type(tensor) in PLAIN and tensor.layout is torch.strided and not tensor.is_nested
+    return is_plain and tensor.dtype in _C.dtypes() and tensor.device.type in _C.device_types()
 
 
 def _is_head(node: fx.Node) -> bool:

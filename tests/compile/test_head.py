@@ -231,6 +231,18 @@ def test_without_gradients_the_loss_is_that_of_logits() -> None:
 
 
 @pytest.mark.usefixtures("minimum_cut", "chunks_of_a_row")
+def test_tensors_without_ops_make_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those on a GPU where memopt was built without CUDA."""
+    model, x, target = Model(), words(), words(seed=2)
+    monkeypatch.setattr(_inductor_head._C, "device_types", lambda: ("cuda",))
+    monkeypatch.setattr(_inductor_head, "lazy_logits", None)
+    found = gradients(traced(lambda: flat(model(x), target)), model)
+    plain = gradients(lambda: flat(model(x), target), model)
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, plain[name])
+
+
+@pytest.mark.usefixtures("minimum_cut", "chunks_of_a_row")
 def test_a_frozen_head_has_no_gradient(heads: Callable[[], int]) -> None:
     model, x, target = Model(), words(), words(seed=2)
     model.head.requires_grad_(False)
