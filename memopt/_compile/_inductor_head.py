@@ -28,7 +28,7 @@ import memopt._head
 from memopt._compat import in_transform
 from memopt._extension import _C, HAS_NATIVE
 from memopt._head.logits import lazy_logits
-from memopt._head.losses import LOSSES, PLAIN
+from memopt._head.losses import LOSSES, TRACED_OR_PLAIN
 from memopt._head.operations import OPERATIONS
 from memopt.memory.scratch.head import rows_of_a_chunk
 
@@ -93,7 +93,9 @@ def linear_of_losses(input: Tensor, weight: Tensor, bias: Tensor | None = None) 
 
 def _has_ops(tensor: Tensor) -> bool:
     """Whether memopt computes with such tensors, which no other class wraps (DTensor)."""
-    is_plain = type(tensor) in PLAIN and tensor.layout is torch.strided and not tensor.is_nested
+    is_plain = (
+        type(tensor) in TRACED_OR_PLAIN and tensor.layout is torch.strided and not tensor.is_nested
+    )
     return is_plain and tensor.dtype in _C.dtypes() and tensor.device.type in _C.device_types()
 
 

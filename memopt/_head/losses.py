@@ -19,7 +19,7 @@ from memopt._head.operations import HeadRule
 from memopt._head.pending import Pending
 from memopt.functional.cross_entropy import IGNORED
 
-PLAIN = {Tensor, FunctionalTensor}
+TRACED_OR_PLAIN = {Tensor, FunctionalTensor}
 """Classes of tensors that ask nothing of their functions; AOTAutograd traces with the second."""
 
 # Read once: binding arguments to a signature takes longer than the loss's own host time.
@@ -132,7 +132,7 @@ def _is_class_dim(dim: Any, pending: Pending) -> bool:
 
 
 def _is_plain(tensor: Any, pending: Pending) -> bool:
-    return type(tensor) in PLAIN and tensor.device == pending.call.input.device
+    return type(tensor) in TRACED_OR_PLAIN and tensor.device == pending.call.input.device
 
 
 def _fits_weight(weight: Any, pending: Pending) -> bool:
