@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from memopt._accumulate.run import Accumulated
-from memopt.memory.batches import leaves_of
 from memopt.memory.containers import content_of
+from memopt.memory.leaves import leaves_of
 from memopt.memory.parallel import is_sharded
 from memopt.memory.step import Step
 

@@ -22,8 +22,9 @@ from memopt._accumulate.weight import Weight, counter, warn_if_not_rows
 from memopt._progress import progress
 from memopt.memory.allocator import allocated_bytes, free_bytes
 from memopt.memory.asked import check_function, check_module
-from memopt.memory.batches import as_dict, device_of, rows_of
-from memopt.memory.lists import check_lists
+from memopt.memory.batches import device_of, rows_of
+from memopt.memory.leaves import as_dict
+from memopt.memory.lists import check_cut
 from memopt.memory.optimizers import as_optimizer
 from memopt.memory.parallel import bucket_bytes, is_sharded, without_ddp
 from memopt.memory.predicted.outcome import DependsOnValues
@@ -78,8 +79,8 @@ def accumulate(
         model: a module, also in DDP or FSDP2.
         batch: on the model's device: a mapping of keyword arguments, a tuple or list of positional
             ones, or the only one. Tensors are cut whose first dimension is the first one's, nested
-            and packed sequences among them; all else goes to every micro-batch. Lists with an entry
-            for each row are refused.
+            and packed sequences among them, also in dataclasses; all else goes to every
+            micro-batch. Lists with an entry for each row are refused, and other objects with rows.
         micro_batch: rows, or "auto".
         loss: makes the loss of what the model returns. Default: the output's `loss`, its first
             element or the output.
@@ -119,7 +120,7 @@ def accumulate(
     batch = as_dict(batch)
     device = device_of("accumulate", model, batch)
     rows = rows_of("accumulate", batch)
-    check_lists("accumulate", batch)
+    check_cut("accumulate", batch)
     check_function("accumulate", step, loss, autocast)
     if step is not None and scaler is not None:
         raise ValueError(

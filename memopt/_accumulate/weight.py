@@ -11,6 +11,7 @@ from torch import Tensor
 
 from memopt._errors import warn
 from memopt.memory.batches import counts_of_rows, rows_of
+from memopt.memory.leaves import entries_of_record
 from memopt.memory.lists import list_of_numbers
 
 Weight = Literal["rows", "sum", "tokens", "next tokens"] | Callable[[Any], float]
@@ -64,7 +65,9 @@ def counter(weight: Weight | None, labels: str, ignore_index: int) -> Callable[[
         first = 1 if weight == "next tokens" else 0
 
         def count(part: Any) -> float:
-            found = part.get(labels) if isinstance(part, dict) else None
+            found = (
+                part.get(labels) if isinstance(part, dict) else entries_of_record(part).get(labels)
+            )
             if not isinstance(found, Tensor):
                 raise TypeError(
                     f'accumulate: weight="{weight}" must have a batch that maps {labels!r} to a '

@@ -27,9 +27,9 @@ from memopt._forwards import has_another_forward
 from memopt._head.call import HeadUse, watched_heads
 from memopt._progress import doing, progress
 from memopt.memory.asked import check_function, check_module, has_values
-from memopt.memory.batches import as_dict
 from memopt.memory.calls.measure import predicted_tree, sum_of_outputs
 from memopt.memory.calls.tree import CallTree
+from memopt.memory.leaves import as_dict
 from memopt.memory.modules import paths_of
 from memopt.memory.paths import is_inside, outermost_paths, overlap, paths_around
 from memopt.memory.step import LossLike, Step, StepFunction

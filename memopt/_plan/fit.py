@@ -20,12 +20,12 @@ from memopt._plan.live import BlocksLike, Live
 from memopt._plan.plan import Plan
 from memopt._plan.terms import Terms
 from memopt._progress import progress
-from memopt.memory.batches import as_dict, part_of, rows_of, slice_of
-from memopt.memory.lists import check_lists
+from memopt.memory.batches import part_of, rows_of, slice_of
+from memopt.memory.leaves import all_tensors, as_dict
+from memopt.memory.lists import check_cut
 from memopt.memory.predicted.fits import largest_part
 from memopt.memory.sizes import BudgetTooSmall, Size, as_bytes, as_text, at_least
 from memopt.memory.step import LossLike, StepFunction
-from memopt.memory.storages import tensors_in
 from memopt.show.sections import Tables
 from memopt.show.shown import Shown
 
@@ -124,7 +124,7 @@ def fit(
     """
     wanted = as_bytes("fit: budget", budget)
     batch = as_dict(batch)
-    check_lists("fit", batch)
+    check_cut("fit", batch)
     rows = rows_of("fit", batch)
     count = counter(weight, "labels", -100)
     live = live_of(model, batch, optimizer, loss, blocks, autocast, step=step)
@@ -157,7 +157,7 @@ def fit(
 
 
 def _bytes_of(batch: Any) -> int:
-    return sum(tensor.nbytes for tensor in tensors_in(as_dict(batch)))
+    return sum(tensor.nbytes for tensor in all_tensors(as_dict(batch)))
 
 
 def _too_small(live: Live, wanted: Size, options: Mapping[str, Any]) -> BudgetTooSmall:

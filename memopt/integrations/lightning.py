@@ -21,7 +21,8 @@ except ImportError:
         ) from missing
 
 from memopt.integrations.wanted import Effect, Peak, Wanted, logger, put_on
-from memopt.memory.batches import is_packed, repeated
+from memopt.memory.batches import repeated
+from memopt.memory.leaves import is_packed
 from memopt.place import Place
 
 _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}

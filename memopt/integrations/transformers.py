@@ -20,7 +20,8 @@ except ImportError as missing:
 from memopt._compat import add_note
 from memopt.integrations.first_batch import first_batch
 from memopt.integrations.wanted import Effect, Peak, Wanted, logger, on_device, put_on
-from memopt.memory.batches import as_dict, repeated
+from memopt.memory.batches import repeated
+from memopt.memory.leaves import as_dict
 from memopt.place import Place
 
 

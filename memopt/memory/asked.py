@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from memopt._arguments import check_count
-from memopt.memory.batches import as_dict, device_of, rows_in, tensors_of_objects
+from memopt.memory.batches import device_of, rows_in
+from memopt.memory.leaves import all_tensors, as_dict
 from memopt.memory.optimizers import OptimizerLike, as_optimizer, trained_beside
 from memopt.memory.step import LossLike, Step, StepFunction
-from memopt.memory.storages import tensors_in
 
 
 def asked_step(
@@ -38,7 +38,7 @@ def asked_step(
     check_count(who, "micro_batches", micro_batches)
     batch = as_dict(batch)
     rows_in(who, batch)
-    if not all(tensor.is_meta for tensor in tensors_in(batch)):
+    if not all(tensor.is_meta for tensor in all_tensors(batch)):
         device_of(who, model, batch)
     made = as_optimizer(who, optimizer, asked_parameters(model, loss))
     check_function(who, function, loss, autocast)
@@ -125,8 +125,7 @@ def is_host(model: nn.Module, target: str) -> bool:
 
 def has_values(model: nn.Module, batch: object) -> bool:
     """Say whether no tensor of the model and the batch is on the meta device."""
-    objects = tensors_of_objects(batch)
-    return not any(t.is_meta for t in (*model.parameters(), *tensors_in(batch), *objects))
+    return not any(t.is_meta for t in (*model.parameters(), *all_tensors(batch)))
 
 
 def check_measure(who: str, measure: object) -> None:

@@ -9,14 +9,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
+from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 from torch.utils import _pytree as pytree
 
 from memopt._compat import add_note
 from memopt.memory.copies import copied
 from memopt.memory.histories import with_gradient_as
+from memopt.memory.leaves import (
+    all_tensors,
+    as_dict,
+    is_packed,
+    leaves_of,
+    mapped,
+    named_leaves,
+    tensors_of_objects,
+)
 from memopt.memory.objects import tensors_held
-from memopt.memory.storages import storages, tensors_in
+from memopt.memory.storages import storages
 
 
 def rows_in(who: str, batch: object) -> int:
@@ -25,8 +34,9 @@ def rows_in(who: str, batch: object) -> int:
     Raises:
         ValueError: there is no tensor with a dimension.
     """
-    found = (int(t.size(0)) for t in tensors_of_objects(batch) if t.dim())
-    rows = next(found, None) if _first_rows(batch) is None else None
+    rows = _first_rows(batch)
+    if rows is None:
+        rows = next((int(t.size(0)) for t in tensors_of_objects(batch) if t.dim()), None)
     return rows_of(who, batch) if rows is None else rows
 
 
@@ -52,13 +62,12 @@ def rows_of(who: str, batch: object) -> int:
 
 def _without(batch: object) -> str:
     """Says what a batch is in which no tensor was found."""
-    leaves = pytree.tree_leaves(batch)
-    unknown = next((type(leaf).__name__ for leaf in leaves if hasattr(leaf, "__dict__")), "")
+    unknown = next((type(leaf).__name__ for leaf in leaves_of(batch) if tensors_held([leaf])), "")
     if not unknown:
         return "none"
     return (
-        f"none: {unknown} is no container that PyTorch knows "
-        "(torch.utils._pytree.register_dataclass tells it of one)"
+        f"none: {unknown} is neither a dataclass nor a container that PyTorch knows, and nothing "
+        "says which of its tensors have rows (torch.utils._pytree.register_pytree_node does)"
     )
 
 
@@ -80,7 +89,7 @@ def slice_of(batch: Any, start: int, end: int) -> Any:
         rows = _rows(leaf)
         return leaf if rows is None or rows != total else _cut(leaf, start, end)
 
-    return pytree.tree_map(cut, as_dict(batch), is_leaf=is_packed)
+    return mapped(cut, batch)
 
 
 def repeated(batch: Any, times: int) -> Any:
@@ -90,13 +99,13 @@ def repeated(batch: Any, times: int) -> Any:
     def repeat(leaf: Any) -> Any:
         return torch.cat([leaf] * times) if rows is not None and _rows(leaf) == rows else leaf
 
-    return batch if times == 1 else pytree.tree_map(repeat, as_dict(batch))
+    return batch if times == 1 else mapped(repeat, batch)
 
 
 def part_of(batch: Any, rows: int) -> tuple[Any, int]:
     """The first rows, and how many bytes the whole has beyond the memory that this part views."""
     part = slice_of(batch, 0, rows)
-    viewed, whole = storages(tensors_in(part)), storages(tensors_in(batch))
+    viewed, whole = storages(all_tensors(part)), storages(all_tensors(batch))
     return part, sum(nbytes for key, nbytes in whole.items() if key not in viewed)
 
 
@@ -113,10 +122,13 @@ def resized(batch: Any, dim: int, who: str) -> Resized:
             f"{who}: batch must be a function that makes one where rows have lengths of their own, "
             f"got a {type(ragged).__name__} ({getattr(ragged, 'layout', 'packed')})"
         )
-    leaves = tensors_in(sample)
+    leaves = (leaf for leaf in leaves_of(sample) if isinstance(leaf, Tensor))
     now = next((leaf.shape[dim] for leaf in leaves if leaf.dim() > dim), None)
     if now is None:
-        raise ValueError(f"{who}: batch must hold a tensor of more than {dim} dimensions, got none")
+        raise ValueError(
+            f"{who}: batch must hold a tensor of more than {dim} dimensions, got "
+            f"{_without(sample)}; a function of a size that makes a batch is taken too"
+        )
     return Resized(sample, dim, now, who)
 
 
@@ -142,7 +154,7 @@ class Resized:
             empty = torch.empty(self._shape(leaf, size), dtype=leaf.dtype, device="meta")
             return with_gradient_as(leaf, empty)
 
-        return pytree.tree_map(resize, self.sample)
+        return mapped(resize, self.sample)
 
     def _shape(self, leaf: Tensor, size: int) -> list[int]:
         shape = list(leaf.shape)
@@ -160,9 +172,9 @@ class Resized:
     def _note(self, size: int) -> str:
         changed: list[str] = []
         same: list[str] = []
-        for path, leaf in pytree.tree_leaves_with_path(self.sample):
+        for path, leaf in named_leaves(self.sample):
             if isinstance(leaf, Tensor):
-                name, shape = pytree.keystr(path) or "the batch", self._shape(leaf, size)
+                name, shape = path or "the batch", self._shape(leaf, size)
                 is_same = shape == list(leaf.shape)
                 text = f"{name} {list(leaf.shape)}"
                 (same if is_same else changed).append(text if is_same else f"{text} to {shape}")
@@ -233,22 +245,6 @@ def _is_ragged(leaf: Any) -> bool:
     return leaf.is_nested or leaf.layout is not torch.strided
 
 
-def is_packed(value: object) -> bool:
-    return isinstance(value, PackedSequence)
-
-
-def leaves_of(batch: object) -> list[Any]:
-    """The batch's leaves as in pytree, but a PackedSequence is one leaf: its tensors cannot be cut
-    one by one.
-    """
-    return pytree.tree_leaves(batch, is_leaf=is_packed)
-
-
-def tensors_of_objects(batch: object) -> list[Tensor]:
-    """The tensors that a batch holds in objects which PyTorch cannot take apart."""
-    return [] if is_packed(batch) else tensors_held(leaves_of(batch))
-
-
 def _first_rows(batch: object) -> int | None:
     return next((rows for leaf in leaves_of(batch) if (rows := _rows(leaf)) is not None), None)
 
@@ -269,7 +265,7 @@ def counts_of_rows(batch: Any, ignored: int) -> dict[str, list[int]]:
     """
     rows = _first_rows(batch)
     found: dict[str, list[int]] = {}
-    for path, leaf in pytree.tree_leaves_with_path(as_dict(batch), is_leaf=is_packed):
+    for path, leaf in named_leaves(batch):
         if rows is None or _rows(leaf) != rows:
             continue
         if is_packed(leaf):
@@ -283,7 +279,7 @@ def counts_of_rows(batch: Any, ignored: int) -> dict[str, list[int]]:
                 continue
         else:
             continue
-        found[pytree.keystr(path) or "the batch"] = counts
+        found[path or "the batch"] = counts
     return found
 
 
@@ -297,11 +293,6 @@ def _cut(leaf: Any, start: int, end: int) -> Any:
     if leaf.layout is not torch.strided:
         return leaf.index_select(0, torch.arange(start, end, device=leaf.device))
     return leaf[start:end]
-
-
-def as_dict(batch: Any) -> Any:
-    """A mapping of another class (transformers' BatchEncoding) as a dict, which pytree opens."""
-    return dict(batch) if isinstance(batch, Mapping) else batch
 
 
 def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -367,7 +358,7 @@ def device_of(who: str, model: torch.nn.Module, batch: object) -> torch.device:
     """
     first = next((p for p in model.parameters()), None)
     device = torch.device("cpu") if first is None else first.device
-    for path, leaf in pytree.tree_leaves_with_path(as_dict(batch)):
+    for path, leaf in named_leaves(batch):
         if isinstance(leaf, Tensor) and leaf.device != device:
             taken_away = (
                 ". accelerate's cpu_offload and disk_offload leave parameters on meta: ask first, "
@@ -375,7 +366,7 @@ def device_of(who: str, model: torch.nn.Module, batch: object) -> torch.device:
             )
             raise ValueError(
                 f"{who}: the batch must be on the model's device, {device}, got "
-                f"{pytree.keystr(path) or 'a tensor'} on {leaf.device}"
+                f"{path or 'a tensor'} on {leaf.device}"
                 f"{taken_away if any(hasattr(m, '_hf_hook') for m in model.modules()) else ''}"
             )
     return device

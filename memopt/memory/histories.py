@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from memopt._compat import exchange_implementations, view_base, without_transforms
 from memopt.memory.containers import Restore
-from memopt.memory.storages import Deferred, graph_leaves
+from memopt.memory.storages import Deferred, graph_leaves, node_of, nodes_behind
 
 
 def with_gradient_as(original: Tensor, copy: Tensor) -> Tensor:
@@ -43,6 +43,21 @@ def has_history(tensor: Tensor) -> bool:
         return not tensor.is_leaf
     except RuntimeError:
         return False
+
+
+def is_used_up(tensor: Tensor) -> bool:
+    """Whether a backward freed what its history saved, so that no other can go through it."""
+    return has_history(tensor) and any(map(_is_freed, nodes_behind([node_of(tensor)])))
+
+
+def _is_freed(node: Any) -> bool:
+    for name in dir(node):
+        if name.startswith("_saved_") or name == "saved_tensors":
+            try:
+                getattr(node, name)
+            except RuntimeError:
+                return True
+    return False
 
 
 def without_history(tensor: Tensor) -> None:

@@ -1,5 +1,5 @@
-"""Lists inside a batch with an entry for each row. A batch is cut by the tensors' first dimension,
-which does not cut a list: an entry would meet rows that are not its own.
+"""Rows in a batch that cannot be cut. A batch is cut by the tensors' first dimension, which does
+not cut a list with an entry for each row, nor an object: both would meet rows of others.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from memopt.memory.batches import arguments_of, as_dict, is_packed, rows_of
+from memopt.memory.batches import arguments_of, rows_of
+from memopt.memory.leaves import as_dict, entries_of_record, is_packed, named_leaves
+from memopt.memory.objects import tensors_held
 from memopt.memory.storages import has_sizes
 
 _RULE = (
@@ -20,13 +22,21 @@ _RULE = (
 _SHOWN = 6
 
 
-def check_lists(who: str, batch: Any) -> None:
+def check_cut(who: str, batch: Any) -> None:
     """Raises ValueError where a batch that is to be cut has a list with an entry for each row:
     sequences of several lengths, one of which would be cut by itself, or as many entries as rows.
+    And where it has an object with a tensor of as many rows, which nothing tells how to cut.
     """
     rows = rows_of(who, batch)
     if rows < 2:
         return
+    for path, leaf in named_leaves(batch):
+        if any(has_sizes(t) and t.dim() and t.size(0) == rows for t in tensors_held([leaf])):
+            raise ValueError(
+                f"{who}: {_RULE}, which may be in dicts, lists, tuples and dataclasses, got "
+                f"{path or 'the batch'}, a {type(leaf).__name__}, with a tensor of {rows} rows "
+                "(torch.utils._pytree.register_pytree_node tells how to take one apart)"
+            )
     for path, entries in _lists_in(arguments_of(as_dict(batch))):
         tensors = [e for e in entries if isinstance(e, Tensor) and has_sizes(e) and e.dim()]
         sizes = [int(tensor.size(0)) for tensor in tensors]
@@ -71,3 +81,5 @@ def _lists_in(arguments: tuple[tuple[Any, ...], Mapping[str, Any]]) -> Iterator[
         elif isinstance(value, (list, tuple)):
             yield path, value
             pending += [(f"{path}[{place}]", each) for place, each in enumerate(value)]
+        else:
+            pending += [(f"{path}.{name}", each) for name, each in entries_of_record(value).items()]

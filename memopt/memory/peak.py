@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from memopt.memory.allocator import DeviceBytes
+from memopt.memory.leaves import all_tensors
 from memopt.memory.ledger import Ledger
 from memopt.memory.optimizers import tables_of
 from memopt.memory.search import NEVER_FITS
@@ -53,7 +54,7 @@ def bytes_here(step: Step) -> int:
     parameters = [p for _, p in step.trained]
     leaves = [*parameters, *step.model.buffers(), *_states(step)]
     leaves += [p.grad for p in parameters if p.grad is not None]
-    leaves += tensors_in(step.batch)
+    leaves += all_tensors(step.batch)
     return sum(storages(leaves).values())
 
 
@@ -88,7 +89,7 @@ def _states_share(optimizer: torch.optim.Optimizer, dims: int) -> float:
     factors matrices alone, and Muon takes nothing else.
     """
     side = max(2, round(4096 ** (1 / max(1, dims))))
-    parameter = nn.Parameter(torch.zeros((side,) * dims))
+    parameter = nn.Parameter(torch.zeros((side,) * dims, device="cpu"))
     kind: Any = type(optimizer)
     known = inspect.signature(kind).parameters
     trial = kind([parameter], **{k: v for k, v in optimizer.defaults.items() if k in known})

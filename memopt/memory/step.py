@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from memopt._compat import add_note
 from memopt.memory.backwards import around_backward, no_backward
-from memopt.memory.batches import as_dict, call, loss_in, parts, rows_of
-from memopt.memory.histories import Histories
+from memopt.memory.batches import call, loss_in, parts, rows_of
+from memopt.memory.histories import Histories, is_used_up, without_history
+from memopt.memory.leaves import all_tensors, as_dict
 from memopt.memory.ledger import Ledger
-from memopt.memory.lists import check_lists
+from memopt.memory.lists import check_cut
 from memopt.memory.optimizers import (
     ALIKE,
     States,
@@ -28,7 +29,7 @@ from memopt.memory.optimizers import (
 )
 from memopt.memory.pieces import FUNCTIONALITY, GRADIENTS, STATES, WEIGHTS
 from memopt.memory.saved import held_by
-from memopt.memory.storages import storage_keys, tensors_in
+from memopt.memory.storages import storage_keys
 from memopt.memory.tensors import unseen
 
 T = TypeVar("T")
@@ -168,6 +169,7 @@ class Step:
             loss.backward()
             del loss
             at_end()
+            self._cut_state()
             return
         backwards: list[None] = []
 
@@ -187,12 +189,22 @@ class Step:
                 f"{self.who}: step must run backward, got a function that ran none "
                 f"({function_name(self.function)})"
             )
+        self._cut_state()
+
+    def _cut_state(self) -> None:
+        """Take the history from what modules keep of a step, such as the hidden states of a
+        recurrent network: where backward freed it, a training does so before the next step.
+        """
+        held = (*self.model.buffers(), *(tensor for _, tensor in tensor_attributes(self.model)))
+        with unseen():
+            for tensor in filter(is_used_up, held):
+                without_history(tensor)
 
     def with_new_inputs(self) -> Callable[[], None]:
         """Return a function that puts back the gradients which inputs have now, and takes away what
         a step has written into their histories: each step of a training has a batch of its own.
         """
-        inputs = tensors_in(self.batch)
+        inputs = all_tensors(self.batch)
         gradients = [(leaf, leaf.grad) for leaf in inputs if leaf.is_leaf]
         histories = Histories(inputs)
 
@@ -209,7 +221,7 @@ class Step:
         """The micro-batches."""
         if self.micro_batches == 1:
             return [as_dict(self.batch)]
-        check_lists(self.who, self.batch)
+        check_cut(self.who, self.batch)
         rows = rows_of(self.who, self.batch)
         if not 1 <= self.micro_batches <= rows:
             raise ValueError(

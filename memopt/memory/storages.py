@@ -32,12 +32,16 @@ def node_of(tensor: Tensor) -> Any:
 
 def graph_leaves(nodes: Iterable[Any]) -> Iterator[Tensor]:
     """Yield the leaves that get gradients by a backward from these nodes."""
+    return (node.variable for node in nodes_behind(nodes) if hasattr(node, "variable"))
+
+
+def nodes_behind(nodes: Iterable[Any]) -> Iterator[Any]:
+    """Yield these nodes, and all that a backward from them reaches."""
     todo = list(nodes)
     seen = set(todo)
     while todo:
         node = todo.pop()
-        if hasattr(node, "variable"):
-            yield node.variable
+        yield node
         fresh = {after for after, _ in node.next_functions if after is not None} - seen
         seen |= fresh
         todo += fresh

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from memopt._compat import wraps_tensors
-from memopt.memory.batches import tensors_of_objects
 from memopt.memory.copies import copied
 from memopt.memory.histories import with_gradient_as
+from memopt.memory.leaves import tensors_of_objects
 from memopt.memory.ledger import Ledger
 from memopt.memory.pieces import STATES, WEIGHTS, Piece
 from memopt.memory.places import CodePlace
@@ -220,14 +220,14 @@ def _allocated(made: Made, given: Sequence[Tensor]) -> Tensor:
     if made.argument is not None:
         return given[made.argument]
     if made.storage:
-        whole = torch.empty(made.storage // made.dtype.itemsize, dtype=made.dtype)
+        whole = torch.empty(made.storage // made.dtype.itemsize, dtype=made.dtype, device="cpu")
         return whole.resize_(made.shape)
     extent = 1 + sum((n - 1) * s for n, s in zip(made.shape, made.stride, strict=True))
     if math.prod(made.shape) and extent * made.dtype.itemsize > _LARGE:
         empty = torch.empty(0, dtype=made.dtype, device="cpu")
         storage = _unreserved(extent * made.dtype.itemsize)
         return empty.set_(storage, 0, made.shape, made.stride)
-    return torch.empty_strided(made.shape, made.stride, dtype=made.dtype)
+    return torch.empty_strided(made.shape, made.stride, dtype=made.dtype, device="cpu")
 
 
 def _unreserved(nbytes: int) -> torch.UntypedStorage:
