@@ -321,10 +321,10 @@ def _least_that_stays(places: list[ModulePlace], bounds: list[int], once: bool) 
     Args:
         places: all of them; the root is the last one.
     """
-    allowed = torch.tensor(bounds)
+    allowed = torch.tensor(bounds, device="cpu")
     costs: dict[int, Tensor] = {}
     for place in places:
-        cost = torch.full((len(bounds),), _own(place, once))
+        cost = torch.full((len(bounds),), _own(place, once), device="cpu")
         for child in place.children:
             cost += costs.pop(id(child))
         if place.may_be_region:

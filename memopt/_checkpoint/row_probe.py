@@ -55,7 +55,7 @@ class RowProbe:
         kinds = {id(leaf): leaf for leaf in rows.leaves if rows.are_of(leaf)}
         self._sample = {key: self._rows_like(leaf) for key, leaf in kinds.items()}
         self._other = {
-            key: torch.randn(one.shape, generator=self._generator).to(one) + one
+            key: torch.randn(one.shape, generator=self._generator, device="cpu").to(one) + one
             if one.is_floating_point()
             else one.roll(1, 0)
             for key, one in self._sample.items()
@@ -67,7 +67,7 @@ class RowProbe:
         if self._watch.over_rows:
             return f"it sorts, counts or sums rows ({self._watch.over_rows})"
         for row in range(_ROWS):
-            stays = torch.zeros(_ROWS, dtype=torch.bool).index_fill_(0, torch.tensor([row]), True)
+            stays = torch.arange(_ROWS, device="cpu") == row
             mixed = {
                 key: torch.where(_as_column(stays, one), one, self._other[key])
                 for key, one in self._sample.items()
@@ -87,14 +87,14 @@ class RowProbe:
 
     def _rows_like(self, leaf: Tensor) -> Tensor:
         """Rows as those of an argument: of its size where it has floats, else some of its own."""
-        places = torch.linspace(0, self._rows.count - 1, _ROWS).long().to(leaf.device)
+        places = torch.linspace(0, self._rows.count - 1, _ROWS, device=leaf.device).long()
         with torch.no_grad():
             own = leaf[tuple(torch.unravel_index(places, self._rows.row_sizes))].detach()
             if not own.is_floating_point():
                 return own.clone()
             size = float(own.double().square().mean().sqrt())
             size = size if 0 < size < 1e4 else 1.0
-            return (torch.randn(own.shape, generator=self._generator) * size).to(own)
+            return (torch.randn(own.shape, generator=self._generator, device="cpu") * size).to(own)
 
     def _run(self, given: dict[int, Tensor], first: int, stays: Tensor | None = None) -> Any:
         """The results and the gradients of rows, with the rows as the first dim."""
@@ -138,7 +138,9 @@ class RowProbe:
         """The gradient of an output; other ones for rows that do not stay."""
         rest = output.shape[self._dims :]
         if number not in self._weights:
-            one, other = (torch.randn(_ROWS, *rest, generator=self._generator) for _ in range(2))
+            one, other = (
+                torch.randn(_ROWS, *rest, generator=self._generator, device="cpu") for _ in range(2)
+            )
             self._weights[number] = one, other
         one, other = self._weights[number]
         if stays is not None:

@@ -130,7 +130,7 @@ class _Numbers:
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
-        self._some = torch.randn(_NUMBERS, generator=generator)
+        self._some = torch.randn(_NUMBERS, generator=generator, device="cpu")
         self._known: dict[tuple[torch.dtype, float], Tensor] = {}
         self._given = 0
 
@@ -152,7 +152,7 @@ def _tensor(look: _Look, device: torch.device) -> Tensor:
     """A tensor of this look, whose memory is that of its last dimension."""
     last = look.shape[-1:]
     if look.dtype.is_floating_point:
-        one = torch.randn(last, generator=torch.Generator().manual_seed(1))
+        one = torch.randn(last, generator=torch.Generator().manual_seed(1), device="cpu")
     else:
-        one = torch.full(last, look.dtype == torch.bool)
+        one = torch.full(last, look.dtype == torch.bool, device="cpu")
     return one.to(device, look.dtype).expand(look.shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from memopt._checkpoint.probe import left_out
 from memopt._plan.choices import LEAST
 from memopt._plan.choose import Chosen, solved
 from memopt._plan.live import Live
@@ -42,6 +43,8 @@ def too_small(
     ]
     if pieces:
         lines.append(f"  the largest piece is {_text_of(pieces[0])}")
+    if live.no_regions:
+        lines.append(f"  {left_out(live.no_regions)}")
     lines += _on_chunks(profile, terms, least)
     in_chunks = any(choice.chunks for choice in least.assignment.choices.values())
     remedies = _remedies(live, profile if in_chunks else None)

@@ -19,7 +19,8 @@ from memopt.memory.paths import outermost_paths
 _TURN_OFF = (
     "turn that off first (transformers and diffusers: model.gradient_checkpointing_disable() or "
     "disable_gradient_checkpointing(); else the option of the model, or the wrapper, that calls "
-    "torch.utils.checkpoint)"
+    "torch.utils.checkpoint). Blocks that an autograd.Function of the model's own recomputes, as "
+    "reversible ones, leave a plan nothing to choose"
 )
 _UNDO = "memopt.revert(model) and memopt.unwrap(model) undo these, plan.undo() a plan"
 

@@ -79,7 +79,7 @@ def kept_random(devices: Iterable[torch.device]) -> list[Restore]:
 def _kept_numbers_of_cpu() -> Restore:
     """Restores the CPU generator, from Python's memory: meanwhile that of tensors is measured."""
     state = bytes(torch.get_rng_state().tolist())
-    return lambda: torch.set_rng_state(torch.tensor(list(state), dtype=torch.uint8))
+    return lambda: torch.set_rng_state(torch.tensor(list(state), dtype=torch.uint8, device="cpu"))
 
 
 def _has_generator(device: torch.device) -> bool:

@@ -113,7 +113,7 @@ def like(state: Mapping[str, Any]) -> dict[str, Any]:
 
     def alike(value: Any) -> Any:
         if isinstance(value, _Number):
-            return torch.tensor(value.value, dtype=value.dtype)
+            return torch.tensor(value.value, dtype=value.dtype, device="cpu")
         return torch.zeros_like(value, device="cpu") if isinstance(value, Tensor) else copy(value)
 
     return {key: alike(value) for key, value in state.items()}

@@ -62,6 +62,7 @@ def test_where_no_block_can_be_a_region(tmp_path: Path) -> None:
     assert loaded.pareto().plans == plan.pareto().plans
     with pytest.raises(BudgetTooSmall) as info:
         plan.within(1000)
+    assert "no regions, since these cannot be recomputed as they ran: blocks.0" in str(info.value)
     assert plan.within(info.value.floor).peak <= info.value.floor
 
 

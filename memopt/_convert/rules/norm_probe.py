@@ -326,8 +326,12 @@ class NormProbe:
         count = max(1, torch.Size(shape[:-1]).numel())
         means = _FAR_MEANS if scales is _FAR_SCALES else (0.5,)
         rows = random_normal(count, shape[-1], dtype=torch.float64)
-        rows += torch.tensor(means, dtype=torch.float64).repeat(count)[:count, None]
-        rows *= torch.tensor(scales, dtype=torch.float64).repeat(count)[:count, None]
+        rows += torch.tensor(means, dtype=torch.float64, device=rows.device).repeat(count)[
+            :count, None
+        ]
+        rows *= torch.tensor(scales, dtype=torch.float64, device=rows.device).repeat(count)[
+            :count, None
+        ]
         return torch.reshape(rows, shape)
 
 
