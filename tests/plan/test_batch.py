@@ -149,8 +149,8 @@ class OfObjects(nn.Module):
 
 @pytest.mark.parametrize("kind", [Rows, Graphs, SimpleNamespace])
 def test_a_batch_that_is_an_object(kind: Callable[..., Any]) -> None:
-    """What PyTorch cannot take apart was refused. It is cut where it is a dataclass, and all else is
-    known of it.
+    """What PyTorch cannot take apart was refused. It is cut where it is a dataclass, and all else
+    is known of it.
     """
 
     def made() -> Any:
