@@ -113,7 +113,9 @@ def run_in_chunks(
         for number in range(chunks):
             size = count // chunks + (number < count % chunks)
             sums.begin()
-            args, kwargs = rows.call_with(lambda leaf: inputs[id(leaf)].chunk(first, size))  # noqa: B023
+            # One part of a tensor, wherever it is passed: the gradients of all places are one's.
+            parts = {key: whole.chunk(first, size) for key, whole in inputs.items()}
+            args, kwargs = rows.call_with(lambda leaf: parts[id(leaf)])  # noqa: B023
             result = region(*args, **kwargs)
             sums.end(outputs.put(result, size))
             del result

@@ -175,19 +175,15 @@ def probed_heads(
     linears = _linears(model, skipped)
     if not any(module.training for module in linears):
         return {}
-    args, kwargs = arguments_of(batch)
-    for module, path in linears.items():
-        HeadSwap(path).apply(module)
     try:
-        with (
-            watched_heads() as uses,
-            unchanged(model, args, kwargs, written=Written()) as before,
-            torch.enable_grad(),
-        ):
-            before.rehearse(lambda: model(*args, **kwargs))
-    finally:
-        for module in linears:
-            undo_swap(module)
+        uses = _uses_in(model, batch, linears)
+    except Exception:  # of one that is no head, whose output gets what none may
+        most = max(module.out_features for module in linears)
+        widest = {m: path for m, path in linears.items() if m.out_features == most}
+        try:
+            uses = _uses_in(model, batch, widest)
+        except Exception:  # the model's own, if it is raised without heads too
+            return {}
     reached: dict[str, int] = {}
     for use in uses:
         if use.losses and not use.were_made:
@@ -218,3 +214,21 @@ def _with_use(head: FoundHead, uses: list[HeadUse]) -> FoundHead:
         made_by=made[0] if made else "",
         losses=sum(use.losses for use in uses),
     )
+
+
+def _uses_in(model: nn.Module, batch: Any, linears: dict[Any, str]) -> list[HeadUse]:
+    """What becomes of the outputs of linears, all of which are heads for one forward."""
+    args, kwargs = arguments_of(batch)
+    for module, path in linears.items():
+        HeadSwap(path).apply(module)
+    try:
+        with (
+            watched_heads() as uses,
+            unchanged(model, args, kwargs, written=Written()) as before,
+            torch.enable_grad(),
+        ):
+            before.rehearse(lambda: model(*args, **kwargs))
+    finally:
+        for module in linears:
+            undo_swap(module)
+    return uses

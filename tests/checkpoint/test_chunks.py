@@ -250,3 +250,22 @@ def test_a_tensor_that_the_function_closes_over_gets_the_sum() -> None:
     torch.testing.assert_close(
         torch.autograd.grad(loss(in_chunks(4)), leaf), torch.autograd.grad(loss(plain), leaf)
     )
+
+
+@pytest.mark.parametrize("is_leaf", [False, True])
+def test_a_tensor_that_is_passed_at_several_places(is_leaf: bool) -> None:
+    """Its gradients are added: a chunk's of one place were written over those of the other."""
+
+    def fn(x: Tensor, others: list[Tensor], *, scale: Tensor) -> Tensor:
+        return (x * scale).sin() + others[0].square() + others[1] * x
+
+    def grad(call: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        torch.manual_seed(0)
+        given = torch.randn(6, H, requires_grad=True)
+        x, z = (given, torch.randn(6, H)) if is_leaf else (given * 2, given.exp())
+        return torch.autograd.grad(call(fn, x, [z, x], scale=x).sum(), [given])
+
+    assert_same_bits(
+        grad(lambda *args, **kwargs: checkpoint(*args, chunks=3, **kwargs)),
+        grad(lambda fn, *args, **kwargs: fn(*args, **kwargs)),
+    )

@@ -107,6 +107,40 @@ def test_found_by_a_batch() -> None:
     assert Fingerprint(model).differences(before) == []
 
 
+class Rectified(torch.autograd.Function):
+    """Writes over what it is given, and says so: not of logits that are not there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x.relu_())
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0] * (ctx.saved_tensors[0] > 0)
+
+
+class OverInner(Decoder):
+    """A linear inside that is no head, and whose output a Function of the model's own writes."""
+
+    def forward(self, words: Tensor, target: Tensor | None = None) -> Tensor:
+        inner = Rectified.apply(self.inner(self.embed(words)))  # type: ignore[no-untyped-call]
+        return F.cross_entropy(self.lm_head(inner), target)
+
+
+def test_other_linears_may_be_used_as_no_head_may() -> None:
+    """What looked for a head tried all linears as one, and raised what the Function raised."""
+    model = OverInner(words=WORDS - 1)
+    words = batch()[0], batch()[1] % (WORDS - 1)
+    plan = memopt.plan(model, words, "1GiB", measure=False)
+    assert plan.peak > 0
+    (found,) = memopt.convert(model, words).heads
+    assert found[:2] == ("lm_head", WORDS - 1)
+    model(*words).backward()
+    assert model.inner.weight.grad is not None
+
+
 def test_few_rows_are_no_head() -> None:
     """A classifier's logits are less than the gradient that a loss in chunks keeps."""
     model = nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 10))
