@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, overload
 
 import torch
@@ -296,7 +296,17 @@ def _largest(
     target = target_of(step.who, step.model, device)
     peak = _predicted(fates, target)
     if callable(batch):
-        return largest(step, batch, budget, limit, peak)
+
+        def made(size: int) -> Any:
+            found = batch(size)
+            if isinstance(found, Iterator):  # a graph of torch_geometric can be called
+                raise TypeError(
+                    f"{step.who}: batch must be a batch, or a function of a size that returns one, "
+                    f"got a {type(batch).__name__}, which returns a {type(found).__name__}"
+                )
+            return found
+
+        return largest(step, made, budget, limit, peak)
     with (make := resized(batch, dim, step.who)):
         return largest(step, make, budget, limit, peak)
 

@@ -130,3 +130,14 @@ def test_an_object_with_rows_is_refused_by_name(batch: Any, named: str) -> None:
     if isinstance(batch, Graph):
         with pytest.raises(ValueError, match=f"{named}.*a function of a size"):
             memopt.largest_batch(model, batch, "1GiB")
+
+
+def test_a_batch_that_can_be_called_is_no_function_of_a_size() -> None:
+    """As torch_geometric's, which iterates over its entries: the model raised, of a generator."""
+
+    class Callable(Graph):
+        def __call__(self, *names: str) -> Any:
+            yield from self._store.items()
+
+    with pytest.raises(TypeError, match="got a Callable, which returns a generator"):
+        memopt.largest_batch(OfPairs(), Callable(torch.randn(ROWS, WIDTH)), "1GiB")
