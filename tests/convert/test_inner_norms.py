@@ -141,3 +141,26 @@ def test_skipped_inside() -> None:
     model = nn.Sequential(Weighted())
     assert memopt.convert(model, functional=False, skip="0.ln").swapped == ()
     assert ops(model) == []
+
+
+def rms(x: Tensor, weight: Tensor, eps: float = 1e-3) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+class OfFunction(nn.Module):
+    """A hand-written norm whose eps is the default of a function that it calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms(x, self.weight)
+
+
+def test_the_eps_of_keras_is_found_where_forward_does_not_name_it() -> None:
+    model = nn.Sequential(OfFunction())
+    x, weight = 1e-2 * torch.randn(4, 8), model[0].weight
+    (swapped,) = memopt.convert(model).swapped
+    assert swapped.to == "memopt.functional.rms_norm"
+    torch.testing.assert_close(model(x), rms(x, weight))

@@ -28,7 +28,7 @@ from memopt._function_code import plain_function
 # The stand-in's eps. No module has it as its default, so that the right attribute is found.
 _PROBE_EPS = 3e-4
 # Where forward does not have its eps as a constant: defaults of functions that it calls.
-_COMMON_EPS = (1e-5, 1e-6, 1e-8, 1e-12)
+_COMMON_EPS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-3, 1e-7)
 # Rows near a bound, in its size: only there is one constant told from another.
 _NEAR_BOUND = (0.1, 1.0, 10.0)
 # A number that stands out of a row of ones, as in trained models: what a clamp would cut off. Its
