@@ -217,7 +217,7 @@ def _with_use(head: FoundHead, uses: list[HeadUse]) -> FoundHead:
 
 
 def _uses_in(model: nn.Module, batch: Any, linears: dict[Any, str]) -> list[HeadUse]:
-    """What becomes of the outputs of linears, all of which are heads for one forward."""
+    """Return what becomes of the outputs of linears, all of which are heads for one forward."""
     args, kwargs = arguments_of(batch)
     for module, path in linears.items():
         HeadSwap(path).apply(module)
