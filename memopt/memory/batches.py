@@ -192,16 +192,20 @@ def without_values(batch: Any) -> Any:
     of their own stay.
     """
 
-    def meta(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or _is_ragged(leaf):
-            return leaf
-        return with_gradient_as(leaf, leaf.detach().to("meta"))
+    def meta(tensor: Tensor) -> Tensor:
+        if _is_ragged(tensor):
+            return tensor
+        return with_gradient_as(tensor, tensor.detach().to("meta"))
+
+    batch = as_dict(batch)
+    metas = {id(tensor): meta(tensor) for tensor in all_tensors(batch)}
 
     def without(leaf: Any) -> Any:
-        held = () if isinstance(leaf, Tensor) else tensors_of_objects(leaf)
-        return copied(leaf, {id(t): meta(t) for t in held})[0] if held else meta(leaf)
+        if isinstance(leaf, Tensor):
+            return metas[id(leaf)]
+        return copied(leaf, metas)[0] if tensors_of_objects(leaf) else leaf
 
-    return pytree.tree_map(without, as_dict(batch), is_leaf=is_packed)
+    return pytree.tree_map(without, batch, is_leaf=is_packed)
 
 
 class Unheld:

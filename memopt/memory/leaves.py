@@ -50,20 +50,28 @@ def leaves_of(batch: object) -> list[Any]:
 
 
 def mapped(function: Callable[[Any], Any], batch: Any) -> Any:
-    """The batch with `function(leaf)` in the place of each leaf. Dataclasses are copied, without a
-    call of their `__init__`.
+    """The batch with `function(leaf)` in the place of each leaf: one object for one tensor, which
+    models ask for (`query is key`). Dataclasses are copied, without a call of their `__init__`.
     """
+    found: dict[int, Any] = {}
 
     def one(leaf: Any) -> Any:
         fields = entries_of_record(leaf)
-        if not fields:
+        if fields:
+            made = copy.copy(leaf)
+            for name, value in fields.items():
+                object.__setattr__(made, name, everywhere(value))
+            return made
+        if not isinstance(leaf, Tensor):
             return function(leaf)
-        made = copy.copy(leaf)
-        for name, value in fields.items():
-            object.__setattr__(made, name, mapped(function, value))
-        return made
+        if id(leaf) not in found:
+            found[id(leaf)] = function(leaf)
+        return found[id(leaf)]
 
-    return pytree.tree_map(one, as_dict(batch), is_leaf=is_packed)
+    def everywhere(value: Any) -> Any:
+        return pytree.tree_map(one, value, is_leaf=is_packed)
+
+    return everywhere(as_dict(batch))
 
 
 def tensors_of_objects(batch: object) -> list[Tensor]:

@@ -141,3 +141,26 @@ def test_a_batch_that_can_be_called_is_no_function_of_a_size() -> None:
 
     with pytest.raises(TypeError, match="got a Callable, which returns a generator"):
         memopt.largest_batch(OfPairs(), Callable(torch.randn(ROWS, WIDTH)), "1GiB")
+
+
+class Attention(nn.Module):
+    """Looks whether its arguments are one tensor, as torch.nn.MultiheadAttention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, query: Tensor, key: Tensor, pairs: Pairs) -> Tensor:
+        assert query is key is pairs.x
+        return self.inner(query, key, key)[0].square().mean()
+
+
+def test_a_tensor_at_several_places_of_a_batch_stays_one() -> None:
+    """Else a prediction is of other operators than the step, and a micro-batch takes others."""
+    model, x = Attention(), torch.randn(8, 6, WIDTH)
+    batch = x, x, Pairs(x, x)
+    assert memopt.accumulate(model, batch, micro_batch=3).micro_batches == 3
+    assert memopt.largest_batch(model, batch, "1MB", limit=16) == 16
+    plan = memopt.plan(model, batch, "1GiB", blocks=["inner"], measure=False).apply()
+    plan.undo()
+    assert plan.largest_batch("1MB", limit=16) == 16
