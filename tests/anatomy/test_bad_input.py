@@ -120,7 +120,11 @@ class _Sums(nn.Sequential):
             },
         ),
         (ValueError, "a tensor with a first dimension, got none", {"inputs": {}}),
-        (ValueError, "got none: SimpleNamespace is no container", {"inputs": SimpleNamespace(x=1)}),
+        (
+            ValueError,
+            "got none: SimpleNamespace is neither a dataclass nor a container",
+            {"inputs": SimpleNamespace(x=1)},
+        ),
         (
             ValueError,
             "must be on the model's device, cpu, got .*'y'.* on meta",
