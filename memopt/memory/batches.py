@@ -62,12 +62,14 @@ def rows_of(who: str, batch: object) -> int:
 
 def _without(batch: object) -> str:
     """Says what a batch is in which no tensor was found."""
-    unknown = next((type(leaf).__name__ for leaf in leaves_of(batch) if tensors_held([leaf])), "")
+    unknown = next(
+        (type(leaf).__name__ for leaf in leaves_of(batch) if hasattr(leaf, "__dict__")), ""
+    )
     if not unknown:
         return "none"
     return (
-        f"none: {unknown} is neither a dataclass nor a container that PyTorch knows, and nothing "
-        "says which of its tensors have rows (torch.utils._pytree.register_pytree_node does)"
+        f"none: {unknown} is no container that PyTorch knows, nor a dataclass, and nothing says "
+        "which of its tensors have rows (torch.utils._pytree.register_pytree_node does)"
     )
 
 

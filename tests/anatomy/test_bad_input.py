@@ -122,7 +122,7 @@ class _Sums(nn.Sequential):
         (ValueError, "a tensor with a first dimension, got none", {"inputs": {}}),
         (
             ValueError,
-            "got none: SimpleNamespace is neither a dataclass nor a container",
+            "got none: SimpleNamespace is no container",
             {"inputs": SimpleNamespace(x=1)},
         ),
         (
