@@ -24,7 +24,6 @@ from memopt.memory.leaves import (
     named_leaves,
     tensors_of_objects,
 )
-from memopt.memory.objects import tensors_held
 from memopt.memory.storages import storages
 
 

@@ -108,7 +108,7 @@ class Graph:
 @pytest.mark.parametrize(
     ("batch", "named"),
     [
-        (Graph(torch.randn(ROWS, WIDTH).double()), "Graph is neither a dataclass nor"),
+        (Graph(torch.randn(ROWS, WIDTH).double()), "Graph is no container"),
         (
             {"labels": torch.randn(ROWS, 1), "x": Graph(torch.randn(ROWS, WIDTH))},
             r"\['x'\], a Graph, with a tensor of 48 rows",
