@@ -123,7 +123,7 @@ def _value(node: Any) -> Tensor | None:
 
 
 def _hint(size: int | torch.SymInt) -> int:
-    """What a symbol stood for when the graph was made; 0 where it stands for nothing."""
+    """Return what a symbol stood for when the graph was made; 0 where it stands for nothing."""
     return (size.node.hint or 0) if isinstance(size, torch.SymInt) else size
 
 
