@@ -78,7 +78,9 @@ Tensor differentiable_logit_gradient(const LossOptions& o, const Tensor& logits,
   const Tensor p = log_p.exp();
   Tensor counts, q;
   const c10::SymInt cols = logits.sym_size(1);
-  if (target.dim() == 1) {
+  if (!target.defined()) {
+    q = at::zeros_like(l);
+  } else if (target.dim() == 1) {
     counts = target.ne(o.ignore_index).to(sums);
     const Tensor classes = at::where(target.eq(o.ignore_index), at::zeros_like(target), target);
     q = at::zeros_like(l).scatter(1, classes.unsqueeze(1), 1.0);
@@ -90,6 +92,7 @@ Tensor differentiable_logit_gradient(const LossOptions& o, const Tensor& logits,
   }
   if (class_weight.defined()) q = q * class_weight.detach().to(sums);
   Tensor of_p = q.sum(1);
+  if (!target.defined()) of_p = of_p + 1;
   if (o.z_loss != 0) of_p = of_p + at::logsumexp(z, 1).mul(2 * o.z_loss);
   Tensor dz;
   const auto column = [&](const Tensor& rows) {

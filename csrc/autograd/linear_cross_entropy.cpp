@@ -1,13 +1,13 @@
-// The cross entropy, or the log-probabilities, of a linear's output, in chunks of rows
+// The cross entropy, the log-probabilities or the logsumexp of a linear's output, in chunks of rows
 // (ops/linear_cross_entropy.cpp): the logits never exist as a whole.
 //
 // A mean or a sum: forward makes the gradients on the way, for a gradient of the loss of 1, and
 // backward scales them. Saved: the gradients that are asked for, of their tensors' sizes, and
 // nothing else.
 //
-// Each row's loss, log-probability or entropy: backward makes the chunks again, for one more
-// product. Saved: input, weight and bias, which are there anyway, and 4 bytes a row (8 with the
-// entropy). create_graph=True is for these alone.
+// Each row's loss, log-probability, logsumexp or entropy: backward makes the chunks again, for one
+// more product. Saved: input, weight and bias, which are there anyway, and 4 bytes a row (8 with
+// the entropy). create_graph=True is for these alone.
 //
 // float16 gradients of a sum are not made for the loss's own gradient, which a loss scale keeps
 // within the range: they are those of the rows' losses before the division by their number, in
@@ -36,7 +36,7 @@ struct HeadTensors {
   Tensor input;
   Tensor weight;
   OptionalTensor bias;
-  Tensor target;
+  Tensor target;  // undefined for the logsumexp
   OptionalTensor class_weight;
 
   Mask require_grad() const {
@@ -56,10 +56,10 @@ struct HeadGrads {
 
 ops::LossResults run_head(const LossOptions& o, const HeadTensors& t, const HeadGrads& grads) {
   static const auto op = MEMOPT_PRIVATE_OP(_linear_cross_entropy);
-  return op.call(t.input, t.weight, t.bias, t.target, t.class_weight, grads.loss, grads.entropy,
-                 grads.log_sum, grads.forward_entropy, o.ignore_index, o.label_smoothing, o.softcap,
-                 o.logit_scale, o.z_loss, o.log_probs, o.with_entropy, grads.wanted,
-                 o.chunk == 0 ? std::nullopt : std::optional<int64_t>(o.chunk));
+  return op.call(t.input, t.weight, t.bias, as_optional(t.target), t.class_weight, grads.loss,
+                 grads.entropy, grads.log_sum, grads.forward_entropy, o.ignore_index,
+                 o.label_smoothing, o.softcap, o.logit_scale, o.z_loss, o.log_probs, o.with_entropy,
+                 grads.wanted, o.chunk == 0 ? std::nullopt : std::optional<int64_t>(o.chunk));
 }
 
 // grad * factor in a dtype; over the gradient itself where that is the node's alone.
@@ -183,17 +183,28 @@ struct RowHead : torch::autograd::Function<RowHead> {
   }
 };
 
+c10::SymIntArrayRef rows_of(const Tensor& input) {
+  return input.sym_sizes().slice(0, input.dim() - 1);
+}
+
 // The call's tensors as rows. `name` is what the user called.
-HeadTensors head_tensors(const char* name, const Tensor& input, const Tensor& weight,
-                         const OptionalTensor& bias, const Tensor& target,
-                         const OptionalTensor& class_weight) {
+HeadTensors without_target(const char* name, const Tensor& input, const Tensor& weight,
+                           const OptionalTensor& bias) {
   check_features(name, "input", input);
   TORCH_CHECK(weight.dim() == 2, name, ": linear_weight must have two dimensions, got shape ",
               weight.sym_sizes());
   check_linear(name, "linear_weight", "linear_bias", input, input.sym_size(-1), weight,
                value_or_undefined(bias));
-  const auto sizes = input.sym_sizes();
-  const auto rows = sizes.slice(0, sizes.size() - 1);
+  c10::SymInt count = 1;
+  for (const c10::SymInt& size : rows_of(input)) count *= size;
+  return {input.reshape_symint({count, input.sym_size(-1)}), weight, bias, Tensor(), std::nullopt};
+}
+
+HeadTensors head_tensors(const char* name, const Tensor& input, const Tensor& weight,
+                         const OptionalTensor& bias, const Tensor& target,
+                         const OptionalTensor& class_weight) {
+  HeadTensors t = without_target(name, input, weight, bias);
+  const auto rows = rows_of(input);
   const auto of_target = target.sym_sizes();
   c10::SymDimVector with_classes(rows.begin(), rows.end());
   with_classes.push_back(weight.sym_size(0));
@@ -201,12 +212,11 @@ HeadTensors head_tensors(const char* name, const Tensor& input, const Tensor& we
   TORCH_CHECK(is_classes || of_target.equals(with_classes), name, ": target must have shape ", rows,
               " for class indices or ", c10::SymIntArrayRef(with_classes),
               " for probabilities, got ", of_target);
-  c10::SymInt count = 1;
-  for (const c10::SymInt& size : rows) count *= size;
-  return {input.reshape_symint({count, sizes.back()}), weight, bias,
-          is_classes ? target.reshape_symint({count})
-                     : target.reshape_symint({count, weight.sym_size(0)}),
-          class_weight};
+  const c10::SymInt count = t.input.sym_size(0);
+  t.target = is_classes ? target.reshape_symint({count})
+                        : target.reshape_symint({count, weight.sym_size(0)});
+  t.class_weight = class_weight;
+  return t;
 }
 
 // Of each row: the loss; and the entropy if asked for.
@@ -263,8 +273,7 @@ Tensor linear_cross_entropy(const Tensor& input, const Tensor& linear_weight, co
                                sums_type(input));
   Tensor loss;
   if (reduction == Reduction::kNone) {
-    const auto rows = input.sym_sizes().slice(0, input.dim() - 1);
-    loss = run_rows(kName, o, t)[0].reshape_symint(rows);
+    loss = run_rows(kName, o, t)[0].reshape_symint(rows_of(input));
   } else {
     loss = run_sum(kName, o, t, count);
   }
@@ -281,17 +290,16 @@ variable_list log_probs(const Tensor& input, const Tensor& linear_weight, const 
   const HeadTensors t =
       head_tensors(kName, input, linear_weight, linear_bias, target, std::nullopt);
   TORCH_CHECK(t.target.dim() == 1, kName, ": target must be class indices of shape ",
-              input.sym_sizes().slice(0, input.dim() - 1), ", got ", target.sym_sizes());
+              rows_of(input), ", got ", target.sym_sizes());
   const LossOptions o{.ignore_index = ignore_index,
                       .softcap = checked_softcap(kName, softcap),
                       .logit_scale = logit_scale,
                       .log_probs = true,
                       .with_entropy = with_entropy,
                       .chunk = checked_chunk(kName, chunk)};
-  const auto rows = input.sym_sizes().slice(0, input.dim() - 1);
   variable_list results = run_rows(kName, o, t);
-  results[0] = results[0].neg().reshape_symint(rows);
-  if (with_entropy) results[1] = results[1].reshape_symint(rows);
+  results[0] = results[0].neg().reshape_symint(rows_of(input));
+  if (with_entropy) results[1] = results[1].reshape_symint(rows_of(input));
   return results;
 }
 
@@ -312,6 +320,17 @@ TwoTensors linear_log_probs_and_entropy(const Tensor& input, const Tensor& linea
   return {results[0], results[1]};
 }
 
+Tensor linear_logsumexp(const Tensor& input, const Tensor& linear_weight,
+                        const OptionalTensor& linear_bias, std::optional<double> softcap,
+                        double logit_scale, std::optional<int64_t> chunk) {
+  constexpr auto kName = "linear_logsumexp";
+  const HeadTensors t = without_target(kName, input, linear_weight, linear_bias);
+  const LossOptions o{.softcap = checked_softcap(kName, softcap),
+                      .logit_scale = logit_scale,
+                      .chunk = checked_chunk(kName, chunk)};
+  return run_rows(kName, o, t)[0].reshape_symint(rows_of(input));
+}
+
 // Computes in the autocast dtype. The results are of the type of sums, as log_softmax's and
 // cross_entropy's are there.
 const Autocast kLogProbs{AutocastTo::kLow, {}};
@@ -324,6 +343,9 @@ MEMOPT_DECLARE(linear_log_probs_and_entropy, kLogProbs, {},
                R"(linear_log_probs_and_entropy(Tensor input, Tensor linear_weight, Tensor target, *,
                   Tensor? linear_bias=None, int ignore_index=-100, float? softcap=None,
                   float logit_scale=1.0, int? chunk=None) -> (Tensor log_probs, Tensor entropy))");
+MEMOPT_DECLARE(linear_logsumexp, kLogProbs, {},
+               R"(linear_logsumexp(Tensor input, Tensor linear_weight, *, Tensor? linear_bias=None,
+                  float? softcap=None, float logit_scale=1.0, int? chunk=None) -> Tensor)");
 MEMOPT_DECLARE(linear_cross_entropy, {}, {},
                R"(linear_cross_entropy(Tensor input, Tensor linear_weight, Tensor target, *,
                   Tensor? linear_bias=None, Tensor? weight=None, str reduction="mean",

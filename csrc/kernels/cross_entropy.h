@@ -11,7 +11,9 @@
 //   of a class y           q_j = (1 - e) w_y [j = y] + e w_j / cols
 //   of probabilities r     q_j = w_j ((1 - e) r_j + e / cols)
 //
-// The gradient of a loss + b entropy, with Q = sum_j q_j:
+// Without a target the loss is m + L, the logsumexp.
+//
+// The gradient of a loss + b entropy, with Q = sum_j q_j (without a target Q = 1, q_j = 0):
 //
 //   dz_j = a (p_j (Q + 2 k (m + L)) - q_j) - b p_j (t_j - L + entropy)    dl_j = dz_j s (1 -
 //   (z_j/c)^2)
@@ -31,11 +33,11 @@ struct CrossEntropyParams {
   const void* x;
   void* dx;                   // the gradient of the logits, null if not wanted; may be x itself
   const int64_t* target;      // a class for each row, or null:
-  const void* probabilities;  // of the type of sums
+  const void* probabilities;  // of the type of sums; null as well: no target
   const void* class_weight;   // [cols], of the type of sums; null: 1
   void* loss;                 // [rows]; these null if not wanted
   void* log_sum;              // L: written, or read if `again`
-  void* entropy;              // the same; only for a class without smoothing
+  void* entropy;              // the same; only where q is not dense
   const void* dloss;          // a for each row; null: 1
   const void* dentropy;       // b for each row; null: 0
   int64_t dloss_stride;       // 0: one number for all rows
@@ -55,7 +57,12 @@ struct CrossEntropyParams {
 
 // Where the sum over q goes over more than one class.
 MEMOPT_HD bool is_dense(const CrossEntropyParams& p) {
-  return p.target == nullptr || p.label_smoothing != 0;
+  return p.probabilities != nullptr || p.label_smoothing != 0;
+}
+
+// Where there is no target.
+MEMOPT_HD bool is_logsumexp(const CrossEntropyParams& p) {
+  return p.target == nullptr && p.probabilities == nullptr;
 }
 
 // From a logit to z. A is the type of sums.

@@ -20,13 +20,13 @@ namespace memopt::ops {
 using kernels::CrossEntropyParams;
 using kernels::cpu::Kernels;
 
-void check_loss(const Loss& loss, const Tensor& like, const c10::SymInt& rows,
-                const c10::SymInt& cols) {
+namespace {
+
+void check_target(const Loss& loss, const Tensor& like, const c10::SymInt& rows,
+                  const c10::SymInt& cols) {
   const char* op = loss.op;
   const Tensor& target = loss.target;
-  TORCH_CHECK(TORCH_GUARD_OR_TRUE(cols.sym_gt(0)), op, ": there must be at least one class, got 0");
-  TORCH_CHECK(target.defined() && target.layout() == at::kStrided, op,
-              ": target must be a dense tensor");
+  TORCH_CHECK(target.layout() == at::kStrided, op, ": target must be a dense tensor");
   TORCH_CHECK(target.device() == like.device(), op, ": target must be on input's device ",
               like.device(), ", got ", target.device());
   const auto sizes = target.sym_sizes();
@@ -45,6 +45,15 @@ void check_loss(const Loss& loss, const Tensor& like, const c10::SymInt& rows,
                 "probabilities, got ",
                 target.scalar_type());
   }
+}
+
+}  // namespace
+
+void check_loss(const Loss& loss, const Tensor& like, const c10::SymInt& rows,
+                const c10::SymInt& cols) {
+  const char* op = loss.op;
+  TORCH_CHECK(TORCH_GUARD_OR_TRUE(cols.sym_gt(0)), op, ": there must be at least one class, got 0");
+  if (loss.target.defined()) check_target(loss, like, rows, cols);
   if (loss.class_weight.has_value() && loss.class_weight->defined()) {
     const Tensor& weight = *loss.class_weight;
     TORCH_CHECK(weight.layout() == at::kStrided && weight.dim() == 1 &&
@@ -98,9 +107,8 @@ void run_loss(const Loss& loss, const RowTensors& all, int64_t begin, const Tens
               const Tensor& gradient) {
   const int64_t count = logits.size(0), cols = logits.size(1);
   const RowTensors rows = all.narrow(begin, count);
-  const Tensor target = loss.target.narrow(0, begin, count);
-  const auto sums = accumulate_type(logits);
-  const Tensor given = loss.has_classes() ? target.contiguous() : target.to(sums).contiguous();
+  const Tensor target = loss.target.defined() ? loss.target.narrow(0, begin, count) : Tensor();
+  const Tensor given = loss.has_classes() ? target.contiguous() : as_sums(target, logits);
   const Tensor weight = as_sums(loss.class_weight, logits);
   CrossEntropyParams p{};
   p.x = logits.const_data_ptr();
@@ -108,7 +116,7 @@ void run_loss(const Loss& loss, const RowTensors& all, int64_t begin, const Tens
   if (loss.has_classes()) {
     p.target = given.const_data_ptr<int64_t>();
   } else {
-    p.probabilities = given.const_data_ptr();
+    p.probabilities = const_data(given);
   }
   p.class_weight = const_data(weight);
   p.loss = rows.again ? nullptr : mutable_data(rows.loss);

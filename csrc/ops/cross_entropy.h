@@ -12,7 +12,7 @@ namespace memopt::ops {
 // Of N rows and `cols` classes. `op` is what the user called, for errors.
 struct Loss {
   const char* op;
-  const Tensor& target;                // [N] classes, or [N, cols] probabilities
+  const Tensor& target;  // [N] classes, or [N, cols] probabilities; undefined: the logsumexp alone
   const OptionalTensor& class_weight;  // [cols]
   int64_t ignore_index;
   double label_smoothing;
@@ -20,7 +20,7 @@ struct Loss {
   double logit_scale;
   double z_loss;
 
-  bool has_classes() const { return target.dim() == 1; }
+  bool has_classes() const { return target.defined() && target.dim() == 1; }
 };
 
 // The rules of a loss over logits like `like` (their dtype and device) of shape [rows, cols].

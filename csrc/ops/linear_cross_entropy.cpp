@@ -137,23 +137,30 @@ void check_linear(const char* op, const Tensor& input, const Tensor& weight,
   }
 }
 
-const char* name_of(bool with_entropy_or_log_probs) {
-  return with_entropy_or_log_probs ? "linear_log_probs" : "linear_cross_entropy";
+// What the user called.
+const char* name_of(bool log_probs, const Tensor& target) {
+  if (!target.defined()) return "linear_logsumexp";
+  return log_probs ? "linear_log_probs" : "linear_cross_entropy";
 }
 
 }  // namespace
 
-LossResults _linear_cross_entropy(const Tensor& input, const Tensor& linear_weight,
-                                  const OptionalTensor& linear_bias, const Tensor& target,
-                                  const OptionalTensor& class_weight,
-                                  const OptionalTensor& grad_loss,
-                                  const OptionalTensor& grad_entropy, const OptionalTensor& log_sum,
-                                  const OptionalTensor& entropy, int64_t ignore_index,
-                                  double label_smoothing, double softcap, double logit_scale,
-                                  double z_loss, bool log_probs, bool with_entropy,
-                                  std::array<bool, 3> output_mask, std::optional<int64_t> chunk) {
-  const Loss loss{name_of(log_probs), target,  class_weight, ignore_index,
-                  label_smoothing,    softcap, logit_scale,  z_loss};
+LossResults _linear_cross_entropy(
+    const Tensor& input, const Tensor& linear_weight, const OptionalTensor& linear_bias,
+    const OptionalTensor& target_or_none, const OptionalTensor& class_weight,
+    const OptionalTensor& grad_loss, const OptionalTensor& grad_entropy,
+    const OptionalTensor& log_sum, const OptionalTensor& entropy, int64_t ignore_index,
+    double label_smoothing, double softcap, double logit_scale, double z_loss, bool log_probs,
+    bool with_entropy, std::array<bool, 3> output_mask, std::optional<int64_t> chunk) {
+  const Tensor target = target_or_none.value_or(Tensor());
+  const Loss loss{name_of(log_probs, target),
+                  target,
+                  class_weight,
+                  ignore_index,
+                  label_smoothing,
+                  softcap,
+                  logit_scale,
+                  z_loss};
   const char* op = loss.op;
   check_linear(op, input, linear_weight, linear_bias);
   const c10::SymInt n = input.sym_size(0), words = linear_weight.sym_size(0);
@@ -218,7 +225,7 @@ LossResults _linear_cross_entropy(const Tensor& input, const Tensor& linear_weig
 
 MEMOPT_DECLARE_PRIVATE(
     _linear_cross_entropy, {},
-    R"(_linear_cross_entropy(Tensor input, Tensor linear_weight, Tensor? linear_bias, Tensor target,
+    R"(_linear_cross_entropy(Tensor input, Tensor linear_weight, Tensor? linear_bias, Tensor? target,
        Tensor? class_weight, Tensor? grad_loss, Tensor? grad_entropy, Tensor? log_sum,
        Tensor? entropy, *, int ignore_index, float label_smoothing=0.0, float softcap=0.0,
        float logit_scale=1.0, float z_loss=0.0, bool log_probs=False, bool with_entropy=False,

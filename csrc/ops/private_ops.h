@@ -119,16 +119,15 @@ void _cross_entropy_backward_(const Tensor& grad_loss, const Tensor& input, cons
 // Of input [N, features] and linear_weight [cols, features]. The gradients that output_mask asks
 // for (of input, weight, bias) are those of the sum over rows of grad_loss times loss, and of
 // grad_entropy times entropy: each [N], or one number for all rows; without grad_loss of the sum of
-// losses. With log_sum (and entropy), those of a call before, there are no results but gradients.
+// losses. Without a target a row's loss is the logsumexp of its logits.
+// With log_sum (and entropy), those of a call before, there are no results but gradients.
 // The weight's gradient is float32 for float16; the bias's has the type of sums. softcap 0: none.
-LossResults _linear_cross_entropy(const Tensor& input, const Tensor& linear_weight,
-                                  const OptionalTensor& linear_bias, const Tensor& target,
-                                  const OptionalTensor& class_weight,
-                                  const OptionalTensor& grad_loss,
-                                  const OptionalTensor& grad_entropy, const OptionalTensor& log_sum,
-                                  const OptionalTensor& entropy, int64_t ignore_index,
-                                  double label_smoothing, double softcap, double logit_scale,
-                                  double z_loss, bool log_probs, bool with_entropy,
-                                  std::array<bool, 3> output_mask, std::optional<int64_t> chunk);
+LossResults _linear_cross_entropy(
+    const Tensor& input, const Tensor& linear_weight, const OptionalTensor& linear_bias,
+    const OptionalTensor& target_or_none, const OptionalTensor& class_weight,
+    const OptionalTensor& grad_loss, const OptionalTensor& grad_entropy,
+    const OptionalTensor& log_sum, const OptionalTensor& entropy, int64_t ignore_index,
+    double label_smoothing, double softcap, double logit_scale, double z_loss, bool log_probs,
+    bool with_entropy, std::array<bool, 3> output_mask, std::optional<int64_t> chunk);
 
 }  // namespace memopt::ops

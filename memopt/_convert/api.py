@@ -205,8 +205,9 @@ def convert(
         The head, the linear that makes logits, returns lazy logits in training: a tensor with their
         shape, dtype and device that is not computed. Views, shifts, casts to float32, masks of
         rows, numbers as factors and soft caps of it are lazy too. cross_entropy, nll_loss and
-        gather of its log_softmax, and logsumexp, are `linear_cross_entropy` and `linear_log_probs`,
-        in chunks of rows. Anything else computes the logits once, for all who ask.
+        gather of its log_softmax, and logsumexp, are `linear_cross_entropy`, `linear_log_probs` and
+        `linear_logsumexp`, in chunks of rows. Anything else computes the logits once, for all who
+        ask.
 
         Converting again swaps what has been added since. If that is nothing, the report says so.
         Convert before torch.compile, DistributedDataParallel and FSDP. Under torch.compile with its

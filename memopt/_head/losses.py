@@ -87,25 +87,11 @@ def _gathered(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _logsumexp(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The logit of a class less its log-probability."""
     given = dict(zip(("dim", "keepdim"), args, strict=False)) | kwargs
     if not _is_class_dim(given.get("dim"), pending) or pending.log_sign or not pending.words:
         return NotImplemented
-    target = _finite_class(pending)
-    found = (pending.at(target) - pending.log_probs(target)).to(pending.looks.dtype)
+    found = pending.logsumexp().to(pending.looks.dtype)
     return found.unsqueeze(pending.class_dim) if given.get("keepdim") else found
-
-
-def _finite_class(pending: Pending) -> Tensor:
-    """A class for each row whose logit is finite, if one's is: that of the largest bias, since a
-    mask of classes is a bias of -inf.
-    """
-    bias = pending.bias()
-    if bias is None:
-        device = pending.call.input.device
-        return torch.zeros(pending.row_shape(), dtype=torch.int64, device=device)
-    largest = (bias.detach() * pending.scale).argmax()
-    return largest.expand(pending.row_shape()).contiguous()
 
 
 def _summed(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

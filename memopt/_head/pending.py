@@ -171,17 +171,21 @@ class Pending:
         """Log-probabilities of classes of `row_shape()`, by memopt's op in chunks of rows."""
         return self._of_rows(self._in_chunks(ops.linear_log_probs, target, ignore_index=NO_CLASS))
 
-    def _in_chunks(self, op: Callable[..., Tensor], target: Tensor, **options: Any) -> Tensor:
-        """Call an op with the rows and their targets. A row alone is a batch of one."""
+    def logsumexp(self) -> Tensor:
+        """The logsumexp over the classes, of `row_shape()`, by memopt's op in chunks of rows."""
+        return self._of_rows(self._in_chunks(ops.linear_logsumexp))
+
+    def _in_chunks(self, op: Callable[..., Tensor], *target: Tensor, **options: Any) -> Tensor:
+        """Call an op with the rows and their target, if any. A row alone is a batch of one."""
         rows = self._rows_to_use()
         if rows.dim() == 1:
-            rows, target = rows.unsqueeze(0), target.unsqueeze(0)
+            rows, target = rows.unsqueeze(0), tuple(each.unsqueeze(0) for each in target)
         softcap, logit_scale = self._cap()
         with self.call.autocast.again():
             found = op(
                 rows,
                 self.call.weight,
-                target,
+                *target,
                 linear_bias=self.bias(),
                 softcap=softcap,
                 logit_scale=logit_scale,

@@ -26,6 +26,7 @@ from memopt.functional.cross_entropy import (
     cross_entropy,
     linear_cross_entropy,
     linear_log_probs,
+    linear_logsumexp,
 )
 from memopt.functional.dropout import (
     activation_dropout,
@@ -86,6 +87,7 @@ __all__ = [
     "layer_norm_linear",
     "linear_cross_entropy",
     "linear_log_probs",
+    "linear_logsumexp",
     "mlp",
     "rms_norm",
     "rms_norm_linear",

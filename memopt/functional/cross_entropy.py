@@ -250,3 +250,40 @@ def linear_log_probs(
         chunk=chunk,
     )
     return results
+
+
+@names_arguments
+def linear_logsumexp(
+    input: Tensor,
+    linear_weight: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    chunk: int | None = None,
+) -> Tensor:
+    """linear(input, linear_weight, linear_bias).logsumexp(-1), in the chunks of
+    linear_cross_entropy: the partition function, for z-losses, energies and contrastive losses that
+    are written by hand.
+
+    Saves for backward: input, the weight, and 4 bytes a row. Backward computes the chunks again,
+    for one more product. The result is differentiable, twice as well.
+
+    Args:
+        input, linear_weight, linear_bias, softcap, logit_scale, chunk: as for linear_cross_entropy.
+
+    Returns:
+        (*), float32 (float64 for float64 input).
+
+    Raises:
+        RuntimeError, ValueError: an argument breaks a rule above.
+    """
+    result: Tensor = ops.linear_logsumexp(
+        input,
+        linear_weight,
+        linear_bias=linear_bias,
+        softcap=softcap,
+        logit_scale=logit_scale,
+        chunk=chunk,
+    )
+    return result

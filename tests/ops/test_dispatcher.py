@@ -368,6 +368,7 @@ OF_LOSSES = (
     "_linear_cross_entropy",
     "linear_log_probs",
     "linear_log_probs_and_entropy",
+    "linear_logsumexp",
 )
 """Checked in the test files of these ops."""
 

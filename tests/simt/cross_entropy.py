@@ -16,7 +16,7 @@ from .drivers.run import DENSE, Layout, Run
 def run(
     device: Device,
     logits: Tensor,
-    target: Tensor,
+    target: Tensor | None,
     *,
     class_weight: Tensor | None = None,
     dloss: Tensor | None = None,
@@ -30,7 +30,7 @@ def run(
     **settings: Any,
 ) -> dict[str, Tensor | None]:
     """loss, log_sum, entropy and gradient of rows. log_sum given: that of a call before, and then
-    only the gradient is there. target: classes, or probabilities of the type of sums.
+    only the gradient is there. target: classes, probabilities of the type of sums, or none.
     """
     run = Run(device, layout)
     rows, cols = logits.shape
@@ -41,7 +41,6 @@ def run(
     dx = None
     if gradient:
         dx = x if in_place else run.empty("dx", (rows, cols), logits.dtype)
-    is_classes = target.dim() == 1
     statistics = {
         "loss": None if again else run.memory.empty(rows, dtype=sums),
         "log_sum": run.memory.put(log_sum) if again else run.memory.empty(rows, dtype=sums),
@@ -49,9 +48,14 @@ def run(
     }
     if again and entropy is not None:
         statistics["entropy"] = run.memory.put(entropy)
-    put = {"target" if is_classes else "probabilities": run.memory.put(target)}
-    given = {"class_weight": class_weight, "dloss": dloss, "dentropy": dentropy}
-    put.update({k: None if t is None else run.memory.put(t) for k, t in given.items()})
+    is_probabilities = target is not None and target.dim() == 2
+    given = {
+        "probabilities" if is_probabilities else "target": target,
+        "class_weight": class_weight,
+        "dloss": dloss,
+        "dentropy": dentropy,
+    }
+    put = {name: None if t is None else run.memory.put(t) for name, t in given.items()}
     run.launch(
         "cross_entropy",
         x=x,

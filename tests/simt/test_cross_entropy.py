@@ -125,6 +125,21 @@ def test_entropy_and_its_gradient(simt: Device) -> None:
     assert_same_bits(again["gradient"], results["gradient"], "again")
 
 
+@every_dtype
+@pytest.mark.parametrize("cols", [1, 129, 9001])
+def test_without_a_target_it_is_the_logsumexp(simt: Device, dtype: torch.dtype, cols: int) -> None:
+    logits, sums = logits_of(3, cols, dtype), sums_dtype(dtype)
+    dloss = torch.tensor([0.5, 1.0, -2.0], dtype=sums)
+    results = in_every_order(simt, lambda: run(simt, logits, None, dloss=dloss))
+    z = logits.double().requires_grad_()
+    exact = z.logsumexp(1)
+    (gradient,) = torch.autograd.grad((exact * dloss).sum(), z)
+    assert error(results["loss"], exact.detach()) <= 8 * torch.finfo(sums).eps
+    assert error(results["gradient"], gradient) <= 16 * torch.finfo(dtype).eps
+    again = run(simt, logits, None, dloss=dloss, log_sum=results["log_sum"], in_place=True)
+    assert_same_bits(again["gradient"], results["gradient"], "over the logits, in a second call")
+
+
 def test_a_class_out_of_range_reads_nothing(simt: Device) -> None:
     """The guards around the logits would report a read; the row is NaN, the others are right."""
     logits = logits_of(3, 40, torch.float32)

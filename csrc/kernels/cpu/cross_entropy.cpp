@@ -195,15 +195,15 @@ void run_row(const CrossEntropyParams& p, const Logit& logit, int64_t row) {
   }
   const auto smoothing = static_cast<A>(p.label_smoothing);
   const A* const weight = static_cast<const A*>(p.class_weight);
-  const DenseTarget<A> target{
-      has_class ? nullptr
-                : static_cast<const A*>(p.probabilities) + row * p.probabilities_row_stride,
-      weight, A(1) - smoothing, smoothing / static_cast<A>(p.cols)};
+  const DenseTarget<A> target{p.probabilities == nullptr ? nullptr
+                                                         : static_cast<const A*>(p.probabilities) +
+                                                               row * p.probabilities_row_stride,
+                              weight, A(1) - smoothing, smoothing / static_cast<A>(p.cols)};
   const A hot_q = has_class ? (A(1) - smoothing) * number<A>(weight, hot, A(1)) : A(0);
 
   const A maximum = row_maximum<T>(logit, x, p.cols);
   A log_sum = 0, entropy = 0;
-  A q_sum = hot_q, q_distance = 0;
+  A q_sum = is_logsumexp(p) ? A(1) : hot_q, q_distance = 0;
   if (p.again && !kDense) {
     log_sum = static_cast<const A*>(p.log_sum)[row];
     entropy = number<A>(p.entropy, row, A(0));
@@ -221,6 +221,8 @@ void run_row(const CrossEntropyParams& p, const Logit& logit, int64_t row) {
     if (has_class) {
       const A t = logit.value(static_cast<A>(x[hot])) - maximum;
       loss = kDense ? loss - hot_q * t : hot_q * (log_sum - t);
+    } else if (is_logsumexp(p)) {
+      loss = lse;
     }
     if (z_loss != 0) loss += z_loss * lse * lse;
     put(p.loss, row, loss);

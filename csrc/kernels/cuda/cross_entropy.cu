@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(CrossEntropyPar
     });
     maximum = row_maximum(maximum, 0);
 
-    A log_sum = 0, entropy = 0, q_sum = hot_q, q_distance = 0;
+    A log_sum = 0, entropy = 0, q_sum = is_logsumexp(p) ? A(1) : hot_q, q_distance = 0;
     if (p.again && !dense) {
       log_sum = static_cast<const A*>(p.log_sum)[row];
       entropy = number<A>(p.entropy, row, A(0));
@@ -153,7 +153,11 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(CrossEntropyPar
     if (first && !p.again) {
       const A t = hot_z - maximum;
       A loss = q_sum * log_sum - q_distance;
-      if (has_class) loss = dense ? loss - hot_q * t : hot_q * (log_sum - t);
+      if (has_class) {
+        loss = dense ? loss - hot_q * t : hot_q * (log_sum - t);
+      } else if (is_logsumexp(p)) {
+        loss = lse;
+      }
       if (z_loss != 0) loss += z_loss * lse * lse;
       put(p.loss, row, loss);
       put(p.log_sum, row, log_sum);
