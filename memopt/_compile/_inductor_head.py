@@ -6,7 +6,8 @@ AOTAutograd runs the graph to trace it, each loss of them is memopt's op, which 
 of the head's input and weight in place of the logits. What lazy logits do not know makes the
 product, and is traced as it was.
 
-Relied upon: Inductor's option `pre_grad_custom_pass`, and `node.meta["example_value"]`.
+Relied upon: Inductor's option `pre_grad_custom_pass`, and `node.meta["example_value"]`, the tensor
+that Dynamo ran the graph with, whose version says that it was written.
 """
 
 from __future__ import annotations
@@ -34,9 +35,6 @@ from memopt.memory.scratch.head import rows_of_a_chunk
 
 _log = logging.getLogger("memopt.compile")
 _LINEAR = {F.linear, torch._C._nn.linear}
-_IN_PLACE = """
-    iadd iand ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor setitem
-"""
 _OPERATORS = {
     operator.getitem: Tensor.__getitem__,
     operator.add: Tensor.add,
@@ -44,7 +42,6 @@ _OPERATORS = {
     operator.truediv: Tensor.div,
     operator.neg: Tensor.neg,
 }
-_WRITING = {getattr(operator, name) for name in _IN_PLACE.split()}
 _FILES = (__file__, *map(str, sorted(Path(memopt._head.__file__).parent.glob("*.py"))))
 
 
@@ -101,20 +98,23 @@ def _has_ops(tensor: Tensor) -> bool:
 
 def _is_head(node: fx.Node) -> bool:
     """Whether it is a linear whose output takes two chunks at least, and more than the gradient of
-    its weight, which a loss in chunks keeps in its place; all of whose uses lead to losses, with
-    nothing written until the last of them.
+    its weight, which a loss in chunks keeps in its place; all of whose uses lead to losses, and
+    whose tensors nothing writes.
     """
     if node.op != "call_function" or node.target not in _LINEAR:
         return False
-    logits, weight = (_value(each) for each in (node, node.args[1]))
+    given = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
+    logits, weight = (_value(each) for each in (node, given.get("weight")))
     if logits is None or weight is None or weight.dim() != 2 or not logits.is_floating_point():
         return False
     words, features = map(_hint, weight.shape)
     rows = math.prod(map(_hint, logits.shape[:-1]))
     if not words or rows <= features or rows < 2 * rows_of_a_chunk(rows, words, logits.itemsize):
         return False
+    if any(map(_is_written, given.values())):
+        return False
     losses = _losses(node)
-    return bool(losses) and not _writes(node, losses)
+    return bool(losses) and not _writes_lists(node, losses)
 
 
 def _value(node: Any) -> Tensor | None:
@@ -143,15 +143,22 @@ def _losses(node: fx.Node) -> set[fx.Node]:
     return found
 
 
-def _writes(node: fx.Node, losses: Collection[fx.Node]) -> bool:
-    """Whether something between logits and their losses may write what they are made of."""
+def _is_written(node: Any) -> bool:
+    """Whether the graph writes a tensor, or a view of it, before or behind the node."""
+    value = _value(node)
+    return value is not None and value._version > 0
+
+
+def _writes_lists(node: fx.Node, losses: Collection[fx.Node]) -> bool:
+    """Whether something writes between logits and their losses: operators on lists, such as
+    `_foreach_mul_`, count no version.
+    """
     waiting = set(losses)
     while waiting:
         node = node.next
         waiting.discard(node)
         name = str(getattr(node.target, "__name__", node.target))
-        is_in_place = name.endswith("_") and not name.endswith("__")
-        if is_in_place or "out" in node.kwargs or node.target in _WRITING:
+        if name.endswith("_") and not name.endswith("__"):
             return True
     return False
 

@@ -196,12 +196,30 @@ def _looked_at(model: nn.Module, x: Tensor, target: Tensor) -> Any:
     return flat(logits, target), logits.argmax(-1)
 
 
-def _input_is_written(model: Any, x: Tensor, target: Tensor) -> Any:
-    """PyTorch allows it where the weight is frozen."""
-    inner = model.inner(model.embed(x))
-    logits = F.linear(inner, model.head.weight.detach())
-    inner.detach().mul_(2)
-    return (flat(logits, target),)
+def _writing(write: Callable[[Tensor], object]) -> Callable[..., Any]:
+    """A step that writes the head's input after the product. PyTorch allows it where the weight is
+    frozen.
+    """
+
+    def step(model: Any, x: Tensor, target: Tensor) -> Any:
+        inner = model.inner(model.embed(x))
+        logits = F.linear(inner, model.head.weight.detach())
+        write(inner)
+        return (flat(logits, target),)
+
+    return step
+
+
+def _set_row(inner: Tensor) -> None:
+    inner[0] = 1.0
+
+
+WRITES: dict[str, Callable[[Tensor], object]] = {
+    "method": lambda inner: inner.detach().mul_(2),
+    "slice": _set_row,
+    "function": lambda inner: F.silu(inner, inplace=True),
+    "list": lambda inner: torch._foreach_mul_([inner], 2.0),
+}
 
 
 def _few_rows(model: nn.Module, x: Tensor, target: Tensor) -> Any:
@@ -216,10 +234,20 @@ def test_logits_of_less_than_two_chunks_are_made(heads: Callable[[], int]) -> No
 
 
 @pytest.mark.usefixtures("minimum_cut", "chunks_of_a_row")
-@pytest.mark.parametrize("step", [_returned, _looked_at, _input_is_written, _few_rows])
+@pytest.mark.parametrize("step", [_returned, _looked_at, _few_rows])
 def test_logits_that_are_wanted_or_small_are_made(
     step: Callable[..., Any], heads: Callable[[], int]
 ) -> None:
+    assert_logits_are_made(step, heads)
+
+
+@pytest.mark.usefixtures("minimum_cut", "chunks_of_a_row")
+@pytest.mark.parametrize("write", WRITES)
+def test_logits_of_what_is_written_are_made(write: str, heads: Callable[[], int]) -> None:
+    assert_logits_are_made(_writing(WRITES[write]), heads)
+
+
+def assert_logits_are_made(step: Callable[..., Any], heads: Callable[[], int]) -> None:
     model, x, target = Model(), words(), words(seed=2)
     found = traced(lambda: step(model, x, target))()
     assert heads() == 0
@@ -227,9 +255,25 @@ def test_logits_that_are_wanted_or_small_are_made(
 
 
 @pytest.mark.usefixtures("minimum_cut", "chunks_of_a_row")
-def test_without_gradients_the_loss_is_that_of_logits() -> None:
+def test_a_linear_is_known_by_the_names_of_its_arguments(heads: Callable[[], int]) -> None:
     model, x, target = Model(), words(), words(seed=2)
-    with torch.no_grad():
+
+    def step() -> Tensor:
+        inner = model.inner(model.embed(x))
+        return flat(F.linear(weight=model.head.weight, input=inner), target)
+
+    found = gradients(traced(step), model)
+    assert heads() == 1
+    plain = gradients(step, model)
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, plain[name])
+
+
+@pytest.mark.usefixtures("minimum_cut", "chunks_of_a_row")
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_the_loss_is_that_of_logits(mode: Callable[[], Any]) -> None:
+    model, x, target = Model(), words(), words(seed=2)
+    with mode():
         found = traced(lambda: shifted(model(x), target))()
     assert not found.requires_grad
     torch.testing.assert_close(found, shifted(model(x), target).detach())
