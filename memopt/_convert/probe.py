@@ -22,6 +22,8 @@ from memopt._class_patch import original_class
 from memopt._compat import call_forward_alone, without_dispatch_modes, without_function_modes
 from memopt._convert.functions import functions_paused
 from memopt._forwards import is_ours
+from memopt.memory.draws import drawn_as_ever
+from memopt.memory.generators import state_for_all
 
 _MODULE_ATTRIBUTES = frozenset(nn.Module().__dict__)
 _SIMPLE = (bool, int, float, str, type(None))
@@ -46,6 +48,7 @@ def quiet() -> Iterator[None]:
         without_function_modes(),
         without_dispatch_modes(),
         functions_paused(),
+        drawn_as_ever(),
     ):
         warnings.simplefilter("ignore")
         yield
@@ -205,20 +208,27 @@ def takes_one_tensor(module: nn.Module, or_more: bool = False) -> bool:
 
 def forward_of(module: nn.Module, input: Tensor) -> Tensor | None:
     """Return the result of a stand-in's forward. None if it raises, if it returns something other
-    than a tensor, or if it sets an attribute: a module that counts its calls does more than
-    compute.
+    than a tensor, if it draws random numbers, which may lead elsewhere the next time, or if it sets
+    an attribute: a module that counts its calls does more than compute.
     """
-    before = dict(module.__dict__)
+    before, numbers = dict(module.__dict__), _random_numbers()
     try:
         output = type(module).forward(module, input)
     except KeyboardInterrupt:
         raise
     except BaseException:  # whatever it is, the module is not what was looked for
         return None
+    if _random_numbers() != numbers:
+        return None
     after = module.__dict__
     if after.keys() != before.keys() or any(after[k] is not v for k, v in before.items()):
         return None
     return output if isinstance(output, Tensor) else None
+
+
+def _random_numbers() -> dict[str, object]:
+    """The states of the generators that PyTorch, Python and NumPy have for all."""
+    return {**state_for_all(), "torch": torch.default_generator.get_state().numpy().tobytes()}
 
 
 def gradients(output: Tensor, inputs: list[Tensor], seed: int = 1) -> list[Tensor] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -50,6 +51,24 @@ class Drawn:
     samples: int = 0
 
 
+_thread = threading.local()
+
+
+@contextmanager
+def drawn_as_ever() -> Iterator[None]:
+    """Inside, this thread's random numbers are drawn, also in `drawn_at`."""
+    before = _is_as_ever()
+    _thread.as_ever = True
+    try:
+        yield
+    finally:
+        _thread.as_ever = before
+
+
+def _is_as_ever() -> bool:
+    return getattr(_thread, "as_ever", False)
+
+
 @contextmanager
 def drawn_at(end: End) -> Iterator[Drawn]:
     """Inside, this thread's single random numbers, choices, samples and orders are those at `end`,
@@ -60,7 +79,7 @@ def drawn_at(end: End) -> Iterator[Drawn]:
 
     def instead(owner: Any, name: str, number: Callable[..., Any]) -> None:
         def draw(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            found = number(*args, **kwargs)
+            found = None if _is_as_ever() else number(*args, **kwargs)
             if found is None:
                 return original(*args, **kwargs)
             drawn.numbers += 1
@@ -98,7 +117,10 @@ def drawn_at(end: End) -> Iterator[Drawn]:
         drawn.samples += found is not None
         return found
 
-    def shuffle(original: Callable[..., Any], x: Any) -> None:
+    def shuffle(original: Callable[..., Any], x: Any, *of: Any) -> None:
+        if _is_as_ever():
+            original(*of, x)
+            return
         drawn.numbers += 1
         x[:] = end.ordered(x)
 
@@ -131,7 +153,7 @@ def drawn_at(end: End) -> Iterator[Drawn]:
             instead(random.Random, name, _of_an_instance(number))
         stack.enter_context(exchanged(random, "shuffle", shuffle))
         stack.enter_context(
-            exchanged(random.Random, "shuffle", lambda original, _, x: shuffle(original, x))
+            exchanged(random.Random, "shuffle", lambda original, own, x: shuffle(original, x, own))
         )
         numpy: Any = sys.modules.get("numpy")
         if numpy is not None:
