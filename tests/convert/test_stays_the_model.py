@@ -132,3 +132,15 @@ def test_converting_again_swaps_what_was_added_since() -> None:
     report = memopt.convert(model)
     assert [e.path for e in report.swapped] == ["5"]
     assert "nothing changed" not in str(report)
+
+
+class Given(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def test_what_returns_its_input_still_does() -> None:
+    """It is no leaky ReLU with slope 1, whose result a write would not carry to the input."""
+    model, x = nn.Sequential(Given()), torch.randn(3)
+    assert memopt.convert(model).swapped == ()
+    assert model(x) is x

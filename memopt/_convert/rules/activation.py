@@ -32,6 +32,7 @@ from memopt._convert.rules.code_reads import reads_flags, sizes_in
 from memopt._convert.supported import is_plain, supports
 from memopt._convert.swap import ClassSwap, Plain, TorchSwap, swap_of
 from memopt.functional.activation import SCALAR_NAMES, formula
+from memopt.memory.storages import storage_keys
 from memopt.nn.activation import MODULES
 
 Function = Callable[[Tensor], Tensor]
@@ -188,6 +189,8 @@ def _recognise(module: nn.Module) -> _Found | Reason | None:
     x = _values().requires_grad_()
     output = forward_of(stand_in(module, training=True), x)
     if output is None or output.shape != x.shape or output.dtype != x.dtype:
+        return None
+    if storage_keys(output) == storage_keys(x):  # its input, not a copy with leaky_relu's slope 1
         return None
     for name, takes_scalar in functional.ACTIVATIONS.items():
         scalar = _scalar(name, module) if takes_scalar else None
