@@ -125,7 +125,7 @@ def _indexed(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[st
     index = _whole_index(args[0], pending)
     tensors = [each for each in index if isinstance(each, Tensor)]
     others = (each for each in index if not isinstance(each, Tensor))
-    if any(isinstance(each, (list, tuple)) or hasattr(each, "__array__") for each in others):
+    if any(isinstance(each, (bool, list, tuple)) or hasattr(each, "__array__") for each in others):
         return NotImplemented
     if not tensors:
         return _moved(pending, lambda tensor: tensor[index])

@@ -27,7 +27,8 @@ slices = st.builds(slice, st.sampled_from([None, 0, 1, -2]), st.sampled_from([No
 
 @st.composite
 def indices(draw: st.DrawFn) -> Any:
-    parts: list[Any] = draw(st.lists(st.one_of(numbers, slices, st.none()), max_size=3))
+    each = st.one_of(numbers, slices, st.none(), st.booleans())
+    parts: list[Any] = draw(st.lists(each, max_size=3))
     if draw(st.booleans()):
         parts.insert(draw(st.integers(0, len(parts))), Ellipsis)
     return tuple(parts)
@@ -150,3 +151,13 @@ def test_operations_on_lazy_logits_are_those_on_plain_ones(
             torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
         else:
             assert mine == expected
+
+
+def test_a_bool_in_an_index_takes_no_dimension() -> None:
+    """With as many rows as words or more: a slice of rows is none of the classes."""
+    head = nn.Linear(WIDTH, WORDS)
+    model = nn.Sequential(nn.Embedding(WORDS, WIDTH), head)
+    x = torch.arange(9) % WORDS
+    expected = model(x)[True, 0:WORDS]
+    memopt.convert(model)
+    assert torch.equal(model(x)[True, 0:WORDS], expected)
