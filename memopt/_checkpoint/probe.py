@@ -115,7 +115,8 @@ def cannot_run_again(
         if deciding is not None:
             stack.enter_context(noting_decisions(modules, deciding.add))
         own.update((path, _memory(module)) for path, module in modules.items())
-        run_without_gradients(step)
+        if run_without_gradients(step):  # its hooks may have written weights, in backward
+            left.clear()
         for path, weights in left.items():
             now = _weights(modules[path])
             others = {name for name, _ in lent[path] - _memory(modules[path])}
@@ -126,16 +127,25 @@ def cannot_run_again(
     return {path: reasons[path] for path in modules if path in reasons}
 
 
-def run_without_gradients(step: Step) -> None:
+def run_without_gradients(step: Step) -> bool:
     """Runs a forward without gradients; with them where it raises without: it differentiates
     something itself (forces as gradients of an energy), or a step of the user's looks at gradients.
+    With its backward where that raises too: a step may need what its hooks for gradients collect.
+    Returns whether backward ran.
     """
     batch = step.batches()[0]
     try:
         with torch.no_grad():
             step.output(batch)
     except Exception:
-        step.output(batch)
+        try:
+            step.output(batch)
+        except Exception:
+            if step.function is None:
+                raise
+            step.output(batch, backward=True)
+            return True
+    return False
 
 
 def _memory(module: nn.Module) -> set[tuple[str, int]]:

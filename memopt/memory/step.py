@@ -237,12 +237,14 @@ class Step:
             loss = loss_in(self.who, output if self.loss is None else self.loss(output))
             return loss / self.micro_batches if self.micro_batches > 1 else loss
 
-    def output(self, batch: Any) -> Any:
-        """The model's output for one batch; of a function its result, without its backward."""
+    def output(self, batch: Any, backward: bool = False) -> Any:
+        """The model's output for one batch; of a function its result, without its backward unless
+        that is asked for.
+        """
         with self._autocast():
             if self.function is None:
                 return call(self.model, batch)
-            with no_backward():
+            with nullcontext() if backward else no_backward():
                 return self.function(self.model, batch)
 
     def _autocast(self) -> AbstractContextManager[Any]:

@@ -280,31 +280,6 @@ def test_a_cache_of_the_user_s_class_among_the_arguments() -> None:
     )
 
 
-def scaled(model: nn.Module, x: Tensor) -> None:
-    """Steps by a GradScaler, which refuses to where backward left no gradients."""
-    scaler = torch.amp.GradScaler("cpu")  # type: ignore[attr-defined]
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    scaler.scale(model(x)).backward()
-    scaler.step(optimizer)
-    scaler.update()
-
-
-def clipped(model: nn.Module, x: Tensor) -> None:
-    model(x).backward()
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.grad.clamp_(-1, 1)  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("step", [scaled, clipped])
-def test_a_step_that_looks_at_its_gradients(step: Any) -> None:
-    model = Row("nothing", "counter", "nothing")
-    with pytest.warns(UserWarning, match=r"no regions.*blocks\.1"):
-        names = memopt.apply_activation_checkpointing(model, batch=sample(), step=step)
-    assert names == ["blocks.0", "blocks.2"]
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
 def test_modules_inside_others_are_each_looked_at() -> None:
     """The probe of one does not disturb that of the module around it, whose statistics move once;
     and what is inside a module that cannot be recomputed is still looked at.
