@@ -204,16 +204,19 @@ class Pending:
         return found.squeeze(0) if len(self.looks.shape) == 1 else found
 
     def at(self, target: Tensor) -> Tensor:
-        """z at classes of `row_shape()`, in float32 (float64 for float64)."""
+        """z at classes of `row_shape()`, in float32 (float64 for float64); the linear's l rounded
+        as in the product, so that a logsumexp less it loses no more than there.
+        """
         rows = self._rows_to_use()
-        wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+        product = self.call.autocast.product_dtype(rows)
+        wide = torch.promote_types(product, torch.float32)
         bias = self.bias()
         with torch.autocast(rows.device.type, enabled=False):
-            words = F.embedding(target, self.call.weight).to(wide)
-            z = (rows.to(wide) * words).sum(-1)
+            words = F.embedding(target, self.call.weight)
+            z = (rows.to(product).to(wide) * words.to(product).to(wide)).sum(-1)
             if bias is not None:
-                z = z + bias.to(wide)[target]
-            z = z * self.scale
+                z = z + bias.to(product).to(wide)[target]
+            z = z.to(product).to(wide) * self.scale
             return self._around(z if self.outer is None else z.tanh() * self.outer)
 
     def _rows_to_use(self) -> Tensor:
