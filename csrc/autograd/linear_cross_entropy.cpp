@@ -195,9 +195,7 @@ HeadTensors without_target(const char* name, const Tensor& input, const Tensor& 
               weight.sym_sizes());
   check_linear(name, "linear_weight", "linear_bias", input, input.sym_size(-1), weight,
                value_or_undefined(bias));
-  c10::SymInt count = 1;
-  for (const c10::SymInt& size : rows_of(input)) count *= size;
-  return {input.reshape_symint({count, input.sym_size(-1)}), weight, bias, Tensor(), std::nullopt};
+  return {as_matrix(input), weight, bias, Tensor(), std::nullopt};
 }
 
 HeadTensors head_tensors(const char* name, const Tensor& input, const Tensor& weight,

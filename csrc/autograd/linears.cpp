@@ -12,17 +12,12 @@
 
 namespace memopt::autograd {
 
-namespace {
-
-// All leading dimensions as rows. (Not flatten, which vmap cannot batch below autograd.)
 Tensor as_matrix(const Tensor& tensor) {
   const c10::SymIntArrayRef sizes = tensor.sym_sizes();
   c10::SymInt rows = 1;
   for (const c10::SymInt& size : sizes.slice(0, sizes.size() - 1)) rows *= size;
   return tensor.reshape_symint({rows, sizes.back()});
 }
-
-}  // namespace
 
 void check_features(const char* op, const char* name, const Tensor& tensor) {
   ops::check_input(op, name, tensor);

@@ -12,6 +12,9 @@ namespace memopt::autograd {
 // A tensor with features, the last dimension, of a dtype that memopt takes.
 void check_features(const char* op, const char* name, const Tensor& tensor);
 
+// All leading dimensions as rows. (Not flatten, which vmap cannot batch below autograd.)
+Tensor as_matrix(const Tensor& tensor);
+
 // At least one weight, all of input's dtype and device, and with `features` columns.
 void check_linears(const char* op, const Tensor& input, const c10::SymInt& features,
                    const Linears& linears);
