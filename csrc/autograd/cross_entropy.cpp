@@ -92,7 +92,7 @@ Tensor differentiable_logit_gradient(const LossOptions& o, const Tensor& logits,
   }
   if (class_weight.defined()) q = q * class_weight.detach().to(sums);
   Tensor of_p = q.sum(1);
-  if (!target.defined()) of_p = of_p + 1;
+  if (!target.defined()) of_p = of_p + 1;  // a logsumexp alone: p, without q
   if (o.z_loss != 0) of_p = of_p + at::logsumexp(z, 1).mul(2 * o.z_loss);
   Tensor dz;
   const auto column = [&](const Tensor& rows) {

@@ -15,7 +15,8 @@
 // (kernels/split_sum.h), block by block of W's rows, whose products are rounded to bfloat16.
 // dbias is summed in the type of sums.
 //
-// Memory: the logits of a chunk; a block of kBlockBytes, and 1 byte an element of W, for bfloat16.
+// Memory: the logits of a chunk; a block of kBlockBytes, and 1 byte an element of W, for bfloat16;
+// a block for a bias of 16 bits.
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
@@ -36,18 +37,32 @@ namespace {
 using kernels::SplitSumParams;
 using kernels::cpu::Kernels;
 
-// Of a chunk's logits, at least; a sixteenth of the rows, up to kMostRows, if that is more: each
-// chunk reads the weight and the sum of its gradient once. At least kLeastRows, whatever they take.
+// Of a chunk's logits, at least; a sixteenth of the rows, up to kMostRows, if that is more. At
+// least kLeastRows, whatever they take.
+//
+// Each chunk reads and writes the sum of the weight's gradient once, so that few rows are mostly
+// that traffic. So a quarter of the rows, as long as a chunk takes no more than kWordBytes for each
+// word: its logits, and what a bfloat16 sum has beside its result.
 constexpr int64_t kChunkBytes = int64_t{12} << 20;
 constexpr int64_t kMostRows = 512;
 constexpr int64_t kLeastRows = 128;
+constexpr int64_t kWordBytes = 1024;
 
-int64_t chunk_rows(std::optional<int64_t> chunk, int64_t rows, int64_t cols, int64_t itemsize) {
+// `sum_bytes`: for each word, what the sum takes beside its result where there are several chunks.
+int64_t chunk_rows(std::optional<int64_t> chunk, int64_t rows, int64_t cols, int64_t itemsize,
+                   int64_t sum_bytes) {
   if (chunk.has_value()) return std::min(*chunk, std::max<int64_t>(rows, 1));
   const int64_t fitting = kChunkBytes / (cols * itemsize);
   const int64_t sixteenth = std::min(kernels::ceil_div(rows, 16), kMostRows);
-  return std::min(std::max({fitting, sixteenth, kLeastRows}), std::max<int64_t>(rows, 1));
+  const int64_t quarter = std::min(kernels::ceil_div(rows, 4), (kWordBytes - sum_bytes) / itemsize);
+  const int64_t each = std::max({fitting, sixteenth, quarter, kLeastRows});
+  // One chunk has no sum: where that is more than the logits of the other rows, it takes less.
+  const bool is_one = (rows - each) * itemsize <= sum_bytes;
+  return is_one ? std::max<int64_t>(rows, 1) : each;
 }
+
+constexpr int64_t kBlockBytes = int64_t{2} << 20;  // in the caches of its threads
+constexpr int64_t kDeviceBlockBytes = int64_t{64} << 20;
 
 // A product's sum over the chunks: dW.
 class WeightGradient {
@@ -79,9 +94,6 @@ class WeightGradient {
   }
 
  private:
-  static constexpr int64_t kBlockBytes = int64_t{1} << 20;  // in the cache of a core
-  static constexpr int64_t kDeviceBlockBytes = int64_t{64} << 20;
-
   void add_blocks(const Tensor& g, const Tensor& x, bool is_first) {
     const int64_t words = result_.size(0), features = result_.size(1);
     const int64_t bytes = result_.is_cpu() ? kBlockBytes : kDeviceBlockBytes;
@@ -143,6 +155,20 @@ const char* name_of(bool log_probs, const Tensor& target) {
   return log_probs ? "linear_log_probs" : "linear_cross_entropy";
 }
 
+// dbias += sum over rows (g). On a CPU PyTorch adds up 16-bit numbers in a float32 copy of them, so
+// in blocks.
+void add_rows(const Tensor& dbias, const Tensor& g) {
+  const int64_t words = g.size(1);
+  const bool is_copied = g.is_cpu() && g.scalar_type() != dbias.scalar_type();
+  const int64_t column = g.size(0) * dbias.element_size();
+  const int64_t most = is_copied ? std::max<int64_t>(1, kBlockBytes / column) : words;
+  for (int64_t begin = 0; begin < words; begin += most) {
+    const int64_t count = std::min(most, words - begin);
+    dbias.narrow(0, begin, count)
+        .add_(at::sum(g.narrow(1, begin, count), {0}, false, dbias.scalar_type()));
+  }
+}
+
 }  // namespace
 
 LossResults _linear_cross_entropy(
@@ -193,7 +219,9 @@ LossResults _linear_cross_entropy(
 
   const int64_t count = input.size(0), cols = linear_weight.size(0);
   check_classes(loss, cols);
-  const int64_t each = chunk_rows(chunk, count, cols, input.element_size());
+  const bool has_sum = output_mask[1] && input.scalar_type() == at::kBFloat16;
+  const int64_t each =
+      chunk_rows(chunk, count, cols, input.element_size(), has_sum ? input.size(1) : 0);
   const bool wants_gradients = output_mask[0] || output_mask[1] || output_mask[2];
   const Tensor bias = linear_bias.value_or(Tensor());
   const Tensor buffer = at::empty({std::min(each, count), cols}, input.options());
@@ -216,7 +244,7 @@ LossResults _linear_cross_entropy(
       at::mm_out(dx_rows, logits, linear_weight);
     }
     if (output_mask[1]) weight_gradient->add(logits, x);
-    if (output_mask[2]) dbias.add_(at::sum(logits, {0}, false, dbias.scalar_type()));
+    if (output_mask[2]) add_rows(dbias, logits);
   }
   if (output_mask[1]) weight_gradient->finish();
   if (!rows.again) total = total_of(rows.loss);

@@ -45,7 +45,7 @@ def linear_cross_entropy(
     bytes a row. Only "none" supports create_graph=True.
 
     Temporary: one chunk's logits, and for a bfloat16 weight with a gradient a byte for each of its
-    elements and a block of 1 MiB (64 on CUDA). Sums over rows go from the first chunk to the last,
+    elements and a block of 2 MiB (64 on CUDA). Sums over rows go from the first chunk to the last,
     in float32 (float64 for float64; 24 bits for a bfloat16 weight's); the loss is their sum over
     all rows. Each chunk's own products, and their rounding to input's dtype, are PyTorch's.
 
@@ -69,8 +69,9 @@ def linear_cross_entropy(
             Default 0.
         num_items: what a mean divides the sum by in place of the above: the tokens of a whole
             batch, where this is a part of it. A number or a tensor of one.
-        chunk: rows of a chunk, at least 1. Default: a sixteenth of the rows, at most 512, or what
-            takes 12 MiB, if that is more, and at least 128.
+        chunk: rows of a chunk, at least 1. Default: at least 128, and as many as 12 MiB of logits
+            have; a sixteenth of the rows, at most 512; a quarter of them, as long as that takes no
+            more than 1 KiB a class.
 
     Returns:
         The loss of input's dtype, under autocast float32; [] or with "none" (*). A mean of no rows

@@ -67,3 +67,22 @@ def test_kernels(
             assert found.real <= found.known + found.margin + ROUNDING, found
             assert found.known <= found.real + ROUNDING, found
             assert not found.margin or not is_small or name in DRAWS, found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [40, 300])
+@pytest.mark.parametrize("frozen", ["", "weight", "bias"])
+def test_head_in_chunks(dtype: torch.dtype, rows: int, frozen: str) -> None:
+    """The logits of a chunk, and blocks of what sums the gradients of weight and bias."""
+    words, features = 49999, 16
+    given = {"linear_weight": torch.randn(words, features), "linear_bias": torch.randn(words)}
+    given = {
+        name: t.to(dtype).requires_grad_(not frozen or frozen not in name)
+        for name, t in given.items()
+    }
+    x = torch.randn(rows, features).to(dtype).requires_grad_()
+    with Compare() as mode:
+        MF.linear_cross_entropy(x, target=torch.arange(rows), **given).backward()
+    assert any(found.known for found in mode.found)
+    for found in mode.found:
+        assert found.known - ROUNDING <= found.real <= found.known + found.margin + ROUNDING, found

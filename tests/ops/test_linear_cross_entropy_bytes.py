@@ -41,10 +41,15 @@ def test_frozen_tensors_get_and_cost_nothing(frozen: tuple[bool, ...]) -> None:
 ROWS, FEATURES, WORDS, CHUNK = 256, 64, 4096, 32
 
 
-def peak_bytes(dtype: torch.dtype, loss: Any, reduction: str = "mean") -> int:
+def peak_bytes(
+    dtype: torch.dtype,
+    loss: Any,
+    reduction: str = "mean",
+    sizes: tuple[int, int, int] = (ROWS, FEATURES, WORDS),
+) -> int:
     """The most that forward and backward hold, without the gradients that are left."""
-    tensors = head(ROWS, FEATURES, WORDS, dtype)
-    target = classes_of(ROWS, WORDS)
+    tensors = head(*sizes, dtype)
+    target = classes_of(sizes[0], sizes[2])
 
     def step() -> None:
         for tensor in tensors.values():
@@ -57,7 +62,7 @@ def peak_bytes(dtype: torch.dtype, loss: Any, reduction: str = "mean") -> int:
 def test_bytes_of_a_bfloat16_head() -> None:
     """A chunk's logits, a byte for each element of the weight's sum, a block of products, the
     statistics of rows and the bias's sum in float32."""
-    block = min(1 << 20, 2 * WORDS * FEATURES)
+    block = min(2 << 20, 2 * WORDS * FEATURES)
     formula = 2 * CHUNK * WORDS + WORDS * FEATURES + block + 8 * ROWS + 4 * WORDS
     peak = peak_bytes(torch.bfloat16, lambda t, y, **k: ours(t, y, chunk=CHUNK, **k))
     assert formula <= peak <= 1.1 * formula
@@ -70,6 +75,30 @@ def test_bytes_of_a_float32_head() -> None:
     peak = peak_bytes(torch.float32, lambda t, y, **k: ours(t, y, chunk=CHUNK, **k))
     assert formula <= peak <= 1.1 * formula
     assert peak < peak_bytes(torch.float32, lambda t, y, **k: eager(**t, target=y, **k)) / 10
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "features", "chunk"),
+    [
+        (torch.float32, 1024, 4, 256),
+        (torch.float32, 400, 4, 128),
+        (torch.float64, 1024, 4, 128),
+        (torch.bfloat16, 1024, 8, 256),
+        # A second chunk of 33 rows: their logits take 66 bytes a class, the sum's byte 64.
+        (torch.bfloat16, 161, 64, 128),
+        (torch.bfloat16, 160, 64, 160),
+    ],
+)
+def test_default_chunks(dtype: torch.dtype, rows: int, features: int, chunk: int) -> None:
+    """A quarter of the rows, at least 128, and no more than take 1 KiB a class; all of them where
+    the sum of a bfloat16 weight's gradient would take more than the other rows' logits. Counted.
+    """
+    words = 49999
+    formula = dtype.itemsize * chunk * words
+    if dtype == torch.bfloat16:  # a block of products, or of the bias's sum in float32
+        formula += (words * features if chunk < rows else 0) + (2 << 20)
+    peak = peak_bytes(dtype, ours, sizes=(rows, features, words))
+    assert formula <= peak <= 1.05 * formula
 
 
 def test_rows_losses_save_four_bytes_a_row() -> None:
