@@ -88,6 +88,13 @@ py::dict build_info() {
   return info;
 }
 
+// Of tensors that have a storage.
+bool is_same_memory(const at::Tensor& one, const at::Tensor& other) {
+  return one.storage().is_alias_of(other.storage()) &&
+         one.sym_storage_offset() == other.sym_storage_offset() &&
+         one.sym_sizes() == other.sym_sizes() && one.sym_strides() == other.sym_strides();
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -103,6 +110,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("dtypes", &dtypes,
         "By the dtypes of inputs that the ops take, those of parameters beside them.");
   m.def("device_types", &device_types, "Those that this build has kernels for.");
+  m.def("is_same_memory", &is_same_memory,
+        "Whether two tensors have the same elements of the same storage.");
   memopt::python::register_allocations(m);
   memopt::python::register_buffers(m);
   memopt::python::register_region(m);

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from memopt._checkpoint.flags import is_checkpointing, is_recomputing
 from memopt._checkpoint.other import is_in_other_checkpointing
 from memopt._compat import may_hook_saved_tensors, saved_tensor_hooks
+from memopt._extension import _C
 from memopt.memory.saved import saved_unseen
 
 
@@ -52,8 +53,7 @@ def watched_heads() -> Iterator[list[HeadUse]]:
         _watchers[:] = [each for each in _watchers if each is not uses]
 
 
-@dataclass(frozen=True)
-class AutocastState:
+class AutocastState(NamedTuple):
     """Whether autocast is on for a device, and its dtype."""
 
     device: str
@@ -163,14 +163,16 @@ class HeadCall:
         """Raises RuntimeError unless the tensors are what they were when the head was called. Those
         whose memory was exchanged (`weight.data = other`) are those with the memory of then.
         """
+        held = [tensor for tensor, _ in self._read]
         for name, seen in self._seen.items():
-            if not _is_same_memory(getattr(self, name), seen):
+            now = getattr(self, name)
+            if now is seen or not _C.is_same_memory(now, seen):
                 setattr(self, name, seen)
-        if self.was_stepped or any(tensor._version != before for tensor, before in self._read):
+                held.append(seen)
+        if self.was_stepped or any([tensor._version != before for tensor, before in self._read]):
             self._refuse("were written in place since (by an optimizer's step, say)")
-        read = (tensor for tensor, _ in self._read)
-        for tensor in (*read, *self._seen.values()):
-            if tensor.numel() and not tensor.untyped_storage().nbytes():
+        for tensor in held:
+            if not tensor.untyped_storage().nbytes() and tensor.numel():
                 self._refuse("were freed since (FSDP2 frees weights after their module's forward)")
 
     def _refuse(self, why: str) -> None:
@@ -220,15 +222,6 @@ def _weakly(pack: Any) -> Callable[[], Any]:
     except TypeError:  # memopt's own, and builtins
         return lambda: pack
     return lambda: gone if (found := ref()) is None else found
-
-
-def _is_same_memory(tensor: Tensor, other: Tensor) -> bool:
-    return (
-        tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
-        and tensor.storage_offset() == other.storage_offset()
-        and tensor.shape == other.shape
-        and tensor.stride() == other.stride()
-    )
 
 
 def _as_flagged(tensor: Tensor) -> Tensor:

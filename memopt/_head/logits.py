@@ -126,7 +126,7 @@ def lazy_logits(path: str, input: Tensor, weight: Tensor, bias: Tensor | None) -
     shape = (*input.shape[:-1], weight.shape[0])
     with quietly():
         looks = torch.empty(shape, dtype=dtype, device="meta")
-    return _lazy(Pending(call, looks, lambda: call.input, len(shape) - 1))
+    return _lazy(Pending(call, looks, lambda: call.input, len(shape) - 1, autocast=call.autocast))
 
 
 def pending_of(tensor: object) -> Pending | None:
@@ -138,8 +138,7 @@ def pending_of(tensor: object) -> Pending | None:
 
 def _lazy(pending: Pending) -> Tensor:
     call = pending.call
-    apply: Any = _Edges.apply
-    tensor = apply(pending, call.input, call.weight, call.bias)
+    tensor = _apply(pending, call.input, call.weight, call.bias)
     tensor._pending = pending
     return tensor  # type: ignore[no-any-return]
 
@@ -239,4 +238,6 @@ class _Edges(torch.autograd.Function):
 
 
 _Node: Any = _Edges._backward_cls
+# Without what Function.apply does for transforms, inside of which no head is lazy.
+_apply: Any = super(torch.autograd.Function, _Edges).apply
 gradients.warn_of_hooks_on(_Node)

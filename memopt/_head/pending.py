@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -64,7 +64,8 @@ class Pending:
     """The tensor, once somebody needed it."""
 
     def __post_init__(self) -> None:
-        self.autocast = AutocastState.now(self.call.input.device.type)
+        if self.autocast is None:
+            self.autocast = AutocastState.now(self.call.input.device.type)
         self.call.waiting.append(weakref.ref(self))
 
     @property
@@ -73,8 +74,13 @@ class Pending:
 
     def derived(self, replay: Callable[[Tensor], Tensor], looks: Tensor, **changes: Any) -> Pending:
         """The tensor that `replay` makes of it."""
-        changes |= {"hooks": OrderedDict(), "result": None}
-        return replace(self, replay=replay, parent=self, looks=looks, **changes)
+        changes |= {"replay": replay, "parent": self, "looks": looks}
+        made = object.__new__(Pending)  # dataclasses.replace takes the host three times as long
+        made.__dict__.update(
+            self.__dict__ | changes, hooks=OrderedDict(), result=None, autocast=None
+        )
+        made.__post_init__()
+        return made
 
     def can_stay(self) -> bool:
         """Whether losses may go around it: nobody has the tensor, or waits for its gradient."""
@@ -125,7 +131,8 @@ class Pending:
 
     def rows(self) -> Tensor:
         """The head's input, features last, with the rows in the order of the tensor."""
-        return self.input().movedim(self.class_dim, -1)
+        rows = self.input()
+        return rows if self.class_dim == rows.dim() - 1 else rows.movedim(self.class_dim, -1)
 
     def row_shape(self) -> torch.Size:
         shape = list(self.looks.shape)
@@ -156,15 +163,17 @@ class Pending:
         """The cross entropy, by memopt's op in chunks of rows. target: of `row_shape()`, or the
         shape of the tensor with the classes last.
         """
-        found = self._in_chunks(
-            ops.linear_cross_entropy,
-            target,
-            weight=weight,
-            reduction=reduction,
-            ignore_index=ignore_index,
-            label_smoothing=label_smoothing,
-            dtype=dtype,
-        )
+        # Each option that is named takes the host longer, and most are their defaults.
+        options: dict[str, Any] = {"dtype": dtype}
+        if weight is not None:
+            options["weight"] = weight
+        if reduction != "mean":
+            options["reduction"] = reduction
+        if ignore_index not in (None, IGNORED):
+            options["ignore_index"] = ignore_index
+        if label_smoothing:
+            options["label_smoothing"] = label_smoothing
+        found = self._in_chunks(ops.linear_cross_entropy, target, **options)
         return self._of_rows(found) if reduction == "none" else found
 
     def log_probs(self, target: Tensor) -> Tensor:
@@ -181,14 +190,16 @@ class Pending:
         if rows.dim() == 1:
             rows, target = rows.unsqueeze(0), tuple(each.unsqueeze(0) for each in target)
         softcap, logit_scale = self._cap()
+        if softcap is not None:
+            options["softcap"] = softcap
+        if logit_scale != 1.0:
+            options["logit_scale"] = logit_scale
         with self.call.autocast.again():
             found = op(
                 rows,
                 self.call.weight,
                 *target,
                 linear_bias=self.bias(),
-                softcap=softcap,
-                logit_scale=logit_scale,
                 **options,
             )
         return self._around(found)
