@@ -3,6 +3,8 @@
 A module may do something else for many rows than for the few of a probe: attention in windows adds
 nothing below the length of a window. Its code asks for a size, so that other operators run. Here
 they are counted on tensors that have sizes and no memory (FakeTensorMode), for any number of rows.
+So are slices of what is no argument of rows, with their sizes: the places of a table of positions
+are found by how many it takes of it, whatever is in the table now.
 """
 
 from __future__ import annotations
@@ -12,10 +14,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt._checkpoint.chunks import CallRows
+
+_SLICES = frozenset(("slice", "narrow", "split", "split_with_sizes", "as_strided"))
 
 # Copies and their like: whether one is made depends on strides, and what is computed does not.
 _COPIES = frozenset(
@@ -78,6 +83,8 @@ class _Counts(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: Counter[str] = Counter()
+        self._from_outside: dict[int, Tensor] = {}
+        """Views of tensors that are no rows, which are kept so that no other one gets their id."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -85,4 +92,15 @@ class _Counts(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if not func.is_view and func.namespace != "prim" and name not in _COPIES:
             self.found[name] += 1
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if func.is_view and self._is_from_outside(args[0]):
+            for view in result if isinstance(result, (list, tuple)) else [result]:
+                self._from_outside[id(view)] = view
+                if name in _SLICES:
+                    self.found[f"{name} to {list(view.shape)}"] += 1
+        return result
+
+    def _is_from_outside(self, tensor: Any) -> bool:
+        return isinstance(tensor, Tensor) and (
+            id(tensor) in self._from_outside or not isinstance(tensor, FakeTensor)
+        )

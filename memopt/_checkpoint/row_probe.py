@@ -30,6 +30,11 @@ _ALONG_A_DIM = {
     *("sort", "argsort", "topk", "kthvalue"),
     *("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"),
 }
+# Those that end a process on a GPU where a value is no number, or make an index of it.
+_NEED_NUMBERS = {
+    *("bernoulli", "binomial", "poisson", "_assert_async"),
+    *("binary_cross_entropy", "binary_cross_entropy_backward"),
+}
 
 
 def sample_sizes(rows: CallRows) -> tuple[int, ...]:
@@ -68,11 +73,7 @@ class RowProbe:
             return f"it sorts, counts or sums rows ({self._watch.over_rows})"
         for row in range(_ROWS):
             stays = torch.arange(_ROWS, device="cpu") == row
-            mixed = {
-                key: torch.where(_as_column(stays, one), one, self._other[key])
-                for key, one in self._sample.items()
-            }
-            results = self._run(mixed, 0, stays)
+            results = self._run(_mixed(stays, self._sample, self._other), 0, stays)
             at = slice(row, row + 1)
             if what := _difference(whole, results, at, at, _SAME_SHAPE):
                 return f"{what} of one row depends on other rows"
@@ -83,6 +84,29 @@ class RowProbe:
                 continue
             if what := _difference(whole, results, slice(first, first + count), slice(None)):
                 return f"{what} of a row depends on its place, or on how many rows there are"
+        return self._reached(whole)
+
+    def _reached(self, whole: Any) -> str:
+        """Name what other rows reach, however small their weight is now: a residual branch begins
+        with weights of zero or a millionth, where no value shows what it does after some steps.
+        What is no number stays none, whatever it is multiplied by.
+        """
+        if self._watch.needs_numbers:
+            return ""
+        lost = {
+            key: torch.full_like(one, torch.nan) if one.is_floating_point() else one
+            for key, one in self._sample.items()
+        }
+        for row in range(_ROWS):
+            stays = torch.arange(_ROWS, device="cpu") == row
+            try:
+                with torch.autograd.set_detect_anomaly(False):
+                    results = self._run(_mixed(stays, self._sample, lost), 0, stays, lost=True)
+            except Exception:  # it looks at values; with numbers it did not complain
+                return ""
+            at = slice(row, row + 1)
+            if what := _difference(whole, results, at, at, _SAME_SHAPE):
+                return f"{what} of one row can depend on other rows, once weights are other ones"
         return ""
 
     def _rows_like(self, leaf: Tensor) -> Tensor:
@@ -96,7 +120,13 @@ class RowProbe:
             size = size if 0 < size < 1e4 else 1.0
             return (torch.randn(own.shape, generator=self._generator, device="cpu") * size).to(own)
 
-    def _run(self, given: dict[int, Tensor], first: int, stays: Tensor | None = None) -> Any:
+    def _run(
+        self,
+        given: dict[int, Tensor],
+        first: int,
+        stays: Tensor | None = None,
+        lost: bool = False,
+    ) -> Any:
         """The results and the gradients of rows, with the rows as the first dim."""
         count = len(next(iter(given.values())))
         sizes = sample_sizes(self._rows) if count == _ROWS else self._rows.sizes_of(count)
@@ -123,7 +153,7 @@ class RowProbe:
         made = [(n, out) for n, out in enumerate(outputs) if out.requires_grad]
         gradients: tuple[Tensor | None, ...] = ()
         if made and wanted:
-            weights = [self._weight(n, out, first, count, stays) for n, out in made]
+            weights = [self._weight(n, out, first, count, stays, lost) for n, out in made]
             with self._watch:
                 gradients = torch.autograd.grad(
                     [out for _, out in made], wanted, weights, allow_unused=True
@@ -133,9 +163,9 @@ class RowProbe:
         return [(what, t.detach().reshape(count, -1)) for what, t in rows]
 
     def _weight(
-        self, number: int, output: Tensor, first: int, count: int, stays: Tensor | None
+        self, number: int, output: Tensor, first: int, count: int, stays: Tensor | None, lost: bool
     ) -> Tensor:
-        """The gradient of an output; other ones for rows that do not stay."""
+        """The gradient of an output; other ones, or none, for rows that do not stay."""
         rest = output.shape[self._dims :]
         if number not in self._weights:
             one, other = (
@@ -144,6 +174,7 @@ class RowProbe:
             self._weights[number] = one, other
         one, other = self._weights[number]
         if stays is not None:
+            other = torch.full_like(other, torch.nan) if lost else other
             one = torch.where(_as_column(stays, one), one, other)
         return one[first : first + count].reshape(output.shape).to(output)
 
@@ -156,6 +187,8 @@ class _Watch(UncompiledMode):
         self.over_rows = ""
         self.draws_unseen = False
         """Whether an operator drew random numbers that this cannot replace."""
+        self.needs_numbers = False
+        """Whether an operator must not see what is no number."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -164,6 +197,7 @@ class _Watch(UncompiledMode):
         name = func.overloadpacket.__name__
         if name in _OVER_ROWS or (name in _ALONG_A_DIM and _goes_over_rows(func, args, kwargs)):
             self.over_rows = str(func.overloadpacket)
+        self.needs_numbers |= _needs_numbers(func, args, kwargs)
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         if name == "native_dropout":
@@ -182,6 +216,30 @@ def _goes_over_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """Whether an operator that goes along a dim goes along another one than the last."""
     dim, dims = by_name(func, args, kwargs).get("dim", -1), args[0].dim()
     return bool(dims < 2 or dim % dims != dims - 1)
+
+
+def _needs_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    name = func.overloadpacket.__name__.rstrip("_")
+    if name == "bernoulli" and not any(isinstance(arg, Tensor) for arg in args[1:]):
+        return bool(func._overloadname == "default")  # the tensor is the probability
+    if name == "_to_copy":
+        return args[0].is_floating_point() and _is_whole(kwargs.get("dtype") or args[0].dtype)
+    if name == "copy":
+        return args[1].is_floating_point() and _is_whole(args[0].dtype)
+    return name in _NEED_NUMBERS
+
+
+def _is_whole(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def _mixed(
+    stays: Tensor, sample: dict[int, Tensor], others: dict[int, Tensor]
+) -> dict[int, Tensor]:
+    """Rows of a sample where they stay, and others."""
+    return {
+        key: torch.where(_as_column(stays, one), one, others[key]) for key, one in sample.items()
+    }
 
 
 def _as_column(flags: Tensor, like: Tensor) -> Tensor:

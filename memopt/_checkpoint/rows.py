@@ -3,13 +3,15 @@
 The call runs on a sample of six rows, forward and backward. It works on rows alone if
 
 - what it returns for a row, and the gradient of the row, stay when all other rows are exchanged,
+  be it for what is no number, which shows also behind weights of zero that are other ones later,
 - both are what they are in a chunk of three rows, and of one: nothing depends on a row's place,
 - it changes nothing that the next call would find (statistics, counters, tensors kept for later),
   nor its arguments: a chunk's lists and dicts are its own, and the caller would look into others,
 - it draws no decisions across rows: it does not sort or count rows, nor sum over those before one.
   A capacity of experts, say, shows at no small sample,
 - for as many rows as there are, and for those of a chunk, it runs the operators that it runs for
-  six (row_operators.py): it may do something else from some number of rows on.
+  six (row_operators.py): it may do something else from some number of rows on, or take another
+  slice of a table.
 
 Random numbers are replaced by constants for the comparison of chunks, since each chunk draws its
 own. Everything is put back. A call is probed once (known_rows.py).
