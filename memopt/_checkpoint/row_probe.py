@@ -60,9 +60,7 @@ class RowProbe:
         kinds = {id(leaf): leaf for leaf in rows.leaves if rows.are_of(leaf)}
         self._sample = {key: self._rows_like(leaf) for key, leaf in kinds.items()}
         self._other = {
-            key: torch.randn(one.shape, generator=self._generator, device="cpu").to(one) + one
-            if one.is_floating_point()
-            else one.roll(1, 0)
+            key: self._random(one) + one if _is_number(one) else one.roll(1, 0)
             for key, one in self._sample.items()
         }
         self._weights: dict[int, tuple[Tensor, Tensor]] = {}
@@ -94,7 +92,7 @@ class RowProbe:
         if self._watch.needs_numbers:
             return ""
         lost = {
-            key: torch.full_like(one, torch.nan) if one.is_floating_point() else one
+            key: torch.full_like(one, torch.nan) if _is_number(one) else one
             for key, one in self._sample.items()
         }
         for row in range(_ROWS):
@@ -114,11 +112,17 @@ class RowProbe:
         places = torch.linspace(0, self._rows.count - 1, _ROWS, device=leaf.device).long()
         with torch.no_grad():
             own = leaf[tuple(torch.unravel_index(places, self._rows.row_sizes))].detach()
-            if not own.is_floating_point():
+            if not _is_number(own):
                 return own.clone()
-            size = float(own.double().square().mean().sqrt())
+            one = own if own.is_complex() else own.double()
+            size = float(one.abs().square().mean().sqrt())
             size = size if 0 < size < 1e4 else 1.0
-            return (torch.randn(own.shape, generator=self._generator, device="cpu") * size).to(own)
+            return self._random(own, size)
+
+    def _random(self, like: Tensor, size: float = 1.0) -> Tensor:
+        dtype = torch.complex64 if like.is_complex() else torch.float32
+        made = torch.randn(like.shape, dtype=dtype, generator=self._generator, device="cpu")
+        return (made * size).to(like)
 
     def _run(
         self,
@@ -133,7 +137,7 @@ class RowProbe:
         leaves: dict[int, Tensor] = {}
         for key, one in given.items():
             leaf = one.detach().reshape(*sizes, *one.shape[1:])
-            leaves[key] = leaf.requires_grad_() if leaf.is_floating_point() else leaf
+            leaves[key] = leaf.requires_grad_() if _is_number(leaf) else leaf
         arguments = self._rows.call_with(lambda leaf: leaves[id(leaf)].clone())
         before = ArgumentState(arguments)
         torch.manual_seed(_SEED)
@@ -229,6 +233,11 @@ def _needs_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return name in _NEED_NUMBERS
 
 
+def _is_number(tensor: Tensor) -> bool:
+    """Whether a tensor has a gradient, as real and complex numbers have."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def _is_whole(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
@@ -252,6 +261,11 @@ def _difference(whole: Any, other: Any, at: slice, at_other: slice, strictness: 
         return "the gradient"
     for (what, one), (_, two) in zip(whole, other, strict=True):
         one, two = one[at], two[at_other]
+        if one.is_complex():
+            one, two = (
+                torch.view_as_real(one.resolve_conj()),
+                torch.view_as_real(two.resolve_conj()),
+            )
         if not one.is_floating_point():
             if not torch.equal(one, two):
                 return str(what)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import memopt
 from memopt._checkpoint import checkpoint, checkpoint_wrapper, disable_checkpointing
-from tests.checkpoint.test_rows import Function
+from tests.checkpoint.test_rows import CrossGradient, Function
 from tests.support.bits import assert_same_bits
 
 H = 16
@@ -143,3 +143,14 @@ def test_calls_that_mind_what_is_no_number(function: Callable[[Tensor], Tensor])
     x = torch.randn(24, H)
     checkpoint(Function(function), x, chunks=3)
     assert all(seen)
+
+
+def test_complex_rows() -> None:
+    """They have gradients as real ones have, and products of them are rounded too."""
+    weight = torch.randn(H, H, dtype=torch.complex64)
+    x = torch.randn(24, H, dtype=torch.complex64)
+    fine = Function(lambda x: (x @ weight) * x.conj())
+    torch.testing.assert_close(checkpoint(fine, x, chunks=3), fine(x))
+    for mixing in (lambda x: x + 0 * x.mean(0), lambda x: CrossGradient.apply(x)):
+        with pytest.raises(ValueError, match="of one row"):
+            checkpoint(Function(mixing), x, chunks=3)
