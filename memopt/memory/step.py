@@ -19,6 +19,7 @@ from memopt.memory.histories import Histories, is_used_up, without_history
 from memopt.memory.leaves import all_tensors, as_dict
 from memopt.memory.ledger import Ledger
 from memopt.memory.lists import check_cut
+from memopt.memory.objects import kept_holders
 from memopt.memory.optimizers import (
     ALIKE,
     States,
@@ -201,14 +202,18 @@ class Step:
                 without_history(tensor)
 
     def with_new_inputs(self) -> Callable[[], None]:
-        """Return a function that puts back the gradients which inputs have now, and takes away what
-        a step has written into their histories: each step of a training has a batch of its own.
+        """Return a function that puts back the gradients which inputs have now and what the batch's
+        containers and objects hold, and takes away what a step has written into their histories:
+        each step of a training has a batch of its own.
         """
+        holders = kept_holders(self.batch)
         inputs = all_tensors(self.batch)
         gradients = [(leaf, leaf.grad) for leaf in inputs if leaf.is_leaf]
         histories = Histories(inputs)
 
         def put_back() -> None:
+            for restore in holders:
+                restore()
             for leaf, gradient in gradients:
                 leaf.grad = gradient
             with unseen():
