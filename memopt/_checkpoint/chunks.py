@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from memopt._arguments import check_count
@@ -46,14 +46,15 @@ class CallRows:
         if first is None or first.dim() == 0:
             got = "none" if first is None else "one without dims"
             raise ValueError(f"{who}: chunks needs a tensor of rows among the arguments, got {got}")
-        if first.layout is not torch.strided or wraps_tensors(first):
-            raise ValueError(
-                f"{who}: chunks needs an ordinary tensor of rows, got {type(first).__name__} of "
-                f"layout {first.layout}"
-            )
         self.first = first
         self.row_sizes = tuple(first.shape[:-1])
         self.count = math.prod(self.row_sizes)
+        for leaf in (first, *filter(self.are_of, self.leaves)):
+            if leaf.layout is not torch.strided or wraps_tensors(leaf) or not is_ordinary(leaf):
+                raise ValueError(
+                    f"{who}: chunks needs an ordinary tensor of rows, got {type(leaf).__name__} of "
+                    f"layout {leaf.layout}"
+                )
 
     def with_plain_tensors(self) -> CallRows:
         """These with copies of those arguments that inference mode made, which no graph may save.
@@ -86,6 +87,16 @@ class CallRows:
         leaves = [exchange(leaf) if self.are_of(leaf) else leaf for leaf in self.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         return args, kwargs
+
+
+def is_ordinary(tensor: Tensor) -> bool:
+    """Whether a tensor is of a class whose operators return tensors of no class of their own:
+    chunks and what they are joined to are none.
+    """
+    kind = type(tensor)
+    if kind is Tensor or kind is nn.Parameter:
+        return True
+    return bool(kind.__torch_function__ is torch._C._disabled_torch_function_impl)
 
 
 def run_in_chunks(
@@ -152,6 +163,8 @@ class _Outputs:
                         f"tensors whose shape begins with that of the rows, {list(sizes)}",
                         f"one of shape {list(leaf.shape)}",
                     )
+                if not is_ordinary(leaf):
+                    self._refuse("ordinary tensors", f"one of {type(leaf).__name__}")
                 joined.put(leaf)
                 tensors.append(leaf)
             elif joined is not leaf and joined != leaf:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from memopt._checkpoint.chunks import CallRows
+from memopt._checkpoint.chunks import CallRows, is_ordinary
 from memopt._checkpoint.known_rows import PLAIN
 from memopt._checkpoint.state import ArgumentState
 from memopt.memory.arguments import by_name
@@ -149,6 +149,8 @@ class RowProbe:
             if others := [leaf for leaf in results if not isinstance(leaf, (Tensor, *PLAIN))]:
                 raise NoRows(f"it returns an object of {type(others[0]).__name__}")
             for output in outputs:
+                if not is_ordinary(output):
+                    raise NoRows(f"it returns a tensor of {type(output).__name__}")
                 if tuple(output.shape[: self._dims]) != sizes:
                     raise NoRows(
                         f"for rows of {list(sizes)} it returns a tensor of {list(output.shape)}"

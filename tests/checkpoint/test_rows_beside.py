@@ -1,4 +1,5 @@
-"""Proves: chunks are refused for calls that write to what they are called with, and what is found
+"""Proves: chunks are refused for calls that write to what they are called with and for tensors of
+classes of their own, and what is found
 out about rows does not depend on how the step is written.
 """
 
@@ -61,3 +62,41 @@ def test_gradients_across_rows_show_with_a_step_of_the_user_s() -> None:
             model, check_fn=nn.Sequential, chunks=2, batch=x, step=step
         )
     assert names == []
+
+
+class Doubled(Tensor):
+    """A class of its own, as those with units or metadata, whose exp is another one."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        return result * 2 if func is torch.exp else result
+
+
+@pytest.mark.parametrize(
+    ("function", "other", "said"),
+    [
+        (lambda x, _: x.exp(), None, "an ordinary tensor of rows, got Doubled"),
+        (lambda x, y: torch.exp(y), 40, "an ordinary tensor of rows, got Doubled"),
+        (lambda x, y: torch.exp(x * y), 1, "it returns a tensor of Doubled"),
+    ],
+)
+def test_tensors_of_a_class_are_refused(function: Any, other: int | None, said: str) -> None:
+    """Chunks and what they are joined to have no class."""
+    x = torch.randn(40, H)
+    given = (x.as_subclass(Doubled), None) if other is None else (x, x[:other].as_subclass(Doubled))
+    with pytest.raises(ValueError, match=said):
+        checkpoint(function, *given, chunks=3)
+    parameter = nn.Parameter(x)
+    assert torch.equal(checkpoint(lambda x: torch.exp(x), parameter, chunks=3), x.exp())
+
+
+def test_a_model_of_such_tensors_runs_whole() -> None:
+    made = (nn.Linear(H, 32), Function(torch.exp), nn.Linear(32, H))
+    model = nn.Sequential(*(nn.Sequential(*copy.deepcopy(made)) for _ in range(3)))
+    x = torch.randn(40, H).as_subclass(Doubled)
+    expected = model(x)
+    report = memopt.convert(model, x, checkpoint=True, chunks=3, recipes=False)
+    assert not report.in_chunks
+    assert isinstance(model(x), Doubled)
+    assert torch.equal(model(x), expected)
