@@ -4,26 +4,34 @@ The first call begins a region, and the next ones go on with it: what they save 
 dropped too. The recompute makes the calls again, each with what the one before returned. So only
 the first one's arguments are kept, and the others' as far as they come from elsewhere. What runs
 between two calls is not a part of the region. A call that gets nothing of what the one before it
-returned, or finds random generators or autocast changed since, begins a region of its own: that
-keeps more, and is right.
+returned, or gets it written in place, or with objects whose content may change, or finds random
+generators or autocast changed since, begins a region of its own: that keeps more, and is right.
 """
 
 from __future__ import annotations
 
 import threading
+import types
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from memopt._checkpoint.caches import has_cache, may_have_caches
+from memopt._checkpoint.naming import region_name
 from memopt._checkpoint.region import is_region, run_region
+from memopt._checkpoint.state import version_of
 from memopt._extension import _C, HAS_NATIVE
 from memopt.memory.storages import tensors_in
 
 RunCall = Callable[..., Any]
+_VALUES = (
+    *(bool, int, float, complex, str, bytes, type(None), types.FunctionType),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+)
 
 
 class Joined:
@@ -40,6 +48,7 @@ class Joined:
     def call(
         self,
         number: int,
+        module: nn.Module,
         run: RunCall,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -53,7 +62,8 @@ class Joined:
             return run_region(run, args, kwargs, settings)
         joined = self._open.follow(args, kwargs) if number else None
         if joined is None:
-            return self._open.begin(run, args, kwargs, settings)
+            return self._open.begin(module, run, args, kwargs, settings)
+        joined.module = module
         return self._open.go_on(joined, run, args, kwargs, is_last=number + 1 == len(self.paths))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Joined:
@@ -70,25 +80,33 @@ class _Open(threading.local):
     def __init__(self) -> None:
         self._region: _C.JoinedRegion | None = None
         self._replay: weakref.ref[_Replay] | None = None
-        self._returned: list[weakref.ref[Tensor]] = []
+        self._returned: list[_Returned] = []
 
     def begin(
-        self, run: RunCall, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Any
+        self,
+        module: nn.Module,
+        run: RunCall,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        settings: Any,
     ) -> Any:
         region = _C.JoinedRegion()
-        replay = _Replay(run, region)
+        replay = _Replay(module, run, region)
         output = region.begin_with(replay, run, args, kwargs, settings)
         self._region, self._replay = region, weakref.ref(replay)
-        self._returned = [weakref.ref(tensor) for tensor in tensors_in(output)]
+        self._returned = [_Returned(tensor) for tensor in tensors_in(output)]
         return output
 
     def follow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Later | None:
         """How to make a call again; None where it does not follow the one before."""
         if self._region is None or not self._region.goes_on():
             return None
-        known = {id(t): n for n, ref in enumerate(self._returned) if (t := ref()) is not None}
+        known = {id(t): n for n, one in enumerate(self._returned) if (t := one.ref()) is not None}
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        if not any(id(leaf) in known for leaf in leaves):
+        passed_on = [leaf for leaf in leaves if id(leaf) in known]
+        if not passed_on or any(self._returned[known[id(t)]].is_written(t) for t in passed_on):
+            return None
+        if not all(map(_can_be_kept, leaves)):
             return None
         places = {n: known[id(leaf)] for n, leaf in enumerate(leaves) if id(leaf) in known}
         return _Later([_kept(leaf, id(leaf) in known) for leaf in leaves], spec, places)
@@ -114,8 +132,20 @@ class _Open(threading.local):
             self._region = None
             raise
         self._region = None if is_last else region
-        self._returned = [weakref.ref(tensor) for tensor in tensors_in(output)]
+        self._returned = [_Returned(tensor) for tensor in tensors_in(output)]
         return output
+
+
+class _Returned:
+    """A tensor that a call returned."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.ref = weakref.ref(tensor)
+        self._version = version_of(tensor)
+
+    def is_written(self, tensor: Tensor) -> bool:
+        """Whether something wrote to it since, which a recompute of the calls would not do."""
+        return version_of(tensor) != self._version
 
 
 class _Later:
@@ -123,11 +153,27 @@ class _Later:
 
     def __init__(self, leaves: list[Any], spec: Any, places: dict[int, int]) -> None:
         self.run: RunCall = _nothing
+        self.module: nn.Module | None = None
         self._leaves, self._spec = leaves, spec
+        self._versions = {
+            n: version_of(leaf) for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)
+        }
         self._places = places
         """Places of arguments that the call before it returned, and the tensors' numbers there."""
 
     def __call__(self, before: Any, region: _C.JoinedRegion) -> Any:
+        """
+        Raises:
+            RuntimeError: an argument was written in place, as the engine says of a first call's.
+        """
+        for place, version in self._versions.items():
+            now = version_of(self._leaves[place])
+            if now != version:
+                raise RuntimeError(
+                    f"checkpoint: an argument of region {region_name(self.module)} must not be "
+                    "written in place before backward has used it, got a tensor at version "
+                    f"{now}; forward was called with version {version}"
+                )
         returned = tensors_in(before)
         leaves = list(self._leaves)
         for place, number in self._places.items():
@@ -139,7 +185,8 @@ class _Later:
 class _Replay:
     """The calls of a region, made again."""
 
-    def __init__(self, run: RunCall, region: _C.JoinedRegion) -> None:
+    def __init__(self, module: nn.Module, run: RunCall, region: _C.JoinedRegion) -> None:
+        self.__wrapped__ = module  # by which messages name the region
         self.run = run
         self.region = region
         self.calls: list[_Later] = []
@@ -149,6 +196,13 @@ class _Replay:
         for later in self.calls:
             output = later(output, self.region)
         return output
+
+
+def _can_be_kept(leaf: Any) -> bool:
+    """Whether a recompute surely finds an argument as it is now. Of objects, whose tensors may be
+    exchanged between two calls, a region of their own takes care.
+    """
+    return isinstance(leaf, (Tensor, nn.Module, *_VALUES))
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None: ...

@@ -233,7 +233,8 @@ def _region(
     if joined is not None and not gathers_parameters(module):
         run = functools.partial(_alone, module, forward, settings) if settings.alone else forward
         shared = replace(settings, joined=None, number=0, maintain_forward_counter=False)
-        return joined.call(settings.number, run, args, kwargs, _region_settings(shared, False))
+        options = _region_settings(shared, False)
+        return joined.call(settings.number, module, run, args, kwargs, options)
     return _alone(module, forward, settings, *args, **kwargs)
 
 

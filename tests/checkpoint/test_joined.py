@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +34,8 @@ class Block(nn.Module):
         self.norm, self.up = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 4 * WIDTH)
         self.drop, self.down = nn.Dropout(0.5), nn.Linear(4 * WIDTH, WIDTH)
 
-    def forward(self, x: Tensor, scale: Tensor | None = None) -> Any:
+    def forward(self, x: Tensor, scale: Any = None) -> Any:
+        scale = scale.scale if isinstance(scale, SimpleNamespace) else scale
         out = x + self.down(self.drop(self.up(self.norm(x)).tanh()))
         return out if scale is None else (out * scale, scale)
 
@@ -50,14 +52,21 @@ class Loop(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         scale = self.stem(x).sigmoid() if self.between == "another argument" else None
-        states = []
+        states, box = [], SimpleNamespace(scale=torch.ones(()))
         for number, block in enumerate(self.blocks):
             if self.between == "one is skipped" and number == 2:
                 continue
-            if scale is not None:
+            if self.between == "an object with another tensor":
+                box.scale = (number + 1) * box.scale
+                x, _ = block(x, scale=box)
+            elif scale is not None:
                 x, scale = block(x, scale=scale)
             else:
                 x = block(x)
+            if self.between == "a write":
+                x.add_(1)
+            if self.between == "a write through a view":
+                x[:, :2].mul_(2)
             if self.between == "operators":
                 x = x * 2
             if self.between == "random numbers":
@@ -70,6 +79,9 @@ class Loop(nn.Module):
 BETWEEN = (
     "nothing",
     "another argument",
+    "a write",
+    "a write through a view",
+    "an object with another tensor",
     "operators",
     "random numbers",
     "one is skipped",
@@ -221,3 +233,23 @@ def test_parts_of_a_block_are_regions_and_go() -> None:
             assert memopt.saved_bytes(model, batch()) < plain
             assert same_bits(after_a_step(model), wanted)
     assert [sorted(module.__dict__) for module in model.modules()] == before
+
+
+def test_a_later_block_s_argument_must_not_be_written_before_backward() -> None:
+    """As PyTorch says of what it saves; the message names the block."""
+
+    class Scaled(Loop):
+        def forward(self, x: Tensor) -> Tensor:
+            x, self.scale = self.stem(x), torch.ones(1, WIDTH)
+            for number, block in enumerate(self.blocks):
+                x = block(x, self.scale)[0] if number else block(x)
+            return x.square().mean()
+
+    model = Scaled()
+    with assigned(model, Assignment({paths(model): SHARED})):
+        loss = model(batch())
+        model.scale.mul_(2)
+        with pytest.raises(RuntimeError, match=r"Scaled.blocks.1 .* must not be written"):
+            loss.backward()
+        assert all(parameter.grad is None for parameter in model.blocks[0].parameters())
+        model(batch()).backward()
