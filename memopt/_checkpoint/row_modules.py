@@ -15,7 +15,12 @@ from memopt._checkpoint.chunks import CallRows
 from memopt._checkpoint.naming import by_reason
 from memopt._checkpoint.other import without_own
 from memopt._checkpoint.probe import run_without_gradients
-from memopt._checkpoint.row_stand_ins import Given, given_to_calls, row_modules_among
+from memopt._checkpoint.row_stand_ins import (
+    Given,
+    are_predicted,
+    given_to_calls,
+    row_modules_among,
+)
 from memopt._checkpoint.rows import why_not_rows
 from memopt.memory.asked import has_values, target_of
 from memopt.memory.calls.measure import call_tree
@@ -70,6 +75,8 @@ def predicted_row_modules(step: Step) -> tuple[str, ...]:
     Raises:
         Whatever keeps it from being predicted: DependsOnValues, or the step's own error.
     """
+    if not are_predicted(step.batch):
+        return ()
     given: list[dict[str, Given]] = []
     trees: list[CallRecorder] = []
 

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from memopt._checkpoint.chunks import CallRows
+from memopt._checkpoint.chunks import CallRows, is_ordinary
 from memopt._checkpoint.rows import why_not_rows
 from memopt._compat import is_in_backward
+from memopt.memory.leaves import all_tensors
 from memopt.memory.modules import ByModule, seen_modules
 from memopt.memory.paths import is_inside
 
@@ -55,7 +56,7 @@ def given_to_calls(model: nn.Module) -> Iterator[dict[str, Given]]:
         if path in found or is_in_backward() or not torch.is_grad_enabled():
             return
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        if all(isinstance(leaf, (Tensor, *_PLAIN)) for leaf in leaves):
+        if all(isinstance(leaf, _PLAIN) or _may_have_rows(leaf) for leaf in leaves):
             found[path] = Given(tuple(map(_look, leaves)), spec)
 
     with ExitStack() as stack:
@@ -63,6 +64,17 @@ def given_to_calls(model: nn.Module) -> Iterator[dict[str, Given]]:
             hook = module.register_forward_pre_hook(entered, with_kwargs=True)
             stack.callback(hook.remove)
         yield found
+
+
+def _may_have_rows(leaf: object) -> bool:
+    return isinstance(leaf, Tensor) and is_ordinary(leaf)
+
+
+def are_predicted(batch: object) -> bool:
+    """Whether a prediction's calls get what those of a step get. It takes tensors of a class of
+    their own for ordinary ones, which alone run in chunks.
+    """
+    return all(map(is_ordinary, all_tensors(batch)))
 
 
 def _look(leaf: Any) -> Any:

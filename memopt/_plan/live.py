@@ -12,7 +12,7 @@ from torch import nn
 from memopt._checkpoint.blocks import is_layer
 from memopt._checkpoint.chosen_modules import Modules, as_predicate, choose_modules
 from memopt._checkpoint.measured import idle_modules
-from memopt._checkpoint.row_stand_ins import row_modules_among
+from memopt._checkpoint.row_stand_ins import are_predicted, row_modules_among
 from memopt._convert.head import find_heads, probed_heads
 from memopt._extension import HAS_NATIVE
 from memopt._plan import ranks
@@ -204,7 +204,7 @@ class Live:
         by block.
         """
         tree, modules = plain.tree, dict(self.step.model.named_modules())
-        if tree is None or not self.chunks:
+        if tree is None or not self.chunks or not are_predicted(self.step.batch):
             return {}
         found = {}
         for block in blocks:

@@ -91,12 +91,20 @@ def test_tensors_of_a_class_are_refused(function: Any, other: int | None, said: 
     assert torch.equal(checkpoint(lambda x: torch.exp(x), parameter, chunks=3), x.exp())
 
 
-def test_a_model_of_such_tensors_runs_whole() -> None:
+@pytest.mark.parametrize("chosen", ["convert", "apply", "plan"])
+def test_a_model_of_such_tensors_runs_whole(chosen: str) -> None:
     made = (nn.Linear(H, 32), Function(torch.exp), nn.Linear(32, H))
     model = nn.Sequential(*(nn.Sequential(*copy.deepcopy(made)) for _ in range(3)))
     x = torch.randn(40, H).as_subclass(Doubled)
     expected = model(x)
-    report = memopt.convert(model, x, checkpoint=True, chunks=3, recipes=False)
-    assert not report.in_chunks
+    if chosen == "convert":
+        memopt.convert(model, x, checkpoint=True, chunks=3, recipes=False)
+    elif chosen == "apply":
+        memopt.apply_activation_checkpointing(model, batch=x, chunks=3)
+    else:
+        plan = memopt.plan(model, x, loss=lambda y: y.square().mean(), measure=False, steps=1)
+        with pytest.raises(memopt.BudgetTooSmall) as error:
+            plan.within("1kB")
+        plan.within(error.value.floor).apply()
     assert isinstance(model(x), Doubled)
     assert torch.equal(model(x), expected)
