@@ -59,15 +59,32 @@ def peak_bytes(
     return allocated_by(step) - sum(tensor.nbytes for tensor in tensors.values())
 
 
+def bytes_in_products(dtype: torch.dtype, chunk: int, features: int, words: int) -> int:
+    """What PyTorch's products of a chunk allocate inside: copies in float32, on processors that
+    multiply no numbers of 16 bits.
+    """
+    x, weight, logits = (
+        torch.ones(shape, dtype=dtype)
+        for shape in ((chunk, features), (words, features), (chunk, words))
+    )
+    block = min(words, (2 << 20) // (features * dtype.itemsize))
+    return max(
+        allocated_by(lambda: torch.mm(x, weight.t(), out=logits)),
+        allocated_by(lambda: torch.mm(logits, weight, out=x)),
+        allocated_by(lambda: torch.mm(logits[:, :block].t(), x, out=weight[:block])),
+    )
+
+
 def test_bytes_of_a_bfloat16_head() -> None:
     """A chunk's logits, a byte for each element of the weight's sum, a block of products, the
     statistics of rows and the bias's sum in float32."""
     block = min(2 << 20, 2 * WORDS * FEATURES)
     formula = 2 * CHUNK * WORDS + WORDS * FEATURES + block + 8 * ROWS + 4 * WORDS
     peak = peak_bytes(torch.bfloat16, lambda t, y, **k: ours(t, y, chunk=CHUNK, **k))
-    assert formula <= peak <= 1.1 * formula
+    inside = bytes_in_products(torch.bfloat16, CHUNK, FEATURES, WORDS)
+    assert formula <= peak <= 1.1 * formula + inside
     whole = peak_bytes(torch.bfloat16, lambda t, y, **k: eager(**t, target=y, **k))
-    assert peak < whole / 4
+    assert peak - inside < whole / 4
 
 
 def test_bytes_of_a_float32_head() -> None:
@@ -98,7 +115,8 @@ def test_default_chunks(dtype: torch.dtype, rows: int, features: int, chunk: int
     if dtype == torch.bfloat16:  # a block of products, or of the bias's sum in float32
         formula += (words * features if chunk < rows else 0) + (2 << 20)
     peak = peak_bytes(dtype, ours, sizes=(rows, features, words))
-    assert formula <= peak <= 1.05 * formula
+    inside = bytes_in_products(dtype, chunk, features, words)
+    assert formula <= peak <= 1.05 * formula + inside
 
 
 def test_rows_losses_save_four_bytes_a_row() -> None:
