@@ -60,9 +60,11 @@ def peak_bytes(
 
 
 def bytes_in_products(dtype: torch.dtype, chunk: int, features: int, words: int) -> int:
-    """What PyTorch's products of a chunk allocate inside: copies in float32, on processors that
-    multiply no numbers of 16 bits.
+    """What PyTorch's products of a chunk allocate inside: copies in float32, on processors with
+    AVX-512 that multiply no numbers of 16 bits. On others the bounds below hold without.
     """
+    if not torch.cpu._is_avx512_supported() or torch.cpu._is_avx512_bf16_supported():
+        return 0
     x, weight, logits = (
         torch.ones(shape, dtype=dtype)
         for shape in ((chunk, features), (words, features), (chunk, words))
