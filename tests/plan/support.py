@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -73,6 +74,13 @@ def planned_or_refused(plan: Plan, budget: int) -> tuple[Plan, BudgetTooSmall | 
         return plan.within(budget), None
     except BudgetTooSmall as error:
         return plan, error
+
+
+def floor_of(plan: Plan) -> BudgetTooSmall:
+    """What is said of a budget below the floor."""
+    with pytest.raises(BudgetTooSmall) as info:
+        plan.within(1000)
+    return info.value
 
 
 def plans_of(problem: Problem, count: int) -> tuple[Solution, ...]:

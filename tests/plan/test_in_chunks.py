@@ -17,9 +17,8 @@ from memopt._convert.head import is_head
 from memopt._head.call import watched_heads
 from memopt._plan.plan import Plan
 from memopt.applied import assigned
-from memopt.memory.sizes import BudgetTooSmall
 from tests.plan.models import Block
-from tests.plan.support import allocated_above, gradients, looks, without_regions
+from tests.plan.support import allocated_above, floor_of, gradients, looks, without_regions
 
 WIDTH, WORDS, ROWS = 16, 500, 256
 
@@ -75,12 +74,6 @@ def planned(words: int, chunks: bool = True) -> Plan:
     return memopt.plan(
         language(words), batch, 1 << 30, measure=False, optimizer=None, chunks=chunks
     )
-
-
-def floor_of(plan: Plan) -> BudgetTooSmall:
-    with pytest.raises(BudgetTooSmall) as info:
-        plan.within(1000)
-    return info.value
 
 
 @pytest.fixture(scope="module")
