@@ -30,7 +30,6 @@ struct ActivationOp : OpDefaults {
 
   static constexpr size_t kReads = 1;
   static constexpr bool kRandom = true;
-  static size_t inputs(const Options&) { return 1; }
   static c10::SymInt features(const Options&, const variable_list& in) {
     return in[0].sym_size(-1);
   }

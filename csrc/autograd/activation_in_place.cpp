@@ -38,8 +38,6 @@ namespace {
 
 // Of two tensors: what stood in the memory, and the memory's.
 struct ActivationInPlaceOp : ActivationOp {
-  static size_t inputs(const Options&) { return 2; }
-
   static Produced forward(const Options& options, const variable_list& in, bool /*for_backward*/) {
     write_over(options, in[1]);
     return {same_memory(in[1]), {in[0]}, {}, {}};
@@ -115,8 +113,8 @@ void activation_(const Tensor& self, std::string_view name, std::optional<double
     ActivationInPlaceOp::write_over(options, self);
     return;
   }
-  Arguments arguments({std::move(before), ActivationInPlaceOp::same_memory(self)}, {});
-  const Tensor after = apply_node<ActivationInPlaceOp>(options, arguments)[0];
+  const Tensor after = apply_node<ActivationInPlaceOp>(
+      options, {std::move(before), ActivationInPlaceOp::same_memory(self)})[0];
   torch::autograd::impl::rebase_history(self, torch::autograd::impl::gradient_edge(after));
 }
 

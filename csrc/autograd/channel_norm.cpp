@@ -133,7 +133,7 @@ Tensor batch_norm(const Tensor& input, const OptionalTensor& running_mean,
                   .momentum = momentum};
   variable_list inputs{input, value_or_undefined(weight), value_or_undefined(bias)};
   if (o.running) inputs.insert(inputs.end(), {mean, var});
-  return run<ChannelNormOp>(name, o, std::move(inputs))[0];
+  return run<ChannelNormOp>(name, o, inputs)[0];
 }
 
 const Autocast kChannelNorm{AutocastTo::kWidest, {"weight", "bias"}};

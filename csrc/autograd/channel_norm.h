@@ -39,7 +39,6 @@ struct ChannelNormOp : OpDefaults {
   // missing unless they are given. The output reads the first three and the statistics.
   static constexpr size_t kReads = 3;
   static constexpr bool kRandom = true;
-  static size_t inputs(const Options& options) { return options.running ? 5 : 3; }
 
   static Produced forward(const Options& options, const variable_list& in, bool for_backward);
   static Tensor forward_again(const Options& options, const variable_list& reads,

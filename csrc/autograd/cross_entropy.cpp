@@ -18,8 +18,8 @@
 #include <string>
 
 #include "declare.h"
+#include "graph_node.h"
 #include "linears.h"
-#include "options.h"
 #include "ownership.h"
 #include "run.h"
 
@@ -112,35 +112,27 @@ Tensor differentiable_logit_gradient(const LossOptions& o, const Tensor& logits,
 namespace {
 
 // The sum of the rows' losses, or each row's.
-struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
-  static constexpr bool is_traceable = true;
+struct CrossEntropy {
+  LossOptions o;
 
-  static Tensor forward(AutogradContext* ctx, const LossOptions& options, const Tensor& logits,
-                        const Tensor& target, const OptionalTensor& class_weight, bool by_rows) {
+  template <class Function, class F>
+  static void visit(Function& function, F&& f) {
+    LossOptions::visit(function.o, f);
+  }
+
+  static Tensor forward(const LossOptions& o, const Tensor& logits, const Tensor& target,
+                        const OptionalTensor& class_weight, bool by_rows, Tensor* log_sum) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    LossOptions o = options;
-    o.hooked = saves_with_hooks();
-    const auto [total, loss, log_sum] = run_forward(o, logits, target, class_weight);
-    // An alias, which Python never has an object of, so that in backward the memory shows who else
-    // has the logits. It shares their version.
-    const Tensor saved = is_traced(logits) ? logits : logits.tensor_data();
-    ctx->save_for_backward({saved, log_sum, target, class_weight.value_or(Tensor())});
-    save_options<LossOptions>(ctx, o);
-    ctx->set_materialize_grads(false);
-    return by_rows ? loss : total;
-  }
-
-  static ops::Results3 run_forward(const LossOptions& o, const Tensor& logits, const Tensor& target,
-                                   const OptionalTensor& class_weight) {
     static const auto op = MEMOPT_PRIVATE_OP(_cross_entropy_forward);
-    return op.call(logits, target, class_weight, o.ignore_index, o.label_smoothing);
+    auto [total, rows, sums] =
+        op.call(logits, target, class_weight, o.ignore_index, o.label_smoothing);
+    *log_sum = std::move(sums);
+    return by_rows ? rows : total;
   }
 
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    variable_list saved = ctx->get_saved_variables();
-    variable_list result(5);
-    if (!grads[0].defined()) return result;
-    const auto o = restore_options<LossOptions>(ctx);
+  variable_list backward(variable_list saved, const variable_list& grads,
+                         const Wanted& /*wanted*/) const {
+    if (!grads[0].defined()) return {Tensor()};
     const NoAutocast no_autocast;
     Tensor logits = std::move(saved[0]);
     const Tensor log_sum = saved[1], target = saved[2], weight = saved[3];
@@ -151,22 +143,36 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
         torch::autograd::impl::set_gradient_edge(logits,
                                                  torch::autograd::get_current_node()->next_edge(0));
       }
-      result[1] = differentiable_logit_gradient(o, logits, target, weight, grads[0], Tensor());
-    } else if (!o.hooked && logits.is_contiguous() && is_saved_by_us_alone(logits)) {
+      return {differentiable_logit_gradient(o, logits, target, weight, grads[0], Tensor())};
+    }
+    if (!o.hooked && logits.is_contiguous() && is_saved_by_us_alone(logits)) {
       static const auto op = MEMOPT_PRIVATE_OP(_cross_entropy_backward_);
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
       Tensor gradient = logits.detach();
       op.call(grads[0], gradient, log_sum, target, as_optional(weight), o.ignore_index,
               o.label_smoothing);
-      result[1] = std::move(gradient);
-    } else {
-      static const auto op = MEMOPT_PRIVATE_OP(_cross_entropy_backward);
-      result[1] = op.call(grads[0], logits, log_sum, target, as_optional(weight), o.ignore_index,
-                          o.label_smoothing);
+      return {std::move(gradient)};
     }
-    return result;
+    static const auto op = MEMOPT_PRIVATE_OP(_cross_entropy_backward);
+    return {op.call(grads[0], logits, log_sum, target, as_optional(weight), o.ignore_index,
+                    o.label_smoothing)};
   }
 };
+
+Tensor run_with_node(LossOptions o, const Tensor& logits, const Tensor& target,
+                     const OptionalTensor& class_weight, bool by_rows) {
+  o.hooked = saves_with_hooks();
+  const auto node = make_node(CrossEntropy{o});
+  node->set_arguments(logits);
+  Tensor log_sum;
+  Tensor loss = CrossEntropy::forward(o, logits, target, class_weight, by_rows, &log_sum);
+  node->add_output(loss);
+  // An alias, which Python never has an object of, so that in backward the memory shows who else
+  // has the logits. It shares their version.
+  const Tensor alias = is_traced(logits) ? logits : logits.tensor_data();
+  node->save({alias, log_sum, target, class_weight.value_or(Tensor())});
+  return loss;
+}
 
 Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTensor& weight,
                      std::string_view reduction_name, int64_t ignore_index, double label_smoothing,
@@ -180,11 +186,10 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTe
   const bool by_rows = reduction == Reduction::kNone;
   Tensor loss;
   if (needs_node(kName, input)) {
-    loss = CrossEntropy::apply(o, input, target, weight, by_rows);
+    loss = run_with_node(o, input, target, weight, by_rows);
   } else {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const auto [total, rows, log_sum] = CrossEntropy::run_forward(o, input, target, weight);
-    loss = by_rows ? rows : total;
+    Tensor log_sum;
+    loss = CrossEntropy::forward(o, input, target, weight, by_rows, &log_sum);
   }
   const Tensor count = divisor(kName, reduction, o, target, weight.value_or(Tensor()), std::nullopt,
                                sums_type(input));

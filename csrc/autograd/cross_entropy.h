@@ -9,7 +9,7 @@
 
 namespace memopt::autograd {
 
-// What a loss needs to know in backward, beside its tensors. In a node by save_options().
+// What a loss needs to know in backward, beside its tensors. In a node by visit().
 struct LossOptions {
   using Options = LossOptions;
 

@@ -54,30 +54,37 @@ Tensor DropoutOp::differentiable_forward(const Options& o, const variable_list& 
 namespace {
 
 // Applies the mask of a given state: dropout's derivative, which is its own derivative too.
-struct Masked : torch::autograd::Function<Masked> {
-  static constexpr bool is_traceable = true;
+struct Masked {
+  double p = 0.0;
 
-  static Tensor forward(AutogradContext* ctx, const Tensor& input, const Tensor& state, double p) {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    ctx->save_for_backward({state});
-    ctx->saved_data["p"] = p;
-    return backward_op().call(input, state, p);
+  template <class Function, class F>
+  static void visit(Function& function, F&& f) {
+    f(function.p);
   }
 
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const Tensor state = ctx->get_saved_variables()[0];
-    return {drop_again(grads[0], state, ctx->saved_data["p"].toDouble()), Tensor(), Tensor()};
+  variable_list backward(const variable_list& saved, const variable_list& grads,
+                         const Wanted& /*wanted*/) const {
+    return {drop_again(grads[0], saved[0], p)};
   }
 };
+
+Tensor masked(const Tensor& input, const Tensor& state, double p) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return backward_op().call(input, state, p);
+}
 
 Tensor dropout(const Tensor& input, double p) {
   return run<DropoutOp>("dropout", {p}, {input})[0];
 }
 
 Tensor _dropout_backward(const Tensor& grad_output, const Tensor& state, double p) {
-  if (needs_node("dropout backward", grad_output)) return Masked::apply(grad_output, state, p);
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return backward_op().call(grad_output, state, p);
+  if (!needs_node("dropout backward", grad_output)) return masked(grad_output, state, p);
+  const auto node = make_node(Masked{p});
+  node->set_arguments(grad_output);
+  Tensor output = masked(grad_output, state, p);
+  node->add_output(output);
+  node->save({state});
+  return output;
 }
 
 MEMOPT_DECLARE(dropout, {}, kDrawsRandomNumbers, "dropout(Tensor input, float p=0.5) -> Tensor");

@@ -24,7 +24,6 @@ struct DropoutOp : OpDefaults {
   static constexpr size_t kReads = 1;
   static constexpr bool kRandom = true;
   static constexpr bool kSavesReads = false;
-  static size_t inputs(const Options&) { return 1; }
 
   static Produced forward(const Options& options, const variable_list& in, bool for_backward);
   static Tensor forward_again(const Options& options, const variable_list& reads,

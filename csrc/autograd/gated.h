@@ -23,7 +23,6 @@ struct GatedOp : OpDefaults {
 
   static constexpr size_t kReads = 2;
   static constexpr bool kRandom = true;
-  static size_t inputs(const Options&) { return 2; }
   static c10::SymInt features(const Options&, const variable_list& in) {
     return in[0].sym_size(-1);
   }
@@ -54,7 +53,6 @@ struct GatedPackedOp : OpDefaults {
   }
 
   static constexpr size_t kReads = 1;
-  static size_t inputs(const Options&) { return 1; }
   static c10::SymInt features(const Options&, const variable_list& in) {
     return in[0].sym_size(-1) / 2;
   }

@@ -20,8 +20,8 @@
 #include "../ops/checks.h"
 #include "cross_entropy.h"
 #include "declare.h"
+#include "graph_node.h"
 #include "linears.h"
-#include "options.h"
 #include "ownership.h"
 #include "recipe.h"
 #include "run.h"
@@ -73,91 +73,80 @@ Tensor scaled(Tensor grad, const Tensor& factor, at::ScalarType dtype, bool hook
 }
 
 // The sum of the rows' losses, over `count` if that is defined, with the gradients made on the way.
-struct SummedHead : torch::autograd::Function<SummedHead> {
-  static constexpr bool is_traceable = true;
+struct SummedHead {
+  LossOptions o;
+  at::ScalarType dtype;
 
-  // `without_hooks` lives until the node has saved: hooks of recipes alone would have the gradients
-  // kept as they are, and keep backward from scaling them in place.
-  static Tensor forward(AutogradContext* ctx, const LossOptions& options, const HeadTensors& t,
-                        const OptionalTensor& count_or_none,
-                        std::optional<WithoutHooks>* without_hooks, const Tensor& /*input*/,
-                        const Tensor& /*weight*/, const OptionalTensor& /*bias*/) {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const Tensor count = value_or_undefined(count_or_none);
-    LossOptions o = options;
-    const bool divides_later = t.input.scalar_type() == at::kHalf && count.defined();
-    HeadGrads grads;
-    if (count.defined() && !divides_later) grads.loss = count.reciprocal();
-    grads.wanted = t.require_grad();
-    const auto made = run_head(o, t, grads);
-    variable_list saved{std::get<4>(made), std::get<5>(made), std::get<6>(made),
-                        divides_later ? count : Tensor()};
-    if (recipe_recorder() != nullptr && recipe_recorder()->needs_no_hooks(saved)) {
-      without_hooks->emplace();
-    }
-    o.hooked = saves_with_hooks();
-    ctx->save_for_backward(std::move(saved));
-    ctx->saved_data["dtype"] = static_cast<int64_t>(t.input.scalar_type());
-    save_options<LossOptions>(ctx, o);
-    ctx->set_materialize_grads(false);
-    return count.defined() ? std::get<0>(made).div(count) : std::get<0>(made);
+  template <class Function, class F>
+  static void visit(Function& function, F&& f) {
+    LossOptions::visit(function.o, [&](const auto&... fields) { f(fields..., function.dtype); });
   }
 
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    variable_list saved = ctx->get_saved_variables();
-    variable_list result(7);
+  variable_list backward(variable_list saved, const variable_list& grads,
+                         const Wanted& wanted) const {
+    variable_list result(wanted.size());
     if (!grads[0].defined()) return result;
     TORCH_CHECK_NOT_IMPLEMENTED(
         !at::GradMode::is_enabled(),
         "linear_cross_entropy: create_graph=True asks for logits, which a mean or a sum has not "
         "kept; use reduction='none' and reduce its result");
-    const auto o = restore_options<LossOptions>(ctx);
-    const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
     const NoAutocast no_autocast;
     const Tensor count = std::move(saved[3]);
     const Tensor factor = count.defined() ? grads[0] / count : grads[0];
     for (size_t i = 0; i < 3; ++i) {
-      result[4 + i] = scaled(std::move(saved[i]), factor, dtype, o.hooked);
+      result[i] = scaled(std::move(saved[i]), factor, dtype, o.hooked);
     }
     return result;
   }
 };
 
-// Each row's loss, and its entropy if asked for.
-struct RowHead : torch::autograd::Function<RowHead> {
-  static constexpr bool is_traceable = true;
-
-  static variable_list forward(AutogradContext* ctx, const LossOptions& o, const HeadTensors& t,
-                               const Tensor& /*input*/, const Tensor& /*weight*/,
-                               const OptionalTensor& /*bias*/) {
+Tensor sum_with_node(LossOptions o, const HeadTensors& t, const Tensor& count) {
+  const bool divides_later = t.input.scalar_type() == at::kHalf && count.defined();
+  // Lives until the node has saved: hooks of recipes alone would have the gradients kept as they
+  // are, and keep backward from scaling them in place.
+  std::optional<WithoutHooks> without_hooks;
+  variable_list saved;
+  Tensor sum;
+  {
+    const at::AutoGradMode no_grad(false);
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const auto made = run_head(o, t, {});
-    const Tensor loss = std::get<1>(made), entropy = std::get<3>(made);
-    ctx->save_for_backward({t.input, t.weight, t.bias.value_or(Tensor()), t.target,
-                            t.class_weight.value_or(Tensor()), std::get<2>(made), entropy});
-    save_options<LossOptions>(ctx, o);
-    ctx->set_materialize_grads(false);
-    variable_list outputs{loss};
-    if (o.with_entropy) outputs.push_back(entropy);
-    return outputs;
+    HeadGrads grads;
+    if (count.defined() && !divides_later) grads.loss = count.reciprocal();
+    grads.wanted = t.require_grad();
+    const auto made = run_head(o, t, grads);
+    saved = {std::get<4>(made), std::get<5>(made), std::get<6>(made),
+             divides_later ? count : Tensor()};
+    sum = count.defined() ? std::get<0>(made).div(count) : std::get<0>(made);
+  }
+  if (recipe_recorder() != nullptr && recipe_recorder()->needs_no_hooks(saved)) {
+    without_hooks.emplace();
+  }
+  o.hooked = saves_with_hooks();
+  const auto node = make_node(SummedHead{o, t.input.scalar_type()});
+  node->set_arguments(t.input, t.weight, t.bias);
+  node->add_output(sum);
+  node->save(saved);
+  return sum;
+}
+
+// Each row's loss, and its entropy if asked for.
+struct RowHead {
+  LossOptions o;
+
+  template <class Function, class F>
+  static void visit(Function& function, F&& f) {
+    LossOptions::visit(function.o, f);
   }
 
-  static variable_list backward(AutogradContext* ctx, const variable_list& outer) {
-    const variable_list saved = ctx->get_saved_variables();
-    variable_list result(5);
-    if (!any_defined(outer)) return result;
-    const auto o = restore_options<LossOptions>(ctx);
+  variable_list backward(const variable_list& saved, const variable_list& outer,
+                         const Wanted& needed) const {
+    if (!any_defined(outer)) return variable_list(needed.size());
     const NoAutocast no_autocast;
     const HeadTensors t{saved[0], saved[1], as_optional(saved[2]), saved[3], as_optional(saved[4])};
     const Tensor dentropy = o.with_entropy ? outer[1] : Tensor();
-    const bool has_bias = saved[2].defined();
-    const Mask wanted{ctx->needs_input_grad(0), ctx->needs_input_grad(1),
-                      has_bias && ctx->needs_input_grad(2)};
-    variable_list grads = at::GradMode::is_enabled()
-                              ? composed(o, t, outer[0], dentropy, wanted)
-                              : by_chunks(o, t, outer[0], dentropy, saved, wanted);
-    for (size_t i = 0; i < 3; ++i) result[2 + i] = std::move(grads[i]);
-    return result;
+    const Mask wanted{needed[0], needed[1], needed[2]};
+    return at::GradMode::is_enabled() ? composed(o, t, outer[0], dentropy, wanted)
+                                      : by_chunks(o, t, outer[0], dentropy, saved, wanted);
   }
 
  private:
@@ -182,6 +171,24 @@ struct RowHead : torch::autograd::Function<RowHead> {
             wanted[2] ? g.sum(0) : Tensor()};
   }
 };
+
+variable_list rows_with_node(const LossOptions& o, const HeadTensors& t) {
+  const auto node = make_node(RowHead{o});
+  node->set_arguments(t.input, t.weight, t.bias);
+  ops::LossResults made;
+  {
+    const at::AutoGradMode no_grad(false);
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    made = run_head(o, t, {});
+  }
+  const Tensor entropy = std::get<3>(made);
+  variable_list outputs{std::get<1>(made)};
+  if (o.with_entropy) outputs.push_back(entropy);
+  for (const Tensor& output : outputs) node->add_output(output);
+  node->save({t.input, t.weight, t.bias.value_or(Tensor()), t.target,
+              t.class_weight.value_or(Tensor()), std::get<2>(made), entropy});
+  return outputs;
+}
 
 c10::SymIntArrayRef rows_of(const Tensor& input) {
   return input.sym_sizes().slice(0, input.dim() - 1);
@@ -220,7 +227,7 @@ HeadTensors head_tensors(const char* name, const Tensor& input, const Tensor& we
 // Of each row: the loss; and the entropy if asked for.
 variable_list run_rows(const char* name, const LossOptions& o, const HeadTensors& t) {
   if (needs_node(name, {t.input, t.weight, value_or_undefined(t.bias)})) {
-    return RowHead::apply(o, t, t.input, t.weight, t.bias);
+    return rows_with_node(o, t);
   }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto made = run_head(o, t, {});
@@ -229,8 +236,7 @@ variable_list run_rows(const char* name, const LossOptions& o, const HeadTensors
 
 Tensor run_sum(const char* name, const LossOptions& o, const HeadTensors& t, const Tensor& count) {
   if (needs_node(name, {t.input, t.weight, value_or_undefined(t.bias)})) {
-    std::optional<WithoutHooks> without_hooks;
-    return SummedHead::apply(o, t, as_optional(count), &without_hooks, t.input, t.weight, t.bias);
+    return sum_with_node(o, t, count);
   }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Tensor total = std::get<0>(run_head(o, t, {}));

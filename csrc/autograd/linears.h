@@ -5,9 +5,19 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "arguments.h"
+#include "support.h"
 
 namespace memopt::autograd {
+
+// Each weight is [out_i, features]; each bias undefined or [out_i].
+struct Linears {
+  variable_list weights;
+  variable_list biases;
+
+  bool requires_grad(size_t i) const {
+    return weights[i].requires_grad() || (biases[i].defined() && biases[i].requires_grad());
+  }
+};
 
 // A tensor with features, the last dimension, of a dtype that memopt takes.
 void check_features(const char* op, const char* name, const Tensor& tensor);

@@ -217,54 +217,52 @@ struct MlpBackward {
   }
 };
 
-struct Mlp : torch::autograd::Function<Mlp> {
-  static constexpr bool is_traceable = true;
-  using Options = MlpOptions;
+struct Mlp {
+  MlpOptions o;
+
   // `recompute` is not among them: what was saved shows it.
-  template <class Options, class F>
-  static void visit(Options& o, F&& f) {
+  template <class Function, class F>
+  static void visit(Function& function, F&& f) {
+    const MlpOptions& o = function.o;
     f(o.norm, o.eps, o.zero_centered_weight, o.gated, o.activation, o.activation_scalar,
       o.activation_dropout, o.dropout, o.residual);
   }
 
-  static Tensor forward(AutogradContext* ctx, const Options& options, at::TensorList given,
-                        const Arguments& arguments) {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const MlpTensors t(arguments.inputs, options.gated);
-    const MlpNeeds needs = what_backward_needs(options, t);
-    Kept kept;
-    const Tensor y = run_forward(options, t, needs, /*for_backward=*/true, &kept);
-    if (!needs.norm_extras) kept.norm_extras.clear();
-    variable_list saved = t.if_needed(needs);
-    kept.append_to(&saved, t.first.weights.size());
-    ctx->save_for_backward(saved);
-    save_options<Mlp>(ctx, options);
-    arguments.places.save(ctx);
-    return y;
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+  variable_list backward(const variable_list& saved, const variable_list& grads,
+                         const Wanted& wanted) const {
+    if (!grads[0].defined()) return variable_list(wanted.size());
     const NoAutocast no_autocast;
-    const Options o = restore_options<Mlp>(ctx);
-    const size_t arguments = MlpTensors::count(o.gated);
-    const Places places = Places::restore(ctx, arguments);
-    const variable_list saved = ctx->get_saved_variables();
-    const MlpTensors t({saved.begin(), saved.begin() + static_cast<std::ptrdiff_t>(arguments)},
-                       o.gated);
-    MlpBackward run{o, t, Kept::from(saved, arguments, t.first.weights.size()),
-                    MlpGradients(t, [&](size_t i) { return places.needs_grad(ctx, i); })};
+    const auto arguments = static_cast<std::ptrdiff_t>(wanted.size());
+    const MlpTensors t({saved.begin(), saved.begin() + arguments}, o.gated);
+    MlpBackward run{o, t, Kept::from(saved, wanted.size(), t.first.weights.size()),
+                    MlpGradients(t, [&](size_t i) { return wanted[i]; })};
     run.make_p_again();
     run.through_down(o.dropout > 0.0 ? drop_again(grads[0], run.kept.output_state, o.dropout)
                                      : grads[0]);
     run.through_norm(o.residual ? grads[0] : Tensor());
     run.through_first();
-
-    variable_list result = places.no_gradients();
-    variable_list all = run.d.in_order();
-    for (size_t i = 0; i < all.size(); ++i) places.set(&result, i, std::move(all[i]));
-    return result;
+    return run.d.in_order();
   }
 };
+
+Tensor run_with_node(const MlpOptions& options, const MlpTensors& t, const variable_list& inputs) {
+  const auto node = make_node(Mlp{options});
+  node->set_arguments(inputs);
+  const MlpNeeds needs = what_backward_needs(options, t);
+  Kept kept;
+  Tensor y;
+  {
+    const at::AutoGradMode no_grad(false);
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    y = run_forward(options, t, needs, /*for_backward=*/true, &kept);
+  }
+  if (!needs.norm_extras) kept.norm_extras.clear();
+  variable_list saved = t.if_needed(needs);
+  kept.append_to(&saved, t.first.weights.size());
+  node->add_output(y);
+  node->save(saved);
+  return y;
+}
 
 Tensor mlp(const Tensor& input, const Tensor& up_weight, const OptionalTensor& up_bias,
            const Tensor& down_weight, const OptionalTensor& down_bias,
@@ -292,11 +290,7 @@ Tensor mlp(const Tensor& input, const Tensor& up_weight, const OptionalTensor& u
                 {value_or_undefined(up_bias), down_weight, value_or_undefined(down_bias)});
   const MlpTensors tensors(inputs, options.gated);
   check(options, tensors, gate_bias);
-  const Arguments arguments(std::move(inputs), {});
-  if (needs_node("mlp", arguments.inputs)) {
-    variable_list storage;
-    return Mlp::apply(options, arguments.given(&storage), arguments);
-  }
+  if (needs_node("mlp", inputs)) return run_with_node(options, tensors, inputs);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   Kept nothing;
   return run_forward(options, tensors, {}, /*for_backward=*/false, &nothing);

@@ -17,76 +17,49 @@
 // of their own.
 #pragma once
 
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <torch/csrc/autograd/edge.h>
-#include <torch/csrc/autograd/variable.h>
-
 #include <utility>
 
-#include "arguments.h"
+#include "graph_node.h"
 #include "linears.h"
 #include "made_again.h"
 #include "op.h"
-#include "options.h"
-#include "ownership.h"
-#include "recipe.h"
 
 namespace memopt::autograd {
 
+// The derivative of an op with or without linears behind it. The arguments are the op's inputs, the
+// weights, the biases.
 template <class Op>
-struct Node : torch::autograd::Function<Node<Op>> {
-  static constexpr bool is_traceable = true;
-  using Options = typename Op::Options;
+struct OpDerivative {
+  typename Op::Options options;
+  size_t linears = 0;
 
-  // The arguments are the op's inputs, the weights, the biases.
-  static variable_list forward(AutogradContext* ctx, const Options& options, at::TensorList given,
-                               Arguments& arguments) {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const variable_list& in = arguments.inputs;
-    const Linears& behind = arguments.behind;
-    const bool for_inputs = any_requires_grad(in);
-    Produced made = Op::forward(options, in, /*for_backward=*/true);
-    save(ctx, options, arguments, made, for_inputs);
-    if (behind.weights.empty()) remember<Op>(options, made, arguments.saved_without_hooks);
-    variable_list outputs = apply(behind, made.output);
-    variable_list constants;
-    for (size_t i = 0; i < behind.weights.size(); ++i) {
-      if (!for_inputs && !behind.requires_grad(i)) constants.push_back(outputs[i]);
-    }
-    if (!made.others.empty() && !any_requires_grad(at::TensorList(in).slice(0, Op::kOthersFrom))) {
-      constants.insert(constants.end(), made.others.begin(), made.others.end());
-    }
-    if (!constants.empty()) ctx->mark_non_differentiable(constants);
-    outputs.insert(outputs.end(), made.others.begin(), made.others.end());
-    arguments.saved_outputs = std::move(made.others);
-    return outputs;
+  template <class Derivative, class F>
+  static void visit(Derivative& derivative, F&& f) {
+    Op::visit(derivative.options, std::forward<F>(f));
   }
 
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const Options options = restore_options<Op>(ctx);
-    const Places places = Places::restore(ctx, Op::inputs(options));
-    const size_t linears = places.linears(), inputs = places.inputs();
-    const variable_list saved = ctx->get_saved_variables();
-    const auto end_of_reads = saved.begin() + Op::kReads;
-    const auto end_of_extras = saved.end() - static_cast<std::ptrdiff_t>(linears);
-    const variable_list reads(saved.begin(), end_of_reads), extras(end_of_reads, end_of_extras);
+  variable_list backward(variable_list saved, const variable_list& grads,
+                         const Wanted& wanted) const {
+    variable_list result(wanted.size());
+    const size_t inputs = wanted.size() - 2 * linears;
+    const variable_list reads = taken(&saved, 0, Op::kReads);
+    const variable_list extras = taken(&saved, Op::kReads, saved.size() - linears);
+    const variable_list weights = taken(&saved, saved.size() - linears, saved.size());
 
     Request request;
     bool any_input = false;
     for (size_t i = 0; i < inputs; ++i) {
-      request.grads.push_back(places.needs_grad(ctx, i));
-      any_input = any_input || request.grads.back();
+      request.grads.push_back(wanted[i]);
+      any_input = any_input || wanted[i];
     }
     bool any_grad = false;
     for (size_t i = 0; i < linears; ++i) {
       any_grad = any_grad || grads[i].defined();
-      request.output = request.output || (grads[i].defined() && places.needs_grad(ctx, inputs + i));
+      request.output = request.output || (grads[i].defined() && wanted[inputs + i]);
     }
 
-    variable_list result = places.no_gradients();
     if (linears == 0) {
-      if (!any_defined(grads)) return result;
-      set_inputs(&result, places, input_grads(options, reads, extras, grads, request).grads);
+      if (any_defined(grads)) set(&result, input_grads(reads, extras, grads, request).grads);
       return result;
     }
     if (!any_grad) return result;
@@ -94,11 +67,11 @@ struct Node : torch::autograd::Function<Node<Op>> {
     Tensor x;
     if (any_input) {
       variable_list to_op;
-      to_op.push_back(input_grad(grads, {end_of_extras, saved.end()}));
+      to_op.push_back(input_grad(grads, weights));
       request.may_overwrite_grads = true;
-      Reproduced again = input_grads(options, reads, extras, to_op, request);
+      Reproduced again = input_grads(reads, extras, to_op, request);
       to_op.clear();
-      set_inputs(&result, places, std::move(again.grads));
+      set(&result, std::move(again.grads));
       x = std::move(again.output);
     }
     if (request.output && !x.defined()) {
@@ -109,48 +82,45 @@ struct Node : torch::autograd::Function<Node<Op>> {
     for (size_t i = 0; i < linears; ++i) {
       if (!grads[i].defined()) continue;
       const size_t weight = inputs + i, bias = weight + linears;
-      if (places.needs_grad(ctx, weight)) places.set(&result, weight, weight_grad(grads[i], x));
-      if (places.needs_grad(ctx, bias)) places.set(&result, bias, bias_grad(grads[i]));
+      if (wanted[weight]) result[weight] = weight_grad(grads[i], x);
+      if (wanted[bias]) result[bias] = bias_grad(grads[i]);
     }
     return result;
   }
 
  private:
-  static void save(AutogradContext* ctx, const Options& options, Arguments& arguments,
-                   const Produced& made, bool for_inputs) {
-    const size_t linears = arguments.behind.weights.size();
-    const bool for_weights = any_requires_grad(arguments.behind.weights);
-    variable_list saved;
-    saved.reserve(made.reads.size() + made.extras.size() + linears);
-    const auto add = [&](const variable_list& tensors, bool needed) {
-      for (const Tensor& tensor : tensors) saved.push_back(needed ? tensor : Tensor());
-    };
-    add(made.reads, (Op::kSavesReads && for_inputs) || for_weights);
-    if (linears == 0) Op::drop_unread(&saved);
-    add(made.extras, for_inputs);
-    add(arguments.behind.weights, for_inputs);
-    if (linears == 0 && recipe_recorder() != nullptr && recipe_recorder()->needs_no_hooks(saved)) {
-      arguments.saved_without_hooks = saved;
-      arguments.without_hooks.begin();
-    } else {
-      arguments.without_hooks.begin_for_packer(*ctx, saved);
-    }
-    ctx->save_for_backward(std::move(saved));
-    save_options<Op>(ctx, options);
-    arguments.places.save(ctx);
-    ctx->set_materialize_grads(false);
-  }
-
-  static Reproduced input_grads(const Options& options, const variable_list& reads,
-                                const variable_list& extras, const variable_list& grads,
-                                const Request& request) {
+  Reproduced input_grads(const variable_list& reads, const variable_list& extras,
+                         const variable_list& grads, const Request& request) const {
     if (!at::GradMode::is_enabled()) return Op::backward(options, reads, extras, grads, request);
     return {Op::differentiable_backward(options, reads, extras, grads, request.grads), Tensor()};
   }
 
-  static void set_inputs(variable_list* result, const Places& places, variable_list grads) {
-    for (size_t i = 0; i < grads.size(); ++i) places.set(result, i, std::move(grads[i]));
+  static variable_list taken(variable_list* from, size_t begin, size_t end) {
+    return {std::make_move_iterator(from->begin() + static_cast<std::ptrdiff_t>(begin)),
+            std::make_move_iterator(from->begin() + static_cast<std::ptrdiff_t>(end))};
+  }
+
+  // Those of the inputs.
+  static void set(variable_list* result, variable_list grads) {
+    std::move(grads.begin(), grads.end(), result->begin());
   }
 };
+
+// What a node saves: the op's reads, its extras, the weights, each only if a gradient asks for it.
+template <class Op>
+variable_list saved_of(const Produced& made, const variable_list& inputs, const Linears& behind) {
+  const bool for_inputs = any_requires_grad(inputs);
+  const bool for_weights = any_requires_grad(behind.weights);
+  variable_list saved;
+  saved.reserve(made.reads.size() + made.extras.size() + behind.weights.size());
+  const auto add = [&](const variable_list& tensors, bool needed) {
+    for (const Tensor& tensor : tensors) saved.push_back(needed ? tensor : Tensor());
+  };
+  add(made.reads, (Op::kSavesReads && for_inputs) || for_weights);
+  if (behind.weights.empty()) Op::drop_unread(&saved);
+  add(made.extras, for_inputs);
+  add(behind.weights, for_inputs);
+  return saved;
+}
 
 }  // namespace memopt::autograd

@@ -199,7 +199,7 @@ std::vector<Tensor> run_norm_linear(const char* name, const NormOp::Options& o, 
   Linears behind = linears_of(weights, biases);
   check_linears(name, input, input.sym_size(-1), behind);
   return run<NormOp>(name, o, {input, value_or_undefined(weight), value_or_undefined(bias)},
-                     std::move(behind));
+                     behind);
 }
 
 }  // namespace memopt::autograd

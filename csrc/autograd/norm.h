@@ -39,7 +39,6 @@ struct NormOp : OpDefaults {
   // input, residual if there is one, weight, bias; the output reads v, weight, bias.
   static constexpr size_t kReads = 3;
   static constexpr size_t kOthersFrom = 2;
-  static size_t inputs(const Options& options) { return options.adds ? 4 : 3; }
   static c10::SymInt features(const Options&, const variable_list& in) {
     return in[0].sym_size(-1);
   }

@@ -6,7 +6,6 @@
 //
 //   Options              plain fields; visit(options, f) calls f(field...) with what backward needs
 //   kReads               how many tensors `output` is a function of
-//   inputs(options)      how many inputs there are
 //   OpDefaults           its base: constants, to be hidden where the op differs
 //
 //   Produced forward(options, in, for_backward)
@@ -19,10 +18,6 @@
 // ones are for create_graph=True. An op that can have linears behind it also has
 // features(options, in), the last dimension of its output.
 #pragma once
-
-#include <c10/util/SmallVector.h>
-
-#include <vector>
 
 #include "support.h"
 
@@ -45,8 +40,6 @@ struct Produced {
   variable_list extras;  // what backward needs besides: statistics, a random state
   variable_list others;  // further outputs: the sum
 };
-
-using Wanted = c10::SmallVector<bool, 4>;
 
 struct Request {
   Wanted grads;                      // of the inputs

@@ -40,21 +40,19 @@ struct RecipeRecorder {
 // This thread's; null outside memopt.recipes().
 RecipeRecorder*& recipe_recorder();
 
-// To be called in an op's node with what its forward made, and what the node saves without hooks.
+// Of an op's output. `saved`: what its node saves without hooks.
 template <class Op>
-void remember(const typename Op::Options& options, const Produced& made,
-              const variable_list& saved) {
-  if (recipe_recorder() == nullptr || is_traced(made.output)) return;
+Recipe recipe_of(const typename Op::Options& options, const Produced& made,
+                 const variable_list& saved) {
   std::vector<Tensor> inputs = made.reads;
   const auto reads = static_cast<std::ptrdiff_t>(inputs.size());
   if (Op::kRandom) inputs.insert(inputs.end(), made.extras.begin(), made.extras.end());
-  recipe_recorder()->add(made.output, {std::move(inputs),
-                                       [options, reads](const auto& read) {
-                                         return Op::forward_again(
-                                             options, {read.begin(), read.begin() + reads},
-                                             {read.begin() + reads, read.end()});
-                                       },
-                                       saved});
+  return {std::move(inputs),
+          [options, reads](const auto& read) {
+            return Op::forward_again(options, {read.begin(), read.begin() + reads},
+                                     {read.begin() + reads, read.end()});
+          },
+          saved};
 }
 
 }  // namespace memopt::autograd

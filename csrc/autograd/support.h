@@ -4,7 +4,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/custom_function.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <optional>
 
@@ -13,9 +14,9 @@
 namespace memopt::autograd {
 
 using at::Tensor;
-using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using OptionalTensor = std::optional<Tensor>;
+using Wanted = c10::SmallVector<bool, 4>;  // which gradients, in the order of what they belong to
 
 // A dispatcher handle with a C++ signature. Ops are always called through it, so that modes,
 // AOTAutograd and selective checkpointing see them.
@@ -35,7 +36,6 @@ inline OptionalTensor as_optional(const Tensor& tensor) {
   return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
 }
 
-// Not ctx->needs_input_grad(), which is wrong in Function::forward inside a recompute.
 inline bool any_requires_grad(at::TensorList tensors) {
   for (const Tensor& tensor : tensors) {
     if (tensor.defined() && tensor.requires_grad()) return true;

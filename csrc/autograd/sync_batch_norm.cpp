@@ -154,10 +154,10 @@ Tensor sync_batch_norm(const Tensor& input, const OptionalTensor& running_mean,
   o.momentum = momentum;
   variable_list inputs{input, value_or_undefined(weight), value_or_undefined(bias)};
   if (o.running) inputs.insert(inputs.end(), {mean, var});
-  if (group_size == 1) return run<ChannelNormOp>(kName, o, std::move(inputs))[0];
+  if (group_size == 1) return run<ChannelNormOp>(kName, o, inputs)[0];
   o.ranks = group_size;
   o.group = group_name;
-  return run<SyncBatchNormOp>(kName, o, std::move(inputs))[0];
+  return run<SyncBatchNormOp>(kName, o, inputs)[0];
 }
 
 // Under autocast as batch_norm.

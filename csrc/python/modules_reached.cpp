@@ -1,7 +1,8 @@
 #include "modules_reached.h"
 
+#include <c10/util/flat_hash_map.h>
+
 #include <algorithm>
-#include <unordered_set>
 
 #include "compat.h"
 
@@ -23,6 +24,9 @@ bool is_instance(PyObject* object, PyTypeObject* type) {
 class Walk {
  public:
   std::vector<py::object> run(const std::vector<py::handle>& roots) {
+    seen_.reserve(kUsual);
+    pending_.reserve(kUsual);
+    found_.reserve(kUsual);
     for (const auto& root : roots) push(root.ptr());
     while (!pending_.empty()) {
       const auto item = std::move(pending_.back());
@@ -33,6 +37,8 @@ class Walk {
   }
 
  private:
+  static constexpr size_t kUsual = 32;  // modules in a block
+
   void push(PyObject* item) {
     if (item != nullptr && seen_.insert(item).second) {
       pending_.push_back(py::reinterpret_borrow<py::object>(item));
@@ -100,7 +106,7 @@ class Walk {
   }
 
   std::vector<py::object> pending_;
-  std::unordered_set<PyObject*> seen_;
+  ska::flat_hash_set<PyObject*> seen_;
   std::vector<py::object> found_;
 };
 

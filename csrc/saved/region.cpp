@@ -94,6 +94,11 @@ Region::Task Region::Task::current() {
 c10::intrusive_ptr<Handle> Region::pack(const at::Tensor& tensor) {
   auto metadata = Metadata::of(tensor);
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (slots_.empty()) {
+    constexpr size_t kUsual = 32;  // what a transformer's block saves
+    slots_.reserve(kUsual);
+    metadata_.reserve(kUsual);
+  }
   auto slot = c10::make_intrusive<Slot>(
       c10::intrusive_ptr<Region>::unsafe_reclaim_from_nonowning(this), slots_.size());
   slots_.emplace_back(slot);
