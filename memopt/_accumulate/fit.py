@@ -14,10 +14,17 @@ from memopt._arguments import check_count
 from memopt._progress import progress
 from memopt.memory.asked import asked_parameters, check_function, check_module, target_of
 from memopt.memory.batches import positions_of, resized, rows_of, slice_of
+from memopt.memory.cuts import leaves_one
 from memopt.memory.depth import Depth
 from memopt.memory.optimizers import OptimizerLike, as_optimizer
 from memopt.memory.peak import bytes_here, peak_of, peak_of_step
-from memopt.memory.predicted.fits import PeakOf, largest, largest_part, peak_with_part
+from memopt.memory.predicted.fits import (
+    PeakOf,
+    largest,
+    largest_part,
+    peak_with_part,
+    search_parts,
+)
 from memopt.memory.predicted.predict import Looks
 from memopt.memory.search import NEVER_FITS, search
 from memopt.memory.sizes import BudgetTooSmall, as_bytes, at_least
@@ -170,7 +177,7 @@ def largest_in_free(step: Step, free: int, device: str) -> int:
 def _too_small(step: Step, budget: int, peak: Callable[[int], int]) -> BudgetTooSmall:
     """Says what the fewest rows take that the model runs with."""
     rows = rows_of(step.who, step.batch)
-    sizes = (min(1 << power, rows) for power in range(rows.bit_length() + 1))
+    sizes = (min(size, rows) for size in (1, 2, 3, *(4 << n for n in range(rows.bit_length()))))
     size, needed = next((s, n) for s in sizes if (n := peak(s)) < NEVER_FITS or s == rows)
     least, got = at_least(needed, budget)
     what = "one row" if size == 1 else f"{size} rows"
@@ -197,12 +204,16 @@ def largest_measured(step: Step, budget: int, buckets: int, run: Run) -> int:
     depth = Depth()
     ran: set[int] = set()
 
+    def of_parts(size: int) -> int:
+        """Rows of two micro-batches, and of a last single row where the batch leaves one."""
+        return min(2 * size + leaves_one(rows, size), rows)
+
     def measured(size: int) -> int:
         try:
             with unchanged(*step.roots):
-                found = peak_of_step(step, lambda size: run.rows(min(2 * size, rows), size), size)
+                found = peak_of_step(step, lambda size: run.rows(of_parts(size), size), size)
         except Exception:
-            if not ran or size > min(ran):
+            if not leaves_one(rows, size) and (not ran or size > min(ran)):
                 raise
             return NEVER_FITS  # the model's own: a batch norm takes no single row
         ran.add(size)
@@ -212,7 +223,7 @@ def largest_measured(step: Step, budget: int, buckets: int, run: Run) -> int:
         return depth.run(lambda: measured(size), lambda peak: peak)
 
     beside = _beside(step, device.type) + buckets
-    size = search(peak, budget - beside, (2, 4), rows)
+    size = search_parts(peak, budget - beside, (2, 4), rows, rows)
     if not size:
         raise _too_small(step, budget, lambda size: beside + peak(size))
     return size

@@ -81,7 +81,8 @@ def accumulate(
             ones, or the only one. Tensors are cut whose first dimension is the first one's, nested
             and packed sequences among them, also in dataclasses; all else goes to every
             micro-batch. Lists with an entry for each row are refused, and other objects with rows.
-        micro_batch: rows, or "auto".
+        micro_batch: rows, or "auto". The last one has what is left, which is a single row only
+            where it must be: one before it has a row fewer then.
         loss: makes the loss of what the model returns. Default: the output's `loss`, its first
             element or the output.
         step: `step(model, micro_batch)` runs forward and backward itself, see `memopt.plan`. What
@@ -103,6 +104,9 @@ def accumulate(
 
     Returns:
         An `Accumulated`.
+
+    After an error weights that had no gradient have none, so that the batch can be tried again;
+    gradients that were there have what the micro-batches before it added.
 
     Raises:
         TypeError: an argument is of another kind, or the model returns no loss.

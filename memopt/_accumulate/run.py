@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,10 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from memopt._accumulate.peers import Peers
-from memopt._accumulate.undo import before_backward, before_forward, gradients_watched
+from memopt._accumulate.undo import (
+    before_backward,
+    before_forward,
+    gradients_watched,
+    no_part_of_gradients,
+)
 from memopt._accumulate.weight import total_of, warn_if_not_whole, warn_of_a_step_inside
 from memopt.memory.backwards import weighted_backward
 from memopt.memory.batches import call, loss_in, rows_of, slice_of
+from memopt.memory.cuts import cuts, rows_of_next
 from memopt.memory.optimizers import trained_beside
 from memopt.memory.parallel import gathers_parameters, is_sharded, syncing
 from memopt.memory.step import LossLike, StepFunction, function_name
@@ -64,11 +70,13 @@ class Run:
 
     def all(self, size: int, step_down: bool) -> Accumulated:
         """Every micro-batch. `step_down`: with fewer rows where memory runs out."""
-        if not step_down:
-            return self._from(size, None, 0)
-        begin = before_backward(self._model, self._trained())
         failures = 0
-        with gradients_watched(self._trained()) as was_touched:
+        with ExitStack() as stack:
+            stack.enter_context(no_part_of_gradients(self._trained()))
+            if not step_down:
+                return self._from(size, None, 0)
+            begin = before_backward(self._model, self._trained())
+            was_touched = stack.enter_context(gradients_watched(self._trained()))
             while True:
                 try:
                     return self._from(size, was_touched, failures)
@@ -78,8 +86,7 @@ class Run:
 
     def rows(self, rows: int, size: int) -> None:
         """Micro-batches of the first rows alone, to be measured."""
-        for start in range(0, rows, size):
-            end = min(start + size, rows)
+        for start, end in cuts(rows, size):
             self._one(slice_of(self._batch, start, end), 1.0, False)
 
     def all_alike(self, size: int, peers: Peers) -> Accumulated:
@@ -121,9 +128,8 @@ class Run:
 
     def _parts(self, size: int) -> Iterator[tuple[Any, float]]:
         """The micro-batches that count, each with its share."""
-        end_of_rows = self._last_counted()
-        for start in range(0, end_of_rows, size):
-            part = slice_of(self._batch, start, min(start + size, end_of_rows))
+        for start, end in cuts(self._last_counted(), size):
+            part = slice_of(self._batch, start, end)
             share = self._share(part)
             if share:
                 yield part, share
@@ -166,7 +172,7 @@ class Run:
         end_of_rows = self._last_counted()
         weights = self._versions() if size < end_of_rows else []
         while start < end_of_rows:
-            end = min(start + size, end_of_rows)
+            end = start + rows_of_next(end_of_rows - start, size)
             part = slice_of(self._batch, start, end)
             share = self._share(part)
             if share == 0 and end < end_of_rows:

@@ -26,6 +26,20 @@ def before_backward(model: nn.Module, trained: Sequence[Tensor]) -> Before:
 
 
 @contextmanager
+def no_part_of_gradients(trained: Sequence[Tensor]) -> Iterator[None]:
+    """Leaves no gradients of a part of a batch, to which another attempt would add, where an error
+    ends it in the middle. Those that were there are not copied, and keep what was added.
+    """
+    without = [p for p in trained if p.grad is None]
+    try:
+        yield
+    except BaseException:
+        for parameter in without:
+            parameter.grad = None
+        raise
+
+
+@contextmanager
 def gradients_watched(trained: Sequence[Tensor]) -> Iterator[Callable[[], bool]]:
     """Says whether a gradient was accumulated since the last time it was asked."""
     touched: list[None] = []

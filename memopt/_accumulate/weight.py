@@ -11,6 +11,7 @@ from torch import Tensor
 
 from memopt._errors import warn
 from memopt.memory.batches import counts_of_rows, rows_of
+from memopt.memory.cuts import cuts
 from memopt.memory.leaves import entries_of_record
 from memopt.memory.lists import list_of_numbers
 
@@ -32,7 +33,7 @@ def warn_if_not_rows(batch: Any, size: int, ignore_index: int) -> None:
         _warn(f"{path}, a list with a number for each row, goes whole to every micro-batch")
         return
     for path, counts in counts_of_rows(batch, ignore_index).items():
-        parts = [counts[start : start + size] for start in range(0, len(counts), size)]
+        parts = [counts[start:end] for start, end in cuts(len(counts), size)]
         if len({sum(part) / len(part) for part in parts}) > 1:
             numbers = ", ".join(str(sum(part)) for part in parts[:4])
             _warn(

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from memopt._compat import add_note
 from memopt.memory.copies import copied
+from memopt.memory.cuts import cuts
 from memopt.memory.histories import with_gradient_as
 from memopt.memory.leaves import (
     all_tensors,
@@ -78,8 +79,7 @@ def parts(who: str, batch: Any, rows: int) -> list[Any]:
     Tensors whose first dimension is the batch's are cut, as views; all else is in every part. Of
     packed and nested sequences, and of sparse tensors, parts are copies.
     """
-    total = rows_of(who, batch)
-    return [slice_of(batch, start, min(start + rows, total)) for start in range(0, total, rows)]
+    return [slice_of(batch, start, end) for start, end in cuts(rows_of(who, batch), rows)]
 
 
 def slice_of(batch: Any, start: int, end: int) -> Any:
@@ -296,7 +296,10 @@ def _cut(leaf: Any, start: int, end: int) -> Any:
         rows = list(leaf.unbind()[start:end])
         return torch.nested.as_nested_tensor(rows, layout=leaf.layout)
     if leaf.layout is not torch.strided:
-        return leaf.index_select(0, torch.arange(start, end, device=leaf.device))
+        chosen = torch.arange(start, end, device=leaf.device)
+        if leaf.layout is torch.sparse_coo:
+            return leaf.index_select(0, chosen)
+        return leaf.to_sparse_coo().index_select(0, chosen).to_sparse(layout=leaf.layout)
     return leaf[start:end]
 
 
@@ -340,6 +343,11 @@ def loss_in(who: str, output: Any) -> Tensor:
         raise ValueError(
             f"{who}: the loss must be one number that requires a gradient, got shape "
             f"{list(loss.shape)}, requires_grad={loss.requires_grad}; {_remedy(loss)}"
+        )
+    if loss.is_complex():
+        raise ValueError(
+            f"{who}: the loss must be a real number, got one of {loss.dtype}; loss= makes one of "
+            "the model's output, such as its abs() or its real part"
         )
     return loss
 

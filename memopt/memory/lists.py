@@ -25,12 +25,20 @@ _SHOWN = 6
 def check_cut(who: str, batch: Any) -> None:
     """Raises ValueError where a batch that is to be cut has a list with an entry for each row:
     sequences of several lengths, one of which would be cut by itself, or as many entries as rows.
-    And where it has an object with a tensor of as many rows, which nothing tells how to cut.
+    And where it has an object with a tensor of as many rows, which nothing tells how to cut, an
+    array of another library, or no rows at all.
     """
     rows = rows_of(who, batch)
-    if rows < 2:
+    if rows == 0:
+        raise ValueError(f"{who}: batch must have rows, got tensors whose first dimension is 0")
+    if rows == 1:
         return
     for path, leaf in named_leaves(batch):
+        if hasattr(leaf, "__array__") and not isinstance(leaf, Tensor) and rows in leaf.shape[:1]:
+            raise ValueError(
+                f"{who}: {_RULE}, got {path or 'the batch'}, a {type(leaf).__name__} of {rows} "
+                "rows (torch.as_tensor makes a tensor of it)"
+            )
         if any(has_sizes(t) and t.dim() and t.size(0) == rows for t in tensors_held([leaf])):
             raise ValueError(
                 f"{who}: {_RULE}, which may be in dicts, lists, tuples and dataclasses, got "

@@ -304,6 +304,16 @@ def test_auto_fits_the_budget() -> None:
         (ValueError, "must have its shape, got '0.weight'", {"model": LAZY, "budget": 1 << 20}),
         (ValueError, "on the model's device", {"batch": torch.empty(4, WIDTH, device="meta")}),
         (ValueError, "one number that requires a gradient", {"micro_batch": 2}),
+        (
+            ValueError,
+            "must be a real number, got one of torch.complex128",
+            {"micro_batch": 2, "loss": lambda y: y.mean() + 0j},
+        ),
+        (
+            ValueError,
+            "accumulate: batch must have rows, got tensors whose first dimension is 0",
+            {"batch": torch.empty(0, WIDTH).double(), "micro_batch": 2},
+        ),
     ],
 )
 def test_bad_input(error: type[Exception], words: str, options: dict[str, Any]) -> None:

@@ -46,6 +46,18 @@ class Limited(nn.Module):
         raise torch.OutOfMemoryError("out of memory, for a test")
 
 
+class Fails(nn.Module):
+    """Is interrupted in its third call."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 3:
+            raise KeyboardInterrupt
+        return x
+
+
 class Scaled(nn.Module):
     """A loss with a weight of its own."""
 
@@ -114,4 +126,24 @@ def test_one_row_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_given_number_is_not_changed() -> None:
     with pytest.raises(torch.OutOfMemoryError, match="for a test"):
-        memopt.accumulate(Limited(2, "forward"), torch.randn(4, WIDTH).double(), micro_batch=3)
+        memopt.accumulate(Limited(2, "forward"), torch.randn(5, WIDTH).double(), micro_batch=3)
+
+
+@pytest.mark.parametrize("options", [{"micro_batch": 3}, {"budget": 1 << 30}])
+def test_an_error_leaves_no_part_of_the_gradients(
+    options: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch can be tried again: gradients of the first micro-batches counted twice."""
+    monkeypatch.setattr(loop, "largest_micro_batch", lambda *_: 3)
+    x = torch.randn(12, WIDTH, dtype=torch.float64)
+    model = nn.Sequential(net(), Fails())
+    reference = copy.deepcopy(model)
+    with pytest.raises(KeyboardInterrupt):
+        memopt.accumulate(model, x, loss=torch.mean, **options)
+    assert all(p.grad is None for p in model.parameters())
+    memopt.accumulate(model, x, loss=torch.mean, micro_batch=3)
+    reference[-1].calls = 3
+    memopt.accumulate(reference, x, loss=torch.mean, micro_batch=3)
+    assert gradients(model)
+    for a, b in zip(gradients(model), gradients(reference), strict=True):
+        assert torch.equal(a, b)

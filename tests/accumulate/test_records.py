@@ -113,8 +113,12 @@ class Graph:
             {"labels": torch.randn(ROWS, 1), "x": Graph(torch.randn(ROWS, WIDTH))},
             r"\['x'\], a Graph, with a tensor of 48 rows",
         ),
+        (
+            {"labels": torch.randn(ROWS, 1), "x": torch.randn(ROWS, WIDTH).numpy()},
+            r"\['x'\], a ndarray of 48 rows \(torch.as_tensor",
+        ),
     ],
-    ids=["alone", "beside a tensor that is cut"],
+    ids=["alone", "beside a tensor that is cut", "an array of NumPy's"],
 )
 def test_an_object_with_rows_is_refused_by_name(batch: Any, named: str) -> None:
     model = OfPairs()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from memopt.memory.batches import part_of, rows_of
+from memopt.memory.cuts import leaves_one
 from memopt.memory.predicted.outcome import DependsOnValues
 from memopt.memory.search import NEVER_FITS, TOO_SMALL, search
 from memopt.memory.step import Step
@@ -58,7 +59,26 @@ def largest_part(step: Step, budget: int, peak: PeakOf) -> int:
         return rows
     # Between half of the rows and all there are two parts, as with half: no fewer, and larger ones.
     half = -(-rows // 2) if rows > 1 else 0
-    return search(lambda size: peak_with_part(step, size, peak), budget, (half,), half)
+    return search_parts(lambda size: peak_with_part(step, size, peak), budget, (half,), half, rows)
+
+
+def search_parts(
+    peak: Callable[[int], int], budget: int, first: Sequence[int], limit: int, rows: int
+) -> int:
+    """`search` for the size of parts of so many rows. Two rows of an odd number leave a single one:
+    where the model refuses that, larger parts may run all the same.
+    """
+    refused: set[int] = set()
+
+    def peak_of(size: int) -> int:
+        found = peak(size)
+        if found < NEVER_FITS or not leaves_one(rows, size):
+            return found
+        refused.add(size)
+        return TOO_SMALL
+
+    size = search(peak_of, budget, first, limit)
+    return 0 if size in refused else size
 
 
 def peak_with_part(step: Step, size: int, peak: PeakOf) -> int:
@@ -68,7 +88,10 @@ def peak_with_part(step: Step, size: int, peak: PeakOf) -> int:
         return peak(replace(step, micro_batches=1))
     part, whole = part_of(step.batch, min(2 * size, rows))
     try:
-        return whole + peak(replace(step, batch=part, micro_batches=2))
+        found = whole + peak(replace(step, batch=part, micro_batches=2))
+        if leaves_one(rows, size):  # which the model has to take, too
+            peak(replace(step, batch=part_of(step.batch, 1)[0], micro_batches=1))
+        return found
     except DependsOnValues:
         raise
     except Exception:  # the model's own: it takes no other number of rows
