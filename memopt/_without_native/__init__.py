@@ -13,6 +13,7 @@ from memopt._without_native.allocations import Allocations
 from memopt._without_native.call_scopes import (
     CallHooks,
     become_call_hooks,
+    end_interrupted_calls,
     enter_context,
     leave_call,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "RegionSettings",
     "Stop",
     "become_call_hooks",
+    "end_interrupted_calls",
     "enter_context",
     "flags",
     "leave_call",

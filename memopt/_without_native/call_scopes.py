@@ -36,3 +36,7 @@ def leave_call(module: nn.Module, key: str, /) -> None:
     """End what this call of `module` has entered, if anything."""
     if _here.entered and _here.entered[-1][:2] == (module, key):
         _here.entered.pop()[2].__exit__(None, None, None)
+
+
+def end_interrupted_calls() -> None:
+    """Nothing: there are no recipes, which an interrupted call would leave on."""

@@ -14,13 +14,15 @@ from typing import Any
 import torch
 
 from memopt._compat import default_device, print_options
+from memopt._extension import _C
 from memopt.memory.containers import Restore, kept_list, kept_object
 
 
 def kept_settings(kinds: Iterable[str]) -> list[Restore]:
     """Restores settings: context variables that have a value, whether gradients are on, autocast on
     devices of these kinds, and those of the table below. Settings of Python stay where a module was
-    imported meanwhile, which may have made them for good.
+    imported meanwhile, which may have made them for good. Scopes end that calls of modules have
+    opened and, interrupted, not ended.
     """
     context = contextvars.copy_context()
     found: list[Restore] = [partial(_set_context, context), kept_object(print_options())]
@@ -30,7 +32,7 @@ def kept_settings(kinds: Iterable[str]) -> list[Restore]:
         except RuntimeError:  # autocast does not know this kind; both APIs of a precision are used
             continue
         found.append(partial(_set, read, write, value))
-    return [*found, _kept_in_python()]
+    return [*found, _kept_in_python(), _C.end_interrupted_calls]
 
 
 Access = tuple[Callable[[], Any], Callable[[Any], object]]

@@ -1,12 +1,15 @@
 """Proves: the scopes around the calls of a converted model's modules end with the calls: of a
 module inside itself with the outer one, and after an interrupt, of which PyTorch tells no hook, at
-the next call, with the region around or with revert.
+the next call, with the region around, with the measurement or with revert.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -53,6 +56,52 @@ def test_an_interrupt_leaves_nothing_on_for_long(error: type[BaseException]) -> 
     assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
     y.sum().backward()
     assert x.grad is not None
+
+
+class InterruptedLater(Interrupted):
+    """Is interrupted in one of its calls, which a file counts: all else is put back between."""
+
+    def __init__(self, file: int, call: int) -> None:
+        super().__init__()
+        self.file, self.call = file, call
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.net(x)
+        os.write(self.file, b".")
+        if os.fstat(self.file).st_size == self.call:
+            raise KeyboardInterrupt
+        return y.square().mean()
+
+
+X = torch.randn(64, WIDTH)
+CALLS: dict[str, Callable[[nn.Module], object]] = {
+    "convert": lambda model: memopt.convert(model, X, checkpoint=True),
+    "plan": lambda model: memopt.plan(model, X, "1MB", blocks=["net"], measure=False).apply(),
+    "saved_bytes": lambda model: memopt.saved_bytes(model, X),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_measurements_leave_nothing_on_after_an_interrupt(name: str, tmp_path: Path) -> None:
+    """In the last call as in the first: other models would run memopt's functions."""
+    file = os.open(tmp_path / "calls", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+
+    def run(call: int) -> None:
+        os.ftruncate(file, 0)
+        model = InterruptedLater(file, call)
+        CALLS[name](memopt.convert(model) and model if name == "saved_bytes" else model)
+
+    try:
+        run(0)
+        number = os.fstat(file).st_size
+        assert number > 0
+        for call in sorted({1, (number + 1) // 2, number}):
+            with pytest.raises(KeyboardInterrupt):
+                run(call)
+            assert not _C.recipes_are_on()
+            assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    finally:
+        os.close(file)
 
 
 def test_revert_ends_what_an_interrupt_left() -> None:
