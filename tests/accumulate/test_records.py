@@ -168,3 +168,24 @@ def test_a_tensor_at_several_places_of_a_batch_stays_one() -> None:
     plan = memopt.plan(model, batch, "1GiB", blocks=["inner"], measure=False).apply()
     plan.undo()
     assert plan.largest_batch("1MB", limit=16) == 16
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+def test_sparse_tensors_are_cut_by_row(layout: torch.layout) -> None:
+    """Those in CSR and CSC too, of which PyTorch takes no rows by their numbers."""
+    weight = torch.randn(WIDTH, 3, requires_grad=True)
+    dense = torch.randn(7, WIDTH).relu()
+
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(weight.detach().clone())
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert x.layout is layout
+            return torch.sparse.mm(x, self.weight).square().mean()
+
+    model = Product()
+    (dense @ weight).square().mean().backward()
+    memopt.accumulate(model, {"x": dense.to_sparse(layout=layout)}, micro_batch=3)
+    torch.testing.assert_close(model.weight.grad, weight.grad)
