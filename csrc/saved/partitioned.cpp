@@ -1,6 +1,6 @@
 #include "partitioned.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
@@ -184,9 +184,10 @@ class Partitioned : public ArgumentsHandle {
 
   void begin_before(int64_t backward) {
     const auto region = region_of(before_);
+    // In place of a region that is gone NaN of every type, which a rank that has it cannot use.
     auto slab = region.defined() ? region->held_.slab->restore()
-                                 : at::empty({before_->slab_bytes},
-                                             at::TensorOptions(before_->device).dtype(at::kByte));
+                                 : at::full({before_->slab_bytes}, 0xFF,
+                                            at::TensorOptions(before_->device).dtype(at::kByte));
     auto gather = ranks_->gather(std::move(slab));
     if (!region.defined()) return;
     {

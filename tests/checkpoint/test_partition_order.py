@@ -119,6 +119,27 @@ def test_region_that_backward_skips_is_gathered_ahead_and_dropped() -> None:
     assert_nothing_is_left(ranks)
 
 
+def test_what_one_rank_dropped_is_nan_where_another_needs_it() -> None:
+    """Against the rules: a rank that goes on with a region that the other one has no graph of gets no
+    gradients that look like some.
+    """
+
+    def run(rank: Rank) -> Tensor:
+        first = values(2, SIZE).requires_grad_()
+        one = checkpoint(torch.exp, first * 1, partition=rank.partition)
+        (two,) = regions(rank, 2)
+        if rank.number == 0:
+            del one
+            two.sum().backward()
+            return first.detach()
+        (one.sum() + two.sum()).backward()
+        assert first.grad is not None
+        return first.grad
+
+    _, gradient = VirtualRanks(2).run(run)
+    assert gradient.isnan().any()
+
+
 def test_dropped_graph_is_gathered_with_nothing_in_it() -> None:
     """Whether a graph lives may differ between ranks, until Python's collector has run: here one
     rank keeps what the other drops.
