@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "../autograd/support.h"
+#include "../ops/checks.h"
 #include "key.h"
 #include "taken.h"
 
@@ -30,7 +31,7 @@ bool is_there(const OptionalTensor& tensor) {
 // Errors are PyTorch's, and so is what becomes of empty tensors.
 bool supports_channels(const Tensor& input, const OptionalTensor& weight,
                        const OptionalTensor& bias, double eps) {
-  return are_ours() && std::isfinite(eps) && supports(input) && input.dim() >= 2 &&
+  return are_ours() && ops::takes_eps(eps) && supports(input) && input.dim() >= 2 &&
          input.numel() > 0 && supports_parameters(input, input.sym_size(1), {&weight, &bias});
 }
 

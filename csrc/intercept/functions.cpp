@@ -14,6 +14,7 @@
 
 #include "../autograd/ownership.h"
 #include "../autograd/support.h"
+#include "../ops/checks.h"
 #include "../ops/supported.h"
 #include "here.h"
 #include "key.h"
@@ -107,7 +108,8 @@ Tensor dropout(DispatchKeySet keys, const Tensor& input, double p, bool train) {
 Tensor layer_norm(DispatchKeySet keys, const Tensor& input, c10::SymIntArrayRef normalized_shape,
                   const OptionalTensor& weight, const OptionalTensor& bias, double eps,
                   bool cudnn_enable) {
-  if (!are_ours() || !supports_norm(input, normalized_shape, {&weight, &bias})) {
+  if (!are_ours() || !ops::takes_eps(eps) ||
+      !supports_norm(input, normalized_shape, {&weight, &bias})) {
     return at::_ops::layer_norm::redispatch(below_intercept(keys), input, normalized_shape, weight,
                                             bias, eps, cudnn_enable);
   }
@@ -121,7 +123,8 @@ Tensor layer_norm(DispatchKeySet keys, const Tensor& input, c10::SymIntArrayRef 
 
 Tensor rms_norm(DispatchKeySet keys, const Tensor& input, c10::SymIntArrayRef normalized_shape,
                 const OptionalTensor& weight, std::optional<double> eps) {
-  if (!are_ours() || !supports_norm(input, normalized_shape, {&weight})) {
+  if (!are_ours() || !ops::takes_eps(eps.value_or(0.0)) ||
+      !supports_norm(input, normalized_shape, {&weight})) {
     return at::_ops::rms_norm::redispatch(below_intercept(keys), input, normalized_shape, weight,
                                           eps);
   }

@@ -133,9 +133,12 @@ void check_channels(const char* op, const at::Tensor& input, int64_t num_groups)
               num_groups);
 }
 
+bool takes_eps(double eps) {
+  return std::isfinite(eps) && eps >= 0.0;
+}
+
 void check_eps(const char* op, double eps) {
-  TORCH_CHECK(std::isfinite(eps) && eps >= 0.0, op, ": eps must be finite and not negative, got ",
-              eps);
+  TORCH_CHECK(takes_eps(eps), op, ": eps must be finite and not negative, got ", eps);
 }
 
 std::string gelu_name(const char* op, std::string_view approximate) {

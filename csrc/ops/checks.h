@@ -44,7 +44,8 @@ void check_parameters(const char* op, const at::Tensor& input, c10::SymIntArrayR
 // Of a norm over channels: input is (batch, channels, *), and num_groups divides channels.
 void check_channels(const char* op, const at::Tensor& input, int64_t num_groups);
 
-// Finite and not negative.
+// Finite and not negative: PyTorch's norms take others too.
+bool takes_eps(double eps);
 void check_eps(const char* op, double eps);
 
 // A name in kernels/activation.h, and a scalar where that activation takes one and nowhere else.

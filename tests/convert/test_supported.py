@@ -1,11 +1,15 @@
 """Proves: there is one rule for the dtypes that memopt's ops take. The ops themselves, converted
-modules and intercepted functions agree on every pair of them.
+modules and intercepted functions agree on every pair of them. A norm whose eps the ops do not take
+is PyTorch's as before.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -59,3 +63,56 @@ def test_devices_are_those_of_the_build() -> None:
     assert _C.device_types() == ["cpu", "meta", *cuda]
     assert has_kernels_for(torch.device("cpu"))
     assert not has_kernels_for(torch.device("mps"))
+
+
+class HandwrittenNorm(nn.Module):
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.rand(8) + 0.5), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.weight * x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        return y
+
+
+FUNCTIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "layer_norm": lambda x, eps: F.layer_norm(x, (8,), eps=eps),
+    "rms_norm": lambda x, eps: F.rms_norm(x, (8,), eps=eps),
+    "group_norm": lambda x, eps: F.group_norm(x, 2, eps=eps),
+    "instance_norm": lambda x, eps: F.instance_norm(x, eps=eps),
+    "batch_norm": lambda x, eps: torch.batch_norm(
+        x, None, None, torch.zeros(8), torch.ones(8), False, 0.1, eps, False
+    ),  # F.batch_norm refuses negative ones itself
+}
+
+
+@pytest.mark.parametrize("eps", [-0.01, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_with_an_eps_that_pytorch_alone_takes(name: str, eps: float) -> None:
+    x, call = torch.randn(4, 8, 8), FUNCTIONS[name]
+    with memopt.convert.functions():
+        assert not took(lambda: call(x, eps))
+        inside = call(x, eps)
+    assert torch.equal(inside.nan_to_num(), call(x, eps).nan_to_num())
+
+
+@pytest.mark.parametrize("eps", [-0.01, float("inf"), float("nan")])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    "norm", [nn.LayerNorm, nn.RMSNorm, partial(nn.GroupNorm, 2), HandwrittenNorm]
+)
+def test_modules_with_an_eps_that_pytorch_alone_takes(
+    norm: Callable[..., nn.Module], when: str, eps: float
+) -> None:
+    """Also where it was another one when the module was converted."""
+    x = torch.randn(4, 8, 8)
+    made: Any = norm(8, eps=1e-5) if norm is not HandwrittenNorm else HandwrittenNorm(1e-5)
+    model = nn.Sequential(made)
+    if when == "after":
+        memopt.convert(model)
+    model[0].eps = eps  # type: ignore[assignment]
+    expected = copy.deepcopy(made).requires_grad_(False) if when == "before" else None
+    memopt.convert(model)
+    assert not took(lambda: model(x))
+    if expected is not None:
+        assert torch.equal(model(x).nan_to_num(), expected(x).nan_to_num())

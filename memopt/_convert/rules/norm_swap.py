@@ -127,10 +127,13 @@ class NormSwap(ClassSwap):
         return torch.empty_like(input, dtype=output.dtype).copy_(output)
 
     def added_eps(self, owner: Any, cols: int) -> float | None:
-        """The number that is added to the mean square, or to the variance; None where a bound is
-        not what that computes: the two differ where a row is within a thousand times the bound.
+        """The number that is added to the mean square, or to the variance; None where memopt's op
+        does not take it, or a bound is not what it computes: the two differ where a row is within a
+        thousand times the bound.
         """
-        eps: float = getattr(owner, self.eps) if isinstance(self.eps, str) else self.eps
+        eps: float | None = getattr(owner, self.eps) if isinstance(self.eps, str) else self.eps
+        if eps is None or not 0 <= eps < math.inf:
+            return None  # memopt's ops take no other
         if not self.bounds:
             return eps
         bound = eps / math.sqrt(cols) if self.bounds == "length" else eps

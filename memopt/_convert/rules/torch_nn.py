@@ -92,6 +92,8 @@ def torch_module(module: nn.Module, context: Context) -> Answer | None:
             return None  # often another way to compute the same; whether it is, a probe tells
         if 0 in getattr(module, "normalized_shape", ()):
             return Reason("it normalises no elements")
+        if not 0 <= (getattr(module, "eps", None) or 0.0) < math.inf:
+            return Reason("memopt's op takes a finite eps that is not negative")
         number = _NUMBERS.get(kind)
         if number is not None and not 0 < getattr(module, number) < math.inf:
             return Reason(f"memopt's op takes a finite and positive {number}")
