@@ -90,6 +90,37 @@ def test_converted_models_are_traced(
     torch.testing.assert_close(traced(other), model(other))
 
 
+class ChannelNorm(nn.LayerNorm):
+    """As timm writes it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.permute(0, 2, 3, 1)
+        x = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+        return x.permute(0, 3, 1, 2)
+
+
+class LinearsAreLeaves(torch.fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, path: str) -> bool:
+        return isinstance(m, nn.Linear)
+
+
+@pytest.mark.parametrize("tracer", [torch.fx.Tracer, LinearsAreLeaves])
+@pytest.mark.parametrize("part", [*PARTS, lambda: ChannelNorm(WIDTH)])
+def test_fx_finds_the_nodes_of_the_plain_model_in_their_order(
+    part: Callable[[], nn.Module], tracer: type[torch.fx.Tracer]
+) -> None:
+    """Extractors of features name them: a norm that asked for its parameters before it called the
+    original's forward moved them, and a gated unit had no node for its activation."""
+
+    def nodes(model: nn.Module) -> list[tuple[str, str]]:
+        return [(node.op, str(node.target)) for node in tracer().trace(model).nodes]
+
+    model = nn.Sequential(part(), nn.Identity())
+    expected = nodes(model)
+    memopt.convert(model)
+    assert nodes(model) == expected
+
+
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("norm", ["layer_norm", "rms_norm", "layer_norm_gelu"])
 def test_a_norm_over_a_traced_size(norm: str) -> None:

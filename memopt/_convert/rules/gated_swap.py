@@ -51,7 +51,8 @@ class GatedSwap(ClassSwap):
         return f"memopt.functional.gated{packed}({self.activation!r})"
 
     def run(self, module: Any, input: Tensor, plain: Plain) -> Tensor:
-        if not are_constant(module, self.constants):
+        # torch.fx, whose proxies are no tensors, shall find the calls that the original makes.
+        if not isinstance(input, Tensor) or not are_constant(module, self.constants):
             return plain(module, input)
         submodules = module._modules
         if self.activation_module is not None:
