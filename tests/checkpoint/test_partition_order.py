@@ -120,7 +120,7 @@ def test_region_that_backward_skips_is_gathered_ahead_and_dropped() -> None:
 
 
 def test_what_one_rank_dropped_is_nan_where_another_needs_it() -> None:
-    """Against the rules: a rank that goes on with a region that the other one has no graph of gets no
+    """Against the rules: a rank that goes on with a region that the other has no graph of gets no
     gradients that look like some.
     """
 

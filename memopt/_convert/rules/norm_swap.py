@@ -32,10 +32,13 @@ _LARGEST_BOUND = 1e-8
 
 
 def _parameter(module: nn.Module, name: str | None) -> Any:
-    """Not by its attribute where that is the parameter: quicker, and torch.fx records no reading of
-    it in front of what the original's forward does."""
-    found = module._parameters
-    return found[name] if name in found else None if name is None else getattr(module, name)
+    """The attribute; where it is a parameter, without torch.fx's notice, which would record it in
+    front of what the original's forward does.
+    """
+    if name is None:
+        return None
+    parameters = module._parameters
+    return parameters[name] if name in parameters else getattr(module, name)
 
 
 @dataclass(frozen=True)
