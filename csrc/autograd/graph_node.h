@@ -3,8 +3,8 @@
 //
 // torch::autograd::Function does the same for arguments and outputs of any kind. For that it notes
 // the sizes and types of all of them, keeps options in a map by name, and spells the name of its
-// class anew in each backward: half of what a layer norm of a few elements took on the host. Here
-// arguments are tensors, outputs are new tensors, and a gradient that is undefined stays so.
+// class anew in each backward: a third of what a layer norm of a few elements took on the host.
+// Here arguments are tensors, outputs are new tensors, and a gradient that is undefined stays so.
 #pragma once
 
 #include <ATen/core/ivalue.h>
