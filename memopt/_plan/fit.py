@@ -172,21 +172,26 @@ def _too_small(live: Live, wanted: Size, options: Mapping[str, Any]) -> BudgetTo
     while size == 1 or 2 * size <= rows:
         sample, rest = part_of(live.step.batch, min(2 * size, rows))
         parts = min(2, rows)
+        of_plan: BudgetTooSmall | None = None
         try:
             plan(live.step.model, sample, wanted, micro_batches=parts, measure=False, **options)
         except BudgetTooSmall as error:
-            return error
+            of_plan = error
         except Exception as error:
             refused, size = refused or error, 2 * size
             continue
         step = replace(live.step, batch=sample, micro_batches=parts)
         least = rest + least_peak(live, step, terms=Terms())
+        if of_plan is not None and of_plan.floor >= least:
+            return of_plan
         needed, got = at_least(least, wanted)
-        return BudgetTooSmall(
-            f"fit: budget must be at least {needed}, for micro-batches of {size} "
-            f"row{'s' * (size > 1)} beside the whole batch, got {got}",
+        found = BudgetTooSmall(
+            f"fit: budget must be at least {needed}, the floor, got {got}, for micro-batches of "
+            f"{size} row{'s' * (size > 1)} beside the whole batch",
             least,
         )
+        found.__cause__ = of_plan
+        return found
     whole = BudgetTooSmall(
         f"fit: budget must hold a step of the whole batch where the model takes no fewer rows, got "
         f"{as_text(wanted)}; with fewer it raises {type(refused).__name__}: {refused}",

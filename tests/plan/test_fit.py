@@ -64,7 +64,6 @@ def test_in_micro_batches() -> None:
 
 @pytest.mark.slow
 def test_not_even_one_row() -> None:
-    """The planner's own words, with the floor."""
     model, batch = chain()
     before = looks(model)
     with pytest.raises(memopt.BudgetTooSmall, match="the floor, got"):
@@ -129,6 +128,36 @@ def test_the_fewest_rows_that_the_model_takes() -> None:
         model, batch[:4], told.value.floor, micro_batches=2, measure=False, **options
     )
     assert plan.peak <= told.value.floor
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layers(x)
+
+
+@pytest.mark.parametrize("rows", [16, 512])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_the_floor_that_is_named_is_accepted(
+    optimizer: type[torch.optim.Optimizer], rows: int
+) -> None:
+    """It was a plan's, and `fit` refused it for the bytes of one row."""
+    model = nn.Sequential(nn.Linear(64, 64), *(Residual(64) for _ in range(4)))
+    options: Any = {
+        "optimizer": optimizer(model.parameters(), lr=0.01),  # type: ignore[call-arg]
+        "loss": lambda y: y.square().mean(),
+        "steps": 1,
+    }
+    with pytest.raises(memopt.BudgetTooSmall) as told:
+        memopt.fit(model, torch.randn(rows, 64), 1000, **options)
+    fitted = memopt.fit(model, torch.randn(rows, 64), told.value.floor, **options)
+    assert fitted.plan.peak <= told.value.floor
+    fitted.undo()
 
 
 def test_the_sample_does_not_stay() -> None:
