@@ -11,8 +11,6 @@ namespace memopt::autograd {
 
 // What a loss needs to know in backward, beside its tensors. In a node by visit().
 struct LossOptions {
-  using Options = LossOptions;
-
   int64_t ignore_index = -100;
   double label_smoothing = 0.0;
   double softcap = 0.0;  // none

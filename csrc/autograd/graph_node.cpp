@@ -37,11 +37,15 @@ variable_list GraphNode::unpacked() {
   return tensors;
 }
 
-variable_list GraphNode::apply(variable_list&& grads) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+Wanted GraphNode::wanted_here() const {
   Wanted wanted;
   for (size_t i = 0; i < num_outputs(); ++i) wanted.push_back(task_should_compute_output(i));
-  return backward(unpacked(), grads, wanted);
+  return wanted;
+}
+
+variable_list GraphNode::apply(variable_list&& grads) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return backward(unpacked(), grads, wanted_here());
 }
 
 void GraphNode::release_variables() {
@@ -66,11 +70,10 @@ void GraphNode::compiled_args(torch::autograd::CompiledNodeArgs& args) const {
 variable_list GraphNode::apply_with_saved(const variable_list& grads,
                                           torch::autograd::SwapSavedVariables& swapped) {
   swapped.before(saved_);
-  std::vector<bool> wanted;
-  for (size_t i = 0; i < num_outputs(); ++i) wanted.push_back(task_should_compute_output(i));
+  const Wanted wanted = wanted_here();
   compiled::PackedArgs packed;
   packed.pack(unpacked());
-  packed.pack(wanted);
+  packed.pack(std::vector<bool>(wanted.begin(), wanted.end()));
   const std::vector<at::IValue> args = packed.vec();
   std::vector<at::TypePtr> schema;
   for (const at::IValue& arg : args) schema.push_back(arg.type());

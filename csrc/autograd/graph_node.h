@@ -7,6 +7,8 @@
 // Here arguments are tensors, outputs are new tensors, and a gradient that is undefined stays so.
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/Type.h>
 #include <c10/util/intrusive_ptr.h>
@@ -72,6 +74,7 @@ class GraphNode : public ReleasedNode<torch::autograd::Node> {
   virtual at::IValue options() const = 0;
 
   variable_list unpacked();
+  Wanted wanted_here() const;
 
   SavedVariables saved_;
   bool is_released_ = false;
@@ -106,6 +109,12 @@ class NodeOf final : public GraphNode {
   at::IValue options() const override { return packed_options(function_); }
 
   Function function_;
+};
+
+// Around what a node's function computes in forward: autograd sees none of it.
+struct BelowAutograd {
+  at::AutoGradMode no_grad{false};
+  at::AutoDispatchBelowADInplaceOrView below;
 };
 
 // Raises the error of PyTorch's C++ functions inside of a transform of torch.func.

@@ -108,8 +108,7 @@ Tensor sum_with_node(LossOptions o, const HeadTensors& t, const Tensor& count) {
   variable_list saved;
   Tensor sum;
   {
-    const at::AutoGradMode no_grad(false);
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const BelowAutograd below_autograd;
     HeadGrads grads;
     if (count.defined() && !divides_later) grads.loss = count.reciprocal();
     grads.wanted = t.require_grad();
@@ -177,8 +176,7 @@ variable_list rows_with_node(const LossOptions& o, const HeadTensors& t) {
   node->set_arguments(t.input, t.weight, t.bias);
   ops::LossResults made;
   {
-    const at::AutoGradMode no_grad(false);
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const BelowAutograd below_autograd;
     made = run_head(o, t, {});
   }
   const Tensor entropy = std::get<3>(made);

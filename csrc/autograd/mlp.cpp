@@ -252,8 +252,7 @@ Tensor run_with_node(const MlpOptions& options, const MlpTensors& t, const varia
   Kept kept;
   Tensor y;
   {
-    const at::AutoGradMode no_grad(false);
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const BelowAutograd below_autograd;
     y = run_forward(options, t, needs, /*for_backward=*/true, &kept);
   }
   if (!needs.norm_extras) kept.norm_extras.clear();

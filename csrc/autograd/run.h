@@ -1,8 +1,6 @@
 // A call of an op: through its node where a gradient is wanted, and past it otherwise.
 #pragma once
 
-#include <c10/core/GradMode.h>
-
 #include "node.h"
 #include "recipe.h"
 #include "saves_without_hooks.h"
@@ -32,8 +30,7 @@ variable_list apply_node(const typename Op::Options& options, const variable_lis
   variable_list saved, without_hooks, outputs, others;
   SavesWithoutHooks saves;
   {
-    const at::AutoGradMode no_grad(false);
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const BelowAutograd below_autograd;
     Produced made = Op::forward(options, inputs, /*for_backward=*/true);
     saved = saved_of<Op>(made, inputs, behind);
     if (recorder != nullptr && recorder->needs_no_hooks(saved)) {
