@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -14,6 +16,11 @@ _PLAIN = frozenset((Tensor, Parameter))
 # csrc/ops/supported.h: of inputs, and of parameters beside an input of each.
 _DTYPES = {dtype: frozenset(parameters) for dtype, parameters in _C.dtypes().items()}
 _DEVICES = frozenset(_C.device_types())
+
+
+def takes_eps(eps: float) -> bool:
+    """Whether memopt's norms take it, as csrc/ops/checks.h says: PyTorch's take others too."""
+    return 0 <= eps < math.inf
 
 
 def supports(input: object, *parameters: Tensor | None) -> bool:

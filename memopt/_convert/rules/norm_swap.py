@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from memopt import functional
 from memopt._class_patch import original_class
 from memopt._convert.probe import Constants, are_constant
-from memopt._convert.supported import casts, lowered, supports
+from memopt._convert.supported import casts, lowered, supports, takes_eps
 from memopt._convert.swap import ClassSwap, Plain, has_hooks
 
 
@@ -141,8 +141,8 @@ class NormSwap(ClassSwap):
         thousand times the bound.
         """
         eps: float | None = getattr(owner, self.eps) if isinstance(self.eps, str) else self.eps
-        if eps is None or not 0 <= eps < math.inf:
-            return None  # memopt's ops take no other
+        if eps is None or not takes_eps(eps):
+            return None
         if not self.bounds:
             return eps
         bound = eps / math.sqrt(cols) if self.bounds == "length" else eps

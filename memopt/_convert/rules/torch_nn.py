@@ -14,7 +14,7 @@ import memopt.nn
 from memopt import functional
 from memopt._class_patch import original_class
 from memopt._convert.match import Answer, Context, Reason
-from memopt._convert.supported import supports
+from memopt._convert.supported import supports, takes_eps
 from memopt._convert.swap import AttributeSwap, Plain, TorchSwap, replaces
 from memopt.functional.sync_batch_norm import group_of_ranks
 from memopt.recipes import is_kept_anyway
@@ -92,7 +92,7 @@ def torch_module(module: nn.Module, context: Context) -> Answer | None:
             return None  # often another way to compute the same; whether it is, a probe tells
         if 0 in getattr(module, "normalized_shape", ()):
             return Reason("it normalises no elements")
-        if not 0 <= (getattr(module, "eps", None) or 0.0) < math.inf:
+        if not takes_eps(getattr(module, "eps", None) or 0.0):
             return Reason("memopt's op takes a finite eps that is not negative")
         number = _NUMBERS.get(kind)
         if number is not None and not 0 < getattr(module, number) < math.inf:
