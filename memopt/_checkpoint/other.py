@@ -1,5 +1,6 @@
 """Activation checkpointing of a model's own: PyTorch's, called in its forward, or by a function of
-its own. A region inside it changes nothing: what it would drop is dropped already.
+its own. A region inside it saves nothing: what it would drop is dropped already. Where it is
+reentrant, backward runs the region once more.
 """
 
 from __future__ import annotations
@@ -169,7 +170,10 @@ def _notes_by_code(model: nn.Module) -> list[str]:
         which = f"{', '.join(classes)} may call torch.utils.checkpoint in forward"
     else:
         return []
-    return [f"{which}: regions inside it change nothing; a sample shows which these are"]
+    return [
+        f"{which}: regions inside it save nothing, and backward runs them once more where it is "
+        "reentrant; a sample shows which these are"
+    ]
 
 
 def _calls_checkpoint(module: nn.Module) -> bool:

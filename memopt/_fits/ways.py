@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,8 +13,11 @@ from memopt._extension import HAS_NATIVE
 from memopt._fits.report import Way
 from memopt._plan import ranks
 from memopt._plan.choices import LEAST
+from memopt._plan.choose import least_chosen
 from memopt._plan.least import least_choices
 from memopt._plan.live import Live, blocks_of
+from memopt._plan.terms import Terms
+from memopt.assignment import Choice, Paths
 from memopt.memory.asked import is_host
 from memopt.memory.batches import rows_to_cut
 from memopt.memory.ledger import Ledger
@@ -115,9 +118,8 @@ def _changes(setting: Setting, with_fates: bool) -> Iterator[Iterable[_Change]]:
     if with_fates:  # chunks of few rows may take more than they spare
         known = [(peak, n) for n, (_, each) in enumerate(calls) if (peak := _peak(each))]
         call, best = calls[min(known)[1]] if known else (call, best)
-        planned = _planned(setting)
-        if planned is not None:
-            yield [(f"{_plan_call(setting)}, at its floor{_planned_chunks(planned)}", planned)]
+        tried: list[Setting] = []
+        yield _at_floor(setting, tried)
     name = f"{call}, " if call else ""
     moves = not (best.fates.offload or is_host(setting.step.model, setting.target))
     if with_fates and HAS_NATIVE and moves:
@@ -125,8 +127,8 @@ def _changes(setting: Setting, with_fates: bool) -> Iterator[Iterable[_Change]]:
         yield [(f"{name}with activations offloaded", away)]
     if with_fates:
         yield _smaller(name, best)
-        if planned is not None:
-            yield _smaller(f"{_plan_call(setting)}, ", planned)
+        if tried:
+            yield _smaller(f"{_plan_call(setting)}, ", tried[-1])
     if setting.parallel == "fsdp":
         yield _more_ranks(name, best)
 
@@ -167,27 +169,38 @@ def _in_chunks(parts: Sequence[str]) -> str:
     return f" ({' and '.join(parts)} in chunks)" if parts else ""
 
 
-def _planned(setting: Setting) -> Setting | None:
-    """The plan that needs least; None where there is none.
+def _at_floor(setting: Setting, tried: list[Setting]) -> Iterator[_Change]:
+    """Plans that need least, from what is found soonest. `tried` gets those that were asked for."""
+    for planned in _planned(setting):
+        tried.append(planned)
+        yield f"{_plan_call(setting)}, at its floor{_planned_chunks(planned)}", planned
+
+
+def _planned(setting: Setting) -> Iterator[Setting]:
+    """The step with each block checkpointed, and with the plan that needs least; nothing where
+    there is no plan.
 
     No module runs: the blocks that cannot be recomputed as they ran are not known here.
     """
     step, target = setting.step, setting.target
+    fates = replace(
+        setting.fates, recipes=LEAST.recipes, checkpoint="all", chunks=None, rows=(), planned=()
+    )
+
+    def with_choices(choices: Mapping[Paths, Choice]) -> Setting:
+        return replace(setting, fates=replace(fates, planned=tuple(choices.items())))
+
     try:
         with ranks.alone():
             live = Live(step, blocks_of(step, None, target), target, steps=0, runs=False)
             choices = least_choices(live)
+        yield with_choices(choices)
+        if fates.offload is None:
+            with ranks.alone():
+                found = least_chosen(live.profile().uncorrected(), live.look, Terms())
+            yield with_choices(found.assignment.choices)
     except Exception:  # a model without blocks, for one
-        return None
-    fates = replace(
-        setting.fates,
-        recipes=LEAST.recipes,
-        checkpoint="all",
-        chunks=None,
-        rows=(),
-        planned=tuple(choices.items()),
-    )
-    return replace(setting, fates=fates)
+        return
 
 
 def _planned_chunks(planned: Setting) -> str:

@@ -77,7 +77,7 @@ def choose_plan(profile: Profile, budget: int, look: Look, terms: Terms) -> tupl
     fitting = [chosen for chosen in found.values() if chosen.peak <= budget]
     if fitting:
         return min(fitting, key=lambda chosen: chosen.solution.seconds), True
-    least = _floor(profile.uncorrected(), look, terms)
+    least = least_chosen(profile.uncorrected(), look, terms)
     timed = _again(profile, terms, least.solution)
     if least.peak > budget and terms.place is not None:
         if not terms.in_step:
@@ -153,7 +153,7 @@ def _largest(profile: Profile, terms: Terms, numbers: Sequence[int]) -> int:
     return max((nbytes for storages in sizes for nbytes in storages), default=0)
 
 
-def _floor(profile: Profile, look: Look, terms: Terms) -> Chosen:
+def least_chosen(profile: Profile, look: Look, terms: Terms) -> Chosen:
     """A plan that needs as little as any that was found, which depends on bytes alone: so that the
     next question finds it too, whatever the times are then.
     """

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,15 +15,18 @@ from memopt._accumulate.weight import Weight, counter, total_of
 from memopt._errors import in_the_name_of, warn
 from memopt._plan import ranks
 from memopt._plan.api import live_of, plan
-from memopt._plan.least import least_peak
+from memopt._plan.largest import Larger, sizes_that_fit
+from memopt._plan.least import least_peak, least_plans
 from memopt._plan.live import BlocksLike, Live
 from memopt._plan.plan import Plan
 from memopt._plan.terms import Terms
 from memopt._progress import progress
-from memopt.memory.batches import part_of, rows_of, slice_of
+from memopt.assignment import Assignment
+from memopt.memory.batches import rows_of, slice_of
 from memopt.memory.leaves import all_tensors, as_dict
 from memopt.memory.lists import check_cut
-from memopt.memory.predicted.fits import largest_part
+from memopt.memory.predicted.fits import PeakOf, largest_part, peak_with_part, step_with_part
+from memopt.memory.search import NEVER_FITS
 from memopt.memory.sizes import BudgetTooSmall, Size, as_bytes, as_text, at_least
 from memopt.memory.step import LossLike, StepFunction
 from memopt.show.sections import Tables
@@ -131,7 +134,6 @@ def fit(
     if live.runs:
         total_of(count, batch)
     live.probe()
-    most = ranks.least(largest_part(live.step, wanted, partial(least_peak, live, terms=Terms())))
     options: dict[str, Any] = {
         "optimizer": optimizer,
         "loss": loss,
@@ -139,21 +141,63 @@ def fit(
         "blocks": blocks,
         "autocast": autocast,
     }
-    if most == 0:
-        raise _too_small(live, wanted, options)
-    number = -(-rows // most)
-    size = -(-rows // number)
-    chosen = plan(
-        model,
-        slice_of(batch, 0, min(2 * size, rows)),
-        wanted,
-        **options,
-        micro_batches=1 if number == 1 else 2,
-        steps=steps,
-    )
-    chosen.apply()
-    of_batches = {"loss": loss, "step": step, "weight": weight, "autocast": autocast}
-    return Fitted(model, chosen, size, number, _bytes_of(batch), of_batches)
+    sizes = sorted({*_sizes(live, wanted)} - {0}, reverse=True)
+    for most in sizes:
+        number = -(-rows // most)
+        size = -(-rows // number)
+        try:
+            chosen = plan(
+                model,
+                slice_of(batch, 0, min(2 * size, rows)),
+                wanted,
+                **options,
+                micro_batches=1 if number == 1 else 2,
+                steps=steps,
+            )
+        except BudgetTooSmall:
+            if most == sizes[-1]:
+                raise
+            continue  # fewer rows fit with a plan that is simpler to find
+        chosen.apply()
+        of_batches = {"loss": loss, "step": step, "weight": weight, "autocast": autocast}
+        return Fitted(model, chosen, size, number, _bytes_of(batch), of_batches)
+    raise _too_small(live, wanted, options)
+
+
+def _sizes(live: Live, wanted: Size) -> list[int]:
+    """Return ever more rows of a micro-batch, for which some plan is found; 0: none was."""
+    step = live.step
+    rows = rows_of("fit", step.batch)
+
+    def largest_with(plans: Sequence[Assignment]) -> int:
+        return ranks.least(largest_part(step, wanted, peak_of(plans)))
+
+    def peak_of(plans: Sequence[Assignment]) -> PeakOf:
+        return partial(least_peak, live, terms=Terms(), plans=plans)
+
+    def larger(size: int) -> Larger | None:
+        simplest = peak_of(least_plans(live)[:1])
+        for more in _more_than(size, rows):
+            if more == rows or peak_with_part(step, more, simplest) < NEVER_FITS:
+                asked, rest = step_with_part(step, more)
+                return Larger(more, asked, wanted - rest)
+        return None
+
+    return sizes_that_fit(live, Terms(), largest_with, larger)
+
+
+def _more_than(size: int, rows: int) -> Iterator[int]:
+    """The next sizes of micro-batches, each for fewer of them than the one before; behind 0 those
+    of 1, 2, 4 rows and so on, and all.
+    """
+    if size:
+        yield from (-(-rows // number) for number in range(-(-rows // size) - 1, 0, -1))
+        return
+    size = 1
+    while 2 * size <= rows:
+        yield size
+        size *= 2
+    yield rows
 
 
 def _bytes_of(batch: Any) -> int:
@@ -170,32 +214,33 @@ def _too_small(live: Live, wanted: Size, options: Mapping[str, Any]) -> BudgetTo
     rows, size = rows_of("fit", live.step.batch), 1
     refused: Exception | None = None
     while size == 1 or 2 * size <= rows:
-        sample, rest = part_of(live.step.batch, min(2 * size, rows))
-        parts = min(2, rows)
+        step, rest = step_with_part(live.step, size)
+        room = max(1, wanted - rest)
         of_plan: BudgetTooSmall | None = None
         try:
-            plan(live.step.model, sample, wanted, micro_batches=parts, measure=False, **options)
+            parts = step.micro_batches
+            plan(step.model, step.batch, room, micro_batches=parts, measure=False, **options)
         except BudgetTooSmall as error:
             of_plan = error
         except Exception as error:
             refused, size = refused or error, 2 * size
             continue
-        step = replace(live.step, batch=sample, micro_batches=parts)
-        least = rest + least_peak(live, step, terms=Terms())
-        if of_plan is not None and of_plan.floor >= least:
+        if of_plan is not None and not rest:
             return of_plan
-        needed, got = at_least(least, wanted)
+        least = least_peak(live, step, Terms(), least_plans(live))
+        floor = rest + (least if of_plan is None else of_plan.floor)
+        needed, got = at_least(floor, wanted)
         found = BudgetTooSmall(
             f"fit: budget must be at least {needed}, the floor, got {got}, for micro-batches of "
             f"{size} row{'s' * (size > 1)} beside the whole batch",
-            least,
+            floor,
         )
         found.__cause__ = of_plan
         return found
     whole = BudgetTooSmall(
         f"fit: budget must hold a step of the whole batch where the model takes no fewer rows, got "
         f"{as_text(wanted)}; with fewer it raises {type(refused).__name__}: {refused}",
-        least_peak(live, replace(live.step, micro_batches=1), terms=Terms()),
+        least_peak(live, step_with_part(live.step, rows)[0], Terms(), least_plans(live)),
     )
     whole.__cause__ = refused
     return whole

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -26,10 +26,9 @@ from memopt.whatif.fates import Fates, offloaded
 _IN_CHUNKS = replace(LEAST, parts=(INSIDE, CHUNKED))
 
 
-def least_peak(live: Live, step: Step, terms: Terms) -> int:
-    """Bytes at the peak of a step of the live one's model with all blocks checkpointed and recipes
-    in them, as predicted; where the step looks at values, of one that runs. The least of two: with
-    the head and parts of blocks in chunks of rows where that can be, and without.
+def least_peak(live: Live, step: Step, terms: Terms, plans: Sequence[Assignment]) -> int:
+    """Bytes at the peak of a step of the live one's model with that of some plans which needs
+    least, as predicted; where the step looks at values, of one that runs.
 
     Args:
         terms: whether and where the inputs of regions wait.
@@ -37,15 +36,19 @@ def least_peak(live: Live, step: Step, terms: Terms) -> int:
     Raises:
         DependsOnValues: it looks at values, and its batch has none.
     """
-    return min(_peak(live, step, assignment, terms) for assignment in _assignments(live))
+    return min(_peak(live, step, assignment, terms) for assignment in plans)
 
 
-def _assignments(live: Live) -> Iterator[Assignment]:
+def least_plans(live: Live) -> list[Assignment]:
+    """All blocks checkpointed and recipes in them: with the head and parts of blocks in chunks of
+    rows where that can be, and without.
+    """
     plain: dict[Paths, Choice] = {(path,): LEAST for path in live.blocks}
-    yield Assignment(plain).without_regions(live.no_regions)
+    every = [plain]
     choices = least_choices(live)
     if choices != plain:
-        yield Assignment(choices).without_regions(live.no_regions)
+        every.append(choices)
+    return [Assignment(each).without_regions(live.no_regions) for each in every]
 
 
 def least_choices(live: Live) -> dict[Paths, Choice]:

@@ -27,6 +27,7 @@ from memopt._plan.terms import Terms, uniform
 from memopt.applied import assigned
 from memopt.assignment import KEEP, Assignment
 from memopt.memory.allocator import free_bytes, most_above
+from memopt.memory.asked import has_values
 from memopt.memory.batches import Unheld
 from memopt.memory.calls.measure import without_optimizer
 from memopt.memory.parallel import bucket_bytes, is_sharded, used_map_bytes
@@ -73,10 +74,18 @@ class Live:
 
     no_regions: dict[str, str] = field(default_factory=dict)
     """Blocks that cannot be recomputed as they ran, and why, once that is known."""
+    no_parts: set[str] = field(default_factory=set)
+    """Parts of blocks of which that is known."""
     _unheld: Unheld | None = None
     """The batch, once its memory was let go of."""
     _ran: bool = False
     """Whether the step runs with that batch."""
+    _is_probed: bool = False
+
+    def at(self, step: Step) -> Live:
+        """Return this with another step of its model, without times."""
+        runs = self.runs and has_values(step.model, step.batch)
+        return replace(self, step=step, steps=0, runs=runs, _plain=None)
 
     def let_go(self) -> None:
         """Hold no memory of the batch any more: it would be there beside those of training. What is
@@ -102,10 +111,11 @@ class Live:
             ) from error
 
     def probe(self) -> None:
-        """Find the blocks that cannot be regions, by a forward of the model. Nothing where it has
-        no values, or its parameters are gathered for each call.
+        """Find the blocks that cannot be regions, by a forward of the model, once. Nothing where it
+        has no values, or its parameters are gathered for each call.
         """
-        self.no_regions = self._cannot_run_again(self.blocks)
+        if not self._is_probed:
+            self.no_regions, self._is_probed = self._cannot_run_again(self.blocks), True
 
     def _cannot_run_again(self, paths: Sequence[str]) -> dict[str, str]:
         return cannot_be_regions(self.step, paths) if self.runs else {}
@@ -182,11 +192,12 @@ class Live:
         for path, kind in zip(plain.paths, plain.kinds, strict=True):
             kinds.setdefault(path, kind)
         first = {kind: path for path, kind in reversed(kinds.items())}
-        speed, again = speed_of(self.step, self.target), set(plain.tree.again)
+        speed, again = speed_of(self.step, self.target), self.no_parts.union(plain.tree.again)
         found = block_parts(plain.tree, speed, first.values(), again)
         rows = self._rows(plain, first.values(), again)
         inside = [f"{path}.{part}" for path, one in found.items() for part in one.every]
         if bad := self._cannot_run_again(inside):
+            self.no_parts.update(bad)
             found = block_parts(plain.tree, speed, first.values(), again.union(bad))
         modules = dict(self.step.model.named_modules())
         there = {}

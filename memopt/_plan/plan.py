@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from memopt._plan.choose import Chosen, choose_plan, too_much_measured
 from memopt._plan.curve import Curve, curve_of
 from memopt._plan.figure import draw_curve
 from memopt._plan.floor import too_small
-from memopt._plan.least import least_peak
+from memopt._plan.largest import largest_size
 from memopt._plan.live import Live
 from memopt._plan.own import check_is_plain, note_on
 from memopt._plan.page import plan_page
@@ -33,10 +32,8 @@ from memopt.applied import Applied, assign
 from memopt.assignment import KEEP
 from memopt.memory.allocator import capacity_of
 from memopt.memory.asked import check_module
-from memopt.memory.batches import positions_of, resized
 from memopt.memory.messages import note_on_mode
 from memopt.memory.parallel import without_ddp
-from memopt.memory.predicted.fits import largest
 from memopt.memory.sizes import as_bytes, as_text
 from memopt.memory.trace import trace_of
 from memopt.place import copies_in_flight
@@ -233,11 +230,7 @@ class Plan(Shown, Planned):
         live = self._free(who)
         wanted = self.budget if budget is None else as_bytes(f"{who}: budget", budget)
         check_count(who, "limit", limit)
-        if dim:
-            limit = min(limit, positions_of(live.step.model, limit))
-        peak = partial(least_peak, live, terms=self.terms)
-        with (make := resized(live.step.batch, dim, who)):
-            return largest(live.step, make, wanted, limit, peak)
+        return largest_size(live, self.terms, dim, wanted, limit, who)
 
     def to_dict(self) -> dict[str, Any]:
         """Lists, dicts, strings, numbers and None, as JSON has them."""

@@ -14,8 +14,13 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import memopt
+from memopt._plan.choices import LEAST
+from memopt.applied import assigned
+from memopt.assignment import Assignment
+from memopt.memory.peak import bytes_here
+from memopt.memory.step import Step
 from tests.plan.models import Chain, chain, tokens
-from tests.plan.support import looks
+from tests.plan.support import allocated_above, looks
 
 EVERYTHING = 1 << 30
 
@@ -60,6 +65,37 @@ def test_in_micro_batches() -> None:
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-6)
     fitted.undo()
     assert looks(model) == before
+
+
+@pytest.mark.slow
+def test_blocks_that_share_regions_leave_room_for_more_rows() -> None:
+    """Fit took each block for a region of its own: ten inputs of blocks where a region for several
+    keeps some four, so that it split batches which a plan fits, and refused budgets.
+    """
+    torch.manual_seed(0)
+    model, batch = Chain([1] * 10, words=10), tokens(8, 32) % 10
+    options: Any = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "steps": 1}
+    with pytest.raises(memopt.BudgetTooSmall) as told:
+        memopt.plan(model, batch, 1000, measure=False, **options)
+    floor = told.value.floor
+    each_alone = Assignment({(f"blocks.{n}",): LEAST for n in range(10)})
+    with assigned(model, each_alone):
+        alone = bytes_here(Step(model, batch, None, who="test")) + allocated_above(model, batch)
+    assert floor < 0.75 * alone
+    fitted = memopt.fit(model, batch, floor, **options)
+    assert fitted.micro_batches == 1
+    assert fitted.plan.measured_peak is not None
+    assert fitted.plan.measured_peak <= floor
+    fitted.undo()
+    with pytest.raises(memopt.BudgetTooSmall) as told:
+        memopt.fit(model, batch, 1000, **options)
+    least = told.value.floor
+    assert least < floor
+    fitted = memopt.fit(model, batch, least, **options)
+    assert fitted.micro_batch == 1
+    assert fitted.plan.measured_peak is not None
+    assert fitted.plan.measured_peak <= least
+    fitted.undo()
 
 
 @pytest.mark.slow

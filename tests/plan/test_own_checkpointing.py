@@ -94,9 +94,26 @@ def test_the_plain_peak_is_that_of_the_step_itself() -> None:
     assert plan.plain_peak == plan.profile.base + plain
 
 
-def test_convert_without_a_sample_says_that_regions_may_change_nothing() -> None:
-    report = memopt.convert(InLoop(False), checkpoint=True)
-    assert any("InLoop may call torch.utils.checkpoint" in note for note in report.notes)
+def calls_of_a_blocks_linear(model: InLoop) -> int:
+    calls = []
+    handle = model.blocks[0].up.register_forward_hook(lambda *_: calls.append(1))
+    model(batch()).backward()
+    handle.remove()
+    return len(calls)
+
+
+@pytest.mark.parametrize(("reentrant", "expected"), [(False, 2), (True, 3)])
+def test_convert_without_a_sample_says_what_regions_may_do(reentrant: bool, expected: int) -> None:
+    """It was said that they change nothing, where blocks run three times."""
+    assert calls_of_a_blocks_linear(InLoop(reentrant)) == 2
+    model = InLoop(reentrant)
+    report = memopt.convert(model, checkpoint=True)
+    said = (
+        "InLoop may call torch.utils.checkpoint in forward: regions inside it save nothing, and "
+        "backward runs them once more where it is reentrant"
+    )
+    assert any(said in note for note in report.notes)
+    assert calls_of_a_blocks_linear(model) == expected
     assert not any("checkpoint in" in n for n in memopt.convert(chain()[0], checkpoint=True).notes)
 
 

@@ -35,7 +35,7 @@ def largest(step: Step, make: Callable[[int], Any], budget: int, limit: int, pea
             if ran and size > min(ran):
                 raise
             refused[size] = error
-            if size > _MOST_REFUSED:  # the model refuses the batch, whatever its size
+            if size > MOST_REFUSED:  # the model refuses the batch, whatever its size
                 raise next(iter(refused.values())) from None
             return TOO_SMALL
         ran.add(size)
@@ -47,7 +47,7 @@ def largest(step: Step, make: Callable[[int], Any], budget: int, limit: int, pea
     return 0 if size in refused else size
 
 
-_MOST_REFUSED = 64
+MOST_REFUSED = 64
 
 
 def largest_part(step: Step, budget: int, peak: PeakOf) -> int:
@@ -84,11 +84,11 @@ def search_parts(
 def peak_with_part(step: Step, size: int, peak: PeakOf) -> int:
     """The peak where so many rows of the step's batch run in addition to the whole of it."""
     rows = rows_of(step.who, step.batch)
+    asked, rest = step_with_part(step, size)
     if size == rows:
-        return peak(replace(step, micro_batches=1))
-    part, whole = part_of(step.batch, min(2 * size, rows))
+        return peak(asked)
     try:
-        found = whole + peak(replace(step, batch=part, micro_batches=2))
+        found = rest + peak(asked)
         if leaves_one(rows, size):  # which the model has to take, too
             peak(replace(step, batch=part_of(step.batch, 1)[0], micro_batches=1))
         return found
@@ -96,3 +96,14 @@ def peak_with_part(step: Step, size: int, peak: PeakOf) -> int:
         raise
     except Exception:  # the model's own: it takes no other number of rows
         return NEVER_FITS
+
+
+def step_with_part(step: Step, size: int) -> tuple[Step, int]:
+    """The step with micro-batches of so many rows of its batch, and the bytes of the rest of it.
+    One micro-batch more than the first shows what is there beside them: gradients of others.
+    """
+    rows = rows_of(step.who, step.batch)
+    if size == rows:
+        return replace(step, micro_batches=1), 0
+    part, rest = part_of(step.batch, min(2 * size, rows))
+    return replace(step, batch=part, micro_batches=2), rest
