@@ -159,7 +159,8 @@ std::shared_ptr<at::Tensor> GradientSum::sum() {
 
 void GradientSum::put_rows(const at::Tensor& grad, int64_t first, int64_t rows) {
   const auto sum = this->sum();
-  if (!sum->defined()) *sum = at::zeros({rows, grad.size(1)}, grad.options());
+  // Of the gradient, so that it is one of several where that is: is_grads_batched=True.
+  if (!sum->defined()) *sum = grad.new_zeros({rows, grad.size(1)});
   sum->narrow(0, first, grad.size(0)).copy_(grad);
 }
 

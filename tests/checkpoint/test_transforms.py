@@ -182,3 +182,16 @@ def test_batched_backward_through_a_region_with_dropout(x: Tensor) -> None:
         y = way(lambda x: F.dropout(x, 0.5).exp().sin(), leaf)
         results.append(torch.autograd.grad(y, leaf, torch.eye(4), is_grads_batched=True))
     assert_same_bits(results[1], results[0])
+
+
+def test_batched_backward_through_chunks_of_rows() -> None:
+    """Gradients of inputs, of which each chunk has rows, and of parameters, which are sums."""
+    module, x = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)), torch.randn(6, 4)
+    leaves = [x.requires_grad_(), *module.parameters()]
+    rows = torch.eye(6)
+    whole, in_chunks = (
+        torch.autograd.grad(way(module, x).sum(-1), leaves, rows, is_grads_batched=True)
+        for way in (plain, lambda *args: checkpoint(*args, chunks=3))
+    )
+    assert_same_bits(in_chunks[:1], whole[:1])
+    torch.testing.assert_close(in_chunks, whole)
