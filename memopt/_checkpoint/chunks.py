@@ -30,6 +30,14 @@ def checked_chunks(who: str, chunks: object) -> int | None:
     return None if chunks is None else check_count(who, "chunks", chunks)
 
 
+def has_stand_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether what stands for a tensor, such as torch.fx's Proxy, is among the arguments."""
+    return any(
+        hasattr(type(leaf), "__torch_function__") and not isinstance(leaf, Tensor)
+        for leaf in pytree.tree_leaves((args, kwargs))
+    )
+
+
 class CallRows:
     """A call's arguments, and which of them have rows.
 

@@ -17,7 +17,7 @@ from torch.utils import checkpoint as torch_checkpoint
 
 from memopt._arguments import check_flags
 from memopt._checkpoint.caches import has_cache, may_have_caches, with_caches
-from memopt._checkpoint.chunks import CallRows, checked_chunks, run_in_chunks
+from memopt._checkpoint.chunks import CallRows, checked_chunks, has_stand_in, run_in_chunks
 from memopt._checkpoint.debug import OperatorLogs
 from memopt._checkpoint.decisions import decision_contexts
 from memopt._checkpoint.naming import region_name
@@ -269,7 +269,7 @@ def run_chunks(
     Raises:
         ValueError: `fn` does not work on each row alone.
     """
-    if _C.flags().disabled or in_transform() or in_jit_trace():
+    if _C.flags().disabled or in_transform() or in_jit_trace() or has_stand_in(args, kwargs):
         return fn(*args, **kwargs)
     rows = CallRows(who, args, kwargs)
     chunks = min(chunks, rows.count)
@@ -286,8 +286,11 @@ def compiled_region(
     """Calls a region under torch.compile: it becomes the operator of PyTorch's own checkpoint.
 
     The operator must not write to a cache. With a cache this is the plain call, which the
-    compiler's partitioner cuts.
+    compiler's partitioner cuts. So it is in torch.export, whose programs have no backward and whose
+    strict mode cannot run the operator.
     """
+    if torch.compiler.is_exporting():
+        return fn(*args, **kwargs)
     if may_have_caches() and has_cache(args, kwargs):
         return fn(*args, **kwargs)
     return torch_checkpoint.checkpoint(fn, *args, use_reentrant=False, **options, **kwargs)

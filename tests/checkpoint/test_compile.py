@@ -183,11 +183,25 @@ def test_traced_by_jit_as_the_plain_module() -> None:
     assert torch.equal(traced(x), module(x))
 
 
-def test_exported_as_the_plain_module() -> None:
-    x = torch.randn(4, 8)
-    module = checkpoint_wrapper(mlp())
-    exported = torch.export.export(module, (x,)).module()
-    assert torch.equal(exported(x), module(x))
+@pytest.mark.parametrize("chunks", [None, 2])
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_as_the_plain_module(strict: bool, chunks: int | None) -> None:
+    """In strict mode PyTorch's own checkpoint cannot be exported."""
+    x, module = torch.randn(4, 8), mlp()
+    expected = module(x)
+    checkpoint_wrapper(module, chunks=chunks)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".* has no effect under torch.compile")
+        exported = torch.export.export(module, (x,), strict=strict).module()
+    assert torch.equal(exported(x), expected)
+
+
+@pytest.mark.parametrize("chunks", [None, 2])
+def test_traced_by_fx_as_the_plain_module(chunks: int | None) -> None:
+    x, module = torch.randn(4, 8), mlp()
+    expected = module(x)
+    traced = torch.fx.symbolic_trace(nn.Sequential(checkpoint_wrapper(module, chunks=chunks)))
+    assert torch.equal(traced(x), expected)
 
 
 def test_models_that_come_and_go_meanwhile_do_not_disturb_a_compilation() -> None:
