@@ -88,7 +88,7 @@ def assign(model: nn.Module, assignment: Assignment) -> Applied:
             module = model.get_submodule(path)
             _put_scope(put, module, _FUNCTIONS, _enter_own_functions, _leave_functions)
         modules = dict(model.named_modules(remove_duplicate=False))
-        put.regions += put_regions(model, assignment)
+        put.regions += put_regions(model, assignment, or_whole=True)
         put.regions += put_segments(model, assignment)
         for at, choice in assignment.choices.items():
             if choice.offload and not choice.checkpoint and assignment.place is not None:

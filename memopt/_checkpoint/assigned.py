@@ -88,11 +88,14 @@ def _share(module: nn.Module, joined: Joined, number: int, **changes: Any) -> No
     set_settings(module, replace(settings, joined=joined, number=number, **changes))
 
 
-def put_regions(model: nn.Module, assignment: Assignment, **options: Any) -> list[PutRegion]:
+def put_regions(
+    model: nn.Module, assignment: Assignment, or_whole: bool = False, **options: Any
+) -> list[PutRegion]:
     """Make each module whose choice is a checkpoint a region, and each part of a module that is to
     be one, in place.
 
     Args:
+        or_whole: calls that cannot run in chunks run whole.
         options: of `checkpoint_wrapper`, for all of them.
 
     Raises:
@@ -117,6 +120,8 @@ def put_regions(model: nn.Module, assignment: Assignment, **options: Any) -> lis
                 keep_decisions=choice.keep_decisions and is_whole,
                 **options,
             )
+            if or_whole and path in in_chunks:
+                set_settings(module, replace(_put(module, before).settings, or_whole=True))
             put[path] = _put(module, before)
     for at, choice in assignment.choices.items():
         if _is_joined(at, choice):

@@ -30,6 +30,15 @@ def checked_chunks(who: str, chunks: object) -> int | None:
     return None if chunks is None else check_count(who, "chunks", chunks)
 
 
+class NotRows(ValueError):
+    """A call cannot run in chunks of rows."""
+
+    def __init__(self, who: str, rule: str, got: str, why: str = "") -> None:
+        super().__init__(f"{who}: chunks needs {rule}, got {got}{why and f': {why}'}")
+        self.why = why or f"that needs {rule}, got {got}"
+        """The reason, which names no module."""
+
+
 def has_stand_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether what stands for a tensor, such as torch.fx's Proxy, is among the arguments."""
     return any(
@@ -45,7 +54,7 @@ class CallRows:
         args, kwargs: with a tensor among them that has rows.
 
     Raises:
-        ValueError: there is none.
+        NotRows: there is none.
     """
 
     def __init__(self, who: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -53,16 +62,14 @@ class CallRows:
         first = next((leaf for leaf in self.leaves if isinstance(leaf, Tensor)), None)
         if first is None or first.dim() == 0:
             got = "none" if first is None else "one without dims"
-            raise ValueError(f"{who}: chunks needs a tensor of rows among the arguments, got {got}")
+            raise NotRows(who, "a tensor of rows among the arguments", got)
         self.first = first
         self.row_sizes = tuple(first.shape[:-1])
         self.count = math.prod(self.row_sizes)
         for leaf in (first, *filter(self.are_of, self.leaves)):
             if leaf.layout is not torch.strided or wraps_tensors(leaf) or not is_ordinary(leaf):
-                raise ValueError(
-                    f"{who}: chunks needs an ordinary tensor of rows, got {type(leaf).__name__} of "
-                    f"layout {leaf.layout}"
-                )
+                got = f"{type(leaf).__name__} of layout {leaf.layout}"
+                raise NotRows(who, "an ordinary tensor of rows", got)
 
     def with_plain_tensors(self) -> CallRows:
         """These with copies of those arguments that inference mode made, which no graph may save.

@@ -52,6 +52,9 @@ class _Known:
     most: list[int]
     """The sizes that were looked at, of each dim of rows."""
 
+    refused: str = ""
+    """Why it may not, if it is not to be asked again."""
+
 
 _known: dict[Any, _Known] = {}
 _probes: dict[Any, int] = {}
@@ -88,6 +91,12 @@ class KnownCall:
         known = self._found()
         return None if known is None else known.in_chunks
 
+    @property
+    def refused(self) -> str:
+        """Why it may not run in chunks; empty where it may, or was not probed."""
+        known = self._found()
+        return "" if known is None else known.refused
+
     def covers(self, sizes: Iterable[tuple[int, ...]]) -> bool:
         """Whether as few rows and as many were looked at before."""
         known = self._found()
@@ -97,7 +106,7 @@ class KnownCall:
             for least, size, most in zip(known.least, each, known.most, strict=True)
         )
 
-    def note(self, in_chunks: bool, sizes: Sequence[tuple[int, ...]]) -> None:
+    def note(self, in_chunks: bool, sizes: Sequence[tuple[int, ...]], refused: str = "") -> None:
         """Keep what was found, for rows of these sizes."""
         if (known := self._found()) is not None:
             sizes = (*sizes, tuple(known.least), tuple(known.most))
@@ -107,7 +116,7 @@ class KnownCall:
         who = getattr(unwrapped(self._subject), "__code__", type(self._subject))
         key = who, *map(id, self.modules)
         with _lock:
-            _put(_known, self._key, _Known(self._refs, in_chunks, *_spans(sizes)))
+            _put(_known, self._key, _Known(self._refs, in_chunks, *_spans(sizes), refused))
             _put(_probes, key, times := _probes.get(key, 0) + 1)
         if times == _OFTEN:
             warnings.warn(

@@ -17,7 +17,13 @@ from torch.utils import checkpoint as torch_checkpoint
 
 from memopt._arguments import check_flags
 from memopt._checkpoint.caches import has_cache, may_have_caches, with_caches
-from memopt._checkpoint.chunks import CallRows, checked_chunks, has_stand_in, run_in_chunks
+from memopt._checkpoint.chunks import (
+    CallRows,
+    NotRows,
+    checked_chunks,
+    has_stand_in,
+    run_in_chunks,
+)
 from memopt._checkpoint.debug import OperatorLogs
 from memopt._checkpoint.decisions import decision_contexts
 from memopt._checkpoint.naming import region_name
@@ -26,6 +32,7 @@ from memopt._checkpoint.rows import check_rows
 from memopt._checkpoint.settings import fate_of_arguments, region_settings
 from memopt._checkpoint.uncompiled import say_without_effect
 from memopt._compat import checkpoint_options_set_globally, in_jit_trace, in_transform
+from memopt._errors import warn
 from memopt._extension import _C
 from memopt.place import Place
 
@@ -258,6 +265,7 @@ def run_chunks(
     chunks: int,
     region: Callable[..., Any],
     owner: nn.Module | None = None,
+    or_whole: bool = False,
 ) -> Any:
     """Calls a region in chunks of rows, once it is known that this can be.
 
@@ -265,19 +273,29 @@ def run_chunks(
         who: the function that the user called, for messages.
         region: calls `fn` as a region, with the arguments of one chunk.
         owner: the module whose forward `fn` is.
+        or_whole: run whole, with a warning, where that cannot be.
 
     Raises:
         ValueError: `fn` does not work on each row alone.
     """
     if _C.flags().disabled or in_transform() or in_jit_trace() or has_stand_in(args, kwargs):
         return fn(*args, **kwargs)
-    rows = CallRows(who, args, kwargs)
-    chunks = min(chunks, rows.count)
-    if chunks <= 1:
+    subject = fn if owner is None else owner
+    try:
+        rows = CallRows(who, args, kwargs)
+        chunks = min(chunks, rows.count)
+        in_chunks = chunks > 1 and check_rows(who, fn, rows, owner, chunks, or_whole)
+    except NotRows as error:
+        if not or_whole:
+            raise
+        warn(
+            f"Plan.apply: {type(subject).__name__}, planned in chunks of rows, runs whole, so that "
+            f"a step may take more than the budget: {error.why}"
+        )
+        in_chunks = False
+    if not in_chunks:
         return region(*args, **kwargs)
-    if not check_rows(who, fn, rows, owner, chunks):
-        return region(*args, **kwargs)
-    return run_in_chunks(who, fn if owner is None else owner, rows, chunks, region)
+    return run_in_chunks(who, subject, rows, chunks, region)
 
 
 def compiled_region(

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memopt._checkpoint.caches import has_cache, may_have_caches
-from memopt._checkpoint.chunks import CallRows, uncached_casts
+from memopt._checkpoint.chunks import CallRows, NotRows, uncached_casts
 from memopt._checkpoint.flags import with_flag
 from memopt._checkpoint.known_rows import KnownCall
 from memopt._checkpoint.naming import region_name
@@ -48,18 +48,26 @@ _OF_INFERENCE = "Inference tensors"
 
 
 def check_rows(
-    who: str, fn: Callable[..., Any], rows: CallRows, owner: nn.Module | None, chunks: int
+    who: str,
+    fn: Callable[..., Any],
+    rows: CallRows,
+    owner: nn.Module | None,
+    chunks: int,
+    keep_refusal: bool = False,
 ) -> bool:
     """Probe a call, unless it was probed before: with as few rows and as many.
 
     Nothing is known where tensors have no values, and while memopt measures.
+
+    Args:
+        keep_refusal: do not probe again what is refused, as where it runs whole each time.
 
     Returns:
         Whether it may run in chunks. It runs whole where it uses tensors, beside its arguments,
         that inference mode made: no probe can run backward.
 
     Raises:
-        ValueError: it does not work on each row alone.
+        NotRows: it does not work on each row alone.
     """
     if (
         _C.flags().recomputing
@@ -69,6 +77,13 @@ def check_rows(
         return True
     known = KnownCall(fn, rows, owner)
     sizes = rows.row_sizes, rows.sizes_of_chunk(chunks)
+    refusal = (
+        who,
+        "a call that works on each row alone",
+        region_name(fn if owner is None else owner),
+    )
+    if known.refused:
+        raise NotRows(*refusal, known.refused)
     if known.in_chunks is False or (known.in_chunks and known.covers(sizes)):
         return known.in_chunks
     why_not = why_not_rows if known.in_chunks is None else why_not_so_many_rows
@@ -77,10 +92,9 @@ def check_rows(
         reason = why_not(fn, rows.with_plain_tensors(), known.modules, sizes)
     in_chunks = not reason
     if reason and _OF_INFERENCE not in reason:
-        name = region_name(fn if owner is None else owner)
-        raise ValueError(
-            f"{who}: chunks needs a call that works on each row alone, got {name}: {reason}"
-        )
+        if keep_refusal and known.in_chunks is None:
+            known.note(False, (*sizes, sample_sizes(rows)), reason)
+        raise NotRows(*refusal, reason)
     known.note(in_chunks, (*sizes, sample_sizes(rows)))
     return in_chunks
 

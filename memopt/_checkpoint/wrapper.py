@@ -61,6 +61,10 @@ class Settings:
     chunks: int | None = None
     """The number of chunks of rows that each call runs in; None: it runs whole."""
 
+    or_whole: bool = False
+    """A call that cannot run in chunks runs whole, with a warning: a plan chose them, not a user.
+    """
+
     keep_decisions: bool = False
     """Keep from forward what the module chooses by values."""
 
@@ -167,7 +171,7 @@ def checkpoint_wrapper(
             preserve_rng_state,
             early_stop,
             count,
-            keep_decisions,
+            keep_decisions=keep_decisions,
         ),
     )
     return module
@@ -254,7 +258,7 @@ def _alone(
     if settings.chunks is None:
         return region(*args, **kwargs)
     chunks, who = settings.chunks, "checkpoint_wrapper"
-    return run_chunks(who, forward, args, kwargs, chunks, region, module)
+    return run_chunks(who, forward, args, kwargs, chunks, region, module, settings.or_whole)
 
 
 def region_settings_of(

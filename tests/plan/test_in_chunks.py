@@ -5,12 +5,16 @@ the allocator's peak. Undoing takes both off. Models without values have the sam
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import memopt
 from memopt._convert.head import is_head
@@ -197,3 +201,57 @@ def test_the_longest_sequence_has_a_plan(plans: Plans) -> None:
     found = memopt.plan(model, batch, budget, measure=False, optimizer=None)
     assert found.peak <= budget
     assert plan.longest_sequence(budget, limit=2) == 2
+
+
+class Kind(Tensor):
+    """A class of tensors whose operators return its own."""
+
+
+class Floats(nn.Module):
+    """Takes rows of numbers, which may be of any class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block(WIDTH, 16) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def of_another_class(model: nn.Module, x: Tensor) -> Tensor:
+    return x.as_subclass(Kind)
+
+
+def pruned(model: nn.Module, x: Tensor) -> Tensor:
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            prune.l1_unstructured(module, "weight", amount=0.3)  # a hook that sets it in each call
+    return x
+
+
+@pytest.mark.parametrize("change", [of_another_class, pruned])
+def test_calls_that_cannot_run_in_planned_chunks_run_whole(
+    change: Callable[[nn.Module, Tensor], Tensor],
+) -> None:
+    """They raised in training, for chunks that nobody had asked for. A warning says why, once; and
+    what was refused is not probed again.
+    """
+    torch.manual_seed(0)
+    model, x = Floats(), torch.randn(2, 64, WIDTH)
+    plain = copy.deepcopy(model)
+    expected = gradients(plain, change(plain, x))
+    rich = memopt.plan(model, x, 1 << 30, measure=False, optimizer=None)
+    least = rich.within(floor_of(rich).floor)
+    assert any(choice.chunks for choice in least.assignment.choices.values())
+    least.apply()
+    x = change(model, x)
+    with pytest.warns(
+        UserWarning, match=r"^Plan.apply: Block, planned in chunks of rows, runs whole"
+    ):
+        got = gradients(model, x)
+    with mock.patch("memopt._checkpoint.rows.RowProbe", side_effect=AssertionError):
+        gradients(model, x)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(got[name], gradient)
