@@ -61,6 +61,11 @@ int64_t chunk_rows(std::optional<int64_t> chunk, int64_t rows, int64_t cols, int
   return is_one ? std::max<int64_t>(rows, 1) : each;
 }
 
+// All rows are the tensor itself: a view takes the host longer than what it is for.
+Tensor rows_at(const Tensor& tensor, int64_t begin, int64_t size) {
+  return size == tensor.size(0) ? tensor : tensor.narrow(0, begin, size);
+}
+
 constexpr int64_t kBlockBytes = int64_t{2} << 20;  // in the caches of its threads
 constexpr int64_t kDeviceBlockBytes = int64_t{64} << 20;
 
@@ -231,8 +236,8 @@ LossResults _linear_cross_entropy(
   }
   for (int64_t begin = 0; begin < count; begin += each) {
     const int64_t size = std::min(each, count - begin);
-    const Tensor x = input.narrow(0, begin, size);
-    Tensor logits = buffer.narrow(0, 0, size);
+    const Tensor x = rows_at(input, begin, size);
+    Tensor logits = rows_at(buffer, 0, size);
     if (bias.defined()) {
       at::addmm_out(logits, bias, x, linear_weight.t());
     } else {
@@ -240,7 +245,7 @@ LossResults _linear_cross_entropy(
     }
     run_loss(loss, rows, begin, logits, wants_gradients ? logits : Tensor());
     if (output_mask[0]) {
-      Tensor dx_rows = dx.narrow(0, begin, size);
+      Tensor dx_rows = rows_at(dx, begin, size);
       at::mm_out(dx_rows, logits, linear_weight);
     }
     if (output_mask[1]) weight_gradient->add(logits, x);

@@ -17,6 +17,7 @@
 #include "buffers.h"
 #include "call_scopes.h"
 #include "chunks.h"
+#include "head.h"
 #include "offload.h"
 #include "plan.h"
 #include "region.h"
@@ -88,13 +89,6 @@ py::dict build_info() {
   return info;
 }
 
-// Of tensors that have a storage.
-bool is_same_memory(const at::Tensor& one, const at::Tensor& other) {
-  return one.storage().is_alias_of(other.storage()) &&
-         one.sym_storage_offset() == other.sym_storage_offset() &&
-         one.sym_sizes() == other.sym_sizes() && one.sym_strides() == other.sym_strides();
-}
-
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -110,12 +104,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("dtypes", &dtypes,
         "By the dtypes of inputs that the ops take, those of parameters beside them.");
   m.def("device_types", &device_types, "Those that this build has kernels for.");
-  m.def("is_same_memory", &is_same_memory,
-        "Whether two tensors have the same elements of the same storage.");
   memopt::python::register_allocations(m);
   memopt::python::register_buffers(m);
   memopt::python::register_region(m);
   memopt::python::register_chunks(m);
+  memopt::python::register_head(m);
   memopt::python::register_scope(m);
   memopt::python::register_call_scopes(m);
   memopt::python::register_offload(m);

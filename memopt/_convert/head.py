@@ -24,6 +24,7 @@ from memopt._compat import in_jit_trace, is_parametrized
 from memopt._convert.apply_swaps import apply_swaps, undo_swap
 from memopt._convert.supported import supports
 from memopt._convert.swap import ClassSwap, Plain, swap_of
+from memopt._extension import _C
 from memopt._head.call import HeadUse, watched_heads
 from memopt._head.logits import LazyLogits, computed, lazy_logits
 from memopt.memory.batches import arguments_of
@@ -79,9 +80,12 @@ class HeadSwap(ClassSwap):
             return plain(module, input)
         if isinstance(input, LazyLogits):
             input = computed(input, "linear")
-        if not _is_lazy(module, input):
+        weight, bias = module.weight, module.bias
+        if not module.training or _is_seen(module):
             return plain(module, input)
-        return lazy_logits(self.path, input, module.weight, module.bias)
+        if not (_C.is_plain_head(input, weight, bias) or _may_wait(input, weight, bias)):
+            return plain(module, input)
+        return lazy_logits(self.path, input, weight, bias)
 
 
 def is_head(module: nn.Module) -> bool:
@@ -89,18 +93,15 @@ def is_head(module: nn.Module) -> bool:
     return isinstance(swap_of(module), HeadSwap)
 
 
-def _is_lazy(module: nn.Linear, input: Tensor) -> bool:
-    """Whether this call's logits may wait: it is one of training, and nobody sees its output."""
-    weight, bias = module.weight, module.bias
-    if not module.training or not torch.is_grad_enabled() or in_jit_trace():
-        return False
-    if not supports(input, weight, bias):
+def _may_wait(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether this is a call of training whose logits memopt's ops know. `_C.is_plain_head` says so
+    of most of them; this is for all.
+    """
+    if not torch.is_grad_enabled() or in_jit_trace() or not supports(input, weight, bias):
         return False
     has_gradient = input.requires_grad or weight.requires_grad
     is_linear = input.dim() > 0 and weight.dim() == 2 and min(weight.shape) > 1
-    return (
-        has_gradient and is_linear and not _is_seen(module) and input.shape[-1] == weight.shape[1]
-    )
+    return has_gradient and is_linear and input.shape[-1] == weight.shape[1]
 
 
 def _is_seen(module: nn.Module) -> bool:

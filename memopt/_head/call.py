@@ -6,7 +6,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from memopt._checkpoint.flags import is_checkpointing, is_recomputing
 from memopt._checkpoint.other import is_in_other_checkpointing
 from memopt._compat import may_hook_saved_tensors, saved_tensor_hooks
 from memopt._extension import _C
+from memopt._head.gradients import warn_of_hook
 from memopt.memory.saved import saved_unseen
 
 
@@ -63,31 +64,28 @@ class AutocastState(NamedTuple):
     @classmethod
     def now(cls, device: str) -> AutocastState:
         if device == "meta":  # PyTorch's own autocast knows no such device
-            return cls(device, False, torch.float32)
-        return cls(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+            return _state(device, False, torch.float32)
+        return _state(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
 
     def again(self) -> Any:
         """A context in which it is as it was."""
-        if AutocastState.now(self.device) == self:
-            return nullcontext()  # PyTorch's takes the host ten times as long
+        if AutocastState.now(self.device) is self:
+            return _NOTHING  # PyTorch's takes the host ten times as long
         return torch.autocast(self.device, self.dtype, enabled=self.enabled)
 
     def product_dtype(self, input: Tensor) -> torch.dtype:
         return self.dtype if self.enabled and input.dtype != torch.float64 else input.dtype
 
 
-_calls: weakref.WeakSet[HeadCall] = weakref.WeakSet()
-"""Calls whose products may still be asked for."""
+_state = functools.cache(AutocastState)  # one object for each state
+_NOTHING = nullcontext()
 
 
 def _before_a_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     """Fused optimizers write weights without counting it in their versions."""
-    if not _calls:
-        return
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    written = {id(p) for p in parameters if p.grad is not None}
-    for call in list(_calls):
-        call.was_stepped |= not written.isdisjoint(call.of)
+    if _C.HeadTensors.any():
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        _C.HeadTensors.stepped([p for p in parameters if p.grad is not None])
 
 
 @functools.cache
@@ -95,92 +93,58 @@ def _watch_optimizers() -> None:
     register_optimizer_step_pre_hook(_before_a_step)
 
 
-@dataclass(eq=False)
 class HeadCall:
     """linear(input, weight, bias), which nobody has computed. What requires no gradient when it is
     called gets none, whatever becomes of its flag.
 
     Args:
         path: the head's, for messages and reports.
+        autocast: as it is in the call.
+        nbytes: of the logits.
     """
 
-    path: str
-    input: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    use: HeadUse = field(init=False)
-    autocast: AutocastState = field(init=False)
-    waiting: list[weakref.ref[Any]] = field(init=False, default_factory=list)
-    """All `Pending`s that were derived from the logits and may still be asked for, in the order of
-    calls."""
-
-    of: tuple[int, ...] = field(init=False)
-    """The identities of its weight and bias, which live as long as this."""
-
-    was_stepped: bool = False
-    """Whether an optimizer of theirs has made a step since."""
-
-    around: set[tuple[str, int]] = field(init=False, default_factory=set)
-    """The names and numbers of the nodes of losses that were computed without the logits."""
-
-    _held: tuple[Tensor | None, ...] = field(init=False)
-    _read: list[tuple[Tensor, int]] = field(init=False)
-    """The tensors that it is made of, each with its version."""
-
-    _seen: dict[str, Tensor] = field(init=False, default_factory=dict)
-    """Views of its input, weight and bias: they keep the memory if `.data` is exchanged."""
-
-    _pack: Callable[[], Any] = field(init=False)
-    """The innermost hook for saved tensors of the call, if it is alive."""
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        path: str,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        autocast: AutocastState,
+        nbytes: int,
+    ) -> None:
         _watch_optimizers()
-        _calls.add(self)
-        self._held = (self.weight, self.bias)
-        self.of = (id(self.weight), id(self.bias))
-        self.input, self.weight = _as_flagged(self.input), _as_flagged(self.weight)
-        self.bias = None if self.bias is None else _as_flagged(self.bias)
-        self.autocast = AutocastState.now(self.input.device.type)
-        self._read = []
-        for name in ("input", "weight", "bias"):
-            tensor = getattr(self, name)
-            if tensor is not None:
-                self.reads(tensor)
-                if tensor.requires_grad:
-                    self._seen[name] = tensor.view_as(tensor)
+        self.path, self.autocast = path, autocast
+        self._tensors = _C.HeadTensors(input, weight, bias)
+        self.input, self.weight, self.bias = self._tensors.now()
+        # All `Pending`s that were derived from the logits and may still be asked for, in the order
+        # of calls.
+        self.waiting: list[weakref.ref[Any]] = []
+        # The names and numbers of the nodes of losses that were computed without the logits.
+        self.around: set[tuple[str, int]] = set()
+        # The innermost hook for saved tensors of the call, if it is alive.
         self._pack = _weakly(_innermost_pack())
-        rows = self.input.numel() // self.input.shape[-1] if self.input.shape[-1] else 0
-        itemsize = self.autocast.product_dtype(self.input).itemsize
-        self.use = HeadUse(self.path, rows * self.weight.shape[0] * itemsize)
+        self.use = HeadUse(path, nbytes)
         for uses in _watchers:
             uses.append(self.use)
 
     def reads(self, tensor: Tensor) -> None:
-        """Notes what the logits, or something made of them, will be made of later."""
-        self._read.append((tensor, tensor._version))
+        """Notes what something made of the logits will be made of later."""
+        self._tensors.reads(tensor)
 
     def check(self) -> None:
         """Raises RuntimeError unless the tensors are what they were when the head was called. Those
         whose memory was exchanged (`weight.data = other`) are those with the memory of then.
         """
-        held = [tensor for tensor, _ in self._read]
-        for name, seen in self._seen.items():
-            now = getattr(self, name)
-            if now is seen or not _C.is_same_memory(now, seen):
-                setattr(self, name, seen)
-                held.append(seen)
-        if self.was_stepped or any([tensor._version != before for tensor, before in self._read]):
-            self._refuse("were written in place since (by an optimizer's step, say)")
-        for tensor in held:
-            if not tensor.untyped_storage().nbytes() and tensor.numel():
-                self._refuse("were freed since (FSDP2 frees weights after their module's forward)")
-
-    def _refuse(self, why: str) -> None:
-        raise RuntimeError(
-            f"convert: the logits of {self.path or 'the head'} must be used before what "
-            f"they are made of changes: they are computed when they are asked for, and its input "
-            f"or weights {why}; use them earlier, or convert with head=False"
-        )
+        changed = self._tensors.check()
+        if changed is None:
+            return
+        self.input, self.weight, self.bias = self._tensors.now()
+        if changed:
+            raise RuntimeError(
+                f"convert: the logits of {self.path or 'the head'} must be used before what "
+                f"they are made of changes: they are computed when they are asked for, and its "
+                f"input or weights {changed}; use them earlier, or convert with head=False"
+            )
 
     def apart(self) -> Any:
         """A context in which a checkpoint that runs around the use, but not around the call, sees
@@ -204,6 +168,46 @@ class HeadCall:
         with self.autocast.again():
             return F.linear(self.input, self.weight, self.bias)
 
+    def gradients(self, steps: Replayed, grad: Tensor, wanted: tuple[bool, ...]) -> Any:
+        """The gradients of input, weight and bias by one of what `steps` make of the logits: of
+        code below Python's functions, which got a lazy tensor itself.
+        """
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                "convert: create_graph=True must not meet logits that code below Python's "
+                "functions was given; convert with head=False"
+            )
+        self.check()
+        given = (self.input, self.weight, self.bias)
+        with torch.enable_grad():
+            leaves = [
+                None if t is None else t.detach().requires_grad_(wants)
+                for t, wants in zip(given, wanted, strict=True)
+            ]
+            with self.autocast.again():
+                product = F.linear(*leaves)  # type: ignore[arg-type]
+            again = made_by(steps, product)
+        asked = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+        found = iter(torch.autograd.grad(again, asked, grad))
+        return [next(found) if leaf is not None and leaf.requires_grad else None for leaf in leaves]
+
+    def hooked(self, hook: Any) -> None:
+        """Warns of a hook on the node of a lazy tensor that nobody will run."""
+        if self.use.losses:
+            warn_of_hook(hook)
+
+
+Replayed = tuple[tuple[Callable[[Tensor], Tensor], AutocastState], ...]
+"""Functions that were called with the logits one after the other, and how autocast was then."""
+
+
+def made_by(steps: Replayed, tensor: Tensor) -> Tensor:
+    """What they make of a tensor."""
+    for function, autocast in steps:
+        with autocast.again():
+            tensor = function(tensor)
+    return tensor
+
 
 def _innermost_pack() -> Any:
     hooks = saved_tensor_hooks()
@@ -222,7 +226,3 @@ def _weakly(pack: Any) -> Callable[[], Any]:
     except TypeError:  # memopt's own, and builtins
         return lambda: pack
     return lambda: gone if (found := ref()) is None else found
-
-
-def _as_flagged(tensor: Tensor) -> Tensor:
-    return tensor if tensor.requires_grad else tensor.detach()

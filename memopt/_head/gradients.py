@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from memopt._errors import warn
-from memopt._head.pending import key_of
 
 GONE_AROUND = (
     "convert: a gradient with respect to logits must be of a loss that was made of the logits "
@@ -53,22 +52,7 @@ def check_around(roots: Iterable[Any], around: Collection[tuple[str, int]]) -> N
         node = todo.pop()
         if node is None or node in seen:
             continue
-        if key_of(node) in around:
+        if (node.name(), node._sequence_nr()) in around:
             raise RuntimeError(GONE_AROUND)
         seen.add(node)
         todo.extend(after for after, _ in node.next_functions)
-
-
-def warn_of_hooks_on(nodes: Any) -> None:
-    """Have the nodes of this class, of what is `pending`, warn of hooks that nobody will run."""
-
-    def warning(register: Any) -> Any:
-        def registers(node: Any, hook: Any) -> Any:
-            if node.pending.call.use.losses:
-                warn_of_hook(hook)
-            return register(node, hook)
-
-        return registers
-
-    for name in ("register_hook", "register_prehook"):
-        setattr(nodes, name, warning(getattr(nodes, name)))

@@ -14,23 +14,25 @@ itself. Its node in the graph has the gradients of the head's input and weights,
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import enable_reentrant_dispatch
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-from memopt._compat import in_transform, leave_to_python
+from memopt._compat import leave_to_python
+from memopt._extension import _C
 from memopt._head import gradients
-from memopt._head.call import HeadCall
+from memopt._head.call import AutocastState, HeadCall
 from memopt._head.losses import LOSSES
 from memopt._head.operations import OPERATIONS, quietly
 from memopt._head.pending import Pending
-from memopt.memory.storages import Deferred, node_of
+from memopt.memory.storages import Deferred
 
 _RULES: dict[Any, Callable[..., Any]] = {**OPERATIONS, **LOSSES}
 
@@ -64,10 +66,18 @@ class LazyLogits(Deferred):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if torch.compiler.is_dynamo_compiling():  # code that is compiled apart from the model
+        if is_dynamo_compiling():  # code that is compiled apart from the model
             torch._dynamo.graph_break()
         kwargs = kwargs or {}
         first = args[0] if args else kwargs.get("input")
+        rule = _RULES.get(func)
+        if rule is not None and isinstance(first, LazyLogits):  # of what follows, none is asked
+            pending = first._pending
+            if _C.may_stay_lazy(first) and pending.can_stay():
+                kept = kwargs if args else {n: v for n, v in kwargs.items() if n != "input"}
+                found = rule(pending, func, args[1:], kept)
+                if found is not NotImplemented:
+                    return _as_tensors(found, first)
         is_lazy = isinstance(first, LazyLogits)
         is_made = is_lazy and first._pending.result is not None
         is_asked_late = is_lazy and first._pending.call.use.losses > 0
@@ -88,13 +98,6 @@ class LazyLogits(Deferred):
             if func is Tensor.retain_grad and is_asked_late:
                 raise RuntimeError(gradients.GONE_AROUND)
             _check_history(first)
-            rule = _RULES.get(func)
-            may_stay = torch.is_grad_enabled() and pending.can_stay() and not in_transform()
-            if rule is not None and may_stay:
-                kept = {name: value for name, value in kwargs.items() if name != "input"}
-                found = rule(pending, func, rest, kept) if args else rule(pending, func, (), kept)
-                if found is not NotImplemented:
-                    return _as_tensors(found, first)
         if func is torch.autograd.grad or func is torch.autograd.backward:
             _check_inputs(func, args, kwargs)
         name = getattr(func, "__name__", str(func))
@@ -121,12 +124,13 @@ leave_to_python(LazyLogits.__torch_function__.__func__)  # type: ignore[attr-def
 
 def lazy_logits(path: str, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """linear(input, weight, bias), which is computed when somebody needs it."""
-    call = HeadCall(path, input, weight, bias)
-    dtype = call.autocast.product_dtype(input)
+    autocast = AutocastState.now(input.device.type)
     shape = (*input.shape[:-1], weight.shape[0])
     with quietly():
-        looks = torch.empty(shape, dtype=dtype, device="meta")
-    return _lazy(Pending(call, looks, lambda: call.input, len(shape) - 1, autocast=call.autocast))
+        looks = torch.empty(shape, dtype=autocast.product_dtype(input), device="meta")
+    nbytes = looks.numel() * looks.itemsize  # `nbytes` refuses sizes that are traced
+    call = HeadCall(path, input, weight, bias, autocast, nbytes)
+    return _lazy(Pending(call, looks, lambda: call.input, len(shape) - 1))
 
 
 def pending_of(tensor: object) -> Pending | None:
@@ -137,10 +141,17 @@ def pending_of(tensor: object) -> Pending | None:
 
 
 def _lazy(pending: Pending) -> Tensor:
-    call = pending.call
-    tensor = _apply(pending, call.input, call.weight, call.bias)
-    tensor._pending = pending
-    return tensor  # type: ignore[no-any-return]
+    looks, call = pending.looks, pending.call
+    tensor: Tensor = Tensor._make_wrapper_subclass(
+        LazyLogits,
+        looks.shape,
+        strides=looks.stride(),
+        dtype=looks.dtype,
+        device=call.input.device,
+    )
+    tensor._pending = pending  # type: ignore[attr-defined]
+    _C.place_in_graph(tensor, call.input, call.weight, call.bias, call, pending.steps)
+    return tensor
 
 
 def _as_tensors(found: Any, first: LazyLogits) -> Any:
@@ -165,6 +176,8 @@ def computed(value: Any, by: str) -> Any:
 
 def _hooked(pending: Pending, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
     """A hook for a gradient: losses that are computed from now on go through the logits."""
+    if pending.hooks is None:
+        pending.hooks = OrderedDict()
     handle = RemovableHandle(pending.hooks)
     pending.hooks[handle.id] = hook
     return handle
@@ -183,61 +196,5 @@ def _check_inputs(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 
 def _check_history(logits: LazyLogits) -> None:
     """Raises RuntimeError where an autograd Function has written them, which only PyTorch saw."""
-    node = node_of(logits)
-    if not isinstance(node, _Node):
+    if not _C.is_in_place(logits):
         raise RuntimeError(gradients.WRITTEN)
-
-
-class _Edges(torch.autograd.Function):
-    """The place of a lazy tensor in the graph, for code that gets it without its function."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, pending: Pending, input: Tensor, weight: Tensor, bias: Tensor | None
-    ) -> Tensor:
-        ctx.pending = pending
-        ctx.set_materialize_grads(False)
-        looks = pending.looks
-        made: Tensor = Tensor._make_wrapper_subclass(
-            LazyLogits,
-            looks.shape,
-            strides=looks.stride(),
-            dtype=looks.dtype,
-            layout=torch.strided,
-            device=input.device,
-        )
-        return made
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        pending: Pending = ctx.pending
-        if grads[0] is None:
-            return None, None, None, None
-        if torch.is_grad_enabled():
-            raise NotImplementedError(
-                "convert: create_graph=True must not meet logits that code below Python's "
-                "functions was given; convert with head=False"
-            )
-        call = pending.call
-        call.check()
-        wanted = [False, *ctx.needs_input_grad[1:]]
-        given = [None, call.input, call.weight, call.bias]
-        with torch.enable_grad():
-            leaves = [
-                None if t is None else t.detach().requires_grad_(wants)
-                for t, wants in zip(given, wanted, strict=True)
-            ]
-            with call.autocast.again():
-                product = F.linear(*leaves[1:])  # type: ignore[arg-type]
-            again = pending.from_product(product)
-        asked = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
-        found = iter(torch.autograd.grad(again, asked, grads[0]))
-        return tuple(
-            next(found) if leaf is not None and leaf.requires_grad else None for leaf in leaves
-        )
-
-
-_Node: Any = _Edges._backward_cls
-# Without what Function.apply does for transforms, inside of which no head is lazy.
-_apply: Any = super(torch.autograd.Function, _Edges).apply
-gradients.warn_of_hooks_on(_Node)

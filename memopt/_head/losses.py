@@ -133,10 +133,13 @@ def _fits_weight(weight: Any, pending: Pending) -> bool:
 def _loss_dtype(pending: Pending) -> torch.dtype:
     """The dtype that PyTorch's loss has: autocast computes it in float32."""
     own = pending.looks.dtype
+    if own in _WIDE:
+        return own
     now = AutocastState.now(pending.call.input.device.type)
     return torch.promote_types(own, torch.float32) if now.enabled else own
 
 
+_WIDE = (torch.float32, torch.float64)
 _MEANS = {Tensor.mean, torch.mean}
 
 LOSSES: dict[Any, HeadRule] = {

@@ -105,7 +105,7 @@ def _reshaped(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[s
     sizes = kwargs.get("shape", kwargs.get("size", sizes))
     if isinstance(sizes, torch.dtype) or not sizes:
         return NotImplemented
-    args = tuple(tuple(value) if isinstance(value, list) else value for value in args)
+    args = tuple([tuple(value) if isinstance(value, list) else value for value in args])
     with quietly():
         found = func(pending.looks, *args, **kwargs)
     if pending.class_dim != pending.looks.dim() - 1 or found.shape[-1:] != (pending.words,):
@@ -182,6 +182,8 @@ def _copied(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[str
 @tried
 def _cast(pending: Pending, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """float and to, of a dtype that all values have."""
+    if func is Tensor.float and pending.looks.dtype is torch.float32 and not args and not kwargs:
+        return pending
     device = pending.call.input.device
     given = [*args, *kwargs.values()]
     if any(isinstance(value, Tensor) for value in given):

@@ -5,16 +5,16 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import has_torch_function
 
-from memopt._extension import ops
-from memopt._head.call import AutocastState, HeadCall
+from memopt._extension import _C, ops
+from memopt._head.call import AutocastState, HeadCall, Replayed, made_by
 from memopt.functional.cross_entropy import IGNORED
 
 NO_CLASS = torch.iinfo(torch.int64).min
@@ -28,45 +28,40 @@ def _run_hooks(hooks: Mapping[int, Any], gradient: Tensor) -> Tensor:
     return gradient
 
 
-@dataclass(eq=False)
 class Pending:
     """A tensor that follows from a head's call by operations on its rows, and is not computed.
 
     The tensor is z, with its rows' order and shape those of `input()`; or the log-softmax of z, or
     that times -1. z = scale * l, or outer * tanh(scale * l), of the linear's l (with `extra` added
     to its bias).
+
+    Args:
+        looks: a meta tensor of the shape, strides and dtype.
+        input: makes the head's input with the rows of this: of the shape of `looks`, but in
+            dimension `class_dim`, which has the features.
     """
 
-    call: HeadCall
-    looks: Tensor
-    """A meta tensor of the shape, strides and dtype."""
-
-    input: Callable[[], Tensor]
-    """Makes the head's input with the rows of this: of the shape of `looks`, but in dimension
-    `class_dim`, which has the features."""
-
-    class_dim: int
     extra: Tensor | None = None
     scale: float = 1.0
     outer: float | None = None
     log_sign: int = 0
     """1: log-probabilities, -1: their negative, 0: logits."""
 
-    replay: Callable[[Tensor], Tensor] | None = None
-    """Computes this from `parent`'s tensor."""
-
     parent: Pending | None = None
-    autocast: AutocastState | None = None
-    hooks: OrderedDict[int, Any] = field(default_factory=OrderedDict)
+    steps: Replayed = ()
+    """What makes it of the call's logits; the last one makes it of `parent`."""
+
+    hooks: OrderedDict[int, Any] | None = None
     """Hooks for the tensor's gradient."""
 
     result: Tensor | None = None
     """The tensor, once somebody needed it."""
 
-    def __post_init__(self) -> None:
-        if self.autocast is None:
-            self.autocast = AutocastState.now(self.call.input.device.type)
-        self.call.waiting.append(weakref.ref(self))
+    def __init__(
+        self, call: HeadCall, looks: Tensor, input: Callable[[], Tensor], class_dim: int
+    ) -> None:
+        self.call, self.looks, self.input, self.class_dim = call, looks, input, class_dim
+        call.waiting.append(weakref.ref(self))
 
     @property
     def words(self) -> int:
@@ -74,12 +69,11 @@ class Pending:
 
     def derived(self, replay: Callable[[Tensor], Tensor], looks: Tensor, **changes: Any) -> Pending:
         """The tensor that `replay` makes of it."""
-        changes |= {"replay": replay, "parent": self, "looks": looks}
         made = object.__new__(Pending)  # dataclasses.replace takes the host three times as long
-        made.__dict__.update(
-            self.__dict__ | changes, hooks=OrderedDict(), result=None, autocast=None
-        )
-        made.__post_init__()
+        made.__dict__.update(self.__dict__, hooks=None, result=None, looks=looks, parent=self)
+        made.__dict__.update(changes)
+        made.steps = (*self.steps, (replay, AutocastState.now(self.call.autocast.device)))
+        self.call.waiting.append(weakref.ref(made))
         return made
 
     def can_stay(self) -> bool:
@@ -110,24 +104,14 @@ class Pending:
 
     def _compute(self) -> Tensor:
         if self.result is None:
-            if self.parent is None or self.replay is None:
+            if self.parent is None:
                 made = self.call.product()
             else:
-                made = self._again(self.parent._compute())
+                made = made_by(self.steps[-1:], self.parent._compute())
             self.result = made
             if self.hooks and made.requires_grad:
                 made.register_hook(partial(_run_hooks, self.hooks))  # not of this: a cycle
         return self.result
-
-    def _again(self, parent: Tensor) -> Tensor:
-        assert self.replay is not None
-        assert self.autocast is not None
-        with self.autocast.again():
-            return self.replay(parent)
-
-    def from_product(self, product: Tensor) -> Tensor:
-        """The tensor, of other logits than the call's."""
-        return product if self.parent is None else self._again(self.parent.from_product(product))
 
     def rows(self) -> Tensor:
         """The head's input, features last, with the rows in the order of the tensor."""
@@ -145,12 +129,6 @@ class Pending:
             return bias
         return self.extra.to(self.call.weight.dtype) if bias is None else bias + self.extra
 
-    def _cap(self) -> tuple[float | None, float]:
-        """The op's softcap and logit_scale: outer * tanh(scale * l) is softcap * tanh(logit_scale *
-        l / softcap).
-        """
-        return self.outer, self.scale if self.outer is None else self.scale * self.outer
-
     def loss(
         self,
         target: Tensor,
@@ -163,17 +141,15 @@ class Pending:
         """The cross entropy, by memopt's op in chunks of rows. target: of `row_shape()`, or the
         shape of the tensor with the classes last.
         """
-        # Each option that is named takes the host longer, and most are their defaults.
-        options: dict[str, Any] = {"dtype": dtype}
-        if weight is not None:
-            options["weight"] = weight
-        if reduction != "mean":
-            options["reduction"] = reduction
-        if ignore_index not in (None, IGNORED):
-            options["ignore_index"] = ignore_index
-        if label_smoothing:
-            options["label_smoothing"] = label_smoothing
-        found = self._in_chunks(ops.linear_cross_entropy, target, **options)
+        found = self._in_chunks(
+            _cross_entropy,
+            target,
+            dtype=dtype,
+            weight=weight,
+            reduction=reduction,
+            ignore_index=None if ignore_index == IGNORED else ignore_index,
+            label_smoothing=label_smoothing,
+        )
         return self._of_rows(found) if reduction == "none" else found
 
     def log_probs(self, target: Tensor) -> Tensor:
@@ -189,25 +165,19 @@ class Pending:
         rows = self._rows_to_use()
         if rows.dim() == 1:
             rows, target = rows.unsqueeze(0), tuple(each.unsqueeze(0) for each in target)
-        softcap, logit_scale = self._cap()
-        if softcap is not None:
-            options["softcap"] = softcap
-        if logit_scale != 1.0:
-            options["logit_scale"] = logit_scale
+        if self.outer is not None:  # outer * tanh(scale * l) is softcap * tanh(x / softcap)
+            options["softcap"], options["logit_scale"] = self.outer, self.scale * self.outer
+        elif self.scale != 1.0:
+            options["logit_scale"] = self.scale
         with self.call.autocast.again():
-            found = op(
-                rows,
-                self.call.weight,
-                *target,
-                linear_bias=self.bias(),
-                **options,
-            )
+            found = op(rows, self.call.weight, *target, linear_bias=self.bias(), **options)
         return self._around(found)
 
     def _around(self, found: Tensor) -> Tensor:
         """Notes what was computed without the logits, of which they get no gradient."""
-        if found.grad_fn is not None:
-            self.call.around.add(key_of(found.grad_fn))
+        key = _C.node_key(found)
+        if key is not None:
+            self.call.around.add(key)
         return found
 
     def _of_rows(self, found: Tensor) -> Tensor:
@@ -237,6 +207,36 @@ class Pending:
         return self.rows()
 
 
-def key_of(node: Any) -> tuple[str, int]:
-    """A node's name and number: unlike the node, they keep nothing alive."""
-    return node.name(), node._sequence_nr()
+def _cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: str,
+    ignore_index: int | None,
+    label_smoothing: float,
+    dtype: torch.dtype,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+) -> Tensor:
+    """The op, without what torch.ops takes of the host's time for it."""
+    if has_torch_function((input, linear_weight, target, linear_bias, weight)):
+        return ops.linear_cross_entropy(  # type: ignore[no-any-return]
+            input,
+            linear_weight,
+            target,
+            linear_bias=linear_bias,
+            weight=weight,
+            reduction=reduction,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            softcap=softcap,
+            logit_scale=logit_scale,
+            dtype=dtype,
+        )
+    return _C.linear_cross_entropy(
+        input, linear_weight, target, linear_bias, weight, reduction, ignore_index,
+        label_smoothing, softcap, logit_scale, dtype,
+    )  # fmt: skip
