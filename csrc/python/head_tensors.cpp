@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <unordered_set>
+#include <utility>
 
 namespace memopt::python {
 
@@ -21,13 +22,14 @@ bool is_freed(const Tensor& tensor) {
 }  // namespace
 
 HeadTensors::HeadTensors(const Tensor& input, const Tensor& weight,
-                         const std::optional<Tensor>& bias)
-    : weight_(weight), bias_(bias.value_or(Tensor())) {
+                         const std::optional<Tensor>& bias,
+                         std::vector<std::optional<Tensor>> owned)
+    : owned_(std::move(owned)) {
   made_.reserve(3);
   read_.reserve(4);
   add(input);
-  add(weight_);
-  add(bias_);
+  add(weight);
+  add(bias.value_or(Tensor()));
   alive().insert(this);
 }
 
@@ -40,10 +42,8 @@ void HeadTensors::add(const Tensor& tensor) {
     made_.emplace_back();
     return;
   }
-  const bool has_gradient = tensor.requires_grad();
-  const Tensor own = has_gradient ? tensor : tensor.detach();
-  reads(own);
-  made_.push_back({own, has_gradient ? own.view_as(own) : Tensor()});
+  reads(tensor);
+  made_.push_back({tensor, tensor.requires_grad() ? tensor.view_as(tensor) : Tensor()});
 }
 
 void HeadTensors::reads(const Tensor& tensor) {
@@ -86,10 +86,13 @@ bool HeadTensors::any() {
 }
 
 void HeadTensors::stepped(const std::vector<Tensor>& written) {
+  const auto is_written = [&](const std::optional<Tensor>& owned) {
+    return owned.has_value() &&
+           std::any_of(written.begin(), written.end(),
+                       [&](const Tensor& each) { return each.is_same(*owned); });
+  };
   for (HeadTensors* head : alive()) {
-    head->was_stepped_ |= std::any_of(written.begin(), written.end(), [&](const Tensor& each) {
-      return each.is_same(head->weight_) || each.is_same(head->bias_);
-    });
+    head->was_stepped_ |= std::any_of(head->owned_.begin(), head->owned_.end(), is_written);
   }
 }
 

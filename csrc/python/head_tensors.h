@@ -15,9 +15,10 @@ class HeadTensors {
  public:
   using Three = std::tuple<at::Tensor, at::Tensor, std::optional<at::Tensor>>;
 
-  // What requires no gradient now gets none, whatever becomes of its flag.
+  // Without what requires no gradient now, whatever becomes of its flag: that comes detached.
+  // `owned`: weight and bias as the caller knows them, which an optimizer may write.
   HeadTensors(const at::Tensor& input, const at::Tensor& weight,
-              const std::optional<at::Tensor>& bias);
+              const std::optional<at::Tensor>& bias, std::vector<std::optional<at::Tensor>> owned);
   ~HeadTensors();
   HeadTensors(const HeadTensors&) = delete;
   HeadTensors& operator=(const HeadTensors&) = delete;
@@ -51,8 +52,7 @@ class HeadTensors {
 
   std::vector<Made> made_;
   std::vector<Read> read_;
-  // As the caller knows them: what an optimizer has written is found among these.
-  at::Tensor weight_, bias_;
+  std::vector<std::optional<at::Tensor>> owned_;
   bool was_stepped_ = false;
 };
 

@@ -114,8 +114,10 @@ class HeadCall:
     ) -> None:
         _watch_optimizers()
         self.path, self.autocast = path, autocast
-        self._tensors = _C.HeadTensors(input, weight, bias)
-        self.input, self.weight, self.bias = self._tensors.now()
+        self.input = input if input.requires_grad else input.detach()
+        self.weight = weight if weight.requires_grad else weight.detach()
+        self.bias = bias if bias is None or bias.requires_grad else bias.detach()
+        self._tensors = _C.HeadTensors(self.input, self.weight, self.bias, (weight, bias))
         # All `Pending`s that were derived from the logits and may still be asked for, in the order
         # of calls.
         self.waiting: list[weakref.ref[Any]] = []

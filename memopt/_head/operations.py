@@ -37,9 +37,8 @@ def tried(rule: HeadRule) -> HeadRule:
     return careful
 
 
-def quietly() -> Any:
-    """A context for meta tensors, which no mode of the caller is to see."""
-    return torch._C._DisableTorchDispatch()
+quietly: Any = torch._C._DisableTorchDispatch
+"""A context for meta tensors, which no mode of the caller is to see."""
 
 
 @tried

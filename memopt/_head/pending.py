@@ -221,7 +221,7 @@ def _cross_entropy(
     softcap: float | None = None,
     logit_scale: float = 1.0,
 ) -> Tensor:
-    """The op, without what torch.ops takes of the host's time for it."""
+    """The op, without what torch.ops takes of the host's time where no class of tensors sees it."""
     if has_torch_function((input, linear_weight, target, linear_bias, weight)):
         return ops.linear_cross_entropy(  # type: ignore[no-any-return]
             input,

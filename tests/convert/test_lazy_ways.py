@@ -1,57 +1,53 @@
 """Proves: the ways that spare the host time give the results of those that ask more closely, bit by
-bit; modes see the op of a loss of lazy logits, and the node of a lazy tensor is PyTorch's in all
-but its warnings.
+bit; classes of tensors see the op of a loss of lazy logits; and a lazy tensor's node looks as one
+of PyTorch's, and keeps nothing alive.
 """
 
 from __future__ import annotations
 
 import gc
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from memopt._convert import head
 from memopt._extension import _C
 from memopt._head.call import watched_heads
+from memopt.memory.storages import node_of
 from tests.convert.lazy import LOSSES, WORDS, gradients, lazy_and_plain, shifted, words
 
 
-class Functions(TorchFunctionMode):
-    """Notes the names of functions."""
+class Noted(Tensor):
+    """Notes the names of functions that it is called with."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
+    names: ClassVar[list[str]] = []
 
+    @classmethod
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        self.names.append(str(getattr(func, "__name__", func)))
-        return func(*args, **(kwargs or {}))
+        cls.names.append(str(getattr(func, "__name__", func)))
+        return super().__torch_function__(func, types, args, kwargs)
 
 
-@pytest.mark.parametrize("name", [*LOSSES])
-def test_a_mode_sees_the_op_and_changes_no_bit(name: str) -> None:
+@pytest.mark.parametrize("has_gradient", [False, True])
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_class_of_tensors_sees_the_op_and_changes_no_bit(name: str, has_gradient: bool) -> None:
     found = []
-    for mode in (None, Functions()):
+    for of_class in (Tensor, Noted):
         lazy, _ = lazy_and_plain(bias=True)
-        logits = lazy(words())
-        if mode is None:
-            loss = LOSSES[name](logits, words(2))
-        else:
-            with mode:
-                loss = LOSSES[name](logits, words(2))
-            assert any(seen.startswith("linear_") for seen in mode.names)
-        found.append({"loss": loss.detach(), **gradients(lazy, loss)})
-    plain, seen = found
-    assert plain.keys() == seen.keys()
-    for key, value in plain.items():
-        assert torch.equal(value, seen[key]), key
+        hidden = lazy.inner(lazy.embed(words())).detach().as_subclass(of_class)
+        Noted.names.clear()
+        loss = LOSSES[name](lazy.head(hidden.requires_grad_(has_gradient)), words(2))
+        assert any(seen.startswith("linear_") for seen in Noted.names) == (of_class is Noted)
+        grads = gradients(lazy.head, loss)
+        found.append({"loss": loss.detach(), **grads, "input": hidden.grad})
+    for key, value in found[0].items():
+        assert value is found[1][key] is None or torch.equal(value, found[1][key]), key
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -129,8 +125,7 @@ def test_hooks_that_hold_the_logits_keep_nothing_alive() -> None:
 
 def test_the_node_looks_as_one_of_pytorch() -> None:
     lazy, _ = lazy_and_plain()
-    node = lazy(words()).grad_fn
-    assert node is not None
+    node = node_of(lazy(words()))
     assert node.name() == type(node).__name__ == "LazyLogitsBackward"
     assert len(node.next_functions) == 3
     assert node.requires_grad
