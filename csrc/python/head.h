@@ -1,6 +1,5 @@
-// A head's call whose product waits (memopt/_head): the tensors that it is made of, the node of a
-// lazy tensor, and what Python asks once a step. All of it is here because a step calls each part
-// once, behind everything else: there is no cache that has Python's functions then.
+// What memopt/_head and memopt/_convert/head.py call in each step. A step comes here once, behind
+// everything else, so that nothing of it is in a cache: functions of Python cost most there.
 #pragma once
 
 #include <pybind11/pybind11.h>

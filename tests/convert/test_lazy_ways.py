@@ -31,7 +31,8 @@ class Noted(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         cls.names.append(str(getattr(func, "__name__", func)))
-        return super().__torch_function__(func, types, args, kwargs)
+        found = super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        return found
 
 
 @pytest.mark.parametrize("has_gradient", [False, True])
