@@ -5,11 +5,14 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <array>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "../autograd/graph_node.h"
 #include "call.h"
@@ -37,12 +40,16 @@ class LazyLogitsBackward final : public autograd::ReleasedNode<autograd_::Node> 
 
  private:
   variable_list apply(variable_list&& grads) override {
-    if (!grads[0].defined()) return variable_list(num_outputs());
+    const auto wants = [&](size_t i) { return task_should_compute_output(i); };
+    return gradients(grads, {wants(0), wants(1), wants(2)});
+  }
+
+  variable_list gradients(const variable_list& grads, std::array<bool, 3> wanted) const {
+    if (!grads[0].defined()) return variable_list(wanted.size());
     const py::gil_scoped_acquire gil;
     try {
-      const auto wants = [&](size_t i) { return task_should_compute_output(i); };
       const py::object made = call().attr("gradients")(
-          object_of(steps_), grads[0], py::make_tuple(wants(0), wants(1), wants(2)));
+          object_of(steps_), grads[0], py::make_tuple(wanted[0], wanted[1], wanted[2]));
       variable_list found;
       for (const auto grad : made) found.push_back(grad.is_none() ? Tensor() : grad.cast<Tensor>());
       return found;
@@ -52,6 +59,35 @@ class LazyLogitsBackward final : public autograd::ReleasedNode<autograd_::Node> 
     }
   }
 
+  // Compiled autograd calls it as it is, and compiles anew for each call of a head.
+  void compiled_args(autograd_::CompiledNodeArgs& args) const override { args.collect(number_); }
+
+  variable_list apply_with_saved(const variable_list& grads,
+                                 autograd_::SwapSavedVariables& swapped) override {
+    namespace compiled = torch::dynamo::autograd;
+    std::array<bool, 3> wanted{};
+    for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = task_should_compute_output(i);
+    const auto function = [node = getptr(), wanted](const variable_list& outer,
+                                                    const std::vector<at::IValue>&) {
+      return static_cast<const LazyLogitsBackward&>(*node).gradients(outer, wanted);
+    };
+    const auto metadata =
+        compiled::IValuePacker<std::vector<std::optional<autograd_::InputMetadata>>>::pack(
+            compiled::get_input_metadata(next_edges()));
+    const auto& python = compiled::getPyCompilerInterface();
+    const std::string bound =
+        python->bind_function(swapped.get_py_compiler(), kName, function, {},
+                              /*is_custom_function=*/true, /*is_traceable=*/false);
+    return python->call_function(swapped.get_py_compiler(), "apply_functional", bound, grads, {},
+                                 metadata);
+  }
+
+  static int64_t next_number() {  // with the GIL
+    static int64_t last = 0;
+    return ++last;
+  }
+
+  const int64_t number_ = next_number();
   c10::SafePyObject call_;
   c10::SafePyObject steps_;
 };

@@ -1,7 +1,7 @@
 // The place of a lazy tensor in the graph, for code that gets it without its function.
 //
-// A torch.autograd.Function would do: its context, and the call of its forward from C++, took more
-// of the host's time than the rest of a lazy tensor.
+// A torch.autograd.Function would do, but its context, and the call of its forward from C++, took
+// the host three times as long.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,6 @@
 """Proves: the ways that spare the host time give the results of those that ask more closely, bit by
 bit; classes of tensors see the op of a loss of lazy logits; and a lazy tensor's node looks as one
-of PyTorch's, and keeps nothing alive.
+of PyTorch's, under compiled autograd too, and keeps nothing alive.
 """
 
 from __future__ import annotations
@@ -130,3 +130,27 @@ def test_the_node_looks_as_one_of_pytorch() -> None:
     assert node.name() == type(node).__name__ == "LazyLogitsBackward"
     assert len(node.next_functions) == 3
     assert node.requires_grad
+
+
+class Squares(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        ctx.save_for_backward(logits)
+        return logits.square().sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        (logits,) = ctx.saved_tensors
+        return 2 * logits * grad
+
+
+def test_compiled_autograd_has_the_same_gradients() -> None:
+    """Twice: the second call of the head is another one."""
+    from torch._dynamo import compiled_autograd
+
+    lazy, plain = lazy_and_plain()
+    for seed in (1, 2):
+        with compiled_autograd._enable(lambda graph: graph):
+            ours = gradients(lazy, Squares.apply(lazy(words(seed))))  # type: ignore[no-untyped-call]
+        theirs = gradients(plain, Squares.apply(plain(words(seed))))  # type: ignore[no-untyped-call]
+        torch.testing.assert_close(ours, theirs)
